@@ -1,0 +1,103 @@
+"""Cutting work into calls that Redis answers quickly, and checking how much a caller asks for."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, TypeVar
+
+from redis_queue.errors import InvalidValueError
+
+T = TypeVar("T")
+Row = TypeVar("Row", bound=tuple[Any, ...])
+
+CHUNK: Final = 500
+"""Most ids that one script call touches, so that none runs longer than a few milliseconds."""
+
+MANY: Final = 1_000_000_000
+"""Largest limit of a call that works in chunks."""
+
+MAX_CALL_BYTES: Final = 1024 * 1024
+"""A call that stores much is cut above this size."""
+
+MIN_RATE: Final = 0.001
+MAX_RATE: Final = 1e6
+
+
+def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
+    """Yield *items* in lists of at most *size*."""
+    iterator = iter(items)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk
+
+
+def check_limit(value: int, maximum: int, *, name: str = "limit") -> int:
+    """Return *value* if it is a whole number from 1 to *maximum*. Raises InvalidValueError."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+        raise InvalidValueError(f"{name}={value!r}: give a whole number from 1 to {maximum}")
+    return value
+
+
+def by_size(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Yield *rows*, whose last field is a record, in lists of about MAX_CALL_BYTES at most."""
+    part: list[Row] = []
+    size = 0
+    for row in rows:
+        if part and size + len(row[-1]) > MAX_CALL_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += len(row[-1])
+    if part:
+        yield part
+
+
+class _Milliseconds:
+    """This host's clock, but never the same or an earlier millisecond twice: ids of one process keep their order."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._lock = threading.Lock()
+
+    def next(self) -> int:
+        """Return a millisecond later than all before."""
+        with self._lock:
+            self._last = max(self._last + 1, time.time_ns() // 1_000_000)
+            return self._last
+
+
+_clock: Final = _Milliseconds()
+
+
+def new_ids(count: int) -> list[str]:
+    """Return up to 65,536 new ids of 24 characters that sort in the order they were made, by this host's clock.
+
+    Time in ms, position in this call, and 56 random bits: entries due in the same millisecond keep their order.
+    """
+    if not count:
+        return []
+    head = _clock.next().to_bytes(6, "big")
+    tail = os.urandom(7)
+    raw = b"".join(head + number.to_bytes(2, "big") + tail for number in range(count))
+    text = base64.b32hexencode(raw).decode()
+    return [text[start : start + 24] for start in range(0, 24 * count, 24)]
+
+
+def check_offset(value: int) -> int:
+    """Return *value* if it is a whole number from 0. Raises InvalidValueError."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MANY:
+        raise InvalidValueError(f"offset={value!r}: give a whole number from 0 to {MANY}")
+    return value
+
+
+def gap_ms(rate: float | None) -> float:
+    """Return the milliseconds between two at *rate* per second; None means no gap. Raises InvalidValueError."""
+    if rate is None:
+        return 0.0
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not MIN_RATE <= rate <= MAX_RATE:
+        raise InvalidValueError(f"rate={rate!r}: give a number per second, {MIN_RATE} to {MAX_RATE:.0f}")
+    return 1000 / rate

@@ -1,0 +1,165 @@
+"""Bodies to bytes and back: serializers, and the record that Redis keeps.
+
+A record is ``v1 <put_at ms> <kind> <headers length> <body length>\\n<headers><body>``; with a destination it has a
+third length and is ``...<headers><destination><body>``. The scripts add the version and the time and compare the
+lengths, so a truncated record is seen where it is claimed; nothing in Redis looks into headers or body. *kind* is
+``bytes`` for bodies that were bytes, else the name of the serializer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, runtime_checkable
+
+from redis_queue.errors import BodyError, ConfigurationError
+from redis_queue.times import END_OF_CALENDAR_MS
+
+BYTES: Final = "bytes"
+
+_KIND = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,30}")
+_FRAME = re.compile(rb"v1 (\d{1,18}) (\S+) (\d{1,10}) (\d{1,10})(?: (\d{1,10}))?\n")
+_NO_HEADERS: Final[Mapping[str, Any]] = {}
+
+
+class UnreadableError(ValueError):
+    """A stored record cannot be read; the caller moves it to quarantine."""
+
+
+@runtime_checkable
+class Serializer(Protocol):
+    """Turns bodies into bytes and back. ``loads`` must be safe on hostile bytes: never pickle."""
+
+    name: str
+
+    def dumps(self, body: Any, /) -> bytes:
+        """Return *body* as bytes; any exception refuses the body."""
+        ...
+
+    def loads(self, data: bytes, /) -> Any:
+        """Return the body; any exception sends the record to quarantine."""
+        ...
+
+
+def _refuse_constant(value: str) -> NoReturn:
+    raise ValueError(f"{value} is not JSON")
+
+
+class JsonSerializer:
+    """Strict JSON in UTF-8: NaN and infinity are refused in both directions."""
+
+    name = "json"
+
+    def __init__(self) -> None:
+        self._encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+        self._decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+
+    def dumps(self, body: Any, /) -> bytes:
+        """Return *body* as compact JSON."""
+        return self._encode(body).encode()
+
+    def loads(self, data: bytes, /) -> Any:
+        """Return the body that *data* holds."""
+        return self._decode(data.decode())
+
+
+JSON: Final = JsonSerializer()
+
+
+class Record(NamedTuple):
+    """A record, read: the time it was put (ms), its headers, its body, and where a move takes it."""
+
+    put_at: int
+    headers: Mapping[str, Any]
+    body: Any
+    destination: str | None = None
+
+
+class Codec:
+    """Writes and reads records with one serializer and one size limit."""
+
+    def __init__(self, serializer: Serializer, max_body: int) -> None:
+        if not isinstance(serializer, Serializer) or not _KIND.fullmatch(serializer.name):
+            raise ConfigurationError(f"serializer={serializer!r}: needs a short lower-case name, dumps and loads")
+        if serializer.name == BYTES:
+            raise ConfigurationError("serializer: the name 'bytes' is taken by bodies that are bytes")
+        self._serializer = serializer
+        self._max_body = max_body
+        self._own = serializer.name.encode()
+
+    def encode(self, body: Any, headers: Mapping[str, Any] | None = None, destination: str | None = None) -> bytes:
+        """Return the record for *body* without version and time, which the script adds. Raises BodyError."""
+        if isinstance(body, bytes | bytearray | memoryview):
+            kind, data = BYTES, bytes(body)
+        else:
+            kind, data = self._serializer.name, self._dumps(body)
+        if len(data) > self._max_body:
+            raise BodyError(f"the body has {len(data)} bytes, more than max_body={self._max_body}; store it elsewhere")
+        head = _dump_headers(headers) if headers else b""
+        if destination is None:
+            return b"%b %d %d\n%b%b" % (kind.encode(), len(head), len(data), head, data)
+        target = destination.encode()
+        return b"%b %d %d %d\n%b%b%b" % (kind.encode(), len(head), len(data), len(target), head, target, data)
+
+    def decode(self, record: bytes) -> Record:
+        """Return what *record* holds. Raises UnreadableError with the reason."""
+        frame = _FRAME.match(record)
+        if frame is None:
+            raise UnreadableError("not a record")
+        put_at, kind, *lengths = frame.groups(b"0")
+        at, split, size, middle = int(put_at), int(lengths[0]), int(lengths[1]), int(lengths[0]) + int(lengths[2])
+        rest = record[frame.end() :]
+        if middle + size != len(rest):
+            raise UnreadableError("the length is wrong")
+        if not 0 <= at <= END_OF_CALENDAR_MS:
+            raise UnreadableError(f"put at {at} ms, which is outside the calendar")
+        headers = _load_headers(rest[:split]) if split else _NO_HEADERS
+        target = rest[split:middle].decode(errors="replace") if frame[5] else None
+        return Record(at, headers, self._loads(kind, rest[middle:]), target)
+
+    def _dumps(self, body: Any) -> bytes:
+        try:
+            return self._serializer.dumps(body)
+        except (RecursionError, Exception) as error:
+            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise BodyError(f"body of type {type(body).__name__} is not {self._serializer.name}: {reason}") from error
+
+    def _loads(self, kind: bytes, data: bytes) -> Any:
+        if kind == b"bytes":
+            return data
+        if kind == self._own:
+            serializer = self._serializer
+        elif kind == b"json":
+            serializer = JSON
+        else:
+            raise UnreadableError(f"written by serializer {kind.decode(errors='replace')!r}")
+        try:
+            return serializer.loads(data)
+        except (RecursionError, Exception) as error:
+            raise UnreadableError(f"body is not {serializer.name}: {type(error).__name__}") from error
+
+
+def _dump_headers(headers: Mapping[str, Any]) -> bytes:
+    if not isinstance(headers, Mapping) or not all(isinstance(name, str) for name in headers):
+        raise BodyError(f"headers={headers!r}: give a mapping with string names")
+    try:
+        data = JSON.dumps(dict(headers))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BodyError(f"headers cannot be written as JSON: {error}") from error
+    if len(data) > MAX_HEADERS:
+        raise BodyError(f"the headers have {len(data)} bytes, more than {MAX_HEADERS}")
+    return data
+
+
+MAX_HEADERS: Final = 32 * 1024
+
+
+def _load_headers(data: bytes) -> Mapping[str, Any]:
+    try:
+        headers = JSON.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError("headers are not JSON") from error
+    if not isinstance(headers, dict):
+        raise UnreadableError("headers are no JSON object")
+    return headers

@@ -1,0 +1,204 @@
+"""DelayView: everything that only looks into a DelayQueue."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from redis_queue.batches import CHUNK, check_limit, check_offset
+from redis_queue.codec import UnreadableError
+from redis_queue.connection import Client, connect
+from redis_queue.errors import InvalidDelayError, InvalidValueError
+from redis_queue.keys import Keys, check_id
+from redis_queue.leasing import Clock, Shard, id_bytes, id_text, server_clock
+from redis_queue.model import DeadLetter, DelayStats, Entry, Lease, Quarantined
+from redis_queue.registry import Registry
+from redis_queue.scripts import Scripts
+from redis_queue.settings import Settings
+from redis_queue.times import MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
+
+MAX_DIGITS: Final = 15
+"""Digits of a due time in ms within the calendar."""
+
+
+class DelayView:
+    """The shards of one DelayQueue, and the looks into them."""
+
+    def __init__(
+        self,
+        name: str,
+        redis: str | Client,
+        *,
+        settings: Settings | None = None,
+        clock: Clock = server_clock,
+        **overrides: Any,
+    ) -> None:
+        self.name = name
+        self.settings = Settings.choose(settings, overrides)
+        prefix, count = self.settings.prefix, self.settings.shards
+        keys = [Keys(prefix, "delay", name, number) for number in range(count)]
+        self.client = connect(redis, check=isinstance(redis, str))
+        self._scripts = Scripts(self.client)
+        self._registry = Registry(self._scripts, prefix)
+        self._registered = False
+        self._shards = [Shard(self._scripts, key, self.settings, listed=False, clock=clock) for key in keys]
+        self._turn = 0
+
+    def __repr__(self) -> str:
+        return f"DelayQueue({self.name!r}, prefix={self.settings.prefix!r}, shards={self.settings.shards})"
+
+    def get(self, id: str) -> Entry | None:
+        """Return an entry that waits or is in flight (then *due_at* is the end of its lease), or None."""
+        found = self._shard(check_id(id)).run("delay/find", id=id_bytes(id))
+        return self._entry(self._shard(id), found, None) if found else None
+
+    def list(
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        due_before: datetime | None = None,
+        due_after: datetime | None = None,
+    ) -> builtins.list[Entry]:
+        """Return a page of waiting entries by due time, then id; unreadable ones are left out.
+
+        *after* is :meth:`cursor` of the last entry seen; pages stay stable while others come and go.
+        """
+        check_limit(limit, CHUNK)
+        after_due, after_id = _read_cursor(after) if after is not None else ("", b"")
+        low = point_ms(due_after, name="due_after") if due_after is not None else "-inf"
+        high = point_ms(due_before, name="due_before") if due_before is not None else "+inf"
+        entries: builtins.list[Entry] = []
+        while len(entries) < limit:
+            rows = self._rows(low, high, limit - len(entries), after_due, after_id)
+            found = (self._entry(shard, row, None) for shard, row in rows)
+            entries += [entry for entry in found if entry is not None]
+            if not rows:
+                break
+            # On behind the last row, readable or not: what cannot be read must not end the page.
+            after_id, _, after_due, _ = rows[-1][1]
+        return entries
+
+    @staticmethod
+    def cursor(entry: Entry) -> str:
+        """Return what :meth:`list` takes as *after* to go on behind *entry*."""
+        return f"{round(entry.due_at.timestamp() * 1000)}:{entry.id}"
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Yield all waiting entries by due time, a page at a time."""
+        after = None
+        while page := self.list(after=after, limit=CHUNK):
+            yield from page
+            after = self.cursor(page[-1])
+
+    def count(self, *, due_before: datetime | None = None, due_after: datetime | None = None) -> int:
+        """Count waiting entries, all or those due in a time window (*due_after* included, *due_before* not)."""
+        low = point_ms(due_after, name="due_after") if due_after is not None else "-inf"
+        high = point_ms(due_before, name="due_before") if due_before is not None else "+inf"
+        return sum(shard.run("delay/count", now=1, relative=0, more=(low, high))[1] for shard in self._shards)
+
+    def __len__(self) -> int:
+        """Count waiting entries."""
+        return self.count()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def next_due(self) -> datetime | None:
+        """Return when the next waiting entry is due, or None if none waits."""
+        return self.stats().next_due
+
+    def forecast(self, buckets: int = 60, *, width: Seconds = 60) -> builtins.list[tuple[datetime, int]]:
+        """Count how many entries fall due in each of *buckets* (1 to 500) windows of *width* from now.
+
+        Each item is (start of the window, count); what is overdue counts in the first.
+        """
+        check_limit(buckets, CHUNK, name="buckets")
+        step = duration_ms(width, name="width")
+        if not step or step * buckets > MAX_DELAY_MS:
+            raise InvalidDelayError(f"width={width!r}: give a positive width that stays within ten years")
+        edges = ["-inf", *(step * number for number in range(1, buckets + 1))]
+        total = [0] * buckets
+        start = 0
+        for shard in self._shards:
+            now, *counts = shard.run("delay/count", now=shard.clock(), relative=1, more=edges)
+            start = start or now
+            total = [a + b for a, b in zip(total, counts, strict=True)]
+        return [(from_ms(start + step * number), count) for number, count in enumerate(total)]
+
+    def stats(self) -> DelayStats:
+        """Count everything, each shard in one consistent look."""
+        rows = [shard.run("delay/stats", now=shard.clock()) for shard in self._shards]
+        *counts, firsts = zip(*rows, strict=True)
+        waiting, due, in_flight, dead, quarantined = (sum(column) for column in counts)
+        first = min((at for at in firsts if at >= 0), default=None)
+        return DelayStats(waiting, due, in_flight, dead, quarantined, None if first is None else from_ms(first))
+
+    def dead_letters(self, *, offset: int = 0, limit: int = 100) -> builtins.list[DeadLetter]:
+        """Return a page of dead letters, oldest first."""
+        check_offset(offset)
+        check_limit(limit, CHUNK)
+        if len(self._shards) == 1:
+            return self._shards[0].dead_letters(offset, limit)
+        letters = [letter for shard in self._shards for letter in shard.dead_letters(0, offset + limit)]
+        letters.sort(key=lambda letter: (letter.died_at, letter.id))
+        return letters[offset : offset + limit]
+
+    def quarantined(self, *, offset: int = 0, limit: int = 100) -> builtins.list[Quarantined]:
+        """Return a page of records that could not be read, shard after shard."""
+        check_offset(offset)
+        check_limit(limit, CHUNK)
+        found = [item for shard in self._shards for item in shard.quarantined(0, offset + limit)]
+        return found[offset : offset + limit]
+
+    def due_in(self) -> float:
+        """Return the seconds until the next entry is due by the server's clock; 0 if one is, inf if none waits."""
+        found = [shard.run("delay/head", now=shard.clock()) for shard in self._shards]
+        return min((left / 1e6 for left in found if left >= 0), default=math.inf)
+
+    def leader(self) -> str | None:
+        """Return the dispatcher that waits for due entries, or None."""
+        found = self._scripts.command("GET", self._shards[0].keys.leader)
+        return None if found is None else str(found.decode(errors="replace"))
+
+    def wake_channels(self) -> builtins.list[bytes]:
+        """Return the channels that are told when something is due earlier than all before."""
+        return [shard.keys.wake for shard in self._shards]
+
+    def _rows(
+        self, low: int | str, high: int | str, limit: int, after_due: int | str, after_id: bytes
+    ) -> builtins.list[tuple[Shard, Sequence[Any]]]:
+        """Return the next rows (id, deliveries, due, record) of all shards, by due time, then id."""
+        rows: builtins.list[tuple[Shard, Sequence[Any]]] = []
+        for shard in self._shards:
+            reply = iter(
+                shard.run("delay/list", low=low, high=high, limit=limit, after_due=after_due, after_id=after_id)
+            )
+            rows += [(shard, row) for row in zip(reply, reply, reply, reply, strict=True)]
+        rows.sort(key=lambda found: (found[1][2], found[1][0]))
+        return rows[:limit]
+
+    def _entry(self, shard: Shard, row: Sequence[Any], lease: Lease | None) -> Entry | None:
+        raw_id, deliveries, due, record = row
+        id_, due_at = id_text(raw_id), from_ms(due)
+        try:
+            put_at, headers, payload, destination = shard.codec.decode(record)
+        except UnreadableError as error:
+            if lease is not None:
+                shard.set_aside(Entry(id_, None, {}, due_at, due_at, lease=lease), str(error))
+            return None
+        return Entry(id_, payload, headers, from_ms(put_at), due_at, deliveries, destination, lease)
+
+    def _shard(self, id_: str) -> Shard:
+        return self._shards[zlib.crc32(id_bytes(id_)) % len(self._shards)]
+
+
+def _read_cursor(text: str) -> tuple[int, bytes]:
+    due, separator, id_ = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if not separator or not (due.isascii() and due.isdecimal() and len(due) <= MAX_DIGITS):
+        raise InvalidValueError(f"after={text!r}: give DelayQueue.cursor(entry) of the last entry seen")
+    return int(due), id_bytes(id_)

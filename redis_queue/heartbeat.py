@@ -1,0 +1,94 @@
+"""Heartbeat: a thread that lengthens leases while others work."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from types import TracebackType
+
+from redis_queue.errors import RedisQueueError
+from redis_queue.leasing import Held, Shard
+
+logger = logging.getLogger(__name__)
+
+BEATS_PER_LEASE = 3
+
+
+class Heartbeat:
+    """Extends every lease that was added, three times per visibility timeout, until it is removed or lost.
+
+    It runs beside the work, so a handler that never yields keeps its lease as long as the process lives. What is held
+    for longer than *max_runtime* seconds is no longer extended: a hung handler gives its message up.
+    """
+
+    def __init__(self, shard: Shard, lease_ms: int, *, max_runtime: float | None = None) -> None:
+        self._shard = shard
+        self._lease_ms = lease_ms
+        self._max_runtime = max_runtime
+        self._held: dict[tuple[str, str], tuple[Held, float]] = {}
+        self._lost: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="redis-queue-heartbeat", daemon=True)
+
+    def add(self, *held: Held) -> None:
+        """Begin to extend the leases of *held*."""
+        now = time.monotonic()
+        with self._lock:
+            self._held.update({_key(item): (item, now) for item in held})
+
+    def remove(self, *held: Held) -> None:
+        """Stop extending the leases of *held*."""
+        with self._lock:
+            for item in held:
+                self._held.pop(_key(item), None)
+                self._lost.discard(_key(item))
+
+    def is_lost(self, held: Held) -> bool:
+        """Tell whether the last beat found that the lease of *held* was given to someone else."""
+        with self._lock:
+            return _key(held) in self._lost
+
+    def beat(self) -> None:
+        """Extend all leases once."""
+        oldest = -1.0 if self._max_runtime is None else time.monotonic() - self._max_runtime
+        with self._lock:
+            held = [item for item, since in self._held.values() if since > oldest]
+        if not held:
+            return
+        kept = self._shard.extend(held, self._lease_ms)
+        with self._lock:
+            for item, mine in zip(held, kept, strict=True):
+                if not mine and self._held.pop(_key(item), None) is not None:
+                    self._lost.add(_key(item))
+                    logger.warning("lease lost", extra={"action": "lease_lost", "message_id": item.id})
+
+    def start(self) -> Heartbeat:
+        """Start the thread."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop the thread; leases still held end by themselves."""
+        self._stopped.set()
+        self._thread.join()
+
+    def __enter__(self) -> Heartbeat:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._lease_ms / 1000 / BEATS_PER_LEASE):
+            try:
+                self.beat()
+            except RedisQueueError as error:
+                logger.warning("heartbeat failed, will try again: %s", error, extra={"action": "heartbeat_failed"})
+
+
+def _key(held: Held) -> tuple[str, str]:
+    return held.id, held.lease.token if held.lease else ""

@@ -1,0 +1,267 @@
+"""What both kinds of queues share: leases, put-back, dead letters, quarantine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+from redis_queue.batches import CHUNK, chunks
+from redis_queue.codec import Codec, UnreadableError
+from redis_queue.errors import InvalidValueError, RedisQueueError
+from redis_queue.keys import Keys
+from redis_queue.model import DeadLetter, Lease, PutBack, Quarantined
+from redis_queue.scripts import BoundScript, Scripts
+from redis_queue.settings import Settings
+from redis_queue.times import from_ms
+
+logger = logging.getLogger(__name__)
+
+MAX_REASON: Final = 2000
+
+Clock = Callable[[], int]
+"""Milliseconds since the epoch; 0 means that the server's clock counts. Anything else is for tests."""
+
+
+class Held(Protocol):
+    """A message or an entry that was claimed."""
+
+    @property
+    def id(self) -> str:
+        """Which one."""
+        ...
+
+    @property
+    def lease(self) -> Lease | None:
+        """Its lease; None where it was only looked at."""
+        ...
+
+
+def server_clock() -> int:
+    """Let the Redis server's clock count."""
+    return 0
+
+
+def id_text(raw: bytes) -> str:
+    """Return an id as text; :func:`id_bytes` gives the same bytes back, whatever they were."""
+    return raw.decode(errors="surrogateescape")
+
+
+def id_bytes(text: str) -> bytes:
+    """Return the bytes of an id."""
+    return text.encode(errors="surrogateescape")
+
+
+def pairs(held: Sequence[Held]) -> list[bytes]:
+    """Return id and token of each; raises InvalidValueError for one without a lease."""
+    found: list[bytes] = []
+    for item in held:
+        if item.lease is None:
+            raise InvalidValueError(f"{item.id!r} was looked at, not claimed: it has no lease")
+        found += (id_bytes(item.id), item.lease.token.encode())
+    return found
+
+
+class _Caller(threading.local):
+    """What one thread calls: scripts bound to the slot in which Redis keeps this thread's last outcome."""
+
+    def __init__(self) -> None:
+        self.name = os.urandom(8).hex()
+        self.pid = os.getpid()
+        self.bound: dict[str, BoundScript] = {}
+
+    def own(self) -> None:
+        """Take a new name in a forked child: it must not answer for its parent."""
+        self.name, self.pid, self.bound = os.urandom(8).hex(), os.getpid(), {}
+
+
+class Shard:
+    """The keys of one queue (or one shard) and everything done alike for both kinds.
+
+    *listed* tells a queue with a ready list from a plain timed set.
+    """
+
+    def __init__(self, scripts: Scripts, keys: Keys, settings: Settings, *, listed: bool, clock: Clock) -> None:
+        self.keys = keys
+        self.codec = Codec(settings.serializer, settings.max_body)
+        self.clock = clock
+        self._scripts = scripts
+        self._settings = settings
+        self._listed = int(listed)
+        self._caller = _Caller()
+        self._bound: dict[str, Callable[..., Any]] = {}
+
+    def call(self, name: str, **arguments: Any) -> Any:
+        """Call script *name*, one that remembers this thread's last outcome, with a new nonce."""
+        return self._remembering(name)(nonce=os.urandom(8).hex(), **arguments)
+
+    def ack_and(self, held: Held, name: str, **arguments: Any) -> tuple[bool, Any]:
+        """Finish what is *held* and call script *name*, as :meth:`call` does, in one round trip."""
+        following = {"nonce": os.urandom(8).hex(), **arguments}
+        flags, reply = self._remembering("lease/ack").with_next(
+            pairs([held]), self._remembering(name), following, nonce=os.urandom(8).hex()
+        )
+        return flags[0] == _YES, reply
+
+    def _remembering(self, name: str) -> BoundScript:
+        caller = self._caller
+        if caller.pid != os.getpid():
+            caller.own()
+        script = caller.bound.get(name)
+        if script is None:
+            script = caller.bound[name] = self._scripts.bind(name, self.keys, slot=self.keys.slot(caller.name))
+        return script
+
+    def run(self, name: str, **arguments: Any) -> Any:
+        """Call script *name*, one that needs no memory of its last outcome."""
+        script = self._bound.get(name)
+        if script is None:
+            script = self._bound[name] = self._scripts.bind(name, self.keys)
+        return script(**arguments)
+
+    def ack(self, held: Sequence[Held]) -> list[bool]:
+        """Finish what is *held*; False where the lease was lost."""
+        return [flag == _YES for chunk in chunks(held) for flag in self.call("lease/ack", more=pairs(chunk))]
+
+    def release(self, held: Sequence[Held], *, delay: int, reason: str, counted: bool, dead: bool) -> list[bool]:
+        """Give back what is *held* after *delay* ms; False where the lease was lost."""
+        return [
+            flag != _NO
+            for chunk in chunks(held)
+            for flag in self.call(
+                "lease/release",
+                now=self.clock(),
+                delay=delay,
+                reason=_text(reason),
+                max_deliveries=1 if dead else self._settings.max_deliveries,
+                counted=int(counted),
+                listed=self._listed,
+                more=pairs(chunk),
+            )
+        ]
+
+    def extend(self, held: Sequence[Held], lease_ms: int) -> list[bool]:
+        """Lengthen leases to *lease_ms* from now; False where the lease was lost. 0 only asks."""
+        return [
+            flag == _YES
+            for chunk in chunks(held)
+            for flag in self.run("lease/extend", now=self.clock(), lease=lease_ms, more=pairs(chunk))[1]
+        ]
+
+    def put_back(self, limit: int) -> PutBack:
+        """End up to *limit* expired leases."""
+        total = PutBack()
+        while limit > 0:
+            size = min(limit, CHUNK)
+            seen, returned, dead = self.run(
+                "lease/put_back",
+                now=self.clock(),
+                limit=size,
+                max_deliveries=self._settings.max_deliveries,
+                listed=self._listed,
+            )
+            total += PutBack(returned, dead)
+            limit -= size
+            if seen < size:
+                break
+        return total
+
+    def quarantine(self, held: Held, reason: str) -> bool:
+        """Move an unreadable record out of the way; False where the lease was lost."""
+        id_, token = pairs([held])
+        return bool(self.run("lease/quarantine", now=self.clock(), id=id_, token=token, reason=_text(reason)))
+
+    def set_aside(self, held: Held, reason: str) -> None:
+        """Quarantine an unreadable record found on the way; if that fails, it comes back when its lease ends."""
+        try:
+            self.quarantine(held, reason)
+        except RedisQueueError as error:
+            logger.warning("cannot quarantine: %s", error, extra={"action": "quarantine_failed", "id": held.id})
+
+    def quarantined(self, offset: int, limit: int) -> list[Quarantined]:
+        """Return a page of unreadable records."""
+        return [_read_quarantined(raw) for raw in self.run("lease/quarantined", offset=offset, limit=limit)]
+
+    def dead_letters(self, offset: int, limit: int) -> list[DeadLetter]:
+        """Return a page of dead letters, oldest first."""
+        reply = iter(self.run("dead/letters", offset=offset, limit=limit))
+        return [self._letter(*fields) for fields in zip(reply, reply, reply, reply, reply, strict=True)]
+
+    def redrive(self, ids: Iterable[str] | None, gap: float) -> int:
+        """Bring dead letters (None: all that are dead now) back to life, one each *gap* ms; return how many."""
+        started, moved = time.monotonic(), 0
+        for chunk in self._dead_ids() if ids is None else chunks(ids):
+            after = max(0.0, moved * gap - (time.monotonic() - started) * 1000) if moved else 0
+            flags = self.run(
+                "dead/redrive", now=self.clock(), after=after, gap=gap, listed=self._listed, more=map(id_bytes, chunk)
+            )
+            moved += flags.count(_YES_BYTE)
+        return moved
+
+    def purge(self, place: str) -> int:
+        """Delete what stands in *place* (ready, waiting, dead or quarantine) now; return how much."""
+        key: bytes = getattr(self.keys, place)
+        size = self._size(place)
+        if place == "quarantine":
+            self._scripts.command("UNLINK", key)
+            return size
+        purge = self._scripts.bind("lease/purge", self.keys, place=key)
+        total = 0
+        # Up to the size at the beginning: a busy producer must not keep a purge going for ever.
+        while total < size and (deleted := purge(limit=min(CHUNK, size - total))):
+            total += deleted
+        return total
+
+    def _size(self, place: str) -> int:
+        command = "LLEN" if place in ("ready", "quarantine") else "ZCARD"
+        return int(self._scripts.command(command, getattr(self.keys, place)))
+
+    def _dead_ids(self) -> Iterator[list[str]]:
+        """Yield the ids that are dead now in chunks, as long as the caller takes them away.
+
+        No more than that: what dies again meanwhile must not keep a redrive going for ever.
+        """
+        left = self._size("dead")
+        while left > 0 and (letters := self.dead_letters(0, min(CHUNK, left))):
+            left -= len(letters)
+            yield [letter.id for letter in letters]
+
+    def destroy(self) -> None:
+        """Delete every key; the slots of callers end by themselves within a minute."""
+        self._scripts.command("UNLINK", *self.keys.all())
+
+    def _letter(self, id_: bytes, died_at: int, deliveries: int, reason: bytes, record: bytes) -> DeadLetter:
+        body: Any = None
+        headers: Any = {}
+        text = reason.decode(errors="replace")
+        try:
+            _, headers, body, _ = self.codec.decode(record)
+        except UnreadableError as error:
+            text = f"{text} (unreadable: {error})"
+        return DeadLetter(id_text(id_), body, headers, from_ms(died_at), deliveries, text)
+
+
+def _text(reason: str) -> bytes:
+    return reason[:MAX_REASON].encode(errors="replace")
+
+
+_NO, _YES = b"01"
+_YES_BYTE: Final = b"1"
+
+
+def _read_quarantined(raw: bytes) -> Quarantined:
+    head, _, rest = raw.partition(b"\n")
+    try:
+        found_at, id_length, reason_length = (int(part) for part in head.split(b" "))
+    except ValueError:
+        return Quarantined("", raw, "not written by redis_queue", from_ms(0))
+    middle = id_length + reason_length
+    return Quarantined(
+        id=id_text(rest[:id_length]),
+        raw=rest[middle:],
+        reason=rest[id_length:middle].decode(errors="replace"),
+        found_at=from_ms(found_at),
+    )

@@ -1,0 +1,25 @@
+-- Look at dead letters, oldest first.
+--
+-- KEYS[1] dead       ZSET  id -> time it died (ms)
+-- KEYS[2] records    HASH  id -> record
+-- KEYS[3] leases     HASH  id -> deliveries
+-- KEYS[4] errors     HASH  id -> last reason
+-- ARGV[1] offset     how many to pass over
+-- ARGV[2] limit      most letters
+--
+-- Returns {id, time it died, deliveries, reason, record or "", ...}
+-- O(log dead + limit)
+local dead, records, leases, errors = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local offset, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
+
+local reply = {}
+local found = redis.call('ZRANGE', dead, offset, offset + limit - 1, 'WITHSCORES')
+for i = 1, #found, 2 do
+  local id = found[i]
+  reply[#reply + 1] = id
+  reply[#reply + 1] = tonumber(found[i + 1])
+  reply[#reply + 1] = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
+  reply[#reply + 1] = redis.call('HGET', errors, id) or ''
+  reply[#reply + 1] = redis.call('HGET', records, id) or ''
+end
+return reply

@@ -1,0 +1,56 @@
+-- Bring dead letters back to life with all their deliveries, spread over time if asked.
+--
+-- KEYS[1] dead       ZSET  id -> time it died (ms)
+-- KEYS[2] records    HASH  id -> record
+-- KEYS[3] leases     HASH  id -> deliveries
+-- KEYS[4] ready      LIST  ids, next one at the right end
+-- KEYS[5] waiting    ZSET  id -> due time (ms)
+-- KEYS[6] quarantine LIST  unreadable records
+-- KEYS[7] wake       LIST  at most one token
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] after      ms from now until the first one
+-- ARGV[3] gap        ms between one and the next, may be a fraction
+-- ARGV[4] listed     1 = a queue with a ready list, 0 = only the sorted set
+-- ARGV[...] ids      of dead letters; others are passed over
+--
+-- Returns flags: 1 = alive again, 0 = was not dead (also when an earlier call revived it), or has no record any more
+-- and went to quarantine.
+-- O(ids * log N)
+local dead, records, leases, ready = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local waiting, quarantine, wake = KEYS[5], KEYS[6], KEYS[7]
+local now, after, gap, listed = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == '1'
+local ids = {unpack(ARGV, 5)}
+
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+redis.call('HLEN', leases)
+redis.call('LLEN', ready)
+redis.call('ZCARD', waiting)
+redis.call('LLEN', quarantine)
+local idle = redis.call('LLEN', wake) == 0
+local flags, moved = {}, 0
+for i, id in ipairs(ids) do
+  flags[i] = 0
+  local died = redis.call('ZSCORE', dead, id)
+  if died and redis.call('HEXISTS', records, id) == 0 then
+    local reason = 'record missing'
+    redis.call('RPUSH', quarantine, string.format('%.0f %d %d\n', now, #id, #reason) .. id .. reason)
+    redis.call('HDEL', leases, id)
+    redis.call('ZREM', dead, id)
+  elseif died then
+    local delay = math.floor(after + moved * gap)
+    if delay > 0 or not listed then
+      redis.call('ZADD', waiting, string.format('%.0f', now + delay), id)
+    else
+      redis.call('LPUSH', ready, id)
+    end
+    redis.call('HDEL', leases, id)
+    redis.call('ZREM', dead, id)
+    flags[i] = 1
+    moved = moved + 1
+  end
+end
+if moved > 0 and idle and listed then redis.call('RPUSH', wake, '1') end
+return table.concat(flags)

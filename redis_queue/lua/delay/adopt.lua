@@ -1,0 +1,85 @@
+-- Store messages that stand elsewhere in this Redis and take them out there, each in one atomic step.
+--
+-- The places are those of a broker, so this script writes keys it does not declare; it must not be called on Redis
+-- Cluster. Without records it only takes out, which works on any server.
+--
+-- KEYS[1] meta       HASH  schema, counters
+-- KEYS[2] records    HASH  id -> record
+-- KEYS[3] waiting    ZSET  id -> due time (ms)
+-- KEYS[4] slot       STRING last outcome of this caller
+-- KEYS[5] wake       CHANNEL told when something is due earlier than all before
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] nonce      new for every call; the same again answers with the same flags
+-- ARGV[3] attempt    above 1 = the reply to this nonce may have been lost
+-- ARGV[...] found    for each: id, due time in ms, key, index, place, score, element, record ("" = only take it out).
+--                    Without an index, key is a list and place a position in it; else key is a hash, place a field of
+--                    it, and index a sorted set in which the field has this score ("" = none)
+--
+-- Returns {1 if the queue is new, flags}: per message 1 = done, 0 = it does not stand there like that (any more),
+-- 2 = an entry with its id is stored; with 0 and 2 nothing was done.
+-- O(found * log waiting + length of the lists up to the last place)
+local meta, records, waiting, slot, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local now, nonce, attempt = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
+local SCHEMA = 1
+local found = {unpack(ARGV, 4)}
+
+local known = tonumber(redis.call('HGET', meta, 'schema'))
+if known and known > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
+local last = attempt > 1 and redis.call('GET', slot)
+if last and string.sub(last, 1, #nonce) == nonce then return {0, string.sub(last, #nonce + 2)} end
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+redis.call('HLEN', records)
+local earliest = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
+
+local function stands(key, index, place, score, element)
+  local kind = redis.call('TYPE', key).ok
+  if index == '' then return kind == 'list' and redis.call('LINDEX', key, place) == element end
+  local order = redis.call('TYPE', index).ok
+  if kind ~= 'hash' or (order ~= 'zset' and order ~= 'none') then return false end
+  local scored = tonumber(redis.call('ZSCORE', index, place) or '')
+  return scored == tonumber(score) and redis.call('HGET', key, place) == element
+end
+
+-- A first write that needs no memory lets the others pass when Redis is full: what is stored goes away elsewhere.
+redis.call('HDEL', records, '')
+local head, mark = 'v1 ' .. string.format('%.0f', now) .. ' ', 'redis_queue ' .. nonce
+local flags, marked, stored, first = {}, {}, 0, math.huge
+for i = 1, #found, 8 do
+  local id, due, key, index, place, score, element, record = unpack(found, i, i + 7)
+  local flag = 0
+  if stands(key, index, place, score, element) then
+    flag = record ~= '' and redis.call('HEXISTS', records, id) == 1 and 2 or 1
+  end
+  if flag == 1 and record ~= '' then
+    redis.call('HSET', records, id, head .. record)
+    local placed = redis.pcall('ZADD', waiting, due, id)
+    if type(placed) ~= 'number' then
+      -- For want of a permission, so nothing before it went through either.
+      redis.call('HDEL', records, id)
+      return placed
+    end
+    stored, first = stored + 1, math.min(first, tonumber(due))
+  end
+  if flag == 1 and index == '' then
+    -- Marked first and removed together: the places of the others stay, and the list is walked once.
+    redis.call('LSET', key, place, mark)
+    marked[key] = (marked[key] or 0) + 1
+  elseif flag == 1 then
+    redis.call('ZREM', index, place)
+    redis.call('HDEL', key, place)
+  end
+  flags[#flags + 1] = flag
+end
+for key, count in pairs(marked) do redis.call('LREM', key, count, mark) end
+flags = table.concat(flags)
+if stored > 0 then
+  redis.call('HINCRBY', meta, 'put', stored)
+  if not known then redis.call('HSET', meta, 'schema', SCHEMA) end
+  redis.call('SET', slot, nonce .. ' ' .. flags, 'PX', 60000)
+  -- A user without this permission only makes others look later.
+  if first < tonumber(earliest or math.huge) then redis.pcall('PUBLISH', wake, '1') end
+end
+return {known and 0 or 1, flags}

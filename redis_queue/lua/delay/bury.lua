@@ -1,0 +1,37 @@
+-- Move what has been due for too long to the dead letters.
+--
+-- KEYS[1] meta       HASH  counters
+-- KEYS[2] waiting    ZSET  id -> due time (ms)
+-- KEYS[3] errors     HASH  id -> last reason
+-- KEYS[4] dead       ZSET  id -> time it died (ms)
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] older_than ms that something may be overdue
+-- ARGV[3] limit      most entries
+-- ARGV[4] reason     kept with each
+--
+-- Returns how many.
+-- O(limit * log waiting)
+local meta, waiting, errors, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local now, older_than, limit, reason = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+redis.call('HLEN', meta)
+redis.call('HLEN', errors)
+redis.call('ZCARD', dead)
+local ids = redis.call('ZRANGEBYSCORE', waiting, '-inf', string.format('(%.0f', now - older_than), 'LIMIT', 0, limit)
+if #ids == 0 then return 0 end
+local scores, reasons = {}, {}
+for _, id in ipairs(ids) do
+  scores[#scores + 1] = string.format('%.0f', now)
+  scores[#scores + 1] = id
+  reasons[#reasons + 1] = id
+  reasons[#reasons + 1] = reason
+end
+redis.call('ZADD', dead, unpack(scores))
+redis.call('HSET', errors, unpack(reasons))
+redis.call('HINCRBY', meta, 'dead', #ids)
+redis.call('ZREM', waiting, unpack(ids))
+return #ids

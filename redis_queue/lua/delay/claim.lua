@@ -1,0 +1,104 @@
+-- Claim due entries under one lease, the one that is due longest first.
+--
+-- KEYS[1] meta       HASH  schema, counters
+-- KEYS[2] records    HASH  id -> record
+-- KEYS[3] waiting    ZSET  id -> due time (ms)
+-- KEYS[4] in_flight  ZSET  id -> end of its lease (ms)
+-- KEYS[5] leases     HASH  id -> "<deliveries> <token>"
+-- KEYS[6] quarantine LIST  unreadable records
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] lease      length in ms
+-- ARGV[3] limit      most entries to claim
+-- ARGV[4] older_than only what has been due for so many ms; below 0 = what will be due by then, too
+-- ARGV[5] within     only what fell due within the last so many ms; 0 = however long ago
+-- ARGV[6] nonce      new for every call, part of the token
+-- ARGV[7] attempt    above 1 = the reply to this nonce may have been lost: answer with what it claimed, if anything
+--
+-- Returns {token, end of the lease, then id, deliveries, due time and record of each entry}. Token "" = nothing due,
+-- "+" = only unreadable entries were found and moved out of the way: claim again.
+-- Stops after the entry that makes 8 MiB, so that one call never blocks Redis for long.
+-- O(limit * log waiting)
+local meta, records, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local leases, quarantine = KEYS[5], KEYS[6]
+local now, lease, limit, older_than = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local within, nonce, attempt = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
+local SCHEMA, MAX_BYTES = 1, 8388608
+
+local known = tonumber(redis.call('HGET', meta, 'schema')) or 0
+if known > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+if attempt > 1 then
+  -- The newest leases end last. If it is not among them, its messages come back when their lease ends.
+  local newest = redis.call('ZREVRANGE', in_flight, 0, 999)
+  local held = #newest > 0 and redis.call('HMGET', leases, unpack(newest)) or {}
+  local reply = {'', 0}
+  for i = #newest, 1, -1 do
+    local deliveries, token = string.match(held[i] or '', '^(%d+) (%d+%-(.+))$')
+    if token and string.sub(token, -#nonce) == nonce then
+      reply[1] = token
+      local ends = tonumber(redis.call('ZSCORE', in_flight, newest[i]))
+      reply[2] = math.min(ends, now + lease)
+      reply[#reply + 1] = newest[i]
+      reply[#reply + 1] = tonumber(deliveries)
+      -- When it was due is not kept; for one claimed early this is not before.
+      reply[#reply + 1] = older_than < 0 and ends or now
+      reply[#reply + 1] = redis.call('HGET', records, newest[i])
+    end
+  end
+  if reply[1] ~= '' then return reply end
+end
+
+local low = within > 0 and string.format('%.0f', now - within) or '-inf'
+local due = redis.call('ZRANGEBYSCORE', waiting, low, string.format('%.0f', now - older_than),
+  'WITHSCORES', 'LIMIT', 0, limit)
+redis.call('LLEN', quarantine)
+redis.call('ZCARD', in_flight)
+if #due == 0 then return {'', 0} end
+local ids = {}
+for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
+local found = redis.call('HMGET', records, unpack(ids))
+local held = redis.call('HMGET', leases, unpack(ids))
+-- A first write that needs no memory lets the others pass when Redis is full: a full queue can be worked off.
+redis.call('HDEL', leases, '')
+local token = string.format('%.0f-%s', redis.call('HINCRBY', meta, 'claims', 1), nonce)
+local expires = now + lease
+local reply, scores, fields, lost, gone, bytes = {token, expires}, {}, {}, {}, {}, 0
+for i, id in ipairs(ids) do
+  local record = found[i]
+  local head, body, target, start = string.match(record or '', '^v1 %d+ %S+ (%d+) (%d+) ?(%d*)\n()')
+  gone[i] = id
+  if head and start + head + body + (tonumber(target) or 0) == #record + 1 then
+    local deliveries = 1
+    if held[i] then deliveries = (tonumber(string.match(held[i], '^%d+')) or 0) + 1 end
+    -- What is claimed early and never acked comes back when it is due, not before.
+    scores[#scores + 1] = math.max(expires, tonumber(due[2 * i]))
+    scores[#scores + 1] = id
+    fields[#fields + 1] = id
+    fields[#fields + 1] = deliveries .. ' ' .. token
+    reply[#reply + 1] = id
+    reply[#reply + 1] = deliveries
+    reply[#reply + 1] = tonumber(due[2 * i])
+    reply[#reply + 1] = record
+    bytes = bytes + #record
+  else
+    local reason = record and 'not a whole record' or 'record missing'
+    redis.call('RPUSH', quarantine, string.format('%.0f %d %d\n', now, #id, #reason) .. id .. reason .. (record or ''))
+    lost[#lost + 1] = id
+  end
+  if bytes >= MAX_BYTES then break end
+end
+if #scores > 0 then
+  redis.call('ZADD', in_flight, unpack(scores))
+  redis.call('HSET', leases, unpack(fields))
+end
+redis.call('ZREM', waiting, unpack(gone))
+if #lost > 0 then
+  redis.call('HDEL', records, unpack(lost))
+  redis.call('HDEL', leases, unpack(lost))
+end
+if #scores == 0 then reply[1] = '+' end
+return reply

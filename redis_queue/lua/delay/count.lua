@@ -1,0 +1,23 @@
+-- Count waiting entries between due times.
+--
+-- KEYS[1] waiting    ZSET  id -> due time (ms)
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] relative   1 = the edges are ms from now, 0 = ms since the epoch
+-- ARGV[...] edges    rising, at least two; -inf and +inf are allowed
+--
+-- Returns {now in ms, the count from each edge up to, not with, the next}
+-- O(edges * log waiting)
+local waiting = KEYS[1]
+local now, relative = tonumber(ARGV[1]), ARGV[2] == '1'
+local edges = {unpack(ARGV, 3)}
+
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local reply = {now}
+for i, edge in ipairs(edges) do
+  if relative and tonumber(edge) then edges[i] = string.format('%.0f', now + edge) end
+  if i > 1 then reply[i] = redis.call('ZCOUNT', waiting, edges[i - 1], '(' .. edges[i]) end
+end
+return reply

@@ -1,0 +1,63 @@
+-- Finish claimed entries and push what they became into lists of the same Redis, each in one atomic step.
+--
+-- Destinations are worked out by the caller, so this script writes keys it does not declare; it must not be called on
+-- Redis Cluster.
+--
+-- KEYS[1] meta       HASH  counters
+-- KEYS[2] records    HASH  id -> record
+-- KEYS[3] in_flight  ZSET  id -> end of its lease (ms)
+-- KEYS[4] leases     HASH  id -> "<deliveries> <token>"
+-- KEYS[5] errors     HASH  id -> last reason
+-- KEYS[6] slot       STRING last outcome of this caller
+-- ARGV[1] nonce      new for every call; the same again answers with the same flags
+-- ARGV[2] attempt    above 1 = the reply to this nonce may have been lost
+-- ARGV[...] held     id, token, element, ms after which lists expire (0 = never), number of lists, the lists, number of
+--                    keys that expire, those keys; for each
+--
+-- Returns flags: 1 = delivered, 0 = lease lost, 2 = a list is something else or Redis is full: still held.
+-- O(held)
+local meta, records, in_flight, leases, errors, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local nonce, attempt = ARGV[1], tonumber(ARGV[2])
+local held = {unpack(ARGV, 3)}
+
+local last = attempt > 1 and redis.call('GET', slot)
+if last and string.sub(last, 1, #nonce) == nonce then return string.sub(last, #nonce + 2) end
+redis.call('HLEN', records)
+redis.call('ZCARD', in_flight)
+redis.call('HLEN', meta)
+redis.call('HLEN', errors)
+local flags, done, at = {}, {}, 1
+local function fits(lists)
+  for _, list in ipairs(lists) do
+    local kind = redis.call('TYPE', list).ok
+    if kind ~= 'none' and kind ~= 'list' then return false end
+  end
+  return true
+end
+while at <= #held do
+  local id, token, element, ttl = held[at], held[at + 1], held[at + 2], tonumber(held[at + 3])
+  local lists = {unpack(held, at + 5, at + 4 + held[at + 4])}
+  at = at + 5 + #lists
+  local expiring = {unpack(held, at + 1, at + held[at])}
+  at = at + 1 + #expiring
+  local flag = 0
+  local current = redis.call('HGET', leases, id)
+  if current and string.sub(current, -#token - 1) == ' ' .. token then
+    flag = fits(lists) and 1 or 2
+    for _, list in ipairs(flag == 1 and lists or {}) do
+      if type(redis.pcall('LPUSH', list, element)) ~= 'number' then flag = 2 end
+    end
+    for _, key in ipairs(flag == 1 and expiring or {}) do redis.call('PEXPIRE', key, ttl) end
+    if flag == 1 then done[#done + 1] = id end
+  end
+  flags[#flags + 1] = flag
+end
+flags = table.concat(flags)
+if #done == 0 then return flags end
+redis.call('HDEL', records, unpack(done))
+redis.call('HDEL', leases, unpack(done))
+redis.call('HDEL', errors, unpack(done))
+redis.call('ZREM', in_flight, unpack(done))
+redis.call('HINCRBY', meta, 'acked', #done)
+redis.call('SET', slot, nonce .. ' ' .. flags, 'PX', 60000)
+return flags

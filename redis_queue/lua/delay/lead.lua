@@ -1,0 +1,23 @@
+-- Become or stay the one dispatcher that waits for due entries, or step down.
+--
+-- Leading only saves work: entries move safely without it.
+--
+-- KEYS[1] leader     STRING the dispatcher that leads
+-- ARGV[1] member     the caller
+-- ARGV[2] lease      ms until another one may lead; 0 = step down
+--
+-- Returns {1 if the caller leads, the leader, ms left to it}
+-- O(1)
+local leader = KEYS[1]
+local member, lease = ARGV[1], tonumber(ARGV[2])
+
+local current = redis.call('GET', leader)
+if lease == 0 then
+  if current == member then redis.call('DEL', leader) end
+  return {0, '', 0}
+end
+if not current or current == member then
+  redis.call('SET', leader, member, 'PX', lease)
+  return {1, member, lease}
+end
+return {0, current, redis.call('PTTL', leader)}

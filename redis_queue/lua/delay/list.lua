@@ -1,0 +1,40 @@
+-- Read a page of waiting entries by due time, then id.
+--
+-- KEYS[1] records    HASH  id -> record
+-- KEYS[2] waiting    ZSET  id -> due time (ms)
+-- KEYS[3] leases     HASH  id -> deliveries
+-- ARGV[1] low        due at or after, ms
+-- ARGV[2] high       due before, ms, or +inf
+-- ARGV[3] limit      most entries
+-- ARGV[4] after_due  go on behind this due time, ms; "" = from the start
+-- ARGV[5] after_id   and this id
+--
+-- Returns {id, deliveries, due time, record or "", ...}
+-- O(log waiting ^ 2 + limit)
+local records, waiting, leases = KEYS[1], KEYS[2], KEYS[3]
+local low, high, limit, after_due, after_id = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+
+local first = redis.call('ZCOUNT', waiting, '-inf', '(' .. low)
+local stop = redis.call('ZCOUNT', waiting, '-inf', '(' .. high)
+if after_due ~= '' then
+  -- Entries due in the same millisecond stand in byte order of their ids: search for the first one behind the cursor,
+  -- which may be gone itself.
+  local left = redis.call('ZCOUNT', waiting, '-inf', '(' .. after_due)
+  local right = redis.call('ZCOUNT', waiting, '-inf', after_due)
+  while left < right do
+    local middle = math.floor((left + right) / 2)
+    if redis.call('ZRANGE', waiting, middle, middle)[1] > after_id then right = middle else left = middle + 1 end
+  end
+  first = math.max(first, left)
+end
+local reply = {}
+if first >= stop then return reply end
+local found = redis.call('ZRANGE', waiting, first, math.min(first + limit, stop) - 1, 'WITHSCORES')
+for i = 1, #found, 2 do
+  local id = found[i]
+  reply[#reply + 1] = id
+  reply[#reply + 1] = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
+  reply[#reply + 1] = tonumber(found[i + 1])
+  reply[#reply + 1] = redis.call('HGET', records, id) or ''
+end
+return reply

@@ -1,0 +1,97 @@
+-- Move due entries that have a destination into that list of the same Redis.
+--
+-- Destinations stand in the entries, so this is the one script that writes keys it does not declare; it must not be
+-- called on Redis Cluster.
+--
+-- KEYS[1] meta       HASH  schema
+-- KEYS[2] records    HASH  id -> record
+-- KEYS[3] waiting    ZSET  id -> due time (ms)
+-- KEYS[4] leases     HASH  id -> deliveries
+-- KEYS[5] errors     HASH  id -> last reason
+-- KEYS[6] dead       ZSET  id -> time it died (ms)
+-- KEYS[7] quarantine LIST  unreadable records
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] limit      most entries to look at
+-- ARGV[3] offset     due entries to pass over: those without a destination that an earlier call saw
+-- ARGV[4] within     only what fell due within the last so many ms; 0 = however long ago
+-- ARGV[5] nonce      new for every call; with a number behind it, the tag of one message
+-- ARGV[...] phrases  what bytes from 0x82 up stand for in a packed payload, one that begins with byte 1; there 0x80
+--                    stands for the id and 0x81 for the tag. Without any, payloads arrive as they are
+--
+-- Returns {looked at, moved, passed over, microseconds until the next waiting entry is due (-1 = none)}. What cannot be
+-- moved becomes a dead letter with the reason, or goes to quarantine, and never keeps others from moving. A second call
+-- moves others: the move itself is done once. When Redis is full nothing is moved, and the error says so.
+-- O(limit * log waiting)
+local meta, records, waiting, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local errors, dead, quarantine = KEYS[5], KEYS[6], KEYS[7]
+local now, limit, offset, within = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local nonce = ARGV[5]
+local SCHEMA, FIRST = 1, 130
+local phrases = {unpack(ARGV, 6)}
+
+local codes = {}
+for i, phrase in ipairs(phrases) do codes[string.char(FIRST + i - 1)] = phrase end
+local function unpacked(record, from, id, tag)
+  if #phrases == 0 or string.byte(record, from) ~= 1 then return string.sub(record, from) end
+  codes['\128'], codes['\129'] = id, tag
+  return (string.gsub(string.sub(record, from + 1), '[\128-\255]', codes))
+end
+-- Payloads that begin with another control character have a form that this caller does not know: they stay.
+local function unknown(first) return #phrases > 0 and first and first < 32 and first ~= 1 end
+local micros = 0
+local function next_in()
+  local due = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
+  return due and math.max(0, math.ceil((due - now) * 1000 - micros)) or -1
+end
+if (tonumber(redis.call('HGET', meta, 'schema')) or 0) > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+  micros = time[2] % 1000
+end
+local at = string.format('%.0f', now)
+local held, reasons = redis.call('HLEN', leases), redis.call('HLEN', errors)
+redis.call('ZCARD', dead)
+redis.call('LLEN', quarantine)
+local low = within > 0 and string.format('%.0f', now - within) or '-inf'
+local ids = redis.call('ZRANGEBYSCORE', waiting, low, at, 'LIMIT', offset, limit)
+if #ids == 0 then return {0, 0, 0, next_in()} end
+local found = redis.call('HMGET', records, unpack(ids))
+local gone, moved, passed, full, kinds = {}, 0, 0, nil, {}
+for i, id in ipairs(ids) do
+  local record = found[i]
+  local head, body, target, start = string.match(record or '', '^v1 %d+ %S+ (%d+) (%d+) ?(%d*)\n()')
+  if not head or start + head + body + (tonumber(target) or 0) ~= #record + 1 then
+    local reason = record and 'not a whole record' or 'record missing'
+    redis.call('RPUSH', quarantine, string.format('%s %d %d\n', at, #id, #reason) .. id .. reason .. (record or ''))
+    gone[#gone + 1] = id
+  elseif target == '' or unknown(string.byte(record, start + head + target)) then
+    passed = passed + 1
+  else
+    local split = start + head
+    local destination = string.sub(record, split, split + target - 1)
+    local kind = kinds[destination] or redis.call('TYPE', destination).ok
+    local pushed = (kind == 'none' or kind == 'list')
+      and redis.pcall('LPUSH', destination, unpacked(record, split + target, id, nonce .. i))
+    if type(pushed) == 'number' then
+      gone[#gone + 1] = id
+      moved = moved + 1
+      kinds[destination] = 'list'
+    elseif pushed and string.find(pushed.err, 'OOM', 1, true) then
+      full = pushed.err
+      break
+    else
+      redis.call('ZADD', dead, at, id)
+      redis.call('HSET', errors, id, pushed and pushed.err or 'the destination is a ' .. kind)
+      redis.call('ZREM', waiting, id)
+    end
+  end
+end
+if #gone > 0 then
+  redis.call('ZREM', waiting, unpack(gone))
+  redis.call('HDEL', records, unpack(gone))
+  if held > 0 then redis.call('HDEL', leases, unpack(gone)) end
+  if reasons > 0 then redis.call('HDEL', errors, unpack(gone)) end
+end
+if full and #gone == 0 then return redis.error_reply(full) end
+return {#ids, moved, passed, next_in()}

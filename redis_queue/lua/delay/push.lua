@@ -1,0 +1,87 @@
+-- Store entries, or one by one decide what becomes of an id that is there already.
+--
+-- KEYS[1] meta       HASH  schema, counters
+-- KEYS[2] records    HASH  id -> record
+-- KEYS[3] waiting    ZSET  id -> due time (ms)
+-- KEYS[4] in_flight  ZSET  id -> end of its lease (ms)
+-- KEYS[5] leases     HASH  id -> "<deliveries> <token>"
+-- KEYS[6] errors     HASH  id -> last reason
+-- KEYS[7] dead       ZSET  id -> time it died (ms)
+-- KEYS[8] slot       STRING last outcome of this caller
+-- KEYS[9] wake       CHANNEL told when something is due earlier than all before
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] on_conflict  replace, keep or error
+-- ARGV[3] nonce      new for every call; the same again answers with the same flags
+-- ARGV[4] attempt    above 1 = the reply to this nonce may have been lost
+-- ARGV[...] entries  id, delay in ms, due time in ms (0 = use the delay), record; four for each
+--
+-- Returns {1 if the queue is new, flags}: per entry 1 = stored, 2 = replaced one that was there (its holder, if any,
+-- lost the lease), 0 = the old one was kept. With error, flags "exists <id>": nothing was stored.
+-- O(entries * log waiting)
+local meta, records, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local leases, errors, dead, slot, wake = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local now, on_conflict, nonce, attempt = tonumber(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4])
+local SCHEMA = 1
+local entries = {unpack(ARGV, 5)}
+
+local known = tonumber(redis.call('HGET', meta, 'schema'))
+if known and known > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
+local last = attempt > 1 and redis.call('GET', slot)
+if last and string.sub(last, 1, #nonce) == nonce then return {0, string.sub(last, #nonce + 2)} end
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+redis.call('ZCARD', waiting)
+redis.call('ZCARD', in_flight)
+redis.call('HLEN', leases)
+redis.call('HLEN', errors)
+redis.call('ZCARD', dead)
+
+local ids = {}
+for i = 1, #entries, 4 do ids[#ids + 1] = entries[i] end
+local stored = redis.call('HMGET', records, unpack(ids))
+local head = 'v1 ' .. string.format('%.0f', now) .. ' '
+local flags, seen, fields, scores, taken, new = {}, {}, {}, {}, {}, {}
+local first = math.huge
+for i, id in ipairs(ids) do
+  local before = stored[i] or seen[id]
+  if before and on_conflict == 'error' then return {0, 'exists ' .. id} end
+  if before and on_conflict == 'keep' then
+    flags[i] = 0
+  else
+    local delay, due = tonumber(entries[4 * i - 2]), tonumber(entries[4 * i - 1])
+    if due == 0 then due = now + delay end
+    first = math.min(first, due)
+    flags[i] = before and 2 or 1
+    if before then taken[#taken + 1] = id else new[#new + 1] = id end
+    seen[id] = true
+    fields[#fields + 1] = id
+    fields[#fields + 1] = head .. entries[4 * i]
+    scores[#scores + 1] = string.format('%.0f', due)
+    scores[#scores + 1] = id
+  end
+end
+flags = table.concat(flags)
+if #fields > 0 then
+  local head = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
+  redis.call('HSET', records, unpack(fields))
+  local placed = redis.pcall('ZADD', waiting, unpack(scores))
+  if type(placed) ~= 'number' then
+    -- Refused half way, for want of a permission: a record without a place would make a second call believe it has one.
+    for _, id in ipairs(new) do redis.call('HDEL', records, id) end
+    return placed
+  end
+  if #taken > 0 then
+    redis.call('ZREM', in_flight, unpack(taken))
+    redis.call('HDEL', leases, unpack(taken))
+    redis.call('HDEL', errors, unpack(taken))
+    redis.call('ZREM', dead, unpack(taken))
+  end
+  redis.call('HINCRBY', meta, 'put', #fields / 2)
+  if not known then redis.call('HSET', meta, 'schema', SCHEMA) end
+  redis.call('SET', slot, nonce .. ' ' .. flags, 'PX', 60000)
+  -- A user without this permission only makes others look later.
+  if first < tonumber(head or math.huge) then redis.pcall('PUBLISH', wake, '1') end
+end
+return {known and 0 or 1, flags}

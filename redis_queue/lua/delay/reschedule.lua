@@ -1,0 +1,26 @@
+-- Change when a waiting entry is due.
+--
+-- KEYS[1] waiting    ZSET  id -> due time (ms)
+-- KEYS[2] wake       CHANNEL told when something is due earlier than all before
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] id         of the entry
+-- ARGV[3] delay      ms from now
+-- ARGV[4] due        ms; 0 = use the delay
+--
+-- Returns 1 = changed, 0 = unknown id, or claimed already.
+-- O(log waiting)
+local waiting, wake = KEYS[1], KEYS[2]
+local now, id, delay, due = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+if due == 0 then due = now + delay end
+if not redis.call('ZSCORE', waiting, id) then return 0 end
+local head = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
+-- XX: an entry that was claimed meanwhile must not come back to life.
+redis.call('ZADD', waiting, 'XX', string.format('%.0f', due), id)
+-- A user without this permission only makes others look later.
+if due < tonumber(head) then redis.pcall('PUBLISH', wake, '1') end
+return 1

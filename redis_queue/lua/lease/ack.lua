@@ -1,0 +1,47 @@
+-- Finish what is held: it leaves the queue for good.
+--
+-- KEYS[1] meta       HASH  counters
+-- KEYS[2] records    HASH  id -> record
+-- KEYS[3] in_flight  ZSET  id -> end of its lease (ms)
+-- KEYS[4] leases     HASH  id -> "<deliveries> <token>"
+-- KEYS[5] errors     HASH  id -> last reason
+-- KEYS[6] slot       STRING last outcome of this caller
+-- ARGV[1] nonce      new for every call; the same again answers with the same flags
+-- ARGV[2] attempt    above 1 = the reply to this nonce may have been lost
+-- ARGV[...] held     id, token; two for each
+--
+-- Returns flags: 1 = finished, 0 = lease lost, nothing changed.
+-- O(held * log in flight)
+local meta, records, in_flight, leases, errors, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local nonce, attempt = ARGV[1], tonumber(ARGV[2])
+local held = {unpack(ARGV, 3)}
+
+local last = attempt > 1 and redis.call('GET', slot)
+if last and string.sub(last, 1, #nonce) == nonce then return string.sub(last, #nonce + 2) end
+local ids = {}
+for i = 1, #held, 2 do ids[#ids + 1] = held[i] end
+local current = redis.call('HMGET', leases, unpack(ids))
+redis.call('HLEN', records)
+redis.call('ZCARD', in_flight)
+redis.call('HLEN', meta)
+local reasons = redis.call('HLEN', errors)
+local flags, done, seen = {}, {}, {}
+for i, id in ipairs(ids) do
+  local token = ' ' .. held[2 * i]
+  if current[i] and not seen[id] and string.sub(current[i], -#token) == token then
+    flags[i] = 1
+    done[#done + 1] = id
+    seen[id] = true
+  else
+    flags[i] = 0
+  end
+end
+flags = table.concat(flags)
+if #done == 0 then return flags end
+redis.call('HDEL', records, unpack(done))
+redis.call('HDEL', leases, unpack(done))
+if reasons > 0 then redis.call('HDEL', errors, unpack(done)) end
+redis.call('ZREM', in_flight, unpack(done))
+redis.call('HINCRBY', meta, 'acked', #done)
+redis.call('SET', slot, nonce .. ' ' .. flags, 'PX', 60000)
+return flags

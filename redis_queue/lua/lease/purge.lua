@@ -1,0 +1,24 @@
+-- Delete what stands in one place: the ready list, the delayed set or the dead letters.
+--
+-- KEYS[1] place      LIST or ZSET of ids
+-- KEYS[2] records    HASH  id -> record
+-- KEYS[3] leases     HASH  id -> deliveries
+-- KEYS[4] errors     HASH  id -> last reason
+-- ARGV[1] limit      most ids
+--
+-- Returns how many were deleted.
+-- O(limit * log N)
+local place, records, leases, errors = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local limit = tonumber(ARGV[1])
+
+redis.call('HLEN', records)
+redis.call('HLEN', leases)
+redis.call('HLEN', errors)
+local listed = redis.call('TYPE', place).ok == 'list'
+local ids = redis.call(listed and 'LRANGE' or 'ZRANGE', place, 0, limit - 1)
+if #ids == 0 then return 0 end
+redis.call('HDEL', records, unpack(ids))
+redis.call('HDEL', leases, unpack(ids))
+redis.call('HDEL', errors, unpack(ids))
+if listed then redis.call('LTRIM', place, #ids, -1) else redis.call('ZREM', place, unpack(ids)) end
+return #ids

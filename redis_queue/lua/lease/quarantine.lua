@@ -1,0 +1,31 @@
+-- Move what is held but cannot be read out of the way, bytes and all.
+--
+-- KEYS[1] records    HASH  id -> record
+-- KEYS[2] in_flight  ZSET  id -> end of its lease (ms)
+-- KEYS[3] leases     HASH  id -> "<deliveries> <token>"
+-- KEYS[4] errors     HASH  id -> last reason
+-- KEYS[5] quarantine LIST  unreadable records
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] id         of the message
+-- ARGV[3] token      of its lease
+-- ARGV[4] reason     why it cannot be read
+--
+-- Returns 1 = moved, 0 = lease lost (also when an earlier call moved it).
+-- O(log in flight)
+local records, in_flight, leases, errors, quarantine = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local now, id, token, reason = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
+
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local current = string.match(redis.call('HGET', leases, id) or '', '^%d+ (.+)$')
+if current ~= token then return 0 end
+redis.call('ZCARD', in_flight)
+local raw = redis.call('HGET', records, id) or ''
+redis.call('HDEL', errors, id)
+redis.call('RPUSH', quarantine, string.format('%.0f %d %d\n', now, #id, #reason) .. id .. reason .. raw)
+redis.call('HDEL', records, id)
+redis.call('HDEL', leases, id)
+redis.call('ZREM', in_flight, id)
+return 1

@@ -1,0 +1,83 @@
+-- Give back what is held: to be claimed again now or later, or to the dead letters.
+--
+-- KEYS[1] meta       HASH  counters
+-- KEYS[2] in_flight  ZSET  id -> end of its lease (ms)
+-- KEYS[3] leases     HASH  id -> "<deliveries> <token>"
+-- KEYS[4] errors     HASH  id -> last reason
+-- KEYS[5] ready      LIST  ids, next one at the right end
+-- KEYS[6] waiting    ZSET  id -> due time (ms)
+-- KEYS[7] dead       ZSET  id -> time it died (ms)
+-- KEYS[8] wake       LIST  at most one token
+-- KEYS[9] slot       STRING last outcome of this caller
+-- ARGV[1] nonce      new for every call; the same again answers with the same flags
+-- ARGV[2] attempt    above 1 = the reply to this nonce may have been lost
+-- ARGV[3] now        ms; 0 = the server's TIME
+-- ARGV[4] delay      ms; 0 = at once, before all others
+-- ARGV[5] reason     kept with the message; "" keeps the one before
+-- ARGV[6] max_deliveries  1 = dead now, 0 = never dead
+-- ARGV[7] counted    0 = this delivery does not count
+-- ARGV[8] listed     1 = a queue with a ready list, 0 = only the sorted set
+-- ARGV[...] held     id, token; two for each
+--
+-- Returns flags: 0 = lease lost, 1 = given back, 2 = dead.
+-- O(held * log N)
+local meta, in_flight, leases, errors, ready = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local waiting, dead, wake, slot = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local nonce, attempt, now = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local delay, reason = tonumber(ARGV[4]), ARGV[5]
+local max_deliveries, counted, listed = tonumber(ARGV[6]), ARGV[7] == '1', ARGV[8] == '1'
+local held = {unpack(ARGV, 9)}
+
+local last = attempt > 1 and redis.call('GET', slot)
+if last and string.sub(last, 1, #nonce) == nonce then return string.sub(last, #nonce + 2) end
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+redis.call('ZCARD', in_flight)
+redis.call('HLEN', meta)
+redis.call('HLEN', errors)
+redis.call('LLEN', ready)
+redis.call('ZCARD', waiting)
+redis.call('ZCARD', dead)
+local idle = redis.call('LLEN', wake) == 0
+
+-- A first write that needs no memory lets the others pass when Redis is full.
+redis.call('HDEL', errors, '')
+local flags, done = {}, {}
+-- Last first, so that the first one ends up at the very front.
+for i = #held - 1, 1, -2 do
+  local id, token = held[i], held[i + 1]
+  local deliveries, current = string.match(redis.call('HGET', leases, id) or '', '^(%d+) (.+)$')
+  local flag = 0
+  if current == token then
+    deliveries = tonumber(deliveries) - (counted and 0 or 1)
+    if reason ~= '' then redis.call('HSET', errors, id, reason) end
+    if counted and max_deliveries > 0 and deliveries >= max_deliveries then
+      flag = 2
+      redis.call('ZADD', dead, string.format('%.0f', now), id)
+      redis.call('HINCRBY', meta, 'dead', 1)
+    else
+      flag = 1
+      if delay > 0 or not listed then
+        redis.call('ZADD', waiting, string.format('%.0f', now + delay), id)
+      else
+        redis.call('RPUSH', ready, id)
+      end
+      redis.call('HINCRBY', meta, 'redelivered', 1)
+    end
+    if deliveries > 0 then
+      redis.call('HSET', leases, id, deliveries)
+    else
+      redis.call('HDEL', leases, id)
+    end
+    redis.call('ZREM', in_flight, id)
+    done[#done + 1] = id
+  end
+  flags[(i + 1) / 2] = flag
+end
+flags = table.concat(flags)
+if #done == 0 then return flags end
+if idle and listed then redis.call('RPUSH', wake, '1') end
+redis.call('SET', slot, nonce .. ' ' .. flags, 'PX', 60000)
+return flags

@@ -1,0 +1,107 @@
+-- Claim ready messages under one lease.
+--
+-- KEYS[1] meta       HASH  schema, paused, counters
+-- KEYS[2] records    HASH  id -> record
+-- KEYS[3] ready      LIST  ids, next one at the right end
+-- KEYS[4] waiting    ZSET  id -> due time (ms)
+-- KEYS[5] in_flight  ZSET  id -> end of its lease (ms)
+-- KEYS[6] leases     HASH  id -> "<deliveries> <token>"
+-- KEYS[7] quarantine LIST  unreadable records
+-- KEYS[8] wake       LIST  at most one token
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] lease      length in ms
+-- ARGV[3] limit      most messages to claim
+-- ARGV[4] nonce      new for every call, part of the token
+-- ARGV[5] attempt    above 1 = the reply to this nonce may have been lost: answer with what it claimed, if anything
+--
+-- Returns {token, end of the lease, ms until the next delayed message or expired lease (-1 = none), then id,
+-- deliveries and record of each message}. Token "" = nothing ready, "-" = paused, "+" = only unreadable messages were
+-- found and moved out of the way: claim again.
+-- Stops after the message that makes 8 MiB, so that one call never blocks Redis for long.
+-- O(limit * log in flight)
+local meta, records, ready, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local leases, quarantine, wake = KEYS[6], KEYS[7], KEYS[8]
+local now, lease, limit, nonce = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local attempt = tonumber(ARGV[5])
+local SCHEMA, MAX_BYTES = 1, 8388608
+
+local state = redis.call('HMGET', meta, 'schema', 'paused')
+if (tonumber(state[1]) or 0) > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+if attempt > 1 then
+  -- The newest leases end last. If it is not among them, its messages come back when their lease ends.
+  local newest = redis.call('ZREVRANGE', in_flight, 0, 999)
+  local held = #newest > 0 and redis.call('HMGET', leases, unpack(newest)) or {}
+  local reply = {'', 0, -1}
+  for i = #newest, 1, -1 do
+    local deliveries, token = string.match(held[i] or '', '^(%d+) (%d+%-(.+))$')
+    if token and string.sub(token, -#nonce) == nonce then
+      reply[1] = token
+      reply[2] = tonumber(redis.call('ZSCORE', in_flight, newest[i]))
+      reply[#reply + 1] = newest[i]
+      reply[#reply + 1] = tonumber(deliveries)
+      reply[#reply + 1] = redis.call('HGET', records, newest[i])
+    end
+  end
+  if reply[1] ~= '' then return reply end
+end
+
+local soonest = redis.call('ZRANGE', in_flight, 0, 0, 'WITHSCORES')[2]
+local due = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
+soonest = math.min(tonumber(soonest or math.huge), tonumber(due or math.huge))
+local next_in = soonest < math.huge and math.max(0, soonest - now) or -1
+if state[2] then return {'-', 0, -1} end
+
+-- One more than the limit tells whether any are left.
+local ids = redis.call('LRANGE', ready, -limit - 1, -1)
+if #ids == 0 then
+  redis.call('DEL', wake)
+  return {'', 0, next_in}
+end
+local first = math.max(1, #ids - limit + 1)
+local found = redis.call('HMGET', records, unpack(ids, first))
+local held = redis.call('HMGET', leases, unpack(ids, first))
+-- A first write that needs no memory lets the others pass when Redis is full: a full queue can be worked off.
+redis.call('HDEL', leases, '')
+local token = string.format('%.0f-%s', redis.call('HINCRBY', meta, 'claims', 1), nonce)
+local expires = now + lease
+local reply, scores, fields, lost, bytes, taken = {token, expires, next_in}, {}, {}, {}, 0, 0
+local size, width, unread = 3, 0, {}
+for i = #found, 1, -1 do
+  local id, record = ids[i + first - 1], found[i]
+  local head, body, start = string.match(record or '', '^v1 %d+ %S+ (%d+) (%d+)\n()')
+  if head and start + head + body == #record + 1 then
+    local deliveries = 1
+    if held[i] then deliveries = (tonumber(string.match(held[i], '^%d+')) or 0) + 1 end
+    scores[width + 1], scores[width + 2] = expires, id
+    fields[width + 1], fields[width + 2] = id, deliveries .. ' ' .. token
+    width = width + 2
+    reply[size + 1], reply[size + 2], reply[size + 3] = id, deliveries, record
+    size = size + 3
+    bytes = bytes + #record
+  else
+    local reason = record and 'not a whole record' or 'record missing'
+    unread[#unread + 1] = string.format('%.0f %d %d\n', now, #id, #reason) .. id .. reason .. (record or '')
+    lost[#lost + 1] = id
+  end
+  taken = taken + 1
+  if bytes >= MAX_BYTES then break end
+end
+local wakes = taken < #ids and redis.call('LLEN', wake) == 0
+if #lost > 0 then redis.call('RPUSH', quarantine, unpack(unread)) end
+if width > 0 then
+  redis.call('ZADD', in_flight, unpack(scores))
+  redis.call('HSET', leases, unpack(fields))
+end
+redis.call('LTRIM', ready, 0, -taken - 1)
+if #lost > 0 then
+  redis.call('HDEL', records, unpack(lost))
+  redis.call('HDEL', leases, unpack(lost))
+end
+if wakes then redis.call('RPUSH', wake, '1') end
+if width == 0 then reply[1] = '+' end
+return reply

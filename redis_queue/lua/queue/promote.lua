@@ -1,0 +1,27 @@
+-- Move delayed messages that are due to the ready list, behind what is there.
+--
+-- KEYS[1] ready      LIST  ids, next one at the right end
+-- KEYS[2] waiting    ZSET  id -> due time (ms)
+-- KEYS[3] wake       LIST  at most one token
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] limit      most messages to move
+--
+-- Returns how many were moved.
+-- O(limit * log waiting)
+local ready, waiting, wake = KEYS[1], KEYS[2], KEYS[3]
+local now, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
+
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+redis.call('LLEN', ready)
+local idle = redis.call('LLEN', wake) == 0
+local ids = redis.call('ZRANGEBYSCORE', waiting, '-inf', string.format('%.0f', now), 'LIMIT', 0, limit)
+if #ids == 0 then return 0 end
+-- A first write that needs no memory lets the others pass when Redis is full.
+redis.call('ZREM', waiting, '')
+redis.call('LPUSH', ready, unpack(ids))
+redis.call('ZREM', waiting, unpack(ids))
+if idle then redis.call('RPUSH', wake, '1') end
+return #ids

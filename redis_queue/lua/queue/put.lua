@@ -1,0 +1,74 @@
+-- Add messages, all or none.
+--
+-- KEYS[1] meta       HASH  schema, counters
+-- KEYS[2] records    HASH  id -> record
+-- KEYS[3] ready      LIST  ids, next one at the right end
+-- KEYS[4] waiting    ZSET  id -> due time (ms)
+-- KEYS[5] wake       LIST  at most one token
+-- KEYS[6] slot       STRING last outcome of this caller
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] max_length most waiting messages; 0 = no limit
+-- ARGV[3] nonce      new for every call; the same again answers with the same flags
+-- ARGV[4] attempt    above 1 = the reply to this nonce may have been lost
+-- ARGV[...] messages id, delay in ms, record without version and time; three for each message
+--
+-- Returns {1 if the queue is new, flags}: per message 1 = stored, 0 = a message with this id is there already.
+-- Flags "full": the queue would hold more than max_length waiting messages, nothing was stored.
+-- O(messages * log waiting)
+local meta, records, ready, waiting, wake, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local now, max_length, nonce, attempt = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local SCHEMA = 1
+local messages = {unpack(ARGV, 5)}
+
+local known = tonumber(redis.call('HGET', meta, 'schema'))
+if known and known > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
+local last = attempt > 1 and redis.call('GET', slot)
+if last and string.sub(last, 1, #nonce) == nonce then return {0, string.sub(last, #nonce + 2)} end
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local length = redis.call('LLEN', ready) + redis.call('ZCARD', waiting)
+local idle = redis.call('LLEN', wake) == 0
+
+local ids = {}
+for i = 1, #messages, 3 do ids[#ids + 1] = messages[i] end
+local stored = redis.call('HMGET', records, unpack(ids))
+local head = 'v1 ' .. string.format('%.0f', now) .. ' '
+local flags, fields, pushed, delayed, seen = {}, {}, {}, {}, {}
+for i, id in ipairs(ids) do
+  local delay, record = tonumber(messages[3 * i - 1]), messages[3 * i]
+  if stored[i] or seen[id] then
+    flags[i] = 0
+  else
+    flags[i] = 1
+    seen[id] = true
+    fields[#fields + 1] = id
+    fields[#fields + 1] = head .. record
+    if delay > 0 then
+      delayed[#delayed + 1] = string.format('%.0f', now + delay)
+      delayed[#delayed + 1] = id
+    else
+      pushed[#pushed + 1] = id
+    end
+  end
+end
+flags = table.concat(flags)
+local added = #fields / 2
+if added == 0 then return {0, flags} end
+if max_length > 0 and length + added > max_length then return {0, 'full'} end
+
+redis.call('HSET', records, unpack(fields))
+local stored_at = #delayed > 0 and redis.pcall('ZADD', waiting, unpack(delayed)) or 0
+if type(stored_at) == 'number' and #pushed > 0 then stored_at = redis.pcall('LPUSH', ready, unpack(pushed)) end
+if type(stored_at) ~= 'number' then
+  -- Refused half way, for want of a permission: records without a place would make a second call believe they have one.
+  for i = 1, #fields, 2 do redis.call('HDEL', records, fields[i]) end
+  for i = 2, #delayed, 2 do redis.call('ZREM', waiting, delayed[i]) end
+  return stored_at
+end
+if idle then redis.call('RPUSH', wake, '1') end
+redis.call('HINCRBY', meta, 'put', added)
+if not known then redis.call('HSET', meta, 'schema', SCHEMA) end
+redis.call('SET', slot, nonce .. ' ' .. flags, 'PX', 60000)
+return {known and 0 or 1, flags}

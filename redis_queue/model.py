@@ -1,0 +1,103 @@
+"""What the queues hand out: frozen records without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to work on what was claimed, proven by *token*, until *expires_at* unless extended."""
+
+    token: str
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One body of a RedisQueue. *deliveries* counts this one; *lease* is None where it was only looked at."""
+
+    id: str
+    body: Any
+    headers: Mapping[str, Any]
+    put_at: datetime
+    deliveries: int
+    lease: Lease | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One delayed payload of a DelayQueue. *lease* is None unless it was claimed."""
+
+    id: str
+    payload: Any
+    headers: Mapping[str, Any]
+    put_at: datetime
+    due_at: datetime
+    deliveries: int = 0
+    destination: str | None = None
+    lease: Lease | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message or entry that used up its deliveries, with the last reason; *body* is None if unreadable."""
+
+    id: str
+    body: Any
+    headers: Mapping[str, Any]
+    died_at: datetime
+    deliveries: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A record that could not be read: its raw bytes, and why."""
+
+    id: str
+    raw: bytes
+    reason: str
+    found_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """What one put-back did: *returned* may be claimed again, *dead* had used up their deliveries."""
+
+    returned: int = 0
+    dead: int = 0
+
+    def __add__(self, other: PutBack) -> PutBack:
+        return PutBack(self.returned + other.returned, self.dead + other.dead)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """One consistent look at a RedisQueue: sizes now, totals since it exists, age of the oldest ready message."""
+
+    ready: int
+    delayed: int
+    in_flight: int
+    dead: int
+    quarantined: int
+    put: int
+    acked: int
+    redelivered: int
+    paused: bool
+    oldest_ready_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class DelayStats:
+    """One consistent look at a DelayQueue (per shard, then added up)."""
+
+    waiting: int
+    due: int
+    in_flight: int
+    dead: int
+    quarantined: int
+    next_due: datetime | None

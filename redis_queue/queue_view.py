@@ -1,0 +1,94 @@
+"""QueueView: everything that only looks into a RedisQueue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis_queue.batches import CHUNK, check_limit, check_offset
+from redis_queue.codec import UnreadableError
+from redis_queue.connection import Client, connect, longest_wait
+from redis_queue.keys import Keys
+from redis_queue.leasing import Clock, Shard, id_text, server_clock
+from redis_queue.model import DeadLetter, Lease, Message, Quarantined, QueueStats
+from redis_queue.registry import Registry
+from redis_queue.scripts import Scripts
+from redis_queue.settings import Settings
+from redis_queue.times import from_ms
+
+
+class QueueView:
+    """The keys of one RedisQueue, and the looks into them."""
+
+    def __init__(
+        self,
+        name: str,
+        redis: str | Client,
+        *,
+        settings: Settings | None = None,
+        clock: Clock = server_clock,
+        **overrides: Any,
+    ) -> None:
+        self.name = name
+        self.settings = Settings.choose(settings, overrides)
+        keys = Keys(self.settings.prefix, "queue", name)
+        self.client = connect(redis, check=isinstance(redis, str))
+        self._scripts = Scripts(self.client)
+        self._registry = Registry(self._scripts, self.settings.prefix)
+        self._registered = False
+        self._lease_ms = self.settings.lease_ms
+        self._poll = self.settings.poll_seconds
+        self._longest_wait = longest_wait(self.client)
+        self._keys = keys
+        self._shard = Shard(self._scripts, keys, self.settings, listed=True, clock=clock)
+
+    def __repr__(self) -> str:
+        return f"RedisQueue({self.name!r}, prefix={self.settings.prefix!r})"
+
+    def peek(self, limit: int = 1) -> list[Message]:
+        """Return the next messages without claiming them; unreadable ones are left out."""
+        reply = iter(self._shard.run("queue/peek", limit=check_limit(limit, CHUNK)))
+        found = (self._read(id_, count, record, None) for id_, count, record in zip(reply, reply, reply, strict=True))
+        return [message for message in found if isinstance(message, Message)]
+
+    def stats(self) -> QueueStats:
+        """Count everything in one consistent look."""
+        reply = self._shard.run("queue/stats")
+        ready, delayed, in_flight, dead, quarantined, put, acked, redelivered, paused, oldest = reply
+        return QueueStats(
+            ready,
+            delayed,
+            in_flight,
+            dead,
+            quarantined,
+            put,
+            acked,
+            redelivered,
+            bool(paused),
+            from_ms(oldest) if oldest else None,
+        )
+
+    def __len__(self) -> int:
+        """Count messages that wait: ready and delayed."""
+        stats = self.stats()
+        return stats.ready + stats.delayed
+
+    def __bool__(self) -> bool:
+        return True
+
+    def dead_letters(self, *, offset: int = 0, limit: int = 100) -> list[DeadLetter]:
+        """Return a page of dead letters, oldest first."""
+        return self._shard.dead_letters(check_offset(offset), check_limit(limit, CHUNK))
+
+    def quarantined(self, *, offset: int = 0, limit: int = 100) -> list[Quarantined]:
+        """Return a page of records that could not be read, oldest first."""
+        return self._shard.quarantined(check_offset(offset), check_limit(limit, CHUNK))
+
+    def _read(self, raw_id: bytes, deliveries: int, record: bytes, lease: Lease | None) -> Message | None:
+        id_ = id_text(raw_id)
+        try:
+            put_at, headers, body, _ = self._shard.codec.decode(record)
+        except UnreadableError as error:
+            if lease is not None:
+                self._shard.set_aside(Message(id_, None, {}, from_ms(0), deliveries, lease), str(error))
+            return None
+        return Message(id_, body, headers, from_ms(put_at), deliveries, lease)

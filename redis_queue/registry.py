@@ -1,0 +1,58 @@
+"""Which queues exist: written by the first put, read by put-back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from redis_queue import keys
+from redis_queue.keys import Kind
+from redis_queue.scripts import Scripts
+from redis_queue.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A queue that somebody wrote to, with the settings that put-back needs."""
+
+    kind: Kind
+    name: str
+    max_deliveries: int
+    shards: int
+
+
+class Registry:
+    """All queues under one prefix. Entries stay until :meth:`forget`."""
+
+    def __init__(self, scripts: Scripts, prefix: str) -> None:
+        self._scripts = scripts
+        self._key = keys.registry(prefix)
+
+    def add(self, kind: Kind, name: str, settings: Settings) -> None:
+        """Write a queue into the registry; the last writer's settings win."""
+        value = json.dumps({"max_deliveries": settings.max_deliveries, "shards": settings.shards})
+        self._scripts.command("HSET", self._key, f"{kind}:{name}", value)
+
+    def forget(self, kind: Kind, name: str) -> None:
+        """Take a queue out of the registry; its keys stay."""
+        self._scripts.command("HDEL", self._key, f"{kind}:{name}")
+
+    def all(self) -> list[Known]:
+        """Return every known queue by kind and name; what cannot be read is left out."""
+        fields: list[bytes] = self._scripts.command("HKEYS", self._key)
+        found = (self._read(field) for field in sorted(fields))
+        return [known for known in found if known is not None]
+
+    def _read(self, field: bytes) -> Known | None:
+        kind, _, name = field.decode(errors="replace").partition(":")
+        value = self._scripts.command("HGET", self._key, field)
+        try:
+            loaded: dict[str, Any] = json.loads(value or b"")
+            limits = {"max_deliveries": int(loaded["max_deliveries"]), "shards": int(loaded["shards"])}
+            keys.check_name(name)
+        except (ValueError, KeyError, TypeError):
+            return None
+        if kind == "queue":
+            return Known("queue", name, **limits)
+        return Known("delay", name, **limits) if kind == "delay" else None

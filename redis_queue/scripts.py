@@ -1,0 +1,261 @@
+"""Calls the scripts in ``lua/`` by named keys and arguments.
+
+The header of a ``.lua`` file is its contract: ``KEYS[n] name`` and ``ARGV[n] name`` lines give names and order, a last
+``ARGV[...]`` line says that more may follow. Each script is safe to call twice with the same arguments, so a call whose
+reply was lost is sent again; that is the only place where redis_queue repeats anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import os
+import random
+import re
+import time
+from collections.abc import Iterable
+from importlib.resources import files
+from typing import Any, Final, Protocol
+
+import redis
+
+from redis_queue.connection import Client, RedisErrors, translate
+from redis_queue.errors import ConfigurationError, RedisQueueError, SchemaError, StoreUnavailableError, WrongTypeError
+
+Argument = bytes | str | int | float
+
+Command = tuple[Argument, ...]
+
+CALL_ATTEMPTS: Final = 3
+
+ATTEMPT: Final = "attempt"
+"""The argument that a call fills itself: above 1, an earlier reply may have been lost."""
+
+_NAMED = re.compile(r"^-- (KEYS|ARGV)\[(\d+|\.\.\.)\] +(\w+)", re.MULTILINE)
+
+
+class Script:
+    """One ``.lua`` file: its source and the names in its header."""
+
+    def __init__(self, name: str) -> None:
+        folder, _, operation = name.partition("/")
+        self.name = name
+        self.source = files("redis_queue").joinpath("lua", folder, f"{operation}.lua").read_text("utf-8")
+        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        found = _NAMED.findall(self.source)
+        self.keys = tuple(label for kind, _, label in found if kind == "KEYS")
+        self.arguments = tuple(label for kind, slot, label in found if kind == "ARGV" and slot != "...")
+        self.counts_attempts = ATTEMPT in self.arguments
+        self.takes_more = any(slot == "..." for _, slot, _ in found)
+
+
+@functools.cache
+def load(name: str) -> Script:
+    """Return the script ``folder/operation``."""
+    return Script(name)
+
+
+class Link(Protocol):
+    """Sends one command and returns the raw reply, bytes undecoded."""
+
+    def send(self, *command: Argument) -> Any:
+        """Send once; raises the errors of redis-py."""
+        ...
+
+    def send_both(self, first: Command, second: Command) -> tuple[Any, Any]:
+        """Send two commands in this order, in one round trip if that can be; raises as :meth:`send` does."""
+        ...
+
+
+class DirectLink:
+    """One server (or a Sentinel set), on connections of its own.
+
+    It takes connections from the client's pool settings but keeps them itself, which saves about half of redis-py's
+    time per call, and reads bytes even from a client that decodes. Safe for threads and after fork.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._pool = client.connection_pool
+        self._free: list[Any] = []
+        self._pid = os.getpid()
+
+    def send(self, *command: Argument) -> Any:
+        """Send once; on any failure the connection, and all that wait beside it, are dropped."""
+        return self._exchange(command)[0]
+
+    def send_both(self, first: Command, second: Command) -> tuple[Any, Any]:
+        """Send two commands at once. If the first one is refused, what became of the second one is unknown."""
+        one, two = self._exchange(first, second)
+        return one, two
+
+    def _exchange(self, *commands: Command) -> list[Any]:
+        if self._pid != os.getpid():
+            self._free, self._pid = [], os.getpid()
+        try:
+            connection = self._free.pop()
+        except IndexError:
+            connection = self._connect()
+        try:
+            packed = [part for command in commands for part in connection.pack_command(*command)]
+            connection.send_packed_command(packed, check_health=False)
+            replies = [connection.read_response(disable_decoding=True, disconnect_on_error=True) for _ in commands]
+        except redis.ReadOnlyError:
+            # A demoted primary: only a new connection can find the new one.
+            self.close(connection)
+            raise
+        except redis.ResponseError:
+            if len(commands) == 1:
+                self._free.append(connection)
+            else:
+                # The reply to the next command may still be on its way.
+                connection.disconnect()
+            raise
+        except BaseException:
+            self.close(connection)
+            raise
+        self._free.append(connection)
+        return replies
+
+    def close(self, *connections: Any) -> None:
+        """Close *connections* and every free one."""
+        free, self._free = self._free, []
+        for connection in (*connections, *free):
+            connection.disconnect()
+
+    def _connect(self) -> Any:
+        # Not through the pool: its check-out costs a system call per use, and its count would never go down.
+        connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        connection.connect()
+        return connection
+
+
+class ClusterLink:
+    """A Redis Cluster: redis-py finds the node and follows redirections."""
+
+    def __init__(self, client: redis.RedisCluster) -> None:
+        if client.get_encoder().decode_responses:
+            raise ConfigurationError("a cluster client with decode_responses=True cannot carry bytes; use connect(url)")
+        self._client = client
+
+    def send(self, *command: Argument) -> Any:
+        """Send once, to the node that holds the keys."""
+        return self._client.execute_command(*command)
+
+    def send_both(self, first: Command, second: Command) -> tuple[Any, Any]:
+        """Send one after the other."""
+        return self.send(*first), self.send(*second)
+
+
+def link(client: Client) -> Link:
+    """Return the way to talk to *client*'s server; all queues of one client share it, and so its connections."""
+    found: Link | None = vars(client).get(_LINK)
+    if found is None:
+        found = ClusterLink(client) if isinstance(client, redis.RedisCluster) else DirectLink(client)
+        # On the client itself, so that the connections end with it.
+        setattr(client, _LINK, found)
+    return found
+
+
+_LINK: Final = "_redis_queue_link"
+
+
+class Scripts:
+    """Scripts bound to one server."""
+
+    def __init__(self, client: Client) -> None:
+        self._link = link(client)
+
+    def bind(self, name: str, keys: object, **named: bytes) -> BoundScript:
+        """Return a function that calls script *name*; each key is an attribute of *keys* unless *named* has it.
+
+        The function takes the script's arguments by keyword and, where the header allows it, more as ``more=``.
+        """
+        script = load(name)
+        return BoundScript(self._link, script, [named.get(key) or getattr(keys, key) for key in script.keys])
+
+    def command(self, *command: Argument) -> Any:
+        """Send one plain command that is safe to repeat."""
+        for attempt in itertools.count(1):
+            try:
+                return self._link.send(*command)
+            except RedisErrors as error:
+                ours = translate(error)
+                if isinstance(ours, WrongTypeError):
+                    ours = WrongTypeError(f"{WrongTypeError.__doc__} {self.described(*command[1:])}")
+                pause(attempt, error, ours)
+        raise AssertionError("unreachable")
+
+    def described(self, *keys: Argument) -> str:
+        """Return which of *keys* exist, with their types."""
+        return describe(self._link, keys)
+
+
+class BoundScript:
+    """One script with its keys; call it with its arguments by name."""
+
+    def __init__(self, server: Link, script: Script, keys: list[bytes]) -> None:
+        self._link = server
+        self._script = script
+        self._keys = keys
+        self._attempt_at = 3 + len(keys) + (script.arguments.index(ATTEMPT) if script.counts_attempts else 0)
+        self._head: tuple[Argument, ...] = ("EVALSHA", script.sha, len(keys), *keys)
+
+    def __call__(self, *, more: Iterable[Argument] = (), **arguments: Argument) -> Any:
+        return self._insist(self._command(more, arguments), 1)
+
+    def with_next(
+        self, more: Iterable[Argument], following: BoundScript, arguments: dict[str, Argument], **own: Argument
+    ) -> tuple[Any, Any]:
+        """Call this script and then *following* with *arguments*, in one round trip where all goes well."""
+        first, second = self._command(more, own), following._command((), arguments)
+        try:
+            return self._link.send_both(first, second)
+        except (redis.exceptions.NoScriptError, *RedisErrors):
+            # Each by itself, as a repeat: whatever of it was done already answers as it did then.
+            return self._insist(first, 2), following._insist(second, 2)
+
+    def _command(self, more: Iterable[Argument], arguments: dict[str, Argument]) -> Command:
+        script = self._script
+        if script.counts_attempts:
+            arguments[ATTEMPT] = 1
+        try:
+            ordered = [arguments[name] for name in script.arguments]
+        except KeyError as error:
+            raise TypeError(f"script {script.name} misses {error}; it takes {', '.join(script.arguments)}") from None
+        if len(ordered) != len(arguments) or (more and not script.takes_more):
+            raise TypeError(f"script {script.name} takes {', '.join(script.arguments)}, not {', '.join(arguments)}")
+        return (*self._head, *ordered, *more)
+
+    def _insist(self, command: Command, first: int) -> Any:
+        for attempt in itertools.count(first):
+            if attempt > 1 and self._script.counts_attempts:
+                command = (*command[: self._attempt_at], attempt, *command[self._attempt_at + 1 :])
+            try:
+                return self._link.send(*command)
+            except redis.exceptions.NoScriptError:
+                return self._insist(("EVAL", self._script.source, *command[2:]), attempt)
+            except RedisErrors as error:
+                pause(attempt, error, self._explain(error))
+        raise AssertionError("unreachable")
+
+    def _explain(self, error: Exception) -> RedisQueueError:
+        text = str(error)
+        if "WRONGTYPE" in text:
+            return WrongTypeError(f"{WrongTypeError.__doc__} {describe(self._link, self._keys)}")
+        if "NEWER_SCHEMA" in text:
+            return SchemaError()
+        return translate(error)
+
+
+def describe(server: Link, keys: Iterable[Argument]) -> str:
+    """Return which of *keys* exist, with their types, for an error message."""
+    found = ((key, server.send("TYPE", key)) for key in keys if isinstance(key, bytes))
+    return ", ".join(f"{key.decode()} is a {kind.decode()}" for key, kind in found if kind != b"none")
+
+
+def pause(attempt: int, error: Exception, ours: RedisQueueError) -> None:
+    """Wait a moment before the next attempt, or raise *ours* where that would not help or was tried enough."""
+    if attempt == CALL_ATTEMPTS or not isinstance(ours, StoreUnavailableError):
+        raise ours from error
+    time.sleep(random.uniform(0.01, 0.05) * attempt)
