@@ -1,0 +1,6 @@
+"""Validation: proves on a user's own Redis that nothing is lost, by losing messages on purpose."""
+
+from redis_queue.validation.report import Report
+from redis_queue.validation.run import Plan, validate
+
+__all__ = ["Plan", "Report", "validate"]
