@@ -1,0 +1,205 @@
+"""RabbitMQ: many messages are published before one wait for all their confirms."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from kombu.exceptions import OperationalError
+
+from redis_queue.batches import CHUNK
+from redis_queue.celery.brokers.amqp_message import TaskMessage
+from redis_queue.celery.brokers.base import Broker, Settle, properties
+from redis_queue.celery.entities import build
+from redis_queue.celery.envelope import Envelope
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+CONFIRM_WITHIN: Final = 10.0
+"""Seconds to wait for any confirm; a broker that is out of memory or disk gives none."""
+
+
+CORK_BYTES: Final = 64 * 1024
+"""Bytes that are held back at most before they are sent."""
+
+
+class AmqpBroker(Broker):
+    """A channel in confirm mode. Messages are mandatory: one that reaches no queue comes back and is refused."""
+
+    at_once = CHUNK
+
+    def __init__(self, app: Celery, connection: Any) -> None:
+        super().__init__(app, connection)
+        self._published = 0
+        self._waiting: dict[int, int] = {}
+        self._returned: dict[str, str] = {}
+        self._settle: Settle = _nowhere
+        self._ids: Sequence[str] = ()
+        self._confirming: Any = None
+        self._exchanges: set[str] = {""}
+
+    def publish(self, envelopes: Sequence[Envelope], settle: Settle) -> None:
+        """Publish all, then wait for all confirms.
+
+        A message that makes the broker close the channel takes the fate of those around it with it: these are published
+        again one by one, until the broker names the culprit.
+        """
+        open_numbers = dict.fromkeys(range(len(envelopes)))
+
+        def settle_once(number: int, why: str | None) -> None:
+            if number in open_numbers:
+                del open_numbers[number]
+                settle(number, why)
+
+        batches: list[list[int]] = [list(open_numbers)]
+        while batches:
+            batch = [number for number in batches.pop(0) if number in open_numbers]
+            try:
+                self._publish_batch(envelopes, batch, settle_once)
+            except Exception as error:
+                if self.is_away(error):
+                    raise
+                self._confirming = None
+                left = [number for number in batch if number in open_numbers]
+                if len(left) == 1:
+                    settle_once(left[0], f"{type(error).__name__}: {error}")
+                else:
+                    batches[:0] = [[number] for number in left]
+
+    def declare_entity(self, description: Any) -> None:
+        """Declare one queue or exchange on a channel that may break."""
+        with self._scratch() as channel:
+            build(description, self.app)(channel).declare()
+
+    def _publish_batch(self, envelopes: Sequence[Envelope], batch: Sequence[int], settle: Settle) -> None:
+        self._settle, self._waiting = settle, {}
+        self._ids = [_mark(envelope, number) for number, envelope in enumerate(envelopes)]
+        self._returned = {}
+        channel = self._channel()
+        refusals = {number: self._refusal(lambda: self._prepare(envelopes[number])) for number in batch}  # noqa: B023
+        with _corked(channel.connection.transport):
+            for number, refusal in refusals.items():
+                if refusal is not None:
+                    settle(number, refusal)
+                    continue
+                self._published += 1
+                self._waiting[self._published] = number
+                self._send(channel, envelopes[number], self._ids[number])
+        self._await_confirms()
+
+    def _send(self, channel: Any, envelope: Envelope, mark: str) -> None:
+        found = {**properties(envelope), "correlation_id": mark}
+        if "expiration" in found:
+            found["expiration"] = str(int(found["expiration"] * 1000))
+        message = channel.prepare_message(
+            envelope.body,
+            found.pop("priority", 0) or 0,
+            envelope.content_type,
+            envelope.content_encoding,
+            dict(envelope.headers),
+            found,
+            _Message=TaskMessage,
+        )
+        # The class's own, not the instance's: with confirm_publish that one waits for each message.
+        type(channel).basic_publish(
+            channel, message, exchange=envelope.exchange, routing_key=envelope.routing_key, mandatory=True
+        )
+
+    def _prepare(self, envelope: Envelope) -> None:
+        self.declare(envelope)
+        if envelope.exchange not in self._exchanges:
+            # Publishing to an exchange that is not there would close the channel for all others.
+            with self._scratch() as channel:
+                channel.exchange_declare(envelope.exchange, "direct", passive=True)
+            self._exchanges.add(envelope.exchange)
+
+    def _await_confirms(self) -> None:
+        until = time.monotonic() + CONFIRM_WITHIN
+        while self._waiting:
+            before = len(self._waiting)
+            left = until - time.monotonic()
+            if left <= 0:
+                raise OperationalError(f"the broker confirmed nothing for {CONFIRM_WITHIN:.0f} s")
+            try:
+                self.connection.drain_events(timeout=left)
+            except TimeoutError:
+                continue
+            if len(self._waiting) < before:
+                until = time.monotonic() + CONFIRM_WITHIN
+
+    def _channel(self) -> Any:
+        if self._confirming is None:
+            channel = self._confirming = self.connection.channel()
+            channel.confirm_select()
+            # Else py-amqp polls the socket before each publish. A broker that blocks gives no confirms, which is seen.
+            channel.connection.client_properties.get("capabilities", {})["connection.blocked"] = False
+            self._published = 0
+            channel.events["basic_ack"].add(self._on_ack)
+            channel.events["basic_nack"].add(self._on_nack)
+            channel.events["basic_return"].add(self._on_return)
+        return self._confirming
+
+    @contextmanager
+    def _scratch(self) -> Iterator[Any]:
+        channel = self.connection.channel()
+        try:
+            yield channel
+        finally:
+            if channel.is_open:
+                channel.close()
+
+    def _on_ack(self, tag: int, multiple: bool) -> None:
+        self._settle_up_to(tag, multiple, None)
+
+    def _on_nack(self, tag: int, multiple: bool) -> None:
+        self._settle_up_to(tag, multiple, "the broker refused it (nack)")
+
+    def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
+        # A return comes before the confirm of the same message.
+        mark = str(message.properties.get("correlation_id"))
+        self._returned[mark] = f"unroutable: exchange {exchange!r}, routing key {routing_key!r}: {error}"
+
+    def _settle_up_to(self, tag: int, multiple: bool, why: str | None) -> None:
+        tags = [known for known in self._waiting if known <= tag] if multiple else [tag]
+        for known in tags:
+            number = self._waiting.pop(known, None)
+            if number is not None:
+                self._settle(number, self._returned.pop(self._ids[number], None) or why)
+
+
+@contextmanager
+def _corked(transport: Any) -> Iterator[None]:
+    """Hold back what is written to *transport* and send it in large pieces: py-amqp sends each frame by itself."""
+    write, held, size = transport._write, [], 0
+
+    def hold(data: Any) -> None:
+        nonlocal size
+        held.append(bytes(data))
+        size += len(data)
+        if size >= CORK_BYTES:
+            flush()
+
+    def flush() -> None:
+        nonlocal size
+        data = b"".join(held)
+        held.clear()
+        size = 0
+        write(data)
+
+    transport._write = hold
+    try:
+        yield
+        flush()
+    finally:
+        transport._write = write
+
+
+def _mark(envelope: Envelope, number: int) -> str:
+    return str(envelope.properties.get("correlation_id") or envelope.id or number)
+
+
+def _nowhere(number: int, why: str | None) -> None:
+    """Take an outcome that nobody waits for."""

@@ -1,0 +1,128 @@
+"""Broker: one connection that publishes, and what any transport of kombu can do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kombu.exceptions import OperationalError
+from kombu.transport.virtual import Channel as VirtualChannel
+
+from redis_queue.celery.entities import build
+from redis_queue.celery.envelope import Envelope
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+Settle = Callable[[int, str | None], None]
+"""Takes the number of a message in its batch and why it was refused; None means that the broker has it."""
+
+
+class UnroutableError(LookupError):
+    """A message reaches no queue."""
+
+
+class Broker:
+    """Publishes on a connection of its own, one message at a time: for transports that know nothing faster."""
+
+    #: Whether lists of this broker can be written by the scripts of the store.
+    shares_store: bool = False
+    #: Messages between two looks at the time: a slow broker must not outlast the leases.
+    at_once: int = 20
+
+    def __init__(self, app: Celery, connection: Any) -> None:
+        self.app = app
+        self.connection = connection
+        self.channel: Any = connection.channel()
+        self._declared: set[str] = set()
+
+    def publish(self, envelopes: Sequence[Envelope], settle: Settle) -> None:
+        """Publish in order and call *settle* for each message as soon as its fate is known.
+
+        Raises kombu's OperationalError, or what kombu counts as a connection error, when the broker is away: what
+        became of those not settled is unknown then.
+        """
+        producer = self.connection.Producer(self.channel, auto_declare=False)
+        for number, envelope in enumerate(envelopes):
+            settle(number, self._refusal(lambda: self._publish(producer, envelope)))  # noqa: B023
+
+    def close(self) -> None:
+        """Close the connection, whatever state it is in."""
+        self.connection.release()
+
+    def declare(self, envelope: Envelope) -> None:
+        """Declare what *envelope* needs, once per connection."""
+        for item in self.needs(envelope):
+            key = repr(item)
+            if key not in self._declared:
+                self.declare_entity(item)
+                self._declared.add(key)
+
+    def declare_entity(self, description: Any) -> None:
+        """Declare one queue or exchange."""
+        build(description, self.app)(self.channel).declare()
+
+    @staticmethod
+    def needs(envelope: Envelope) -> Sequence[Any]:
+        """Return what has to exist before *envelope* is published."""
+        return envelope.declare or ([] if envelope.exchange else [envelope.routing_key])
+
+    def _refusal(self, attempt: Callable[[], Any]) -> str | None:
+        """Run *attempt* and return why its message was refused; raises where the broker is away."""
+        try:
+            attempt()
+        except Exception as error:
+            if self.is_away(error):
+                raise
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def is_away(self, error: Exception) -> bool:
+        """Tell a broker that cannot be reached from a message that it will never take."""
+        # kombu counts KeyError among the connection errors of Redis; it comes from an unknown name in the message.
+        kinds = (*self.connection.connection_errors, OperationalError, OSError)
+        cause = error.__cause__ if isinstance(error, OperationalError) and error.__cause__ else error
+        return isinstance(cause, kinds) and not isinstance(cause, KeyError)
+
+    def _publish(self, producer: Any, envelope: Envelope) -> None:
+        self.declare(envelope)
+        if isinstance(self.channel, VirtualChannel) and envelope.exchange:
+            self.queues_of(envelope)
+        producer.publish(
+            envelope.body,
+            exchange=envelope.exchange,
+            routing_key=envelope.routing_key,
+            content_type=envelope.content_type,
+            content_encoding=envelope.content_encoding,
+            headers=dict(envelope.headers),
+            **properties(envelope),
+        )
+
+    def queues_of(self, envelope: Envelope) -> list[str] | None:
+        """Return the queues behind a virtual exchange; None for a fanout, which asks no table.
+
+        Raises UnroutableError if it leads nowhere: its transport would drop the message.
+        """
+        channel, kind = self.channel, self.channel.typeof(envelope.exchange)
+        if kind.type == "fanout":
+            return None
+        found = list(kind.lookup(channel.get_table(envelope.exchange), envelope.exchange, envelope.routing_key, None))
+        if not any(found):
+            raise UnroutableError(
+                f"exchange {envelope.exchange!r} has no queue for routing key {envelope.routing_key!r}"
+            )
+        return found
+
+
+def properties(envelope: Envelope) -> dict[str, Any]:
+    """Return the properties of *envelope* at this moment: the time to live counts from now.
+
+    What has expired goes without one, so that a worker tells that it was revoked; a broker would drop it in silence.
+    """
+    found = dict(envelope.properties)
+    if envelope.expires_at is not None:
+        left = envelope.expires_at / 1000 - time.time()
+        if left > 0:
+            found["expiration"] = left
+    return found

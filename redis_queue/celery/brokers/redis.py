@@ -1,0 +1,137 @@
+"""A Redis broker: messages go straight into kombu's lists, many in one round trip."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import redis
+
+from redis_queue.batches import CHUNK
+from redis_queue.celery.brokers.base import Broker, Settle
+from redis_queue.celery.entities import build, lifetime_ms
+from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.lists import ListNames
+from redis_queue.connection import Client
+from redis_queue.delay import Delivery
+from redis_queue.model import Entry
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+REFUSALS: Final = ("OOM", "READONLY", "MISCONF", "NOREPLICAS", "MASTERDOWN", "LOADING")
+"""How a Redis begins to say that it takes no writes at all, whatever the message."""
+
+PROBE_MS: Final = 10_000
+
+
+class RedisBroker(Broker):
+    """kombu's Redis transport, plain or behind Sentinel."""
+
+    at_once = CHUNK
+
+    def __init__(self, app: Celery, connection: Any, store: Client) -> None:
+        super().__init__(app, connection)
+        self.names = ListNames.of(connection.transport_options)
+        with self.channel.conn_or_acquire() as client:
+            self._client = redis.Redis(connection_pool=client.connection_pool)
+        self._lifetimes: dict[str, int] = {}
+        self.shares_store = isinstance(store, redis.Redis) and self._is(store)
+
+    def publish(self, envelopes: Sequence[Envelope], settle: Settle) -> None:
+        """Push all messages that have lists in one round trip; others go one by one."""
+        pipe = self._client.pipeline(transaction=False)
+        owners: list[int] = []
+        rest: list[int] = []
+        for number, envelope in enumerate(envelopes):
+            lists = self._lists_or_refusal(envelope)
+            if isinstance(lists, str):
+                settle(number, lists)
+            elif lists is None:
+                rest.append(number)
+            else:
+                element = envelope.element(str(uuid4()))
+                for name in lists:
+                    pipe.lpush(name, element)
+                    owners.append(number)
+                self._expire(pipe, owners, number, envelope, lists)
+        self._execute(pipe, owners, settle)
+        for number in rest:
+            super().publish([envelopes[number]], lambda _, why: settle(number, why))  # noqa: B023
+
+    def push(self, rows: Sequence[tuple[str, str]], settle: Settle) -> None:
+        """Push elements into lists, given as (list, element), in one round trip."""
+        pipe = self._client.pipeline(transaction=False)
+        for name, element in rows:
+            pipe.lpush(name, element)
+        self._execute(pipe, range(len(rows)), settle)
+
+    def delivery(self, entry: Entry, envelope: Envelope) -> Delivery | None:
+        """Return how the store's own script pushes *envelope*, or None if that cannot be. Raises UnroutableError."""
+        lists = self.lists(envelope)
+        if lists is None:
+            return None
+        ttl, expiring = self._lifetime(envelope, lists)
+        return Delivery(entry, envelope.element(str(uuid4())).encode(), lists, ttl, expiring)
+
+    def lists(self, envelope: Envelope) -> list[str] | None:
+        """Return the lists that *envelope* goes to; None for a fanout, which has none. Raises UnroutableError."""
+        if envelope.declare or envelope.exchange:
+            self.declare(envelope)
+        queues = self.queues_of(envelope) if envelope.exchange else [envelope.routing_key]
+        return None if queues is None else [self.names.of_queue(queue, envelope.priority) for queue in queues]
+
+    def declare_entity(self, description: Any) -> None:
+        """Declare one queue or exchange, and remember how long its lists live."""
+        entity = build(description, self.app)
+        entity(self.channel).declare()
+        if ttl := lifetime_ms(entity):
+            self._lifetimes[entity.name] = ttl
+
+    def is_away(self, error: Exception) -> bool:
+        """Tell a Redis that takes nothing from a message that it will never take."""
+        cause = error.__cause__ or error
+        if isinstance(cause, redis.ResponseError):
+            return str(cause).startswith(REFUSALS) or isinstance(
+                cause, redis.exceptions.OutOfMemoryError | redis.ReadOnlyError
+            )
+        return super().is_away(error)
+
+    def _lists_or_refusal(self, envelope: Envelope) -> list[str] | str | None:
+        found: list[list[str] | None] = []
+        refusal = self._refusal(lambda: found.append(self.lists(envelope)))
+        return refusal or found[0]
+
+    def _lifetime(self, envelope: Envelope, lists: Sequence[str]) -> tuple[int, list[str]]:
+        if not self._lifetimes or envelope.exchange:
+            return 0, []
+        queue = envelope.routing_key
+        return (self._lifetimes[queue], self.names.all_of(queue)) if queue in self._lifetimes and lists else (0, [])
+
+    def _expire(self, pipe: Any, owners: list[int], number: int, envelope: Envelope, lists: Sequence[str]) -> None:
+        ttl, keys = self._lifetime(envelope, lists)
+        for key in keys:
+            pipe.pexpire(key, ttl)
+            owners.append(number)
+
+    def _execute(self, pipe: Any, owners: Sequence[int], settle: Settle) -> None:
+        replies = pipe.execute(raise_on_error=False) if owners else []
+        outcome: dict[int, str | None] = {}
+        for number, reply in zip(owners, replies, strict=True):
+            if isinstance(reply, Exception) and self.is_away(reply):
+                raise reply
+            refused = f"{type(reply).__name__}: {reply}" if isinstance(reply, Exception) else None
+            outcome[number] = outcome.get(number) or refused
+        for number, refused in outcome.items():
+            settle(number, refused)
+
+    def _is(self, store: redis.Redis) -> bool:
+        """Tell whether *store* and the broker are one database, by a key that one writes and the other one sees."""
+        probe = f"redis_queue:probe:{os.urandom(16).hex()}"
+        store.set(probe, b"1", px=PROBE_MS)
+        try:
+            return bool(self._client.exists(probe))
+        finally:
+            store.delete(probe)

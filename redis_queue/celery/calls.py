@@ -1,0 +1,127 @@
+"""A task call as the payload of an entry: name, arguments and options, as plain JSON."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.tap import Tap
+from redis_queue.delay import DelayQueue, OnConflict
+from redis_queue.errors import InvalidValueError
+from redis_queue.times import Seconds
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+OPTIONS: Final = frozenset(
+    {
+        "compression",
+        "exchange",
+        "expires",
+        "headers",
+        "ignore_result",
+        "priority",
+        "queue",
+        "reply_to",
+        "retry",
+        "retry_policy",
+        "routing_key",
+        "serializer",
+        "shadow",
+        "soft_time_limit",
+        "time_limit",
+    }
+)
+"""What ``apply_async`` takes and an entry can carry. *expires* counts from the dispatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCall:
+    """Which task to run with what; raises InvalidValueError for what Celery could not send."""
+
+    task: str
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.task, str) or not self.task:
+            raise InvalidValueError(f"task={self.task!r}: give the name of a task")
+        if not isinstance(self.args, list | tuple):
+            raise InvalidValueError(f"args={self.args!r}: give a list or tuple")
+        for name in ("kwargs", "options"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+                raise InvalidValueError(f"{name}={value!r}: give a mapping with string names")
+        for name in self.options:
+            if name in ("countdown", "eta"):
+                raise InvalidValueError(f"option {name!r}: give delay= or due_at= instead, which the entry waits for")
+            if name not in OPTIONS:
+                near = difflib.get_close_matches(name, OPTIONS, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(OPTIONS))}"
+                raise InvalidValueError(f"option {name!r} cannot be stored: {hint}")
+
+    def payload(self) -> dict[str, Any]:
+        """Return the call as a JSON object."""
+        return {
+            "task": self.task,
+            "args": list(self.args),
+            "kwargs": dict(self.kwargs),
+            "options": {name: _plain(value) for name, value in self.options.items()},
+        }
+
+    @classmethod
+    def from_payload(cls, payload: Any) -> TaskCall:
+        """Return the call that *payload* holds; raises InvalidValueError if it holds none."""
+        if not isinstance(payload, Mapping) or not set(payload) <= {"task", "args", "kwargs", "options"}:
+            raise InvalidValueError(f"payload of type {type(payload).__name__} is no task call")
+        return cls(**{"task": "", **payload})
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def envelope_of_call(app: Celery, call: TaskCall, task_id: str) -> Envelope:
+    """Return the message that *call* becomes; raises what Celery raises for a call that it cannot send."""
+    kept: list[Envelope] = []
+    options = {**_task_options(app, call.task), **call.options}
+    with app.producer_or_acquire() as producer:
+        tap = Tap(app, producer, lambda envelope, *_: kept.append(envelope))
+        app.send_task(
+            call.task, list(call.args), dict(call.kwargs), task_id=task_id, producer=tap, add_to_parent=False, **options
+        )
+    return kept[0]
+
+
+def _task_options(app: Celery, name: str) -> dict[str, Any]:
+    """Return what a task of *app* was declared with: Celery before 5.7 leaves it out where a name is sent."""
+    task = app.tasks.get(name)
+    options = task._get_exec_options() if task is not None else {}
+    return {option: value for option, value in options.items() if value is not None}
+
+
+def push_task(
+    delay_queue: DelayQueue,
+    /,
+    task: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    delay: Seconds | None = None,
+    due_at: datetime | None = None,
+    id: str | None = None,
+    on_conflict: OnConflict = "replace",
+    **options: Any,
+) -> str:
+    """Store a call of *task* (a Celery task or its name) in *delay_queue* until it is due; return the task id.
+
+    *id* becomes the task id: the same again replaces what waits. *options* are those of ``apply_async``, such as
+    ``queue=`` and ``priority=``. Raises what :meth:`redis_queue.DelayQueue.push` raises.
+    """
+    call = TaskCall(getattr(task, "name", task), args, kwargs or {}, options)
+    return delay_queue.push(call.payload(), delay=delay, due_at=due_at, id=id, on_conflict=on_conflict)

@@ -1,0 +1,190 @@
+"""Capture: every publish with a delay becomes an entry, whatever part of Celery it comes from."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from celery import current_task
+from celery.app.amqp import AMQP
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.exceptions import OperationalError
+from kombu.utils.functional import retry_over_time
+
+from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.tap import Tap
+from redis_queue.errors import InvalidValueError, StoreError, StoreUnavailableError
+from redis_queue.times import from_ms
+
+if TYPE_CHECKING:
+    from redis_queue.celery.delayed import DelayedTasks
+
+logger = logging.getLogger(__name__)
+
+LEFT_ALONE: Final = frozenset({"celery.chord_unlock"})
+"""Tasks that poll: they come each second and mean nothing when late."""
+
+CAPTURED: Final = "redis_queue_captured"
+
+
+class _Sending(threading.local):
+    """What this thread's send was asked for: the message itself only tells the eta that came of it."""
+
+    task_id: str | None = None
+    countdown: float | None = None
+    #: Where push_many collects instead of storing.
+    batch: list[tuple[Envelope, Due]] | None = None
+
+
+Due = tuple[float | None, datetime | None]
+"""A delay in seconds, which counts from the Redis server's clock, or a time."""
+
+
+class Capture:
+    """Stands between one AMQP object and its producers."""
+
+    def __init__(self, delayed: DelayedTasks) -> None:
+        self._delayed = delayed
+        self._app = delayed.app
+        self._sending = _Sending()
+
+    def wrap(self, amqp: AMQP) -> None:
+        """Capture what *amqp* sends from now on; doing so twice is harmless."""
+        if getattr(amqp, CAPTURED, False):
+            return
+        setattr(amqp, CAPTURED, True)
+        amqp.create_task_message = self._noting(_made_late(amqp, "create_task_message"))
+        amqp.send_task_message = self._sender(_made_late(amqp, "send_task_message"))
+
+    def collect(self, send: Callable[[], Any]) -> list[tuple[Envelope, Due]]:
+        """Run *send* and return the messages that it would have delayed, in order.
+
+        Raises InvalidValueError before it sends anything without a delay.
+        """
+        batch: list[tuple[Envelope, Due]] = []
+        before, self._sending.batch = self._sending.batch, batch
+        try:
+            send()
+        finally:
+            self._sending.batch = before
+        return batch
+
+    def _noting(self, create: Callable[..., Any]) -> Callable[..., Any]:
+        def create_task_message(
+            task_id: str,
+            name: str,
+            args: Any = None,
+            kwargs: Any = None,
+            countdown: Any = None,
+            *rest: Any,
+            **named: Any,
+        ) -> Any:
+            self._sending.task_id, self._sending.countdown = task_id, countdown
+            return create(task_id, name, args, kwargs, countdown, *rest, **named)
+
+        return create_task_message
+
+    def _sender(self, send: Callable[..., Any]) -> Callable[..., Any]:
+        def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
+            due = None if name in LEFT_ALONE else self._due(message)
+            if due is None:
+                if self._sending.batch is not None and not _eta(message):
+                    raise InvalidValueError(f"{name} has no countdown and no eta: give push_many(countdown=…)")
+                return send(producer, name, message, **options)
+            tap = Tap(self._app, producer, lambda *found: self._keep(due, *found))
+            return send(tap, name, message, **options)
+
+        return send_task_message
+
+    def _due(self, message: Any) -> Due | None:
+        """Return when *message* is due, or None if it is not to be stored."""
+        eta = _eta(message)
+        if not eta:
+            return None
+        task_id = message.headers.get("id") or message.properties.get("correlation_id")
+        shortest = self._delayed.settings.min_delay_seconds
+        countdown = self._sending.countdown if self._sending.task_id == task_id else None
+        if countdown:
+            return (max(0.0, float(countdown)), None) if countdown > shortest else None
+        # As a worker reads it, so that a naive eta means here what it means there.
+        due_at = maybe_make_aware(maybe_iso8601(eta), self._app.timezone)
+        if shortest and (due_at - self._app.now()).total_seconds() <= shortest:
+            return None
+        return None, max(due_at, from_ms(1))
+
+    def _keep(self, due: Due, envelope: Envelope, options: Mapping[str, Any], publish: Callable[[], Any]) -> Any:
+        if self._sending.batch is not None:
+            self._sending.batch.append((envelope, due))
+            return None
+        try:
+            return _insist(lambda: self._delayed.store_message(envelope, due), options)
+        except StoreError as error:
+            if self._goes_to_the_broker(envelope):
+                logger.warning(
+                    "the store is away, %s waits in the broker: %s",
+                    envelope.id,
+                    error,
+                    extra={"action": "store_unavailable", "task_id": envelope.id},
+                )
+                return publish()
+            raise OperationalError(str(error)) from error
+
+    def _goes_to_the_broker(self, envelope: Envelope) -> bool:
+        policy = self._delayed.settings.on_store_error
+        # A retry is sent from inside the task that has its id; Celery drops a task whose retry raises.
+        retrying = bool(current_task) and current_task.request.id == envelope.id
+        return policy == "broker" or (policy is None and retrying)
+
+
+def _eta(message: Any) -> Any:
+    # Protocol 1 has the eta in the body.
+    body = message.body
+    return message.headers.get("eta") or (body.get("eta") if isinstance(body, Mapping) else None)
+
+
+def _made_late(amqp: AMQP, name: str) -> Callable[..., Any]:
+    """Return what *amqp* calls by *name*, made at its first call: until then the app may still be configured."""
+    if name in vars(amqp):
+        return cast("Callable[..., Any]", vars(amqp)[name])
+
+    @cache
+    def made() -> Any:
+        found = getattr(type(amqp), name)
+        return found.func(amqp) if isinstance(found, cached_property) else found.__get__(amqp)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return made()(*args, **kwargs)
+
+    return call
+
+
+def _insist(store: Callable[[], Any], options: Mapping[str, Any]) -> Any:
+    """Store under Celery's own policy for retrying a publish."""
+    try:
+        return store()
+    except StoreUnavailableError:
+        policy = options.get("retry_policy") or {}
+        if not options.get("retry") or policy.get("max_retries") == 0:
+            raise
+    return retry_over_time(
+        store,
+        (StoreUnavailableError,),
+        max_retries=policy.get("max_retries", 3),
+        interval_start=policy.get("interval_start", 0),
+        interval_step=policy.get("interval_step", 0.2),
+        interval_max=policy.get("interval_max", 0.2),
+    )
+
+
+class DelayedAMQP(AMQP):  # type: ignore[misc]
+    """For ``Celery(amqp="redis_queue.celery:DelayedAMQP")``: the app delays its tasks in Redis."""
+
+    def __init__(self, app: Any) -> None:
+        super().__init__(app)
+        from redis_queue.celery.delayed import DelayedTasks  # noqa: PLC0415 - it needs this module
+
+        DelayedTasks.of(app).attach(self)

@@ -1,0 +1,193 @@
+"""Revoke and inspect reach what is stored: with no worker alive, and after all have been restarted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from celery.utils.imports import instantiate
+from celery.worker.control import Panel
+
+from redis_queue.celery.entry import TaskEntry
+from redis_queue.errors import RedisQueueError
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from redis_queue.celery.delayed import DelayedTasks
+
+logger = logging.getLogger(__name__)
+
+PAGE: Final = 100
+"""Stored tasks in one reply of ``inspect scheduled``, unless the caller asks for another number."""
+
+
+def wrap_control(delayed: DelayedTasks) -> None:
+    """Let every revoke that this app sends cancel what is stored, before the workers hear of it."""
+    app = delayed.app
+    if "control" in vars(app):
+        _wrap(app.control, delayed)
+    else:
+        # Made at its first use: to make it now would read the configuration, which may not be there yet.
+        app.control_cls = _Control(app.control_cls)
+
+
+class _Control:
+    """Stands for the control class of an app until its control is made."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+
+    def __call__(self, app: Celery) -> Any:
+        control = instantiate(self._kind, app=app)
+        delayed = vars(app).get("delayed_tasks")
+        if delayed is not None:
+            _wrap(control, delayed)
+        return control
+
+
+def _wrap(control: Any, delayed: DelayedTasks) -> None:
+    broadcast = control.broadcast
+
+    def cancelling_broadcast(command: str, *args: Any, **kwargs: Any) -> Any:
+        cancel = _CANCELS.get(command)
+        if cancel is not None:
+            cancel(delayed, kwargs.get("arguments") or (args[0] if args else None) or {})
+        return broadcast(command, *args, **kwargs)
+
+    control.broadcast = cancelling_broadcast
+
+
+def wrap_panel() -> None:
+    """Let the workers of this process cancel, list and find stored tasks when a foreign client asks; only once."""
+    for name, wrapper in _COMMANDS.items():
+        original = Panel.data[name]
+        if not getattr(original, "stored_too", False):
+            wrapped = wrapper(original)
+            wrapped.stored_too = True
+            Panel.data[name] = wrapped
+            for alias in [key for key, value in Panel.data.items() if value is original]:
+                Panel.data[alias] = wrapped
+
+
+def _cancel_ids(delayed: DelayedTasks, arguments: Mapping[str, Any]) -> None:
+    found = arguments.get("task_id") or ()
+    delayed.cancel_many([found] if isinstance(found, str) else [str(item) for item in found])
+
+
+def _cancel_stamped(delayed: DelayedTasks, arguments: Mapping[str, Any]) -> None:
+    headers = arguments.get("headers") or {}
+    if isinstance(headers, list):
+        headers = dict(item.split("=", 1) for item in headers)
+    for name, value in headers.items():
+        delayed.cancel_matching(stamp={name: value})
+
+
+_CANCELS: Final[Mapping[str, Callable[[DelayedTasks, Mapping[str, Any]], None]]] = {
+    "revoke": _cancel_ids,
+    "terminate": _cancel_ids,
+    "revoke_by_stamped_headers": _cancel_stamped,
+}
+
+
+def _delayed_of(state: Any) -> DelayedTasks | None:
+    found: DelayedTasks | None = vars(state.app).get("delayed_tasks")
+    return found
+
+
+def _also_cancelling(name: str) -> Callable[[Any], Any]:
+    def wrap(original: Any) -> Any:
+        def command(state: Any, *args: Any, **kwargs: Any) -> Any:
+            delayed = _delayed_of(state)
+            if delayed is not None:
+                _quietly(lambda: _CANCELS[name](delayed, _arguments(name, args, kwargs)))
+            return original(state, *args, **kwargs)
+
+        return command
+
+    return wrap
+
+
+def _arguments(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    if name == "revoke_by_stamped_headers":
+        return {"headers": kwargs.get("headers") or (args[0] if args else {})}
+    return {"task_id": kwargs.get("task_id") or (args[-1] if args else ())}
+
+
+def _scheduled(original: Any) -> Any:
+    def scheduled(state: Any, limit: int = PAGE, after: str | None = None, **kwargs: Any) -> Any:
+        """List delayed tasks: those in the worker's memory, and a page of those stored."""
+        rows = original(state, **kwargs)
+        delayed = _delayed_of(state)
+        if delayed is None or not _answers(state):
+            return rows
+        page = _quietly(lambda: delayed.queue.list(after=after, limit=max(1, min(int(limit), 500))))
+        return [*rows, *(_row(TaskEntry.of(entry)) for entry in page or ())]
+
+    return scheduled
+
+
+def _query_task(original: Any) -> Any:
+    def query_task(state: Any, ids: Any, **kwargs: Any) -> Any:
+        """Find tasks by id, stored ones too."""
+        found = original(state, ids, **kwargs)
+        delayed = _delayed_of(state)
+        missing = [id_ for id_ in ([ids] if isinstance(ids, str) else ids or ()) if id_ not in found]
+        if delayed is None:
+            return found
+        stored = _quietly(lambda: [delayed.get(id_) for id_ in missing]) or ()
+        return {**found, **{entry.id: ("scheduled", _row(entry)["request"]) for entry in stored if entry}}
+
+    return query_task
+
+
+def _answers(state: Any) -> bool:
+    """Tell whether this worker lists what is stored: the one that dispatches, or each if none does."""
+    from redis_queue.celery.worker import leading  # noqa: PLC0415 - it needs this module
+
+    return leading(state.app)
+
+
+def _row(entry: TaskEntry) -> dict[str, Any]:
+    due = entry.due_at.isoformat()
+    return {
+        "eta": due,
+        "priority": entry.priority,
+        "request": {
+            "id": entry.id,
+            "name": entry.task,
+            "args": entry.args,
+            "kwargs": entry.kwargs,
+            "type": entry.task,
+            "hostname": None,
+            "time_start": None,
+            "acknowledged": False,
+            "delivery_info": {
+                "exchange": entry.exchange,
+                "routing_key": entry.routing_key,
+                "priority": entry.priority,
+                "redelivered": False,
+            },
+            "worker_pid": None,
+            "stored": True,
+        },
+    }
+
+
+def _quietly(call: Callable[[], Any]) -> Any:
+    """Run *call*; a store that is away must not take the worker's own answer away."""
+    try:
+        return call()
+    except RedisQueueError as error:
+        logger.warning("stored tasks cannot be reached: %s", error, extra={"action": "store_unavailable"})
+        return None
+
+
+_COMMANDS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "revoke": _also_cancelling("revoke"),
+    "terminate": _also_cancelling("terminate"),
+    "revoke_by_stamped_headers": _also_cancelling("revoke_by_stamped_headers"),
+    "scheduled": _scheduled,
+    "query_task": _query_task,
+}

@@ -1,0 +1,236 @@
+"""DelayedTasks: one line that makes every delayed task of a Celery app durable."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from celery.app.amqp import AMQP
+
+from redis_queue.batches import CHUNK
+from redis_queue.celery.bulk import Bulk, Sent
+from redis_queue.celery.capture import Capture, Due
+from redis_queue.celery.control import wrap_control
+from redis_queue.celery.entry import TaskEntry
+from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.lists import ListNames
+from redis_queue.celery.revoked import mark_revoked
+from redis_queue.celery.settings import CelerySettings
+from redis_queue.celery.store import Store
+from redis_queue.celery.worker import install_worker
+from redis_queue.delay import DelayQueue, Push
+from redis_queue.errors import InvalidDelayError, InvalidValueError
+from redis_queue.times import Seconds
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+ATTRIBUTE: Final = "delayed_tasks"
+
+Match = Callable[[TaskEntry], bool]
+
+
+class DelayedTasks:
+    """Every ``countdown=``, ``eta=`` and ``retry()`` of *app* waits in Redis until it is due.
+
+    Once a delayed publish returns, the task is as durable as the Redis it is in; it goes into its normal queue no
+    earlier than it is due by the Redis server's clock. Any worker of the app moves what is due; so does ``celery -A app
+    redis-queue dispatch``. Settings are ``redis_queue_*`` in the app's configuration
+    (:class:`redis_queue.celery.settings.CelerySettings`). Raises ConfigurationError at the first use, or when a worker
+    starts, for settings that cannot be. Making it twice for one app is harmless.
+    """
+
+    def __new__(cls, app: Celery) -> DelayedTasks:
+        found: DelayedTasks | None = vars(app).get(ATTRIBUTE)
+        return found if found is not None else super().__new__(cls)
+
+    def __init__(self, app: Celery) -> None:
+        if vars(app).get(ATTRIBUTE) is self:
+            return
+        self.app = app
+        setattr(app, ATTRIBUTE, self)
+        self._capture = Capture(self)
+        install_worker(self)
+        wrap_control(self)
+        if not _being_made(app):
+            self.attach(app.amqp)
+
+    @classmethod
+    def of(cls, app: Celery) -> DelayedTasks:
+        """Return the one of *app*, made at the first call."""
+        return cls(app)
+
+    def attach(self, amqp: AMQP) -> None:
+        """Capture what *amqp* sends."""
+        self._capture.wrap(amqp)
+
+    @cached_property
+    def settings(self) -> CelerySettings:
+        """The settings of the app."""
+        return self.store.settings
+
+    @property
+    def store(self) -> Store:
+        """Where the app keeps its queues."""
+        return Store.of(self.app)
+
+    @cached_property
+    def queue(self) -> DelayQueue:
+        """The DelayQueue that holds the tasks; its dead letters are what could not be sent."""
+        return self.store.delay_queue()
+
+    @cached_property
+    def _lists(self) -> ListNames | None:
+        """How the broker names its lists, or None where it has none."""
+        with self.app.connection_for_write() as connection:
+            is_redis = connection.transport.driver_type == "redis"
+            return ListNames.of(connection.transport_options) if is_redis else None
+
+    def get(self, id: str) -> TaskEntry | None:
+        """Return a task that waits, or None."""
+        entry = self.queue.get(id)
+        return None if entry is None else TaskEntry.of(entry)
+
+    def cancel(self, id: str) -> bool:
+        """Take a task out. True: it will never run, and its state is REVOKED. False: unknown, or on its way already."""
+        return self.cancel_many([id])[0]
+
+    def cancel_many(self, ids: Iterable[str]) -> builtins.list[bool]:
+        """Take tasks out, as :meth:`cancel` does."""
+        names = list(ids)
+        # Read first: what is cancelled is gone, and with it the name of the chord that waits for it.
+        entries = [self.queue.get(name) for name in names]
+        flags = self.queue.cancel_many(names)
+        for name, entry, cancelled in zip(names, entries, flags, strict=True):
+            if cancelled:
+                mark_revoked(self.app, name, entry)
+        return flags
+
+    def reschedule(self, id: str, *, countdown: Seconds | None = None, eta: datetime | None = None) -> bool:
+        """Change when a task is due: *countdown* from now, or at *eta* (aware). False: unknown, or on its way."""
+        if countdown is None and eta is None:
+            raise InvalidDelayError("give countdown= or eta=")
+        return self.queue.reschedule(id, delay=countdown, due_at=eta)
+
+    def run_now(self, id: str) -> bool:
+        """Make a task due at once. False: unknown, or on its way already."""
+        return self.queue.run_now(id)
+
+    def list(
+        self,
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        stamp: Mapping[str, Any] | None = None,
+        id_prefix: str | None = None,
+        due_before: datetime | None = None,
+        due_after: datetime | None = None,
+    ) -> Iterator[TaskEntry]:
+        """Yield waiting tasks by due time, read a page of 500 at a time; all given conditions must hold.
+
+        *stamp* maps names of stamps to a value, or to several of which one must be there.
+        """
+        matches = _matcher(task, queue, stamp, id_prefix)
+        after = None
+        while page := self.queue.list(after=after, limit=CHUNK, due_before=due_before, due_after=due_after):
+            yield from filter(matches, map(TaskEntry.of, page))
+            after = self.queue.cursor(page[-1])
+
+    def count(self, *, due_before: datetime | None = None, due_after: datetime | None = None) -> int:
+        """Count waiting tasks, all or those due in a time window."""
+        return self.queue.count(due_before=due_before, due_after=due_after)
+
+    def forecast(self, hours: float = 24, *, buckets: int = 24) -> builtins.list[tuple[datetime, int]]:
+        """Count how many tasks fall due in each of *buckets* equal windows of the next *hours*.
+
+        Each item is (start of the window, count); what is overdue counts in the first.
+        """
+        return self.queue.forecast(buckets, width=timedelta(hours=hours) / buckets)
+
+    def cancel_matching(self, *, dry_run: bool = False, **conditions: Any) -> int:
+        """Cancel all tasks that :meth:`list` yields for *conditions*, at least one; return how many.
+
+        With *dry_run* they are only counted.
+        """
+        if not any(value is not None for value in conditions.values()):
+            raise InvalidValueError("cancel_matching() without a condition would cancel everything: give one")
+        ids = [entry.id for entry in self.list(**conditions)]
+        return len(ids) if dry_run else sum(self.cancel_many(ids))
+
+    def push_many(self, signatures: Iterable[Any], *, countdown: Seconds | None = None) -> builtins.list[Any]:
+        """Delay many signatures at once, one round trip per 500; return their results in order.
+
+        Each has its own ``countdown`` or ``eta`` among its options, or gets *countdown*. Raises InvalidValueError for
+        one without any; what came before it in full batches of 500 is stored then.
+        """
+        results: builtins.list[Any] = []
+        batch: builtins.list[Push] = []
+        seconds = countdown.total_seconds() if isinstance(countdown, timedelta) else countdown
+        with Bulk(self.app, self._collect, self.settings.min_delay_seconds).open() as bulk:
+            for signature in signatures:
+                result, kept = bulk.message(signature, seconds)
+                results.append(result)
+                batch += [self.as_push(*found) for found in kept]
+                if len(batch) >= CHUNK:
+                    self.queue.push_many(batch)
+                    batch = []
+        self.queue.push_many(batch)
+        return results
+
+    def _collect(self, signature: Any, options: Mapping[str, Any]) -> Sent:
+        """Send *signature* through Celery; return its result and what it delayed."""
+        results: builtins.list[Any] = []
+        kept = self._capture.collect(lambda: results.append(signature.apply_async(**options)))
+        return results[0], kept
+
+    def store_message(self, envelope: Envelope, due: Due) -> None:
+        """Store one captured message; the same task id again replaces what waits under it."""
+        self.queue.push_many([self.as_push(envelope, due)])
+
+    def as_push(self, envelope: Envelope, due: Due) -> Push:
+        """Return what is stored for a captured message."""
+        delay, due_at = due
+        return Push(
+            envelope.pack(),
+            delay=delay,
+            due_at=due_at,
+            id=envelope.id or None,
+            headers=envelope.storage_headers() or None,
+            destination=self._destination(envelope),
+        )
+
+    def _destination(self, envelope: Envelope) -> str | None:
+        """Return the list that the message goes to, if that is known without asking the broker."""
+        if self._lists is None or envelope.exchange or envelope.declare or not envelope.routing_key:
+            return None
+        return self._lists.of_queue(envelope.routing_key, envelope.priority)
+
+
+def _being_made(app: Celery) -> bool:
+    # With Celery(amqp=…) the AMQP object makes this one while it is made itself.
+    return isinstance(app.amqp_cls, str) and app.amqp_cls.endswith(":DelayedAMQP") and "amqp" not in vars(app)
+
+
+def _matcher(task: str | None, queue: str | None, stamp: Mapping[str, Any] | None, id_prefix: str | None) -> Match:
+    def matches(entry: TaskEntry) -> bool:
+        return (
+            (task is None or entry.task == task)
+            and (queue is None or entry.queue == queue)
+            and (id_prefix is None or entry.id.startswith(id_prefix))
+            and (stamp is None or has_stamps(entry.stamps, stamp))
+        )
+
+    return matches
+
+
+def has_stamps(stamps: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Tell whether *stamps* has for each name in *wanted* one of the values there."""
+    return all(set(_several(stamps.get(name))) & set(_several(value)) for name, value in wanted.items())
+
+
+def _several(value: Any) -> builtins.list[str]:
+    several = value if isinstance(value, list | tuple | set | frozenset) else [] if value is None else [value]
+    return [str(item) for item in several]

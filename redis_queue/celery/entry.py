@@ -1,0 +1,101 @@
+"""TaskEntry: a delayed task as people see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from redis_queue.celery.calls import TaskCall
+from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.protocol import json_body
+from redis_queue.errors import InvalidValueError
+from redis_queue.model import Entry
+from redis_queue.times import from_ms
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEntry:
+    """One task that waits for its time. *task* is "" where the message cannot be read by this version."""
+
+    id: str
+    task: str
+    due_at: datetime
+    stored_at: datetime
+    deliveries: int
+    queue: str
+    exchange: str
+    routing_key: str
+    priority: int
+    retries: int
+    expires_at: datetime | None
+    stamps: Mapping[str, Any]
+    headers: Mapping[str, Any]
+    args: str
+    kwargs: str
+
+    @classmethod
+    def of(cls, entry: Entry) -> TaskEntry:
+        """Return *entry* as a task."""
+        known: dict[str, Any] = {
+            "id": entry.id,
+            "due_at": entry.due_at,
+            "stored_at": entry.put_at,
+            "deliveries": entry.deliveries,
+        }
+        try:
+            if isinstance(entry.payload, bytes):
+                return cls(**known, **_of_envelope(Envelope.unpack(entry.payload, entry.id, entry.headers)))
+            return cls(**known, **_of_call(TaskCall.from_payload(entry.payload)))
+        except InvalidValueError:
+            return cls(**known, **_NOTHING)
+
+
+_NOTHING: Mapping[str, Any] = {
+    **dict.fromkeys(("task", "queue", "exchange", "routing_key", "args", "kwargs"), ""),
+    "priority": 0,
+    "retries": 0,
+    "expires_at": None,
+    "stamps": {},
+    "headers": {},
+}
+
+
+def _of_envelope(envelope: Envelope) -> dict[str, Any]:
+    headers = envelope.headers
+    call = headers if envelope.task else _of_protocol_1(envelope)
+    queue = next((item for item in envelope.declare if isinstance(item, str)), None)
+    return {
+        "task": str(call.get("task") or ""),
+        "queue": queue or ("" if envelope.exchange else envelope.routing_key),
+        "exchange": envelope.exchange,
+        "routing_key": envelope.routing_key,
+        "priority": envelope.priority,
+        "retries": int(call.get("retries") or 0),
+        "expires_at": None if envelope.expires_at is None else from_ms(envelope.expires_at),
+        "stamps": headers.get("stamps") or {},
+        "headers": headers,
+        "args": str(call.get("argsrepr", "")),
+        "kwargs": str(call.get("kwargsrepr", "")),
+    }
+
+
+def _of_protocol_1(envelope: Envelope) -> Mapping[str, Any]:
+    body = json_body(envelope) or {}
+    return {**body, "argsrepr": repr(body.get("args")), "kwargsrepr": repr(body.get("kwargs"))} if body else body
+
+
+def _of_call(call: TaskCall) -> dict[str, Any]:
+    options = call.options
+    return {
+        **_NOTHING,
+        "task": call.task,
+        "queue": str(options.get("queue") or ""),
+        "exchange": str(options.get("exchange") or ""),
+        "routing_key": str(options.get("routing_key") or ""),
+        "priority": options.get("priority") or 0,
+        "headers": options.get("headers") or {},
+        "args": repr(tuple(call.args)),
+        "kwargs": repr(dict(call.kwargs)),
+    }

@@ -1,0 +1,39 @@
+"""The lists in which kombu's Redis transport keeps a queue, one for each step of priority."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+SEPARATOR: Final = "\x06\x16"
+STEPS: Final = (0, 3, 6, 9)
+HIGHEST: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class ListNames:
+    """How one broker names its lists; the options of ``broker_transport_options`` that change it."""
+
+    prefix: str = ""
+    separator: str = SEPARATOR
+    steps: Sequence[int] = STEPS
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> ListNames:
+        """Return the names under these transport options."""
+        prefix, steps = options.get("global_keyprefix") or "", options.get("priority_steps") or STEPS
+        return cls(prefix, options.get("sep") or SEPARATOR, steps)
+
+    def of_queue(self, queue: str, priority: int) -> str:
+        """Return the list for messages of *priority*."""
+        step = self.steps[bisect(self.steps, max(0, min(priority, HIGHEST))) - 1]
+        return self._key(queue, step)
+
+    def all_of(self, queue: str) -> list[str]:
+        """Return the lists of all priorities."""
+        return [self._key(queue, step) for step in self.steps]
+
+    def _key(self, queue: str, step: int) -> str:
+        return f"{self.prefix}{queue}{self.separator}{step}" if step else f"{self.prefix}{queue}"

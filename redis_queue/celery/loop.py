@@ -1,0 +1,164 @@
+"""DispatchLoop: waits until something is due and dispatches it, to the millisecond and nearly for free.
+
+Of all loops on one queue, one leads: it sleeps exactly until the next due time and is woken when something earlier is
+stored. The others only look now and then whether it still does. Leading saves work, it is no lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import redis
+
+from redis_queue.backoff import Backoff
+from redis_queue.celery.dispatcher import Dispatched, Dispatcher
+from redis_queue.celery.store import Store
+from redis_queue.connection import RedisErrors, translate
+from redis_queue.delay import DelayQueue
+from redis_queue.errors import RedisQueueError
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logging.getLogger(__name__)
+
+LEASES: Final = 2.5
+"""A leader that was silent for so many intervals has lost its place."""
+
+FOLLOWER: Final = 2.0
+"""Intervals between two looks of one that follows; more where many do."""
+
+SOCKET_STEP: Final = 0.0015
+"""Seconds before the end of a wait at which it leaves the socket."""
+
+RUN: Final = 0.5
+"""Seconds that one run may take before the leader shows that it lives, or sees that it is to stop."""
+
+
+class DispatchLoop:
+    """Dispatches what falls due for *app* until :meth:`stop`; survives restarts of Redis and broker."""
+
+    def __init__(self, app: Celery) -> None:
+        store = Store(app)
+        self._queue: DelayQueue = store.delay_queue()
+        self._dispatcher = Dispatcher(app, self._queue, settings=store.settings)
+        self._interval = store.settings.interval_seconds
+        self._wake = _Wake(self._queue, min(self._interval, 0.25))
+        self._stopped = threading.Event()
+        self._led_at = -math.inf
+        self._put_back_at = -math.inf
+        self._lease = self._queue.settings.lease_ms / 1000
+        self._due = False
+        self.name = f"{socket.gethostname()}:{os.getpid()}:{random.getrandbits(32):08x}"
+        self.leads = False
+        self.total = Dispatched()
+
+    def run(self) -> None:
+        """Dispatch until :meth:`stop` is called from another thread or a signal handler."""
+        backoff = Backoff()
+        while not self._stopped.is_set():
+            try:
+                self._wait(self._turn())
+                backoff.reset()
+            except Exception as error:  # noqa: BLE001 - whatever it was, what is stored must go on moving
+                pause = backoff.next()
+                logger.warning(
+                    "cannot dispatch: %s", error, extra={"action": "dispatch_away", "retry_in": round(pause, 2)}
+                )
+                self._step_down()
+                self._stopped.wait(pause)
+        self._step_down()
+
+    def stop(self) -> None:
+        """End :meth:`run` within a quarter of a second, or with the batch it is at."""
+        self._stopped.set()
+
+    def _turn(self) -> float:
+        """Lead if nobody else does and dispatch what is due; return the seconds to wait."""
+        now = time.monotonic()
+        if now - self._led_at >= self._interval * 0.9:
+            leadership = self._queue.lead(self.name, self._interval * LEASES)
+            self.leads = leadership.mine
+            if not self.leads:
+                return self._follow(leadership.left)
+            self._led_at = now
+        self._wake.listen()
+        if now - self._put_back_at >= self._lease:
+            # What a dispatcher held that died between its claim and its ack; not every app has the beat task for it.
+            self._queue.put_back()
+            self._put_back_at = now
+        done = self._dispatcher.run(RUN, due=self._due)
+        self.total += done
+        self._due = done.next_in < self._interval
+        return min(self._interval, done.next_in)
+
+    def _follow(self, left: float) -> float:
+        self._wake.close()
+        return max(min(left, self._interval * FOLLOWER), 0.05) * random.uniform(1.0, 1.2)
+
+    def _wait(self, seconds: float) -> None:
+        if self.leads:
+            self._wake.wait(seconds, self._stopped)
+        else:
+            self._stopped.wait(seconds)
+
+    def _step_down(self) -> None:
+        """Leave the lead to another one: what fails here may work there."""
+        led, self.leads, self._led_at = self.leads, False, -math.inf
+        self._wake.close()
+        self._dispatcher.close()
+        if led:
+            try:
+                self._queue.lead(self.name, 0)
+            except RedisQueueError as error:
+                logger.info("cannot step down: %s", error)
+
+
+class _Wake:
+    """The channels that tell of something due earlier than all before, and a sleep that they end."""
+
+    def __init__(self, queue: DelayQueue, step: float) -> None:
+        self._queue = queue
+        self._step = step
+        self._pubsub: redis.client.PubSub | None = None
+
+    def listen(self) -> None:
+        """Subscribe, if that is not done."""
+        if self._pubsub is not None:
+            return
+        pubsub = self._queue.client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+        try:
+            pubsub.subscribe(*self._queue.wake_channels())
+        except RedisErrors as error:
+            pubsub.close()
+            raise translate(error) from error
+        self._pubsub = pubsub
+
+    def wait(self, seconds: float, stopped: threading.Event) -> None:
+        """Sleep for *seconds*, or until something earlier was stored or *stopped* is set."""
+        until = time.monotonic() + seconds
+        while self._pubsub is not None and not stopped.is_set():
+            left = until - time.monotonic()
+            if left <= SOCKET_STEP:
+                # The end of the time goes by a sleep: a socket's timeout is a whole number of milliseconds.
+                time.sleep(max(0.0, left))
+                return
+            try:
+                # A short step lets a stop be seen.
+                if self._pubsub.get_message(timeout=min(left - SOCKET_STEP, self._step)) is not None:
+                    return
+            except RedisErrors as error:
+                raise translate(error) from error
+
+    def close(self) -> None:
+        """Unsubscribe."""
+        pubsub, self._pubsub = self._pubsub, None
+        if pubsub is not None:
+            pubsub.close()

@@ -1,0 +1,140 @@
+"""What a Celery app sets: every ``redis_queue_*`` name and its default once."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from redis_queue.batches import CHUNK, MAX_RATE, MIN_RATE
+from redis_queue.errors import ConfigurationError, InvalidDelayError
+from redis_queue.settings import MAX_SHARDS
+from redis_queue.times import Seconds, duration_ms
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+NAMESPACE: Final = "redis_queue_"
+
+OnStoreError = Literal["raise", "broker"]
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """What becomes of entries that are due for long, as after an outage.
+
+    ``run``: all at once. ``spread:N``: at most N per second. ``skip:S``: what is overdue by more than S seconds becomes
+    a dead letter.
+    """
+
+    policy: Literal["run", "spread", "skip"] = "run"
+    amount: float = 0.0
+
+    @classmethod
+    def parse(cls, text: Any) -> Overdue:
+        """Return what *text* says; raises ConfigurationError."""
+        name, _, number = str(text).partition(":")
+        try:
+            amount = float(number) if number else 0.0
+        except ValueError:
+            amount = math.nan
+        if name == "run" and not number:
+            return cls()
+        if name == "spread" and MIN_RATE <= amount <= MAX_RATE:
+            return cls("spread", amount)
+        if name == "skip" and 0 < amount < math.inf:
+            return cls("skip", amount)
+        raise ConfigurationError(
+            f"redis_queue_overdue={text!r}: give 'run', 'spread:<number per second>' or 'skip:<seconds>'"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CelerySettings:
+    """The settings of one app; each is ``redis_queue_<name>`` in its configuration."""
+
+    #: The Redis that keeps delayed tasks. Default: the broker, else the result backend, if that is one Redis.
+    url: str | None = None
+    #: First part of every key.
+    prefix: str = "redis_queue"
+    #: Name of the DelayQueue that keeps delayed tasks.
+    delay_queue: str = "celery"
+    #: Hash tags that the DelayQueue is spread over, for Redis Cluster. Fixed once entries exist.
+    shards: int = 1
+    #: Shorter delays (seconds or timedelta) are left to the broker and the worker's memory.
+    min_delay: Seconds = 0.0
+    #: Whether workers dispatch; like ``--without-dispatch``, but for all workers.
+    dispatch: bool = True
+    #: Longest time (seconds or timedelta) that a dispatcher trusts its wake-up before it looks by itself.
+    dispatch_interval: Seconds = 5.0
+    #: Entries per dispatch, 1 to 500.
+    dispatch_batch: int = CHUNK
+    #: What becomes of entries that are due for long: "run", "spread:<number per second>" or "skip:<seconds>".
+    overdue: str = "run"
+    #: When the store is away: "raise" or "broker" (the broker's own eta). Default: a publish raises, a retry goes to
+    #: the broker, for Celery drops a task whose retry raises.
+    on_store_error: OnStoreError | None = None
+
+    def __post_init__(self) -> None:
+        Overdue.parse(self.overdue)
+        _check_whole("dispatch_batch", self.dispatch_batch, CHUNK)
+        _check_whole("shards", self.shards, MAX_SHARDS)
+        _check_seconds("min_delay", self.min_delay, 0, 86400)
+        _check_seconds("dispatch_interval", self.dispatch_interval, 0.1, 60)
+        if not isinstance(self.dispatch, bool):
+            raise ConfigurationError(f"redis_queue_dispatch={self.dispatch!r}: give True or False")
+        if self.on_store_error not in (None, "raise", "broker"):
+            raise ConfigurationError(f"redis_queue_on_store_error={self.on_store_error!r}: give 'raise' or 'broker'")
+
+    @property
+    def overdue_policy(self) -> Overdue:
+        """The overdue policy, read."""
+        return Overdue.parse(self.overdue)
+
+    @property
+    def min_delay_seconds(self) -> float:
+        """The shortest delay that is stored, in seconds."""
+        return duration_ms(self.min_delay) / 1000
+
+    @property
+    def interval_seconds(self) -> float:
+        """The dispatch interval in seconds."""
+        return duration_ms(self.dispatch_interval) / 1000
+
+    @classmethod
+    def of(cls, app: Celery) -> CelerySettings:
+        """Return the settings of *app*; raises ConfigurationError for unknown and impossible ones."""
+        known = [item.name for item in fields(cls)]
+        for name in _names(app.conf):
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+                hint = f"did you mean {NAMESPACE}{near[0]}?" if near else f"known are {', '.join(known)}"
+                raise ConfigurationError(f"unknown setting {NAMESPACE}{name}: {hint}")
+        given = {name: app.conf.get(f"{NAMESPACE}{name}") for name in known}
+        return cls(**{name: value for name, value in given.items() if value not in (None, "")})
+
+
+def _names(conf: Any) -> Iterator[str]:
+    """Yield what is set under the namespace, however the app was configured; the values come from ``conf.get``."""
+    for source in conf.maps:
+        for key in source:
+            name = key.lower() if isinstance(key, str) else ""
+            name = name.removeprefix(str(getattr(conf, "prefix", None) or "").lower())
+            if name.startswith(NAMESPACE):
+                yield name.removeprefix(NAMESPACE)
+
+
+def _check_whole(name: str, value: object, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
+        raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: give a whole number from 1 to {high}")
+
+
+def _check_seconds(name: str, value: Seconds, low: float, high: float) -> None:
+    try:
+        seconds = duration_ms(value, name=name) / 1000
+    except InvalidDelayError as error:
+        raise ConfigurationError(f"{NAMESPACE}{error}") from None
+    if not low <= seconds <= high:
+        raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: give {low:g} to {high:g} seconds")

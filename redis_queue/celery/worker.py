@@ -1,0 +1,73 @@
+"""A thread in every worker that dispatches; ``--without-dispatch`` leaves it to others."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from celery import bootsteps
+
+from redis_queue.celery.control import wrap_panel
+from redis_queue.celery.loop import DispatchLoop
+from redis_queue.celery.store import Store
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from redis_queue.celery.delayed import DelayedTasks
+
+logger = logging.getLogger(__name__)
+
+LOOP: Final = "redis_queue_loop"
+
+STOP_WITHIN: Final = 1.0
+"""Seconds that a warm shutdown waits for the thread."""
+
+
+class DispatchStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Runs a DispatchLoop beside the worker; refuses to start one with settings that cannot be."""
+
+    requires = ("celery.worker.components:Timer",)
+
+    def __init__(self, parent: Any, without_dispatch: bool = False, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        self._thread: threading.Thread | None = None
+        self._loop: DispatchLoop | None = None
+        self.enabled = Store.of(parent.app).settings.dispatch and not without_dispatch
+        wrap_panel()
+
+    def start(self, parent: Any) -> None:
+        """Start the thread, on connections of its own."""
+        self._loop = DispatchLoop(parent.app)
+        setattr(parent.app, LOOP, self._loop)
+        self._thread = threading.Thread(target=self._loop.run, name="redis-queue-dispatch", daemon=True)
+        self._thread.start()
+
+    def stop(self, parent: Any) -> None:  # noqa: ARG002 - what Celery calls
+        """Stop the thread; entries that it holds go back by themselves if it takes too long."""
+        loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        loop.stop()
+        thread.join(STOP_WITHIN)
+        if thread.is_alive():
+            logger.warning("the dispatch thread is still at its batch", extra={"action": "dispatch_slow_stop"})
+
+    terminate = stop
+
+
+def install_worker(delayed: DelayedTasks) -> None:
+    """Add the step and its option to the workers of the app."""
+    app = delayed.app
+    app.steps["worker"].add(DispatchStep)
+    app.user_options["worker"].add(
+        click.Option(["--without-dispatch"], is_flag=True, help="Leave due entries to other workers (redis_queue).")
+    )
+
+
+def leading(app: Celery) -> bool:
+    """Tell whether this process leads, or no dispatcher of a worker does."""
+    loop: DispatchLoop | None = vars(app).get(LOOP)
+    return loop is None or loop.leads

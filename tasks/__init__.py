@@ -1,0 +1,9 @@
+"""The reference application: ``celery -A tasks worker --beat``."""
+
+from celery import Celery
+
+from redis_queue.celery import DelayedTasks
+
+app = Celery("tasks")
+app.config_from_object("celeryconfig")
+delayed = DelayedTasks(app)
