@@ -1,0 +1,179 @@
+"""The processes that a run starts, none of which outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from examples.orders.errors import FailedError
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_THEN_RUN = 'read -r _ && exec "$@" </dev/null'
+
+
+class Child:
+    """A process in a session of its own, so that a Ctrl-C at the terminal reaches only the run.
+
+    It waits for :meth:`begin`, and ends by itself if this process dies before.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str] | None, log: Path) -> None:
+        self.name = name
+        self._log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", WAIT_THEN_RUN, "sh", *command],
+                cwd=ROOT,
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def begin(self) -> None:
+        """Let it do what it was started for."""
+        assert self._process.stdin is not None  # noqa: S101 - for the type checker
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
+            pipe.write(b"\n")
+
+    @property
+    def pid(self) -> int:
+        """Its process id, and that of its group."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    @property
+    def output(self) -> str:
+        """What it has printed."""
+        return self._log.read_text(errors="replace")
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words: its exit code, and the last that it printed."""
+        last = self.output.strip().rpartition("\n")[2]
+        return f"{self.name} ended with code {self._process.returncode}: {last or 'it printed nothing'}"
+
+    def terminate(self) -> None:
+        """Ask it to finish."""
+        self._process.terminate()
+
+    def freeze(self) -> None:
+        """Halt it; it has stopped when this returns, or has ended."""
+        self._process.send_signal(signal.SIGSTOP)
+        # Only an end that is left unread here can be read by Popen.
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        """Let a frozen process go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it and its own children by SIGKILL; harmless if it has ended."""
+        if self.running:
+            self.kill_group()
+            self._process.wait()
+
+    def kill_group(self) -> None:
+        """End its own children by SIGKILL, also those that it left behind just now."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+class Children:
+    """Starts processes, and ends those that still run at the end of the ``with`` block.
+
+    They write into files of *folder*, a temporary one that is deleted at the end unless :meth:`keep_logs` was called.
+    If this process dies before, a guard ends them and deletes what they left.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="redis-queue-demo-"))
+        self._kept = False
+        self._children: list[Child] = []
+        self._ended: set[Child] = set()
+        self._left: dict[str, Any] = {"folder": str(self.folder)}
+        self._guard = subprocess.Popen(
+            [sys.executable, "-m", "examples.orders.guard"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        self._tell_guard()
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # The first one is the server, which the others need until their end.
+        for child in reversed(self._children):
+            child.kill()
+        if not self._kept:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(BrokenPipeError):
+            self._guard.communicate("{}\n")
+
+    def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
+        """Start *command*; from now on :meth:`check` wants it to run."""
+        child = Child(name, command, env, self.folder / f"{name.replace(' ', '-')}.log")
+        self._children.append(child)
+        self._tell_guard()
+        child.begin()
+        return child
+
+    def expect_end(self, child: Child) -> None:
+        """Let :meth:`check` no longer want *child* to run."""
+        self._ended.add(child)
+
+    def check(self) -> None:
+        """Raise FailedError if one has ended that should run."""
+        for child in self._children:
+            if child not in self._ended and not child.running:
+                child.kill_group()
+                raise FailedError(child.ending)
+
+    def finish(self, children: Sequence[Child], patience: float) -> None:
+        """Ask *children* to finish, and end what still runs after *patience* seconds."""
+        give_up = time.monotonic() + patience
+        for child in children:
+            self.expect_end(child)
+            child.terminate()
+        while any(child.running for child in children) and time.monotonic() < give_up:
+            time.sleep(0.02)
+        for child in children:
+            child.kill()
+
+    def watch_keys(self, url: str, prefix: str) -> None:
+        """Let the guard delete the keys with *prefix*, too."""
+        self._left |= {"url": url, "prefix": prefix}
+        self._tell_guard()
+
+    def keep_logs(self) -> Path:
+        """Keep what the processes printed, and return the folder."""
+        self._kept = True
+        return self.folder
+
+    def _tell_guard(self) -> None:
+        assert self._guard.stdin is not None  # noqa: S101 - for the type checker
+        self._left["groups"] = [child.pid for child in self._children if child.running]
+        # Without its guard a run still ends its children itself.
+        with contextlib.suppress(BrokenPipeError):
+            self._guard.stdin.write(json.dumps(self._left) + "\n")
+            self._guard.stdin.flush()

@@ -1,0 +1,58 @@
+"""Cleans up after a run that was killed: ends its processes, deletes its keys and its folder.
+
+Each line of stdin is a JSON object that replaces the one before: what there would be to clean up. When stdin ends, the
+run is over, and the last line counts; a run that cleaned up by itself ends with ``{}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from typing import Any
+
+from examples.orders import keyspace
+
+PATIENCE = 2.0
+
+
+def main() -> None:
+    """Wait for the end of stdin, then clean up."""
+    left: dict[str, Any] = {}
+    for line in sys.stdin:
+        left = json.loads(line)
+    groups = left.get("groups", [])
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+    # A process that dies may have a command on its way, which would write after the deletion.
+    give_up = time.monotonic() + PATIENCE
+    while any(_lives(group) for group in groups) and time.monotonic() < give_up:
+        time.sleep(0.02)
+    if "url" in left:
+        _delete_keys(left["url"], left["prefix"])
+    if "folder" in left:
+        shutil.rmtree(left["folder"], ignore_errors=True)
+
+
+def _lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _delete_keys(url: str, prefix: str) -> None:
+    import redis  # noqa: PLC0415 - a guard that is not needed stays small
+
+    with redis.Redis.from_url(url) as client:
+        keyspace.delete(client, prefix)
+
+
+if __name__ == "__main__":
+    main()
