@@ -1,0 +1,73 @@
+"""The Celery apps that are compared: a stock one, and one with DelayedTasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+
+from benchmarks import recording
+from redis_queue.celery import DelayedTasks
+
+TASK = "benchmarks.hit"
+ARGUMENT = "x" * 200
+"""What each task carries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where tasks wait and where they go. *store* None: a stock Celery app; else DelayedTasks there, in *entries*."""
+
+    broker: str
+    queue: str = "bench"
+    store: str | None = None
+    entries: str = "bench"
+
+    @classmethod
+    def from_environment(cls, variables: Mapping[str, str]) -> Place:
+        """Return what :meth:`environment` gave to a worker."""
+        return cls(
+            broker=variables.get("BENCHMARK_BROKER", "redis://localhost:6379/0"),
+            queue=variables.get("BENCHMARK_QUEUE", "bench"),
+            store=variables.get("BENCHMARK_STORE") or None,
+            entries=variables.get("BENCHMARK_ENTRIES", "bench"),
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that tell a worker."""
+        return {
+            "BENCHMARK_BROKER": self.broker,
+            "BENCHMARK_QUEUE": self.queue,
+            "BENCHMARK_STORE": self.store or "",
+            "BENCHMARK_ENTRIES": self.entries,
+        }
+
+
+def hit(due: float, argument: str) -> None:  # noqa: ARG001 - its size counts, not its value
+    """Record when a task that was due at *due* started."""
+    recording.record(due)
+
+
+def make_app(place: Place) -> Celery:
+    """Return an app with the one task, nothing but its broker and queue configured."""
+    # kombu's name for a unix socket.
+    broker = place.broker.replace("unix://", "redis+socket://")
+    app = Celery("benchmarks", broker=broker, set_as_current=False)
+    app.conf.update(
+        task_ignore_result=True,
+        task_default_queue=place.queue,
+        broker_connection_retry_on_startup=True,
+        worker_hijack_root_logger=False,
+    )
+    app.task(hit, name=TASK, shared=False)
+    if place.store is not None:
+        app.conf.update(redis_queue_url=place.store, redis_queue_delay_queue=place.entries)
+        DelayedTasks(app)
+    return app
+
+
+def task_of(app: Celery) -> Any:
+    """Return the one task of *app*."""
+    return app.tasks[TASK]

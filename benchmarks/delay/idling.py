@@ -1,0 +1,33 @@
+"""What a worker costs while nothing falls due: its memory, and the commands it sends."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks.delay.apps import Place, make_app
+from benchmarks.delay.filling import fill
+from benchmarks.delay.site import Site
+from benchmarks.delay.workers import worker
+
+SETTLE = 3.0
+
+
+def commands_per_second(site: Site, place: Place) -> float:
+    """Return how many commands per second Redis gets from one idle worker."""
+    with worker(place, site.folder):
+        time.sleep(SETTLE)
+        before, started = site.commands(), time.monotonic()
+        time.sleep(site.scale.idle_seconds)
+        return (site.commands() - before) / (time.monotonic() - started)
+
+
+def memory_growth(site: Site, place: Place, entries: int) -> float:
+    """Store *entries* far-future tasks; return by how many MB they make the main process of a worker grow."""
+    app = make_app(place)
+    with worker(place, site.folder) as running:
+        time.sleep(SETTLE)
+        before = running.memory()
+        fill(app, entries)
+        time.sleep(SETTLE)
+        app.close()
+        return running.memory() - before
