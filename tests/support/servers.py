@@ -1,0 +1,257 @@
+"""A private Redis or Valkey server as a child process."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from .binaries import ServerNotFoundError, default_kind, server_binary
+from .certificates import Certificates, make_certificates
+from .guard import DeathGuard
+from .ports import HOST, free_port
+from .wait import wait_until
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["RedisServer", "ServerNotFoundError", "ServerStartError", "client_options", "server_binary"]
+
+PORT_ATTEMPTS = 10
+PROBE_TIMEOUT = 0.25
+
+
+class ServerStartError(RuntimeError):
+    """The server ended instead of answering; the message holds its log."""
+
+
+class PortTakenError(ServerStartError):
+    """Somebody took the port between the choice and the start."""
+
+
+class RedisServer:
+    """One server in its own temporary directory, always on a unix socket, on request on a TCP port of 127.0.0.1 too.
+
+    It answers once `start()` or `with` has returned, and is gone, directory included, after `stop()`, the end of `with`
+    or the death of this process. Nothing is saved to disk unless `aof` names an fsync policy (`always`, `everysec`,
+    `no`). `args` are further server options and win over those set here. `tls` implies a TCP port, which speaks TLS
+    only, and needs a server built with TLS. `kind` is one of `server_binary()`; if it is None, the environment chooses.
+    """
+
+    def __init__(
+        self,
+        *args: str,
+        kind: str | None = None,
+        tcp: bool = False,
+        password: str | None = None,
+        tls: bool = False,
+        aof: str | None = None,
+    ) -> None:
+        self.kind = kind or default_kind()
+        self.port = 0
+        self._args = args
+        self._directory: Path | None = None
+        self._tcp = tcp or tls
+        self._password = password
+        self._tls = tls
+        self._aof = aof
+        self._certificates: Certificates | None = None
+        self._paused = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: DeathGuard | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def directory(self) -> Path:
+        """The server's own directory, from the first start on."""
+        if self._directory is None:
+            raise _not_running()
+        return self._directory
+
+    @property
+    def socket(self) -> Path:
+        """The unix socket."""
+        return self.directory / "redis.sock"
+
+    @property
+    def address(self) -> tuple[str, int] | str:
+        """Host and port, or the path of the unix socket if there is no port."""
+        return (HOST, self.port) if self._tcp else str(self.socket)
+
+    @property
+    def url(self) -> str:
+        """What `redis.Redis.from_url()` needs to get in: password and certificate authority included."""
+        user = f":{quote(self._password, safe='')}@" if self._password else ""
+        if not self._tcp:
+            return f"unix://{user}{self.socket}?db=0"
+        if self._certificates:
+            return f"rediss://{user}{HOST}:{self.port}/0?ssl_ca_certs={quote(str(self._certificates.authority))}"
+        return f"redis://{user}{HOST}:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running server."""
+        return self._running_process().pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the server's process exists; a paused one does."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def answering(self) -> bool:
+        """Whether the server runs and is not paused."""
+        return self.running and not self._paused
+
+    def client(self, **options: Any) -> redis.Redis:
+        """Return a new client with `client_options()`; the caller closes it."""
+        return redis.Redis.from_url(self.url, **client_options(**options))
+
+    def start(self) -> None:
+        """Start with an empty directory and a new port; return when the server answers."""
+        self._directory = Path(tempfile.mkdtemp(prefix="redis-"))
+        try:
+            if self._tls:
+                self._certificates = make_certificates(self.directory)
+            self._launch_on_free_port()
+        except BaseException:
+            self.stop()
+            raise
+
+    def kill(self) -> None:
+        """End the server by SIGKILL and return when it is dead; its directory, port and socket path stay reserved."""
+        if self._process is None:
+            return
+        self._process.kill()
+        if self._guard is not None:
+            self._guard.dismiss()
+        self._process.wait()
+        self._process = self._guard = None
+        self._paused = False
+
+    def stop(self) -> None:
+        """Kill the server and remove its directory."""
+        self.kill()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+    def restart(self) -> None:
+        """Kill the server if it runs and start it in the same place; with `aof` its data is there again."""
+        self.kill()
+        self._launch()
+
+    def pause(self) -> None:
+        """Freeze the server: connections stay open, nothing answers."""
+        self._running_process().send_signal(signal.SIGSTOP)
+        self._paused = True
+
+    def resume(self) -> None:
+        """Let a frozen server go on with what came in meanwhile; harmless if it was not frozen."""
+        self._running_process().send_signal(signal.SIGCONT)
+        self._paused = False
+
+    def _options(self) -> list[str]:
+        listen = {"--tls-port": str(self.port), "--port": "0"} if self._tls else {"--port": str(self.port)}
+        options = {
+            **listen,
+            "--bind": HOST,
+            "--unixsocket": str(self.socket),
+            "--unixsocketperm": "700",
+            "--dir": str(self.directory),
+            "--daemonize": "no",
+            "--save": "",
+            "--appendonly": "yes" if self._aof else "no",
+        }
+        if self._aof:
+            options["--appendfsync"] = self._aof
+        if self._password:
+            options["--requirepass"] = self._password
+        if self._certificates:
+            options["--tls-cert-file"] = str(self._certificates.certificate)
+            options["--tls-key-file"] = str(self._certificates.key)
+            options["--tls-ca-cert-file"] = str(self._certificates.authority)
+            options["--tls-auth-clients"] = "no"
+        return [word for option in options.items() for word in option] + list(self._args)
+
+    def _launch_on_free_port(self) -> None:
+        for _ in range(PORT_ATTEMPTS):
+            self.port = free_port() if self._tcp else 0
+            with contextlib.suppress(PortTakenError):
+                self._launch()
+                return
+        msg = f"{PORT_ATTEMPTS} ports in a row were taken"
+        raise ServerStartError(msg)
+
+    def _launch(self) -> None:
+        binary = server_binary(self.kind)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [binary, *self._options()],
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C at the terminal must not end it before the fixtures do
+            )
+        try:
+            self._guard = DeathGuard(self._process.pid, self.directory)
+            wait_until(self._answers, description=f"an answer of {binary} on {self.url}")
+        except BaseException:
+            self.kill()
+            raise
+
+    def _answers(self) -> bool:
+        process = self._running_process()
+        if process.poll() is not None:
+            log = self._log.read_text(errors="replace")
+            failure = PortTakenError if "Address already in use" in log else ServerStartError
+            raise failure(f"{server_binary(self.kind)} ended with code {process.returncode}:\n{log}")
+        if not self._listens():
+            return False
+        try:
+            with self.client(socket_timeout=PROBE_TIMEOUT) as client:
+                # Another server may have got the port: only the process id tells whose answer this is.
+                return client.ping() and bool(client.info("server")["process_id"] == process.pid)
+        except redis.RedisError:
+            return False
+
+    def _listens(self) -> bool:
+        # Asked without redis-py, whose version 5 leaks a socket for each unix socket that nobody listens on.
+        with socket.socket(socket.AF_INET if self._tcp else socket.AF_UNIX) as probe:
+            probe.settimeout(PROBE_TIMEOUT)
+            return probe.connect_ex(self.address) == 0
+
+    @property
+    def _log(self) -> Path:
+        return self.directory / "server.log"
+
+    def _running_process(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise _not_running()
+        return self._process
+
+
+def client_options(**options: Any) -> dict[str, Any]:
+    """Return redis-py's options for a client that gives up soon and retries nothing, overridden by `options`."""
+    return {"retry": Retry(NoBackoff(), 0), "socket_timeout": 5.0, **options}
+
+
+def _not_running() -> RuntimeError:
+    return RuntimeError("the server does not run")
