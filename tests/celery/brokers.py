@@ -1,0 +1,102 @@
+"""A broker that tests share with others: queue names of their own, and a look at what was published."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from celery import Celery
+from kombu.connection import Connection
+from kombu.entity import Exchange, Queue
+
+from tests.support.ports import HOST
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+AMQP_PORT = 5672
+
+# kombu does not annotate them.
+connect: Any = Connection
+declared: Any = Queue
+exchange_of: Any = Exchange
+
+
+class Broker:
+    """One Redis or RabbitMQ. Every queue is named by `name()` and deleted at the end of `with`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.options = {"confirm_publish": True} if url.startswith("amqp") else {}
+        self._names: list[str] = []
+        self._apps: list[Celery] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for app in self._apps:
+            app.close()
+        with connect(self.url) as connection:
+            for name in self._names:
+                connection.default_channel.queue_delete(name)
+                connection.default_channel.exchange_delete(name)
+
+    def name(self, label: str = "queue") -> str:
+        """Return a new name for a queue or exchange."""
+        name = f"test-{label}-{uuid.uuid4()}"
+        self._names.append(name)
+        return name
+
+    def forget_later(self, *names: str) -> None:
+        """Delete queues and exchanges that others name, too."""
+        self._names += names
+
+    @property
+    def address(self) -> tuple[str, int] | str:
+        """Host and port, or the path of a unix socket."""
+        parts = urlsplit(self.url)
+        return (parts.hostname, parts.port or AMQP_PORT) if parts.hostname else parts.path
+
+    def url_at(self, port: int) -> str:
+        """Return the URL of the broker as it is seen through a port of this machine."""
+        login, _, _ = urlsplit(self.url).netloc.rpartition("@")
+        database = 1 if "virtual_host=1" in self.url else 0
+        return f"amqp://{login}@{HOST}:{port}//" if login else f"redis://{HOST}:{port}/{database}"
+
+    def settings(self, **settings: Any) -> dict[str, Any]:
+        """Return the settings of an app on this broker, with a default queue of its own."""
+        return {
+            "broker_url": self.url,
+            "broker_transport_options": self.options,
+            "task_default_queue": self.name("default"),
+            **settings,
+        }
+
+    def app(self, **settings: Any) -> Celery:
+        """Return a new app on this broker."""
+        app = Celery("tests", set_as_current=False)
+        app.conf.update(self.settings(**settings))
+        self._apps.append(app)
+        return app
+
+    def bind(self, queue: str, exchange: str, routing_key: str) -> None:
+        """Make a queue that gets what is published to a direct *exchange* with *routing_key*."""
+        with connect(self.url) as connection:
+            channel = connection.default_channel
+            channel.exchange_declare(exchange, "direct", durable=True, auto_delete=False)
+            channel.queue_declare(queue, durable=True, auto_delete=False)
+            channel.queue_bind(queue, exchange, routing_key)
+
+    def take(self, queue: str) -> list[Any]:
+        """Take every message out of *queue*, the next one first; none if there is no such queue."""
+        with connect(self.url) as connection, contextlib.suppress(*connection.channel_errors):
+            bound = declared(queue, channel=connection.default_channel)
+            return list(iter(lambda: bound.get(no_ack=True), None))
+        return []
+
+    def take_ids(self, queue: str) -> list[str]:
+        """Take every message out of *queue* and return the task ids."""
+        return [message.headers["id"] for message in self.take(queue)]

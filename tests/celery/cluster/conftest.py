@@ -1,0 +1,162 @@
+"""pytest-celery's cluster of nodes, here a Redis and a worker of the reference application.
+
+The other tests use the in-process fixtures of celery.contrib.pytest, whose celery_worker pytest-celery would shadow. So
+that plugin is not loaded; its fixtures are imported here and hold in this folder only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import pytest_docker_tools.wrappers.container  # type: ignore[import-untyped]
+from pytest_celery import (  # type: ignore[import-untyped]
+    CeleryTestBroker,
+    CeleryTestSetup,
+    CeleryTestWorker,
+    CeleryWorkerCluster,
+    CeleryWorkerContainer,
+    RedisContainer,
+    celery_broker_cluster,
+    celery_broker_cluster_config,
+    celery_redis_broker,
+    celery_setup,
+    celery_setup_app,
+    celery_setup_cls,
+    celery_setup_config,
+    celery_setup_name,
+    celery_setup_worker,
+    celery_worker_cluster_config,
+    default_pytest_celery_network,
+    default_redis_broker,
+    default_redis_broker_env,
+    default_redis_broker_image,
+    default_redis_broker_ports,
+    default_worker_app,
+    default_worker_cls,
+    default_worker_command,
+    default_worker_env,
+)
+from pytest_docker_tools import container, fxtr
+
+from tests.celery.cluster.containers import ProcessClient
+
+__all__ = [
+    "celery_broker_cluster",
+    "celery_broker_cluster_config",
+    "celery_redis_broker",
+    "celery_setup",
+    "celery_setup_app",
+    "celery_setup_cls",
+    "celery_setup_config",
+    "celery_setup_name",
+    "celery_setup_worker",
+    "celery_worker_cluster_config",
+    "default_pytest_celery_network",
+    "default_redis_broker",
+    "default_redis_broker_env",
+    "default_redis_broker_image",
+    "default_redis_broker_ports",
+    "default_worker_app",
+    "default_worker_cls",
+    "default_worker_command",
+    "default_worker_env",
+]
+
+
+class DurableRedis(RedisContainer):  # type: ignore[misc]
+    """A Redis that has its data after a kill."""
+
+    @classmethod
+    def command(cls, *args: str, **kwargs: Any) -> list[str]:
+        """Keep every write in the append-only file."""
+        command: list[str] = super().command(*args, **kwargs)
+        command[command.index("--appendonly") + 1] = "yes"
+        return [*command, "--appendfsync", "always"]
+
+
+class ReferenceWorker(CeleryWorkerContainer):  # type: ignore[misc]
+    """`celery -A tasks worker --beat`."""
+
+    @classmethod
+    def command(cls, *args: str, **_: Any) -> list[str]:
+        """Run the reference application."""
+        quick = ("--concurrency", "2", "--without-mingle", "--without-gossip")
+        return ["celery", "-A", "tasks", "worker", "--beat", "--loglevel", "INFO", *quick, *args]
+
+    @classmethod
+    def initial_env(cls, celery_worker_cluster_config: dict[str, Any], *_: Any) -> dict[str, str]:
+        """Point the application to the broker's node."""
+        (url,) = celery_worker_cluster_config["celery_broker_cluster_config"]["urls"]
+        return {"REDIS_URL": url, "CELERY_BROKER_URL": url, "CELERY_RESULT_BACKEND": "", "REDIS_QUEUE_PREFIX": "shop"}
+
+
+@pytest.fixture(scope="session")
+def docker_client() -> Iterator[ProcessClient]:
+    """Processes instead of containers."""
+    with pytest.MonkeyPatch.context() as patch:
+        # The nodes listen on this machine's loopback, whether or not the tests themselves run in a container.
+        patch.setattr(pytest_docker_tools.wrappers.container, "tests_inside_container", lambda: False)
+        yield ProcessClient()
+
+
+@pytest.fixture
+def default_redis_broker_cls() -> type[RedisContainer]:
+    return DurableRedis
+
+
+@pytest.fixture
+def default_redis_broker_command(default_redis_broker_cls: type[RedisContainer]) -> list[str]:
+    command: list[str] = default_redis_broker_cls.command()
+    return command
+
+
+@pytest.fixture
+def celery_broker(celery_redis_broker: CeleryTestBroker) -> CeleryTestBroker:
+    """One broker, which is the store as well."""
+    return celery_redis_broker
+
+
+@pytest.fixture
+def celery_backend_cluster() -> None:
+    """Nobody asks for results."""
+
+
+@pytest.fixture
+def celery_backend_cluster_config() -> None:
+    """Nobody asks for results."""
+
+
+@pytest.fixture
+def default_worker_container_cls() -> type[CeleryWorkerContainer]:
+    return ReferenceWorker
+
+
+default_worker_container = container(
+    image="tasks",
+    environment=fxtr("default_worker_env"),
+    network="{default_pytest_celery_network.name}",
+    wrapper_class=ReferenceWorker,
+    timeout=30,
+    command=fxtr("default_worker_command"),
+)
+
+
+@pytest.fixture
+def celery_worker(celery_setup_worker: CeleryTestWorker) -> CeleryTestWorker:
+    """One worker."""
+    return celery_setup_worker
+
+
+@pytest.fixture
+def celery_worker_cluster(celery_worker: CeleryTestWorker) -> Iterator[CeleryWorkerCluster]:
+    cluster = CeleryWorkerCluster(celery_worker)
+    yield cluster
+    cluster.teardown()
+
+
+@pytest.fixture
+def setup(celery_setup: CeleryTestSetup) -> CeleryTestSetup:
+    """A running Redis and a ready worker."""
+    return celery_setup

@@ -1,0 +1,158 @@
+"""Processes of this machine in the place of containers: as much of a Docker client as pytest-celery needs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.support.binaries import default_kind, server_binary
+from tests.support.guard import DeathGuard
+from tests.support.ports import HOST, free_port
+
+ROOT = Path(__file__).parents[3]
+REDIS_PORT = "6379/tcp"
+
+
+class ProcessContainer:
+    """One process that is started, killed and restarted as a container is.
+
+    Its directory lives as long as the container, so that data outlive a kill. `redis-server` listens on a free port
+    instead of the one inside a container; `celery` runs in the repository.
+    """
+
+    def __init__(
+        self,
+        *,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        ports: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        self.id = uuid.uuid4().hex
+        self.name = f"process-{self.id[:12]}"
+        self._directory = Path(tempfile.mkdtemp(prefix=f"{self.name}-"))
+        self._ports = {inside: free_port() for inside in ports or {}}
+        self._command = self._in_place(command)
+        self._environment = {**os.environ, **(environment or {}), "TMPDIR": str(self._directory)}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: DeathGuard | None = None
+        self._start()
+
+    @property
+    def status(self) -> str:
+        """`running` or `exited`."""
+        return "running" if self._process is not None and self._process.poll() is None else "exited"
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """What `docker inspect` would tell: the address at which other containers find this one, and the ports."""
+        port = self._ports.get(REDIS_PORT)
+        published = {inside: [{"HostPort": str(outside)}] for inside, outside in self._ports.items()}
+        return {
+            "Config": {"Hostname": f"{HOST}:{port}" if port else HOST, "Env": []},
+            "HostConfig": {"PortBindings": {}},
+            "NetworkSettings": {"Networks": {"loopback": {"IPAddress": HOST}}, "Ports": published},
+        }
+
+    def reload(self) -> None:
+        """Do nothing: what is asked for is always up to date."""
+
+    def logs(self, **_: Any) -> bytes:
+        """Return what the process wrote since the container was made."""
+        return self._log.read_bytes()
+
+    def kill(self, signal: str | int | None = None) -> None:
+        """Send a signal to the first process; SIGKILL ends all of them, as in a container."""
+        assert self._process is not None
+        number = _number(signal)
+        if number != _number("SIGKILL"):
+            self._process.send_signal(number)
+            return
+        self._end()
+
+    def restart(self, timeout: float = 10, **_: Any) -> None:
+        """Ask the process to end, kill it after *timeout* seconds, and start it again."""
+        if self.status == "running" and self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout)
+        self._end()
+        self._start()
+
+    def remove(self, **_: Any) -> bool:
+        """End the processes and remove the directory."""
+        self._end()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        return True
+
+    def wait(self, **_: Any) -> dict[str, int]:
+        """Return the exit code; the process has ended already."""
+        return {"StatusCode": 0}
+
+    def exec_run(self, command: str, **_: Any) -> tuple[int, bytes]:
+        """Answer the one question that is asked inside a container: which ports are listened on."""
+        assert command == "cat /proc/net/tcp /proc/net/tcp6", command
+        table = b"".join(Path(file).read_bytes() for file in command.split()[1:])
+        for inside, outside in self._ports.items():
+            table = table.replace(b":%04X " % outside, b":%04X " % int(inside.split("/")[0]))
+        return 0, table
+
+    @property
+    def _log(self) -> Path:
+        return self._directory / "log"
+
+    def _in_place(self, command: Sequence[str]) -> list[str]:
+        program, *arguments = command
+        if program == "redis-server":
+            place = ["--port", str(self._ports[REDIS_PORT]), "--bind", HOST, "--dir", str(self._directory)]
+            return [str(server_binary(default_kind())), *arguments, *place]
+        assert program == "celery", program
+        return [sys.executable, "-m", "celery", *arguments, "--schedule", str(self._directory / "schedule")]
+
+    def _start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._guard = DeathGuard(self._process.pid, self._directory)
+
+    def _end(self) -> None:
+        if self._process is None or self._guard is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._guard.dismiss()
+        self._process.wait(10)
+        self._process = self._guard = None
+
+
+class ProcessClient:
+    """Stands in for `docker.DockerClient`: runs containers and knows networks by name only."""
+
+    def __init__(self) -> None:
+        self.containers = SimpleNamespace(run=ProcessContainer)
+        self.networks = SimpleNamespace(
+            create=lambda name, **_: SimpleNamespace(name=name, remove=lambda: None),
+        )
+
+
+def _number(name: str | int | None) -> int:
+    if name is None:
+        return signal.SIGKILL
+    return name if isinstance(name, int) else signal.Signals[name]

@@ -1,0 +1,71 @@
+"""A cluster whose nodes die while entries fall due: nothing is lost, nothing runs twice."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+import redis
+from pytest_celery import CeleryTestSetup  # type: ignore[import-untyped]
+
+from redis_queue import DelayQueue
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+PREFIX = "shop"
+
+
+class Orders:
+    """Reminders in the delay queue of a cluster, and what was executed."""
+
+    def __init__(self, setup: CeleryTestSetup) -> None:
+        self._redis: redis.Redis = redis.Redis.from_url(setup.broker.config()["host_url"])
+        self.queue = DelayQueue("celery", self._redis, prefix=PREFIX)
+
+    def push(self, count: int) -> list[str]:
+        """Store so many reminders that fall due one after the other, from two to three seconds from now."""
+        ids = []
+        for number in range(count):
+            delay = 2 + number / count
+            arguments = {"order": str(number), "due": time.time() + delay}
+            payload = {"task": "tasks.orders.remind", "args": [], "kwargs": arguments, "options": {}}
+            ids.append(self.queue.push(payload, delay=delay))
+        return ids
+
+    @property
+    def executed(self) -> list[dict[str, Any]]:
+        """What ran, in order."""
+        return [json.loads(row) for row in self._redis.lrange(f"{PREFIX}:orders:executed", 0, -1)]
+
+    def assert_each_ran_once(self, ids: list[str]) -> None:
+        """Check that these ran, none of them early or twice."""
+        wait_until(lambda: len(self.executed) >= len(ids), timeout=25, description="all reminders to run")
+        assert Counter(row["id"] for row in self.executed) == Counter(ids)
+        assert all(row["ran"] >= row["due"] for row in self.executed)
+
+
+def test_entries_that_fall_due_while_the_only_worker_is_dead_run_after_its_restart(setup: CeleryTestSetup) -> None:
+    orders = Orders(setup)
+    ids = orders.push(30)
+    setup.worker.kill()
+    wait_until(lambda: orders.queue.stats().due == 30, description="all entries to be due")
+    assert orders.executed == []
+
+    setup.worker.restart()
+
+    orders.assert_each_ran_once(ids)
+
+
+def test_entries_outlive_a_redis_that_is_killed_and_run_on_time_by_the_worker_that_stayed(
+    setup: CeleryTestSetup,
+) -> None:
+    orders = Orders(setup)
+    ids = orders.push(30)
+    setup.broker.kill()
+    setup.broker.restart()
+
+    orders.assert_each_ran_once(ids)

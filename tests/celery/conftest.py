@@ -1,0 +1,48 @@
+"""Brokers and stores for Celery's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from redis_queue import DelayQueue
+from tests.celery.brokers import Broker
+from tests.celery.clocks import ManualClock
+from tests.support.servers import RedisServer
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def broker(request: pytest.FixtureRequest, redis_server: RedisServer, client: redis.Redis) -> Iterator[Broker]:
+    """A broker, once a Redis (the shared one, empty, where the store is) and once a RabbitMQ.
+
+    The parameter "another redis" is another database: for the store, another Redis.
+    """
+    socket = f"redis+socket://{redis_server.socket}"
+    urls = {"redis": lambda: socket, "another redis": lambda: f"{socket}?virtual_host=1"}
+    with Broker(urls.get(request.param, lambda: request.getfixturevalue("rabbitmq_url"))()) as broker:
+        yield broker
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands still until the test moves it."""
+    return ManualClock()
+
+
+@pytest.fixture
+def delayed(client: redis.Redis, clock: ManualClock) -> Callable[..., DelayQueue]:
+    """Makes the DelayQueue "celery", on the manual clock."""
+
+    def make(**settings: Any) -> DelayQueue:
+        return DelayQueue("celery", client, clock=clock, **settings)
+
+    return make
+
+
+@pytest.fixture
+def queue(delayed: Callable[..., DelayQueue]) -> DelayQueue:
+    """The DelayQueue "celery", on the manual clock."""
+    return delayed()

@@ -1,0 +1,13 @@
+"""A task that holds a worker up, for `celery worker --include`."""
+
+from __future__ import annotations
+
+import time
+
+from celery import shared_task
+
+
+@shared_task(name="tests.work", ignore_result=True)  # type: ignore[untyped-decorator]
+def work(seconds: float) -> None:
+    """Be busy for so long."""
+    time.sleep(seconds)

@@ -1,0 +1,221 @@
+"""What cannot be sent becomes a dead letter and never blocks others; what is late follows the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu.entity import Exchange, Queue
+
+from redis_queue import DelayQueue
+from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher
+from redis_queue.celery.brokers import open_broker
+from redis_queue.celery.brokers.amqp import AmqpBroker
+from redis_queue.celery.brokers.redis import RedisBroker
+from redis_queue.celery.envelope import Envelope
+from redis_queue.delay import Push
+from tests.celery.brokers import Broker
+from tests.celery.clocks import ManualClock
+from tests.support.wait import wait_until
+
+pytestmark = [
+    pytest.mark.celery,
+    pytest.mark.parametrize("broker", ["redis", "another redis", "rabbitmq"], indirect=True),
+]
+
+make_queue: Any = Queue  # kombu annotates neither
+make_exchange: Any = Exchange
+
+
+@pytest.fixture
+def app(broker: Broker, redis_url: str) -> Celery:
+    return broker.app(redis_queue_url=redis_url)
+
+
+@pytest.fixture
+def delayed(app: Celery) -> DelayedTasks:
+    return DelayedTasks(app)
+
+
+@pytest.fixture
+def work(app: Celery, delayed: DelayedTasks) -> Iterator[Dispatcher]:
+    dispatcher = Dispatcher(app, delayed.queue)
+    yield dispatcher
+    dispatcher.close()
+
+
+def send_due(delayed: DelayedTasks, name: str = "shop.remind", **options: Any) -> str:
+    """Delay a task and make it due."""
+    result = delayed.app.send_task(name, countdown=60, **options)
+    assert delayed.run_now(result.id)
+    return str(result.id)
+
+
+def test_each_kind_of_broker_is_told_apart(app: Celery, broker: Broker, client: redis.Redis) -> None:
+    opened = open_broker(app, client)
+    try:
+        if broker.url.startswith("amqp"):
+            assert isinstance(opened, AmqpBroker)
+            assert not opened.shares_store
+        else:
+            assert isinstance(opened, RedisBroker)
+            assert opened.shares_store == ("virtual_host" not in broker.url)
+    finally:
+        opened.close()
+    assert not list(client.scan_iter("*probe*"))
+
+
+def test_an_exchange_that_leads_nowhere_makes_a_dead_letter_and_blocks_nobody(
+    app: Celery, broker: Broker, delayed: DelayedTasks, work: Dispatcher
+) -> None:
+    exchange = broker.name("topic")
+    broker.bind(broker.name("other"), exchange, "orders.paid")
+    lost = send_due(delayed, exchange=exchange, routing_key="orders.nobody", declare=[])
+    good = send_due(delayed)
+    for _ in range(delayed.queue.settings.max_deliveries):
+        done = work.run()
+        assert done.failed == 1
+        if delayed.get(lost):
+            assert delayed.run_now(lost)
+    (letter,) = delayed.queue.dead_letters()
+    assert letter.id == lost
+    assert "orders.nobody" in letter.reason
+    assert broker.take_ids(app.conf.task_default_queue) == [good]
+
+
+def test_an_exchange_that_is_not_there_makes_a_dead_letter(
+    app: Celery, broker: Broker, delayed: DelayedTasks, work: Dispatcher
+) -> None:
+    send_due(delayed, exchange=broker.name("missing"), routing_key="x", declare=[])
+    good = [send_due(delayed) for _ in range(3)]
+    assert work.run() == Dispatched(sent=3, failed=1)
+    assert sorted(broker.take_ids(app.conf.task_default_queue)) == sorted(good)
+
+
+def test_a_queue_that_exists_with_other_arguments_makes_a_dead_letter_and_blocks_nobody(
+    broker: Broker, app: Celery, delayed: DelayedTasks, work: Dispatcher
+) -> None:
+    name = broker.name("other")
+    with app.connection_for_write() as connection:
+        make_queue(name, make_exchange(name), routing_key=name, max_priority=5)(connection.default_channel).declare()
+    send_due(delayed, queue=name)
+    good = send_due(delayed)
+    refused = broker.url.startswith("amqp")
+    assert work.run() == Dispatched(sent=1 if refused else 2, failed=int(refused))
+    assert broker.take_ids(app.conf.task_default_queue) == [good]
+
+
+def test_a_queue_that_refuses_makes_a_dead_letter_and_blocks_nobody(
+    broker: Broker, app: Celery, delayed: DelayedTasks, work: Dispatcher, client: redis.Redis
+) -> None:
+    name = broker.name("full")
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    full = make_queue(name, make_exchange(name), routing_key=name, queue_arguments=arguments)
+    app.conf.task_queues = [full, make_queue(app.conf.task_default_queue)]
+    if not broker.url.startswith("amqp"):
+        # A Redis refuses where something else has the name of the list.
+        number = 1 if "virtual_host" in broker.url else 0
+        with redis.Redis(unix_socket_path=client.connection_pool.connection_kwargs["path"], db=number) as other:
+            other.set(name, "not a list")
+    bad = [send_due(delayed, queue=name) for _ in range(3)]
+    good = send_due(delayed)
+    taken = int(broker.url.startswith("amqp"))
+    done = work.run()
+    assert done.sent == 1 + taken
+    left = [letter.id for letter in delayed.queue.dead_letters()] + [entry.id for entry in delayed.list()]
+    assert len(left) == 3 - taken
+    assert set(left) <= set(bad)
+    assert broker.take_ids(app.conf.task_default_queue) == [good]
+
+
+def test_many_messages_arrive_in_order_and_once(
+    app: Celery, broker: Broker, delayed: DelayedTasks, work: Dispatcher
+) -> None:
+    signatures = [app.signature("shop.remind", (number,)) for number in range(1200)]
+    ids = [result.id for result in delayed.push_many(signatures, countdown=0.001)]
+    wait_until(lambda: delayed.queue.stats().due == 1200, description="all to be due")
+    assert work.run() == Dispatched(sent=1200)
+    assert sorted(broker.take_ids(app.conf.task_default_queue)) == sorted(ids)
+    assert delayed.queue.stats().in_flight == 0
+
+
+def test_an_entry_of_a_later_version_is_left_alone(
+    app: Celery, delayed: DelayedTasks, work: Dispatcher, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    delayed.queue.push(b"\x02later", id="later", destination=app.conf.task_default_queue)
+    good = send_due(delayed)
+    assert work.run() == Dispatched(sent=1)
+    entry = delayed.queue.get("later")
+    assert entry is not None
+    assert (entry.payload, entry.deliveries) == (b"\x02later", 0)
+    assert [record.message for record in caplog.records if "left alone" in record.message]
+    assert broker.take_ids(app.conf.task_default_queue) == [good]
+    assert delayed.queue.stats().quarantined == 0
+
+
+def test_what_expired_before_it_was_due_still_reaches_a_worker_which_revokes_it(
+    app: Celery, broker: Broker, delayed: DelayedTasks, work: Dispatcher
+) -> None:
+    id_ = send_due(delayed, expires=0.001)
+    assert work.run() == Dispatched(sent=1)
+    (message,) = broker.take(app.conf.task_default_queue)
+    assert message.headers["id"] == id_
+    assert message.headers["expires"]
+
+
+class TestOverdue:
+    def test_run_sends_all_at_once(self, broker: Broker, redis_url: str) -> None:
+        app = broker.app(redis_queue_url=redis_url)
+        delayed = DelayedTasks(app)
+        delayed.queue.push_many([late(app) for _ in range(30)])
+        assert Dispatcher(app, delayed.queue).run() == Dispatched(sent=30)
+
+    def test_skip_makes_dead_letters_of_what_is_too_late(self, broker: Broker, redis_url: str) -> None:
+        app = broker.app(redis_queue_url=redis_url, redis_queue_overdue="skip:3600")
+        delayed = DelayedTasks(app)
+        old = ManualClock()
+        old.advance(-7200)
+        DelayQueue("celery", redis_url, clock=old).push_many([late(app) for _ in range(3)])
+        good = send_due(delayed)
+        assert Dispatcher(app, delayed.queue).run() == Dispatched(sent=1)
+        assert broker.take_ids(app.conf.task_default_queue) == [good]
+        letters = delayed.queue.dead_letters()
+        assert [letter.reason for letter in letters] == ["overdue by more than 3600 s"] * 3
+        assert delayed.queue.redrive() == 3
+
+    def test_spread_lets_so_many_per_second_go_and_what_is_fresh_at_once(
+        self, broker: Broker, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        app = broker.app(redis_queue_url=redis_url, redis_queue_overdue="spread:10")
+        delayed = DelayedTasks(app)
+        old = ManualClock()
+        old.advance(-60)
+        DelayQueue("celery", redis_url, clock=old).push_many([late(app) for _ in range(50)])
+        fresh = send_due(delayed)
+        now = [1000.0]
+        monkeypatch.setattr("redis_queue.celery.dispatcher.time.monotonic", lambda: now[0])
+        work = Dispatcher(app, delayed.queue)
+        sent = [work.run_once().sent]
+        for _ in range(3):
+            now[0] += 1
+            sent.append(work.run_once().sent)
+        assert sent == [11, 10, 10, 10]
+        assert fresh in broker.take_ids(app.conf.task_default_queue)
+        assert delayed.count() == 10
+
+
+def late(app: Celery) -> Push:
+    """Return a message as it is stored."""
+    envelope = Envelope(
+        body=b"[[], {}, {}]",
+        content_type="application/json",
+        content_encoding="utf-8",
+        headers={"lang": "py", "task": "shop.late", "id": "any"},
+        properties={"correlation_id": "any", "delivery_mode": 2},
+        exchange="",
+        routing_key=app.conf.task_default_queue,
+    )
+    return Push(envelope.pack(), destination=app.conf.task_default_queue)

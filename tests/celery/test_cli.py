@@ -1,0 +1,237 @@
+"""`celery -A app redis-queue …`: what it prints, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from click.testing import CliRunner, Result
+
+from redis_queue.celery import DelayedTasks, adopt
+from redis_queue.cli import celery as cli
+from tests.celery.brokers import Broker
+from tests.celery.commands import command, run_command
+from tests.celery.processes import ROOT
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+LATER = datetime(2030, 1, 1, tzinfo=timezone.utc)
+LATER_TEXT = "2030-01-01T00:00:00+00:00"
+
+
+@pytest.fixture
+def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
+    """An app with its broker and its store in the shared Redis."""
+    app = Celery("tests", broker=f"redis+socket://{redis_server.socket}", set_as_current=False)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def environment(redis_server: RedisServer, client: redis.Redis) -> dict[str, str]:
+    """What points `tests.celery.migrating` to the shared Redis."""
+    return {"BROKER": f"redis+socket://{redis_server.socket}", "STORE": redis_server.url}
+
+
+def run(app: Celery, *arguments: str) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(cli.group, arguments, obj=SimpleNamespace(app=app), catch_exceptions=False)
+
+
+def stock(app: Celery) -> Celery:
+    return Celery("stock", broker=app.conf.broker_url, set_as_current=False)
+
+
+class TestEveryCommand:
+    def test_is_found_by_celery(self, environment: dict[str, str]) -> None:
+        done = run_command("--help", **environment)
+
+        assert done.returncode == 0, done.stderr
+        assert all(name in done.stdout for name in ("dispatch", "adopt", "release-all"))
+
+    @pytest.mark.parametrize("name", ["dispatch", "adopt", "release-all"])
+    def test_explains_itself_and_its_exit_codes(self, name: str, app: Celery) -> None:
+        done = run(app, name, "--help")
+
+        assert done.exit_code == 0
+        assert "--json" in done.output
+        assert "Exit code 0" in done.output
+
+    @pytest.mark.parametrize("name", ["dispatch", "adopt", "release-all"])
+    def test_tells_in_a_line_what_is_wrong_with_the_settings(self, name: str, app: Celery) -> None:
+        app.conf.redis_queue_shard = 3
+
+        done = run(app, name)
+
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr.startswith("error: unknown setting redis_queue_shard: did you mean redis_queue_shards?")
+        assert done.stderr.count("\n") == 1
+
+    @pytest.mark.parametrize("name", ["dispatch", "adopt", "release-all"])
+    def test_tells_in_a_line_that_the_store_is_away(self, name: str) -> None:
+        done = run(Celery("tests", broker="redis://:secret@127.0.0.1:1/0", set_as_current=False), name)
+
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr.startswith("error: ")
+        assert "secret" not in done.stderr
+
+    @pytest.mark.parametrize("arguments", [["dispatch", "-l", "loud"], ["adopt", "--dryrun"], ["release"]])
+    def test_refuses_what_it_does_not_know(self, arguments: list[str], app: Celery) -> None:
+        assert run(app, *arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_dispatch_sends_what_is_due_until_it_is_told_to_stop(
+    number: signal.Signals, environment: dict[str, str], client: redis.Redis, app: Celery
+) -> None:
+    DelayedTasks(app)
+    with subprocess.Popen(
+        command("dispatch", "--json"),
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        app.send_task("shop.remind", countdown=0.01, task_id="the-task")
+        app.send_task("shop.remind", countdown=3600)
+        wait_until(lambda: client.llen("celery") == 1, description="the task in its queue")
+        told = time.monotonic()
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=10)
+    # The process itself takes a moment to go.
+    assert time.monotonic() - told < 1.5
+    assert (process.returncode, json.loads(out)) == (0, {"sent": 1, "failed": 0})
+
+
+class TestAdopt:
+    def test_lists_what_it_would_do(self, app: Celery, client: redis.Redis) -> None:
+        stock(app).send_task("shop.remind", eta=LATER, task_id="the-task")
+
+        done = run(app, "adopt", "--dry-run")
+        as_json = run(app, "adopt", "--dry-run", "--json")
+
+        assert done.stdout == f"the-task  shop.remind  {LATER_TEXT}  celery\n1 would be adopted, 0 would stay\n"
+        task = {"id": "the-task", "task": "shop.remind", "due_at": LATER_TEXT, "in": "celery"}
+        assert json.loads(as_json.stdout) == {"tasks": [task], "left": []}
+        assert done.exit_code == as_json.exit_code == 0
+        assert client.llen("celery") == 1
+
+    def test_tells_what_it_did(self, app: Celery) -> None:
+        stock(app).send_task("shop.remind", eta=LATER, task_id="the-task")
+
+        done = run(app, "adopt")
+
+        assert (done.exit_code, done.stderr) == (0, "")
+        assert done.stdout == "1 adopted, 0 taken out that were stored already, 0 left in the broker\n"
+
+    def test_ends_with_1_and_the_reason_where_something_is_left(self, app: Celery) -> None:
+        DelayedTasks(app)
+        app.send_task("shop.remind", [1], eta=LATER, task_id="the-task")
+        stock(app).send_task("shop.remind", [2], eta=LATER, task_id="the-task")
+
+        done = run(app, "adopt")
+
+        assert done.exit_code == 1
+        assert done.stdout.splitlines()[0] == "the-task  celery  another task with its id is stored"
+
+    def test_ends_with_2_where_it_refuses(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        stock(app).send_task("shop.remind", eta=LATER)
+
+        def held(self: Any, known: Any) -> None:
+            raise adopt.HeldByWorkersError("stop them first")
+
+        monkeypatch.setattr(adopt.Adoption, "_refuse_if_held", held)
+
+        done = run(app, "adopt")
+        as_json = run(app, "adopt", "--json")
+
+        assert (done.exit_code, done.stdout, done.stderr) == (2, "", "error: stop them first\n")
+        assert as_json.exit_code == 2
+        assert json.loads(as_json.stdout) == {"adopted": 0, "removed": 0, "left": [], "error": "stop them first"}
+
+    def test_interrupted_tells_how_far_it_came(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        stock(app).send_task("shop.remind", eta=LATER)
+        before = signal.getsignal(signal.SIGTERM)
+
+        def terminate(self: Any, known: Any) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+        monkeypatch.setattr(adopt.Adoption, "_refuse_if_held", terminate)
+
+        done = run(app, "adopt")
+
+        assert (done.exit_code, done.stderr) == (1, "error: interrupted: run it again to go on\n")
+        assert done.stdout.startswith("0 adopted")
+        assert signal.getsignal(signal.SIGTERM) is before
+
+    def test_needs_a_redis_broker(self, rabbitmq_url: str, redis_server: RedisServer) -> None:
+        with Broker(rabbitmq_url) as broker:
+            done = run(broker.app(redis_queue_url=redis_server.url), "adopt")
+
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr.startswith("error: the broker is no Redis (amqp)")
+
+
+class TestReleaseAll:
+    @pytest.fixture(autouse=True)
+    def waiting(self, app: Celery) -> None:
+        """One task that is due and one that is not."""
+        DelayedTasks(app)
+        app.send_task("shop.remind", eta=datetime(2020, 1, 1, tzinfo=timezone.utc), task_id="due")
+        app.send_task("shop.remind", eta=LATER, task_id="later")
+
+    def test_lists_what_it_would_do(self, app: Celery, client: redis.Redis) -> None:
+        done = run(app, "release-all", "--dry-run")
+        as_json = json.loads(run(app, "release-all", "--dry-run", "--json").stdout)
+
+        assert done.exit_code == 0
+        assert done.stdout.splitlines()[1:] == [f"later  shop.remind  {LATER_TEXT}  celery", "2 would be released"]
+        assert [task["id"] for task in as_json["tasks"]] == ["due", "later"]
+        assert client.exists("celery") == 0
+
+    def test_tells_what_it_did(self, app: Celery, client: redis.Redis) -> None:
+        done = run(app, "release-all")
+
+        assert (done.exit_code, done.stderr) == (0, "")
+        assert done.stdout == "2 released, 1 of them due; 0 stay, and 0 dead letters\n"
+        assert client.llen("celery") == 2
+
+    def test_works_as_a_user_runs_it(self, environment: dict[str, str], client: redis.Redis) -> None:
+        done = run_command("release-all", "--json", **environment)
+
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == {"released": 2, "due": 1, "left": [], "staying": 0, "dead": 0}
+
+    def test_ends_with_1_and_the_reason_where_something_stays(self, app: Celery, client: redis.Redis) -> None:
+        client.set("celery", "not a list")
+
+        done = run(app, "release-all", "--json")
+
+        report = json.loads(done.stdout)
+        assert done.exit_code == 1
+        assert (report["released"], report["staying"]) == (0, 2)
+        assert [row["id"] for row in report["left"]] == ["due", "later"]
+        assert "WRONGTYPE" in report["left"][0]["reason"]
+
+    def test_ends_with_2_where_the_broker_is_away(self, redis_server: RedisServer) -> None:
+        app = Celery("tests", broker="redis://:secret@127.0.0.1:1/0", set_as_current=False)
+        app.conf.redis_queue_url = redis_server.url
+
+        done = run(app, "release-all")
+
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr.startswith("error: the broker cannot be reached: ")
+        assert "secret" not in done.stderr

@@ -1,0 +1,227 @@
+"""Revoke and inspect reach what is stored, with no worker alive and after a restart of all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from celery import Celery, chord
+from celery.exceptions import ChordError
+from celery.result import GroupResult
+
+from redis_queue import InvalidDelayError, InvalidValueError
+from redis_queue.celery import DelayedTasks
+from tests.celery.delaying_names import NOTE
+from tests.celery.fleet import Fleet, send
+from tests.celery.processes import ROOT
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    """Store, broker and results in one Redis."""
+    with RedisServer() as store, store.client() as client:
+        yield Fleet(store, client, f"redis+socket://{store.socket}", "delaying")
+
+
+@pytest.fixture
+def delayed(fleet: Fleet) -> DelayedTasks:
+    return fleet.delayed()
+
+
+def stamped(delayed: DelayedTasks, **stamps: Any) -> Any:
+    """Delay one note with stamps."""
+    signature = delayed.app.signature(NOTE)
+    signature.stamp(**stamps)
+    return signature.apply_async(countdown=60)
+
+
+class TestRevokeWithNoWorkerAlive:
+    @pytest.mark.parametrize(
+        "revoke",
+        [
+            lambda _, result: result.revoke(),
+            lambda delayed, result: delayed.app.control.revoke(result.id),
+            lambda delayed, result: delayed.app.control.revoke([result.id, "unknown"], terminate=True),
+            lambda delayed, result: delayed.app.control.terminate(result.id),
+            lambda delayed, result: GroupResult("g", [result], app=delayed.app).revoke(),
+            lambda delayed, result: delayed.cancel(result.id),
+        ],
+        ids=["result", "control", "several", "terminate", "group", "cancel"],
+    )
+    def test_cancels_and_the_state_says_so(
+        self, delayed: DelayedTasks, revoke: Callable[[DelayedTasks, Any], Any]
+    ) -> None:
+        kept, result = send(delayed, 60), send(delayed, 60)
+        assert result.state == "PENDING"
+        revoke(delayed, result)
+        assert result.state == "REVOKED"
+        assert [entry.id for entry in delayed.list()] == [kept.id]
+        assert kept.state == "PENDING"
+
+    def test_by_stamped_headers(self, delayed: DelayedTasks) -> None:
+        gone = [stamped(delayed, tenant="acme"), stamped(delayed, tenant=["acme", "other"])]
+        kept = [stamped(delayed, tenant="else"), send(delayed, 60)]
+        delayed.app.control.revoke_by_stamped_headers({"tenant": ["acme", "nobody"]})
+        assert {entry.id for entry in delayed.list()} == {result.id for result in kept}
+        assert [result.state for result in gone] == ["REVOKED", "REVOKED"]
+
+    def test_a_task_revoked_before_it_starts_never_runs_after_a_restart(
+        self, fleet: Fleet, delayed: DelayedTasks
+    ) -> None:
+        gone, kept = send(delayed, 0.3), send(delayed, 0.3)
+        gone.revoke()
+        with fleet.worker() as worker:
+            worker.wait_for_output("ready.")
+            assert kept.get(timeout=20) == kept.id
+            assert [row["id"] for row in fleet.ran] == [kept.id]
+        assert gone.state == "REVOKED"
+
+    def test_the_store_away_is_an_error_of_revoke(self) -> None:
+        with RedisServer(tcp=True) as store, store.client() as client, RedisServer() as broker:
+            fleet = Fleet(store, client, f"redis+socket://{broker.socket}", "delaying")
+            delayed = fleet.delayed()
+            result = send(delayed, 60)
+            store.kill()
+            with pytest.raises(ConnectionError, match="Redis"):
+                result.revoke()
+
+
+class TestWithAWorker:
+    def test_a_foreign_client_revokes_what_is_stored(self, fleet: Fleet, delayed: DelayedTasks) -> None:
+        with fleet.worker() as worker:
+            worker.wait_for_output("ready.")
+            result = send(delayed, 60)
+            # As Flower does, started with the broker alone.
+            fleet.app().control.revoke(result.id)
+            wait_until(lambda: result.state == "REVOKED", description="the state to tell")
+            assert delayed.count() == 0
+
+    def test_the_command_line_revokes_too(self, fleet: Fleet, delayed: DelayedTasks) -> None:
+        result = stamped(delayed, tenant="acme")
+        with fleet.worker() as worker:
+            worker.wait_for_output("ready.")
+            command = [
+                sys.executable,
+                "-m",
+                "celery",
+                "-A",
+                "tests.celery.delaying_app",
+                "control",
+                "revoke",
+                result.id,
+            ]
+            done = subprocess.run(command, cwd=ROOT, env={**os.environ, **fleet.environment()}, timeout=30)
+            assert done.returncode == 0
+            assert delayed.count() == 0
+
+    def test_inspect_shows_what_is_stored_a_page_at_a_time(self, fleet: Fleet, delayed: DelayedTasks) -> None:
+        results = [send(delayed, 60 + number) for number in range(5)]
+        with fleet.worker(name="one") as one, fleet.worker(name="two") as two:
+            one.wait_for_output("ready.")
+            two.wait_for_output("ready.")
+            inspect = fleet.app().control.inspect(timeout=3)
+
+            def listed(**arguments: Any) -> list[str]:
+                replies = inspect._request("scheduled", **arguments) or {}
+                return [row["request"]["id"] for rows in replies.values() for row in rows]
+
+            # One of the two leads and answers for the store.
+            wait_until(lambda: len(listed()) == 5, timeout=20, description="each entry once")
+            assert listed(limit=2) == [result.id for result in results[:2]]
+            after = delayed.queue.cursor(delayed.queue.list(limit=2)[-1])
+            assert listed(limit=2, after=after) == [result.id for result in results[2:4]]
+            found = inspect.query_task(results[0].id, "unknown")
+            assert all(set(reply) == {results[0].id} for reply in found.values())
+            state, info = next(iter(found.values()))[results[0].id]
+            assert (state, info["name"], info["stored"]) == ("scheduled", NOTE, True)
+
+
+class TestLooking:
+    def test_get_tells_everything(self, delayed: DelayedTasks) -> None:
+        result = delayed.app.send_task(NOTE, (1,), {"due": 2.0}, countdown=60, priority=3, queue="mail", expires=120)
+        entry = delayed.get(result.id)
+        assert entry is not None
+        assert (entry.id, entry.task, entry.queue, entry.priority) == (result.id, NOTE, "mail", 3)
+        assert (entry.args, entry.kwargs, entry.retries) == ("(1,)", "{'due': 2.0}", 0)
+        now = datetime.now(timezone.utc)
+        assert abs(entry.due_at - now - timedelta(seconds=60)) < timedelta(seconds=5)
+        assert entry.expires_at is not None
+        assert delayed.get("unknown") is None
+
+    def test_list_takes_conditions_and_reads_page_after_page(
+        self, delayed: DelayedTasks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("redis_queue.celery.delayed.CHUNK", 2)
+        names = [f"order-{number}" for number in range(5)]
+        for number, name in enumerate(names):
+            delayed.app.send_task(f"shop.t{number % 2}", countdown=60 + number, task_id=name, queue=f"q{number % 3}")
+        assert [entry.id for entry in delayed.list()] == names
+        assert [entry.id for entry in delayed.list(task="shop.t1")] == ["order-1", "order-3"]
+        assert [entry.id for entry in delayed.list(queue="q0", id_prefix="order-")] == ["order-0", "order-3"]
+        middle = datetime.now(timezone.utc) + timedelta(seconds=61.5)
+        assert [entry.id for entry in delayed.list(due_before=middle)] == names[:2]
+        assert delayed.count() == 5
+        assert delayed.count(due_before=middle) == 2
+        assert sum(count for _, count in delayed.forecast(hours=1, buckets=6)) == 5
+
+    def test_reschedule_and_run_now(self, delayed: DelayedTasks) -> None:
+        result = send(delayed, 60)
+        assert delayed.reschedule(result.id, countdown=600)
+        assert delayed.count(due_before=datetime.now(timezone.utc) + timedelta(seconds=100)) == 0
+        assert delayed.reschedule(result.id, eta=datetime.now(timezone.utc) + timedelta(seconds=5))
+        assert delayed.run_now(result.id)
+        assert delayed.queue.stats().due == 1
+        assert not delayed.run_now("unknown")
+        with pytest.raises(InvalidDelayError, match="countdown= or eta="):
+            delayed.reschedule(result.id)
+
+    def test_cancel_matching_counts_first_and_refuses_to_cancel_everything(self, delayed: DelayedTasks) -> None:
+        results = [send(delayed, 60, queue=f"q{number % 2}") for number in range(6)]
+        assert delayed.cancel_matching(queue="q1", dry_run=True) == 3
+        assert delayed.count() == 6
+        assert delayed.cancel_matching(queue="q1") == 3
+        assert [result.state for result in results] == ["PENDING", "REVOKED"] * 3
+        with pytest.raises(InvalidValueError, match="condition"):
+            delayed.cancel_matching()
+
+
+def test_an_app_without_the_extension_is_untouched(fleet: Fleet) -> None:
+    app: Celery = fleet.app()
+    assert "delayed_tasks" not in vars(app)
+    assert "send_task_message" not in vars(app.amqp)
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's own
+def test_a_chord_learns_that_its_parts_were_cancelled(fleet: Fleet, redis_server: RedisServer) -> None:
+    # On the shared server: Celery's results unsubscribe long after this test.
+    app = fleet.app(result_backend=f"redis+socket://{redis_server.socket}")
+    delayed = DelayedTasks(app)
+    parts = [app.signature(NOTE, options={"countdown": 60}) for _ in range(2)]
+    result = chord(parts, app=app)(app.signature(NOTE))
+    assert delayed.cancel_matching(task=NOTE) == 2
+    assert [part.state for part in result.parent.results] == ["REVOKED", "REVOKED"]
+    assert result.state == "FAILURE"
+    assert isinstance(result.result, ChordError)
+
+
+def test_a_result_backend_that_is_away_does_not_keep_a_task_from_being_cancelled(
+    delayed: DelayedTasks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = send(delayed, 60)
+
+    def away(*_: Any, **__: Any) -> None:
+        raise ConnectionError("away")
+
+    monkeypatch.setattr(delayed.app.backend, "mark_as_revoked", away)
+    assert delayed.cancel(result.id)
+    assert delayed.count() == 0
+    assert "cannot mark" in caplog.text

@@ -1,0 +1,140 @@
+"""CelerySettings: what an app may set, under which names, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from redis_queue import ConfigurationError
+from redis_queue.celery import CelerySettings
+
+DEFAULTS = {
+    "url": None,
+    "prefix": "redis_queue",
+    "delay_queue": "celery",
+    "shards": 1,
+    "min_delay": 0.0,
+    "dispatch": True,
+    "dispatch_interval": 5.0,
+    "dispatch_batch": 500,
+    "overdue": "run",
+    "on_store_error": None,
+}
+
+FORMS = ["plain", "namespaced", "object", "namespaced object", "argument"]
+
+
+def app_with(form: str, **settings: Any) -> Celery:
+    """Return an app that was given `redis_queue_*` settings in one of FORMS."""
+    names = {f"redis_queue_{name}": value for name, value in settings.items()}
+    if form == "argument":
+        return Celery("tests", set_as_current=False, **names)
+    app = Celery("tests", set_as_current=False)
+    spelled = {f"CELERY_{name.upper()}": value for name, value in names.items()}
+    if form == "plain":
+        app.conf.update(names)
+    elif form == "namespaced":
+        app.config_from_object({}, namespace="CELERY")
+        app.conf.update(spelled)
+    elif form == "object":
+        app.config_from_object(SimpleNamespace(**names))
+    else:
+        app.config_from_object(SimpleNamespace(**spelled), namespace="CELERY")
+    return app
+
+
+def test_defaults() -> None:
+    settings = CelerySettings.of(app_with("plain"))
+
+    assert asdict(settings) == DEFAULTS
+    assert (settings.overdue_policy.policy, settings.min_delay_seconds, settings.interval_seconds) == ("run", 0, 5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+class TestEveryFormOfConfiguration:
+    def test_is_read(self, form: str) -> None:
+        given = {
+            "url": "redis://127.0.0.1:6379/1",
+            "prefix": "shop",
+            "delay_queue": "later",
+            "shards": 4,
+            "min_delay": timedelta(seconds=2),
+            "dispatch": False,
+            "dispatch_interval": 0.5,
+            "dispatch_batch": 100,
+            "overdue": "spread:20",
+            "on_store_error": "broker",
+        }
+
+        assert asdict(CelerySettings.of(app_with(form, **given))) == given
+
+    def test_falls_back_to_defaults_where_a_value_is_empty(self, form: str) -> None:
+        assert asdict(CelerySettings.of(app_with(form, url="", prefix=None))) == DEFAULTS
+
+    @pytest.mark.parametrize(
+        ("wrong", "right"),
+        [("min_dely", "min_delay"), ("on_store_eror", "on_store_error"), ("dispatch_bach", "dispatch_batch")],
+    )
+    def test_names_the_nearest_of_an_unknown_setting(self, form: str, wrong: str, right: str) -> None:
+        with pytest.raises(ConfigurationError, match=rf"redis_queue_{wrong}: did you mean redis_queue_{right}\?"):
+            CelerySettings.of(app_with(form, **{wrong: 1}))
+
+    def test_names_all_where_none_is_near(self, form: str) -> None:
+        with pytest.raises(ConfigurationError, match="unknown setting redis_queue_zzz: known are url, prefix"):
+            CelerySettings.of(app_with(form, zzz=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("dispatch_batch", value) for value in (0, -1, 501, 2.5, True, "10")),
+        *(("shards", value) for value in (0, -1, 1.5, True, 10**6)),
+        *(("min_delay", value) for value in (-1, 86401, math.nan, math.inf, "5", True, timedelta(days=2))),
+        *(("dispatch_interval", value) for value in (0, 0.09, 61, math.nan, "5", timedelta(minutes=2))),
+        *(("dispatch", value) for value in (0, 1, "no")),
+        *(("on_store_error", value) for value in ("ignore", True, "Raise")),
+        *(
+            ("overdue", value)
+            for value in ("", "run:1", "spread", "spread:0", "spread:x", "spread:nan", "spread:1e7", "skip", "skip:0")
+            if value
+        ),
+        *(("overdue", value) for value in ("skip:-1", "skip:inf", "later", "spread:1:2", 5)),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"redis_queue_{name}"):
+        CelerySettings.of(app_with("plain", **{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("dispatch_batch", value) for value in (1, 500)),
+        *(("min_delay", value) for value in (0, 86400, timedelta(days=1))),
+        *(("dispatch_interval", value) for value in (0.1, 60, timedelta(minutes=1))),
+        *(("overdue", value) for value in ("run", "spread:0.001", "spread:1e6", "skip:0.5")),
+        *(("on_store_error", value) for value in ("raise", "broker")),
+    ],
+)
+def test_the_ends_of_a_range_are_in_it(name: str, value: Any) -> None:
+    assert getattr(CelerySettings.of(app_with("plain", **{name: value})), name) == value
+
+
+def test_the_overdue_policy_is_read() -> None:
+    spread, skip = CelerySettings(overdue="spread:2.5"), CelerySettings(overdue="skip:60")
+
+    assert (spread.overdue_policy.policy, spread.overdue_policy.amount) == ("spread", 2.5)
+    assert (skip.overdue_policy.policy, skip.overdue_policy.amount) == ("skip", 60)
+
+
+def test_settings_of_others_are_none_of_its_business() -> None:
+    app = Celery("tests", set_as_current=False)
+    app.conf.update(redis_max_connections=5, redis_queue="a name of theirs", CELERY_REDIS_QUEUE_X=1)
+
+    assert asdict(CelerySettings.of(app)) == DEFAULTS

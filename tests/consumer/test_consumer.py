@@ -1,0 +1,256 @@
+"""Consumer: what becomes of messages when handlers return, raise, hang or are interrupted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+
+from redis_queue import Consumer, Dead, InvalidValueError, Message, Nack, RedisQueue, WrongTypeError
+from redis_queue.backoff import retry_delay
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+LEASE = 0.6
+
+
+@pytest.fixture
+def queue(client: redis.Redis) -> RedisQueue:
+    return RedisQueue("work", client, visibility_timeout=LEASE, max_deliveries=3, poll_interval=0.1)
+
+
+@contextmanager
+def running(queue: RedisQueue, handler: Callable[[Message], Any], **options: Any) -> Iterator[Consumer]:
+    """Run a consumer in a thread, and stop it at the end."""
+    consumer = Consumer(queue, handler, **options)
+    thread = threading.Thread(target=consumer.run)
+    thread.start()
+    try:
+        yield consumer
+    finally:
+        consumer.stop()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def is_empty(queue: RedisQueue) -> bool:
+    stats = queue.stats()
+    return not stats.ready + stats.delayed + stats.in_flight
+
+
+@pytest.mark.parametrize(("concurrency", "batch"), [(1, 1), (4, 1), (1, 50), (3, 7)])
+def test_every_message_is_handled_once_and_acked(queue: RedisQueue, concurrency: int, batch: int) -> None:
+    queue.put_many(range(200))
+    seen: list[int] = []
+    with running(queue, lambda message: seen.append(message.body), concurrency=concurrency, batch=batch):
+        wait_until(lambda: is_empty(queue), description="an empty queue")
+
+    assert sorted(seen) == list(range(200))
+    assert queue.stats().acked == 200
+
+
+def test_one_thread_keeps_the_order(queue: RedisQueue) -> None:
+    queue.put_many(range(50))
+    seen: list[int] = []
+    with running(queue, lambda message: seen.append(message.body), batch=10):
+        wait_until(lambda: is_empty(queue), description="an empty queue")
+
+    assert seen == list(range(50))
+
+
+def test_a_failing_handler_neither_ends_the_loop_nor_loses_its_message(queue: RedisQueue) -> None:
+    def handle(message: Message) -> None:
+        seen.append((message.body, message.deliveries))
+        if message.body == "bad":
+            raise ValueError("no such customer")
+
+    seen: list[tuple[str, int]] = []
+    queue.put_many(["bad", "good"])
+    with running(queue, handle, retry_delay=lambda _: 0.01):
+        wait_until(lambda: queue.stats().dead == 1 and is_empty(queue), description="the bad one to be dead")
+
+    assert sorted(seen) == [("bad", 1), ("bad", 2), ("bad", 3), ("good", 1)]
+    (letter,) = queue.dead_letters()
+    assert (letter.body, letter.deliveries, letter.reason) == ("bad", 3, "ValueError: no such customer")
+
+
+def test_a_handler_may_ask_for_later_or_bury_its_message(queue: RedisQueue) -> None:
+    def handle(message: Message) -> None:
+        if message.body == "busy" and message.deliveries == 1:
+            raise Nack("lock taken", delay=0.05)
+        if message.body == "broken":
+            raise Dead("never again")
+        done.append(message.body)
+
+    done: list[str] = []
+    queue.put_many(["busy", "broken", "fine"])
+    with running(queue, handle):
+        wait_until(lambda: is_empty(queue), description="an empty queue")
+
+    assert sorted(done) == ["busy", "fine"]
+    (letter,) = queue.dead_letters()
+    assert (letter.body, letter.reason) == ("broken", "never again")
+
+
+def test_work_longer_than_the_lease_is_not_given_to_someone_else(queue: RedisQueue) -> None:
+    release, calls = threading.Event(), []
+
+    def handle(message: Message) -> None:
+        calls.append(message.deliveries)
+        assert release.wait(20)
+
+    queue.put("long")
+    with running(queue, handle, concurrency=2):
+        wait_until(lambda: calls, description="the handler to start")
+        first = queue.client.zscore(queue._keys.in_flight, queue_id(queue))
+        extended = wait_until(
+            lambda: (queue.client.zscore(queue._keys.in_flight, queue_id(queue)) or 0) > first + 2 * LEASE * 1000,
+            description="the lease to be extended past twice its length",
+        )
+        assert extended
+        queue.put_back()
+        release.set()
+        wait_until(lambda: is_empty(queue), description="an empty queue")
+
+    assert calls == [1]
+    assert queue.stats().acked == 1
+
+
+def queue_id(queue: RedisQueue) -> bytes:
+    (id_,) = queue.client.hkeys(queue._keys.records)
+    return id_  # type: ignore[no-any-return]
+
+
+def test_a_handler_that_hangs_gives_its_message_up_after_max_runtime(
+    queue: RedisQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    release, calls = threading.Event(), []
+
+    def handle(message: Message) -> None:
+        calls.append(message.deliveries)
+        if message.deliveries == 1:
+            assert release.wait(20)
+
+    queue.put("hangs once")
+    with caplog.at_level(logging.WARNING), running(queue, handle, concurrency=2, max_runtime=0.1):
+        wait_until(lambda: calls == [1, 2], description="a second delivery beside the hung handler")
+        wait_until(lambda: queue.stats().acked == 1, description="the second delivery to be acked")
+        release.set()
+        wait_until(lambda: "ack refused" in caplog.text, description="the late ack to be refused")
+
+    assert queue.stats().acked == 1
+
+
+def test_stop_finishes_what_runs_and_gives_back_what_was_not_begun(queue: RedisQueue) -> None:
+    started, release = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        started.set()
+        assert release.wait(20)
+
+    queue.put_many(range(10))
+    with running(queue, handle, batch=10) as consumer:
+        assert started.wait(10)
+        assert queue.stats().in_flight == 10
+        consumer.stop()
+        release.set()
+
+    stats = queue.stats()
+    assert (stats.acked, stats.ready, stats.in_flight) == (1, 9, 0)
+    assert [(message.body, message.deliveries) for message in queue.peek(9)] == [(n, 0) for n in range(1, 10)]
+
+
+def test_stop_gives_up_on_a_hung_handler_after_its_grace(queue: RedisQueue) -> None:
+    started, release = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        started.set()
+        assert release.wait(30)
+
+    queue.put("hung")
+    try:
+        with running(queue, handle, grace=0.2) as consumer:
+            assert started.wait(10)
+            consumer.stop()
+    finally:
+        release.set()
+
+
+def test_an_error_that_waiting_does_not_mend_ends_the_consumer(queue: RedisQueue) -> None:
+    queue.client.set(queue._keys.ready, "not a list")
+    with pytest.raises(WrongTypeError, match="ready is a string"):
+        Consumer(queue, lambda _: None, concurrency=3).run()
+
+
+def test_a_consumer_survives_a_restart_of_redis_and_acks_what_it_had_finished() -> None:
+    with RedisServer(aof="always") as server:
+        queue = RedisQueue("work", server.client(), poll_interval=0.1)
+        started, release, seen = threading.Event(), threading.Event(), []
+
+        def handle(message: Message) -> None:
+            seen.append(message.body)
+            started.set()
+            assert release.wait(30)
+
+        queue.put_many(["before", "after"])
+        with running(queue, handle):
+            assert started.wait(10)
+            server.kill()
+            release.set()
+            server.restart()
+            wait_until(lambda: is_empty(queue), timeout=20, description="an empty queue")
+
+        assert seen == ["before", "after"]
+        assert queue.stats().acked == 2
+
+
+def test_a_consumer_that_waits_is_not_stopped_by_a_killed_connection(queue: RedisQueue) -> None:
+    seen: list[str] = []
+    with running(queue, lambda message: seen.append(message.body)):
+        wait_until(lambda: waiting_clients(queue.client), description="the consumer to wait")
+        queue.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        queue.put("hello")
+        wait_until(lambda: seen == ["hello"], description="the message")
+
+
+def waiting_clients(client: redis.Redis) -> list[Any]:
+    return [found for found in client.client_list() if found["cmd"] == "blpop"]
+
+
+def test_many_idle_threads_wait_on_one_connection(client: redis.Redis) -> None:
+    queue = RedisQueue("work", client, poll_interval=0.5)
+    with running(queue, lambda _: None, concurrency=16):
+        wait_until(lambda: waiting_clients(client), description="the consumer to wait")
+        client.config_resetstat()
+        wait_until(lambda: calls_of(client, "blpop") >= 3, timeout=20, description="three polls")
+
+        assert len(waiting_clients(client)) <= 1
+        assert calls_of(client, "evalsha") <= 2 * calls_of(client, "blpop") + 2
+
+
+def calls_of(client: redis.Redis, command: str) -> int:
+    return int(client.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"concurrency": 0}, {"concurrency": True}, {"batch": 0}, {"batch": 501}, {"grace": -1}, {"max_runtime": "1"}],
+)
+def test_senseless_options_are_refused(queue: RedisQueue, options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(InvalidValueError, match=name):
+        Consumer(queue, lambda _: None, **options)
+    with pytest.raises(InvalidValueError, match="handler"):
+        Consumer(queue, None)  # type: ignore[arg-type]
+
+
+def test_the_retry_delay_grows_to_five_minutes() -> None:
+    delays = [retry_delay(number) for number in range(1, 200)]
+    assert 0.75 <= delays[0] <= 1
+    assert all(delay <= 300 for delay in delays)
+    assert min(delays[20:]) >= 225

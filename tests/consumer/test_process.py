@@ -1,0 +1,89 @@
+"""A consumer in a process of its own: SIGTERM finishes or gives back, SIGKILL loses nothing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from redis_queue import RedisQueue
+from tests.support.wait import wait_until
+
+PROGRAM = """
+import sys, threading
+from redis_queue import Consumer, RedisQueue, connect
+
+queue = RedisQueue("work", connect(sys.argv[1]), visibility_timeout=1.5, poll_interval=0.1)
+
+def handle(message):
+    queue.client.rpush("begun", message.body)
+    if message.body == "slow":
+        queue.client.blpop("go on", 30)
+    queue.client.rpush("done", message.body)
+
+consumer = Consumer(queue, handle, batch=10)
+stop = consumer.stop
+consumer.stop = lambda: (stop(), queue.client.set("stopping", 1))
+consumer.run()
+print("ended", flush=True)
+"""
+
+
+@pytest.fixture
+def queue(client: redis.Redis) -> RedisQueue:
+    return RedisQueue("work", client, visibility_timeout=1.5)
+
+
+@contextmanager
+def consumer(url: str) -> Iterator[subprocess.Popen[str]]:
+    """Start the program; it is dead at the end."""
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, url], stdout=subprocess.PIPE, text=True)
+    try:
+        with process:
+            yield process
+            process.kill()
+    finally:
+        process.kill()
+
+
+def begun(queue: RedisQueue) -> list[bytes]:
+    return list(queue.client.lrange("begun", 0, -1))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_running_handler_finish_and_gives_the_rest_back(
+    queue: RedisQueue, redis_url: str, number: signal.Signals
+) -> None:
+    queue.put_many(["quick", "slow", "never begun"])
+    with consumer(redis_url) as process:
+        wait_until(lambda: begun(queue) == [b"quick", b"slow"], description="the slow handler to begin")
+        process.send_signal(number)
+        wait_until(lambda: queue.client.exists("stopping"), description="the signal to be heard")
+        queue.client.rpush("go on", "1")
+        assert process.wait(20) == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == "ended\n"
+
+    assert queue.client.lrange("done", 0, -1) == [b"quick", b"slow"]
+    (left,) = queue.peek(10)
+    assert (left.body, left.deliveries) == ("never begun", 0)
+    assert queue.stats().acked == 2
+
+
+def test_what_a_killed_consumer_held_comes_back_when_its_lease_ends(queue: RedisQueue, redis_url: str) -> None:
+    queue.put_many(["slow", "second"])
+    with consumer(redis_url) as process:
+        wait_until(lambda: begun(queue) == [b"slow"], description="the handler to begin")
+        process.send_signal(signal.SIGKILL)
+        process.wait(20)
+        assert queue.stats().in_flight == 2
+        queue.client.rpush("go on", "1")
+        with consumer(redis_url):
+            wait_until(lambda: queue.stats().acked == 2, timeout=20, description="both to be acked by the next one")
+
+    assert begun(queue) == [b"slow", b"slow", b"second"]

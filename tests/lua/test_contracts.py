@@ -1,0 +1,310 @@
+"""The header of each script is its contract: it names what the body binds, in order, and the body keeps the rules."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from redis.crc import key_slot
+
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue import keys as keys_module
+from redis_queue.delay import Delivery, Foreign, Push
+from redis_queue.keys import Keys
+from redis_queue.leasing import Shard
+from redis_queue.scripts import BoundScript, load
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+MAX_LINES = 130
+TYPES = {"STRING", "LIST", "ZSET", "HASH"}
+HOSTILE_NAME = "a{b}:c d*[é]?"
+
+SLOT = re.compile(r"^-- (KEYS|ARGV)\[(\d+|\.\.\.)\] +(\w+) *(.*)$")
+CALL = re.compile(r"redis\.p?call\(\s*('[A-Z]+'|listed and 'LRANGE' or 'ZRANGE')\s*(?:,\s*([\w.]+))?")
+
+
+def folder() -> Traversable:
+    return files("redis_queue").joinpath("lua")
+
+
+def names() -> list[str]:
+    return sorted(
+        f"{group.name}/{entry.name.removesuffix('.lua')}"
+        for group in folder().iterdir()
+        if group.is_dir()
+        for entry in group.iterdir()
+        if entry.name.endswith(".lua")
+    )
+
+
+class Text:
+    """One script, cut into its header, the statements that bind its arguments, and the rest."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.source = load(name).source
+        lines = self.source.splitlines()
+        end = next(number for number, line in enumerate(lines) if not line.startswith("--"))
+        self.header = lines[:end]
+        stop = lines.index("", end)
+        self.bindings = lines[end:stop]
+        self.rest = "\n".join(line for line in lines[stop:] if not line.lstrip().startswith("--"))
+        found = [match.groups() for line in self.header if (match := SLOT.match(line))]
+        self.keys = [(slot, label, rest) for kind, slot, label, rest in found if kind == "KEYS"]
+        self.arguments = [(slot, label) for kind, slot, label, _ in found if kind == "ARGV"]
+        self.order = [kind for kind, *_ in found]
+
+    def bound(self) -> dict[str, str]:
+        """Return what each KEYS[n] and ARGV[n] is bound to by the first statements, constants left out."""
+        found: dict[str, str] = {}
+        for line in self.bindings:
+            match = re.fullmatch(r"local ([\w, ]+) = (.+)", line)
+            assert match, f"not a binding: {line}"
+            labels = match[1].split(", ")
+            values = re.split(r", (?![^{(]*[)}])", match[2])
+            assert len(labels) == len(values), line
+            for label, value in zip(labels, values, strict=True):
+                if label.isupper():
+                    assert value.isdigit(), f"a constant is a number: {line}"
+                    continue
+                slot = re.fullmatch(
+                    r"(?:tonumber\()?((?:KEYS|ARGV)\[\d+\])(?:\)| == '1')?|\{unpack\((ARGV, \d+)\)\}", value
+                )
+                assert slot, f"neither a slot nor a constant: {value}"
+                found[slot[1] or slot[2]] = label
+        return found
+
+
+@pytest.fixture(params=names())
+def name(request: pytest.FixtureRequest) -> str:
+    """The name of each script in turn."""
+    return str(request.param)
+
+
+@pytest.fixture
+def text(name: str) -> Text:
+    """The script, cut up."""
+    return Text(name)
+
+
+def test_the_scripts_are_found_as_package_data() -> None:
+    assert {name.partition("/")[0] for name in names()} == {"dead", "delay", "lease", "queue"}
+    assert len(names()) >= 23
+    assert all(entry.is_dir() or entry.name == "__init__.py" for entry in folder().iterdir())
+
+
+def test_every_script_is_called_by_the_code_and_every_called_one_exists() -> None:
+    package = files("redis_queue")
+    code = "\n".join(entry.read_text("utf-8") for entry in package.iterdir() if entry.name.endswith(".py"))
+    assert sorted(set(re.findall(r'"((?:dead|delay|lease|queue)/\w+)"', code))) == names()
+
+
+def test_the_header_numbers_all_slots_in_order(text: Text) -> None:
+    assert text.header[0].startswith("-- ")
+    assert text.header[0].endswith(".")
+    assert text.order == sorted(text.order, reverse=True), "keys come before arguments"
+    assert [slot for slot, *_ in text.keys] == [str(number) for number in range(1, len(text.keys) + 1)]
+    numbers = [slot for slot, _ in text.arguments]
+    counted = numbers[:-1] if numbers and numbers[-1] == "..." else numbers
+    assert counted == [str(number) for number in range(1, len(counted) + 1)]
+    labels = [label for _, label, *_ in [*text.keys, *text.arguments]]
+    assert len(set(labels)) == len(labels)
+
+
+def test_the_first_statements_bind_exactly_what_the_header_names(text: Text) -> None:
+    expected = {f"KEYS[{slot}]": label for slot, label, _ in text.keys}
+    fixed = [(slot, label) for slot, label in text.arguments if slot != "..."]
+    expected |= {f"ARGV[{slot}]": label for slot, label in fixed}
+    more = [label for slot, label in text.arguments if slot == "..."]
+    if more:
+        expected[f"ARGV, {len(fixed) + 1}"] = more[0]
+    assert text.bound() == expected
+
+
+def test_what_was_bound_is_used_and_slots_are_not_touched_again(text: Text) -> None:
+    assert not re.search(r"\b(KEYS|ARGV)\b", text.rest)
+    for label in text.bound().values():
+        assert re.search(rf"\b{label}\b", text.rest), f"{label} is bound but never used"
+
+
+def test_the_loader_reads_the_same_names(name: str, text: Text) -> None:
+    script = load(name)
+    assert script.keys == tuple(label for _, label, _ in text.keys)
+    assert script.arguments == tuple(label for slot, label in text.arguments if slot != "...")
+    assert script.takes_more == any(slot == "..." for slot, _ in text.arguments)
+
+
+def test_each_key_has_a_type_and_it_is_the_one_of_the_key_table(text: Text) -> None:
+    table = dict(re.findall(r"^(\w+)(?::<x>)?\s+(HASH|LIST|ZSET|STRING)\s", keys_module.__doc__ or "", re.MULTILINE))
+    assert set(table.values()) == TYPES
+    for _, label, rest in text.keys:
+        if label == "place":
+            assert rest.startswith("LIST or ZSET")
+        elif label == "wake" and text.name.startswith("delay/"):
+            assert rest.startswith("CHANNEL")
+        else:
+            assert rest.split()[0] == table[label], label
+
+
+def test_arguments_in_time_name_their_unit(text: Text) -> None:
+    header = "\n".join(text.header)
+    for _, label in text.arguments:
+        if label in (
+            "now",
+            "lease",
+            "delay",
+            "due",
+            "older_than",
+            "within",
+            "after",
+            "gap",
+            "low",
+            "high",
+            "after_due",
+        ):
+            line = next(line for line in text.header if re.search(rf"\] {label} ", line))
+            assert re.search(r"\bms\b", line), f"{label} without a unit:\n{header}"
+
+
+def test_the_header_says_what_it_returns_and_what_it_costs(text: Text) -> None:
+    header = "\n".join(text.header)
+    assert re.search(r"^-- Returns ", header, re.MULTILINE)
+    assert re.fullmatch(r"-- O\(.+\)", text.header[-1])
+
+
+def test_the_file_is_short(text: Text) -> None:
+    lines = text.source.splitlines()
+    assert len(lines) <= MAX_LINES
+    assert max(map(len, lines)) <= 120
+    assert text.source.endswith("\n")
+
+
+def test_nothing_slow_unsafe_or_lossy_is_called(text: Text) -> None:
+    commands = {command for found in CALL.findall(text.rest) for command in re.findall(r"[A-Z]+", found[0])}
+    assert not commands & {"KEYS", "SCAN", "HSCAN", "SSCAN", "ZSCAN", "HGETALL", "HVALS", "HKEYS", "RANDOMKEY", "SORT"}
+    assert not [command for command in commands if command.startswith("FLUSH")]
+    assert not re.search(r"\b(cjson|cmsgpack|struct|loadstring|dofile|tostring|math\.random|os\.time)\b", text.rest)
+    assert not re.search(r"\bLRANGE', \w+, 0, -1\b", text.rest)
+
+
+def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: Text) -> None:
+    declared = {label for _, label, _ in text.keys}
+    # Cancel picks one of two declared keys; what a broker keeps in the same Redis is the one documented exception.
+    others = {"delay/cancel": {"place"}, "delay/move_due": {"destination"}, "delay/deliver": {"list", "key"}}
+    others["delay/adopt"] = {"key", "index"}
+    declared |= others.get(name, set())
+    calls = CALL.findall(text.rest)
+    assert len(calls) == len(re.findall(r"redis\.p?call\(", text.rest))
+    for command, first in calls:
+        assert first in declared or command == "'TIME'", f"{command} {first}"
+
+
+def test_the_clock_is_read_at_most_once_and_only_if_the_caller_brought_none(text: Text) -> None:
+    assert text.rest.count("'TIME'") == text.source.count("redis.call('TIME')") <= 1
+    asked = any(label == "now" for _, label in text.arguments)
+    assert asked == ("if now == 0 then\n" in text.rest) == ("'TIME'" in text.rest)
+
+
+def test_numbers_reach_redis_in_full(text: Text) -> None:
+    # Lua itself writes 1.7e+12 for a time: whatever is computed from it goes through %.0f.
+    for line in text.rest.splitlines():
+        if "call(" in line or ".." in line:
+            assert not re.search(r"\bnow\b", re.sub(r"string\.format\('[^']*%.0f[^']*', [^)]*\)", "", line)), line
+
+
+@pytest.mark.parametrize("name", [name for name in names() if "NEWER_SCHEMA" in load(name).source])
+def test_newer_data_is_refused_before_anything_is_written(name: str) -> None:
+    text = Text(name)
+    writes = re.search(r"redis\.call\('(?:H(?:SET|DEL|INCRBY)|[LR]PUSH|Z(?:ADD|REM)|SET|DEL|LTRIM)'", text.rest)
+    assert writes
+    assert text.rest.index("NEWER_SCHEMA") < writes.start()
+
+
+def test_the_server_compiles_each_script_under_the_sha_that_is_called(name: str, client: redis.Redis) -> None:
+    script = load(name)
+    assert client.script_load(script.source) == script.sha
+
+
+def test_all_keys_of_a_call_stand_in_one_cluster_slot(name: str) -> None:
+    script = load(name)
+    for keys in (Keys("p{r}e:fix", "queue", HOSTILE_NAME), Keys("p{r}e:fix", "delay", HOSTILE_NAME, 3)):
+        bound = [keys.slot("thread") if key == "slot" else getattr(keys, key, keys.dead) for key in script.keys]
+        assert len({key_slot(key) for key in bound}) == 1
+        assert len(set(bound)) == len(bound) or name == "lease/purge"
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[bytes]]]:
+    """The keys of every script call that is made, by script."""
+    made: dict[str, list[list[bytes]]] = {}
+    original = BoundScript.__call__
+
+    def record(self: BoundScript, **arguments: Any) -> Any:
+        made.setdefault(self._script.name, []).append(self._keys)
+        return original(self, **arguments)
+
+    monkeypatch.setattr(BoundScript, "__call__", record)
+    return made
+
+
+def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
+    client: redis.Redis, calls: dict[str, list[list[bytes]]]
+) -> None:
+    queue = RedisQueue(HOSTILE_NAME, client, max_deliveries=1)
+    queue.put_many([1, 2, 3])
+    queue.put(4, delay=60)
+    message, *others = queue.get_many(3)
+    assert queue.still_mine(message)
+    assert queue.ack(message)
+    queue.nack_many(others, dead=True)
+    queue.redrive([others[0].id])
+    queue.peek()
+    queue.promote()
+    queue.dead_letters()
+    queue.stats()
+    timed = DelayQueue(HOSTILE_NAME, client, shards=2)
+    timed.push_many([Push(number, id=f"e{number}", destination="target") for number in range(8)])
+    timed.push("later", delay=60, id="later")
+    entries = timed.claim(4)
+    timed.extend(entries[0])
+    timed.release(entries[0])
+    timed.put_back()
+    timed.reschedule("later", delay=90)
+    timed.get("later")
+    timed.list()
+    timed.count()
+    timed.stats()
+    timed.cancel("later")
+    timed.quarantined()
+    timed.move_due()
+    timed.due_in()
+    timed.lead("me", 60)
+    timed.push("delivered")
+    timed.deliver([Delivery(entry, b"element", ["target"]) for entry in timed.claim()])
+    timed.bury_overdue(60, reason="late")
+    client.lpush("foreign", "element")
+    adopted = Push("adopted", id="adopted", due_at=datetime.now(timezone.utc))
+    timed.adopt([(adopted, Foreign(b"element", "foreign", -1))])
+    timed.push("useless", delay=60)
+    timed.purge("waiting")
+    # The only script that no healthy queue calls.
+    shard: Shard = queue._shard
+    queue.put("broken")
+    broken = queue.get(block=False)
+    assert broken is not None
+    assert shard.quarantine(broken, "on purpose")
+
+    assert sorted(calls) == names()
+    for name, made in calls.items():
+        header = Text(name).keys
+        for keys in made:
+            assert len({key_slot(key) for key in keys}) == 1
+            for key, (_, _, rest) in zip(keys, header, strict=True):
+                kind = client.type(key).decode()
+                assert kind == "none" or kind.upper() in rest, (name, key)

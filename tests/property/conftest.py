@@ -1,0 +1,17 @@
+"""Time that stands still where only a pause or a rate would need it."""
+
+from __future__ import annotations
+
+import time
+import types
+
+import pytest
+
+from redis_queue import leasing, scripts
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeat calls without a pause, and let no time pass within a call."""
+    monkeypatch.setattr(scripts, "time", types.SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(leasing, "time", types.SimpleNamespace(monotonic=lambda: 0.0, time_ns=time.time_ns))

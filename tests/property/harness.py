@@ -1,0 +1,127 @@
+"""What the machines run on: settings, a clock, a link that loses replies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any, Final, NamedTuple
+
+import redis
+from hypothesis import HealthCheck, settings
+
+from redis_queue.scripts import Argument, Link, load
+
+PROFILE_VARIABLE: Final = "REDIS_QUEUE_HYPOTHESIS_PROFILE"
+LEASE_MS: Final = 10_000
+START_MS: Final = 1_700_000_000_000
+TICKS: Final = (0, 1, LEASE_MS - 1, LEASE_MS, LEASE_MS + 1, 100 * LEASE_MS)
+
+_COMMON: Final = settings(
+    deadline=None, print_blob=True, report_multiple_bugs=False, suppress_health_check=[HealthCheck.too_slow]
+)
+PROFILES: Final = {
+    "default": settings(_COMMON, max_examples=150, stateful_step_count=30),
+    "thorough": settings(_COMMON, max_examples=5000, stateful_step_count=60),
+}
+
+
+def profile() -> settings:
+    """Return the settings that the environment asks for."""
+    return PROFILES[os.environ.get(PROFILE_VARIABLE, "default")]
+
+
+def timeout() -> int:
+    """Return the seconds that one machine may take: to make a failure short takes minutes. 0 means any time."""
+    return 400 if profile() is PROFILES["default"] else 0
+
+
+class Clock:
+    """The time in ms, for the queues and for the models."""
+
+    def __init__(self) -> None:
+        self.now = START_MS
+
+    def __call__(self) -> int:
+        """Return the time."""
+        return self.now
+
+
+class Loss(NamedTuple):
+    """Which reply of a call is lost (0: none), and what somebody else does before the call is repeated."""
+
+    number: int = 0
+    meanwhile: str = ""
+
+
+NO_LOSS: Final = Loss()
+LOSSES: Final = (
+    *(NO_LOSS,) * 3,
+    Loss(1),
+    Loss(1, "consume"),
+    Loss(1, "expire"),
+    Loss(2),
+    Loss(2, "consume"),
+    Loss(2, "expire"),
+    Loss(3),
+)
+
+LOOKS: Final = frozenset(
+    value
+    for name in (
+        *("queue/peek", "queue/stats", "dead/letters", "lease/quarantined"),
+        *("delay/count", "delay/find", "delay/list", "delay/stats"),
+    )
+    for script in [load(name)]
+    for value in (script.sha, script.source)
+)
+"""Hashes and sources of the scripts that change nothing."""
+
+
+class LossyLink:
+    """A link that on request lets the server do what it was told and then loses the reply."""
+
+    def __init__(self, inner: Link) -> None:
+        self._inner = inner
+        self._until_loss = 0
+        self._meanwhile: Callable[[], object] = object
+
+    def arm(self, number: int, meanwhile: Callable[[], object]) -> None:
+        """Lose the reply of the *number*-th command from now on that may change the queue; 0 loses none."""
+        self._until_loss, self._meanwhile = number, meanwhile
+
+    def send(self, *command: Argument) -> Any:
+        """Send once. A refused command has no effect, so only those that succeed count."""
+        reply = self._inner.send(*command)
+        if self._until_loss and _may_change(command):
+            self._until_loss -= 1
+            if not self._until_loss:
+                self._meanwhile()
+                raise redis.TimeoutError("the reply is lost")
+        return reply
+
+    def send_both(self, first: tuple[Argument, ...], second: tuple[Argument, ...]) -> tuple[Any, Any]:
+        """Send one after the other."""
+        return self.send(*first), self.send(*second)
+
+
+def _may_change(command: tuple[Argument, ...]) -> bool:
+    name, target = command[:2]
+    if name in ("LLEN", "ZCARD", "TYPE") or target in LOOKS:
+        return False
+    return not (isinstance(target, bytes) and target.endswith(b":registry"))
+
+
+def ms(at: datetime) -> int:
+    """Return an aware datetime in milliseconds since the epoch."""
+    return round(at.timestamp() * 1000)
+
+
+def moment(value: int) -> datetime:
+    """Return milliseconds since the epoch as an aware datetime."""
+    return datetime.fromtimestamp(value / 1000, timezone.utc)
+
+
+def token_number(token: str) -> int:
+    """Return the number of the claim that made *token*."""
+    return int(token.partition("-")[0])

@@ -1,0 +1,241 @@
+"""What both machines have in common: two clients, faults, and the comparison with the model after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, NamedTuple
+
+import redis
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from redis_queue.errors import RedisQueueError, StoreRefusedError
+from redis_queue.keys import Keys
+from redis_queue.model import DeadLetter, Entry, Message, Quarantined
+from redis_queue.scripts import DirectLink
+from tests.property.harness import LEASE_MS, LOSSES, NO_LOSS, TICKS, Clock, Loss, LossyLink, ms, token_number
+from tests.property.model_shard import MANY, SPOILED, Held, ShardModel, Wire, spoil
+from tests.property.state import differences, dump, misplaced, take_shard, told
+
+DAMAGE: Final = ("delete", *SPOILED)
+
+losses = st.sampled_from(LOSSES)
+leases = st.integers(0, 9)
+some_leases = st.lists(leases, min_size=1, max_size=3)
+delays = st.sampled_from((0, 0, 1, LEASE_MS))
+reasons = st.sampled_from(("", "why"))
+limits = st.sampled_from((1, 2, 3))
+works = st.sampled_from((1, MANY))
+
+
+class Issued(NamedTuple):
+    """What was claimed, and in which life of the queue; most of it is stale."""
+
+    item: Message | Entry
+    life: int
+
+
+class Machine(RuleBasedStateMachine):
+    """Runs each call on the queue and on the model."""
+
+    server: ClassVar[redis.Redis]
+    alphabet: ClassVar[tuple[str, ...]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server.flushall()
+        self.clock = Clock()
+        self.wire = Wire()
+        self._direct = DirectLink(self.server)
+        self.link = LossyLink(self._direct)
+        self.clients: list[Any] = []
+        self.parts: list[tuple[ShardModel, Keys]] = []
+        self.issued: list[Issued] = []
+        self.life = self.serial = self.calls = self.disturbed_at = 0
+
+    def teardown(self) -> None:
+        """Close the connections of this example."""
+        self._direct.close()
+
+    # --- what happens to every queue ---
+
+    @rule(ms=st.sampled_from(TICKS))
+    @precondition(lambda self: any(shard.waiting or shard.in_flight for shard, _ in self.parts))
+    def tick(self, ms: int) -> None:
+        """Let time pass."""
+        self.clock.now += ms
+
+    @rule(flush=st.booleans())
+    @precondition(lambda self: self.calls != self.disturbed_at)
+    def disturb(self, flush: bool) -> None:
+        """Let the other client make the calls that follow; at times Redis forgets the scripts, as after a restart."""
+        if flush:
+            self.server.script_flush()
+        self.clients.reverse()
+        self.disturbed_at = self.calls
+
+    @rule(how=st.sampled_from(DAMAGE), number=st.integers(0, 2))
+    @precondition(lambda self: self.seldom() and self.readable_ids())
+    def damage(self, how: str, number: int) -> None:
+        """Overwrite or delete the record of a message, wherever it is; only one at a time is missing."""
+        names = self.readable_ids()
+        id_ = names[number % len(names)]
+        shard, keys = self.part(id_)
+        if how != "delete":
+            shard.records[id_] = spoil(shard.records[id_], how)
+            self.server.hset(keys.records, id_, shard.records[id_].raw)
+        elif not any(other.lost for other, _ in self.parts):
+            del shard.records[id_]
+            self.server.hdel(keys.records, id_)
+
+    @invariant()
+    def redis_is_as_the_model_says(self) -> None:
+        """Redis holds what the model holds and nothing else; each live id is in exactly one place."""
+        found = dump(self.server)
+        found.pop(b"redis_queue:registry", None)
+        for shard, keys in self.parts:
+            got = take_shard(found, keys)
+            different = differences(got, shard.state())
+            assert not different, f"Redis and the model differ: {different}"
+            wrong = misplaced(got, shard.lost)
+            assert not wrong, wrong
+        others = {key.decode(): content for key, (_, content) in found.items()}
+        assert others == self.elsewhere(), f"other keys: {others}"
+
+    @invariant()
+    @precondition(lambda self: self.at_times())
+    def letters_are_as_the_model_says(self) -> None:
+        """Pages of dead letters and of quarantined records say what the model says."""
+        queue, offset = self.clients[0], self.serial % 2
+        letters = sorted((letter for shard, _ in self.parts for letter in shard.letters()), key=by_time)
+        assert [letter_seen(letter) for letter in queue.dead_letters(offset=offset)] == letters[offset:]
+        items = [item for shard, _ in self.parts for item in shard.quarantine]
+        assert list(map(item_seen, queue.quarantined(offset=offset, limit=2))) == items[offset : offset + 2]
+
+    # --- help ---
+
+    def both(self, real: Callable[[], Any], model: Callable[[], Any], loss: Loss = NO_LOSS) -> None:
+        """Run *real* and then *model* from the same moment on, losing the same reply, and compare the answers."""
+        self.calls += 1
+        start = self.clock.now
+        self.link.arm(loss.number, lambda: self.meanwhile_real(loss.meanwhile))
+        got = outcome(real)
+        self.link.arm(0, object)
+        self.clock.now = start
+        self.wire.arm(loss.number, lambda: self.meanwhile_model(loss.meanwhile))
+        expected = outcome(model)
+        self.wire.arm(0, object)
+        assert got == expected, f"the queue answered {got!r}, the model {expected!r}"
+
+    def break_off(self, claim: Callable[[], Any]) -> None:
+        """Let Redis refuse, half way through a claim, to write where the claimed goes to: nothing may be taken out."""
+        self.calls += 1
+        self.server.execute_command("ACL", "SETUSER", "default", "-zadd")
+        try:
+            assert outcome(claim) is StoreRefusedError
+        finally:
+            self.server.execute_command("ACL", "SETUSER", "default", "+zadd")
+
+    def meanwhile_real(self, what: str) -> None:
+        """Do what another client of the queue does while a call waits for its lost reply."""
+        raise NotImplementedError
+
+    def meanwhile_model(self, what: str) -> None:
+        """Do the same in the model."""
+        raise NotImplementedError
+
+    def elsewhere(self) -> dict[str, list[bytes]]:
+        """Return the keys that Redis should hold besides those of the queue."""
+        return {}
+
+    def part(self, id_: str) -> tuple[ShardModel, Keys]:
+        """Return the model and the keys that hold an id."""
+        return self.parts[0]
+
+    def pick(self, choices: list[int]) -> tuple[list[Any], list[Held]]:
+        """Return what was claimed at some time, also as the model knows it.
+
+        A number chooses among what is still held, or what somebody else holds by now, or all that was ever claimed.
+        """
+        valid = [self.part(one.item.id)[0].holds(*self.held(one)) for one in self.issued]
+        current = [one for one, mine in zip(self.issued, valid, strict=True) if mine]
+        held = {one.item.id for one in current}
+        stale = [one for one, mine in zip(self.issued, valid, strict=True) if not mine and one.item.id in held]
+        pools = [current or self.issued, stale or self.issued, self.issued]
+        picked = [pool[number // 3 % len(pool)] for number in choices for pool in [pools[number % 3]]]
+        return [one.item for one in picked], [self.held(one) for one in picked]
+
+    def held(self, issued: Issued) -> Held:
+        """Return a lease as the model knows it; one from before destroy() holds nothing."""
+        item, life = issued
+        assert item.lease
+        return item.id, token_number(item.lease.token) if life == self.life else 0
+
+    def storable(self, id_: str) -> str:
+        """Return *id_*, or another one while *id_* stands somewhere without a record."""
+        lost = {name for shard, _ in self.parts for name in shard.lost}
+        return next(name for name in (id_, *self.alphabet) if name not in lost)
+
+    def readable_ids(self) -> list[str]:
+        """Return the ids whose records are as they were written."""
+        return sorted(id_ for shard, _ in self.parts for id_ in shard.records if not shard.flaw(id_))
+
+    def placed(self) -> list[str]:
+        """Return the ids in all places."""
+        return [id_ for shard, _ in self.parts for id_ in shard.placed]
+
+    def placed_ids(self) -> list[str]:
+        """Return the ids in all places, sorted."""
+        return sorted(self.placed())
+
+    def in_flight(self) -> bool:
+        """Tell whether anything is in flight."""
+        return any(shard.in_flight for shard, _ in self.parts)
+
+    def expired(self) -> bool:
+        """Tell whether a lease has ended; now and then also if none has."""
+        now = self.clock.now
+        return any(end <= now for shard, _ in self.parts for end in shard.in_flight.values()) or (
+            self.in_flight() and self.seldom()
+        )
+
+    def room(self) -> bool:
+        """Tell whether an id is free; now and then also one that is not may be stored again."""
+        return len(self.placed()) < len(self.alphabet) or self.seldom()
+
+    def seldom(self) -> bool:
+        """Tell whether it is the turn of rules that destroy: without others in between little is left to destroy."""
+        return self.calls % 3 == 0
+
+    def at_times(self) -> bool:
+        """Tell whether to look by the library's own means too; each look takes a round trip."""
+        return self.calls % 4 == 1
+
+    def body(self) -> Any:
+        """Return a body that no other message has: JSON, at times bytes."""
+        self.serial += 1
+        return b"\x00\n%d" % self.serial if self.serial % 3 == 0 else {"n": self.serial, "é": [None, " "]}
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """Return what *call* returns, or the class of the library's error that it raises."""
+    try:
+        return call()
+    except RedisQueueError as error:
+        return type(error)
+
+
+def letter_seen(letter: DeadLetter) -> tuple[str, Any, int, int, str]:
+    """Return what the models know of a dead letter: they do not tell why its record cannot be read."""
+    reason = letter.reason.partition(" (unreadable")[0]
+    return letter.id, letter.body, ms(letter.died_at), letter.deliveries, reason
+
+
+def item_seen(item: Quarantined) -> tuple[int, str, str, bytes]:
+    """Return a quarantined record as the models keep it."""
+    return ms(item.found_at), item.id, told(item.reason), item.raw
+
+
+def by_time(letter: tuple[str, Any, int, int, str]) -> tuple[int, str]:
+    """Return what orders dead letters."""
+    return letter[2], letter[0]

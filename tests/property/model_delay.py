@@ -1,0 +1,253 @@
+"""DelayQueue in plain Python."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from redis_queue.errors import EntryExistsError
+from redis_queue.settings import Settings
+from tests.property.model_shard import SCRIPT_FLAWS, Claim, Held, Row, ShardModel, Wire, make_record, stored
+
+CHUNK = 500
+
+
+class Pushed(NamedTuple):
+    """One entry of a push: due *delay* ms from now, or at *due* if that is given."""
+
+    id: str
+    payload: Any
+    delay: int = 0
+    due: int | None = None
+    headers: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    destination: str | None = None
+
+
+class Taken(NamedTuple):
+    """A claimed entry: the row, its claim, and when it was due."""
+
+    row: Row
+    claim: Claim
+    due: int
+
+
+class DelayShard(ShardModel):
+    """What the scripts in lua/delay do."""
+
+    def push(self, entries: Sequence[Pushed], on_conflict: str) -> None:
+        """Store all entries, or none if one exists that must not."""
+        now = self.clock()
+        if self.wire.send(lambda: self._push(entries, on_conflict, now), stored) == "exists":
+            raise EntryExistsError
+
+    def _push(self, entries: Sequence[Pushed], on_conflict: str, now: int) -> str:
+        names = [entry.id for entry in entries]
+        known = [name in self.records or name in names[:index] for index, name in enumerate(names)]
+        if on_conflict == "error" and any(known):
+            return "exists"
+        new = [entry for entry, there in zip(entries, known, strict=True) if not there or on_conflict == "replace"]
+        for id_, payload, delay, due, headers, destination in new:
+            if id_ in self.records:
+                self._forget([id_])
+                self.in_flight.pop(id_, None)
+                self.dead.pop(id_, None)
+            self.records[id_] = make_record(now, payload, headers, destination)
+            self.waiting[id_] = now + delay if due is None else due
+        if not new:
+            return "kept"
+        self.meta["put"] += len(new)
+        self.meta["schema"] = 1
+        return "stored"
+
+    def cancel(self, ids: Sequence[str]) -> list[bool]:
+        """Take entries out that wait or are dead."""
+
+        def effect() -> list[bool]:
+            flags = []
+            for id_ in ids:
+                flags.append(id_ in self.waiting or id_ in self.dead)
+                if flags[-1]:
+                    self.waiting.pop(id_, None)
+                    self.dead.pop(id_, None)
+                    self._forget([id_])
+            return flags
+
+        return self.wire.send(effect, lambda flags: flags if any(flags) else None)
+
+    def reschedule(self, id_: str, delay: int, due: int | None) -> bool:
+        """Change when a waiting entry is due."""
+        now = self.clock()
+
+        def effect() -> bool:
+            if id_ in self.waiting:
+                self.waiting[id_] = now + delay if due is None else due
+            return id_ in self.waiting
+
+        return self.wire.send(effect)
+
+    def claim(self, limit: int, older_than: int) -> list[Taken]:
+        """Claim up to *limit* due entries, again and again as long as unreadable ones take the place of others."""
+        taken: list[Taken] = []
+        while len(taken) < limit:
+            due: dict[str, int] = {}
+            claim = self._claim(limit - len(taken), older_than, due)
+            good = self.readable(claim)
+            taken += [Taken(row, claim, due[row.id]) for row in good]
+            if not claim.again and len(good) == len(claim.rows):
+                break
+        return taken
+
+    def _claim(self, limit: int, older_than: int, due: dict[str, int]) -> Claim:
+        now = self.clock()
+
+        def effect() -> Claim:
+            ids = self.due(now - older_than)[:limit]
+            due.update((id_, self.waiting.pop(id_)) for id_ in ids)
+            return self.lease_out(ids, now) if ids else Claim()
+
+        return self.wire.send(effect, self.held_by)
+
+    def move_due(self, limit: int, destinations: dict[str, list[bytes]], broken: set[str]) -> int:
+        """Move due entries to their destinations; what has none is passed over."""
+        offset = total = 0
+        while total < limit:
+            now, size = self.clock(), min(limit - total, CHUNK)
+            seen, moved, passed = self.wire.send(
+                lambda: self._move(now, size, offset, destinations, broken)  # noqa: B023
+            )
+            offset += passed
+            total += moved
+            if seen < size:
+                break
+        return total
+
+    def _move(
+        self, now: int, limit: int, offset: int, destinations: dict[str, list[bytes]], broken: set[str]
+    ) -> tuple[int, int, int]:
+        ids = self.due(now)[offset : offset + limit]
+        moved = passed = 0
+        for id_ in ids:
+            flaw = self.flaw(id_)
+            record = self.records.get(id_)
+            if record is None or flaw in SCRIPT_FLAWS:
+                self.quarantine.append((now, id_, flaw, record.raw if record else b""))
+            elif record.destination is None:
+                passed += 1
+                continue
+            elif record.destination in broken:
+                self.dead[id_] = now
+                self.errors[id_] = "the destination is a string"
+                del self.waiting[id_]
+                continue
+            else:
+                destinations.setdefault(record.destination, []).insert(0, record.data)
+                moved += 1
+            del self.waiting[id_]
+            self._forget([id_])
+        return len(ids), moved, passed
+
+
+class DelayModel:
+    """What DelayQueue promises: its calls go to the shards that hold the ids, or to all in turn."""
+
+    def __init__(self, wire: Wire, clock: Callable[[], int], settings: Settings) -> None:
+        self.shards = [DelayShard(wire, clock, settings, listed=False) for _ in range(settings.shards)]
+        self.destinations: dict[str, list[bytes]] = {}
+        self.broken: set[str] = set()
+        self.wire = wire
+
+    def shard(self, id_: str) -> DelayShard:
+        """Return the shard that holds an id."""
+        return self.shards[self.number(id_)]
+
+    def number(self, id_: str) -> int:
+        """Return the number of the shard that holds an id."""
+        return zlib.crc32(id_.encode()) % len(self.shards)
+
+    def push(self, entries: Sequence[Pushed], on_conflict: str) -> list[str]:
+        """Store entries, shard by shard; a refused part leaves the parts before it."""
+        for shard, group in self._grouped([entry.id for entry in entries]):
+            shard.push([entries[index] for index in group], on_conflict)
+        return [entry.id for entry in entries]
+
+    def cancel(self, ids: Sequence[str]) -> list[bool]:
+        """Take entries out."""
+        return self._each(ids, lambda shard, group: shard.cancel([ids[index] for index in group]))
+
+    def claim(self, turn: int, limit: int, older_than: int) -> list[Taken]:
+        """Claim due entries, beginning with another shard each time."""
+        taken: list[Taken] = []
+        for offset in range(len(self.shards)):
+            if len(taken) < limit:
+                shard = self.shards[(turn + offset) % len(self.shards)]
+                taken += shard.claim(limit - len(taken), older_than)
+        return taken
+
+    def pop(self, turn: int, limit: int, older_than: int) -> list[Taken]:
+        """Claim and ack."""
+        taken = self.claim(turn, limit, older_than)
+        kept = self.ack([(one.row.id, one.claim.number) for one in taken])
+        return [one for one, mine in zip(taken, kept, strict=True) if mine]
+
+    def ack(self, held: Sequence[Held]) -> list[bool]:
+        """Finish what is held."""
+        return self._each([id_ for id_, _ in held], lambda shard, group: shard.ack([held[index] for index in group]))
+
+    def release(self, held: Sequence[Held], *, delay: int, reason: str, dead: bool, counted: bool) -> list[bool]:
+        """Give back what is held."""
+
+        def part(shard: DelayShard, group: list[int]) -> list[bool]:
+            some = [held[index] for index in group]
+            return shard.release(some, delay=delay, reason=reason, dead=dead, counted=counted)
+
+        return self._each([id_ for id_, _ in held], part)
+
+    def move_due(self, limit: int) -> int:
+        """Move due entries that have a destination."""
+        left = limit
+        for shard in self.shards:
+            left -= shard.move_due(left, self.destinations, self.broken)
+        return limit - left
+
+    def put_back(self, limit: int) -> tuple[int, int]:
+        """End expired leases."""
+        returned = died = 0
+        for shard in self.shards:
+            if (left := limit - returned - died) > 0:
+                back, gone = shard.put_back(left)
+                returned, died = returned + back, died + gone
+        return returned, died
+
+    def redrive(self, ids: Sequence[str] | None, gap: float) -> int:
+        """Bring dead letters back."""
+        if ids is None:
+            return sum(shard.redrive(None, gap * len(self.shards)) for shard in self.shards)
+        grouped = self._grouped(ids)
+        return sum(shard.redrive([ids[index] for index in group], gap * len(grouped)) for shard, group in grouped)
+
+    def purge(self, places: Sequence[str]) -> int:
+        """Delete what stands in some places."""
+        return sum(shard.purge(place) for place in places for shard in self.shards)
+
+    def destroy(self) -> None:
+        """Delete everything but the destinations."""
+        for shard in self.shards:
+            self.wire.send(shard.clear)
+
+    def waiting(self) -> list[tuple[int, str]]:
+        """Return due time and id of all that wait, in order."""
+        return sorted((due, id_) for shard in self.shards for id_, due in shard.waiting.items())
+
+    def _each(self, ids: Sequence[str], call: Callable[[DelayShard, list[int]], list[bool]]) -> list[bool]:
+        flags = [False] * len(ids)
+        for shard, group in self._grouped(ids):
+            for index, flag in zip(group, call(shard, group), strict=True):
+                flags[index] = flag
+        return flags
+
+    def _grouped(self, ids: Sequence[str]) -> list[tuple[DelayShard, list[int]]]:
+        groups: dict[int, list[int]] = {}
+        for position, id_ in enumerate(ids):
+            groups.setdefault(self.number(id_), []).append(position)
+        return [(self.shards[number], group) for number, group in groups.items()]

@@ -1,0 +1,452 @@
+"""DelayQueue against its model: any sequence of calls leaves Redis as the model says and answers as the model does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import astuple
+from typing import Any, ClassVar
+
+import pytest
+import redis
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from redis_queue import DelayQueue, Entry, Settings
+from redis_queue.delay import OnConflict, Push
+from redis_queue.keys import Keys
+from tests.property.harness import LEASE_MS, NO_LOSS, START_MS, Loss, moment, ms, profile, timeout, token_number
+from tests.property.machine import Issued, Machine, delays, leases, limits, losses, reasons, some_leases, works
+from tests.property.model_delay import DelayModel, DelayShard, Pushed, Taken
+from tests.property.model_shard import MANY
+
+NAME = "d"
+LISTS = ("to", "other")
+
+Seen = tuple[str, Any, dict[str, Any], int, int, "str | None", int, int, int]
+
+names = st.integers(0, 2)
+some_names = st.lists(names, min_size=1, max_size=3)
+conflicts = st.sampled_from(("replace", "keep", "error"))
+ages = st.sampled_from((0, 0, 1, LEASE_MS))
+times = st.tuples(st.sampled_from((0, 0, 1, LEASE_MS)), st.sampled_from((None, None, -1, 0, LEASE_MS + 1)))
+"""A delay in ms, and a due time relative to now that counts instead if it is not None."""
+
+
+class DelayMachine(Machine):
+    """Two clients of one queue, everything that they and time can do, and a Redis that loses replies and records."""
+
+    alphabet: ClassVar[tuple[str, ...]] = ("a", "b")
+    settings: ClassVar = Settings(visibility_timeout=LEASE_MS / 1000, max_deliveries=2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clients = [DelayQueue(NAME, self.server, settings=self.settings, clock=self.clock) for _ in range(2)]
+        for client in self.clients:
+            client._scripts._link = self.link
+        self.model = DelayModel(self.wire, self.clock, self.settings)
+        self.parts = [
+            (shard, Keys(self.settings.prefix, "delay", NAME, number)) for number, shard in enumerate(self.model.shards)
+        ]
+        self.turns: Counter[int] = Counter()
+        self.cursors = ["0:a", f"{START_MS}:a"]
+
+    @property
+    def queue(self) -> DelayQueue:
+        """The client that calls."""
+        queue: DelayQueue = self.clients[0]
+        return queue
+
+    @initialize(dead=st.booleans(), broken=st.booleans())
+    def start(self, dead: bool, broken: bool) -> None:
+        """Begin with some in flight, one of them perhaps dead, and one entry that waits for its destination."""
+        *first, last = self.alphabet
+        self.push_all([Pushed(name, self.body()) for name in first], "replace", NO_LOSS)
+        self.claim(lambda queue: queue.claim(len(first)), len(first), 0, NO_LOSS)
+        self.push_all([Pushed(last, self.body(), destination=LISTS[0])], "replace", NO_LOSS)
+        if dead:
+            self.give_back([0], 0, "why", "dead", NO_LOSS)
+        if broken:
+            self.break_or_mend(LISTS[0])
+
+    # --- producers ---
+
+    @rule(name=names, at=times, to=st.sampled_from((LISTS[0], None, LISTS[1])), on=conflicts, loss=losses)
+    @precondition(Machine.room)
+    def push(self, name: int, at: tuple[int, int | None], to: str | None, on: OnConflict, loss: Loss) -> None:
+        """Store one entry under an id that may be known, claimed or dead."""
+        entry = self.entry(name, at)
+        self.push_all([entry._replace(headers={"h": self.serial} if to else {}, destination=to)], on, loss)
+
+    @rule(several=some_names, at=times, on=conflicts, loss=losses)
+    @precondition(Machine.room)
+    def push_many(self, several: list[int], at: tuple[int, int | None], on: OnConflict, loss: Loss) -> None:
+        """Store several entries at once, some of them under the same id."""
+        self.push_all([self.entry(name, at) for name in several], on, loss)
+
+    @rule(name=names, loss=losses)
+    @precondition(Machine.seldom)
+    def cancel(self, name: int, loss: Loss) -> None:
+        """Take an entry out, wherever it is."""
+        id_ = self.known(name)
+        self.both(lambda: [self.queue.cancel(id_)], lambda: self.model.cancel([id_]), loss)
+
+    @rule(several=some_names, loss=losses)
+    @precondition(Machine.seldom)
+    def cancel_many(self, several: list[int], loss: Loss) -> None:
+        """Take several entries out, some of them twice."""
+        ids = [self.known(name) for name in several]
+        self.both(lambda: self.queue.cancel_many(ids), lambda: self.model.cancel(ids), loss)
+
+    @rule(name=names, at=times, loss=losses)
+    @precondition(lambda self: self.placed())
+    def reschedule(self, name: int, at: tuple[int, int | None], loss: Loss) -> None:
+        """Change when an entry is due, whether it waits, is claimed or is dead."""
+        id_, (delay, offset) = self.known(name), at
+        due = None if offset is None else self.clock.now + offset
+        when: dict[str, Any] = {"delay": delay / 1000} if due is None else {"due_at": moment(due)}
+        self.both(
+            lambda: self.queue.reschedule(id_, **when),
+            lambda: self.model.shard(id_).reschedule(id_, delay, due),
+            loss,
+        )
+
+    @rule(name=names, loss=losses)
+    @precondition(lambda self: self.placed())
+    def run_now(self, name: int, loss: Loss) -> None:
+        """Make an entry due at once, whether it waits, is claimed or is dead."""
+        id_ = self.known(name)
+        self.both(lambda: self.queue.run_now(id_), lambda: self.model.shard(id_).reschedule(id_, 0, None), loss)
+
+    # --- consumers ---
+
+    @rule(limit=limits, age=ages, loss=losses)
+    @precondition(lambda self: self.model.waiting())
+    def claim_some(self, limit: int, age: int, loss: Loss) -> None:
+        """Claim several entries."""
+        self.claim(lambda queue: queue.claim(limit, older_than=age / 1000), limit, age, loss)
+
+    @rule()
+    @precondition(lambda self: self.due())
+    def claim_one(self) -> None:
+        """Claim one entry that is due."""
+        self.claim(lambda queue: queue.claim(), 1, 0, NO_LOSS)
+
+    @rule()
+    @precondition(lambda self: self.due() and self.readable_ids() == self.placed_ids())
+    def claim_broken_off(self) -> None:
+        """Claim where Redis refuses to record who has what."""
+        turn, shards = self.turn(), self.model.shards
+        self.break_off(self.queue.claim)
+        order = (shards[(turn + offset) % len(shards)] for offset in range(len(shards)))
+        next(shard for shard in order if shard.due(self.clock.now)).meta["claims"] += 1
+
+    @rule(limit=limits, age=ages, loss=losses)
+    @precondition(lambda self: self.due() and self.seldom())
+    def pop(self, limit: int, age: int, loss: Loss) -> None:
+        """Take several entries for good."""
+        turn = self.turn()
+        self.compare(
+            lambda: self.queue.pop(limit, older_than=age / 1000), lambda: self.model.pop(turn, limit, age), loss
+        )
+
+    @rule(limit=works, loss=losses)
+    @precondition(lambda self: self.due())
+    def move_due(self, limit: int, loss: Loss) -> None:
+        """Move entries to their destinations."""
+        self.both(lambda: self.queue.move_due(limit), lambda: self.model.move_due(limit), loss)
+
+    @rule(lease=leases, loss=losses)
+    @precondition(lambda self: self.in_flight() or self.seldom())
+    def ack(self, lease: int, loss: Loss) -> None:
+        """Finish an entry under any lease there ever was."""
+        (entry,), held = self.pick([lease])
+        self.both(lambda: [self.queue.ack(entry)], lambda: self.model.ack(held), loss)
+
+    @rule(many=st.lists(leases, min_size=2, max_size=4), loss=losses)
+    @precondition(Machine.in_flight)
+    def ack_many(self, many: list[int], loss: Loss) -> None:
+        """Finish several entries at once, under current and stale leases, some of them twice."""
+        entries, held = self.pick(many)
+        self.both(lambda: self.queue.ack_many(entries), lambda: self.model.ack(held), loss)
+
+    @rule(many=some_leases, delay=delays, reason=reasons, counted=st.booleans(), loss=losses)
+    @precondition(Machine.in_flight)
+    def release(self, many: list[int], delay: int, reason: str, counted: bool, loss: Loss) -> None:
+        """Give entries back, under current and stale leases."""
+        self.give_back(many, delay, reason, "" if counted else "uncounted", loss)
+
+    @rule(lease=leases, reason=reasons, loss=losses)
+    @precondition(Machine.in_flight)
+    def give_up(self, lease: int, reason: str, loss: Loss) -> None:
+        """Send an entry to the dead letters, under any lease there ever was."""
+        self.give_back([lease], 0, reason, "dead", loss)
+
+    @rule(lease=leases, length=st.sampled_from((1, LEASE_MS, 3 * LEASE_MS)), loss=losses)
+    @precondition(Machine.in_flight)
+    def extend(self, lease: int, length: int, loss: Loss) -> None:
+        """Lengthen any lease there ever was."""
+        (entry,), ((id_, number),) = self.pick([lease])
+        self.both(
+            lambda: [self.queue.extend(entry, length / 1000)],
+            lambda: self.model.shard(id_).extend([(id_, number)], length),
+            loss,
+        )
+
+    # --- upkeep ---
+
+    @rule(limit=works, loss=losses)
+    @precondition(Machine.expired)
+    def put_back(self, limit: int, loss: Loss) -> None:
+        """End expired leases, if there are any."""
+        self.both(lambda: astuple(self.queue.put_back(limit)), lambda: self.model.put_back(limit), loss)
+
+    @rule(several=st.none() | some_names, rate=st.sampled_from((None, 1000.0, 0.3)), loss=losses)
+    @precondition(lambda self: any(shard.dead for shard in self.model.shards))
+    def redrive(self, several: list[int] | None, rate: float | None, loss: Loss) -> None:
+        """Bring dead letters back."""
+        ids = None if several is None else [self.known(name) for name in several]
+        gap = 1000 / rate if rate else 0.0
+        self.both(lambda: self.queue.redrive(ids, rate=rate), lambda: self.model.redrive(ids, gap), loss)
+
+    @rule(places=st.sampled_from(((), ("dead",), ("quarantine", "dead"), ("waiting", "quarantine"))), loss=losses)
+    @precondition(Machine.seldom)
+    def purge(self, places: tuple[Any, ...], loss: Loss) -> None:
+        """Delete what stands in some places."""
+        self.both(lambda: self.queue.purge(*places), lambda: self.model.purge(places or ("waiting",)), loss)
+
+    @rule(loss=losses)
+    @precondition(lambda self: self.life == 0 and self.seldom())
+    def destroy(self, loss: Loss) -> None:
+        """Delete the queue, once, while leases from before are still around."""
+        self.both(self.queue.destroy, self.model.destroy, loss)
+        self.life += 1
+
+    @rule(name=st.sampled_from(LISTS))
+    @precondition(Machine.seldom)
+    def break_destination(self, name: str) -> None:
+        """Put a string where a destination should be, or take it away again."""
+        self.break_or_mend(name)
+
+    # --- what always holds ---
+
+    @rule(
+        cursor=st.integers(0, 9),
+        limit=limits,
+        window=st.tuples(*[st.sampled_from((None, 0, 1, LEASE_MS))] * 2),
+        width=st.sampled_from((1, LEASE_MS)),
+    )
+    @precondition(lambda self: self.model.waiting())
+    def look(self, cursor: int, limit: int, window: tuple[int | None, int | None], width: int) -> None:
+        """Pages, counts and the forecast say what the model says; a cursor holds when its entry is gone."""
+        now = self.clock.now
+        after, before = (None if offset is None else now + offset for offset in window)
+        text = [None, *self.cursors][cursor % (1 + len(self.cursors))]
+        page = self.queue.list(
+            after=text,
+            limit=limit,
+            due_after=None if after is None else moment(after),
+            due_before=None if before is None else moment(before),
+        )
+        self.cursors += [self.queue.cursor(entry) for entry in page]
+        low, high = 0 if after is None else after, 10**15 if before is None else before
+        inside = [one for one in self.model.waiting() if low <= one[0] < high]
+        due, _, id_ = text.partition(":") if text else ("-1", "", "")
+        behind = [one for one in inside if one > (int(due), id_) and self.readable(one[1])]
+        assert [(ms(entry.due_at), entry.id) for entry in page] == behind[:limit]
+        assert self.queue.count(
+            due_after=None if after is None else moment(after), due_before=None if before is None else moment(before)
+        ) == len(inside)
+        waiting = [due for due, _ in self.model.waiting()]
+        assert [(ms(at), count) for at, count in self.queue.forecast(2, width=width / 1000)] == [
+            (now, sum(due < now + width for due in waiting)),
+            (now + width, sum(now + width <= due < now + 2 * width for due in waiting)),
+        ]
+
+    @invariant()
+    @precondition(Machine.at_times)
+    def looks_are_as_the_model_says(self) -> None:
+        """Statistics and each single entry say what the model says."""
+        shards, waiting, stats = self.model.shards, self.model.waiting(), self.queue.stats()
+        places = ("in_flight", "dead", "quarantine")
+        sizes = [sum(len(getattr(shard, place)) for shard in shards) for place in places]
+        assert [stats.in_flight, stats.dead, stats.quarantined] == sizes
+        assert (stats.waiting, stats.due) == (len(waiting), len(self.due()))
+        assert (None if stats.next_due is None else ms(stats.next_due)) == (waiting[0][0] if waiting else None)
+        for id_ in self.alphabet:
+            found, shard = self.queue.get(id_), self.model.shard(id_)
+            due = shard.waiting.get(id_, shard.in_flight.get(id_))
+            if due is None or not self.readable(id_):
+                assert found is None
+            else:
+                record = shard.records[id_]
+                assert found is not None
+                assert (found.payload, ms(found.due_at), ms(found.put_at), found.deliveries, found.destination) == (
+                    record.body,
+                    due,
+                    record.put_at,
+                    shard.deliveries(id_),
+                    record.destination,
+                )
+
+    # --- help ---
+
+    def break_or_mend(self, name: str) -> None:
+        """Put a string where a destination should be, or take it away again."""
+        if name in self.model.broken:
+            self.model.broken.remove(name)
+            self.server.delete(name)
+        else:
+            self.model.broken.add(name)
+            self.model.destinations.pop(name, None)
+            self.server.set(name, "no list")
+
+    def push_all(self, entries: list[Pushed], on_conflict: OnConflict, loss: Loss) -> None:
+        """Push on both sides."""
+        items = [
+            Push(
+                entry.payload,
+                entry.delay / 1000 if entry.due is None else None,
+                None if entry.due is None else moment(entry.due),
+                entry.id,
+                entry.headers,
+                entry.destination,
+            )
+            for entry in entries
+        ]
+        self.both(
+            lambda: self.queue.push_many(items, on_conflict=on_conflict),
+            lambda: self.model.push(entries, on_conflict),
+            loss,
+        )
+
+    def claim(self, real: Callable[[DelayQueue], list[Entry]], limit: int, age: int, loss: Loss) -> None:
+        """Claim on both sides and keep the leases."""
+        claimed: list[Entry] = []
+        turn = self.turn()
+
+        def remember() -> list[Entry]:
+            claimed.extend(real(self.queue))
+            return claimed
+
+        self.compare(remember, lambda: self.model.claim(turn, limit, age), loss)
+        self.issued += [Issued(entry, self.life) for entry in claimed]
+
+    def compare(self, real: Callable[[], list[Entry]], model: Callable[[], list[Taken]], loss: Loss) -> None:
+        """Claim on both sides. A repeated claim may answer in another order, and not know when its entries were due."""
+        if loss.number:
+            self.both(
+                lambda: sorted([seen(entry)[:-1] for entry in real()], key=lambda one: one[0]),
+                lambda: sorted([taken_seen(taken)[:-1] for taken in model()], key=lambda one: one[0]),
+                loss,
+            )
+        else:
+            self.both(lambda: list(map(seen, real())), lambda: list(map(taken_seen, model())))
+
+    def give_back(self, many: list[int], delay: int, reason: str, verdict: str, loss: Loss) -> None:
+        """Give back on both sides."""
+        entries, held = self.pick(many)
+        dead, counted = verdict == "dead", verdict != "uncounted"
+        self.both(
+            lambda: self.queue.release_many(entries, delay=delay / 1000, reason=reason, dead=dead, counted=counted),
+            lambda: self.model.release(held, delay=delay, reason=reason, dead=dead, counted=counted),
+            loss,
+        )
+
+    def turn(self, client: int = 0) -> int:
+        """Return the number of a client's next claim: each one begins with another shard."""
+        key = id(self.clients[client])
+        self.turns[key] += 1
+        return self.turns[key]
+
+    def entry(self, name: int, at: tuple[int, int | None]) -> Pushed:
+        """Return a new entry."""
+        delay, offset = at
+        due = None if offset is None else self.clock.now + offset
+        return Pushed(self.storable(self.known(name)), self.body(), delay, due)
+
+    def known(self, name: int) -> str:
+        """Return an id."""
+        return self.alphabet[name % len(self.alphabet)]
+
+    def readable(self, id_: str) -> bool:
+        """Tell whether a record can be read."""
+        return not self.model.shard(id_).flaw(id_)
+
+    def due(self) -> list[str]:
+        """Return the ids that are due."""
+        return [id_ for due, id_ in self.model.waiting() if due <= self.clock.now]
+
+    def part(self, id_: str) -> tuple[DelayShard, Keys]:
+        """Return the model and the keys that hold an id."""
+        number = self.model.number(id_)
+        return self.model.shards[number], self.parts[number][1]
+
+    def elsewhere(self) -> dict[str, list[bytes]]:
+        """Return the destinations."""
+        return {**self.model.destinations, **{name: [b"no list"] for name in self.model.broken}}
+
+    def meanwhile_real(self, what: str) -> None:
+        """Do what the other client does while a call waits for its lost reply."""
+        if what == "consume":
+            self.clients[1].pop(2)
+        elif what == "expire":
+            self.clock.now += LEASE_MS
+            self.clients[1].put_back()
+
+    def meanwhile_model(self, what: str) -> None:
+        """Do the same in the model."""
+        if what == "consume":
+            self.model.pop(self.turn(1), 2, 0)
+        elif what == "expire":
+            self.clock.now += LEASE_MS
+            self.model.put_back(MANY)
+
+
+class ShardedDelayMachine(DelayMachine):
+    """A queue of three shards: "a" and "c" share one, "b" is in another, the third stays empty."""
+
+    alphabet = ("a", "b", "c")
+    settings = Settings(visibility_timeout=LEASE_MS / 1000, max_deliveries=3, shards=3)
+
+
+def seen(entry: Entry) -> Seen:
+    """Return what the model knows of a claimed entry; the due time last."""
+    assert entry.lease
+    return (
+        entry.id,
+        entry.payload,
+        dict(entry.headers),
+        ms(entry.put_at),
+        entry.deliveries,
+        entry.destination,
+        token_number(entry.lease.token),
+        ms(entry.lease.expires_at),
+        ms(entry.due_at),
+    )
+
+
+def taken_seen(taken: Taken) -> Seen:
+    """Return what the model knows of an entry that it claimed; the due time last."""
+    (id_, deliveries, record), claim, due = taken
+    return (
+        id_,
+        record.body,
+        record.headers,
+        record.put_at,
+        deliveries,
+        record.destination,
+        claim.number,
+        claim.expires,
+        due,
+    )
+
+
+@pytest.mark.timeout(timeout())
+@pytest.mark.parametrize("machine", [DelayMachine, ShardedDelayMachine])
+def test_every_sequence_of_calls_agrees_with_the_model(
+    machine: type[DelayMachine], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No sequence of calls, lost replies, damage and time makes DelayQueue differ from its model."""
+    monkeypatch.setattr(machine, "server", client, raising=False)
+    run_state_machine_as_test(machine, settings=profile())

@@ -1,0 +1,304 @@
+"""RedisQueue against its model: any sequence of calls leaves Redis as the model says and answers as the model does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import astuple
+from typing import Any, ClassVar
+
+import pytest
+import redis
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from redis_queue import Message, RedisQueue, Settings
+from redis_queue.keys import Keys
+from tests.property.harness import LEASE_MS, NO_LOSS, Loss, ms, profile, timeout, token_number
+from tests.property.machine import Issued, Machine, delays, leases, limits, losses, reasons, works
+from tests.property.model_queue import Put, QueueModel
+from tests.property.model_shard import MANY, Claim, Row
+
+NAME = "q"
+IDS = ("a", "b")
+PLACES = {"ready": "ready", "delayed": "waiting", "dead": "dead", "quarantine": "quarantine"}
+
+Seen = tuple[str, Any, dict[str, Any], int, int, int, int]
+
+ids = st.sampled_from(IDS)
+
+
+class QueueMachine(Machine):
+    """Two clients of one queue, everything that they and time can do, and a Redis that loses replies and records."""
+
+    alphabet = IDS
+    settings: ClassVar = Settings(visibility_timeout=LEASE_MS / 1000, max_deliveries=2, put_back_on_get=1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clients = [RedisQueue(NAME, self.server, settings=self.settings, clock=self.clock) for _ in range(2)]
+        for client in self.clients:
+            client._scripts._link = self.link
+        self.model = QueueModel(self.wire, self.clock, self.settings)
+        self.parts = [(self.model, Keys(self.settings.prefix, "queue", NAME))]
+
+    @property
+    def queue(self) -> RedisQueue:
+        """The client that calls."""
+        queue: RedisQueue = self.clients[0]
+        return queue
+
+    @initialize(dead=st.booleans())
+    def start(self, dead: bool) -> None:
+        """Begin with one message in flight and the other one ready, or the other one dead."""
+        for number, id_ in enumerate(IDS):
+            self.store([Put(id_, 0, self.body(), {})], NO_LOSS)
+            if number == 0 or dead:
+                self.claim(lambda: self.queue.get_many(1), 1, NO_LOSS)
+        if dead:
+            self.release([0], 0, "why", "dead", NO_LOSS)
+
+    # --- producers ---
+
+    @rule(id_=ids, delay=delays, headers=st.booleans(), loss=losses)
+    @precondition(Machine.room)
+    def put(self, id_: str, delay: int, headers: bool, loss: Loss) -> None:
+        """Store one message under an id that may be known."""
+        self.store([Put(self.storable(id_), delay, self.body(), {"h": self.serial} if headers else {})], loss)
+
+    @rule(names=st.lists(ids, min_size=1, max_size=3), delay=delays, loss=losses)
+    @precondition(Machine.room)
+    def put_many(self, names: list[str], delay: int, loss: Loss) -> None:
+        """Store several messages at once, some of them under the same id."""
+        self.store([Put(self.storable(name), delay, self.body(), {}) for name in names], loss)
+
+    # --- consumers ---
+
+    @rule(limit=limits, loss=losses)
+    @precondition(lambda self: self.model.ready or self.model.waiting or self.model.in_flight)
+    def get_many(self, limit: int, loss: Loss) -> None:
+        """Claim several messages."""
+        self.claim(lambda: self.queue.get_many(limit), limit, loss)
+
+    @rule()
+    @precondition(lambda self: self.model.ready)
+    def get(self) -> None:
+        """Claim one message."""
+        self.claim(lambda: [message for message in [self.queue.get(block=False)] if message], 1, NO_LOSS)
+
+    @rule(limit=limits)
+    @precondition(lambda self: self.model.ready and not self.model.paused and self.readable_ids() == self.placed_ids())
+    def get_broken_off(self, limit: int) -> None:
+        """Claim where Redis refuses to record who has what."""
+        self.break_off(lambda: self.queue.get_many(limit))
+        self.model.meta["claims"] += 1
+
+    @rule(lease=leases, loss=losses)
+    @precondition(lambda self: self.model.in_flight or self.seldom())
+    def ack(self, lease: int, loss: Loss) -> None:
+        """Finish a message under any lease there ever was."""
+        (message,), held = self.pick([lease])
+        self.both(lambda: [self.queue.ack(message)], lambda: self.model.ack(held), loss)
+
+    @rule(many=st.lists(leases, min_size=2, max_size=4), loss=losses)
+    @precondition(Machine.in_flight)
+    def ack_many(self, many: list[int], loss: Loss) -> None:
+        """Finish several messages at once, under current and stale leases, some of them twice."""
+        messages, held = self.pick(many)
+        self.both(lambda: self.queue.ack_many(messages), lambda: self.model.ack(held), loss)
+
+    @rule(
+        many=st.lists(leases, min_size=1, max_size=3), delay=delays, reason=reasons, counted=st.booleans(), loss=losses
+    )
+    @precondition(Machine.in_flight)
+    def nack(self, many: list[int], delay: int, reason: str, counted: bool, loss: Loss) -> None:
+        """Give messages back, under current and stale leases."""
+        self.release(many, delay, reason, "" if counted else "uncounted", loss)
+
+    @rule(lease=leases, reason=reasons, loss=losses)
+    @precondition(Machine.in_flight)
+    def give_up(self, lease: int, reason: str, loss: Loss) -> None:
+        """Send a message to the dead letters, under any lease there ever was."""
+        self.release([lease], 0, reason, "dead", loss)
+
+    @rule(lease=leases, length=st.sampled_from((0, 1, LEASE_MS, 3 * LEASE_MS)), loss=losses)
+    @precondition(Machine.in_flight)
+    def extend(self, lease: int, length: int, loss: Loss) -> None:
+        """Lengthen any lease there ever was, or only ask who holds it."""
+        (message,), held = self.pick([lease])
+        ask, extend = self.queue.still_mine, self.queue.extend
+        self.both(
+            lambda: [extend(message, length / 1000) if length else ask(message)],
+            lambda: self.model.extend(held, length),
+            loss,
+        )
+
+    @rule(lease=leases, loss=losses)
+    @precondition(lambda self: self.model.in_flight and self.seldom())
+    def call_unreadable(self, lease: int, loss: Loss) -> None:
+        """Send a message to quarantine, as a client does that cannot read it, under any lease there ever was."""
+        (message,), ((id_, number),) = self.pick([lease])
+        self.both(
+            lambda: self.queue._shard.quarantine(message, "why"),
+            lambda: self.model.set_aside(id_, number),
+            loss,
+        )
+
+    # --- upkeep ---
+
+    @rule(limit=works, loss=losses)
+    @precondition(Machine.expired)
+    def put_back(self, limit: int, loss: Loss) -> None:
+        """End expired leases, if there are any."""
+        self.both(lambda: astuple(self.queue.put_back(limit)), lambda: self.model.put_back(limit), loss)
+
+    @rule(limit=works, loss=losses)
+    @precondition(lambda self: self.model.due(self.clock.now) or (self.model.waiting and self.seldom()))
+    def promote(self, limit: int, loss: Loss) -> None:
+        """Make delayed messages ready, if any are due."""
+        self.both(lambda: self.queue.promote(limit), lambda: self.model.promote(limit), loss)
+
+    @rule(names=st.none() | st.lists(ids, max_size=3), rate=st.sampled_from((None, 1000.0, 0.3)), loss=losses)
+    @precondition(lambda self: self.model.dead)
+    def redrive(self, names: list[str] | None, rate: float | None, loss: Loss) -> None:
+        """Bring dead letters back."""
+        gap = 1000 / rate if rate else 0.0
+        self.both(lambda: self.queue.redrive(names, rate=rate), lambda: self.model.redrive(names, gap), loss)
+
+    @rule(places=st.sampled_from(((), ("ready",), ("delayed",), ("dead",), ("quarantine", "dead"))), loss=losses)
+    @precondition(lambda self: self.seldom() and (self.model.placed or self.model.quarantine))
+    def purge(self, places: tuple[Any, ...], loss: Loss) -> None:
+        """Delete what stands in some places."""
+        self.both(
+            lambda: self.queue.purge(*places),
+            lambda: sum(self.model.purge(PLACES[place]) for place in places or ("ready", "delayed")),
+            loss,
+        )
+
+    @rule(what=st.sampled_from(("resume", "pause", "destroy")), loss=losses)
+    @precondition(lambda self: self.model.paused or self.seldom())
+    def administer(self, what: str, loss: Loss) -> None:
+        """Pause or resume the queue; once, delete it while leases from before are still around."""
+        if self.model.paused or (what == "destroy" and self.life):
+            what = "resume"
+        self.both(getattr(self.queue, what), getattr(self.model, what), loss)
+        self.life += what == "destroy"
+
+    # --- what always holds ---
+
+    @invariant()
+    @precondition(Machine.at_times)
+    def looks_are_as_the_model_says(self) -> None:
+        """Whatever can be read without changing anything says the same as the model."""
+        model, queue, limit = self.model, self.queue, 1 + self.serial % 2
+        ready = [id_ for id_ in model.ready[: -limit - 1 : -1] if not model.flaw(id_)]
+        assert [peeked(message) for message in queue.peek(limit)] == [
+            (id_, model.records[id_].body, model.records[id_].put_at, model.deliveries(id_)) for id_ in ready
+        ]
+        stats = queue.stats()
+        places = (model.ready, model.waiting, model.in_flight, model.dead, model.quarantine)
+        assert (stats.ready, stats.delayed, stats.in_flight, stats.dead, stats.quarantined) == tuple(map(len, places))
+        totals = (stats.put, stats.acked, stats.redelivered)
+        assert totals == tuple(model.meta[name] for name in ("put", "acked", "redelivered"))
+        assert stats.paused == model.paused
+        oldest = stats.oldest_ready_at
+        assert (ms(oldest) if oldest else None) == (model.put_at(model.ready[-1]) if model.ready else None)
+
+    # --- help ---
+
+    def store(self, messages: list[Put], loss: Loss) -> None:
+        """Put on both sides; one message by itself, several in one call."""
+        first, seconds, following = messages[0], messages[0].delay / 1000, iter(messages)
+        if len(messages) == 1:
+            body, head, name = first.body, first.headers or None, first.id
+            self.both(
+                lambda: [self.queue.put(body, delay=seconds, headers=head, dedupe_key=name)],
+                lambda: self.model.put(messages),
+                loss,
+            )
+        else:
+            bodies = [message.body for message in messages]
+            self.both(
+                lambda: self.queue.put_many(bodies, delay=seconds, dedupe_key=lambda _: next(following).id),
+                lambda: self.model.put(messages),
+                loss,
+            )
+
+    def claim(self, real: Callable[[], list[Message]], limit: int, loss: Loss) -> None:
+        """Claim on both sides and keep the leases. A repeated claim may answer in another order."""
+        claimed: list[Message] = []
+
+        def remember() -> list[Seen]:
+            claimed.extend(real())
+            return [seen(message) for message in claimed]
+
+        order = by_id if loss.number else list
+        self.both(lambda: order(remember()), lambda: order([row_seen(*found) for found in self.model.get(limit)]), loss)
+        self.issued += [Issued(message, self.life) for message in claimed]
+
+    def release(self, many: list[int], delay: int, reason: str, verdict: str, loss: Loss) -> None:
+        """Give back on both sides."""
+        messages, held = self.pick(many)
+        dead, counted = verdict == "dead", verdict != "uncounted"
+        self.both(
+            lambda: self.queue.nack_many(messages, delay=delay / 1000, reason=reason, dead=dead, counted=counted),
+            lambda: self.model.release(held, delay=delay, reason=reason, dead=dead, counted=counted),
+            loss,
+        )
+
+    def meanwhile_real(self, what: str) -> None:
+        """Do what the other client does while a call waits for its lost reply."""
+        other = self.clients[1]
+        if what == "consume":
+            other.ack_many(other.get_many(2))
+        elif what == "expire":
+            self.clock.now += LEASE_MS
+            other.put_back()
+
+    def meanwhile_model(self, what: str) -> None:
+        """Do the same in the model."""
+        if what == "consume":
+            if found := self.model.get(2):
+                self.model.ack([(row.id, claim.number) for row, claim in found])
+        elif what == "expire":
+            self.clock.now += LEASE_MS
+            self.model.put_back(MANY)
+
+
+class BoundedQueueMachine(QueueMachine):
+    """A queue that refuses more than one waiting message and leaves expired leases to put_back."""
+
+    settings = Settings(visibility_timeout=LEASE_MS / 1000, max_deliveries=3, max_length=1, put_back_on_get=0)
+
+
+def peeked(message: Message) -> tuple[str, Any, int, int]:
+    """Return what the model knows of a message that nobody claimed."""
+    return message.id, message.body, ms(message.put_at), message.deliveries
+
+
+def seen(message: Message) -> Seen:
+    """Return what the model knows of a claimed message."""
+    assert message.lease
+    number, expires = token_number(message.lease.token), ms(message.lease.expires_at)
+    id_, body, put_at, deliveries = peeked(message)
+    return id_, body, dict(message.headers), put_at, deliveries, number, expires
+
+
+def row_seen(row: Row, claim: Claim) -> Seen:
+    """Return what the model knows of a row."""
+    record = row.record
+    return row.id, record.body, record.headers, record.put_at, row.deliveries, claim.number, claim.expires
+
+
+def by_id(found: list[Seen]) -> list[Seen]:
+    """Return claimed messages by id."""
+    return sorted(found, key=lambda one: one[0])
+
+
+@pytest.mark.timeout(timeout())
+@pytest.mark.parametrize("machine", [QueueMachine, BoundedQueueMachine])
+def test_every_sequence_of_calls_agrees_with_the_model(
+    machine: type[QueueMachine], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No sequence of calls, lost replies, damage and time makes RedisQueue differ from its model."""
+    monkeypatch.setattr(machine, "server", client, raising=False)
+    run_state_machine_as_test(machine, settings=profile())

@@ -1,0 +1,16 @@
+"""The stage on the shared server."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from tests.store.stage import KEPT, Stage, drain_of_a_copy
+
+
+@pytest.fixture
+def stage(client: redis.Redis) -> Stage:
+    """Both queues, filled."""
+    stage = Stage(client)
+    assert sorted(drain_of_a_copy(client)) == KEPT
+    return stage

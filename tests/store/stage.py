@@ -1,0 +1,210 @@
+"""Both queues in a rich state, everything that can be done to them, and what must be true afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import pytest
+import redis
+
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue.scripts import load
+
+LATER = 10**6
+"""Milliseconds after the first moment at which every lease here has ended."""
+
+
+class Clock:
+    """A clock that stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+Snapshot = dict[bytes, Any]
+
+
+def snapshot(client: redis.Redis) -> Snapshot:
+    """Return everything in Redis but the counter of claims, which may have gaps."""
+    readers: dict[bytes, Callable[[bytes], Any]] = {
+        b"string": client.get,
+        b"hash": client.hgetall,
+        b"list": lambda key: client.lrange(key, 0, -1),
+        b"zset": lambda key: client.zrange(key, 0, -1, withscores=True),
+    }
+    found = {key: readers[client.type(key)](key) for key in client.scan_iter()}
+    for key, value in found.items():
+        if key.endswith(b":meta") and isinstance(value, dict):
+            value.pop(b"claims", None)
+    return found
+
+
+def differences(before: Snapshot, after: Snapshot) -> list[str]:
+    """Return the keys that are not as they were."""
+    return sorted(key.decode() for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+
+
+Raised = TypeVar("Raised", bound=Exception)
+
+
+def raised(kind: type[Raised], call: Callable[[], Any]) -> Raised | None:
+    """Return what *call* raises if it is a *kind*, or None if it raises nothing."""
+    try:
+        call()
+    except kind as error:
+        return error
+    return None
+
+
+def drain(client: redis.Redis) -> list[Any]:
+    """Return the bodies of all that can still be had from the queue and the delay queue, whatever state it is in."""
+
+    def clock() -> int:
+        return 1_700_000_000_000 + 2 * LATER
+
+    queue = RedisQueue("orders", client, clock=clock, max_deliveries=0)
+    timed = DelayQueue("orders", client, clock=clock, max_deliveries=0)
+    queue.put_back()
+    timed.put_back()
+    queue.redrive()
+    timed.redrive()
+    queue.promote()
+    bodies = [message.body for message in queue.get_many(500)]
+    bodies += [entry.payload for entry in timed.claim(500)]
+    bodies += [item.raw.rpartition(b"\n")[2].decode() for item in queue.quarantined() + timed.quarantined()]
+    return bodies
+
+
+class Stage:
+    """Both queues of one server in a rich state: something ready, delayed, due, in flight, expired and dead."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.clock = Clock()
+        self.queue = RedisQueue("orders", client, clock=self.clock, max_deliveries=3, put_back_on_get=0)
+        self.timed = DelayQueue("orders", client, clock=self.clock, max_deliveries=3)
+        self.fill()
+
+    def fill(self) -> None:
+        """Put a message and an entry into each state."""
+        queue, timed = self.queue, self.timed
+        queue.put("dead", dedupe_key="dead")
+        queue.put("held", dedupe_key="held")
+        dead, self.held = queue.get_many(2)
+        queue.nack(dead, dead=True, reason="on purpose")
+        queue.put("delayed", dedupe_key="delayed", delay=60)
+        queue.put("ready", dedupe_key="ready")
+        queue.put("ready 2", dedupe_key="ready2")
+        timed.push("dead", id="dead")
+        timed.release(timed.claim()[0], dead=True, reason="on purpose")
+        timed.push("held", id="held")
+        self.held_entry = timed.claim()[0]
+        timed.push("due", id="due", destination="target")
+        timed.push("waiting", id="waiting", delay=60)
+
+    def on(self, client: redis.Redis, *, later: int = 0) -> Stage:
+        """Return the same stage seen through another client, *later* ms after."""
+        other = object.__new__(Stage)
+        other.__dict__.update(self.__dict__)
+        other.clock = Clock()
+        other.clock.now += later
+        other.queue = RedisQueue("orders", client, clock=other.clock, max_deliveries=3, put_back_on_get=0)
+        other.timed = DelayQueue("orders", client, clock=other.clock, max_deliveries=3)
+        return other
+
+
+KEPT = ["dead", "dead", "delayed", "due", "held", "held", "ready", "ready 2", "waiting"]
+"""What is in a stage, sorted."""
+
+
+class Verb(NamedTuple):
+    """One call: what it does, the script behind it, how much later it happens, and the bodies that it may remove."""
+
+    call: Callable[[Stage], Any]
+    script: str
+    later: int = 0
+    takes: tuple[str, ...] = ()
+    which: str = "queue"
+
+
+VERBS: dict[str, Verb] = {
+    "put": Verb(lambda s: s.queue.put("new", dedupe_key="new"), "queue/put"),
+    "put delayed": Verb(lambda s: s.queue.put("new", dedupe_key="new", delay=1), "queue/put"),
+    "get": Verb(lambda s: s.queue.get(block=False), "queue/get"),
+    "get_many": Verb(lambda s: s.queue.get_many(10), "queue/get"),
+    "promote": Verb(lambda s: s.queue.promote(), "queue/promote", LATER),
+    "peek": Verb(lambda s: s.queue.peek(5), "queue/peek"),
+    "stats": Verb(lambda s: s.queue.stats(), "queue/stats"),
+    "ack": Verb(lambda s: s.queue.ack(s.held), "lease/ack", takes=("held",)),
+    "nack": Verb(lambda s: s.queue.nack(s.held), "lease/release"),
+    "nack delayed": Verb(lambda s: s.queue.nack(s.held, delay=5, reason="busy"), "lease/release"),
+    "nack dead": Verb(lambda s: s.queue.nack(s.held, dead=True, reason="bad"), "lease/release"),
+    "extend": Verb(lambda s: s.queue.extend(s.held, 120), "lease/extend"),
+    "put_back": Verb(lambda s: s.queue.put_back(), "lease/put_back", LATER),
+    "dead_letters": Verb(lambda s: s.queue.dead_letters(), "dead/letters"),
+    "redrive": Verb(lambda s: s.queue.redrive(), "dead/redrive"),
+    "redrive slowly": Verb(lambda s: s.queue.redrive(["dead"], rate=1), "dead/redrive"),
+    "purge": Verb(lambda s: s.queue.purge("ready"), "lease/purge", takes=("ready", "ready 2")),
+    "purge dead": Verb(lambda s: s.queue.purge("dead"), "lease/purge", takes=("dead",)),
+    "quarantined": Verb(lambda s: s.queue.quarantined(), "lease/quarantined"),
+    "push": Verb(lambda s: s.timed.push("new", id="new", delay=1), "delay/push", which="delay"),
+    "push over": Verb(lambda s: s.timed.push("held", id="held", delay=1), "delay/push", which="delay"),
+    "claim": Verb(lambda s: s.timed.claim(5), "delay/claim", which="delay"),
+    "release": Verb(lambda s: s.timed.release(s.held_entry, reason="busy"), "lease/release", which="delay"),
+    "timed ack": Verb(lambda s: s.timed.ack(s.held_entry), "lease/ack", takes=("held",), which="delay"),
+    "timed put_back": Verb(lambda s: s.timed.put_back(), "lease/put_back", LATER, which="delay"),
+    "cancel": Verb(lambda s: s.timed.cancel("waiting"), "delay/cancel", takes=("waiting",), which="delay"),
+    "cancel dead": Verb(lambda s: s.timed.cancel("dead"), "delay/cancel", takes=("dead",), which="delay"),
+    "cancel_many": Verb(
+        lambda s: s.timed.cancel_many(["waiting", "dead"]), "delay/cancel", takes=("waiting", "dead"), which="delay"
+    ),
+    "reschedule": Verb(lambda s: s.timed.reschedule("waiting", delay=5), "delay/reschedule", which="delay"),
+    "move_due": Verb(lambda s: s.timed.move_due(), "delay/move_due", takes=("due",), which="delay"),
+    "find": Verb(lambda s: s.timed.get("waiting"), "delay/find", which="delay"),
+    "list": Verb(lambda s: s.timed.list(), "delay/list", which="delay"),
+    "count": Verb(lambda s: s.timed.count(), "delay/count", which="delay"),
+    "timed stats": Verb(lambda s: s.timed.stats(), "delay/stats", which="delay"),
+    "timed redrive": Verb(lambda s: s.timed.redrive(), "dead/redrive", which="delay"),
+}
+
+
+def load_scripts(client: redis.Redis) -> None:
+    """Load every script, so that each call is one EVALSHA."""
+    for verb in VERBS.values():
+        client.script_load(load(verb.script).source)
+    client.script_load(load("lease/quarantine").source)
+
+
+class Copy:
+    """Everything in Redis, as it is now."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._dumps = {key: client.dump(key) for key in client.scan_iter()}
+
+    def restore(self) -> None:
+        """Make it so again."""
+        self._client.flushdb()
+        for key, value in self._dumps.items():
+            self._client.restore(key, 0, value)
+
+
+def drain_of_a_copy(client: redis.Redis) -> list[Any]:
+    """Return what drain() finds and leave everything as it is."""
+    copy = Copy(client)
+    try:
+        return drain(client)
+    finally:
+        copy.restore()
+
+
+def lost(client: redis.Redis, verb: Verb) -> list[str]:
+    """Return which bodies can no longer be had though *verb* did not take them."""
+    found = drain_of_a_copy(client)
+    return sorted({body for body in KEPT if body not in verb.takes and found.count(body) < KEPT.count(body)})
+
+
+verbs = pytest.mark.parametrize("verb", VERBS)

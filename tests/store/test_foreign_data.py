@@ -1,0 +1,152 @@
+"""Keys of another type, or of a newer version: named, and nothing lost or half done."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from redis_queue import (
+    DelayQueue,
+    RedisQueue,
+    SchemaError,
+    WrongTypeError,
+)
+from redis_queue.keys import Keys, registry
+from redis_queue.registry import Registry
+from redis_queue.scripts import Scripts, load
+from tests.store.stage import LATER, VERBS, Copy, Stage, Verb, differences, raised, snapshot, verbs
+
+
+class TestWrongType:
+    def intrude(self, client: redis.Redis, key: bytes) -> None:
+        """Put something of another type where *key* is."""
+        client.delete(key)
+        if b":slot:" in key:
+            client.rpush(key, "intruder")
+        else:
+            client.set(key, "intruder")
+
+    def keys_of(self, stage: Stage, verb: Verb) -> dict[str, bytes]:
+        """Return the keys of the script behind *verb*, by name."""
+        shard = stage.queue._shard if verb.which == "queue" else stage.timed._shards[0]
+        place = {"purge": shard.keys.ready, "purge dead": shard.keys.dead}
+        where = next((place[name] for name, known in VERBS.items() if known is verb and name in place), b"")
+        slot = shard.keys.slot(shard._caller.name)
+        special = {"slot": slot, "place": where}
+        return {name: special.get(name) or getattr(shard.keys, name) for name in load(verb.script).keys}
+
+    @verbs
+    def test_a_key_of_another_type_is_named_and_nothing_is_half_done(self, client: redis.Redis, verb: str) -> None:
+        act = VERBS[verb]
+        stage = Stage(client)
+        copy = Copy(client)
+        later = stage.on(client, later=act.later)
+        half_done: dict[str, list[str]] = {}
+        refused = []
+        for name, key in self.keys_of(later, act).items():
+            copy.restore()
+            self.intrude(client, key)
+            before = snapshot(client)
+            error = raised(WrongTypeError, lambda: act.call(later))
+            if error is not None:
+                refused.append(name)
+                assert f"{key.decode()} is a {'list' if name == 'slot' else 'string'}" in str(error)
+                if changed := differences(before, snapshot(client)):
+                    half_done[name] = changed
+        assert half_done == {}
+        assert refused
+
+    def test_more_than_a_get_can_take_is_no_exception_to_that(self, client: redis.Redis) -> None:
+        stage = Stage(client)
+        keys = stage.queue._shard.keys
+        self.intrude(client, keys.wake)
+        before = snapshot(client)
+        with contextlib.suppress(WrongTypeError):
+            assert stage.queue.get(block=False) is not None
+            return
+        assert snapshot(client) == before
+
+    def test_an_unreadable_record_is_no_exception_to_that(self, client: redis.Redis) -> None:
+        stage = Stage(client)
+        keys = stage.queue._shard.keys
+        client.hset(keys.records, "ready", b"v1 5 json 0 3\n{x}")
+        client.hset(keys.records, "ready2", b"garbage")
+        self.intrude(client, keys.quarantine)
+        with pytest.raises(WrongTypeError, match="quarantine is a string"):
+            stage.queue.get_many(10)
+        client.delete(keys.quarantine)
+        found = stage.on(client, later=LATER).queue
+        found.put_back()
+        found.get_many(10)
+        assert {item.id for item in found.quarantined()} == {"ready", "ready2"}
+
+    def test_a_second_id_is_no_exception_to_that(self, client: redis.Redis) -> None:
+        stage = Stage(client)
+        self.intrude(client, stage.timed._shards[0].keys.dead)
+        before = snapshot(client)
+        with pytest.raises(WrongTypeError, match="dead is a string"):
+            stage.timed.cancel_many(["waiting", "unknown"])
+        assert snapshot(client) == before
+
+    @pytest.mark.parametrize(
+        ("part", "call"),
+        [
+            ("meta", lambda queue: queue.pause()),
+            ("meta", lambda queue: queue.resume()),
+            ("wake", lambda queue: queue.resume()),
+            ("quarantine", lambda queue: queue.purge("quarantine")),
+        ],
+        ids=["pause", "resume, meta", "resume, wake", "purge"],
+    )
+    def test_plain_commands_name_the_key_too(
+        self, client: redis.Redis, part: str, call: Callable[[RedisQueue], Any]
+    ) -> None:
+        stage = Stage(client)
+        key: bytes = getattr(stage.queue._shard.keys, part)
+        self.intrude(client, key)
+        with pytest.raises(WrongTypeError, match="is a string") as caught:
+            call(stage.queue)
+        assert key.decode() in str(caught.value)
+
+    def test_the_registry_names_its_key_too(self, client: redis.Redis) -> None:
+        client.set(registry("redis_queue"), "intruder")
+        for call in (
+            lambda: RedisQueue("orders", client).put(1),
+            lambda: DelayQueue("orders", client).push(1),
+            lambda: Registry(Scripts(client), "redis_queue").all(),
+        ):
+            with pytest.raises(WrongTypeError, match="redis_queue:registry is a string"):
+                call()
+        assert client.keys() == [registry("redis_queue")]
+
+    def test_an_unrelated_key_under_the_prefix_is_left_alone(self, client: redis.Redis, stage: Stage) -> None:
+        client.set("{redis_queue:queue:orders}:mine", "precious")
+        client.set("redis_queue", "precious")
+        stage.queue.purge("ready", "delayed", "dead", "quarantine")
+        assert client.mget("{redis_queue:queue:orders}:mine", "redis_queue") == [b"precious", b"precious"]
+
+
+class TestNewerSchema:
+    @pytest.mark.parametrize(
+        "verb", ["put", "put delayed", "get", "get_many", "push", "push over", "claim", "move_due"]
+    )
+    def test_data_of_a_newer_version_is_left_alone(self, client: redis.Redis, stage: Stage, verb: str) -> None:
+        for kind, shard in (("queue", None), ("delay", 0)):
+            keys = Keys("redis_queue", kind, "orders", shard)  # type: ignore[arg-type]
+            client.hset(keys.meta, "schema", 2)
+            for id_ in client.hkeys(keys.records):
+                client.hset(keys.records, id_, b"v2 something else")
+        before = snapshot(client)
+        with pytest.raises(SchemaError, match="newer redis_queue"):
+            VERBS[verb].call(stage)
+        assert snapshot(client) == before
+
+    def test_the_schema_is_written_with_the_first_message(self, client: redis.Redis) -> None:
+        RedisQueue("orders", client).put(1)
+        DelayQueue("orders", client).push(1)
+        assert client.hget(Keys("redis_queue", "queue", "orders").meta, "schema") == b"1"
+        assert client.hget(Keys("redis_queue", "delay", "orders", 0).meta, "schema") == b"1"

@@ -1,0 +1,409 @@
+"""Records that were truncated, edited by hand or taken away: quarantined with their bytes, and all others go on."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue.delay import Push
+from redis_queue.keys import Keys
+
+QUEUE = Keys("redis_queue", "queue", "orders")
+TIMED = Keys("redis_queue", "delay", "orders", 0)
+
+WHOLE = b'v1 1700000000000 json 7 7\n{"a":1}"hello"'
+DEEP = b"[" * 100_000
+
+DAMAGED: dict[str, bytes | None] = {
+    "gone": None,
+    "empty": b"",
+    "one byte short": WHOLE[:-1],
+    "one byte more": WHOLE + b" ",
+    "cut in the headers": WHOLE[:30],
+    "cut in the frame": WHOLE[:12],
+    "no line feed": WHOLE.replace(b"\n", b" "),
+    "a future version": b"v2" + WHOLE[2:],
+    "no version": WHOLE[3:],
+    "a negative length": b"v1 5 json -7 14\n" + b"x" * 7,
+    "a length in hex": b"v1 5 json 0 0x2\n{}",
+    "lengths that do not add up": b"v1 5 json 9 9\n{}",
+    "a length of fifty digits": b"v1 5 json 0 " + b"9" * 50 + b"\n{}",
+    "a pickle": pickle.dumps({"a": 1}),
+    "text": b"hello",
+    "binary": bytes(range(256)),
+    "nothing but zeros": bytes(100),
+}
+UNREADABLE: dict[str, bytes] = {
+    "not JSON": b"v1 1700000000000 json 0 3\n{x}",
+    "not UTF-8": b'v1 1700000000000 json 0 3\n"\xff"',
+    "NaN": b"v1 1700000000000 json 0 3\nNaN",
+    "half a document": b'v1 1700000000000 json 0 5\n{"a":',
+    "two documents": b"v1 1700000000000 json 0 5\n{} {}",
+    "an empty document": b"v1 1700000000000 json 0 0\n",
+    "nested too deeply": b"v1 1700000000000 json 0 %d\n%b" % (len(DEEP), DEEP),
+    "a number of 9999 digits": b"v1 1700000000000 json 0 9999\n" + b"9" * 9999,
+    "an unknown serializer": b"v1 1700000000000 pickle 0 2\n{}",
+    "a strange serializer": b"v1 1700000000000 \xff\xfe 0 2\n{}",
+    "headers that are not JSON": b"v1 1700000000000 json 2 2\n{x{}",
+    "headers that are a list": b"v1 1700000000000 json 2 2\n[]{}",
+    "headers that are not UTF-8": b"v1 1700000000000 json 2 2\n\xff\xff{}",
+    "a time after the end of all calendars": b"v1 99999999999999999999 json 0 2\n{}",
+    "a time of a hundred digits": b"v1 " + b"9" * 100 + b" json 0 2\n{}",
+}
+ALL = {**DAMAGED, **UNREADABLE}
+
+damaged = pytest.mark.parametrize("damage", ALL)
+
+
+def damage_record(client: redis.Redis, keys: Keys, id_: str, record: bytes | None) -> None:
+    """Write *record* in place of the one of *id_*."""
+    if record is None:
+        client.hdel(keys.records, id_)
+    else:
+        client.hset(keys.records, id_, record)
+
+
+@pytest.fixture
+def queue(client: redis.Redis) -> RedisQueue:
+    """A queue with three messages, of which the second will be damaged."""
+    queue = RedisQueue("orders", client)
+    queue.put_many(["one", "bad", "three"], dedupe_key=str)
+    return queue
+
+
+@pytest.fixture
+def timed(client: redis.Redis) -> DelayQueue:
+    """A delay queue with three due entries, of which the second will be damaged."""
+    timed = DelayQueue("orders", client)
+    timed.push_many([Push(name, id=name, destination="target") for name in ("bad", "one", "three")])
+    return timed
+
+
+def gone(client: redis.Redis, keys: Keys, id_: str) -> bool:
+    """Tell whether nothing but the quarantine knows *id_*."""
+    places = (client.zscore(keys.waiting, id_), client.zscore(keys.in_flight, id_), client.zscore(keys.dead, id_))
+    held = client.hget(keys.records, id_), client.hget(keys.leases, id_), client.lpos(keys.ready, id_)
+    return not any(value is not None for value in (*places, *held))
+
+
+class TestQueue:
+    @damaged
+    def test_get_passes_over_it(self, client: redis.Redis, queue: RedisQueue, damage: str) -> None:
+        damage_record(client, QUEUE, "bad", ALL[damage])
+        bodies = []
+        while message := queue.get(block=False):
+            bodies.append(message.body)
+            assert queue.ack(message)
+        assert bodies == ["one", "three"]
+        (found,) = queue.quarantined()
+        assert (found.id, found.raw) == ("bad", ALL[damage] or b"")
+        assert found.reason
+        assert gone(client, QUEUE, "bad")
+        stats = queue.stats()
+        assert (stats.ready, stats.in_flight, stats.quarantined, stats.acked) == (0, 0, 1, 2)
+
+    @damaged
+    def test_get_many_returns_the_others(self, client: redis.Redis, queue: RedisQueue, damage: str) -> None:
+        damage_record(client, QUEUE, "bad", ALL[damage])
+        messages = queue.get_many(10)
+        assert [message.body for message in messages] == ["one", "three"]
+        assert queue.ack_many(messages) == [True, True]
+        assert [found.raw for found in queue.quarantined()] == [ALL[damage] or b""]
+
+    @damaged
+    def test_a_waiting_get_goes_on_waiting(self, client: redis.Redis, queue: RedisQueue, damage: str) -> None:
+        queue.ack_many(queue.get_many(10))
+        queue.put("bad", dedupe_key="bad")
+        damage_record(client, QUEUE, "bad", ALL[damage])
+        assert queue.get(timeout=0.01) is None
+        assert len(queue.quarantined()) == 1
+
+    @damaged
+    def test_looking_at_the_queue_does_not_fail(self, client: redis.Redis, queue: RedisQueue, damage: str) -> None:
+        queue.ack_many(queue.get_many(1))
+        damage_record(client, QUEUE, "bad", ALL[damage])
+        assert [message.body for message in queue.peek(10)] == ["three"]
+        assert queue.stats().ready == 2
+        assert len(queue) == 2
+
+    @damaged
+    def test_an_ack_needs_no_record(self, client: redis.Redis, queue: RedisQueue, damage: str) -> None:
+        messages = queue.get_many(3)
+        damage_record(client, QUEUE, "bad", ALL[damage])
+        assert queue.ack_many(messages) == [True] * 3
+        assert queue.quarantined() == []
+
+    @damaged
+    def test_put_back_and_the_next_get_quarantine_it(self, client: redis.Redis, damage: str) -> None:
+        now = 1_700_000_000_000
+        queue = RedisQueue("orders", client, clock=lambda: now)
+        queue.put_many(["one", "bad", "three"], dedupe_key=str)
+        queue.get_many(3)
+        damage_record(client, QUEUE, "bad", ALL[damage])
+        now += 60_000
+        queue.put_back()
+        assert [message.body for message in queue.get_many(10)] == ["one", "three"]
+        assert [(found.id, found.raw) for found in queue.quarantined()] == [("bad", ALL[damage] or b"")]
+
+    @damaged
+    def test_a_dead_letter_stays_a_dead_letter(self, client: redis.Redis, queue: RedisQueue, damage: str) -> None:
+        queue.nack_many(queue.get_many(3), dead=True, reason="died")
+        damage_record(client, QUEUE, "bad", ALL[damage])
+        letters = {letter.id: letter for letter in queue.dead_letters()}
+        assert letters.keys() == {"one", "bad", "three"}
+        assert letters["one"].body == "one"
+        assert letters["bad"].body is None
+        assert "died (unreadable: " in letters["bad"].reason
+        queue.redrive()
+        assert sorted(message.body for message in queue.get_many(10)) == ["one", "three"]
+
+    def test_a_delayed_one_is_quarantined_when_its_time_comes(self, client: redis.Redis) -> None:
+        queue = RedisQueue("orders", client)
+        queue.put("bad", dedupe_key="bad", delay=0.001)
+        queue.put("good", delay=0.002)
+        client.hset(QUEUE.records, "bad", b"garbage")
+        message = queue.get(timeout=5)
+        assert message is not None
+        assert message.body == "good"
+        assert [found.id for found in queue.quarantined()] == ["bad"]
+
+    def test_hundreds_of_them_do_not_hide_one_good_message(self, client: redis.Redis) -> None:
+        queue = RedisQueue("orders", client)
+        ids = queue.put_many(range(1200))
+        for number, id_ in enumerate(ids[:-1]):
+            client.hset(QUEUE.records, id_, (b"garbage", b"v1 5 json 0 3\n{x}")[number % 2])
+        message = queue.get(block=False)
+        assert message is not None
+        assert message.body == 1199
+        assert queue.stats().quarantined == 1199
+        assert len(queue.quarantined(offset=1000, limit=500)) == 199
+        assert queue.purge("quarantine") == 1199
+
+    @pytest.mark.parametrize("lease", [b"", b"abc", b"-5", b"1", b" ", b"99999999999999999999 x", b"1.5 x"])
+    def test_a_lease_that_was_edited_settles_nothing_and_comes_back(self, client: redis.Redis, lease: bytes) -> None:
+        now = 1_700_000_000_000
+        queue = RedisQueue("orders", client, clock=lambda: now, max_deliveries=0)
+        queue.put("hello")
+        message = queue.get(block=False)
+        assert message is not None
+        client.hset(QUEUE.leases, message.id, lease)
+        assert not queue.ack(message)
+        assert not queue.nack(message)
+        now += 60_000
+        assert queue.put_back().returned == 1
+        again = queue.get(block=False)
+        assert again is not None
+        assert again.body == "hello"
+        assert queue.ack(again)
+        assert client.hlen(QUEUE.leases) == client.hlen(QUEUE.records) == client.zcard(QUEUE.in_flight) == 0
+
+    @pytest.mark.parametrize("score", ["-inf", "-1", "0"])
+    def test_a_lease_that_ended_before_all_times_is_put_back(
+        self, client: redis.Redis, queue: RedisQueue, score: str
+    ) -> None:
+        first = queue.get(block=False)
+        assert first is not None
+        client.zadd(QUEUE.in_flight, {first.id: score})
+        found = [message for _ in range(3) if (message := queue.get(timeout=0.01))]
+        assert sorted(message.body for message in found) == ["bad", "one", "three"]
+        assert not queue.ack(first)
+        assert queue.ack_many(found) == [True] * 3
+
+    @pytest.mark.parametrize("score", ["1e300", "+inf"])
+    def test_a_lease_that_never_ends_stops_nobody(self, client: redis.Redis, queue: RedisQueue, score: str) -> None:
+        first = queue.get(block=False)
+        assert first is not None
+        client.zadd(QUEUE.in_flight, {first.id: score})
+        assert [message.body for message in queue.get_many(10)] == ["bad", "three"]
+        assert queue.get(timeout=0.01) is None
+        assert queue.extend(first)
+        assert queue.ack(first)
+
+    @pytest.mark.parametrize("score", ["-inf", "-1", "0", "1e300", "+inf"])
+    def test_a_message_delayed_until_an_impossible_time_stops_nobody(
+        self, client: redis.Redis, queue: RedisQueue, score: str
+    ) -> None:
+        queue.put("delayed", dedupe_key="delayed", delay=60)
+        client.zadd(QUEUE.waiting, {"delayed": score})
+        bodies = [queue.get(timeout=0.01) for _ in range(4)]
+        found = [message.body for message in bodies if message is not None]
+        assert found[:3] == ["one", "bad", "three"]
+        assert found[3:] == (["delayed"] if float(score) <= 0 else [])
+
+    def test_an_id_that_stands_in_the_list_twice_is_delivered_but_acked_once(
+        self, client: redis.Redis, queue: RedisQueue
+    ) -> None:
+        client.lpush(QUEUE.ready, "one")
+        messages = queue.get_many(10)
+        assert [message.id for message in messages] == ["one", "bad", "three", "one"]
+        assert queue.ack_many(messages) == [True, True, True, False]
+        assert queue.stats().acked == 3
+        assert client.hlen(QUEUE.records) == 0
+
+    def test_an_id_that_is_not_utf_8_works(self, client: redis.Redis) -> None:
+        queue = RedisQueue("orders", client, max_deliveries=1)
+        client.hset(QUEUE.records, b"\xff\xfe", WHOLE)
+        client.rpush(QUEUE.ready, b"\xff\xfe")
+        message = queue.get(block=False)
+        assert message is not None
+        assert (message.body, message.headers) == ("hello", {"a": 1})
+        assert queue.extend(message)
+        assert queue.nack(message)
+        assert [letter.id for letter in queue.dead_letters()] == [message.id]
+        assert queue.redrive() == 1
+        again = queue.get(block=False)
+        assert again is not None
+        assert queue.ack(again)
+
+    @pytest.mark.parametrize("value", [b"", b"abc", b"-1", b"\xff"])
+    def test_a_schema_that_was_edited_does_not_stop_the_queue(
+        self, client: redis.Redis, queue: RedisQueue, value: bytes
+    ) -> None:
+        client.hset(QUEUE.meta, "schema", value)
+        first = queue.get(block=False)
+        assert first is not None
+        queue.put("four")
+        assert [message.body for message in queue.get_many(10)] == ["bad", "three", "four"]
+
+    @pytest.mark.parametrize("raw", [b"", b"garbage", b"\n", b"1 2\n", b"x y z\n", b"5 100 100\nshort", b"\xff" * 50])
+    def test_a_quarantine_that_was_edited_can_still_be_read(
+        self, client: redis.Redis, queue: RedisQueue, raw: bytes
+    ) -> None:
+        client.rpush(QUEUE.quarantine, raw)
+        client.hset(QUEUE.records, "bad", b"garbage")
+        queue.get_many(10)
+        edited, real = queue.quarantined()
+        assert edited.raw in raw
+        assert (real.id, real.raw) == ("bad", b"garbage")
+
+
+class TestDelay:
+    @damaged
+    def test_claim_returns_the_others(self, client: redis.Redis, timed: DelayQueue, damage: str) -> None:
+        damage_record(client, TIMED, "bad", ALL[damage])
+        entries = timed.claim(10)
+        assert [entry.payload for entry in entries] == ["one", "three"]
+        assert timed.ack_many(entries) == [True, True]
+        (found,) = timed.quarantined()
+        assert (found.id, found.raw) == ("bad", ALL[damage] or b"")
+        assert gone(client, TIMED, "bad")
+
+    @damaged
+    def test_claim_of_one_passes_over_it(self, client: redis.Redis, timed: DelayQueue, damage: str) -> None:
+        damage_record(client, TIMED, "bad", ALL[damage])
+        assert [entry.payload for entry in timed.claim(1)] == ["one"]
+        assert [entry.payload for entry in timed.pop(1)] == ["three"]
+        assert timed.pop(1) == []
+
+    @damaged
+    def test_looking_at_the_queue_does_not_fail(self, client: redis.Redis, timed: DelayQueue, damage: str) -> None:
+        damage_record(client, TIMED, "bad", ALL[damage])
+        assert timed.get("bad") is None
+        assert [entry.id for entry in timed.list()] == ["one", "three"]
+        assert [entry.id for entry in timed] == ["one", "three"]
+        assert timed.stats().waiting == len(timed) == 3
+
+    @damaged
+    def test_it_can_be_cancelled_and_replaced(self, client: redis.Redis, timed: DelayQueue, damage: str) -> None:
+        damage_record(client, TIMED, "bad", ALL[damage])
+        timed.push("good", id="bad")
+        damage_record(client, TIMED, "one", ALL[damage])
+        assert timed.cancel("one")
+        assert sorted(entry.payload for entry in timed.claim(5)) == ["good", "three"]
+        assert timed.quarantined() == []
+
+    @pytest.mark.parametrize("damage", DAMAGED)
+    def test_move_due_moves_the_others(self, client: redis.Redis, timed: DelayQueue, damage: str) -> None:
+        damage_record(client, TIMED, "bad", DAMAGED[damage])
+        assert timed.move_due() == 2
+        assert client.lrange("target", 0, -1) == [b'"three"', b'"one"']
+        (found,) = timed.quarantined()
+        assert (found.id, found.raw) == ("bad", DAMAGED[damage] or b"")
+        assert gone(client, TIMED, "bad")
+
+    def test_a_destination_that_is_longer_than_the_record_is_no_record(
+        self, client: redis.Redis, timed: DelayQueue
+    ) -> None:
+        client.hset(TIMED.records, "bad", b"v1 5 json 0 99 6\ntarget{}")
+        client.hset(TIMED.records, "one", b"v1 5 json 0 -4 6\ntarget{}")
+        assert timed.move_due() == 1
+        assert {found.id for found in timed.quarantined()} == {"bad", "one"}
+
+    @pytest.mark.parametrize("score", ["-inf", "-1", "0", "1e300", "-1e300", "+inf", "1.5"])
+    def test_a_due_time_that_was_edited_hides_nobody(self, client: redis.Redis, score: str) -> None:
+        timed = DelayQueue("orders", client)
+        timed.push_many([Push("one", id="one"), Push("two", id="two", delay=60)])
+        client.zadd(TIMED.waiting, {"one": score})
+        assert timed.stats().waiting == 2
+        assert timed.next_due() is not None or float(score) < 0
+        assert {entry.id for entry in timed.list()} >= {"two"}
+        assert timed.get("two") is not None
+        timed.get("one")
+        timed.push("three", id="three")
+        assert "three" in [entry.id for entry in timed.claim(5)]
+        assert timed.cancel("one") or float(score) <= 1.5
+        assert timed.run_now("two")
+        assert [entry.id for entry in timed.claim(5)] == ["two"]
+
+    def test_a_page_is_not_empty_while_something_follows(self, client: redis.Redis, timed: DelayQueue) -> None:
+        client.hset(TIMED.records, "bad", b"garbage")
+        page = timed.list(limit=1)
+        assert [entry.id for entry in page] == ["one"]
+        assert [entry.id for entry in timed.list(limit=1, after=timed.cursor(page[0]))] == ["three"]
+
+    def test_hundreds_of_them_do_not_hide_one_good_entry(self, client: redis.Redis) -> None:
+        timed = DelayQueue("orders", client)
+        ids = timed.push_many(range(1100))
+        for id_ in ids[:-1]:
+            client.hset(TIMED.records, id_, b"garbage")
+        assert [entry.payload for entry in timed] == [1099]
+        assert [entry.payload for entry in timed.claim(500)] == [1099]
+        assert timed.stats().quarantined == 1099
+
+    def test_dead_letters_without_a_record_do_not_keep_others_dead(self, client: redis.Redis) -> None:
+        timed = DelayQueue("orders", client, max_deliveries=1)
+        ids = timed.push_many(range(1001))
+        for _ in range(3):
+            timed.release_many(timed.claim(500))
+        assert timed.stats().dead == 1001
+        client.hdel(TIMED.records, *ids[:600])
+        assert timed.redrive() == 401
+        assert [entry.payload for entry in timed.claim(500)] == list(range(600, 1001))
+
+
+def flush(client: redis.Redis) -> None:
+    """Delete everything, scripts too."""
+    client.flushall()
+    client.script_flush()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda queue, _timed: queue.get(block=False),
+        lambda queue, _timed: queue.put_back(),
+        lambda queue, _timed: queue.stats(),
+        lambda queue, _timed: queue.redrive(),
+        lambda queue, _timed: queue.purge(),
+        lambda _queue, timed: timed.claim(),
+        lambda _queue, timed: timed.move_due(),
+        lambda _queue, timed: timed.list(),
+        lambda _queue, timed: timed.cancel("one"),
+        lambda _queue, timed: timed.stats(),
+    ],
+)
+def test_after_a_flushall_everything_starts_anew(
+    client: redis.Redis, queue: RedisQueue, timed: DelayQueue, call: Callable[[RedisQueue, DelayQueue], Any]
+) -> None:
+    flush(client)
+    call(queue, timed)
+    assert queue.put("new")
+    assert timed.push("new")
+    assert client.hlen("redis_queue:registry") == 2
+    assert [message.body for message in queue.get_many(5)] == ["new"]
+    assert [entry.payload for entry in timed.claim(5)] == ["new"]

@@ -1,0 +1,633 @@
+"""What well-known recipes for queues on Redis get wrong, and what happens here: each test fails on a recipe's code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import redis
+
+from redis_queue import Consumer, DelayQueue, EntryExistsError, Message, Nack, RedisQueue
+from redis_queue.delay import Push
+from redis_queue.keys import Keys
+from redis_queue.scripts import load
+from tests.support.proxy import FaultProxy
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+ROOT = Path(__file__).parent.parent
+QUEUE = Keys("redis_queue", "queue", "orders")
+TIMED = Keys("redis_queue", "delay", "orders", 0)
+
+T = TypeVar("T")
+
+
+class Clock:
+    """A clock that stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The time for queues under test."""
+    return Clock()
+
+
+def at_once(number: int, act: Callable[[int], T]) -> list[T]:
+    """Call *act* in that many threads at the same moment; return what they return, or raise what one raises."""
+    barrier = threading.Barrier(number)
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run(index: int) -> None:
+        try:
+            barrier.wait(10)
+            results.append(act(index))
+        except BaseException as error:  # noqa: BLE001 - raised again by whoever started the threads
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    if errors:
+        raise errors[0]
+    return results
+
+
+def child(script: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a Python process of its own."""
+    return subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def must(message: Message | None) -> Message:
+    """Return the message, which must be there."""
+    assert message is not None
+    return message
+
+
+DIE_IN = """
+import os, signal, sys
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue.scripts import DirectLink
+
+def send_and_die(self, *command):
+    connection = self._connect()
+    connection.send_packed_command(connection.pack_command(*command))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+queue = RedisQueue("orders", sys.argv[1], visibility_timeout=0.3)
+timed = DelayQueue("orders", sys.argv[1], visibility_timeout=0.3)
+for call in sys.argv[2:]:
+    victim = os.fork()
+    if not victim:
+        DirectLink.send = send_and_die
+        eval(call)
+        os._exit(1)
+    _, status = os.waitpid(victim, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (call, status)
+"""
+
+
+def die_in(client: redis.Redis, url: str, *calls: str) -> None:
+    """Let a process send each of *calls* to Redis and be killed with SIGKILL before it can read the answer."""
+    for name in ("queue/get", "queue/put", "delay/claim"):
+        client.script_load(load(name).source)
+    subprocess.run([sys.executable, "-c", DIE_IN, url, *calls], cwd=ROOT, check=True, timeout=30)
+
+
+class TestDataQueue:
+    """A data queue with a list, an in-flight sorted set and a put-back by the beat."""
+
+    def test_equal_bodies_stay_two_messages(self, client: redis.Redis) -> None:
+        """There the id is the md5 of the body: equal bodies share one record, and deleting one deletes both."""
+        queue = RedisQueue("orders", client)
+        ids = queue.put_many([{"order": 1}, {"order": 1}])
+        first, second = queue.get_many(2)
+        assert [first.id, second.id] == ids
+        assert first.body == second.body
+        assert queue.ack(first)
+        assert queue.nack(second)
+        again = must(queue.get(block=False))
+        assert (again.id, again.body) == (second.id, {"order": 1})
+        assert queue.ack(again)
+        assert queue.stats().acked == 2
+
+    def test_a_batch_survives_its_put_back_byte_for_byte(self, client: redis.Redis, clock: Clock) -> None:
+        """There the put-back writes str() of the cached batch: what is popped next is no longer what was put."""
+        bodies = [
+            b"\x00\xff\n",
+            bytes(range(256)),
+            b"",
+            '{"a": "\\u00e9"}',
+            {"a": [1.0, None, "é", 2**60]},
+            "b'x'",
+            [],
+            0,
+        ]
+        queue = RedisQueue("orders", client, clock=clock)
+        queue.put_many(bodies, headers={"kind": "é"})
+        records = client.hgetall(QUEUE.records)
+        for _ in range(3):
+            assert [message.body for message in queue.get_many(10)] == bodies
+            clock.now += 60_000
+            assert queue.put_back().returned == len(bodies)
+        assert client.hgetall(QUEUE.records) == records
+        found = queue.get_many(10)
+        assert [(type(message.body), message.headers) for message in found] == [
+            (type(body), {"kind": "é"}) for body in bodies
+        ]
+
+    def test_a_crash_between_pop_and_record_loses_nothing(self, client: redis.Redis, redis_url: str) -> None:
+        """There RPOP, ZADD and SET are three calls: a process killed behind the first one takes the item with it."""
+        queue = RedisQueue("orders", client, visibility_timeout=0.3)
+        queue.put_many(range(20))
+        die_in(client, redis_url, "queue.get()", "queue.get_many(5)", "next(queue.consume())")
+        wait_until(lambda: queue.stats().in_flight == 7, description="the claims of the dead")
+        found = Counter()
+        while message := queue.get(timeout=1):
+            assert queue.ack(message)
+            found[message.body] += 1
+        assert found == Counter(range(20))
+
+    def test_a_crash_in_the_middle_of_a_put_leaves_all_or_nothing(self, client: redis.Redis, redis_url: str) -> None:
+        """There the cached object and the list are written by two calls: between them the item cannot be found."""
+        queue = RedisQueue("orders", client)
+        queue.put("warm")
+        calls = [f"setattr(queue, '_registered', True) or queue.put_many(['{number}'] * 3)" for number in range(2)]
+        die_in(client, redis_url, *calls)
+        wait_until(lambda: queue.stats().ready == 7, description="what was sent to arrive")
+        assert client.hlen(QUEUE.records) == 7
+        assert [message.body for message in queue.get_many(10)] == ["warm", *["0"] * 3, *["1"] * 3]
+
+    def test_put_backs_at_the_same_time_double_nothing(self, client: redis.Redis, redis_url: str, clock: Clock) -> None:
+        """There one beat pushes, then deletes: two at the same moment push everything twice."""
+        queue = RedisQueue("orders", client, clock=clock)
+        ids = queue.put_many(range(1000))
+        assert len(queue.get_many(500) + queue.get_many(500)) == 1000
+        clock.now += 60_000
+        counts = at_once(6, lambda _: RedisQueue("orders", redis_url, clock=clock).put_back())
+        assert sum(count.returned for count in counts) == 1000
+        assert sorted(id_.decode() for id_ in client.lrange(QUEUE.ready, 0, -1)) == sorted(ids)
+        assert queue.stats().in_flight == 0
+
+    def test_put_backs_beside_workers_double_nothing_whose_ack_was_accepted(self, redis_url: str) -> None:
+        """There a put-back takes away what somebody works on and lets both of them delete it."""
+        setup = RedisQueue("orders", redis_url)
+        setup.client.flushall()
+        setup.put_many(range(300))
+        accepted: list[int] = []
+
+        def work(index: int) -> None:
+            queue = RedisQueue("orders", redis_url, visibility_timeout=0.005, max_deliveries=0)
+            while queue.stats().ready + queue.stats().in_flight:
+                for message in queue.get_many(10):
+                    if queue.ack(message):
+                        accepted.append(message.body)
+                queue.put_back()
+
+        at_once(4, work)
+        assert sorted(accepted) == list(range(300))
+
+    def test_the_late_ack_of_a_lost_lease_is_refused(self, client: redis.Redis, clock: Clock) -> None:
+        """There a delete by the first worker, who is too late, takes the item from the second one."""
+        queue = RedisQueue("orders", client, clock=clock)
+        queue.put("order")
+        late = must(queue.get(block=False))
+        clock.now += 60_000
+        queue.put_back()
+        assert not queue.still_mine(late)
+        assert not queue.ack(late)
+        current = must(queue.get(block=False))
+        assert not queue.ack(late)
+        assert not queue.nack(late)
+        assert not queue.extend(late)
+        assert queue.still_mine(current)
+        assert (current.deliveries, current.body) == (2, "order")
+        assert queue.ack(current)
+
+    def test_asking_whether_a_task_is_held_does_not_bring_it_back_to_life(
+        self, client: redis.Redis, clock: Clock
+    ) -> None:
+        """There the check is a ZADD of ten more seconds: it adds up, and writes what has long been deleted again."""
+        queue = RedisQueue("orders", client, clock=clock, visibility_timeout=60)
+        queue.put("order")
+        message = must(queue.get(block=False))
+        for _ in range(5):
+            assert queue.extend(message, 70)
+        assert client.zscore(QUEUE.in_flight, message.id) == clock.now + 70_000
+        assert queue.ack(message)
+        assert not queue.extend(message)
+        assert not queue.still_mine(message)
+        assert client.zcard(QUEUE.in_flight) == client.hlen(QUEUE.leases) == 0
+
+    def test_one_missing_value_does_not_stop_the_put_back(self, client: redis.Redis, clock: Clock) -> None:
+        """There the put-back stops with an exception at the first value that is gone, on each beat, for ever."""
+        queue = RedisQueue("orders", client, clock=clock)
+        ids = queue.put_many(range(10))
+        queue.get_many(10)
+        client.hdel(QUEUE.records, ids[0], ids[5])
+        clock.now += 60_000
+        assert queue.put_back().returned == 8
+        assert [message.body for message in queue.get_many(10)] == [1, 2, 3, 4, 6, 7, 8, 9]
+        assert sorted(item.id for item in queue.quarantined()) == sorted([ids[0], ids[5]])
+
+    def test_two_objects_of_one_name_are_one_queue(self, client: redis.Redis, redis_url: str) -> None:
+        """There too; but here a claim of one object can be settled through the other."""
+        first, second = RedisQueue("orders", client), RedisQueue("orders", redis_url)
+        first.put("hello")
+        message = must(second.get(block=False))
+        assert first.stats() == second.stats()
+        assert first.ack(message)
+        assert len(RedisQueue("orders", client, prefix="other")) == 0
+
+    def test_calls_share_one_connection(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        """There each call makes a new client, and with it a new connection."""
+        with FaultProxy(redis_server.address) as proxy:
+            queue = RedisQueue("orders", proxy.url)
+            for number in range(100):
+                queue.put(number)
+                assert queue.ack(must(queue.get()))
+            assert proxy.connections <= 2
+
+
+class TestAsynchronousWork:
+    """Work taken by a blocking pop and retried later."""
+
+    def test_a_blocking_get_that_is_killed_as_the_message_comes_loses_nothing(
+        self, client: redis.Redis, redis_url: str
+    ) -> None:
+        """There BRPOP hands the item to a process that may be dead: it is nowhere else."""
+        queue = RedisQueue("orders", client, visibility_timeout=0.3)
+        waiting = (
+            "import os, sys; from redis_queue import RedisQueue\n"
+            "queue = RedisQueue('orders', sys.argv[1], visibility_timeout=0.3)\n"
+            "message = queue.get()\n"
+            "print(message.body, flush=True)\n"
+            "sys.stdin.read()\n"
+            "os._exit(0)\n"
+        )
+        command = [sys.executable, "-c", waiting, redis_url]
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+        for body in ("taken and lost", "taken at the same moment"):
+            with subprocess.Popen(command, **pipes) as process:
+                wait_until(lambda: client.info("clients")["blocked_clients"] == 1, description="a waiting get")
+                queue.put(body)
+                if body == "taken and lost":
+                    assert process.stdout is not None
+                    assert process.stdout.readline().strip() == body
+                os.kill(process.pid, signal.SIGKILL)
+            message = must(queue.get(timeout=10))
+            assert message.body == body
+            assert queue.ack(message)
+
+    def test_a_connection_that_ends_while_idle_does_not_end_the_loop(
+        self, client: redis.Redis, redis_server: RedisServer
+    ) -> None:
+        """There the loop ends with the ConnectionError of the first idle disconnect."""
+        with FaultProxy(redis_server.address) as proxy:
+            queue = RedisQueue("orders", proxy.url)
+            taken: list[Any] = []
+
+            def consume() -> None:
+                for message in queue.consume():
+                    taken.append(message.body)
+                    if message.body == "last":
+                        return
+
+            thread = threading.Thread(target=consume)
+            thread.start()
+            for body in ("first", "second", "last"):
+                wait_until(lambda: client.info("clients")["blocked_clients"] == 1, description="a waiting get")
+                proxy.cut()
+                RedisQueue("orders", client).put(body)
+                wait_until(lambda: body in taken, description=body)  # noqa: B023
+            thread.join(10)
+            assert not thread.is_alive()
+
+    def test_what_cannot_be_done_now_is_given_back_for_later(self, client: redis.Redis, clock: Clock) -> None:
+        """There a task whose lock is taken is pushed again by hand: killed in between, it is gone."""
+        queue = RedisQueue("orders", client, clock=clock)
+        queue.put("locked")
+        queue.put("free")
+        assert queue.nack(must(queue.get(block=False)), delay=30, reason="lock taken")
+        assert [message.body for message in queue.get_many(10)] == ["free"]
+        clock.now += 29_999
+        assert queue.get(block=False) is None
+        clock.now += 1
+        message = must(queue.get(block=False))
+        assert (message.body, message.deliveries) == ("locked", 2)
+
+    def test_a_handler_may_ask_for_a_retry_later(self, client: redis.Redis) -> None:
+        """There the handler itself must know the queue to push its task again."""
+        queue = RedisQueue("orders", client)
+        queue.put("locked")
+        done = threading.Event()
+
+        def handle(message: Message) -> None:
+            if message.deliveries < 3:
+                raise Nack("lock taken", delay=0.01)
+            done.set()
+
+        run_until(Consumer(queue, handle), done)
+        assert (queue.stats().acked, queue.stats().redelivered) == (1, 2)
+
+    def test_of_many_pollers_one_becomes_the_owner(self, client: redis.Redis, redis_url: str) -> None:
+        """There each poller reads the due ids and whoever deletes one first owns it: most of the work is in vain."""
+        DelayQueue("orders", client).push_many([Push(number) for number in range(400)])
+
+        def poll(_: int) -> list[int]:
+            timed = DelayQueue("orders", redis_url)
+            mine: list[int] = []
+            while entries := timed.claim(7):
+                assert all(timed.ack_many(entries))
+                mine += [entry.payload for entry in entries]
+            return mine
+
+        owned = at_once(6, poll)
+        assert sorted(number for mine in owned for number in mine) == list(range(400))
+
+    def test_the_work_of_an_owner_who_dies_is_taken_over(self, client: redis.Redis, redis_url: str) -> None:
+        """There the owner has deleted the id before it works: killed then, the work is gone."""
+        timed = DelayQueue("orders", client, visibility_timeout=0.3)
+        timed.push("work")
+        die_in(client, redis_url, "timed.claim()")
+        wait_until(lambda: timed.put_back().returned, description="the dead owner's lease to end")
+        (entry,) = timed.claim()
+        assert (entry.payload, entry.deliveries) == ("work", 2)
+        assert timed.ack(entry)
+
+    def test_a_failing_handler_does_not_end_the_loop(self, client: redis.Redis) -> None:
+        """There an exception in a handler ends the loop, and the item with it."""
+        queue = RedisQueue("orders", client, max_deliveries=2)
+        queue.put_many(["good", "bad", "good", "bad", "good"])
+        done = threading.Event()
+
+        def handle(message: Message) -> None:
+            if message.body == "bad":
+                raise LookupError("no such order")
+
+        consumer = Consumer(queue, handle, retry_delay=lambda _: 0)
+        watcher = threading.Thread(
+            target=lambda: (
+                wait_until(lambda: (queue.stats().acked, queue.stats().dead) == (3, 2), description="the end"),
+                done.set(),
+            )
+        )
+        watcher.start()
+        run_until(consumer, done)
+        watcher.join(10)
+        letters = queue.dead_letters()
+        assert [(letter.body, letter.reason, letter.deliveries) for letter in letters] == [
+            ("bad", "LookupError: no such order", 2)
+        ] * 2
+
+    @pytest.mark.parametrize("wish", [-1, float("nan"), 10**9, "soon"], ids=repr)
+    def test_a_handler_that_wishes_for_the_impossible_does_not_end_the_loop(
+        self, client: redis.Redis, wish: Any
+    ) -> None:
+        """There too a mistake in the handling of a failure ends the loop."""
+        queue = RedisQueue("orders", client, max_deliveries=1)
+        queue.put_many(["by verdict", "by back-off", "good"])
+        done = threading.Event()
+
+        def handle(message: Message) -> None:
+            if message.body == "by verdict":
+                raise Nack("later", delay=wish)
+            if message.body == "by back-off":
+                raise LookupError("no such order")
+            done.set()
+
+        run_until(Consumer(queue, handle, retry_delay=lambda _: wish), done)
+        assert (queue.stats().acked, queue.stats().in_flight) == (1, 0)
+        assert {letter.body: letter.reason for letter in queue.dead_letters()} == {
+            "by verdict": "later",
+            "by back-off": "LookupError: no such order",
+        }
+
+
+def run_until(consumer: Consumer, done: threading.Event) -> None:
+    """Run *consumer* in a thread until *done* is set."""
+    thread = threading.Thread(target=consumer.run)
+    thread.start()
+    try:
+        assert done.wait(20)
+    finally:
+        consumer.stop()
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+class TestPayloadInTheMember:
+    """A delay queue whose sorted set holds the payloads themselves."""
+
+    def test_equal_data_twice_stays_two(self, client: redis.Redis) -> None:
+        """There the payload is the member: pushed twice, it is there once."""
+        timed = DelayQueue("orders", client)
+        timed.push("same", delay=60)
+        timed.push("same")
+        assert len(timed) == 2
+        assert [entry.payload for entry in timed.pop(10)] == ["same"]
+        assert [entry.payload for entry in timed] == ["same"]
+
+    def test_pop_returns_only_what_is_old_enough(self, client: redis.Redis, clock: Clock) -> None:
+        """There `previous` compares with the clock of the popping host; here it is Redis' own."""
+        timed = DelayQueue("orders", client, clock=clock)
+        for age in (30, 20, 10, 0):
+            clock.now -= age * 1000
+            timed.push(age)
+            clock.now += age * 1000
+        assert timed.pop(10, older_than=31) == []
+        assert [entry.payload for entry in timed.pop(1, older_than=10)] == [30]
+        assert [entry.payload for entry in timed.pop(10, older_than=10)] == [20, 10]
+        assert [entry.payload for entry in timed.pop(10)] == [0]
+
+    def test_two_poppers_never_get_the_same(self, client: redis.Redis, redis_url: str) -> None:
+        """There pop reads a range and then removes it: two at the same moment read the same range."""
+        DelayQueue("orders", client).push_many(range(400))
+
+        def pop(_: int) -> list[Any]:
+            timed = DelayQueue("orders", redis_url)
+            return [entry.payload for _ in range(80) for entry in timed.pop(3)]
+
+        popped = [payload for mine in at_once(4, pop) for payload in mine]
+        assert sorted(popped) == list(range(400))
+
+    def test_a_popper_who_dies_on_the_way_loses_nothing(self, client: redis.Redis, redis_url: str) -> None:
+        """There what was read and removed exists only in the memory of the process that dies."""
+        timed = DelayQueue("orders", client, visibility_timeout=0.3)
+        timed.push_many(["a", "b"])
+        die_in(client, redis_url, "timed.pop(2)")
+        wait_until(lambda: timed.put_back().returned == 2, description="the dead popper's lease to end")
+        assert [entry.payload for entry in timed.pop(5)] == ["a", "b"]
+
+
+PUSH_ON = """
+import itertools, sys
+from redis_queue import DelayQueue
+timed = DelayQueue("orders", sys.argv[1])
+for number in itertools.count():
+    timed.push(number, id=str(number), destination="target")
+"""
+MOVE_ON = """
+import sys
+from redis_queue import DelayQueue
+timed = DelayQueue("orders", sys.argv[1])
+while timed.move_due(1):
+    pass
+"""
+
+
+def kill_once(script: str, url: str, is_so: Callable[[], bool]) -> None:
+    """Start *script* as a process and kill it with SIGKILL, wherever it is, once *is_so*."""
+    with child(script, url) as process:
+        wait_until(is_so, timeout=20, description="the process to get far enough")
+        assert process.poll() is None
+        process.kill()
+
+
+class TestDelayForAJobQueue:
+    """A `delay=` for a job queue: ids in a sorted set, jobs in hashes, and a timer that moves what is due."""
+
+    def test_an_id_is_never_there_without_its_payload(self, client: redis.Redis, redis_url: str) -> None:
+        """There the id is in the set before the job is saved: killed in between, it blocks the head for ever."""
+        kill_once(PUSH_ON, redis_url, lambda: client.zcard(TIMED.waiting) >= 50)
+        ids = set(client.zrange(TIMED.waiting, 0, -1))
+        assert len(ids) >= 50
+        assert ids == set(client.hkeys(TIMED.records))
+        assert DelayQueue("orders", client).move_due() == len(ids)
+
+    def test_a_timer_that_is_killed_neither_loses_nor_doubles(self, client: redis.Redis, redis_url: str) -> None:
+        """There the timer takes the id out and enqueues the job afterwards: killed in between, the job is gone."""
+        timed = DelayQueue("orders", client)
+        timed.push_many([Push(number, destination="target") for number in range(5000)])
+        for goal in (1, 500):
+            kill_once(MOVE_ON, redis_url, lambda: client.llen("target") >= goal)  # noqa: B023
+        waiting = [entry.payload for entry in timed]
+        moved = [int(payload) for payload in client.lrange("target", 0, -1)]
+        assert sorted(waiting + moved) == list(range(5000))
+        assert waiting
+        timed.move_due()
+        assert client.lrange("target", 0, -1) == [b"%d" % number for number in reversed(range(5000))]
+
+    def test_many_timers_need_no_lock(self, client: redis.Redis, redis_url: str) -> None:
+        """There a lock of SETNX and EXPIRE keeps timers apart: killed in between, no timer ever runs again."""
+        DelayQueue("orders", client).push_many([Push(number, destination="target") for number in range(1500)])
+        counts = at_once(6, lambda _: DelayQueue("orders", redis_url).move_due())
+        assert sum(counts) == 1500
+        assert sorted(int(payload) for payload in client.lrange("target", 0, -1)) == list(range(1500))
+        left = {key for key in client.scan_iter() if b":slot:" not in key}
+        assert left == {b"target", b"redis_queue:registry", TIMED.meta}
+
+    def test_what_is_moved_arrives_as_it_was_pushed(self, client: redis.Redis) -> None:
+        """There the job is rebuilt on the way and loses its options."""
+        timed = DelayQueue("orders", client)
+        payload = b'{"body": "\\u00e9 \x00", "args": [], "n": 1.0, "big": 9007199254740993}'
+        timed.push(payload, destination="queue\x06\x163")
+        timed.push({"json": [1, 2.0, "é", {}]}, destination="other")
+        assert timed.move_due() == 2
+        assert client.rpop("queue\x06\x163") == payload
+        assert client.rpop("other") == '{"json":[1,2.0,"é",{}]}'.encode()
+
+    def test_nothing_moves_before_its_time_and_then_in_the_order_of_due_times(
+        self, client: redis.Redis, clock: Clock
+    ) -> None:
+        """There the timer compares with its own host's clock, which may be ahead."""
+        timed = DelayQueue("orders", client, clock=clock)
+        for delay in (3, 1, 2):
+            timed.push(delay, delay=delay, destination="target")
+        clock.now += 999
+        assert timed.move_due() == 0
+        clock.now += 1
+        assert timed.move_due() == 1
+        clock.now += 2000
+        assert timed.move_due() == 2
+        assert [client.rpop("target") for _ in range(3)] == [b"1", b"2", b"3"]
+
+
+class TestFormAutoSubmit:
+    """Forms that submit themselves: id and due time in a sorted set, data in a hash."""
+
+    def test_the_same_id_again_replaces_data_and_time_at_once(self, client: redis.Redis, clock: Clock) -> None:
+        """There data and time are written by two calls: the poller may submit new data at the old time."""
+        timed = DelayQueue("orders", client, clock=clock)
+        for version in range(5):
+            assert timed.push({"version": version}, id="form-1", delay=60) == "form-1"
+            clock.now += 30_000
+        assert len(timed) == 1
+        clock.now += 29_999
+        assert timed.claim() == []
+        clock.now += 1
+        assert [entry.payload for entry in timed.claim(5)] == [{"version": 4}]
+
+    def test_a_replaced_entry_is_taken_from_who_holds_the_old_one(self, client: redis.Redis) -> None:
+        """There the poller, having read the old data, deletes the new."""
+        timed = DelayQueue("orders", client)
+        timed.push("old", id="form-1")
+        (held,) = timed.claim()
+        timed.push("new", id="form-1")
+        assert not timed.ack(held)
+        (entry,) = timed.claim()
+        assert (entry.payload, entry.deliveries) == ("new", 1)
+        assert timed.ack(entry)
+
+    def test_what_is_there_already_can_be_kept_or_refused(self, client: redis.Redis) -> None:
+        """There overwriting is the only way."""
+        timed = DelayQueue("orders", client)
+        timed.push("old", id="form-1", delay=60)
+        assert timed.push("new", id="form-1", on_conflict="keep") == "form-1"
+        with pytest.raises(EntryExistsError, match="'form-1'"):
+            timed.push("new", id="form-1", on_conflict="error")
+        assert [entry.payload for entry in timed] == ["old"]
+
+    def test_a_cancel_that_says_so_has_won_against_every_poller(self, client: redis.Redis, redis_url: str) -> None:
+        """There cancel and poller race: both may say that they have it."""
+        ids = [f"form-{number}" for number in range(600)]
+        DelayQueue("orders", client).push_many([Push(id_, id=id_, destination="target") for id_ in ids])
+
+        def cancel(order: int) -> list[str]:
+            timed = DelayQueue("orders", redis_url)
+            return [id_ for id_ in ids[::order] if timed.cancel(id_)]
+
+        def move(_: int) -> list[str]:
+            timed = DelayQueue("orders", redis_url)
+            while timed.move_due(2):
+                pass
+            return []
+
+        cancelled = [
+            id_ for part in at_once(4, lambda index: (move, cancel)[index % 2](-1 if index == 1 else 1)) for id_ in part
+        ]
+        moved = [payload.decode().strip('"') for payload in client.lrange("target", 0, -1)]
+        assert sorted(cancelled + moved) == sorted(ids)
+
+    def test_a_cancelled_entry_leaves_nothing_behind(self, client: redis.Redis) -> None:
+        """There the data stays in the hash."""
+        timed = DelayQueue("orders", client)
+        timed.push("data", id="form-1", delay=60)
+        assert timed.cancel("form-1")
+        assert not timed.cancel("form-1")
+        assert not client.exists(TIMED.records, TIMED.waiting, TIMED.leases)
+
+    def test_lost_data_does_not_stop_the_loop(self, client: redis.Redis) -> None:
+        """There the poller's loop ends in an exception at the first id without data, after each restart again."""
+        timed = DelayQueue("orders", client)
+        timed.push_many([Push(name, id=name) for name in ("lost", "kept", "also lost", "last")])
+        client.hdel(TIMED.records, "lost", "also lost")
+        assert [entry.payload for entry in timed.claim(10)] == ["kept", "last"]
+        assert {item.id for item in timed.quarantined()} == {"lost", "also lost"}
+        assert timed.claim(10) == []

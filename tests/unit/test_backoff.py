@@ -1,0 +1,58 @@
+"""Pauses grow, are spread, and have an end."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redis_queue.backoff import RETRY_CAP, Backoff, retry_delay
+
+relaxed = settings(deadline=None)
+
+
+@relaxed
+@given(st.integers(1, 2000), st.floats(0.001, 1), st.floats(1, 100))
+def test_each_pause_lies_in_the_upper_half_of_its_step(failures: int, first: float, cap: float) -> None:
+    backoff = Backoff(first=first, cap=cap)
+    pauses = [backoff.next() for _ in range(failures)]
+    for number, pause in enumerate(pauses):
+        longest = min(cap, first * 2.0 ** min(number, 30))
+        assert longest / 2 <= pause <= longest
+
+
+def test_by_default_it_begins_with_50_ms_and_ends_with_5_s() -> None:
+    backoff = Backoff()
+    assert 0.025 <= backoff.next() <= 0.05
+    pauses = [backoff.next() for _ in range(5000)]
+    assert min(pauses[10:]) >= 2.5
+    assert max(pauses) <= 5
+
+
+def test_a_success_starts_it_anew() -> None:
+    backoff = Backoff()
+    for _ in range(20):
+        backoff.next()
+    backoff.reset()
+    assert backoff.next() <= 0.05
+
+
+def test_pauses_of_many_differ() -> None:
+    assert len({Backoff().next() for _ in range(100)}) > 90
+    assert len({retry_delay(5) for _ in range(100)}) > 90
+
+
+@relaxed
+@given(st.integers(0, 1_000_000))
+def test_a_failed_message_comes_back_after_a_time_that_doubles_and_is_spread(deliveries: int) -> None:
+    longest = min(RETRY_CAP, 2.0 ** min(deliveries - 1, 30))
+    assert longest * 0.75 <= retry_delay(deliveries) <= longest
+
+
+def test_retries_take_1_2_4_up_to_300_seconds() -> None:
+    tops = [max(retry_delay(deliveries) for _ in range(300)) for deliveries in range(1, 12)]
+    for top, expected in zip(
+        tops, itertools.chain([1, 2, 4, 8, 16, 32, 64, 128, 256], itertools.repeat(300)), strict=False
+    ):
+        assert expected * 0.9 < top <= expected

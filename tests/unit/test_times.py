@@ -1,0 +1,120 @@
+"""Durations and time points become whole milliseconds, never early."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta, timezone
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redis_queue import DelayQueue, Entry, InvalidDelayError
+from redis_queue.times import MAX_DELAY, duration_ms, from_ms, point_ms
+
+TEN_YEARS = 3653 * 86400
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+NANOSECOND = Fraction(1, 10**9)
+
+relaxed = settings(deadline=None, max_examples=50)
+milliseconds = st.integers(0, 4_000_000_000_000)
+zones = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
+
+
+@relaxed
+@given(st.floats(0, TEN_YEARS) | st.integers(0, TEN_YEARS))
+def test_seconds_are_never_rounded_down(seconds: float) -> None:
+    result = Fraction(duration_ms(seconds), 1000)
+    # A float does not hold 0.3 exactly: what it is short of, and one nanosecond, is no time.
+    assert result >= Fraction(seconds) - NANOSECOND - Fraction(math.ulp(seconds))
+    assert result < Fraction(seconds) + Fraction(1, 1000) + Fraction(math.ulp(seconds))
+
+
+@relaxed
+@given(st.timedeltas(timedelta(0), MAX_DELAY))
+def test_a_timedelta_is_rounded_up_exactly(value: timedelta) -> None:
+    assert duration_ms(value) == -(-value // timedelta(milliseconds=1))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0, 0),
+        (1, 1000),
+        (0.1 + 0.2, 300),
+        (0.3, 300),
+        (1.1, 1100),
+        (4.35, 4350),
+        (0.0001, 1),
+        (0.0010001, 2),
+        (2.0004, 2001),
+        (-0.0, 0),
+        (timedelta(microseconds=1), 1),
+        (timedelta(microseconds=1001), 2),
+        (TEN_YEARS, TEN_YEARS * 1000),
+        (MAX_DELAY, TEN_YEARS * 1000),
+    ],
+)
+def test_durations_that_people_write_come_out_as_they_mean(value: float | timedelta, expected: int) -> None:
+    assert duration_ms(value) == expected
+
+
+@relaxed
+@given(
+    st.floats(max_value=0, exclude_max=True)
+    | st.floats(min_value=TEN_YEARS, exclude_min=True)
+    | st.just(math.nan)
+    | st.integers(max_value=-1)
+    | st.integers(min_value=TEN_YEARS + 1)
+    | st.booleans()
+    | st.text()
+    | st.binary()
+    | st.none()
+    | st.complex_numbers()
+    | st.decimals()
+    | st.datetimes()
+)
+def test_anything_else_is_refused_with_its_name_and_value(value: Any) -> None:
+    with pytest.raises(InvalidDelayError) as caught:
+        duration_ms(value, name="grace")
+    assert str(caught.value).startswith(f"grace={value!r}: ")
+
+
+@relaxed
+@given(st.datetimes(datetime(1970, 1, 2), datetime(2035, 1, 1), timezones=zones))
+def test_a_time_point_is_rounded_up_whatever_its_zone(value: datetime) -> None:
+    assert point_ms(value) == -(-(value - EPOCH) // timedelta(milliseconds=1))
+
+
+@relaxed
+@given(st.datetimes(datetime(1, 1, 1), datetime(1969, 12, 30), timezones=st.just(timezone.utc)))
+def test_a_time_point_before_the_epoch_is_the_epoch(value: datetime) -> None:
+    assert point_ms(value) == 0
+
+
+def test_a_time_point_may_be_ten_years_away_and_no_more() -> None:
+    now = datetime.now(timezone.utc)
+    assert point_ms(now + MAX_DELAY - timedelta(minutes=1)) > 0
+    with pytest.raises(InvalidDelayError, match="more than ten years away"):
+        point_ms(now + MAX_DELAY + timedelta(minutes=1))
+
+
+def test_a_zone_that_tells_no_offset_is_naive() -> None:
+    class Nowhere(timezone.__base__):  # type: ignore[name-defined,misc]
+        def utcoffset(self, _when: datetime | None, /) -> None:
+            return None
+
+    with pytest.raises(InvalidDelayError, match="naive"):
+        point_ms(datetime(2030, 1, 1, tzinfo=Nowhere()))
+
+
+@relaxed
+@given(milliseconds)
+def test_milliseconds_survive_the_way_there_and_back(value: int) -> None:
+    moment = from_ms(value)
+    assert moment.utcoffset() == timedelta(0)
+    assert (moment - EPOCH) / timedelta(milliseconds=1) == value
+    entry = Entry("id:with:colons", None, {}, moment, moment)
+    assert DelayQueue.cursor(entry) == f"{value}:id:with:colons"

@@ -1,0 +1,105 @@
+"""``redis-queue validate``: finds nothing where nothing is wrong, and finds what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from redis_queue.validation.log import ACKED, CLAIMED, HANDLED, LOST_ON_PURPOSE, REFUSED, Step, StepLog
+from redis_queue.validation.report import tally
+from tests.support.wait import wait_until
+
+
+def command(url: str, *options: str) -> list[str]:
+    return [sys.executable, "-m", "redis_queue", "validate", "--url", url, *options]
+
+
+def validate(url: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(url, *options), capture_output=True, text=True, timeout=55)
+
+
+@pytest.mark.parametrize("options", [["--kill"], ["--batch", "1", "--consumers", "3"], ["--lose-every", "0"]])
+def test_nothing_is_lost_or_doubled(options: list[str], redis_url: str, client: redis.Redis) -> None:
+    done = validate(redis_url, "--messages", "3000", "--json", *options)
+    report: dict[str, Any] = json.loads(done.stdout)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert report["passed"] is True
+    assert (report["handled"], report["lost"], report["doubled"], report["out_of_order"]) == (3000, 0, 0, 0)
+    assert report["put_back"] >= report["lost_on_purpose"] > 0 or "0" in options
+    assert client.keys("*") == []
+
+
+def test_the_table_ends_with_a_verdict(redis_url: str, client: redis.Redis) -> None:
+    done = validate(redis_url, "--messages", "100")
+
+    assert done.stdout.splitlines()[-1] == "passed: nothing lost, nothing doubled"
+
+
+def test_a_prefix_in_use_is_refused_and_left_alone(redis_url: str, client: redis.Redis) -> None:
+    client.set("{mine:queue:orders}:ready", "precious")
+    done = validate(redis_url, "--prefix", "mine")
+
+    assert done.returncode == 2
+    assert "prefix 'mine' is in use" in done.stderr
+    assert client.get("{mine:queue:orders}:ready") == b"precious"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--messages", "0"], "messages=0"),
+        (["--batch", "501"], "batch=501"),
+        (["--messages", "5", "--lose-every", "6"], "lose_every=6"),
+        (["--prefix", "a*b"], "prefix='a*b'"),
+        (["--visibility-timeout", "-1"], "visibility_timeout=-1.0"),
+        (["--url", "redis://:secret@127.0.0.1:1/0"], "cannot be reached"),
+        (["--url", "http://x"], "scheme 'http'"),
+        (["--mesages", "5"], "--messages"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line_and_exit_code_2(options: list[str], words: str, redis_url: str) -> None:
+    done = validate(redis_url, *options)
+
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr
+
+
+def test_an_interrupted_run_leaves_nothing_behind(redis_url: str, client: redis.Redis) -> None:
+    process = subprocess.Popen(
+        command(redis_url, "--messages", "200000", "--prefix", "gone"), stderr=subprocess.PIPE, start_new_session=True
+    )
+    with process:
+        wait_until(lambda: client.keys("{gone:*:in_flight"), timeout=30, description="consumers to work")
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read()
+
+    assert client.keys("*") == []
+
+
+def test_the_tally_sees_every_kind_of_fault(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for path, steps in (
+        (first, [(CLAIMED, 1, 1), (CLAIMED, 0, 1), (HANDLED, 0, 1), (ACKED, 0, 1), (HANDLED, 9, 1)]),
+        (second, [(LOST_ON_PURPOSE, 1, 1), (HANDLED, 0, 2), (ACKED, 0, 2), (HANDLED, 1, 2), (REFUSED, 1, 2)]),
+    ):
+        log = StepLog(path)
+        log.write(Step(*step) for step in steps)
+        log.close()
+    found = tally(3, [first, second])
+
+    assert (found.handled, found.lost, found.doubled, found.unknown, found.out_of_order) == (3, 1, 1, 1, 1)
+    assert (found.lost_on_purpose, found.handled_again, found.late_acks_refused) == (1, 1, 1)
