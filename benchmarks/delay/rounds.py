@@ -5,7 +5,7 @@ from __future__ import annotations
 from kombu.connection import Connection
 
 from benchmarks import recording
-from benchmarks.delay import burst, idling, lateness, moving, scheduling
+from benchmarks.delay import burst, idling, lateness, moving, publishing, scheduling
 from benchmarks.delay.apps import Place, make_app
 from benchmarks.delay.figures import LEVELS, Quantiles, Results
 from benchmarks.delay.filling import fill
@@ -41,11 +41,13 @@ def _throughput(site: Site, rounds: int, tell: Tell) -> tuple[list[dict[str, flo
         tell("no RabbitMQ at its address: what is dispatched to it is not measured")
         del targets["RabbitMQ"]
     rates: list[dict[str, float]] = []
-    moves: dict[str, list[float]] = {"here": [], "other Redis": [], "RabbitMQ": []}
+    moves: dict[str, list[float]] = {"here": [], "other Redis": [], "RabbitMQ": [], "py-amqp": []}
     for number in range(rounds):
         rates.append(scheduling.rates(site))
         for name, broker in targets.items():
             moves[name].append(moving.seconds_to_move(site, broker))
+        if "RabbitMQ" in targets:
+            moves["py-amqp"].append(publishing.seconds_to_publish(site))
         sent = ", ".join(f"{name} {rate:,.0f}/s" for name, rate in rates[-1].items())
         moved = ", ".join(f"{name} {site.scale.moved / found[-1]:,.0f}/s" for name, found in moves.items() if found)
         tell(f"round {number + 1}/{rounds}: sent: {sent}; moved: {moved}")

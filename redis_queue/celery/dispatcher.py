@@ -20,7 +20,7 @@ from redis_queue.celery.calls import TaskCall, envelope_of_call
 from redis_queue.celery.envelope import PHRASES, VERSION, Envelope, UnknownVersionError, element_of
 from redis_queue.celery.settings import CelerySettings, Overdue
 from redis_queue.delay import DelayQueue, Delivery
-from redis_queue.errors import InvalidValueError
+from redis_queue.errors import InvalidValueError, StoreError
 from redis_queue.model import Entry
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class Dispatcher:
         self._batch = check_limit(settings.dispatch_batch if batch is None else batch, CHUNK, name="batch")
         self._overdue: Overdue = settings.overdue_policy
         self._allowance = Allowance(self._overdue.amount if self._overdue.policy == "spread" else None)
+        self._ahead: _Claim | None = None
+        self._goes_on = False
 
     def run(self, budget: float = 30.0, *, due: bool = False) -> Dispatched:
         """Dispatch batch after batch until nothing is due or *budget* seconds have passed.
@@ -98,17 +100,22 @@ class Dispatcher:
         *due* tells that something is, which saves a look.
         """
         total, stop_at = Dispatched(), time.monotonic() + budget
-        while time.monotonic() < stop_at:
-            done = self.run_once(due=due)
-            total += done
-            if done.sent + done.failed < self._batch:
-                break
+        self._goes_on = self._overdue.policy == "run"
+        try:
+            while time.monotonic() < stop_at:
+                done = self.run_once(due=due)
+                total += done
+                if self._ahead is None and done.sent + done.failed < self._batch:
+                    break
+        finally:
+            self._goes_on = False
+            self._give_back()
         return total
 
     def run_once(self, *, due: bool = False) -> Dispatched:
         """Dispatch one batch. Raises kombu's OperationalError if the broker is away; nothing is lost then."""
         # Where a move tells as much, it is the look.
-        if not due or self._broker is None or not self._broker.shares_store:
+        if self._ahead is None and (not due or self._broker is None or not self._broker.shares_store):
             next_in = self._queue.due_in()
             if next_in > 0:
                 return Dispatched(next_in=next_in)
@@ -163,14 +170,34 @@ class Dispatcher:
             if not moved.passed:
                 return Dispatched(moved.moved, 0, moved.next_in)
             sent = moved.moved
-        claimed_at = time.monotonic()
-        entries = self._queue.claim(limit, within=within)
-        if not entries:
+        claim, self._ahead = self._ahead or self._claim(limit, within), None
+        if not claim.entries:
             return Dispatched(sent, 0, 0 if within else self._queue.due_in())
-        # Half of the lease is left for a slow publish: past its end another dispatcher may hold the entry.
-        run = _Run(self._app, self._queue, broker, claimed_at + self._queue.settings.lease_ms / 2000)
-        done = run.dispatch(entries)
+        broker.meanwhile = self._claim_ahead if self._goes_on and len(claim.entries) == self._batch else _nothing
+        done = _Run(self._app, self._queue, broker, claim.stop_at).dispatch(claim.entries)
         return Dispatched(sent + done.sent, done.failed, 0)
+
+    def _claim(self, limit: int, within: float) -> _Claim:
+        # Half of the lease is left for a slow publish: past its end another dispatcher may hold the entry.
+        stop_at = time.monotonic() + self._queue.settings.lease_ms / 2000
+        return _Claim(self._queue.claim(limit, within=within), stop_at)
+
+    def _claim_ahead(self) -> None:
+        """Claim the next batch. Raises nothing: the batch that is under way has yet to hear its confirms."""
+        if self._ahead is None:
+            with contextlib.suppress(StoreError):
+                self._ahead = self._claim(self._batch, 0)
+
+    def _give_back(self) -> None:
+        """Give back what was claimed for a batch that will not come; where Redis is away, its lease ends."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.entries:
+            with contextlib.suppress(StoreError):
+                self._queue.release_many(list(ahead.entries), reason="not sent: out of time", counted=False)
+
+
+def _nothing() -> None:
+    """Wait for the confirms only."""
 
 
 def _is_plain(entry: Entry) -> bool:
@@ -181,6 +208,14 @@ def _is_plain(entry: Entry) -> bool:
 
 class _Away(Exception):  # noqa: N818 - never seen outside
     """The broker went away; the cause says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """Claimed entries, to be sent before *stop_at* of the monotonic clock."""
+
+    entries: Sequence[Entry]
+    stop_at: float
 
 
 class _Run:

@@ -74,6 +74,8 @@ MIN_ID: Final = 8
 """Ids as short as this could stand anywhere in a message; they are left as they are."""
 
 _ENCODER: Final = JSONEncoder(separators=(",", ":"))
+_PLAIN: Final = json.JSONDecoder()
+_TYPED: Final = json.JSONDecoder(object_hook=object_hook)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,10 @@ class Envelope:
             kind = UnknownVersionError if data[:1] and data[0] < ord(" ") else InvalidValueError
             raise kind(f"stored message begins with {data[:1]!r}: not a form that this version reads")
         try:
-            return cls._from_element(json.loads(expand(data, entry_id), object_hook=object_hook), headers or {})
+            text = expand(data, entry_id)
+            # A hook is asked for each object in the message: spared where none can be of a type of its own.
+            decoder = _TYPED if '"__type__"' in text else _PLAIN
+            return cls._from_element(decoder.decode(text), headers or {})
         except Exception as error:  # what decodes a type of its own in a header may raise anything
             raise InvalidValueError(f"stored message cannot be read: {type(error).__name__}: {error}") from error
 

@@ -251,7 +251,8 @@ class TestARun:
         done = Dispatcher(app, queue, batch=2).run(budget=1)
 
         assert 0 < done.sent < 10
-        assert queue.stats().due == 10 - done.sent
+        assert (queue.stats().due, queue.stats().in_flight) == (10 - done.sent, 0)
+        assert [entry.deliveries for entry in queue] == [0] * (10 - done.sent)
 
     def test_does_nothing_without_a_budget(self, app: Celery, queue: DelayQueue) -> None:
         push_task(queue, "shop.remind")

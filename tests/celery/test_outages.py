@@ -140,6 +140,37 @@ class TestABrokerThatIsAway:
         assert work.run() == Dispatched(sent=5)
         assert broker.take_ids(default) == ids
 
+    def test_that_goes_while_the_next_batch_is_claimed_gets_that_later_too(
+        self,
+        *,
+        app: Celery,
+        proxy: FaultProxy,
+        broker: Broker,
+        queue: DelayQueue,
+        default: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        ids = push(queue, 9)
+        work = Dispatcher(app, queue, batch=3)
+        claim, claims = queue.claim, []
+
+        def claim_and_interrupt(limit: int = 1, **options: Any) -> Any:
+            claims.append(limit)
+            if len(claims) == 2:
+                interrupt(proxy)
+            return claim(limit, **options)
+
+        monkeypatch.setattr(queue, "claim", claim_and_interrupt)
+        with pytest.raises(OperationalError):
+            work.run()
+        stats = queue.stats()
+        assert (stats.in_flight, deliveries(queue)) == (0, [0] * stats.due)
+        proxy.mode = "pass"
+
+        work.run()
+        assert Counter(broker.take_ids(default)) >= Counter(ids)
+        assert queue.stats().due == 0
+
     def test_for_a_moment_is_waited_for(
         self, app: Celery, proxy: FaultProxy, broker: Broker, queue: DelayQueue, default: str
     ) -> None:

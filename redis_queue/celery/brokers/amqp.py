@@ -88,6 +88,7 @@ class AmqpBroker(Broker):
                 self._published += 1
                 self._waiting[self._published] = number
                 self._send(channel, envelopes[number], self._ids[number])
+        self.meanwhile()
         self._await_confirms()
 
     def _send(self, channel: Any, envelope: Envelope, mark: str) -> None:

@@ -35,6 +35,8 @@ class Broker:
         self.app = app
         self.connection = connection
         self.channel: Any = connection.channel()
+        #: Called where there is a wait for confirms, before it.
+        self.meanwhile: Callable[[], None] = lambda: None
         self._declared: set[str] = set()
 
     def publish(self, envelopes: Sequence[Envelope], settle: Settle) -> None:
