@@ -135,7 +135,7 @@ class Shard:
                 "lease/release",
                 now=self.clock(),
                 delay=delay,
-                reason=_text(reason),
+                reason=reason_bytes(reason),
                 max_deliveries=1 if dead else self._settings.max_deliveries,
                 counted=int(counted),
                 listed=self._listed,
@@ -172,7 +172,7 @@ class Shard:
     def quarantine(self, held: Held, reason: str) -> bool:
         """Move an unreadable record out of the way; False where the lease was lost."""
         id_, token = pairs([held])
-        return bool(self.run("lease/quarantine", now=self.clock(), id=id_, token=token, reason=_text(reason)))
+        return bool(self.run("lease/quarantine", now=self.clock(), id=id_, token=token, reason=reason_bytes(reason)))
 
     def set_aside(self, held: Held, reason: str) -> None:
         """Quarantine an unreadable record found on the way; if that fails, it comes back when its lease ends."""
@@ -244,7 +244,8 @@ class Shard:
         return DeadLetter(id_text(id_), body, headers, from_ms(died_at), deliveries, text)
 
 
-def _text(reason: str) -> bytes:
+def reason_bytes(reason: str) -> bytes:
+    """Return *reason* as it is kept, cut if it is long."""
     return reason[:MAX_REASON].encode(errors="replace")
 
 

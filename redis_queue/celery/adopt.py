@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
-import redis
-from celery.utils.time import maybe_iso8601, maybe_make_aware
-from kombu.utils.json import loads
-
-from redis_queue.batches import CHUNK, chunks
-from redis_queue.celery.brokers import Broker
-from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.delayed import DelayedTasks
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.listeners import Listeners
-from redis_queue.celery.lists import ListNames
 from redis_queue.celery.outage import broker_of
-from redis_queue.celery.protocol import json_body, retries_of
-from redis_queue.celery.tap import envelope_of
-from redis_queue.delay import Foreign, Push
-from redis_queue.errors import ConfigurationError, InvalidValueError, RedisQueueError
-from redis_queue.scripts import Scripts
-from redis_queue.times import from_ms
+from redis_queue.celery.protocol import retries_of
+from redis_queue.celery.stranded import Found, Left, Stranded
+from redis_queue.delay_model import Push
+from redis_queue.errors import InvalidValueError, RedisQueueError
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -43,31 +30,6 @@ Progress = Callable[[int, int], None]
 
 class HeldByWorkersError(RedisQueueError):
     """A live worker holds these tasks in its memory and would run them as well."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """One delayed task in the broker. *place* is its queue, or the key of what workers have not acknowledged."""
-
-    id: str
-    due_at: datetime
-    place: str
-    envelope: Envelope
-    foreign: Foreign
-
-    @property
-    def task(self) -> str:
-        """The name of the task."""
-        return self.envelope.task or str((json_body(self.envelope) or {}).get("task") or "")
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """A delayed task that stays in the broker, and why."""
-
-    id: str
-    place: str
-    reason: str
 
 
 class Adoption:
@@ -104,7 +66,7 @@ class Adoption:
     def find(self) -> Iterator[Found]:
         """Yield every delayed task in the broker; :attr:`left` gets those that cannot be read. Changes nothing."""
         with broker_of(self._app, self._queue.client) as broker:
-            transport = _Transport(self._app, broker)
+            transport = Stranded(self._app, broker)
             self.left = []
             for page in transport.pages():
                 yield from self._readable(page)
@@ -112,7 +74,7 @@ class Adoption:
     def run(self) -> None:
         """Adopt everything that is there now."""
         with broker_of(self._app, self._queue.client) as broker:
-            transport = _Transport(self._app, broker)
+            transport = Stranded(self._app, broker)
             known = self._look(transport)
             if not known.tries:
                 return
@@ -122,7 +84,7 @@ class Adoption:
                 if not self._pass(transport, known, first=number == 0) and number:
                     break
 
-    def _look(self, transport: _Transport) -> _Known:
+    def _look(self, transport: Stranded) -> _Known:
         known = _Known()
         self.left = []
         for page in transport.pages():
@@ -143,7 +105,7 @@ class Adoption:
                 f"{min(held)}: stop them first; a warm shutdown puts their tasks back into the queues"
             )
 
-    def _pass(self, transport: _Transport, known: _Known, *, first: bool) -> bool:
+    def _pass(self, transport: Stranded, known: _Known, *, first: bool) -> bool:
         """Go through everything once; tell whether anything went, or may go the next time."""
         before, again = self.adopted + self.removed, False
         for page in transport.pages():
@@ -167,7 +129,7 @@ class Adoption:
             return []
         return [(found, push)]
 
-    def _take(self, transport: _Transport, ours: Sequence[tuple[Found, Push]]) -> bool:
+    def _take(self, transport: Stranded, ours: Sequence[tuple[Found, Push]]) -> bool:
         """Take what can be taken; tell whether another look may find more."""
         if transport.shared:
             flags = self._queue.adopt([(push, found.foreign) for found, push in ours])
@@ -185,7 +147,7 @@ class Adoption:
             self._leave(found, "it moved while it was looked at")
         return bool(missed)
 
-    def _store_and_take_out(self, transport: _Transport, ours: Sequence[tuple[Found, Push]]) -> list[bool | None]:
+    def _store_and_take_out(self, transport: Stranded, ours: Sequence[tuple[Found, Push]]) -> list[bool | None]:
         flags: list[bool | None] = [True if kept else None for kept in self._queue.keep_many(push for _, push in ours)]
         stored = [number for number, flag in enumerate(flags) if flag]
         gone = self._queue.take_out([ours[number][0].foreign for number in stored], transport.server)
@@ -247,168 +209,3 @@ class _Known:
 
 
 _NEVER: Final = -1.0
-
-
-class _Transport:
-    """What kombu's Redis transport keeps in its lists, and in its hash of messages that no worker acknowledged."""
-
-    def __init__(self, app: Celery, broker: Broker) -> None:
-        if not isinstance(broker, RedisBroker):
-            kind = broker.connection.transport.driver_type
-            raise ConfigurationError(f"the broker is no Redis ({kind}): there is nothing that could be adopted from it")
-        self._app = app
-        self.shared = broker.shares_store
-        self._names: ListNames = broker.names
-        with broker.channel.conn_or_acquire() as client:
-            # kombu's own client would put its prefix before some keys and not before others.
-            self.server = redis.Redis(connection_pool=client.connection_pool)
-        self._unacked = f"{self._names.prefix}{broker.channel.unacked_key}"
-        self._index = f"{self._names.prefix}{broker.channel.unacked_index_key}"
-        self._send = Scripts(self.server).command
-
-    def pages(self) -> Iterator[list[Found | Left]]:
-        """Yield all delayed tasks, page by page; what is taken out on the way keeps nothing from being seen."""
-        for queue in list(self._app.amqp.queues):
-            for key in self._names.all_of(queue):
-                yield from self._listed(queue, key)
-        yield from self._fetched()
-
-    def _listed(self, queue: str, key: str) -> Iterator[list[Found | Left]]:
-        # From the left end, where new ones come in: what is taken out there moves nothing that is yet to be seen.
-        start = -int(self._send("LLEN", key))
-        while start < 0:
-            elements = self._send("LRANGE", key, start, min(start + CHUNK, 0) - 1)
-            places = range(min(start + CHUNK, 0) - len(elements), 0)
-            rows = [
-                self._found(queue, Foreign(element, key, place), loads_element(element))
-                for element, place in zip(elements, places, strict=False)
-            ]
-            yield [row for row in rows if row is not None]
-            start += CHUNK
-
-    def _fetched(self) -> Iterator[list[Found | Left]]:
-        cursor: Any = b"0"
-        while True:
-            cursor, fields = self._send("HSCAN", self._unacked, cursor, "COUNT", CHUNK)
-            pairs = iter(fields)
-            for chunk in chunks(zip(pairs, pairs, strict=True)):
-                scores = self._send("ZMSCORE", self._index, *(tag for tag, _ in chunk))
-                rows = [self._unacknowledged(*pair, score) for pair, score in zip(chunk, scores, strict=True)]
-                yield [row for row in rows if row is not None]
-            if int(cursor) == 0:
-                return
-
-    def _unacknowledged(self, tag: bytes, value: bytes, score: Any) -> Found | Left | None:
-        known = loads_element(value)
-        if not isinstance(known, list) or len(known) != _PARTS:
-            return None
-        message, exchange, routing_key = known
-        foreign = Foreign(value, self._unacked, tag, self._index, None if score is None else float(score))
-        return self._found(self._queue_of(exchange, routing_key), foreign, message, place=self._unacked)
-
-    def _queue_of(self, exchange: str, routing_key: str) -> str:
-        if not exchange:
-            return routing_key
-        queues = self._app.amqp.queues.values()
-        names = (item.name for item in queues if (item.exchange.name, item.routing_key) == (exchange, routing_key))
-        return next(names, "")
-
-    def _found(self, queue: str, foreign: Foreign, message: Any, place: str = "") -> Found | Left | None:
-        """Return the task in *message* if it has an eta."""
-        if not isinstance(message, Mapping) or "body" not in message:
-            return None
-        place = place or queue
-        try:
-            read = envelope_and_eta(self._app, message, queue)
-            if read is None:
-                return None
-            envelope, due_at = read
-            if not envelope.id:
-                raise ValueError("it has no id")
-            return Found(envelope.id, due_at, place, envelope, foreign)
-        except Exception as error:  # noqa: BLE001 - whatever stands in a broker, the others have to move
-            return Left(_id_of(message), place, f"cannot be read: {type(error).__name__}: {error}")
-
-
-_PARTS: Final = 3
-_OF_THE_TRANSPORT: Final = ("delivery_info", "delivery_tag", "body_encoding", "expiration")
-
-
-class _Plain:
-    """Stands for the producer of a message that is serialised already."""
-
-    serializer = "json"
-    compression = None
-
-
-def loads_element(data: bytes) -> Any:
-    """Return what *data* holds, or None if it is no JSON."""
-    try:
-        return loads(data.decode())
-    except (ValueError, TypeError, LookupError):
-        return None
-
-
-def envelope_and_eta(app: Celery, message: Mapping[str, Any], queue: str) -> tuple[Envelope, datetime] | None:
-    """Return a message of kombu's Redis transport as DelayedTasks would have stored it, and when it is due.
-
-    None if it has no eta. *queue* is the one it reached, "" if that is not known.
-    """
-    headers = {name: value for name, value in (message.get("headers") or {}).items() if name != "redelivered"}
-    properties = dict(message.get("properties") or {})
-    body: Any = message["body"]
-    if properties.get("body_encoding") == "base64":
-        body = base64.b64decode(body)
-    elif isinstance(body, str):
-        body = body.encode(message.get("content-encoding") or "utf-8")
-    options: dict[str, Any] = {"content_type": message["content-type"], "content_encoding": message["content-encoding"]}
-    call: Mapping[str, Any] = headers
-    if "task" not in headers:
-        call = json_body_of(options["content_type"], headers, body) or {}
-        body, options = {**call, "eta": None}, {"serializer": "json"}
-    if not call.get("eta"):
-        return None
-    due_at = _aware(app, call["eta"])
-    route = properties.get("delivery_info") or {}
-    known = app.amqp.queues.get(queue)
-    envelope = envelope_of(
-        app,
-        _Plain,
-        body,
-        {
-            **{name: value for name, value in properties.items() if name not in _OF_THE_TRANSPORT},
-            **options,
-            "headers": headers,
-            "exchange": route.get("exchange") or "",
-            "routing_key": route.get("routing_key") or "",
-            "declare": [] if known is None else [known],
-        },
-    )
-    return replace(envelope, expires_at=_expires_at(app, call, properties)), max(due_at, from_ms(1))
-
-
-def _expires_at(app: Celery, call: Mapping[str, Any], properties: Mapping[str, Any]) -> int | None:
-    left = properties.get("expiration")
-    if left is None:
-        return None
-    if call.get("expires"):
-        return round(_aware(app, call["expires"]).timestamp() * 1000)
-    # When it was sent is not known: it lives too long rather than too short.
-    return round(time.time() * 1000) + int(left)
-
-
-def _aware(app: Celery, value: Any) -> datetime:
-    """Read a time as a worker does."""
-    found: datetime = maybe_make_aware(maybe_iso8601(value), app.timezone)
-    return found
-
-
-def _id_of(message: Mapping[str, Any]) -> str:
-    headers, properties = message.get("headers"), message.get("properties")
-    known = (headers if isinstance(headers, Mapping) else {}), (properties if isinstance(properties, Mapping) else {})
-    return str(known[0].get("id") or known[1].get("correlation_id") or "")
-
-
-def json_body_of(content_type: Any, headers: Mapping[str, Any], body: bytes) -> Mapping[str, Any] | None:
-    """Return the body of a message of protocol 1, or None if it is no JSON."""
-    return json_body(Envelope(body, str(content_type), "utf-8", headers, {}, "", ""))

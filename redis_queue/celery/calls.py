@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.tap import Tap
-from redis_queue.delay import DelayQueue, OnConflict
+from redis_queue.delay import DelayQueue
+from redis_queue.delay_store import OnConflict
 from redis_queue.errors import InvalidValueError
 from redis_queue.times import Seconds
 

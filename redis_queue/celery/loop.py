@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Final
 import redis
 
 from redis_queue.backoff import Backoff
-from redis_queue.celery.dispatcher import Dispatched, Dispatcher
+from redis_queue.celery.batch import Dispatched
+from redis_queue.celery.dispatcher import Dispatcher
 from redis_queue.celery.store import Store
 from redis_queue.connection import RedisErrors, translate
 from redis_queue.delay import DelayQueue

@@ -8,7 +8,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
-from redis_queue.celery.dispatcher import Dispatched, Dispatcher
+from redis_queue.celery.batch import Dispatched
+from redis_queue.celery.dispatcher import Dispatcher
 from redis_queue.celery.store import Store
 from redis_queue.errors import RedisQueueError
 from redis_queue.queue import RedisQueue

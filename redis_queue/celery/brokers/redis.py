@@ -15,7 +15,7 @@ from redis_queue.celery.entities import build, lifetime_ms
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.lists import ListNames
 from redis_queue.connection import Client
-from redis_queue.delay import Delivery
+from redis_queue.delay_model import Delivery
 from redis_queue.model import Entry
 
 if TYPE_CHECKING:

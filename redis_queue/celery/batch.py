@@ -1,0 +1,161 @@
+"""Batch: what becomes of claimed entries on their way into a broker."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from redis_queue.backoff import retry_delay
+from redis_queue.batches import chunks
+from redis_queue.celery.brokers import Broker, UnroutableError
+from redis_queue.celery.brokers.redis import RedisBroker
+from redis_queue.celery.calls import TaskCall, envelope_of_call
+from redis_queue.celery.envelope import VERSION, Envelope, UnknownVersionError, element_of
+from redis_queue.delay import DelayQueue
+from redis_queue.delay_model import Delivery
+from redis_queue.errors import InvalidValueError
+from redis_queue.model import Entry
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN_WAIT: Final = 60.0
+"""Seconds until an entry of a later version is looked at again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """What one run did: *sent* reached the broker, *failed* went back or to the dead letters.
+
+    *next_in*: seconds until the next entry is due, inf where that is not known.
+    """
+
+    sent: int = 0
+    failed: int = 0
+    next_in: float = field(default=math.inf, compare=False)
+
+    def __add__(self, other: Dispatched) -> Dispatched:
+        return Dispatched(self.sent + other.sent, self.failed + other.failed, other.next_in)
+
+
+class AwayError(Exception):
+    """The broker went away; the cause says how."""
+
+
+class Batch:
+    """What becomes of one batch of claimed entries; each ends acked, delivered or released."""
+
+    def __init__(self, app: Celery, queue: DelayQueue, broker: Broker, stop_at: float) -> None:
+        self._app = app
+        self._queue = queue
+        self._broker = broker
+        self._stop_at = stop_at
+        self._sent: list[Entry] = []
+        self._delivered = 0
+        self._failed = 0
+
+    def dispatch(self, entries: Sequence[Entry]) -> Dispatched:
+        """Send all *entries* that can be sent."""
+        open_entries = {entry.id: entry for entry in entries}
+        try:
+            if isinstance(self._broker, RedisBroker) and not self._broker.shares_store:
+                self._push(self._broker, [entry for entry in entries if _is_plain(entry)], open_entries)
+            rest = list(open_entries.values())
+            readable = [(entry, envelope) for entry in rest if (envelope := self._read(entry, open_entries))]
+            for part in chunks(readable, self._broker.at_once):
+                if time.monotonic() >= self._stop_at:
+                    break
+                if isinstance(self._broker, RedisBroker) and self._broker.shares_store:
+                    part = self._deliver(self._broker, part, open_entries)  # noqa: PLW2901
+                self._publish(part, open_entries)
+        except Exception as error:
+            if self._broker.is_away(error):
+                raise AwayError from error
+            raise
+        finally:
+            self._queue.ack_many(self._sent)
+            left = list(open_entries.values())
+            self._queue.release_many(left, reason="not sent: the broker is away or slow", counted=False)
+        return Dispatched(len(self._sent) + self._delivered, self._failed)
+
+    def _read(self, entry: Entry, open_entries: dict[str, Entry]) -> Envelope | None:
+        try:
+            if isinstance(entry.payload, bytes):
+                return Envelope.unpack(entry.payload, entry.id, entry.headers)
+            return envelope_of_call(self._app, TaskCall.from_payload(entry.payload), entry.id)
+        except UnknownVersionError as error:
+            logger.warning("entry is left alone: %s", error, extra={"action": "dispatch_unknown", "entry_id": entry.id})
+            del open_entries[entry.id]
+            self._queue.release(entry, delay=UNKNOWN_WAIT, counted=False)
+        except InvalidValueError as error:
+            self._refuse(entry, str(error), open_entries, dead=True)
+        except Exception as error:
+            if self._broker.is_away(error):
+                raise
+            logger.exception("cannot send", extra={"action": "dispatch_failed", "entry_id": entry.id})
+            self._refuse(entry, f"{type(error).__name__}: {error}", open_entries)
+        return None
+
+    def _push(self, broker: RedisBroker, entries: Sequence[Entry], open_entries: dict[str, Entry]) -> None:
+        """Send what needs neither routing nor another look as it is stored, as the store's script would."""
+        rows = [(str(entry.destination), element_of(entry.payload, entry.id)) for entry in entries]
+        broker.push(rows, lambda number, why: self._settle(entries[number], why, open_entries))
+
+    def _deliver(
+        self, broker: RedisBroker, readable: Sequence[tuple[Entry, Envelope]], open_entries: dict[str, Entry]
+    ) -> list[tuple[Entry, Envelope]]:
+        """Let the store push what has lists; return the rest."""
+        rows: list[Delivery] = []
+        rest: list[tuple[Entry, Envelope]] = []
+        for entry, envelope in readable:
+            try:
+                row = broker.delivery(entry, envelope)
+            except UnroutableError as error:
+                self._refuse(entry, str(error), open_entries)
+                continue
+            except Exception as error:
+                if broker.is_away(error):
+                    raise
+                self._refuse(entry, f"{type(error).__name__}: {error}", open_entries)
+                continue
+            if row is None:
+                rest.append((entry, envelope))
+            else:
+                rows.append(row)
+        for row, flag in zip(rows, self._queue.deliver(rows), strict=True):
+            if flag is None:
+                self._refuse(row.entry, f"cannot push to {', '.join(row.lists)}", open_entries)
+                continue
+            del open_entries[row.entry.id]
+            self._delivered += flag
+        return rest
+
+    def _publish(self, readable: Sequence[tuple[Entry, Envelope]], open_entries: dict[str, Entry]) -> None:
+        self._broker.publish(
+            [envelope for _, envelope in readable],
+            lambda number, why: self._settle(readable[number][0], why, open_entries),
+        )
+
+    def _settle(self, entry: Entry, why: str | None, open_entries: dict[str, Entry]) -> None:
+        if why is None:
+            self._sent.append(open_entries.pop(entry.id))
+        else:
+            self._refuse(entry, why, open_entries)
+
+    def _refuse(self, entry: Entry, why: str, open_entries: dict[str, Entry], *, dead: bool = False) -> None:
+        logger.error("not sent: %s", why, extra={"action": "dispatch_refused", "entry_id": entry.id})
+        del open_entries[entry.id]
+        self._failed += 1
+        self._queue.release(entry, delay=retry_delay(entry.deliveries), reason=why, dead=dead)
+
+
+def _is_plain(entry: Entry) -> bool:
+    """Tell whether the list that an entry goes to, and the element for it, are known without a look at its message."""
+    payload = entry.payload
+    return entry.destination is not None and isinstance(payload, bytes) and payload.startswith(VERSION)

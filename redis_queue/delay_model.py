@@ -1,0 +1,83 @@
+"""What goes into a DelayQueue and what its moves tell: frozen dataclasses, no I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from redis_queue.leasing import pairs
+from redis_queue.model import Entry
+from redis_queue.times import Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """One entry for :meth:`DelayQueue.push_many`; the same fields as :meth:`DelayQueue.push`."""
+
+    payload: Any
+    delay: Seconds | None = None
+    due_at: datetime | None = None
+    id: str | None = None
+    headers: Mapping[str, Any] | None = None
+    destination: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What a claimed entry became: *element* for each of *lists*. Keys in *expiring* end after *ttl_ms* without use."""
+
+    entry: Entry
+    element: bytes
+    lists: Sequence[str]
+    ttl_ms: int = 0
+    expiring: Sequence[str] = ()
+
+    def fields(self) -> list[Any]:
+        """Return what the script takes."""
+        id_, token = pairs([self.entry])
+        return [id_, token, self.element, self.ttl_ms, len(self.lists), *self.lists, len(self.expiring), *self.expiring]
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A message of somebody else in Redis: *element* at *place* of the list *key*, counted from the right end (-1 and
+    below); or in the field *place* of the hash *key*, which has *score* in the sorted set *index*."""
+
+    element: bytes
+    key: str
+    place: int | bytes
+    index: str = ""
+    score: float | None = None
+
+    def fields(self, shift: int) -> tuple[Any, ...]:
+        """Return what the script takes; *shift* elements to the right of it are gone."""
+        place = self.place + shift if isinstance(self.place, int) else self.place
+        return self.key, self.index, place, "" if self.score is None else repr(self.score), self.element
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What one move did: *moved* entries, *passed* those without a list, and *next_in* seconds until another is due."""
+
+    moved: int = 0
+    passed: int = 0
+    next_in: float = math.inf
+
+    def __add__(self, other: Moved) -> Moved:
+        return Moved(self.moved + other.moved, self.passed + other.passed, min(self.next_in, other.next_in))
+
+    def due_next(self, microseconds: int) -> Moved:
+        """Return a copy that knows when a shard has something due; below 0: never."""
+        return self if microseconds < 0 else replace(self, next_in=min(self.next_in, microseconds / 1e6))
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """Who waits for due entries: *mine* tells whether the caller does, *left* the seconds until another one may."""
+
+    mine: bool
+    leader: str
+    left: float
