@@ -21,7 +21,12 @@ leader     STRING name of the dispatcher that waits for due entries (first shard
 slot:<x>   STRING outcome of the last call of client thread x, so that a retry is answered, not repeated
 ========== ====== =====================================================================
 
-``<prefix>:registry`` is a HASH of all queues that were ever written to.
+``<prefix>:registry`` is a HASH of all queues that were ever written to. ``<prefix>:starts:<task id>`` is a LIST of when
+and where a redelivered task was started; it is there until the task ends.
+
+A Redis that is Celery's broker has the ZSET ``redis_queue:visibility_timeouts``: those in use, each with the time when
+a worker that has it was last seen; and the LIST ``redis_queue:unreadable``: what workers found in queues and could not
+read. ``global_keyprefix`` stands before both.
 """
 
 from __future__ import annotations
@@ -89,6 +94,21 @@ class Keys:
 def registry(prefix: str) -> bytes:
     """Return the key of the registry under *prefix*."""
     return f"{_escape(prefix)}:registry".encode()
+
+
+def starts(prefix: str, task_id: str) -> bytes:
+    """Return the key that keeps the starts of a redelivered task."""
+    return f"{_escape(prefix)}:starts:{task_id}".encode()
+
+
+def visibility_timeouts(broker_prefix: str) -> bytes:
+    """Return the key of the visibility timeouts in use on a broker whose keys all begin with *broker_prefix*."""
+    return f"{broker_prefix}redis_queue:visibility_timeouts".encode()
+
+
+def unreadable(broker_prefix: str) -> bytes:
+    """Return the key of what was found in queues and cannot be read."""
+    return f"{broker_prefix}redis_queue:unreadable".encode()
 
 
 def check_name(name: str) -> str:

@@ -16,12 +16,14 @@ from redis_queue.celery.capture import Capture, Due
 from redis_queue.celery.control import wrap_control
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.leases.task_leases import TaskLeases
 from redis_queue.celery.lists import ListNames
 from redis_queue.celery.revoked import mark_revoked
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
 from redis_queue.celery.worker import install_worker
-from redis_queue.delay import DelayQueue, Push
+from redis_queue.delay import DelayQueue
+from redis_queue.delay_model import Push
 from redis_queue.errors import InvalidDelayError, InvalidValueError
 from redis_queue.times import Seconds
 
@@ -40,14 +42,17 @@ class DelayedTasks:
     earlier than it is due by the Redis server's clock. Any worker of the app moves what is due; so does ``celery -A app
     redis-queue dispatch``. Settings are ``redis_queue_*`` in the app's configuration
     (:class:`redis_queue.celery.settings.CelerySettings`). Raises ConfigurationError at the first use, or when a worker
-    starts, for settings that cannot be. Making it twice for one app is harmless.
+    starts, for settings that cannot be. Making it twice for one app is harmless. With *leases* the app gets
+    :class:`redis_queue.celery.TaskLeases` as well.
     """
 
-    def __new__(cls, app: Celery) -> DelayedTasks:
+    def __new__(cls, app: Celery, *, leases: bool = False) -> DelayedTasks:  # noqa: ARG004 - for __init__
         found: DelayedTasks | None = vars(app).get(ATTRIBUTE)
         return found if found is not None else super().__new__(cls)
 
-    def __init__(self, app: Celery) -> None:
+    def __init__(self, app: Celery, *, leases: bool = False) -> None:
+        if leases:
+            TaskLeases(app)
         if vars(app).get(ATTRIBUTE) is self:
             return
         self.app = app

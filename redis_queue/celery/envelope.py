@@ -70,6 +70,9 @@ _CODES: Final = tuple((phrase, chr(_FIRST + number)) for number, phrase in enume
 _BY_CODE: Final = {code: phrase for phrase, code in _CODES}
 _PACKED = re.compile("[\x82-\xff]")
 
+_PUBLISHED: Final = ("correlation_id", "reply_to", "delivery_mode", "priority", "message_id", "app_id")
+"""Properties that a publisher gives."""
+
 MIN_ID: Final = 8
 """Ids as short as this could stand anywhere in a message; they are left as they are."""
 
@@ -141,6 +144,20 @@ class Envelope:
             return cls._from_element(decoder.decode(text), headers or {})
         except Exception as error:  # what decodes a type of its own in a header may raise anything
             raise InvalidValueError(f"stored message cannot be read: {type(error).__name__}: {error}") from error
+
+    @classmethod
+    def of_message(cls, message: Any) -> Envelope:
+        """Return what was published, from the kombu *message* that a worker got."""
+        route, body = message.delivery_info, message.body
+        return cls(
+            body=body.encode() if isinstance(body, str) else bytes(body),
+            content_type=message.content_type,
+            content_encoding=message.content_encoding,
+            headers={name: value for name, value in message.headers.items() if name != "redelivered"},
+            properties={name: value for name in _PUBLISHED if (value := message.properties.get(name)) is not None},
+            exchange=route.get("exchange") or "",
+            routing_key=route.get("routing_key") or "",
+        )
 
     def storage_headers(self) -> dict[str, Any]:
         """Return what the record keeps beside the packed message."""

@@ -16,6 +16,8 @@ from redis_queue.times import Seconds, duration_ms
 if TYPE_CHECKING:
     from celery import Celery
 
+MAX_DELIVERIES: Final = 1000
+
 NAMESPACE: Final = "redis_queue_"
 
 OnStoreError = Literal["raise", "broker"]
@@ -73,6 +75,12 @@ class CelerySettings:
     dispatch_batch: int = CHUNK
     #: What becomes of entries that are due for long: "run", "spread:<number per second>" or "skip:<seconds>".
     overdue: str = "run"
+    #: With TaskLeases: how often a task that takes its worker down is started, 1 to 1000, before it becomes a dead
+    #: letter. A task's own ``max_deliveries`` goes before.
+    max_deliveries: int = 5
+    #: With TaskLeases on a Redis broker: whether workers record a message as in flight in the step that takes it out of
+    #: its queue. kombu does so afterwards and loses what it holds when it is killed in between. Needs kombu 5.7.
+    atomic_fetch: bool = False
     #: When the store is away: "raise" or "broker" (the broker's own eta). Default: a publish raises, a retry goes to
     #: the broker, for Celery drops a task whose retry raises.
     on_store_error: OnStoreError | None = None
@@ -80,11 +88,13 @@ class CelerySettings:
     def __post_init__(self) -> None:
         Overdue.parse(self.overdue)
         _check_whole("dispatch_batch", self.dispatch_batch, CHUNK)
+        _check_whole("max_deliveries", self.max_deliveries, MAX_DELIVERIES)
         _check_whole("shards", self.shards, MAX_SHARDS)
         _check_seconds("min_delay", self.min_delay, 0, 86400)
         _check_seconds("dispatch_interval", self.dispatch_interval, 0.1, 60)
-        if not isinstance(self.dispatch, bool):
-            raise ConfigurationError(f"redis_queue_dispatch={self.dispatch!r}: give True or False")
+        for name, value in (("dispatch", self.dispatch), ("atomic_fetch", self.atomic_fetch)):
+            if not isinstance(value, bool):
+                raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: give True or False")
         if self.on_store_error not in (None, "raise", "broker"):
             raise ConfigurationError(f"redis_queue_on_store_error={self.on_store_error!r}: give 'raise' or 'broker'")
 

@@ -1,0 +1,169 @@
+"""DeliveryLimit: a task that takes worker after worker down is not run again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from billiard.einfo import ExceptionInfo
+from celery import signals
+from celery.utils.dispatch import Signal
+from celery.worker.request import Request
+
+from redis_queue import keys
+from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.store import Store
+from redis_queue.connection import RedisErrors
+from redis_queue.delay_model import Push
+from redis_queue.errors import RedisQueueError
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logging.getLogger(__name__)
+
+REMEMBER: Final = 7 * 86400
+"""Seconds for which the starts of a task are kept if it never ends."""
+
+task_poisoned: Final = Signal(name="task_poisoned", providing_args={"task_id", "deliveries", "exception"})
+"""Sent by a worker that makes a dead letter of a task; the sender is the task. ``task_failure`` is sent as well."""
+
+
+class MaxDeliveriesExceededError(Exception):
+    """The task took its worker down each time that it was started; it is a dead letter now."""
+
+
+class DeliveryLimit:
+    """Counts in Redis how often a redelivered task was started and not finished.
+
+    Only tasks that a broker delivers again are counted, so others cost nothing; and only those that were started, so
+    what merely waited in a worker that died does not suffer for its neighbour. The first delivery counts as a start.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    def starts(self, task_id: str) -> list[dict[str, Any]]:
+        """Return when and where the task was started again: each has ``host`` and ``at`` (seconds since the epoch)."""
+        return [json.loads(row) for row in self._store.client.lrange(self._key(task_id), 0, -1)]
+
+    def add_start(self, task_id: str) -> None:
+        """Count a start of a redelivered task."""
+        row = json.dumps({"host": socket.gethostname(), "at": time.time()})
+        with self._store.client.pipeline() as pipe:
+            pipe.rpush(self._key(task_id), row)
+            pipe.expire(self._key(task_id), REMEMBER)
+            pipe.execute()
+
+    def forget(self, task_id: str) -> None:
+        """Count no more: the task has ended."""
+        self._store.client.delete(self._key(task_id))
+
+    def of(self, task: Any) -> int:
+        """Return how often *task* may be started."""
+        return getattr(task, "max_deliveries", None) or self._store.settings.max_deliveries
+
+    def exceeded(self, message: Any, task: Any) -> list[dict[str, Any]] | None:
+        """Return the starts of a redelivered *message* that may not be started again, else None."""
+        if not is_redelivered(message.delivery_info):
+            return None
+        try:
+            found = self.starts(str(message.headers["id"]))
+        except (RedisQueueError, *RedisErrors) as error:
+            logger.warning("cannot count deliveries: %s", error, extra={"action": "deliveries_unknown"})
+            return None
+        return found if len(found) + 1 >= self.of(task) else None
+
+    def bury(self, consumer: Any, message: Any, task: Any, starts: list[dict[str, Any]]) -> None:
+        """Make a dead letter of *message*, mark its task as failed, and settle the message."""
+        task_id = str(message.headers["id"])
+        deliveries = len(starts) + 1
+        places = ", ".join(f"{start['host']} at {_stamp(start['at'])}" for start in starts)
+        reason = f"its worker died {deliveries} times: at the first delivery, then on {places}"
+        envelope = Envelope.of_message(message)
+        self._store.delay_queue().bury(
+            Push(envelope.pack(), id=task_id, headers=envelope.storage_headers() or None),
+            reason=reason,
+            deliveries=deliveries,
+        )
+        self.forget(task_id)
+        logger.error(
+            "task %s[%s] is a dead letter: %s",
+            task.name,
+            task_id,
+            reason,
+            extra={"action": "task_poisoned", "task_id": task_id},
+        )
+        error = MaxDeliveriesExceededError(f"{task.name}[{task_id}]: {reason}")
+        _fail(consumer, message, task, error)
+        task_poisoned.send(sender=task, task_id=task_id, deliveries=deliveries, exception=error)
+
+    @property
+    def _store(self) -> Store:
+        return Store.of(self._app)
+
+    def _key(self, task_id: str) -> bytes:
+        return keys.starts(self._store.prefix, task_id)
+
+
+def is_redelivered(delivery_info: Any) -> bool:
+    """Tell whether a broker says that it delivers a message again."""
+    return bool((delivery_info or {}).get("redelivered"))
+
+
+def _fail(consumer: Any, message: Any, task: Any, error: Exception) -> None:
+    request = Request(
+        message,
+        app=consumer.app,
+        hostname=consumer.hostname,
+        eventer=consumer.event_dispatcher,
+        connection_errors=consumer.connection_errors,
+        task=task,
+        on_ack=lambda *_: message.ack_log_error(logger, consumer.connection_errors),
+        on_reject=lambda *_: message.reject_log_error(logger, consumer.connection_errors, False),
+        decoded=False,
+        headers=message.headers,
+        body=message.body,
+        utc=True,
+    )
+    try:
+        raise error
+    except MaxDeliveriesExceededError:
+        request.on_failure(ExceptionInfo())
+    if not message.acknowledged:
+        message.ack_log_error(logger, consumer.connection_errors)
+
+
+def _stamp(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def limit_of(app: Celery) -> DeliveryLimit | None:
+    """Return the limit of *app*, if it has TaskLeases."""
+    leases = vars(app).get("task_leases")
+    return leases.limit if leases else None
+
+
+@signals.task_prerun.connect(weak=False)  # type: ignore[untyped-decorator]
+def _count_start(task_id: str, task: Any, **_: Any) -> None:
+    limit = limit_of(task.app)
+    # A task that is acknowledged before it starts never comes again.
+    if limit is not None and task.acks_late and is_redelivered(task.request.delivery_info):
+        limit.add_start(task_id)
+
+
+@signals.task_postrun.connect(weak=False)  # type: ignore[untyped-decorator]
+def _forget_starts(task_id: str, task: Any, **_: Any) -> None:
+    limit = limit_of(task.app)
+    if limit is not None and is_redelivered(task.request.delivery_info):
+        limit.forget(task_id)
+
+
+@signals.task_revoked.connect(weak=False)  # type: ignore[untyped-decorator]
+def _forget_revoked(request: Any, **_: Any) -> None:
+    limit = limit_of(request.task.app) if hasattr(request, "task") else None
+    if limit is not None and is_redelivered(request.delivery_info):
+        limit.forget(request.id)

@@ -1,0 +1,153 @@
+"""The in-flight records of kombu's Redis transport, settled only by who still has the lease."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from functools import cached_property
+from typing import Any, Final
+
+from celery.worker import state
+from kombu.transport import virtual
+from kombu.transport.redis import Mutex, MutexHeld, QoS
+
+from redis_queue.celery.leases.fetching import FetchingChannel
+from redis_queue.celery.leases.keeping import Keeping
+
+SWEEPS: Final = 6
+"""Looks for leases that ran out per visibility timeout; kombu's own are 100 s apart."""
+
+SWEEP: Final = 60.0
+"""Most seconds between two of them."""
+
+LOOK: Final = 10.0
+"""Seconds after which a channel looks for messages though nobody told it of any."""
+
+MUTEX_EXPIRE: Final = 20
+"""Seconds for which nobody else looks if a worker dies while it does; kombu's own 300 would hold all others up."""
+
+
+class LeasedQoS(QoS):
+    """Mixed into kombu's QoS of a Redis channel: tells the keeper what is held, and asks before it settles.
+
+    kombu gives a message that it restores the delivery tag which it had: without the question a late ack would delete
+    the record of the worker that has the message now.
+    """
+
+    keeping: Keeping
+    _swept_at = 0.0
+    _looked_at = 0.0
+
+    @cached_property
+    def _recorded(self) -> set[str]:
+        """Tags of messages that are on their way to the worker."""
+        return set()
+
+    @cached_property
+    def _outliving(self) -> set[str]:
+        """Tags whose tasks still run though the connection by which they came is gone."""
+        return set()
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        """Record a message that was taken."""
+        if delivery_tag in self._recorded:
+            self._recorded.discard(delivery_tag)
+            virtual.QoS.append(self, message, delivery_tag)
+            return
+        since, score = time.monotonic(), time.time()
+        super().append(message, delivery_tag)
+        self.keeping.hold(delivery_tag, since, score)
+
+    def record(self, delivery_tag: str, since: float, score: float) -> None:
+        """Note that a message which will be appended was recorded in Redis when it was taken, at *score*."""
+        self._recorded.add(delivery_tag)
+        self.keeping.hold(delivery_tag, since, score)
+
+    def put_aside(self, delivery_tag: str, item: bytes) -> None:
+        """Keep a message that nobody can read where it is in nobody's way."""
+        self._recorded.discard(delivery_tag)
+        self.keeping.put_aside(delivery_tag, item)
+
+    def ack(self, delivery_tag: str) -> None:
+        """Settle a message; a lost lease leaves the record to its new holder."""
+        if delivery_tag in self._outliving:
+            self._outliving.discard(delivery_tag)
+            self.keeping.settle(delivery_tag)
+        elif self.keeping.is_ours(delivery_tag):
+            super().ack(delivery_tag)
+        else:
+            virtual.QoS.ack(self, delivery_tag)
+        self.keeping.drop(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Settle or return a message; with a lost lease, neither."""
+        if delivery_tag in self._outliving:
+            # To return it takes the connection that is gone: it comes back when its lease runs out.
+            self._outliving.discard(delivery_tag)
+            if not requeue:
+                self.keeping.settle(delivery_tag)
+        elif self.keeping.is_ours(delivery_tag):
+            super().reject(delivery_tag, requeue=requeue)
+        else:
+            virtual.QoS.ack(self, delivery_tag)
+        self.keeping.drop(delivery_tag)
+
+    def restore_unacked(self, client: Any = None) -> Any:
+        """Return what was not settled; what others have by now stays theirs.
+
+        kombu calls this for a connection that broke, too. What runs meanwhile goes on, keeps its lease, and is settled
+        by another connection: given back, it would run twice.
+        """
+        running = running_tags()
+        for tag in list(self._delivered):
+            if tag in running:
+                self._outliving.add(tag)
+            if tag in running or not self.keeping.is_ours(tag):
+                self._delivered.pop(tag, None)
+        tags = list(self._delivered)
+        try:
+            return super().restore_unacked(client)
+        finally:
+            for tag in tags:
+                self.keeping.drop(tag)
+
+    def restore_visible(self, start: int = 0, num: int | None = 10, interval: int = 10) -> None:  # noqa: ARG002
+        """Return up to *num* messages whose lease ran out by the clock of Redis; may be called often."""
+        now = time.monotonic()
+        if isinstance(self.channel, FetchingChannel) and now - self._looked_at >= LOOK:
+            self._looked_at = now
+            self.channel.look_again()
+        if now - self._swept_at < min(SWEEP, self.visibility_timeout / SWEEPS):
+            return
+        self._swept_at = now
+        with self.channel.conn_or_acquire() as client, contextlib.suppress(MutexHeld):
+            seconds, microseconds = client.time()
+            expired = seconds + microseconds / 1e6 - self.visibility_timeout
+            with Mutex(client, self.unacked_mutex_key, MUTEX_EXPIRE):
+                for tag in client.zrangebyscore(self.unacked_index_key, 0, expired, start=num and start, num=num):
+                    self.restore_by_tag(tag, client)
+
+
+def running_tags() -> set[str]:
+    """Return the delivery tags of what this worker runs, unless it ends and its pool with it."""
+    # An exit code, and 0 is one.
+    if state.should_terminate is not None and state.should_terminate is not False:
+        return set()
+    return {request.message.delivery_tag for request in tuple(state.active_requests) if not request.acknowledged}
+
+
+def lease_channels(transport: Any, keeping: Keeping, *, fetching: bool = False) -> None:
+    """Make all channels of kombu's *transport*, those that are open and those to come, ask *keeping*.
+
+    With *fetching* they record what they take in the step that takes it.
+    """
+    kind = transport.Channel
+    bases = (FetchingChannel, kind) if fetching else (kind,)
+    qos = type("LeasedQoS", (LeasedQoS, kind.QoS), {"keeping": keeping})
+    leased = type(kind.__name__, bases, {"QoS": qos})
+    transport.Channel = leased
+    for channel in {*transport.channels, *transport._avail_channels}:
+        channel.__class__ = leased
+        channel.handlers["BRPOP"] = channel._brpop_read
+        if channel._qos is not None:
+            channel._qos.__class__ = qos

@@ -1,0 +1,100 @@
+"""The parts of a worker's consumer that renew its leases and stop tasks that kill."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from celery import bootsteps
+from celery.utils.dispatch import Signal
+from celery.worker import state
+
+from redis_queue.celery.leases.fetching import can_fetch
+from redis_queue.celery.leases.keeping import Keeping
+from redis_queue.celery.leases.limit import DeliveryLimit
+from redis_queue.celery.leases.qos import lease_channels
+from redis_queue.celery.store import Store
+from redis_queue.errors import ConfigurationError, InvalidValueError
+
+logger = logging.getLogger(__name__)
+
+lease_lost: Final = Signal(name="lease_lost", providing_args={"task_id", "delivery_tag"})
+"""Sent by a worker that notices that another one may run a task which it still holds; the sender is the consumer."""
+
+OnMessage = Callable[[Any], Any]
+
+
+class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Gives each connection of a worker's consumer to the one Keeping of the worker."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self.keeping: Keeping | None = None
+        if Store.of(consumer.app).settings.atomic_fetch and not can_fetch():
+            raise ConfigurationError("redis_queue_atomic_fetch needs kombu 5.7: upgrade kombu or leave it out")
+
+    def start(self, consumer: Any) -> None:
+        """Renew what comes by the consumer's connection."""
+        connection = consumer.connection
+        if connection.transport.driver_type != "redis":
+            logger.info("the broker is no Redis: it keeps its own leases", extra={"action": "leases_not_needed"})
+            return
+        if self.keeping is None:
+            self.keeping = Keeping(connection, lambda tag, after: _tell_loss(consumer, tag, after))
+        lease_channels(connection.transport, self.keeping, fetching=Store.of(consumer.app).settings.atomic_fetch)
+
+    def stop(self, consumer: Any) -> None:
+        """Go on: tasks still run while a worker shuts down, or connects again."""
+
+    def shutdown(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
+        """End, once all tasks have ended."""
+        keeping, self.keeping = self.keeping, None
+        if keeping is not None:
+            keeping.close()
+
+
+class LimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Looks at each message that comes again before the worker does."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        limit = DeliveryLimit(consumer.app)
+        make = consumer.create_task_handler
+        consumer.create_task_handler = lambda *args, **options: _guarded(consumer, limit, make(*args, **options))
+
+    def start(self, consumer: Any) -> None:
+        """Nothing to start."""
+
+
+def _guarded(consumer: Any, limit: DeliveryLimit, handle: OnMessage) -> OnMessage:
+    def on_message(message: Any) -> Any:
+        task = consumer.app.tasks.get((message.headers or {}).get("task"))
+        starts = limit.exceeded(message, task) if task is not None else None
+        if starts is not None:
+            try:
+                return limit.bury(consumer, message, task, starts)
+            except InvalidValueError as error:
+                # Better to run it once more than to lose it.
+                logger.error("cannot make a dead letter: %s", error, extra={"action": "bury_failed"})
+        return handle(message)
+
+    return on_message
+
+
+def _tell_loss(consumer: Any, tag: str, after: float) -> None:
+    found = (request for request in tuple(state.reserved_requests) if request.message.delivery_tag == tag)
+    request = next(found, None)
+    task_id = request.id if request else None
+    logger.warning(
+        "lost the lease of task %s (delivery tag %s) %.0f s after it came: another worker may run it as well",
+        task_id,
+        tag,
+        after,
+        extra={"action": "lease_lost", "task_id": task_id},
+    )
+    lease_lost.send(sender=consumer, task_id=task_id, delivery_tag=tag)

@@ -1,0 +1,57 @@
+"""TaskLeases: one line that keeps running tasks from being run twice, and brings those of dead workers back soon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from redis_queue.celery.dispatcher import Dispatcher
+from redis_queue.celery.leases.limit import DeliveryLimit
+from redis_queue.celery.leases.step import LeaseStep, LimitStep
+from redis_queue.celery.store import Store
+from redis_queue.model import DeadLetter
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+ATTRIBUTE: Final = "task_leases"
+
+
+class TaskLeases:
+    """Workers of *app* renew the leases of what they hold while they live.
+
+    On a Redis broker a task may then run for longer than ``visibility_timeout`` and still runs once, so the timeout can
+    be short: 60 brings the tasks of a killed worker back in at most 90 s. Give all apps on one broker the same, and
+    lower it only once all their workers renew.
+
+    On any broker, a task that takes its worker down ``redis_queue_max_deliveries`` times (5; a task may have its own
+    ``max_deliveries``) is not run again: it becomes a dead letter of the app's DelayQueue, and its state is FAILURE.
+    Making it twice for one app is harmless.
+    """
+
+    def __new__(cls, app: Celery) -> TaskLeases:
+        found: TaskLeases | None = vars(app).get(ATTRIBUTE)
+        return found if found is not None else super().__new__(cls)
+
+    def __init__(self, app: Celery) -> None:
+        if vars(app).get(ATTRIBUTE) is self:
+            return
+        self.app = app
+        self.limit = DeliveryLimit(app)
+        setattr(app, ATTRIBUTE, self)
+        app.steps["consumer"].update((LeaseStep, LimitStep))
+
+    def dead_letters(self, offset: int = 0, limit: int = 100) -> list[DeadLetter]:
+        """Return a page of dead letters, oldest first: tasks that took their workers down, or could not be sent."""
+        return Store.of(self.app).delay_queue().dead_letters(offset=offset, limit=limit)
+
+    def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None) -> int:
+        """Send dead letters (default: all) again, with all their deliveries; return how many."""
+        queue = Store.of(self.app).delay_queue()
+        alive = queue.redrive(ids, rate=rate)
+        dispatcher = Dispatcher(self.app, queue)
+        try:
+            dispatcher.run()
+        finally:
+            dispatcher.close()
+        return alive

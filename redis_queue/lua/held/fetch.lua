@@ -1,0 +1,40 @@
+-- Take messages out of lists of kombu's Redis transport and record them as in flight, in one step.
+--
+-- kombu pops first and records then: who is killed in between loses the message. Each record names the queue itself, so
+-- it goes back to where it was, under a tag of its own, so nobody else can settle it.
+--
+-- KEYS[1] index      ZSET  delivery tag -> time from which the visibility timeout counts (s)
+-- KEYS[2] unacked    HASH  delivery tag -> message, exchange and routing key as JSON
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] limit      most messages
+-- ARGV[3] tag        beginning of the tags; a number follows
+-- ARGV[...] lists    list, JSON of exchange and routing key, ...; first come, first served
+--
+-- Returns {the time, number of the list, message, number of the list, message, ...}; tags are counted from 1.
+-- O(lists + messages * log index)
+local index, unacked = KEYS[1], KEYS[2]
+local now, limit, tag = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+local lists = {unpack(ARGV, 4)}
+
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+redis.call('ZCARD', index)
+redis.call('HLEN', unacked)
+local text = string.format('%.3f', now / 1000)
+local reply, count = {text}, 0
+for i = 1, #lists, 2 do
+  local list = lists[i]
+  local found = count < limit and redis.call('LRANGE', list, count - limit, -1) or {}
+  for j = #found, 1, -1 do
+    count = count + 1
+    local name = tag .. string.format('%.0f', count)
+    redis.call('HSET', unacked, name, '[' .. found[j] .. ', ' .. lists[i + 1] .. ']')
+    redis.call('ZADD', index, text, name)
+    reply[#reply + 1] = (i + 1) / 2
+    reply[#reply + 1] = found[j]
+  end
+  if #found > 0 then redis.call('RPOP', list, #found) end
+end
+return reply
