@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment; nothing needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest test-servers check bench bench-queue bench-delay bench-peers compose-check clean
+.PHONY: help setup demo test test-oldest test-servers check bench bench-queue bench-delay bench-leases bench-peers compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -52,13 +52,16 @@ check: setup compose-check ## format, lint, types, layers
 compose-check: setup ## validate docker-compose.yml against the compose schema
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
-bench: bench-queue bench-delay ## run the benchmarks against kombu and Celery
+bench: bench-queue bench-delay bench-leases ## run the benchmarks against kombu and Celery
 
 bench-queue: setup ## RedisQueue against kombu's SimpleQueue, ratios of one run
 	$(BIN)/python -m benchmarks.queue $(ARGS)
 
 bench-delay: $(BENCH)/.ready ## DelayedTasks against Celery's native countdown, ratios of one run; ARGS=--small for less
 	$(BENCH)/bin/python -m benchmarks.delay $(ARGS)
+
+bench-leases: setup ## TaskLeases against stock workers: cost, and what is lost when consumers are killed
+	$(BIN)/python -m benchmarks.leases $(ARGS)
 
 bench-peers: $(BENCH)/.ready ## delayed tasks of other libraries against Celery's native countdown
 	$(BENCH)/bin/python -m benchmarks.peers $(ARGS)

@@ -11,7 +11,7 @@ from celery import Celery
 
 from benchmarks.delay.apps import ARGUMENT, task_of
 from redis_queue.celery import DelayedTasks
-from redis_queue.delay import Push
+from redis_queue.delay_model import Push
 
 STEP = 50_000
 FAR = 86400.0

@@ -1,0 +1,42 @@
+"""The three ways in which a worker may take its messages."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from celery import Celery
+
+from benchmarks import recording
+from redis_queue.celery import TaskLeases
+
+STOCK: Final = "stock"
+LEASES: Final = "leases"
+ATOMIC: Final = "atomic fetch"
+MODES: Final = (STOCK, LEASES, ATOMIC)
+
+QUEUE: Final = "bench"
+TASK: Final = "benchmarks.nothing"
+
+
+def nothing(due: float) -> None:
+    """Record that it started."""
+    recording.record(due)
+
+
+def make_app(url: str, mode: str, **options: Any) -> Celery:
+    """Return an app of *mode* on the Redis at *url*; *options* are transport options."""
+    app = Celery("benchmarks", broker=url.replace("unix://", "redis+socket://"), set_as_current=False)
+    app.conf.update(
+        task_default_queue=QUEUE,
+        task_ignore_result=True,
+        task_acks_late=True,
+        broker_connection_retry_on_startup=True,
+        worker_hijack_root_logger=False,
+        broker_transport_options=options,
+        redis_queue_url=url,
+        redis_queue_atomic_fetch=mode == ATOMIC,
+    )
+    app.task(nothing, name=TASK, shared=False)
+    if mode != STOCK:
+        TaskLeases(app)
+    return app
