@@ -17,9 +17,10 @@ from celery import Celery
 
 from redis_queue import ConfigurationError, DelayQueue
 from redis_queue.celery import DelayedTasks, listeners
-from redis_queue.celery.adopt import Adoption, HeldByWorkersError, Left
+from redis_queue.celery.adopt import Adoption, HeldByWorkersError
 from redis_queue.celery.listeners import Listeners, SilentWorkersError
-from redis_queue.delay import Foreign, Push
+from redis_queue.celery.stranded import Left
+from redis_queue.delay_model import Foreign, Push
 from redis_queue.model import Entry
 from tests.celery.brokers import Broker, declared, exchange_of
 from tests.celery.commands import run_command

@@ -16,7 +16,7 @@ from redis_queue.celery.brokers import open_broker
 from redis_queue.celery.brokers.amqp import AmqpBroker
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.envelope import Envelope
-from redis_queue.delay import Push
+from redis_queue.delay_model import Push
 from tests.celery.brokers import Broker
 from tests.celery.clocks import ManualClock
 from tests.support.wait import wait_until

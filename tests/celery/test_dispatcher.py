@@ -16,10 +16,10 @@ import redis
 from celery import Celery
 
 from redis_queue import DelayQueue, InvalidValueError
-from redis_queue.celery import Dispatched, Dispatcher, dispatcher, push_task
+from redis_queue.celery import Dispatched, Dispatcher, batch, dispatcher, push_task
 from redis_queue.celery.brokers.amqp import AmqpBroker
 from redis_queue.celery.brokers.redis import RedisBroker
-from redis_queue.delay import Push
+from redis_queue.delay_model import Push
 from redis_queue.model import Entry
 from tests.celery.brokers import Broker, declared, exchange_of
 from tests.celery.clocks import ManualClock
@@ -246,7 +246,9 @@ class TestARun:
     ) -> None:
         queue.push_many([call(number) for number in range(10)])
         ticks = iter(range(1000))
-        monkeypatch.setattr(dispatcher, "time", SimpleNamespace(monotonic=lambda: next(ticks) * 0.25))
+        clock = SimpleNamespace(monotonic=lambda: next(ticks) * 0.25)
+        for module in (dispatcher, batch):
+            monkeypatch.setattr(module, "time", clock)
 
         done = Dispatcher(app, queue, batch=2).run(budget=1)
 
@@ -274,7 +276,9 @@ class TestARun:
             monkeypatch.setattr(kind, "at_once", 1)
         # Claimed at 0, then a look at the time before each publish.
         looks = iter([0.0, 10.0, 29.0, 31.0])
-        monkeypatch.setattr(dispatcher, "time", SimpleNamespace(monotonic=lambda: next(looks)))
+        clock = SimpleNamespace(monotonic=lambda: next(looks))
+        for module in (dispatcher, batch):
+            monkeypatch.setattr(module, "time", clock)
 
         assert Dispatcher(app, queue).run_once() == Dispatched(sent=2)
 

@@ -17,7 +17,7 @@ from kombu.utils.json import dumps, register_type
 
 from redis_queue import DelayQueue, InvalidValueError
 from redis_queue.celery.envelope import PHRASES, TAG, VERSION, Envelope, UnknownVersionError, expand
-from redis_queue.delay import Push
+from redis_queue.delay_model import Push
 
 VERSION_BYTE = VERSION[0]
 

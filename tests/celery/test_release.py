@@ -19,7 +19,7 @@ from redis_queue.celery.brokers.amqp import AmqpBroker
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.outage import BrokerUnavailableError
 from redis_queue.celery.release import Release
-from redis_queue.delay import Push
+from redis_queue.delay_model import Push
 from tests.celery.brokers import Broker
 from tests.celery.clocks import ManualClock
 from tests.support.servers import RedisServer

@@ -24,6 +24,8 @@ DEFAULTS = {
     "dispatch_interval": 5.0,
     "dispatch_batch": 500,
     "overdue": "run",
+    "max_deliveries": 5,
+    "atomic_fetch": False,
     "on_store_error": None,
 }
 
@@ -69,6 +71,8 @@ class TestEveryFormOfConfiguration:
             "dispatch_interval": 0.5,
             "dispatch_batch": 100,
             "overdue": "spread:20",
+            "max_deliveries": 3,
+            "atomic_fetch": True,
             "on_store_error": "broker",
         }
 
@@ -95,6 +99,8 @@ class TestEveryFormOfConfiguration:
     [
         *(("dispatch_batch", value) for value in (0, -1, 501, 2.5, True, "10")),
         *(("shards", value) for value in (0, -1, 1.5, True, 10**6)),
+        *(("max_deliveries", value) for value in (0, -1, 2.5, True, 1001)),
+        *(("atomic_fetch", value) for value in (1, "yes", 0)),
         *(("min_delay", value) for value in (-1, 86401, math.nan, math.inf, "5", True, timedelta(days=2))),
         *(("dispatch_interval", value) for value in (0, 0.09, 61, math.nan, "5", timedelta(minutes=2))),
         *(("dispatch", value) for value in (0, 1, "no")),

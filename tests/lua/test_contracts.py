@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timezone
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,8 @@ from redis.crc import key_slot
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue import keys as keys_module
-from redis_queue.delay import Delivery, Foreign, Push
+from redis_queue.delay_model import Delivery, Foreign, Push
+from redis_queue.keeper import Place, Renewer
 from redis_queue.keys import Keys
 from redis_queue.leasing import Shard
 from redis_queue.scripts import BoundScript, load
@@ -94,15 +96,15 @@ def text(name: str) -> Text:
 
 
 def test_the_scripts_are_found_as_package_data() -> None:
-    assert {name.partition("/")[0] for name in names()} == {"dead", "delay", "lease", "queue"}
+    assert {name.partition("/")[0] for name in names()} == {"dead", "delay", "held", "lease", "queue"}
     assert len(names()) >= 23
     assert all(entry.is_dir() or entry.name == "__init__.py" for entry in folder().iterdir())
 
 
 def test_every_script_is_called_by_the_code_and_every_called_one_exists() -> None:
-    package = files("redis_queue")
-    code = "\n".join(entry.read_text("utf-8") for entry in package.iterdir() if entry.name.endswith(".py"))
-    assert sorted(set(re.findall(r'"((?:dead|delay|lease|queue)/\w+)"', code))) == names()
+    package = Path(str(files("redis_queue")))
+    code = "\n".join(path.read_text("utf-8") for path in package.rglob("*.py"))
+    assert sorted(set(re.findall(r'"((?:dead|delay|held|lease|queue)/\w+)"', code))) == names()
 
 
 def test_the_header_numbers_all_slots_in_order(text: Text) -> None:
@@ -148,6 +150,8 @@ def test_each_key_has_a_type_and_it_is_the_one_of_the_key_table(text: Text) -> N
             assert rest.startswith("LIST or ZSET")
         elif label == "wake" and text.name.startswith("delay/"):
             assert rest.startswith("CHANNEL")
+        elif text.name.startswith("held/"):
+            assert rest.split()[0] in ("ZSET", "HASH"), "kombu's own keys, and the one beside them"
         else:
             assert rest.split()[0] == table[label], label
 
@@ -197,7 +201,7 @@ def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: 
     declared = {label for _, label, _ in text.keys}
     # Cancel picks one of two declared keys; what a broker keeps in the same Redis is the one documented exception.
     others = {"delay/cancel": {"place"}, "delay/move_due": {"destination"}, "delay/deliver": {"list", "key"}}
-    others["delay/adopt"] = {"key", "index"}
+    others |= {"delay/adopt": {"key", "index"}, "held/fetch": {"list"}}
     declared |= others.get(name, set())
     calls = CALL.findall(text.rest)
     assert len(calls) == len(re.findall(r"redis\.p?call\(", text.rest))
@@ -231,6 +235,7 @@ def test_the_server_compiles_each_script_under_the_sha_that_is_called(name: str,
     assert client.script_load(script.source) == script.sha
 
 
+@pytest.mark.parametrize("name", [name for name in names() if not name.startswith("held/")])
 def test_all_keys_of_a_call_stand_in_one_cluster_slot(name: str) -> None:
     script = load(name)
     for keys in (Keys("p{r}e:fix", "queue", HOSTILE_NAME), Keys("p{r}e:fix", "delay", HOSTILE_NAME, 3)):
@@ -251,6 +256,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[bytes]]]:
 
     monkeypatch.setattr(BoundScript, "__call__", record)
     return made
+
+
+def test_renewing_calls_with_the_keys_of_the_broker(client: redis.Redis, calls: dict[str, list[list[bytes]]]) -> None:
+    Renewer(client, Place(b"index", b"timeouts", 60.0, 1)).renew({})
+    assert calls == {"held/renew": [[b"index", b"timeouts"]]}
 
 
 def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
@@ -300,7 +310,9 @@ def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
     assert broken is not None
     assert shard.quarantine(broken, "on purpose")
 
-    assert sorted(calls) == names()
+    timed.bury(Push("buried", id="buried"), reason="on purpose", deliveries=1)
+
+    assert sorted(calls) == [name for name in names() if not name.startswith("held/")]
     for name, made in calls.items():
         header = Text(name).keys
         for keys in made:

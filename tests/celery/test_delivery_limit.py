@@ -1,0 +1,172 @@
+"""DeliveryLimit: a task that takes its worker down again and again becomes a dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+from kombu.connection import Connection
+
+from redis_queue.celery import DelayedTasks, MaxDeliveriesExceededError, TaskLeases
+from redis_queue.celery.leases.limit import DeliveryLimit
+from redis_queue.delay_model import Push
+from tests.celery.brokers import Broker
+from tests.celery.leasing import Leasing
+from tests.celery.leasing_names import DIE, DIE_TWICE, HEALED, WAIT
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.timeout(90)]
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def leasing(request: pytest.FixtureRequest) -> Iterator[Leasing]:
+    """The store is a Redis; so is the broker, or it is a RabbitMQ."""
+    with RedisServer() as store, store.client() as client:
+        if request.param == "redis":
+            yield Leasing(store, client, f"redis+socket://{store.socket}")
+        else:
+            with Broker(request.getfixturevalue("rabbitmq_url")) as broker:
+                queue = broker.name("leasing")
+                broker.forget_later(f"{queue}-control.pidbox", f"{queue}-events")
+                yield Leasing(store, client, broker.url, queue)
+
+
+@pytest.fixture
+def one_redis() -> Iterator[Leasing]:
+    """Store and broker in one Redis."""
+    with RedisServer() as store, store.client() as client:
+        yield Leasing(store, client, f"redis+socket://{store.socket}")
+
+
+def own_keys(leasing: Leasing) -> set[bytes]:
+    """Return the keys that count starts."""
+    return {key for key in leasing.client.scan_iter() if b":starts:" in key}
+
+
+def nothing() -> None:
+    """What a task of these tests does."""
+
+
+class TestATaskThatKills:
+    def test_is_a_dead_letter_after_five_deliveries_and_runs_again_after_a_redrive(self, leasing: Leasing) -> None:
+        with leasing.worker("one", pool="prefork") as one:
+            one.wait_for_output("ready.")
+            result = leasing.send(DIE)
+            with pytest.raises(Exception, match="its worker died 5 times") as raised:
+                result.get(timeout=30)
+            assert type(raised.value).__name__ == "MaxDeliveriesExceededError"
+            assert result.state == "FAILURE"
+            assert leasing.started == [result.id] * 5
+            leases = leasing.leases()
+            (letter,) = leases.dead_letters()
+            assert (letter.id, letter.deliveries) == (result.id, 5)
+            assert "its worker died 5 times" in letter.reason
+            assert own_keys(leasing) == set()
+            assert f"task {DIE}[{result.id}] is a dead letter" in one.output
+
+            leasing.client.set(HEALED, 1)
+            assert leases.redrive([result.id]) == 1
+            assert leasing.wait_for_ends(1) == [result.id]
+            assert leases.dead_letters() == []
+            assert own_keys(leasing) == set()
+
+    def test_has_all_its_deliveries_again_after_a_redrive(self, one_redis: Leasing) -> None:
+        with one_redis.worker("one", pool="prefork") as one:
+            one.wait_for_output("ready.")
+            id_ = one_redis.send(DIE_TWICE).id
+            leases = one_redis.leases()
+            wait_until(leases.dead_letters, timeout=30, description="a dead letter")
+            assert one_redis.started == [id_] * 2
+            assert leases.redrive() == 1
+            wait_until(leases.dead_letters, timeout=30, description="a dead letter again")
+            assert one_redis.started == [id_] * 4
+
+    def test_counts_workers_that_die_as_a_whole_and_those_of_other_hosts(self, one_redis: Leasing) -> None:
+        id_ = one_redis.send(DIE_TWICE).id
+        for name in ("one", "two"):
+            with one_redis.worker(name) as worker:
+                worker.wait()
+        with one_redis.worker("three") as three:
+            three.wait_for_output("is a dead letter", timeout=30)
+            assert one_redis.started == [id_] * 2
+            one_redis.wait_until_settled()
+            assert one_redis.client.hlen("unacked") == 0
+
+    def test_does_not_count_for_what_waits_beside_it(self, one_redis: Leasing) -> None:
+        one_redis.settings["worker_prefetch_multiplier"] = 4
+        one_redis.tell("one")
+        kills = one_redis.send(DIE).id
+        waits = one_redis.send(WAIT).id
+        with one_redis.worker("one", pool="prefork"):
+            assert one_redis.wait_for_ends(1) == [waits]
+            leases = one_redis.leases()
+            wait_until(leases.dead_letters, timeout=30, description="a dead letter")
+            assert [letter.id for letter in leases.dead_letters()] == [kills]
+            assert one_redis.started.count(waits) == 1
+
+    def test_counts_only_what_was_started_in_a_worker_that_died(self, one_redis: Leasing) -> None:
+        one_redis.settings["worker_prefetch_multiplier"] = 2
+        ids = [one_redis.send(WAIT).id for _ in range(2)]
+        for name, starts in (("one", 1), ("two", 2)):
+            with one_redis.worker(name, pool="prefork") as worker:
+                one_redis.wait_for_starts(starts)
+                wait_until(lambda: len(one_redis.held()) == 2, description="both tasks to be held")
+                worker.kill()
+        limit = one_redis.leases().limit
+        again = one_redis.started[-1]
+        (waited,) = set(ids) - {again}
+        assert len(limit.starts(again)) == 1
+        assert limit.starts(waited) == []
+
+    def test_is_run_again_and_again_without_the_limit(self, one_redis: Leasing) -> None:
+        with one_redis.worker("one", leases=False, pool="prefork") as one:
+            one.wait_for_output("ready.")
+            id_ = one_redis.send(DIE_TWICE).id
+            assert set(one_redis.wait_for_starts(8)) == {id_}
+
+
+class TestBury:
+    def test_keeps_what_waits_under_the_same_id(self, one_redis: Leasing) -> None:
+        delayed = DelayedTasks(one_redis.app())
+        later = delayed.app.send_task(WAIT, countdown=600, task_id="again")
+        assert not delayed.queue.bury(Push(b"old", id=later.id), reason="died", deliveries=5)
+        assert delayed.queue.dead_letters() == []
+        assert delayed.count() == 1
+
+    def test_replaces_what_died_under_the_same_id(self, one_redis: Leasing) -> None:
+        queue = DelayedTasks(one_redis.app()).queue
+        for number in (1, 2):
+            assert queue.bury(Push(f"{number}", id="same"), reason=f"reason {number}", deliveries=number)
+        (letter,) = queue.dead_letters()
+        assert (letter.id, letter.body, letter.reason, letter.deliveries) == ("same", "2", "reason 2", 2)
+        assert queue.stats().dead == 1
+
+
+def test_a_store_that_is_away_lets_tasks_run(one_redis: Leasing) -> None:
+    app = one_redis.app()
+    limit = DeliveryLimit(app)
+    task = app.task(nothing, name="tests.nothing", shared=False)
+    with Connection(one_redis.broker_url) as connection:
+        producer = connection.Producer(connection.default_channel)
+        producer.publish({}, routing_key="q", headers={"id": "some"})
+        connection.default_channel.queue_declare("q")
+        message = connection.SimpleQueue("q").get(timeout=5)
+    message.delivery_info["redelivered"] = True
+    assert limit.exceeded(message, task) is None
+    for _ in range(4):
+        limit.add_start("some")
+    assert len(limit.exceeded(message, task) or []) == 4
+    one_redis.store.kill()
+    assert limit.exceeded(message, task) is None
+
+
+def test_the_limit_is_that_of_the_task_or_the_app() -> None:
+    app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
+    app.conf.redis_queue_max_deliveries = 7
+    assert TaskLeases(app) is TaskLeases(app)
+    limit = TaskLeases(app).limit
+    assert limit.of(app.task(nothing, name="tests.plain", shared=False)) == 7
+    assert limit.of(app.task(nothing, name="tests.own", shared=False, max_deliveries=2)) == 2
+    assert issubclass(MaxDeliveriesExceededError, Exception)

@@ -1,0 +1,123 @@
+"""Renewer and Board: what a keeper asks of Redis, and what it shares with its worker."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from redis_queue.errors import StoreUnavailableError, WrongTypeError
+from redis_queue.keeper import TAGS, Board, Place, Renewed, Renewer
+from tests.support.ports import free_port
+
+INDEX = "unacked_index"
+TIMEOUTS = "timeouts"
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    """A board in a file."""
+    with tempfile.TemporaryFile() as file:
+        yield Board(file.fileno())
+
+
+def renewer(client: redis.Redis, timeout: float = 60.0, signature: int = 7) -> Renewer:
+    """Return the renewer of a worker with this visibility timeout."""
+    return Renewer(client, Place(INDEX.encode(), TIMEOUTS.encode(), timeout, signature))
+
+
+def now_of(client: redis.Redis) -> float:
+    """Return the time of the server."""
+    seconds, microseconds = client.time()
+    return float(seconds) + float(microseconds) / 1e6
+
+
+class TestARenewal:
+    def test_gives_each_lease_the_time_of_the_server(self, client: redis.Redis) -> None:
+        client.zadd(INDEX, {"a": 1000.0, "b": 2000.0, "other": 3000.0})
+        found = renewer(client).renew({"a": 1000.0, "b": 2000.4})
+        assert found.lost == []
+        assert 0 <= found.score - now_of(client) + 5 <= 6
+        assert client.zscore(INDEX, "a") == client.zscore(INDEX, "b") == found.score
+        assert client.zscore(INDEX, "other") == 3000.0
+
+    @pytest.mark.parametrize("since", [998.9, 1001.1, 0.0, 5000.0])
+    def test_leaves_a_lease_that_has_another_time_by_now_alone(self, client: redis.Redis, since: float) -> None:
+        client.zadd(INDEX, {"theirs": 1000.0})
+        assert renewer(client).renew({"theirs": since}).lost == ["theirs"]
+        assert client.zscore(INDEX, "theirs") == 1000.0
+
+    @pytest.mark.parametrize("signature", [1, 7, 500_000, 999_999])
+    def test_knows_its_own_though_nobody_heard_of_an_earlier_one(self, client: redis.Redis, signature: int) -> None:
+        client.zadd(INDEX, {"a": 1000.0})
+        keeps = renewer(client, signature=signature)
+        keeps.renew({"a": 1000.0})
+        assert keeps.renew({"a": 1000.0}).lost == []
+        assert renewer(client, signature=signature + 1).renew({"a": 1000.0}).lost == ["a"]
+
+    def test_brings_back_nothing_that_is_settled(self, client: redis.Redis) -> None:
+        assert renewer(client).renew({"settled": time.time()}).lost == ["settled"]
+        assert not client.exists(INDEX)
+
+    def test_goes_on_with_what_it_was_told(self, client: redis.Redis) -> None:
+        client.zadd(INDEX, {"a": 1000.0})
+        keeps = renewer(client)
+        first = keeps.renew({"a": 1000.0})
+        assert keeps.renew({"a": first.score}).lost == []
+
+    def test_of_more_than_one_call_takes_is_cut(self, client: redis.Redis) -> None:
+        held = {f"tag-{number}": 1000.0 for number in range(2 * TAGS + 5)}
+        client.zadd(INDEX, held)
+        found = renewer(client).renew({**held, "gone": 1.0})
+        assert found.lost == ["gone"]
+        assert client.zcount(INDEX, 0, 1000) == 0
+
+    def test_tells_the_shortest_timeout_that_others_use_now(self, client: redis.Redis) -> None:
+        assert renewer(client, 60).renew({}).lowest is None
+        assert renewer(client, 30).renew({}).lowest is None
+        assert renewer(client, 60).renew({}).lowest == 30
+        assert renewer(client, 10.5).renew({}).lowest is None
+        assert renewer(client, 60).renew({}).lowest == 10.5
+        # Whoever has it was not seen for longer than it takes.
+        client.zadd(TIMEOUTS, {"10.5": now_of(client) - 11})
+        assert renewer(client, 60).renew({}).lowest == 30
+        assert client.ttl(TIMEOUTS) > 86400
+
+    def test_of_keys_that_are_something_else_is_a_clear_error(self, client: redis.Redis) -> None:
+        client.set(INDEX, "text")
+        with pytest.raises(WrongTypeError, match="unacked_index is a string"):
+            renewer(client).renew({"a": 1.0})
+        assert not client.exists(TIMEOUTS)
+
+    def test_without_a_server_is_a_clear_error(self) -> None:
+        with redis.Redis(port=free_port()) as nowhere, pytest.raises(StoreUnavailableError):
+            renewer(nowhere).renew({"a": 1.0})
+
+
+class TestABoard:
+    def test_is_empty_at_first(self, board: Board) -> None:
+        assert board.read() == Renewed(0.0, 0.0)
+
+    def test_shows_what_was_written_last(self, board: Board) -> None:
+        for number in range(3):
+            board.write(Renewed(number + 0.5, number * 1e9))
+        assert board.read() == Renewed(2.5, 2e9)
+
+    def test_never_shows_half_of_a_renewal(self, board: Board) -> None:
+        done = threading.Event()
+
+        def write() -> None:
+            for number in range(20_000):
+                board.write(Renewed(float(number), float(number)))
+            done.set()
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        while not done.is_set():
+            at, score = board.read()
+            assert at == score
+        thread.join()
