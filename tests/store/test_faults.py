@@ -21,7 +21,7 @@ from redis_queue import (
     StoreUnavailableError,
     WrongTypeError,
 )
-from redis_queue.delay import Push
+from redis_queue.delay_model import Push
 from redis_queue.scripts import load
 from tests.store.stage import LATER, VERBS, Clock, Copy, Stage, load_scripts, snapshot, verbs
 from tests.support.proxy import FaultProxy

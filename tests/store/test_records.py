@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.delay import Push
+from redis_queue.delay_model import Push
 from redis_queue.keys import Keys
 
 QUEUE = Keys("redis_queue", "queue", "orders")

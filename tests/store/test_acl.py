@@ -1,0 +1,232 @@
+"""The roles of docs/security.md: each does its work with exactly its rules, and loses nothing with less."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from redis_queue import DelayQueue, RedisQueue, StoreRefusedError
+from redis_queue.scripts import load
+from tests.support.servers import RedisServer, client_options
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
+KEYS = "~{redis_queue:* ~redis_queue:* resetchannels &{redis_queue:*"
+CALL = re.compile(r"redis\.p?call\(([^,)]+)")
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a role calls: its scripts, the commands it sends as they are, and an act that needs all of them."""
+
+    name: str
+    scripts: tuple[str, ...]
+    commands: tuple[str, ...]
+    act: Callable[[RedisQueue, DelayQueue], Any]
+
+    @property
+    def allowed(self) -> list[str]:
+        """The commands that the role needs."""
+        calls = " ".join(call for name in self.scripts for call in CALL.findall(load(name).source))
+        found = {command.lower() for command in re.findall(r"'([A-Z]+)'", calls)}
+        return sorted({*found, *self.commands, "evalsha", "eval"})
+
+    @property
+    def rules(self) -> str:
+        """The line of the document."""
+        return f"{KEYS} {' '.join('+' + command for command in self.allowed)}"
+
+
+def produce(queue: RedisQueue, delayed: DelayQueue) -> None:
+    """Put, delay, cancel."""
+    queue.put("now")
+    queue.put("later", delay=60)
+    queue.put("once", dedupe_key="key")
+    delayed.push("due", id="due")
+    delayed.push("far", delay=60, id="far")
+    delayed.push("far", delay=90, id="far")
+    delayed.reschedule("far", delay=30)
+    delayed.get("far")
+    delayed.cancel("far")
+
+
+def consume(queue: RedisQueue, _: DelayQueue) -> None:
+    """Take, extend, give back, settle."""
+    message = queue.get(block=False)
+    assert message is not None
+    queue.extend(message)
+    queue.nack(message)
+    again = queue.get(timeout=0.1)
+    assert again is not None
+    queue.ack(again)
+    queue.promote()
+
+
+def dispatch(queue: RedisQueue, delayed: DelayQueue) -> None:
+    """Move, claim, settle, put back."""
+    delayed.lead("me", 10)
+    delayed.due_in()
+    delayed.move_due()
+    for entry in delayed.claim(10):
+        delayed.release(entry, delay=60)
+    for entry in delayed.claim(10):
+        delayed.ack(entry)
+    delayed.put_back()
+    queue.put_back()
+    delayed.lead("me", 0)
+
+
+def watch(queue: RedisQueue, delayed: DelayQueue) -> None:
+    """Look at everything."""
+    queue.stats()
+    queue.peek()
+    queue.dead_letters()
+    queue.quarantined()
+    delayed.stats()
+    delayed.list()
+    delayed.count()
+    delayed.forecast(4, width=60)
+    delayed.dead_letters()
+    delayed.quarantined()
+    delayed.get("due")
+    delayed.leader()
+
+
+def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
+    """Redrive, pause, empty, delete."""
+    queue.redrive()
+    delayed.redrive()
+    queue.pause()
+    queue.resume()
+    for place in ("ready", "delayed", "dead", "quarantine"):
+        queue.purge(place)
+    delayed.purge("waiting", "dead", "quarantine")
+    queue.destroy()
+    delayed.destroy()
+
+
+LEASES = ("lease/ack", "lease/release", "lease/quarantine", "lease/put_back")
+ROLES = [
+    Role("producer", ("queue/put", "delay/push", "delay/cancel", "delay/reschedule", "delay/find"), ("hset",), produce),
+    Role("worker", ("queue/get", "queue/promote", "lease/extend", *LEASES), ("blpop",), consume),
+    Role(
+        "dispatcher",
+        ("delay/lead", "delay/head", "delay/move_due", "delay/claim", "delay/deliver", "lease/extend", *LEASES),
+        ("hget", "hkeys"),
+        dispatch,
+    ),
+    Role(
+        "dashboard",
+        (
+            *("queue/stats", "queue/peek", "delay/stats", "delay/count", "delay/list", "delay/find", "delay/head"),
+            *("dead/letters", "lease/quarantined"),
+        ),
+        ("get", "hget", "hkeys"),
+        watch,
+    ),
+    Role(
+        "admin",
+        ("dead/letters", "dead/redrive", "lease/purge"),
+        ("hset", "hdel", "rpush", "unlink", "llen", "zcard"),
+        administer,
+    ),
+]
+
+each_role = pytest.mark.parametrize("role", ROLES, ids=[role.name for role in ROLES])
+
+Limit = Callable[[str], redis.Redis]
+
+
+@pytest.fixture
+def limited(redis_server: RedisServer, client: redis.Redis) -> Iterator[Limit]:
+    """Return a client of a user with these rules and no others."""
+    clients: list[redis.Redis] = []
+
+    def make(rules: str) -> redis.Redis:
+        client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", *rules.split())
+        clients.append(redis.Redis.from_url(redis_server.url, username="limited", password="pw", **client_options()))
+        return clients[-1]
+
+    yield make
+    for one in clients:
+        one.close()
+    client.execute_command("ACL", "DELUSER", "limited")
+
+
+def queues(client: redis.Redis) -> tuple[RedisQueue, DelayQueue]:
+    """Return the two queues by this client."""
+    return RedisQueue("work", client), DelayQueue("later", client)
+
+
+def fill(client: redis.Redis) -> None:
+    """Put something everywhere; the scripts are known to the server."""
+    client.flushall()
+    queue, delayed = queues(client)
+    for number in range(6):
+        queue.put(number)
+        delayed.push(number, id=f"due-{number}")
+    queue.put("later", delay=60)
+    delayed.push("x", delay=60, id="far")
+    for holder, take in ((queue, queue.get), (delayed, lambda: delayed.claim()[0])):
+        message: Any = take()
+        holder.nack(message, dead=True) if isinstance(holder, RedisQueue) else holder.release(message, dead=True)
+    assert queue.get() is not None
+    for role in ROLES:
+        for name in role.scripts:
+            client.script_load(load(name).source)
+
+
+def homeless(client: redis.Redis) -> list[bytes]:
+    """Return the ids of records that stand in no place; in two is what a script leaves that was refused half way."""
+    found: list[bytes] = []
+    for records in client.scan_iter("*}:records"):
+        root = records.removesuffix(b"records").decode()
+        places = [*client.lrange(f"{root}ready", 0, -1)]
+        for name in ("waiting", "in_flight", "dead"):
+            places += client.zrange(f"{root}{name}", 0, -1)
+        found += [id_ for id_ in client.hkeys(records) if id_ not in places]
+    return found
+
+
+@each_role
+def test_the_document_names_exactly_what_the_role_needs(role: Role) -> None:
+    rows = re.findall(rf"^### {role.name}\n.*?```\n(.*?)\n```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    assert rows == [role.rules]
+
+
+@each_role
+def test_the_role_does_its_work_with_these_rules(role: Role, client: redis.Redis, limited: Limit) -> None:
+    fill(client)
+    role.act(*queues(limited(role.rules)))
+    assert homeless(client) == []
+
+
+@each_role
+def test_the_role_loses_nothing_with_any_command_less(role: Role, client: redis.Redis, limited: Limit) -> None:
+    for command in role.allowed:
+        fill(client)
+        rules = " ".join(rule for rule in role.rules.split() if rule != f"+{command}")
+        if command == "eval":
+            client.script_flush()
+        with suppress(StoreRefusedError):
+            role.act(*queues(limited(rules)))
+        # An admin deletes, and may leave a record of what it deleted.
+        assert role.name == "admin" or homeless(client) == [], command
+
+
+@each_role
+def test_the_role_does_not_reach_other_keys(role: Role, client: redis.Redis, limited: Limit) -> None:
+    other = limited(role.rules)
+    client.set("secret", "x")
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        other.execute_command("EVAL", "return redis.call('GET', KEYS[1])", 1, "secret")
+    with pytest.raises(StoreRefusedError):
+        RedisQueue("work", other, prefix="another").stats()
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        other.flushall()
