@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from redis_queue import Consumer, DelayQueue, EntryExistsError, Message, Nack, RedisQueue
-from redis_queue.delay import Push
+from redis_queue.delay_model import Push
 from redis_queue.keys import Keys
 from redis_queue.scripts import load
 from tests.support.proxy import FaultProxy

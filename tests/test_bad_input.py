@@ -32,7 +32,7 @@ from redis_queue import (
     Settings,
     StoreUnavailableError,
 )
-from redis_queue.delay import Push
+from redis_queue.delay_model import Push
 from redis_queue.keys import Keys
 from redis_queue.model import Entry
 from redis_queue.registry import Registry

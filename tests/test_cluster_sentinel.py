@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from redis_queue import ConfigurationError, DelayQueue, Message, PutBack, RedisQueue, StoreUnavailableError, connect
-from redis_queue.delay import Push
+from redis_queue.delay_model import Push
 from redis_queue.keys import Keys
 from redis_queue.registry import Registry
 from redis_queue.scripts import Scripts

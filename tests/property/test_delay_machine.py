@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from redis_queue import DelayQueue, Entry, Settings
-from redis_queue.delay import OnConflict, Push
+from redis_queue.delay_model import Push
+from redis_queue.delay_store import OnConflict
 from redis_queue.keys import Keys
 from tests.property.harness import LEASE_MS, NO_LOSS, START_MS, Loss, moment, ms, profile, timeout, token_number
 from tests.property.machine import Issued, Machine, delays, leases, limits, losses, reasons, some_leases, works
