@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment; nothing needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest test-servers check bench bench-queue bench-delay bench-leases bench-peers compose-check clean
+.PHONY: help setup demo test test-oldest test-servers chaos-short mutants check bench bench-queue bench-delay bench-leases bench-peers compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -42,6 +42,12 @@ test-oldest: $(OLDEST)/.ready ## run the store's and Celery's tests on the oldes
 $(OLDEST)/.ready: pyproject.toml scripts/environment
 	scripts/environment $(OLDEST) oldest
 	@touch $@
+
+chaos-short: setup ## kill processes between any two Redis commands, three seeds, and check what they did
+	$(BIN)/python -m tests.fault short $(ARGS)
+
+mutants: setup ## the same with a fault in a script: each has to be found
+	$(BIN)/python -m tests.fault mutants $(ARGS)
 
 check: setup compose-check ## format, lint, types, layers
 	$(BIN)/ruff format --check .

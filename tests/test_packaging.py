@@ -29,6 +29,7 @@ def test_the_wheel_has_the_package_with_its_scripts_and_nothing_else(tmp_path: P
     assert scripts
     assert scripts <= names
     assert "redis_queue/py.typed" in names
+    assert not any(name.startswith("redis_queue/chaos") for name in names)
 
 
 def examples() -> list[str]:

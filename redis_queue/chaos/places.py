@@ -1,0 +1,27 @@
+"""Places: one consistent look at where every message of a queue stands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from redis_queue.connection import Client
+from redis_queue.keys import Keys
+
+
+def misplaced(client: Client, keys: Keys) -> Iterator[str]:
+    """Yield what is wrong: an id in two places, a record without a place, a place without a record."""
+    with client.pipeline(transaction=True) as pipe:
+        pipe.hkeys(keys.records)
+        pipe.lrange(keys.ready, 0, -1)
+        for place in (keys.waiting, keys.in_flight, keys.dead):
+            pipe.zrange(place, 0, -1)
+        records, *places = pipe.execute()
+    stands = Counter(id_ for place in places for id_ in place)
+    for id_, count in stands.items():
+        if count > 1:
+            yield f"{id_.decode()} stands in {count} places"
+    for id_ in set(records) - set(stands):
+        yield f"{id_.decode()} stands nowhere"
+    for id_ in set(stands) - set(records):
+        yield f"{id_.decode()} has no record"

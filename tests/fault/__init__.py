@@ -1,0 +1,1 @@
+"""Faults on purpose: processes that are killed, and a checker of what they did."""
