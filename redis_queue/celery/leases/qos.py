@@ -129,11 +129,19 @@ class LeasedQoS(QoS):
 
 
 def running_tags() -> set[str]:
-    """Return the delivery tags of what this worker runs, unless it ends and its pool with it."""
+    """Return the delivery tags of what this worker runs and goes on to run.
+
+    None if it ends and its pool with it, or where Celery was told to cancel what runs when a connection is lost.
+    """
     # An exit code, and 0 is one.
     if state.should_terminate is not None and state.should_terminate is not False:
         return set()
-    return {request.message.delivery_tag for request in tuple(state.active_requests) if not request.acknowledged}
+    running = [request for request in tuple(state.active_requests) if not request.acknowledged]
+    return {request.message.delivery_tag for request in running if not _will_be_cancelled(request)}
+
+
+def _will_be_cancelled(request: Any) -> bool:
+    return bool(request.task.app.conf.worker_cancel_long_running_tasks_on_connection_loss)
 
 
 def lease_channels(transport: Any, keeping: Keeping, *, fetching: bool = False) -> None:
