@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +13,7 @@ import redis
 from celery import Celery
 
 from redis_queue.celery import TaskLeases
-from tests.celery.leasing_names import ENDED, STARTED, told
+from tests.celery.leasing_names import ENDED, STARTED, WAIT, told
 from tests.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -60,6 +62,15 @@ class Leasing:
                 "SETTINGS": json.dumps(self.all_settings(timeout)),
             },
         )
+
+    @contextmanager
+    def busy(self, name: str, **options: Any) -> Iterator[CeleryProcess]:
+        """Run a worker and yield it once it is at its first task, which waits until the worker is told."""
+        with self.worker(name, **options) as worker:
+            worker.wait_for_output("ready.")
+            self.send(WAIT)
+            self.wait_for_starts(1)
+            yield worker
 
     def all_settings(self, timeout: float = TIMEOUT) -> dict[str, Any]:
         """Return the settings of the workers."""

@@ -21,36 +21,11 @@ from tests.celery import taking
 from tests.celery.leasing import Leasing
 from tests.celery.leasing_names import WAIT
 from tests.celery.processes import ROOT
+from tests.celery.trusting import Trusting
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
-
-
-class Trusting:
-    """A Keeping that renews nothing and trusts every lease."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, float] = {}
-        self.aside: list[bytes] = []
-
-    def hold(self, tag: str, since: float, score: float) -> None:
-        """Remember *tag*."""
-        assert since > 0
-        self.held[tag] = score
-
-    def drop(self, tag: str) -> None:
-        """Forget *tag*."""
-        self.held.pop(tag, None)
-
-    def is_ours(self, tag: str) -> bool:
-        """Trust it."""
-        return bool(tag)
-
-    def put_aside(self, tag: str, item: bytes) -> None:
-        """Remember what cannot be read."""
-        self.aside.append(item)
-        self.drop(tag)
 
 
 class Taker:

@@ -73,10 +73,8 @@ class TestATaskLongerThanTheVisibilityTimeout:
         indirect=["leasing"],
     )
     def test_runs_once(self, leasing: Leasing, pool: str) -> None:
-        with leasing.worker("one", pool=pool) as one:
-            one.wait_for_output("ready.")
-            id_ = leasing.send(WAIT).id
-            leasing.wait_for_starts(1)
+        with leasing.busy("one", pool=pool) as one:
+            (id_,) = leasing.started
             tag, since = only(leasing.held())
             leasing.wait_for_renewal(tag, since, 2)
             # A worker looks for lost leases when it starts, and then again and again.
@@ -94,10 +92,8 @@ class TestATaskLongerThanTheVisibilityTimeout:
         assert leasing.client.ttl("redis_queue:visibility_timeouts") > 0
 
     def test_runs_twice_without_leases(self, leasing: Leasing) -> None:
-        with leasing.worker("one", leases=False) as one:
-            one.wait_for_output("ready.")
-            id_ = leasing.send(WAIT).id
-            leasing.wait_for_starts(1)
+        with leasing.busy("one", leases=False):
+            (id_,) = leasing.started
             _, since = only(leasing.held())
             wait_until(lambda: time.time() > since + TIMEOUT + 0.2, description="the visibility timeout to pass")
             with leasing.worker("two", leases=False):
@@ -114,10 +110,8 @@ class TestATaskLongerThanTheVisibilityTimeout:
 
     @both_fetches
     def test_is_finished_by_a_warm_shutdown_and_runs_once(self, leasing: Leasing) -> None:
-        with leasing.worker("one", pool="prefork") as one:
-            one.wait_for_output("ready.")
-            id_ = leasing.send(WAIT).id
-            leasing.wait_for_starts(1)
+        with leasing.busy("one", pool="prefork") as one:
+            (id_,) = leasing.started
             keeper = keeper_of(one)
             tag, since = only(leasing.held())
             os.kill(one.pid, signal.SIGTERM)
@@ -176,10 +170,8 @@ class TestADeadWorker:
     @pytest.mark.parametrize(("leasing", "pool"), [(POP, "prefork"), (FETCHES[-1], "solo")], indirect=["leasing"])
     def test_gives_its_task_to_another_one_soon(self, leasing: Leasing, pool: str) -> None:
         leasing.options["unacked_restore_interval"] = HUB
-        with leasing.worker("one", pool=pool) as one:
-            one.wait_for_output("ready.")
-            id_ = leasing.send(WAIT).id
-            leasing.wait_for_starts(1)
+        with leasing.busy("one", pool=pool) as one:
+            (id_,) = leasing.started
             keeper = keeper_of(one)
             with leasing.worker("two") as two:
                 two.wait_for_output("ready.")
@@ -199,10 +191,8 @@ class TestADeadWorker:
 class TestAStoppedWorker:
     @both_fetches
     def test_notices_its_loss_and_leaves_the_record_of_the_other_run_alone(self, leasing: Leasing) -> None:
-        with leasing.worker("one") as one:
-            one.wait_for_output("ready.")
-            id_ = leasing.send(WAIT).id
-            leasing.wait_for_starts(1)
+        with leasing.busy("one") as one:
+            (id_,) = leasing.started
             os.kill(one.pid, signal.SIGSTOP)
             with leasing.worker("two") as two:
                 assert leasing.wait_for_starts(2) == [id_, id_]
@@ -271,10 +261,7 @@ class TestTheKeeper:
             assert len(leasing.held()) == 1000
 
     def test_is_replaced_when_it_dies(self, leasing: Leasing) -> None:
-        with leasing.worker("one") as one:
-            one.wait_for_output("ready.")
-            leasing.send(WAIT)
-            leasing.wait_for_starts(1)
+        with leasing.busy("one") as one:
             keeper_of(one).kill()
             tag, since = only(leasing.held())
             leasing.wait_for_renewal(tag, since, 2)
@@ -284,10 +271,8 @@ class TestTheKeeper:
     def test_keeps_what_runs_while_redis_is_away_for_a_moment(self, leasing: Leasing, pool: str) -> None:
         with RedisServer(aof="always") as broker, broker.client() as client:
             split = replace(leasing, broker_url=f"redis+socket://{broker.socket}", broker=client)
-            with split.worker("one", pool=pool) as one:
-                one.wait_for_output("ready.")
-                id_ = split.send(WAIT).id
-                split.wait_for_starts(1)
+            with split.busy("one", pool=pool) as one:
+                (id_,) = split.started
                 tag, since = only(split.held())
                 split.wait_for_renewal(tag, since, 0.3)
                 broker.restart()
@@ -305,6 +290,15 @@ class TestTheKeeper:
             assert client.hlen("unacked") == 0
             assert client.llen(split.queue) == 0
 
+    def test_gives_back_what_celery_cancels_when_redis_was_away(self, leasing: Leasing) -> None:
+        leasing.settings["worker_cancel_long_running_tasks_on_connection_loss"] = True
+        with RedisServer(aof="always") as broker, broker.client() as client:
+            split = replace(leasing, broker_url=f"redis+socket://{broker.socket}", broker=client)
+            with split.busy("one", pool="prefork"):
+                broker.restart()
+                id_, again = split.wait_for_starts(2)
+                assert id_ == again
+
     def test_tells_at_the_start_that_another_app_has_a_shorter_timeout(self, leasing: Leasing) -> None:
         with leasing.worker("short") as short:
             short.wait_for_output("ready.")
@@ -317,10 +311,7 @@ class TestNames:
     def test_a_prefix_and_other_keys_of_the_broker_are_used(self, leasing: Leasing) -> None:
         leasing.options = {"global_keyprefix": "shop:", "unacked_key": "held", "unacked_index_key": "held_index"}
         leasing.index = "shop:held_index"
-        with leasing.worker("one") as one:
-            one.wait_for_output("ready.")
-            leasing.send(WAIT)
-            leasing.wait_for_starts(1)
+        with leasing.busy("one"):
             tag, since = only(leasing.held())
             leasing.wait_for_renewal(tag, since, 1.5)
             leasing.tell("one")
@@ -349,10 +340,7 @@ class TestNames:
         with RedisServer(tls=True) as store, store.client() as client:
             url = f"rediss://{HOST}:{store.port}/0?ssl_cert_reqs=none"
             leasing = Leasing(store, client, url)
-            with leasing.worker("one") as one:
-                one.wait_for_output("ready.")
-                leasing.send(WAIT)
-                leasing.wait_for_starts(1)
+            with leasing.busy("one"):
                 tag, since = only(leasing.held())
                 leasing.wait_for_renewal(tag, since, 1)
                 leasing.tell("one")
@@ -362,10 +350,7 @@ class TestNames:
         with SentinelSet() as sentinels, sentinels.client() as client:
             url = ";".join(f"sentinel://{host}:{port}" for host, port in sentinels.nodes)
             leasing = Leasing(sentinels.primary, client, url, options={"master_name": sentinels.master_name})
-            with leasing.worker("one") as one:
-                one.wait_for_output("ready.")
-                leasing.send(WAIT)
-                leasing.wait_for_starts(1)
+            with leasing.busy("one"):
                 tag, since = only(leasing.held())
                 leasing.wait_for_renewal(tag, since, 1.5)
                 leasing.tell("one")

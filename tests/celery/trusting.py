@@ -1,0 +1,29 @@
+"""A Keeping without a keeper, for tests in one process."""
+
+from __future__ import annotations
+
+
+class Trusting:
+    """A Keeping that renews nothing and trusts every lease."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, float] = {}
+        self.aside: list[bytes] = []
+
+    def hold(self, tag: str, since: float, score: float) -> None:
+        """Remember *tag*."""
+        assert since > 0
+        self.held[tag] = score
+
+    def drop(self, tag: str) -> None:
+        """Forget *tag*."""
+        self.held.pop(tag, None)
+
+    def is_ours(self, tag: str) -> bool:
+        """Trust it."""
+        return bool(tag)
+
+    def put_aside(self, tag: str, item: bytes) -> None:
+        """Remember what cannot be read."""
+        self.aside.append(item)
+        self.drop(tag)
