@@ -14,13 +14,13 @@ def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["short", "mutants"], help="runs of the code as it is, or with a fault each")
-    parser.add_argument("--messages", type=int, default=None, help="for each queue (default 10000, mutants 400)")
+    parser.add_argument("--messages", type=int, default=None, help="for each queue (default 10000, mutants 600)")
     options = parser.parse_args()
     with RedisServer() as server:
         good = (
             runs(server, options.messages or 10_000)
             if options.what == "short"
-            else mutants(server, options.messages or 400)
+            else mutants(server, options.messages or 600)
         )
     return 0 if good else 1
 

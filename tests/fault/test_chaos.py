@@ -19,5 +19,5 @@ def test_no_promise_is_broken(redis_server: RedisServer, seed: int) -> None:
 
 @pytest.mark.parametrize("name", [mutant.name for mutant in MUTANTS])
 def test_each_mutant_is_caught(redis_server: RedisServer, name: str) -> None:
-    runs = (run(redis_server, "--messages", "400", "--seed", str(seed), "--mutant", name) for seed in SEEDS)
+    runs = (run(redis_server, "--messages", "600", "--seed", str(seed), "--mutant", name) for seed in range(1, 7))
     assert any(found["violations"] for found in runs)
