@@ -1,62 +1,86 @@
 # Every target makes its own virtual environment; nothing needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest test-servers chaos-short mutants check bench bench-queue bench-delay bench-leases bench-peers compose-check clean
+.PHONY: help setup demo test coverage test-oldest test-servers million chaos chaos-short mutants screenshots docs check lock bench bench-queue bench-delay bench-leases bench-peers compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
 BENCH := .venv-bench
 BIN := $(VENV)/bin
-STORE_TESTS := tests/test_queue.py tests/test_delay.py tests/consumer tests/store tests/lua
-OLDEST_TESTS := tests/test_queue.py tests/test_delay.py tests/consumer tests/celery
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+LOCKED := requirements
+INSTALL := pyproject.toml scripts/environment $(LOCKED)/bootstrap.txt
+# What is asked of each other server; of a release, everything: make test-servers STORE_TESTS="tests/test_queue.py tests/test_delay.py tests/store tests/lua"
+STORE_TESTS := tests/test_queue.py tests/test_delay.py
+# What is asked of the oldest versions; of a release, everything: make test-oldest OLDEST_TESTS="tests/test_queue.py tests/test_delay.py tests/consumer tests/celery tests/django tests/flask tests/testing"
+OLDEST_TESTS := tests/test_queue.py tests/consumer tests/flask tests/django/test_outbox.py $(addprefix tests/celery/,test_capture.py test_defer.py test_dispatcher.py test_serialized.py)
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: $(VENV)/.ready ## make the virtual environment with everything for development
 
-$(VENV)/.ready: pyproject.toml scripts/environment
-	scripts/environment $(VENV) dev servers
+$(VENV)/.ready: $(LOCKED)/dev.txt $(INSTALL)
+	scripts/environment $(VENV) dev
 	@touch $@
 
-$(VENV)/.demo: pyproject.toml scripts/environment
+$(VENV)/.demo: $(LOCKED)/demo.txt $(INSTALL)
 	scripts/environment $(VENV) demo
 	@touch $@
 
 demo: $(VENV)/.demo ## run the main job end to end, with a consumer killed and a worker restarted half way
 	@$(BIN)/python -m examples.orders $(ARGS)
 
-test: setup ## run all tests: the default Redis, Cluster, Sentinel, RabbitMQ, then four servers, then oldest versions
+test: setup ## run all tests: the default Redis, Cluster, Sentinel, RabbitMQ, PostgreSQL, then four servers, then oldest versions
 	scripts/need-redis
-	$(PYTEST) --cov --cov-report=term $(ARGS)
+	$(PYTEST) -q $(ARGS)
 	$(MAKE) --no-print-directory test-servers test-oldest
+
+coverage: setup ## run the tests of the newest versions and tell which lines none of them reaches
+	$(PYTEST) -q --cov --cov-report=term $(ARGS)
 
 test-servers: setup ## run the store's tests on those of Redis 6.2, 7.0, 8.2 and Valkey 9 that `test` does not use
 	@set -e; for server in $$($(BIN)/python -m tests.support.matrix); do \
 		echo "== $$server"; REDIS_QUEUE_TEST_SERVER=$$server $(PYTEST) -q $(STORE_TESTS); done
 
-test-oldest: $(OLDEST)/.ready ## run the store's and Celery's tests on the oldest supported celery and redis-py
+test-oldest: $(OLDEST)/.ready ## run what depends on them on the oldest supported celery, redis-py, Django, Flask and pytest
 	@# Old redis-py and kombu leave sockets to the garbage collector.
-	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -q -W "ignore:unclosed:ResourceWarning" $(OLDEST_TESTS)
+	$(OLDEST)/bin/python -m pytest -n 3 --dist worksteal -q -W "ignore:unclosed:ResourceWarning" $(OLDEST_TESTS)
 
-$(OLDEST)/.ready: pyproject.toml scripts/environment
+$(OLDEST)/.ready: $(LOCKED)/oldest.txt $(INSTALL)
 	scripts/environment $(OLDEST) oldest
 	@touch $@
 
-chaos-short: setup ## kill processes between any two Redis commands, three seeds, and check what they did
+million: setup ## the pages of the dashboard with a million entries in each place
+	REDIS_QUEUE_TEST_MANY=1000000 $(BIN)/python -m pytest -q tests/web/test_speed.py
+
+chaos-short: setup ## kill processes between any two commands, and their servers with them; check what they did
 	$(BIN)/python -m tests.fault short $(ARGS)
 
-mutants: setup ## the same with a fault in a script: each has to be found
-	$(BIN)/python -m tests.fault mutants $(ARGS)
+chaos: $(BENCH)/.ready setup ## the same with 100,000 messages and more, then Celery, RQ and Dramatiq under the same kills
+	$(BIN)/python -m tests.fault long $(ARGS)
+	$(BENCH)/bin/python -m benchmarks.kills
 
-check: setup compose-check ## format, lint, types, layers
+screenshots: setup ## make the images of docs/images anew
+	$(BIN)/python -m tests.web.browser.screenshots
+
+mutants: setup ## the same with a fault in the code: each has to be found
+	$(BIN)/python -m tests.fault mutants
+
+check: setup compose-check docs ## format, lint, types, layers, lock files, documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest -q tests/unit/test_requirements.py
+
+docs: setup ## build the documentation into build/docs; a broken link or reference is an error
+	$(BIN)/sphinx-build -E -W --keep-going -q -d build/doctrees docs build/docs
 
 compose-check: setup ## validate docker-compose.yml against the compose schema
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+
+lock: setup ## pin what pyproject.toml asks for in requirements/; ARGS=--upgrade for the newest versions
+	scripts/lock $(ARGS)
 
 bench: bench-queue bench-delay bench-leases ## run the benchmarks against kombu and Celery
 
@@ -72,7 +96,7 @@ bench-leases: setup ## TaskLeases against stock workers: cost, and what is lost 
 bench-peers: $(BENCH)/.ready ## delayed tasks of other libraries against Celery's native countdown
 	$(BENCH)/bin/python -m benchmarks.peers $(ARGS)
 
-$(BENCH)/.ready: pyproject.toml scripts/environment
+$(BENCH)/.ready: $(LOCKED)/bench.txt $(INSTALL)
 	scripts/environment $(BENCH) bench
 	@touch $@
 
