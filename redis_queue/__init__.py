@@ -1,30 +1,39 @@
 """Durable delays and a reliable queue on Redis."""
 
-from redis_queue.connection import connect
-from redis_queue.consumer import Consumer
-from redis_queue.delay import DelayQueue
-from redis_queue.errors import (
-    BodyError,
-    ConfigurationError,
-    Dead,
-    EntryExistsError,
-    InvalidDelayError,
-    InvalidNameError,
-    InvalidValueError,
-    LeaseLostError,
-    Nack,
-    QueueFullError,
-    RedisQueueError,
-    SchemaError,
-    StoreError,
-    StoreRefusedError,
-    StoreUnavailableError,
-    UnsupportedServerError,
-    WrongTypeError,
-)
-from redis_queue.model import DeadLetter, DelayStats, Entry, Lease, Message, PutBack, Quarantined, QueueStats
-from redis_queue.queue import RedisQueue
-from redis_queue.settings import Settings
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from redis_queue.connection import connect
+    from redis_queue.consumer import Consumer
+    from redis_queue.delay import DelayQueue
+    from redis_queue.errors import (
+        BodyError,
+        ConfigurationError,
+        Dead,
+        EntryExistsError,
+        InvalidDelayError,
+        InvalidNameError,
+        InvalidValueError,
+        LeaseLostError,
+        LockTakenError,
+        Nack,
+        QueueFullError,
+        RedisQueueError,
+        SchemaError,
+        StoreError,
+        StoreRefusedError,
+        StoreUnavailableError,
+        UnsupportedServerError,
+        WrongTypeError,
+    )
+    from redis_queue.lock import HeldLock, Lock, current_lock
+    from redis_queue.model import DeadLetter, DelayStats, Entry, Lease, Message, PutBack, Quarantined, QueueStats
+    from redis_queue.queue import RedisQueue
+    from redis_queue.serial import serialized
+    from redis_queue.settings import Settings
 
 __all__ = [
     "BodyError",
@@ -36,11 +45,14 @@ __all__ = [
     "DelayStats",
     "Entry",
     "EntryExistsError",
+    "HeldLock",
     "InvalidDelayError",
     "InvalidNameError",
     "InvalidValueError",
     "Lease",
     "LeaseLostError",
+    "Lock",
+    "LockTakenError",
     "Message",
     "Nack",
     "PutBack",
@@ -57,4 +69,29 @@ __all__ = [
     "UnsupportedServerError",
     "WrongTypeError",
     "connect",
+    "current_lock",
+    "serialized",
 ]
+
+# pytest imports this package in every run of every project that has it installed, for the plugin: the parts, and
+# redis-py with them, are imported when they are first asked for.
+_PLACES: Final = {
+    "connect": "connection",
+    "Consumer": "consumer",
+    "DelayQueue": "delay",
+    **dict.fromkeys(("HeldLock", "Lock", "current_lock"), "lock"),
+    **dict.fromkeys(
+        ("DeadLetter", "DelayStats", "Entry", "Lease", "Message", "PutBack", "Quarantined", "QueueStats"), "model"
+    ),
+    "RedisQueue": "queue",
+    "Settings": "settings",
+    "serialized": "serial",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_PLACES.get(name, 'errors')}")
+    value = globals()[name] = getattr(module, name)
+    return value

@@ -155,7 +155,7 @@ class Consumer:
         try:
             self._handler(message)
         except Nack as verdict:
-            self._nack(message, verdict.reason, delay=verdict.delay)
+            self._nack(message, verdict.reason, delay=verdict.delay, counted=verdict.counted)
         except Dead as verdict:
             self._nack(message, verdict.reason, dead=True)
         except Exception as error:
@@ -174,14 +174,18 @@ class Consumer:
             if not kept:
                 logger.warning("ack refused, lease lost", extra={"action": "ack_refused", "message_id": message.id})
 
-    def _nack(self, message: Message, reason: str, *, delay: Seconds = 0, dead: bool = False) -> None:
+    def _nack(
+        self, message: Message, reason: str, *, delay: Seconds = 0, dead: bool = False, counted: bool = True
+    ) -> None:
         try:
             duration_ms(delay)
         except InvalidDelayError:
             # A handler's or retry_delay's mistake must not end the loop, nor bring the message back at once.
             logger.exception("impossible delay", extra={"action": "delay_refused", "message_id": message.id})
             delay = retry_delay(message.deliveries)
-        self._settle([message], lambda: [self._queue.nack(message, delay=delay, reason=reason, dead=dead)])
+        self._settle(
+            [message], lambda: [self._queue.nack(message, delay=delay, reason=reason, dead=dead, counted=counted)]
+        )
 
     def _settle(self, messages: list[Message], call: Callable[[], list[bool]]) -> list[bool]:
         """Do *call* until Redis answers: what the handler did is worth an ack, however long Redis is away."""

@@ -10,6 +10,7 @@ from typing import Final, Literal
 from redis_queue.batches import CHUNK, MANY, check_limit, chunks, gap_ms
 from redis_queue.delay_model import Delivery, Leadership, Moved
 from redis_queue.delay_store import OUTCOMES, DelayStore
+from redis_queue.dispatching import DispatcherRow, Dispatches
 from redis_queue.errors import InvalidValueError
 from redis_queue.keys import check_id
 from redis_queue.leasing import Shard
@@ -127,7 +128,7 @@ class DelayQueue(DelayStore):
             offset, left = 0, limit - total.moved
             while left > 0:
                 size = min(left, CHUNK)
-                seen, moved, passed, next_in = shard.run(
+                seen, moved, passed, next_in, *late = shard.run(
                     "delay/move_due",
                     now=shard.clock(),
                     limit=size,
@@ -138,7 +139,7 @@ class DelayQueue(DelayStore):
                 )
                 offset += passed
                 left -= moved
-                total += Moved(moved, passed)
+                total += Moved.told(moved, passed, late)
                 if seen < size:
                     total = total.due_next(next_in)
                     break
@@ -168,6 +169,16 @@ class DelayQueue(DelayStore):
                 total += found
         return total
 
+    def note_dispatches(
+        self, done: Dispatches, *, worst: float = 0.0, dispatcher: DispatcherRow | None = None, left: bool = False
+    ) -> None:
+        """Add what a dispatcher did to :meth:`dispatches` and :meth:`minutes`; one round trip.
+
+        *worst* is the greatest lateness of *done* in seconds. *dispatcher*, whose *seen_at* is not read, is seen now
+        and among :meth:`dispatchers` for a minute, or with *left* no longer.
+        """
+        self._log.write(done, worst, dispatcher, left=left)
+
     def lead(self, name: str, lease: Seconds) -> Leadership:
         """Become or stay the one dispatcher that waits for due entries; *lease* 0 steps down.
 
@@ -195,12 +206,21 @@ class DelayQueue(DelayStore):
         grouped = list(self._grouped(names))
         return sum(shard.redrive([names[index] for index in group], gap * len(grouped)) for shard, group in grouped)
 
-    def purge(self, *places: Place) -> int:
-        """Delete everything in *places* (default: waiting) and return how many entries went."""
+    def purge(self, *places: Place, limit: int = MANY) -> int:
+        """Delete up to *limit* entries in *places* (default: waiting) and return how many went.
+
+        The quarantine goes as a whole.
+        """
         for place in places:
             if place not in ("waiting", "dead", "quarantine"):
                 raise InvalidValueError(f"purge({place!r}): known places are waiting, dead, quarantine")
-        return sum(shard.purge(place) for place in places or ("waiting",) for shard in self._shards)
+        check_limit(limit, MANY)
+        total = 0
+        for place in places or ("waiting",):
+            for shard in self._shards:
+                if total < limit:
+                    total += shard.purge(place, limit - total)
+        return total
 
     def destroy(self) -> None:
         """Delete the queue and everything in it, in flight too, and take it out of the registry."""

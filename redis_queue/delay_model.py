@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from redis_queue.dispatching import NO_LATENESS, Lateness
 from redis_queue.leasing import pairs
 from redis_queue.model import Entry
 from redis_queue.times import Seconds
@@ -60,14 +61,33 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What one move did: *moved* entries, *passed* those without a list, and *next_in* seconds until another is due."""
+    """What one move did: *moved* entries, *passed* those without a list, and *next_in* seconds until another is due.
+
+    *lateness* is that of the moved ones by the server's clock, *worst* the greatest of it in seconds.
+    """
 
     moved: int = 0
     passed: int = 0
     next_in: float = math.inf
+    lateness: Lateness = NO_LATENESS
+    worst: float = 0.0
 
     def __add__(self, other: Moved) -> Moved:
-        return Moved(self.moved + other.moved, self.passed + other.passed, min(self.next_in, other.next_in))
+        return Moved(
+            self.moved + other.moved,
+            self.passed + other.passed,
+            min(self.next_in, other.next_in),
+            self.lateness + other.lateness,
+            max(self.worst, other.worst),
+        )
+
+    @classmethod
+    def told(cls, moved: int, passed: int, late: Sequence[int]) -> Moved:
+        """Return what a script told; *late*: sum and worst in ms and the count of each bucket, empty if none moved."""
+        if not late:
+            return cls(moved, passed)
+        total, worst, *counts = late
+        return cls(moved, passed, lateness=Lateness(tuple(counts), total / 1000), worst=worst / 1000)
 
     def due_next(self, microseconds: int) -> Moved:
         """Return a copy that knows when a shard has something due; below 0: never."""

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from redis_queue.batches import CHUNK, check_limit, check_offset
 from redis_queue.codec import UnreadableError
 from redis_queue.connection import Client, connect
+from redis_queue.dispatch_log import DispatchLog
+from redis_queue.dispatching import DispatcherRow, Dispatches, Minute
 from redis_queue.errors import InvalidDelayError, InvalidValueError
 from redis_queue.keys import Keys, check_id
 from redis_queue.leasing import Clock, Shard, id_bytes, id_text, server_clock
-from redis_queue.model import DeadLetter, DelayStats, Entry, Lease, Quarantined
+from redis_queue.model import DeadLetter, DelayStats, Entry, InFlight, Item, Lease, Quarantined
 from redis_queue.registry import Registry
 from redis_queue.scripts import Scripts
 from redis_queue.settings import Settings
-from redis_queue.times import MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
+from redis_queue.times import END_OF_CALENDAR_MS, MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
+
+Found = TypeVar("Found", DeadLetter, Quarantined, InFlight)
 
 MAX_DIGITS: Final = 15
 """Digits of a due time in ms within the calendar."""
@@ -46,6 +51,7 @@ class DelayView:
         self._registry = Registry(self._scripts, prefix)
         self._registered = False
         self._shards = [Shard(self._scripts, key, self.settings, listed=False, clock=clock) for key in keys]
+        self._log = DispatchLog(self._scripts, self._shards[0])
         self._turn = 0
 
     def __repr__(self) -> str:
@@ -64,24 +70,29 @@ class DelayView:
         due_before: datetime | None = None,
         due_after: datetime | None = None,
     ) -> builtins.list[Entry]:
-        """Return a page of waiting entries by due time, then id; unreadable ones are left out.
+        """Return a page of waiting entries by due time, then id.
 
-        *after* is :meth:`cursor` of the last entry seen; pages stay stable while others come and go.
+        Left out are those that cannot be read, and those that are due after the end of the calendar. *after* is
+        :meth:`cursor` of the last entry seen; pages stay stable while others come and go. What cannot be read does not
+        end a page: it is read over, 500 a round trip where there is much of it.
         """
         check_limit(limit, CHUNK)
         after_due, after_id = _read_cursor(after) if after is not None else ("", b"")
         low = point_ms(due_after, name="due_after") if due_after is not None else "-inf"
-        high = point_ms(due_before, name="due_before") if due_before is not None else "+inf"
+        high = point_ms(due_before, name="due_before") if due_before is not None else END_OF_CALENDAR_MS
         entries: builtins.list[Entry] = []
+        size = limit
         while len(entries) < limit:
-            rows = self._rows(low, high, limit - len(entries), after_due, after_id)
+            rows = self._rows(low, high, size, after_due, after_id)
             found = (self._entry(shard, row, None) for shard, row in rows)
-            entries += [entry for entry in found if entry is not None]
-            if not rows:
+            readable = [entry for entry in found if entry is not None]
+            entries += readable
+            if len(rows) < size:
                 break
-            # On behind the last row, readable or not: what cannot be read must not end the page.
+            # On behind the last row, readable or not. An empty page would mean that nothing follows.
             after_id, _, after_due, _ = rows[-1][1]
-        return entries
+            size = min(CHUNK, max(limit - len(entries), 2 * (len(rows) - len(readable))))
+        return entries[:limit]
 
     @staticmethod
     def cursor(entry: Entry) -> str:
@@ -140,20 +151,19 @@ class DelayView:
 
     def dead_letters(self, *, offset: int = 0, limit: int = 100) -> builtins.list[DeadLetter]:
         """Return a page of dead letters, oldest first."""
-        check_offset(offset)
-        check_limit(limit, CHUNK)
-        if len(self._shards) == 1:
-            return self._shards[0].dead_letters(offset, limit)
-        letters = [letter for shard in self._shards for letter in shard.dead_letters(0, offset + limit)]
-        letters.sort(key=lambda letter: (letter.died_at, letter.id))
-        return letters[offset : offset + limit]
+        return self._page(Shard.dead_letters, offset, limit, lambda letter: (letter.died_at, letter.id))
 
     def quarantined(self, *, offset: int = 0, limit: int = 100) -> builtins.list[Quarantined]:
         """Return a page of records that could not be read, shard after shard."""
-        check_offset(offset)
-        check_limit(limit, CHUNK)
-        found = [item for shard in self._shards for item in shard.quarantined(0, offset + limit)]
-        return found[offset : offset + limit]
+        return self._page(Shard.quarantined, offset, limit)
+
+    def look(self, id: str) -> Item | None:
+        """Return the entry *id* wherever it is, a dead letter too; None: there is none."""
+        return self._shard(check_id(id)).look(id)
+
+    def in_flight(self, *, offset: int = 0, limit: int = 100) -> builtins.list[InFlight]:
+        """Return a page of what is in flight, the lease that ends first before the others."""
+        return self._page(Shard.in_flight, offset, limit, lambda held: (held.expires_at, held.id))
 
     def due_in(self) -> float:
         """Return the seconds until the next entry is due by the server's clock; 0 if one is, inf if none waits."""
@@ -165,9 +175,42 @@ class DelayView:
         found = self._scripts.command("GET", self._shards[0].keys.leader)
         return None if found is None else str(found.decode(errors="replace"))
 
+    def dispatches(self) -> Dispatches:
+        """Return what dispatchers sent since the queue exists, and how late; O(1).
+
+        What one had not written yet when it died is missing: at most a second of it. An entry that came back when a
+        lease ended, or that was given back, is late by what passed since then.
+        """
+        return self._log.totals()
+
+    def minutes(self, limit: int = 60) -> builtins.list[Minute]:
+        """Return what was dispatched in each of the last *limit* (1 to 1,440) minutes, oldest first, this one too."""
+        return self._log.minutes(limit)
+
+    def dispatchers(self) -> builtins.list[DispatcherRow]:
+        """Return the dispatchers that were seen within the last 60 s, by name."""
+        return self._log.dispatchers()
+
     def wake_channels(self) -> builtins.list[bytes]:
         """Return the channels that are told when something is due earlier than all before."""
         return [shard.keys.wake for shard in self._shards]
+
+    def _page(
+        self,
+        read: Callable[[Shard, int, int], builtins.list[Found]],
+        offset: int,
+        limit: int,
+        order: Callable[[Found], Any] | None = None,
+    ) -> builtins.list[Found]:
+        """Return a page of what *read* finds in all shards, in *order*; without one, shard after shard."""
+        check_offset(offset)
+        check_limit(limit, CHUNK)
+        if len(self._shards) == 1:
+            return read(self._shards[0], offset, limit)
+        found = [item for shard in self._shards for item in read(shard, 0, offset + limit)]
+        if order is not None:
+            found.sort(key=order)
+        return found[offset : offset + limit]
 
     def _rows(
         self, low: int | str, high: int | str, limit: int, after_due: int | str, after_id: bytes
@@ -199,6 +242,8 @@ class DelayView:
 
 def _read_cursor(text: str) -> tuple[int, bytes]:
     due, separator, id_ = text.partition(":") if isinstance(text, str) else ("", "", "")
-    if not separator or not (due.isascii() and due.isdecimal() and len(due) <= MAX_DIGITS):
-        raise InvalidValueError(f"after={text!r}: give DelayQueue.cursor(entry) of the last entry seen")
-    return int(due), id_bytes(id_)
+    if separator and due.isascii() and due.isdecimal() and len(due) <= MAX_DIGITS:
+        # Half a character is in no id.
+        with contextlib.suppress(UnicodeEncodeError):
+            return int(due), id_bytes(id_)
+    raise InvalidValueError(f"after={text!r}: give DelayQueue.cursor(entry) of the last entry seen")

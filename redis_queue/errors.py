@@ -14,7 +14,8 @@ RedisQueueError
 │   └── SchemaError
 ├── QueueFullError
 ├── EntryExistsError
-└── LeaseLostError
+├── LeaseLostError
+└── LockTakenError
 
 Verdict                         raised by a handler to say what becomes of its message
 ├── Nack
@@ -91,17 +92,22 @@ class LeaseLostError(RedisQueueError):
     """The lease ended and the message was given to someone else; its outcome was not recorded."""
 
 
+class LockTakenError(RedisQueueError):
+    """Somebody else holds the lock."""
+
+
 class Verdict(Exception):  # noqa: N818 - a decision of the handler, not a failure
     """What a handler decides about its message instead of finishing it."""
 
 
 class Nack(Verdict):
-    """Give the message back, to be delivered again after *delay* (seconds or timedelta)."""
+    """Give the message back, to come again after *delay* (seconds or timedelta); not *counted*: not as a delivery."""
 
-    def __init__(self, reason: str = "", *, delay: float | timedelta = 0) -> None:
+    def __init__(self, reason: str = "", *, delay: float | timedelta = 0, counted: bool = True) -> None:
         super().__init__(reason)
         self.reason = reason
         self.delay = delay
+        self.counted = counted
 
 
 class Dead(Verdict):

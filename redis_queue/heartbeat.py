@@ -5,14 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
+from typing import Protocol
 
 from redis_queue.errors import RedisQueueError
-from redis_queue.leasing import Held, Shard
+from redis_queue.leasing import Held
 
 logger = logging.getLogger(__name__)
 
 BEATS_PER_LEASE = 3
+
+
+class Leases(Protocol):
+    """Where the leases are that a heartbeat lengthens."""
+
+    def extend(self, held: Sequence[Held], lease_ms: int) -> list[bool]:
+        """Lengthen leases to *lease_ms* from now; False where the lease was lost."""
+        ...
 
 
 class Heartbeat:
@@ -22,8 +32,8 @@ class Heartbeat:
     for longer than *max_runtime* seconds is no longer extended: a hung handler gives its message up.
     """
 
-    def __init__(self, shard: Shard, lease_ms: int, *, max_runtime: float | None = None) -> None:
-        self._shard = shard
+    def __init__(self, leases: Leases, lease_ms: int, *, max_runtime: float | None = None) -> None:
+        self._leases = leases
         self._lease_ms = lease_ms
         self._max_runtime = max_runtime
         self._held: dict[tuple[str, str], tuple[Held, float]] = {}
@@ -57,7 +67,7 @@ class Heartbeat:
             held = [item for item, since in self._held.values() if since > oldest]
         if not held:
             return
-        kept = self._shard.extend(held, self._lease_ms)
+        kept = self._leases.extend(held, self._lease_ms)
         with self._lock:
             for item, mine in zip(held, kept, strict=True):
                 if not mine and self._held.pop(_key(item), None) is not None:

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 import redis
 
 from redis_queue.batches import chunks
-from redis_queue.errors import RedisQueueError
+from redis_queue.errors import InvalidValueError, RedisQueueError
 from redis_queue.scripts import BoundScript, Scripts
 
 RENEWALS: Final = 3
@@ -124,6 +124,26 @@ class Renewer:
         return Renewal(score, lowest, lost)
 
 
+def write_line(tag: str, score: float | None = None) -> bytes:
+    """Return what a worker writes of a message that it took at *score*, or settled."""
+    # A tag stands in the message, and whatever is in it must not end the line.
+    text = json.dumps(tag)
+    return f"-{text}\n".encode() if score is None else f"+{text} {score:.6f}\n".encode()
+
+
+def read_line(line: bytes) -> tuple[str, float | None]:
+    """Return the tag and the score of a line without its end. Raises InvalidValueError."""
+    try:
+        text = line.decode()
+        tag, _, score = text[1:].rpartition(" ") if text.startswith("+") else (text[1:], "", "")
+        found = json.loads(tag)
+        if text[:1] in ("+", "-") and isinstance(found, str):
+            return found, float(score) if text.startswith("+") else None
+    except (ValueError, RecursionError):
+        pass
+    raise InvalidValueError(f"the worker wrote {line[:80]!r}")
+
+
 class Keeper:
     """Reads what the worker holds from *pipe* until it ends, and renews it."""
 
@@ -157,16 +177,15 @@ class Keeper:
                 return False
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
-                self._take(line.decode())
+                self._take(line)
         return True
 
-    def _take(self, line: str) -> None:
-        tag = line[1:]
-        if line.startswith("+"):
-            tag, _, score = tag.rpartition(" ")
-            self._held[tag] = float(score)
-        elif line.startswith("-"):
+    def _take(self, line: bytes) -> None:
+        tag, score = read_line(line)
+        if score is None:
             self._held.pop(tag, None)
+        else:
+            self._held[tag] = score
 
     def _renew(self) -> bool:
         at = time.monotonic()
@@ -183,7 +202,8 @@ class Keeper:
             return False
         self._away = False
         for tag in found.lost:
-            self._tell(lost=tag, after=found.score - self._held.pop(tag))
+            del self._held[tag]
+            self._tell(lost=tag)
         self._held = dict.fromkeys(self._held, found.score)
         self._board.write(Renewed(at, found.score))
         self._adapt(found.lowest)
@@ -203,7 +223,7 @@ class Keeper:
 
 
 def client_of(channel: Any) -> redis.Redis:
-    """Return a client for the Redis of kombu's *channel* that adds no prefix to keys."""
+    """Return a client for the Redis of kombu's *channel*; its own would put a prefix before some keys, not all."""
     with channel.conn_or_acquire() as client:
         return redis.Redis(connection_pool=client.connection_pool)
 

@@ -4,35 +4,49 @@ All keys of a queue (of a shard of a DelayQueue) share one hash tag, so each scr
 
 ``{<prefix>:queue:<name>}:<part>`` and ``{<prefix>:delay:<name>:<shard>}:<part>``
 
-========== ====== =====================================================================
-part       type   holds
-========== ====== =====================================================================
-meta       HASH   schema, paused, counters
-records    HASH   id -> record, for every message or entry wherever it is
-ready      LIST   ids to claim, next one at the right end (queue only)
-waiting    ZSET   id -> due time: delayed messages, or the entries of a DelayQueue
-in_flight  ZSET   id -> end of its lease
-leases     HASH   id -> "<deliveries> <token>" while in flight, "<deliveries>" afterwards
-errors     HASH   id -> last reason it was given back
-dead       ZSET   id -> time it died
-quarantine LIST   unreadable records with id and reason
-wake       LIST   at most one token that wakes one waiting consumer; for a DelayQueue the name of a channel
-leader     STRING name of the dispatcher that waits for due entries (first shard of a DelayQueue only)
-slot:<x>   STRING outcome of the last call of client thread x, so that a retry is answered, not repeated
-========== ====== =====================================================================
+=========== ====== =====================================================================
+part        type   holds
+=========== ====== =====================================================================
+meta        HASH   schema, paused, counters
+records     HASH   id -> record, for every message or entry wherever it is
+ready       LIST   ids to claim, next one at the right end (queue only)
+waiting     ZSET   id -> due time: delayed messages, or the entries of a DelayQueue
+in_flight   ZSET   id -> end of its lease
+leases      HASH   id -> "<deliveries> <token>" while in flight, "<deliveries>" afterwards
+errors      HASH   id -> last reason it was given back
+dead        ZSET   id -> time it died
+quarantine  LIST   unreadable records with id and reason
+wake        LIST   at most one token that wakes one waiting consumer; for a DelayQueue the name of a channel
+leader      STRING name of the dispatcher that waits for due entries
+                   (first shard of a DelayQueue only, as are the next three)
+lateness    HASH   what was dispatched since ever: sent, failed, sum_ms, and a field per bucket
+minutes     HASH   minute of the day -> "<minute> <sent> <failed> <sum_ms> <worst_ms>"
+dispatchers HASH   name -> "<ms when it was seen> <JSON>"
+slot:<x>    STRING outcome of the last call of client thread x, so that a retry is answered, not repeated
+=========== ====== =====================================================================
+
+A lock has two keys, ``{<prefix>:lock:<name>}:<part>``; they end by themselves an hour after the last use:
+
+=========== ====== =====================================================================
+holder      HASH   who holds it until when, its fence, and who gave it back last
+line        ZSET   id -> since when it waits for the lock
+=========== ====== =====================================================================
 
 ``<prefix>:registry`` is a HASH of all queues that were ever written to. ``<prefix>:starts:<task id>`` is a LIST of when
-and where a redelivered task was started; it is there until the task ends.
+and where a redelivered task was started; it is there until the task ends. ``<prefix>:audit`` is a LIST of what was
+changed by hand, newest first. ``<prefix>:operation:<id>`` is a STRING for a day after the dashboard acted.
 
 A Redis that is Celery's broker has the ZSET ``redis_queue:visibility_timeouts``: those in use, each with the time when
-a worker that has it was last seen; and the LIST ``redis_queue:unreadable``: what workers found in queues and could not
-read. ``global_keyprefix`` stands before both.
+a worker that has it was last seen; the LIST ``redis_queue:unreadable``: what workers found in queues and could not
+read; the STRING ``redis_queue:sweep``: who looks for leases that ran out; and the HASH ``redis_queue:counters``: what
+became of leases. ``global_keyprefix`` stands before them.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal
-from urllib.parse import quote
+import re
+from typing import Final, Literal, NamedTuple
+from urllib.parse import quote, unquote
 
 from redis_queue.errors import InvalidNameError
 
@@ -40,6 +54,8 @@ Kind = Literal["queue", "delay"]
 
 MAX_NAME: Final = 200
 MAX_ID: Final = 255
+
+_KEY: Final = re.compile(r"\{([^{}:]+):(queue|delay):([^{}:]+)(?::(\d{1,4}))?\}:([a-z_]+)(?::\w+)?")
 
 
 class Keys:
@@ -61,6 +77,9 @@ class Keys:
         self.quarantine = self._key("quarantine")
         self.wake = self._key("wake")
         self.leader = self._key("leader")
+        self.lateness = self._key("lateness")
+        self.minutes = self._key("minutes")
+        self.dispatchers = self._key("dispatchers")
 
     def slot(self, client: str) -> bytes:
         """Return the key that keeps the last outcome of one client thread."""
@@ -80,6 +99,9 @@ class Keys:
             self.quarantine,
             self.wake,
             self.leader,
+            self.lateness,
+            self.minutes,
+            self.dispatchers,
         )
 
     @property
@@ -89,6 +111,40 @@ class Keys:
 
     def _key(self, part: str) -> bytes:
         return f"{self._root}{part}".encode()
+
+
+class LockKeys:
+    """The keys of one lock."""
+
+    def __init__(self, prefix: str, name: str) -> None:
+        root = f"{{{_escape(prefix)}:lock:{_escape(check_name(name, what='lock'))}}}:"
+        self.holder = f"{root}holder".encode()
+        self.line = f"{root}line".encode()
+
+
+class Part(NamedTuple):
+    """What a key of a queue is: *shard* is None but for a DelayQueue, *name* is the part, such as ``ready``."""
+
+    kind: Kind
+    queue: str
+    shard: int | None
+    name: str
+
+
+def parse(prefix: str, key: bytes) -> Part | None:
+    """Return what *key* is under *prefix*, or None if it is no key of a queue."""
+    found = _KEY.fullmatch(key.decode(errors="replace"))
+    if found is None or found[1] != _escape(prefix):
+        return None
+    kind: Kind = "queue" if found[2] == "queue" else "delay"
+    if (kind == "delay") != (found[4] is not None):
+        return None
+    return Part(kind, unquote(found[3]), None if found[4] is None else int(found[4]), found[5])
+
+
+def pattern(prefix: str) -> str:
+    """Match the keys of all queues under *prefix*, for SCAN."""
+    return f"{{{_escape(prefix)}:*"
 
 
 def registry(prefix: str) -> bytes:
@@ -101,6 +157,16 @@ def starts(prefix: str, task_id: str) -> bytes:
     return f"{_escape(prefix)}:starts:{task_id}".encode()
 
 
+def audit(prefix: str) -> bytes:
+    """Return the key of what was changed by hand under *prefix*."""
+    return f"{_escape(prefix)}:audit".encode()
+
+
+def operation(prefix: str, operation: str) -> bytes:
+    """Return the key that is there once an operation of the dashboard has begun."""
+    return f"{_escape(prefix)}:operation:{_escape(operation)}".encode()
+
+
 def visibility_timeouts(broker_prefix: str) -> bytes:
     """Return the key of the visibility timeouts in use on a broker whose keys all begin with *broker_prefix*."""
     return f"{broker_prefix}redis_queue:visibility_timeouts".encode()
@@ -111,18 +177,33 @@ def unreadable(broker_prefix: str) -> bytes:
     return f"{broker_prefix}redis_queue:unreadable".encode()
 
 
-def check_name(name: str) -> str:
-    """Return *name* if it can name a queue: 1 to 200 printable characters. Raises InvalidNameError."""
+def sweeping(broker_prefix: str) -> bytes:
+    """Return the key of who looks for leases that ran out."""
+    return f"{broker_prefix}redis_queue:sweep".encode()
+
+
+def counters(broker_prefix: str) -> bytes:
+    """Return the key of the counters of what became of leases."""
+    return f"{broker_prefix}redis_queue:counters".encode()
+
+
+def check_name(name: str, *, what: str = "queue") -> str:
+    """Return *name* if it can name a queue or lock: 1 to 200 printable characters. Raises InvalidNameError."""
     if not isinstance(name, str) or not name or len(name) > MAX_NAME or not name.isprintable():
-        raise InvalidNameError(f"queue name {_short(name)}: give 1 to {MAX_NAME} printable characters")
+        raise InvalidNameError(f"{what} name {_short(name)}: give 1 to {MAX_NAME} printable characters")
     return name
 
 
 def check_id(value: str, *, name: str = "id") -> str:
     """Return *value* if it can name a message or an entry: 1 to 255 printable characters. Raises InvalidNameError."""
-    if not isinstance(value, str) or not value or len(value) > MAX_ID or not value.isprintable():
+    if not is_id(value):
         raise InvalidNameError(f"{name} {_short(value)}: give 1 to {MAX_ID} printable characters")
     return value
+
+
+def is_id(value: object) -> bool:
+    """Tell whether *value* can name a message or an entry."""
+    return isinstance(value, str) and 0 < len(value) <= MAX_ID and value.isprintable()
 
 
 def _escape(name: str) -> str:

@@ -13,7 +13,7 @@ from redis_queue.batches import CHUNK, chunks
 from redis_queue.codec import Codec, UnreadableError
 from redis_queue.errors import InvalidValueError, RedisQueueError
 from redis_queue.keys import Keys
-from redis_queue.model import DeadLetter, Lease, PutBack, Quarantined
+from redis_queue.model import DeadLetter, InFlight, Item, Lease, PutBack, Quarantined
 from redis_queue.scripts import BoundScript, Scripts
 from redis_queue.settings import Settings
 from redis_queue.times import from_ms
@@ -190,6 +190,31 @@ class Shard:
         reply = iter(self.run("dead/letters", offset=offset, limit=limit))
         return [self._letter(*fields) for fields in zip(reply, reply, reply, reply, reply, strict=True)]
 
+    def look(self, id_: str) -> Item | None:
+        """Return the message or entry *id_* wherever it is."""
+        found = self.run("lease/look", id=id_bytes(id_))
+        if not found:
+            return None
+        state, at, deliveries, reason, record = found
+        known: dict[str, Any] = {
+            "id": id_,
+            "state": state.decode(),
+            "at": None if at < 0 else from_ms(at),
+            "deliveries": deliveries,
+            "reason": reason.decode(errors="replace"),
+        }
+        try:
+            put_at, headers, body, destination = self.codec.decode(record)
+        except UnreadableError as error:
+            return Item(**known, put_at=None, body=None, headers={}, problem=str(error))
+        return Item(**known, put_at=from_ms(put_at), body=body, headers=headers, destination=destination)
+
+    def in_flight(self, offset: int, limit: int) -> list[InFlight]:
+        """Return a page of what is in flight, first end first."""
+        reply = iter(self.run("lease/held", offset=offset, limit=limit))
+        rows = zip(reply, reply, reply, strict=True)
+        return [InFlight(id_text(raw), from_ms(ends), deliveries) for raw, ends, deliveries in rows]
+
     def redrive(self, ids: Iterable[str] | None, gap: float) -> int:
         """Bring dead letters (None: all that are dead now) back to life, one each *gap* ms; return how many."""
         started, moved = time.monotonic(), 0
@@ -201,8 +226,11 @@ class Shard:
             moved += flags.count(_YES_BYTE)
         return moved
 
-    def purge(self, place: str) -> int:
-        """Delete what stands in *place* (ready, waiting, dead or quarantine) now; return how much."""
+    def purge(self, place: str, limit: int) -> int:
+        """Delete up to *limit* of what stands in *place* (ready, waiting, dead) now; return how much.
+
+        Of the quarantine everything goes.
+        """
         key: bytes = getattr(self.keys, place)
         size = self._size(place)
         if place == "quarantine":
@@ -211,7 +239,8 @@ class Shard:
         purge = self._scripts.bind("lease/purge", self.keys, place=key)
         total = 0
         # Up to the size at the beginning: a busy producer must not keep a purge going for ever.
-        while total < size and (deleted := purge(limit=min(CHUNK, size - total))):
+        most = min(size, limit)
+        while total < most and (deleted := purge(limit=min(CHUNK, most - total))):
             total += deleted
         return total
 
@@ -258,11 +287,17 @@ def _read_quarantined(raw: bytes) -> Quarantined:
     try:
         found_at, id_length, reason_length = (int(part) for part in head.split(b" "))
     except ValueError:
-        return Quarantined("", raw, "not written by redis_queue", from_ms(0))
+        return _foreign(raw)
     middle = id_length + reason_length
+    if min(id_length, reason_length) < 0 or middle > len(rest):
+        return _foreign(raw)
     return Quarantined(
         id=id_text(rest[:id_length]),
         raw=rest[middle:],
         reason=rest[id_length:middle].decode(errors="replace"),
         found_at=from_ms(found_at),
     )
+
+
+def _foreign(raw: bytes) -> Quarantined:
+    return Quarantined("", raw, "not written by redis_queue", from_ms(0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,38 @@ class Quarantined:
     found_at: datetime
 
 
+State = Literal["ready", "delayed", "in_flight", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A message or an entry wherever it is.
+
+    *at*: when it is due (delayed), when its lease ends (in flight), when it died, or None (ready). *problem* says why
+    the record cannot be read; then *body* is None. *reason* is the last one it was given back for.
+    """
+
+    id: str
+    state: State
+    at: datetime | None
+    put_at: datetime | None
+    deliveries: int
+    reason: str
+    body: Any
+    headers: Mapping[str, Any]
+    destination: str | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """What is in flight: until when, and how often it was delivered."""
+
+    id: str
+    expires_at: datetime
+    deliveries: int
+
+
 @dataclass(frozen=True, slots=True)
 class PutBack:
     """What one put-back did: *returned* may be claimed again, *dead* had used up their deliveries."""
@@ -77,7 +109,10 @@ class PutBack:
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """One consistent look at a RedisQueue: sizes now, totals since it exists, age of the oldest ready message."""
+    """One consistent look at a RedisQueue: sizes now, totals since it exists, age of the oldest ready message.
+
+    *redelivered* counts what came back to be claimed again, *put_back* the leases that ran out.
+    """
 
     ready: int
     delayed: int
@@ -89,6 +124,7 @@ class QueueStats:
     redelivered: int
     paused: bool
     oldest_ready_at: datetime | None
+    put_back: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,18 +207,21 @@ class RedisQueue(QueueView):
         """
         return self._shard.redrive(ids if ids is None else [check_id(id_) for id_ in ids], gap_ms(rate))
 
-    def purge(self, *places: Place) -> int:
-        """Delete everything in *places* (default: ready and delayed) and return how many messages went.
+    def purge(self, *places: Place, limit: int = MANY) -> int:
+        """Delete up to *limit* messages in *places* (default: ready and delayed) and return how many went.
 
-        What is in flight stays with its holders.
+        What is in flight stays with its holders. The quarantine goes as a whole.
         """
         known = ("ready", "delayed", "dead", "quarantine")
         for place in places:
             if place not in known:
                 raise InvalidValueError(f"purge({place!r}): known places are {', '.join(known)}")
-        return sum(
-            self._shard.purge("waiting" if place == "delayed" else place) for place in places or ("ready", "delayed")
-        )
+        check_limit(limit, MANY)
+        total = 0
+        for place in places or ("ready", "delayed"):
+            if total < limit:
+                total += self._shard.purge("waiting" if place == "delayed" else place, limit - total)
+        return total
 
     def destroy(self) -> None:
         """Delete the queue and everything in it, in flight too, and take it out of the registry."""

@@ -7,9 +7,9 @@ from typing import Any
 from redis_queue.batches import CHUNK, check_limit, check_offset
 from redis_queue.codec import UnreadableError
 from redis_queue.connection import Client, connect, longest_wait
-from redis_queue.keys import Keys
+from redis_queue.keys import Keys, check_id
 from redis_queue.leasing import Clock, Shard, id_text, server_clock
-from redis_queue.model import DeadLetter, Lease, Message, Quarantined, QueueStats
+from redis_queue.model import DeadLetter, InFlight, Item, Lease, Message, Quarantined, QueueStats
 from redis_queue.registry import Registry
 from redis_queue.scripts import Scripts
 from redis_queue.settings import Settings
@@ -53,7 +53,7 @@ class QueueView:
     def stats(self) -> QueueStats:
         """Count everything in one consistent look."""
         reply = self._shard.run("queue/stats")
-        ready, delayed, in_flight, dead, quarantined, put, acked, redelivered, paused, oldest = reply
+        ready, delayed, in_flight, dead, quarantined, put, acked, redelivered, paused, oldest, put_back = reply
         return QueueStats(
             ready,
             delayed,
@@ -65,6 +65,7 @@ class QueueView:
             redelivered,
             bool(paused),
             from_ms(oldest) if oldest else None,
+            put_back,
         )
 
     def __len__(self) -> int:
@@ -82,6 +83,14 @@ class QueueView:
     def quarantined(self, *, offset: int = 0, limit: int = 100) -> list[Quarantined]:
         """Return a page of records that could not be read, oldest first."""
         return self._shard.quarantined(check_offset(offset), check_limit(limit, CHUNK))
+
+    def look(self, id: str) -> Item | None:
+        """Return the message *id* wherever it is, a dead letter too; None: there is none."""
+        return self._shard.look(check_id(id))
+
+    def in_flight(self, *, offset: int = 0, limit: int = 100) -> list[InFlight]:
+        """Return a page of what is in flight, the lease that ends first before the others."""
+        return self._shard.in_flight(check_offset(offset), check_limit(limit, CHUNK))
 
     def _read(self, raw_id: bytes, deliveries: int, record: bytes, lease: Lease | None) -> Message | None:
         id_ = id_text(raw_id)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from redis_queue import keys
+from redis_queue.batches import CHUNK, chunks
 from redis_queue.keys import Kind
 from redis_queue.scripts import Scripts
 from redis_queue.settings import Settings
@@ -39,20 +41,25 @@ class Registry:
         self._scripts.command("HDEL", self._key, f"{kind}:{name}")
 
     def all(self) -> list[Known]:
-        """Return every known queue by kind and name; what cannot be read is left out."""
-        fields: list[bytes] = self._scripts.command("HKEYS", self._key)
-        found = (self._read(field) for field in sorted(fields))
-        return [known for known in found if known is not None]
+        """Return every known queue by kind and name, a batch per round trip; what cannot be read is left out."""
+        fields: list[bytes] = sorted(self._scripts.command("HKEYS", self._key))
+        return [known for chunk in chunks(fields, CHUNK) for known in self._read(chunk)]
 
-    def _read(self, field: bytes) -> Known | None:
-        kind, _, name = field.decode(errors="replace").partition(":")
-        value = self._scripts.command("HGET", self._key, field)
-        try:
-            loaded: dict[str, Any] = json.loads(value or b"")
-            limits = {"max_deliveries": int(loaded["max_deliveries"]), "shards": int(loaded["shards"])}
-            keys.check_name(name)
-        except (ValueError, KeyError, TypeError):
-            return None
-        if kind == "queue":
-            return Known("queue", name, **limits)
-        return Known("delay", name, **limits) if kind == "delay" else None
+    def _read(self, fields: list[bytes]) -> Iterator[Known]:
+        values = self._scripts.command("HMGET", self._key, *fields)
+        found = map(read, fields, values)
+        return (known for known in found if known is not None)
+
+
+def read(field: bytes, value: bytes | None) -> Known | None:
+    """Return what a field of the registry says, or None if it cannot be read."""
+    kind, _, name = field.decode(errors="replace").partition(":")
+    try:
+        loaded: dict[str, Any] = json.loads(value or b"")
+        limits = {"max_deliveries": int(loaded["max_deliveries"]), "shards": int(loaded["shards"])}
+        keys.check_name(name)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    if kind == "queue":
+        return Known("queue", name, **limits)
+    return Known("delay", name, **limits) if kind == "delay" else None

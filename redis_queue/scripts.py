@@ -20,8 +20,9 @@ from typing import Any, Final, Protocol
 
 import redis
 
-from redis_queue.connection import Client, RedisErrors, translate
+from redis_queue.connection import Client
 from redis_queue.errors import ConfigurationError, RedisQueueError, SchemaError, StoreUnavailableError, WrongTypeError
+from redis_queue.translation import RedisErrors, translate
 
 Argument = bytes | str | int | float
 
@@ -32,6 +33,9 @@ CALL_ATTEMPTS: Final = 3
 ATTEMPT: Final = "attempt"
 """The argument that a call fills itself: above 1, an earlier reply may have been lost."""
 
+# Found when this module is loaded: what `files` itself imports must not be half loaded when a worker forks.
+_LUA: Final = files("redis_queue").joinpath("lua")
+
 _NAMED = re.compile(r"^-- (KEYS|ARGV)\[(\d+|\.\.\.)\] +(\w+)", re.MULTILINE)
 
 
@@ -41,13 +45,18 @@ class Script:
     def __init__(self, name: str) -> None:
         folder, _, operation = name.partition("/")
         self.name = name
-        self.source = files("redis_queue").joinpath("lua", folder, f"{operation}.lua").read_text("utf-8")
-        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        self.source = _LUA.joinpath(folder, f"{operation}.lua").read_text("utf-8")
+        self.sha = sha_of(self.source)
         found = _NAMED.findall(self.source)
         self.keys = tuple(label for kind, _, label in found if kind == "KEYS")
         self.arguments = tuple(label for kind, slot, label in found if kind == "ARGV" and slot != "...")
         self.counts_attempts = ATTEMPT in self.arguments
         self.takes_more = any(slot == "..." for _, slot, _ in found)
+
+
+def sha_of(source: str) -> str:
+    """Return the name by which EVALSHA knows *source*."""
+    return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
 @functools.cache
@@ -251,7 +260,11 @@ class BoundScript:
 def describe(server: Link, keys: Iterable[Argument]) -> str:
     """Return which of *keys* exist, with their types, for an error message."""
     found = ((key, server.send("TYPE", key)) for key in keys if isinstance(key, bytes))
-    return ", ".join(f"{key.decode()} is a {kind.decode()}" for key, kind in found if kind != b"none")
+    try:
+        return ", ".join(f"{key.decode()} is a {kind.decode()}" for key, kind in found if kind != b"none")
+    except redis.exceptions.NoPermissionError:
+        # Who may not ask is told what went wrong all the same.
+        return ""
 
 
 def pause(attempt: int, error: Exception, ours: RedisQueueError) -> None:

@@ -77,7 +77,7 @@ class Settings:
         known = [item.name for item in fields(cls)]
         for name in values:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+                near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
                 hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
                 raise ConfigurationError(f"unknown setting {name!r}: {hint}")
         return cls(**values)

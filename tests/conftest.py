@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
 import redis
 from kombu.connection import Connection
 from kombu.exceptions import OperationalError
 
+from tests.support.clock import Clock
 from tests.support.servers import RedisServer
 from tests.support.topologies import RedisCluster, SentinelSet
 
 RABBITMQ_VARIABLE = "REDIS_QUEUE_TEST_RABBITMQ"
 RABBITMQ_DEFAULT = "amqp://guest:guest@127.0.0.1:5672//"
+POSTGRES_VARIABLE = "REDIS_QUEUE_TEST_POSTGRES"
+POSTGRES_DEFAULT = "postgresql://postgres@127.0.0.1:5432/postgres"
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """Leave the level of the log as it was: a worker or a command in this process sets its own."""
+    root = logging.getLogger()
+    before = root.level
+    yield
+    root.setLevel(before)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The time for queues under test; it stands still until the test moves it."""
+    return Clock()
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +54,14 @@ def redis_server() -> Iterator[RedisServer]:
 def redis_url(redis_server: RedisServer) -> str:
     """The URL of the shared server."""
     return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def shop(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The database of the shop, with its tables, in this process."""
+    from tests.django.project import configure  # the settings are read with it
+
+    return configure(redis_server.url, tmp_path_factory.mktemp("shop"))
 
 
 @pytest.fixture
@@ -92,4 +122,25 @@ def rabbitmq_url() -> str:
             return url
         except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
             failure = f"no RabbitMQ at {connection.as_uri()} ({error}): start one or set {RABBITMQ_VARIABLE}"
+    pytest.fail(failure, pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """The URL of an empty database on a running PostgreSQL, dropped in the end; fails where there is none."""
+    import psycopg  # only these tests need it
+
+    url = os.environ.get(POSTGRES_VARIABLE, POSTGRES_DEFAULT)
+    name = f"redis_queue_test_{uuid4().hex}"
+    try:
+        server = psycopg.connect(url, autocommit=True, connect_timeout=3)
+    except psycopg.OperationalError as error:
+        place = urlsplit(url)
+        failure = f"no PostgreSQL at {place.hostname}:{place.port} ({error}): start one or set {POSTGRES_VARIABLE}"
+    else:
+        with server:
+            server.execute(f"CREATE DATABASE {name}")
+            yield urlsplit(url)._replace(path=f"/{name}").geturl()
+            server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        return
     pytest.fail(failure, pytrace=False)

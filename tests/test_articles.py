@@ -19,6 +19,7 @@ from redis_queue import Consumer, DelayQueue, EntryExistsError, Message, Nack, R
 from redis_queue.delay_model import Push
 from redis_queue.keys import Keys
 from redis_queue.scripts import load
+from tests.support.clock import Clock
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -28,22 +29,6 @@ QUEUE = Keys("redis_queue", "queue", "orders")
 TIMED = Keys("redis_queue", "delay", "orders", 0)
 
 T = TypeVar("T")
-
-
-class Clock:
-    """A clock that stands still until it is set."""
-
-    def __init__(self) -> None:
-        self.now = 1_700_000_000_000
-
-    def __call__(self) -> int:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    """The time for queues under test."""
-    return Clock()
 
 
 def at_once(number: int, act: Callable[[int], T]) -> list[T]:

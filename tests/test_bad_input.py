@@ -8,9 +8,12 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -694,6 +697,69 @@ def test_a_due_time_in_a_gap_or_fold_of_its_zone_means_one_moment(client: redis.
     assert winter.due_at - summer.due_at == timedelta(hours=1)
 
 
+@pytest.mark.parametrize("verb", ["put_many", "push_many", "cancel_many"])
+def test_a_generator_is_read_no_further_than_what_is_stored(client: redis.Redis, verb: str) -> None:
+    """A million ids need no memory of a million: there are never more than 500 on their way."""
+    queue, timed = RedisQueue("orders", client), DelayQueue("orders", client)
+    done: dict[str, Callable[[], int]] = {
+        "put_many": lambda: queue.stats().put,
+        "push_many": lambda: len(timed),
+        "cancel_many": lambda: 2500 - len(timed),
+    }
+    if verb == "cancel_many":
+        timed.push_many([Push(number, id=str(number)) for number in range(2500)])
+    behind: list[int] = []
+
+    def numbers() -> Iterator[str]:
+        for number in range(2500):
+            if number % 100 == 0:
+                behind.append(number - done[verb]())
+            yield str(number)
+
+    call: Any = getattr(queue if verb == "put_many" else timed, verb)
+    assert len(call(numbers())) == 2500
+    assert max(behind) == 400
+
+
+def test_a_generator_that_fails_leaves_what_was_stored_before(client: redis.Redis) -> None:
+    queue = RedisQueue("orders", client)
+
+    def bodies() -> Iterator[int]:
+        yield from range(700)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        queue.put_many(bodies())
+    assert [message.body for message in queue.get_many(500)] == list(range(500))
+    assert queue.stats().ready == 0
+
+
+def test_a_queue_works_while_the_interpreter_shuts_down(client: redis.Redis, redis_url: str) -> None:
+    code = (
+        "import atexit, sys\n"
+        "from redis_queue import DelayQueue, RedisQueue\n"
+        "queue, timed = RedisQueue('orders', sys.argv[1]), DelayQueue('orders', sys.argv[1])\n"
+        "atexit.register(lambda: (queue.put('the last'), timed.push('the last')))\n"
+    )
+    command = [sys.executable, "-c", code, redis_url]
+    done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [message.body for message in RedisQueue("orders", client).get_many(5)] == ["the last"]
+    assert [entry.payload for entry in DelayQueue("orders", client).claim(5)] == ["the last"]
+
+
+def test_a_queue_works_within_a_running_event_loop(client: redis.Redis) -> None:
+    queue = RedisQueue("orders", client)
+
+    async def view() -> bool:
+        queue.put("hello")
+        with queue.lease(block=False) as message:
+            return message is not None and message.body == "hello"
+
+    assert asyncio.run(view())
+    assert queue.stats().acked == 1
+
+
 class TestLeasesThatAreNotOnesOwn:
     @pytest.fixture
     def live(self, client: redis.Redis) -> RedisQueue:
@@ -741,6 +807,33 @@ class TestLeasesThatAreNotOnesOwn:
         assert not stranger.ack(message)
         assert not stranger.nack(message, dead=True)
         assert live.still_mine(message)
+
+    @pytest.mark.parametrize("lease", [0, 0.0, timedelta(0), 1e-9])
+    def test_to_extend_by_nothing_shortens_nothing(self, live: RedisQueue, message: Message, lease: Any) -> None:
+        ends = live.client.zscore(Keys("redis_queue", "queue", "live").in_flight, message.id)
+        assert live.extend(message, lease)
+        assert live.client.zscore(Keys("redis_queue", "queue", "live").in_flight, message.id) == ends
+
+    def test_after_a_purge_it_settles_what_is_in_flight(self, live: RedisQueue, message: Message) -> None:
+        assert live.purge("ready", "delayed", "dead", "quarantine") == 1
+        assert live.ack(message)
+
+    def test_after_it_was_destroyed_it_settles_nothing(self, live: RedisQueue, message: Message) -> None:
+        live.destroy()
+        assert not live.ack(message)
+        assert not live.nack(message)
+        assert not live.extend(message)
+        assert not live.still_mine(message)
+
+    def test_an_entry_whose_lease_went_to_another_settles_nothing(self, client: redis.Redis) -> None:
+        timed = DelayQueue("live", client)
+        timed.push("a", id="a")
+        first = timed.claim()[0]
+        timed.push("b", id="a")
+        second = timed.claim()[0]
+        assert not timed.ack(first)
+        assert not timed.release(first)
+        assert timed.ack_many([second, second]) == [True, False]
 
     def test_after_a_flush_it_settles_nothing(self, client: redis.Redis, live: RedisQueue, message: Message) -> None:
         client.flushall()

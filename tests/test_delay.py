@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -10,37 +11,12 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, Entry, EntryExistsError, PutBack
+from redis_queue.batches import CHUNK
 from redis_queue.delay_model import Push
 from redis_queue.keys import Keys
 from redis_queue.registry import Known, Registry
 from redis_queue.scripts import Scripts
-
-START = 1_700_000_000_000
-
-
-class Clock:
-    """A clock that stands still until it is set."""
-
-    def __init__(self) -> None:
-        self.now = START
-
-    def __call__(self) -> int:
-        return self.now
-
-    def forward(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now += round(seconds * 1000)
-
-
-def when(seconds: float) -> datetime:
-    """Return the time so long after the start of the clock."""
-    return datetime.fromtimestamp(START / 1000, timezone.utc) + timedelta(seconds=seconds)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    """The time for the queue under test."""
-    return Clock()
+from tests.support.clock import Clock, when
 
 
 @pytest.fixture
@@ -69,6 +45,11 @@ def keys_left(client: redis.Redis) -> list[bytes]:
     """Return all keys but those that every queue keeps."""
     kept = (b":slot:", b":meta", b":registry")
     return sorted(key for key in client.scan_iter() if not any(part in key for part in kept))
+
+
+def calls(client: redis.Redis) -> int:
+    """Return how many scripts the server ran since it was started."""
+    return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
 
 class TestPush:
@@ -274,6 +255,31 @@ class TestLook:
         timed.cancel_many(["m0", "m4", "m7"])
         timed.push_many([Push(None, id="m44", delay=9), Push(None, id="a", delay=9), Push(None, id="early", delay=1)])
         assert ids(timed.list(limit=9, after=timed.cursor(first[-1]))) == ["m44", "m5", "m6", "m8", "m9"]
+
+    @pytest.mark.parametrize("limit", [1, 100])
+    def test_a_page_behind_much_that_cannot_be_read_takes_few_round_trips(
+        self, timed: DelayQueue, client: redis.Redis, limit: int
+    ) -> None:
+        timed.push_many([Push(None, id=f"bad{number}", delay=1) for number in range(1200)])
+        for entry in timed:
+            client.hset(timed._shard(entry.id).keys.records, entry.id, "unreadable")
+        good = sorted(f"good{number}" for number in range(101))
+        timed.push_many([Push(None, id=name, delay=2) for name in good])
+        before = calls(client)
+
+        assert ids(timed.list(limit=limit)) == good[:limit]
+
+        # Twice as many each time, then 500.
+        assert calls(client) - before <= (9 + 1200 // CHUNK) * timed.settings.shards
+
+    def test_a_page_that_is_not_full_takes_one_round_trip(self, timed: DelayQueue, client: redis.Redis) -> None:
+        timed.push_many(["a", "b"])
+        timed.list()
+        before = calls(client)
+
+        assert len(timed.list(limit=3)) == 2
+
+        assert calls(client) - before == timed.settings.shards
 
     def test_iteration_goes_over_all_pages(self, timed: DelayQueue) -> None:
         timed.push_many([Push(number, delay=number // 300) for number in range(1300)])
@@ -511,6 +517,14 @@ class TestDeadLetters:
         assert timed.purge("waiting", "dead", "quarantine") == 10
         assert keys_left(client) == []
 
+    def test_purge_deletes_no_more_than_its_limit(self, timed: DelayQueue, dead: list[str]) -> None:
+        timed.push_many(range(700))
+        assert timed.purge(limit=600) == 600
+        assert timed.purge("waiting", "dead", limit=105) == 105
+        assert (timed.stats().waiting, timed.stats().dead) == (0, 5)
+        with pytest.raises(ValueError, match="limit=0"):
+            timed.purge(limit=0)
+
     def test_destroy_leaves_nothing(self, timed: DelayQueue, dead: list[str], client: redis.Redis) -> None:
         timed.push("a")
         timed.claim()
@@ -544,8 +558,11 @@ class TestShards:
         assert Registry(Scripts(client), "redis_queue").all() == [Known("delay", "timed", 7, 3)]
 
 
-def test_the_time_is_that_of_the_server(client: redis.Redis) -> None:
+@pytest.mark.parametrize("hours", [-1, 0, 1])
+def test_the_time_is_that_of_the_server(client: redis.Redis, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
     timed = DelayQueue("timed", client)
+    host = time.time()
+    monkeypatch.setattr(time, "time", lambda: host + 3600 * hours)
     seconds, micros = client.time()
     now = datetime.fromtimestamp(seconds, timezone.utc) + timedelta(microseconds=micros - 1000)
     timed.push("a", id="a", delay=60)

@@ -19,35 +19,15 @@ from redis_queue import LeaseLostError, Message, PutBack, QueueFullError, RedisQ
 from redis_queue.keys import Keys
 from redis_queue.registry import Registry
 from redis_queue.scripts import DirectLink, Scripts
+from tests.support.clock import START, Clock
 from tests.support.wait import wait_until
 
 KEYS = Keys("redis_queue", "queue", "orders")
-START = 1_700_000_000_000
-
-
-class Clock:
-    """A clock that stands still until it is set."""
-
-    def __init__(self) -> None:
-        self.now = START
-
-    def __call__(self) -> int:
-        return self.now
-
-    def forward(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now += round(seconds * 1000)
 
 
 def when(milliseconds: int) -> datetime:
     """Return the time so long after the start of the clock."""
     return datetime.fromtimestamp((START + milliseconds) / 1000, timezone.utc)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    """The time for the queue under test."""
-    return Clock()
 
 
 @pytest.fixture
@@ -103,7 +83,18 @@ class TestPutAndGet:
         assert message.lease is not None
         assert message.lease.expires_at == when(61_500)
 
-    def test_the_time_is_that_of_the_server(self, client: redis.Redis, live: RedisQueue) -> None:
+    def test_equal_bodies_are_messages_of_their_own(self, queue: RedisQueue) -> None:
+        first, second = queue.put({"order": 1}), queue.put({"order": 1})
+        assert first != second
+        assert len(queue) == 2
+
+    @pytest.mark.parametrize("hours", [-1, 0, 1])
+    def test_the_time_is_that_of_the_server(
+        self, client: redis.Redis, live: RedisQueue, monkeypatch: pytest.MonkeyPatch, hours: int
+    ) -> None:
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now + 3600 * hours)
+        monkeypatch.setattr(time, "time_ns", lambda: round((now + 3600 * hours) * 1e9))
         seconds, micros = client.time()
         live.put("now")
         message = must(live.get())
@@ -540,6 +531,15 @@ class TestPurge:
         stats = queue.stats()
         assert (stats.ready, stats.delayed, stats.dead) == left
         assert queue.purge("ready", "delayed", "dead") == sum(left)
+
+    @pytest.mark.usefixtures("full")
+    def test_no_more_go_than_the_limit_says(self, queue: RedisQueue) -> None:
+        assert queue.purge("ready", "delayed", limit=4) == 4
+        assert (queue.stats().ready, queue.stats().delayed) == (0, 1)
+        assert queue.purge("delayed", "dead", limit=1) == 1
+        assert queue.stats().dead == 1
+        with pytest.raises(ValueError, match="limit=0"):
+            queue.purge(limit=0)
 
     def test_thousands_go_in_one_call(self, queue: RedisQueue, client: redis.Redis) -> None:
         queue.put_many(range(1234))

@@ -277,6 +277,49 @@ class TestFaultProxy:
             through.incr("chosen")
         assert client.get("chosen") == b"1"
 
+    def test_cut_next_reply_passes_a_part_of_it(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
+    ) -> None:
+        for after, seen in ((None, b"+O"), (1, b"+"), (99, b"+OK\r\n")):
+            proxy.cut_next_reply(after=after)
+            with socket.create_connection(proxy.address, timeout=5) as raw:
+                raw.sendall(b"SET key %d\r\n" % len(seen))
+                assert raw.recv(100) == seen
+                with pytest.raises(ConnectionResetError):
+                    raw.recv(100)
+            assert client.get("key") == b"%d" % len(seen)
+        assert proxy.pending_drops == 0
+        assert through.ping()
+
+    def test_cut_next_request_keeps_it_from_the_server(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
+    ) -> None:
+        proxy.cut_next_request(2)
+        for _ in range(2):
+            with pytest.raises(redis.ConnectionError):
+                through.incr("counter")
+        assert client.get("counter") is None
+        assert through.incr("counter") == 1
+
+    def test_cut_next_request_passes_what_stands_before(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
+    ) -> None:
+        proxy.cut_next_request(before=b"second")
+        with pytest.raises(redis.ConnectionError):
+            through.pipeline(transaction=False).incr("first").incr("second").execute()
+        wait_until(lambda: proxy.open_connections == 0, description="the server to close the connection")
+        assert client.mget("first", "second") == [b"1", None]
+
+    def test_hold_next_request_lets_it_arrive_late(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
+    ) -> None:
+        proxy.hold_next_request(matching=b"INCR")
+        with pytest.raises(redis.TimeoutError):
+            through.incr("counter")
+        assert through.get("counter") is None
+        proxy.release()
+        wait_until(lambda: client.get("counter") == b"1", description="the held request to arrive")
+
     def test_drop_replies_executes_and_never_answers(
         self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
     ) -> None:

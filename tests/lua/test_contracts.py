@@ -12,9 +12,11 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from redis_queue import DelayQueue, RedisQueue
+from redis_queue import DelayQueue, Lock, RedisQueue
 from redis_queue import keys as keys_module
 from redis_queue.delay_model import Delivery, Foreign, Push
+from redis_queue.dispatching import DispatcherRow, Dispatches, Lateness
+from redis_queue.doctor import repair
 from redis_queue.keeper import Place, Renewer
 from redis_queue.keys import Keys
 from redis_queue.leasing import Shard
@@ -96,7 +98,7 @@ def text(name: str) -> Text:
 
 
 def test_the_scripts_are_found_as_package_data() -> None:
-    assert {name.partition("/")[0] for name in names()} == {"dead", "delay", "held", "lease", "queue"}
+    assert {name.partition("/")[0] for name in names()} == {"dead", "delay", "held", "lease", "lock", "queue"}
     assert len(names()) >= 23
     assert all(entry.is_dir() or entry.name == "__init__.py" for entry in folder().iterdir())
 
@@ -104,7 +106,7 @@ def test_the_scripts_are_found_as_package_data() -> None:
 def test_every_script_is_called_by_the_code_and_every_called_one_exists() -> None:
     package = Path(str(files("redis_queue")))
     code = "\n".join(path.read_text("utf-8") for path in package.rglob("*.py"))
-    assert sorted(set(re.findall(r'"((?:dead|delay|held|lease|queue)/\w+)"', code))) == names()
+    assert sorted(set(re.findall(r'"((?:dead|delay|held|lease|lock|queue)/\w+)"', code))) == names()
 
 
 def test_the_header_numbers_all_slots_in_order(text: Text) -> None:
@@ -235,7 +237,7 @@ def test_the_server_compiles_each_script_under_the_sha_that_is_called(name: str,
     assert client.script_load(script.source) == script.sha
 
 
-@pytest.mark.parametrize("name", [name for name in names() if not name.startswith("held/")])
+@pytest.mark.parametrize("name", [name for name in names() if not name.startswith(("held/", "lock/"))])
 def test_all_keys_of_a_call_stand_in_one_cluster_slot(name: str) -> None:
     script = load(name)
     for keys in (Keys("p{r}e:fix", "queue", HOSTILE_NAME), Keys("p{r}e:fix", "delay", HOSTILE_NAME, 3)):
@@ -263,6 +265,43 @@ def test_renewing_calls_with_the_keys_of_the_broker(client: redis.Redis, calls: 
     assert calls == {"held/renew": [[b"index", b"timeouts"]]}
 
 
+def test_locking_calls_with_keys_of_one_slot(client: redis.Redis, calls: dict[str, list[list[bytes]]]) -> None:
+    lock = Lock(HOSTILE_NAME, client, prefix="p{r}e:fix")
+    with lock.hold() as held:
+        held.check()
+        assert lock.acquire(id="next") is None
+        check_types(client, calls)
+    lock.pass_over("next")
+    assert sorted(calls) == [name for name in names() if name.startswith("lock/")]
+    assert len({key_slot(key) for made in calls.values() for keys in made for key in keys}) == 1
+
+
+def check_types(client: redis.Redis, calls: dict[str, list[list[bytes]]]) -> None:
+    """Compare the types of all keys that were called with to the headers."""
+    for name, made in calls.items():
+        for keys in made:
+            for key, (_, _, rest) in zip(keys, Text(name).keys, strict=True):
+                kind = client.type(key).decode()
+                assert kind == "none" or kind.upper() in rest, (name, key)
+
+
+def look(queue: RedisQueue) -> None:
+    """Look at all that can be seen."""
+    queue.peek()
+    queue.look("any")
+    queue.in_flight()
+    queue.dead_letters()
+    queue.stats()
+
+
+def keep_counts(timed: DelayQueue) -> None:
+    timed.lead("me", 60)
+    row = DispatcherRow("me", datetime.now(timezone.utc), True, "1", 1, 0, "")
+    timed.note_dispatches(Dispatches(1, 0, Lateness.of([7])), dispatcher=row)
+    timed.minutes()
+    assert timed.dispatchers()
+
+
 def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
     client: redis.Redis, calls: dict[str, list[list[bytes]]]
 ) -> None:
@@ -274,10 +313,8 @@ def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
     assert queue.ack(message)
     queue.nack_many(others, dead=True)
     queue.redrive([others[0].id])
-    queue.peek()
     queue.promote()
-    queue.dead_letters()
-    queue.stats()
+    look(queue)
     timed = DelayQueue(HOSTILE_NAME, client, shards=2)
     timed.push_many([Push(number, id=f"e{number}", destination="target") for number in range(8)])
     timed.push("later", delay=60, id="later")
@@ -294,7 +331,7 @@ def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
     timed.quarantined()
     timed.move_due()
     timed.due_in()
-    timed.lead("me", 60)
+    keep_counts(timed)
     timed.push("delivered")
     timed.deliver([Delivery(entry, b"element", ["target"]) for entry in timed.claim()])
     timed.bury_overdue(60, reason="late")
@@ -311,12 +348,9 @@ def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
     assert shard.quarantine(broken, "on purpose")
 
     timed.bury(Push("buried", id="buried"), reason="on purpose", deliveries=1)
+    client.hset(Keys("redis_queue", "queue", HOSTILE_NAME).records, "nowhere", "v1 1 json 0 1\n5")
+    repair(client, dry_run=False)
 
-    assert sorted(calls) == [name for name in names() if not name.startswith("held/")]
-    for name, made in calls.items():
-        header = Text(name).keys
-        for keys in made:
-            assert len({key_slot(key) for key in keys}) == 1
-            for key, (_, _, rest) in zip(keys, header, strict=True):
-                kind = client.type(key).decode()
-                assert kind == "none" or kind.upper() in rest, (name, key)
+    assert sorted(calls) == [name for name in names() if not name.startswith(("held/", "lock/"))]
+    assert all(len({key_slot(key) for key in keys}) == 1 for made in calls.values() for keys in made)
+    check_types(client, calls)

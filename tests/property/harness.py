@@ -14,14 +14,13 @@ from redis_queue.scripts import Argument, Link, load
 
 PROFILE_VARIABLE: Final = "REDIS_QUEUE_HYPOTHESIS_PROFILE"
 LEASE_MS: Final = 10_000
-START_MS: Final = 1_700_000_000_000
 TICKS: Final = (0, 1, LEASE_MS - 1, LEASE_MS, LEASE_MS + 1, 100 * LEASE_MS)
 
 _COMMON: Final = settings(
     deadline=None, print_blob=True, report_multiple_bugs=False, suppress_health_check=[HealthCheck.too_slow]
 )
 PROFILES: Final = {
-    "default": settings(_COMMON, max_examples=150, stateful_step_count=30),
+    "default": settings(_COMMON, max_examples=100, stateful_step_count=30),
     "thorough": settings(_COMMON, max_examples=5000, stateful_step_count=60),
 }
 
@@ -34,17 +33,6 @@ def profile() -> settings:
 def timeout() -> int:
     """Return the seconds that one machine may take: to make a failure short takes minutes. 0 means any time."""
     return 400 if profile() is PROFILES["default"] else 0
-
-
-class Clock:
-    """The time in ms, for the queues and for the models."""
-
-    def __init__(self) -> None:
-        self.now = START_MS
-
-    def __call__(self) -> int:
-        """Return the time."""
-        return self.now
 
 
 class Loss(NamedTuple):

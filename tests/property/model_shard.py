@@ -282,6 +282,7 @@ class ShardModel:
                 self._come_back(id_, now, 0)
         self.meta["dead"] += died
         self.meta["redelivered"] += returned
+        self.meta["put_back"] += returned + died
         if returned:
             self._wake()
         return len(ids), returned, died

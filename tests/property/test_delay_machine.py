@@ -16,10 +16,11 @@ from redis_queue import DelayQueue, Entry, Settings
 from redis_queue.delay_model import Push
 from redis_queue.delay_store import OnConflict
 from redis_queue.keys import Keys
-from tests.property.harness import LEASE_MS, NO_LOSS, START_MS, Loss, moment, ms, profile, timeout, token_number
+from tests.property.harness import LEASE_MS, NO_LOSS, Loss, moment, ms, profile, timeout, token_number
 from tests.property.machine import Issued, Machine, delays, leases, limits, losses, reasons, some_leases, works
 from tests.property.model_delay import DelayModel, DelayShard, Pushed, Taken
 from tests.property.model_shard import MANY
+from tests.support.clock import START
 
 NAME = "d"
 LISTS = ("to", "other")
@@ -50,7 +51,7 @@ class DelayMachine(Machine):
             (shard, Keys(self.settings.prefix, "delay", NAME, number)) for number, shard in enumerate(self.model.shards)
         ]
         self.turns: Counter[int] = Counter()
-        self.cursors = ["0:a", f"{START_MS}:a"]
+        self.cursors = ["0:a", f"{START}:a"]
 
     @property
     def queue(self) -> DelayQueue:

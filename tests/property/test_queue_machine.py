@@ -197,8 +197,8 @@ class QueueMachine(Machine):
         stats = queue.stats()
         places = (model.ready, model.waiting, model.in_flight, model.dead, model.quarantine)
         assert (stats.ready, stats.delayed, stats.in_flight, stats.dead, stats.quarantined) == tuple(map(len, places))
-        totals = (stats.put, stats.acked, stats.redelivered)
-        assert totals == tuple(model.meta[name] for name in ("put", "acked", "redelivered"))
+        totals = (stats.put, stats.acked, stats.redelivered, stats.put_back)
+        assert totals == tuple(model.meta[name] for name in ("put", "acked", "redelivered", "put_back"))
         assert stats.paused == model.paused
         oldest = stats.oldest_ready_at
         assert (ms(oldest) if oldest else None) == (model.put_at(model.ready[-1]) if model.ready else None)

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timezone
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.delay_model import Delivery, Push
+from redis_queue.dispatching import DispatcherRow, Dispatches, Lateness
 from redis_queue.scripts import load
+from tests.support.clock import START, Clock
 
 LATER = 10**6
 """Milliseconds after the first moment at which every lease here has ended."""
 
-
-class Clock:
-    """A clock that stands still until it is set."""
-
-    def __init__(self) -> None:
-        self.now = 1_700_000_000_000
-
-    def __call__(self) -> int:
-        return self.now
+SOMEBODY = DispatcherRow("me", datetime(2026, 1, 1, tzinfo=timezone.utc), True, "1", 1, 0, "")
 
 
 Snapshot = dict[bytes, Any]
@@ -35,11 +31,21 @@ def snapshot(client: redis.Redis) -> Snapshot:
         b"hash": client.hgetall,
         b"list": lambda key: client.lrange(key, 0, -1),
         b"zset": lambda key: client.zrange(key, 0, -1, withscores=True),
+        b"stream": client.xrange,
     }
     found = {key: readers[client.type(key)](key) for key in client.scan_iter()}
     for key, value in found.items():
         if key.endswith(b":meta") and isinstance(value, dict):
             value.pop(b"claims", None)
+    return found
+
+
+def state(client: redis.Redis) -> dict[bytes, Any]:
+    """Return everything in Redis but what differs between two calls of one kind: tokens and kept outcomes."""
+    found = {key: value for key, value in snapshot(client).items() if b":slot:" not in key}
+    for key, value in found.items():
+        if key.endswith(b":leases"):
+            found[key] = {id_: held.partition(b" ")[0] for id_, held in value.items()}
     return found
 
 
@@ -64,7 +70,7 @@ def drain(client: redis.Redis) -> list[Any]:
     """Return the bodies of all that can still be had from the queue and the delay queue, whatever state it is in."""
 
     def clock() -> int:
-        return 1_700_000_000_000 + 2 * LATER
+        return START + 2 * LATER
 
     queue = RedisQueue("orders", client, clock=clock, max_deliveries=0)
     timed = DelayQueue("orders", client, clock=clock, max_deliveries=0)
@@ -103,14 +109,14 @@ class Stage:
         timed.push("held", id="held")
         self.held_entry = timed.claim()[0]
         timed.push("due", id="due", destination="target")
+        timed.note_dispatches(Dispatches(1, 0, Lateness.of([7])), dispatcher=SOMEBODY)
         timed.push("waiting", id="waiting", delay=60)
 
     def on(self, client: redis.Redis, *, later: int = 0) -> Stage:
         """Return the same stage seen through another client, *later* ms after."""
         other = object.__new__(Stage)
         other.__dict__.update(self.__dict__)
-        other.clock = Clock()
-        other.clock.now += later
+        other.clock = Clock(START + later)
         other.queue = RedisQueue("orders", client, clock=other.clock, max_deliveries=3, put_back_on_get=0)
         other.timed = DelayQueue("orders", client, clock=other.clock, max_deliveries=3)
         return other
@@ -144,6 +150,7 @@ VERBS: dict[str, Verb] = {
     "nack dead": Verb(lambda s: s.queue.nack(s.held, dead=True, reason="bad"), "lease/release"),
     "extend": Verb(lambda s: s.queue.extend(s.held, 120), "lease/extend"),
     "put_back": Verb(lambda s: s.queue.put_back(), "lease/put_back", LATER),
+    "still_mine": Verb(lambda s: s.queue.still_mine(s.held), "lease/extend"),
     "dead_letters": Verb(lambda s: s.queue.dead_letters(), "dead/letters"),
     "redrive": Verb(lambda s: s.queue.redrive(), "dead/redrive"),
     "redrive slowly": Verb(lambda s: s.queue.redrive(["dead"], rate=1), "dead/redrive"),
@@ -152,8 +159,16 @@ VERBS: dict[str, Verb] = {
     "quarantined": Verb(lambda s: s.queue.quarantined(), "lease/quarantined"),
     "push": Verb(lambda s: s.timed.push("new", id="new", delay=1), "delay/push", which="delay"),
     "push over": Verb(lambda s: s.timed.push("held", id="held", delay=1), "delay/push", which="delay"),
+    "push keep": Verb(
+        lambda s: s.timed.push("held", id="held", delay=1, on_conflict="keep"), "delay/push", which="delay"
+    ),
     "claim": Verb(lambda s: s.timed.claim(5), "delay/claim", which="delay"),
     "release": Verb(lambda s: s.timed.release(s.held_entry, reason="busy"), "lease/release", which="delay"),
+    "release dead": Verb(
+        lambda s: s.timed.release(s.held_entry, dead=True, reason="bad"), "lease/release", which="delay"
+    ),
+    "timed extend": Verb(lambda s: s.timed.extend(s.held_entry, 120), "lease/extend", which="delay"),
+    "pop": Verb(lambda s: s.timed.pop(5), "delay/claim", takes=("due",), which="delay"),
     "timed ack": Verb(lambda s: s.timed.ack(s.held_entry), "lease/ack", takes=("held",), which="delay"),
     "timed put_back": Verb(lambda s: s.timed.put_back(), "lease/put_back", LATER, which="delay"),
     "cancel": Verb(lambda s: s.timed.cancel("waiting"), "delay/cancel", takes=("waiting",), which="delay"),
@@ -162,13 +177,40 @@ VERBS: dict[str, Verb] = {
         lambda s: s.timed.cancel_many(["waiting", "dead"]), "delay/cancel", takes=("waiting", "dead"), which="delay"
     ),
     "reschedule": Verb(lambda s: s.timed.reschedule("waiting", delay=5), "delay/reschedule", which="delay"),
+    "run_now": Verb(lambda s: s.timed.run_now("waiting"), "delay/reschedule", which="delay"),
     "move_due": Verb(lambda s: s.timed.move_due(), "delay/move_due", takes=("due",), which="delay"),
+    "deliver": Verb(
+        lambda s: s.timed.deliver([Delivery(s.held_entry, b"held", ("target",))]),
+        "delay/deliver",
+        takes=("held",),
+        which="delay",
+    ),
+    "note_dispatches": Verb(
+        lambda s: s.timed.note_dispatches(Dispatches(1, 0, Lateness.of([7])), dispatcher=SOMEBODY),
+        "delay/note",
+        which="delay",
+    ),
+    "minutes": Verb(lambda s: s.timed.minutes(5), "delay/minutes", which="delay"),
+    "dispatchers": Verb(lambda s: s.timed.dispatchers(), "delay/dispatchers", which="delay"),
+    "bury": Verb(lambda s: s.timed.bury(Push("new", id="new"), reason="bad", deliveries=3), "dead/add", which="delay"),
+    "bury_overdue": Verb(lambda s: s.timed.bury_overdue(60, reason="late"), "delay/bury", LATER, which="delay"),
+    "lead": Verb(lambda s: s.timed.lead("me", 60).mine, "delay/lead", which="delay"),
+    "due_in": Verb(lambda s: s.timed.due_in(), "delay/head", which="delay"),
     "find": Verb(lambda s: s.timed.get("waiting"), "delay/find", which="delay"),
     "list": Verb(lambda s: s.timed.list(), "delay/list", which="delay"),
     "count": Verb(lambda s: s.timed.count(), "delay/count", which="delay"),
+    "forecast": Verb(lambda s: s.timed.forecast(2), "delay/count", which="delay"),
     "timed stats": Verb(lambda s: s.timed.stats(), "delay/stats", which="delay"),
+    "timed dead_letters": Verb(lambda s: s.timed.dead_letters(), "dead/letters", which="delay"),
     "timed redrive": Verb(lambda s: s.timed.redrive(), "dead/redrive", which="delay"),
 }
+
+
+COUNTS = (
+    *("promote", "put_back", "timed put_back", "purge", "purge dead", "redrive", "redrive slowly", "timed redrive"),
+    *("move_due", "bury_overdue"),
+)
+"""What is done once whoever asks: a second call answers what was left to do."""
 
 
 def load_scripts(client: redis.Redis) -> None:

@@ -6,13 +6,16 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from redis_queue import DelayQueue, RedisQueue, StoreRefusedError
+from redis_queue import DelayQueue, Lock, RedisQueue, StoreRefusedError
+from redis_queue.dispatching import DispatcherRow, Dispatches, Lateness
+from redis_queue.inspector import Inspector
 from redis_queue.scripts import load
 from tests.support.servers import RedisServer, client_options
 
@@ -79,7 +82,19 @@ def dispatch(queue: RedisQueue, delayed: DelayQueue) -> None:
         delayed.ack(entry)
     delayed.put_back()
     queue.put_back()
+    row = DispatcherRow("me", datetime.now(timezone.utc), True, "1", 1, 0, "")
+    delayed.note_dispatches(Dispatches(1, 0, Lateness.of([7])), dispatcher=row)
+    delayed.note_dispatches(Dispatches(), dispatcher=row, left=True)
     delayed.lead("me", 0)
+
+
+def take_turns(queue: RedisQueue, _: DelayQueue) -> None:
+    """Take a lock, wait for it, extend it, give it back."""
+    lock = Lock("customer:1", queue.client)
+    with lock.hold() as held:
+        lock.acquire(id="next")
+        held.extend([held], 60_000)
+    lock.pass_over("next")
 
 
 def watch(queue: RedisQueue, delayed: DelayQueue) -> None:
@@ -88,6 +103,8 @@ def watch(queue: RedisQueue, delayed: DelayQueue) -> None:
     queue.peek()
     queue.dead_letters()
     queue.quarantined()
+    queue.look("x")
+    queue.in_flight()
     delayed.stats()
     delayed.list()
     delayed.count()
@@ -95,7 +112,16 @@ def watch(queue: RedisQueue, delayed: DelayQueue) -> None:
     delayed.dead_letters()
     delayed.quarantined()
     delayed.get("due")
+    delayed.look("due")
+    delayed.in_flight()
     delayed.leader()
+    delayed.dispatches()
+    delayed.minutes()
+    delayed.dispatchers()
+    inspector = Inspector(queue.client)
+    inspector.overview()
+    inspector.expired(queue)
+    inspector.expired(delayed)
 
 
 def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
@@ -117,17 +143,27 @@ ROLES = [
     Role("worker", ("queue/get", "queue/promote", "lease/extend", *LEASES), ("blpop",), consume),
     Role(
         "dispatcher",
-        ("delay/lead", "delay/head", "delay/move_due", "delay/claim", "delay/deliver", "lease/extend", *LEASES),
-        ("hget", "hkeys"),
+        (
+            "delay/lead",
+            "delay/head",
+            "delay/move_due",
+            "delay/claim",
+            "delay/deliver",
+            "delay/note",
+            "lease/extend",
+            *LEASES,
+        ),
+        ("hkeys", "hmget"),
         dispatch,
     ),
+    Role("holder", ("lock/acquire", "lock/extend", "lock/release", "lock/next"), (), take_turns),
     Role(
         "dashboard",
         (
             *("queue/stats", "queue/peek", "delay/stats", "delay/count", "delay/list", "delay/find", "delay/head"),
-            *("dead/letters", "lease/quarantined"),
+            *("dead/letters", "lease/quarantined", "lease/look", "lease/held", "delay/minutes", "delay/dispatchers"),
         ),
-        ("get", "hget", "hkeys"),
+        ("get", "hkeys", "hmget"),
         watch,
     ),
     Role(

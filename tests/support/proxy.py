@@ -7,20 +7,18 @@ import contextlib
 import socket
 import threading
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .ports import HOST
-from .relay import Faults, Mode, Relay, Target
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from .relay import LOST_REPLY, Cut, Faults, Mode, Relay, Target
+from .running import Running
 
 __all__ = ["FaultProxy", "Mode", "Target"]
 
 ANSWER_TIMEOUT = 10.0
 
 
-class FaultProxy:
+class FaultProxy(Running):
     """A port on 127.0.0.1 in front of `target`, which is host and port or the path of a unix socket.
 
     A fault is in force once the call or assignment that asks for it has returned. The modes:
@@ -44,13 +42,6 @@ class FaultProxy:
         self._relays: dict[asyncio.Task[None], Relay] = {}
         self._listener: socket.socket | None = None
         self._accepted = 0
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -107,17 +98,34 @@ class FaultProxy:
 
     @property
     def pending_drops(self) -> int:
-        """How many exchanges `drop_next_reply()` is still waiting for: 0 when all of them have been hit."""
-        return self._faults.drops
+        """How many exchanges the last planned fault is still waiting for: 0 when all of them have been hit."""
+        return self._faults.cuts
 
     def drop_next_reply(self, n: int = 1, *, matching: bytes = b"") -> None:
         """Let the server execute the next `n` exchanges that contain `matching`, and reset the connection each time.
 
         An exchange is what a client sends without a pause of 50 ms: a command or a pipeline. The client sees the reset
         after the server has executed all of it. What a client says to introduce itself (HELLO, AUTH, CLIENT, SELECT,
-        READONLY) passes and does not count. `matching` is looked for in each piece of up to 64 KiB as it comes in.
+        READONLY) passes and does not count. `matching` is looked for in each piece of up to 64 KiB as it comes in. Only
+        the last planned fault of this and the following three kinds is in force.
         """
-        self._run(self._set_drops(n, matching))
+        self._run(self._plan(LOST_REPLY, n, matching))
+
+    def cut_next_reply(self, n: int = 1, *, matching: bytes = b"", after: int | None = None) -> None:
+        """Do the same, but let the client have the first `after` bytes, or half of them."""
+        self._run(self._plan(Cut("reply", after=after), n, matching))
+
+    def cut_next_request(self, n: int = 1, *, matching: bytes = b"", before: bytes = b"") -> None:
+        """Reset the connection instead of passing such an exchange on; only what stands before `before` arrives."""
+        self._run(self._plan(Cut("request", before=before), n, matching))
+
+    def hold_next_request(self, n: int = 1, *, matching: bytes = b"") -> None:
+        """Keep such an exchange back until `release()`, after which it arrives though its client may be gone."""
+        self._run(self._plan(Cut("hold"), n, matching))
+
+    def release(self) -> None:
+        """Let what is held arrive."""
+        self._run(self._release())
 
     def cut(self) -> None:
         """Reset all open connections, towards the client and the target; new ones are as welcome as the mode says."""
@@ -153,8 +161,11 @@ class FaultProxy:
         elif self._listener is None:
             await self._listen()
 
-    async def _set_drops(self, number: int, matching: bytes) -> None:
-        self._faults.drops, self._faults.drops_matching = number, matching
+    async def _plan(self, cut: Cut, number: int, matching: bytes) -> None:
+        self._faults.plan(cut, number, matching)
+
+    async def _release(self) -> None:
+        self._faults.released.set()
 
     async def _listen(self) -> None:
         self._listener = _socket_on(self.port)

@@ -7,6 +7,7 @@ import contextlib
 import re
 import socket
 import struct
+from dataclasses import dataclass
 from typing import Literal
 
 Mode = Literal["pass", "refuse", "blackhole", "drop_replies"]
@@ -18,19 +19,45 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 HANDSHAKE = re.compile(rb"\*\d+\r\n\$\d+\r\n(?:HELLO|AUTH|CLIENT|SELECT|READONLY)\r\n", re.IGNORECASE)
 
 
+@dataclass(frozen=True)
+class Cut:
+    """Where an exchange breaks off.
+
+    `request`: what stands before `before` arrives, nothing if that is empty. `reply`: all is executed and the client
+    gets `after` bytes, half of the first piece if that is None. `hold`: the request waits until it is released.
+    """
+
+    what: Literal["request", "reply", "hold"]
+    before: bytes = b""
+    after: int | None = 0
+
+    def request_part(self, request: bytes) -> bytes:
+        """Return what arrives of `request`."""
+        return request[: request.index(self.before)] if self.before else b""
+
+    def reply_part(self, reply: bytes) -> bytes:
+        """Return what the client gets of `reply`."""
+        return reply[: len(reply) // 2 if self.after is None else self.after]
+
+
+LOST_REPLY = Cut("reply")
+
+
 class Faults:
     """What goes wrong at present and what went through so far, shared by all connections of a proxy."""
 
     def __init__(self) -> None:
         self.mode: Mode = "pass"
         self.latency = 0.0
-        self.drops = 0
-        self.drops_matching = b""
+        self.cuts = 0
+        self.cuts_matching = b""
+        self.cut = LOST_REPLY
         self.bytes_to_server = 0
         self.bytes_to_client = 0
         self.bytes_dropped = 0
         self.passable = asyncio.Event()
         self.passable.set()
+        self.released = asyncio.Event()
 
     def set_mode(self, mode: Mode) -> None:
         """Change the mode; a black hole holds bytes back until the next change."""
@@ -46,12 +73,17 @@ class Faults:
             await asyncio.sleep(self.latency / 2)
         await self.passable.wait()
 
-    def takes_reply_of(self, request: bytes) -> bool:
-        """Tell whether the reply of `request` is to be dropped; each yes uses up one drop."""
-        if not self.drops or HANDSHAKE.match(request) or self.drops_matching not in request:
-            return False
-        self.drops -= 1
-        return True
+    def plan(self, cut: Cut, number: int, matching: bytes) -> None:
+        """Cut the next `number` exchanges that contain `matching`."""
+        self.cut, self.cuts, self.cuts_matching = cut, number, matching
+        self.released.clear()
+
+    def cut_for(self, request: bytes) -> Cut | None:
+        """Return how the exchange of `request` is to be cut; each uses up one."""
+        if not self.cuts or HANDSHAKE.match(request) or self.cuts_matching not in request:
+            return None
+        self.cuts -= 1
+        return self.cut
 
 
 class Relay:
@@ -66,8 +98,9 @@ class Relay:
         self._server.setblocking(False)
         self._carrying_request = False
         self._last_request_at = 0.0
-        self._takes_next_reply = False
+        self._cut: Cut | None = None
         self._lost_reply = False
+        self._passes_requests = True
         self._ended_well = False
 
     async def run(self) -> None:
@@ -92,7 +125,7 @@ class Relay:
 
     async def _carry_requests(self) -> None:
         with contextlib.suppress(OSError):
-            while request := await self._loop.sock_recv(self._client, CHUNK):
+            while self._passes_requests and (request := await self._loop.sock_recv(self._client, CHUNK)):
                 self._carrying_request = True
                 await self._carry_request(request)
                 self._last_request_at = self._loop.time()
@@ -102,7 +135,16 @@ class Relay:
 
     async def _carry_request(self, request: bytes) -> None:
         await self._faults.delay()
-        self._takes_next_reply = self._takes_next_reply or self._faults.takes_reply_of(request)
+        # A client may send one pipeline in many pieces.
+        cut = None if self._cut else self._faults.cut_for(request)
+        if cut and cut.what == "hold":
+            await self._faults.released.wait()
+        elif cut:
+            self._cut = cut
+            if cut.what == "request":
+                self._passes_requests = False
+                self._lost_reply = True
+                request = cut.request_part(request)
         self._faults.bytes_to_server += len(request)
         await self._loop.sock_sendall(self._server, request)
 
@@ -110,8 +152,11 @@ class Relay:
         """Carry until the server ends; return False if the client must see a reset instead of an end."""
         while reply := await self._loop.sock_recv(self._server, CHUNK):
             await self._faults.delay()
-            if self._takes_next_reply:
-                self._faults.bytes_dropped += len(reply)
+            if self._cut:
+                kept = self._cut.reply_part(reply)
+                self._faults.bytes_to_client += len(kept)
+                self._faults.bytes_dropped += len(reply) - len(kept)
+                await self._loop.sock_sendall(self._client, kept)
                 await self._let_server_finish()
                 return False
             if self._faults.mode == "drop_replies":

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis
 from redis.sentinel import Sentinel
 
 from .ports import HOST
+from .running import Running
 from .servers import RedisServer, client_options
 from .settle import wait_until_settled
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 MASTER_NAME = "primary"
 REPLICAS = 2
@@ -65,7 +63,7 @@ class SentinelServer(RedisServer):
         )
 
 
-class SentinelSet:
+class SentinelSet(Running):
     """One primary, two replicas and three sentinels that know all of them once `start()` or `with` has returned."""
 
     master_name = MASTER_NAME
@@ -74,13 +72,6 @@ class SentinelSet:
         self._kind = kind
         self.servers: list[RedisServer] = []
         self.sentinels: list[SentinelServer] = []
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     @property
     def nodes(self) -> list[tuple[str, int]]:

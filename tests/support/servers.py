@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from redis_queue.testing.guard import DeathGuard
+
 from .binaries import ServerNotFoundError, default_kind, server_binary
 from .certificates import Certificates, make_certificates
-from .guard import DeathGuard
 from .ports import HOST, free_port
+from .running import Running
 from .wait import wait_until
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["RedisServer", "ServerNotFoundError", "ServerStartError", "client_options", "server_binary"]
 
@@ -39,13 +40,14 @@ class PortTakenError(ServerStartError):
     """Somebody took the port between the choice and the start."""
 
 
-class RedisServer:
+class RedisServer(Running):
     """One server in its own temporary directory, always on a unix socket, on request on a TCP port of 127.0.0.1 too.
 
     It answers once `start()` or `with` has returned, and is gone, directory included, after `stop()`, the end of `with`
     or the death of this process. Nothing is saved to disk unless `aof` names an fsync policy (`always`, `everysec`,
     `no`). `args` are further server options and win over those set here. `tls` implies a TCP port, which speaks TLS
     only, and needs a server built with TLS. `kind` is one of `server_binary()`; if it is None, the environment chooses.
+    `environment` is added to that of this process.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class RedisServer:
         password: str | None = None,
         tls: bool = False,
         aof: str | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.kind = kind or default_kind()
         self.port = 0
@@ -65,17 +68,11 @@ class RedisServer:
         self._password = password
         self._tls = tls
         self._aof = aof
+        self._environment = dict(environment or {})
         self._certificates: Certificates | None = None
         self._paused = False
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: DeathGuard | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     @property
     def directory(self) -> Path:
@@ -205,6 +202,7 @@ class RedisServer:
             self._process = subprocess.Popen(
                 [binary, *self._options()],
                 cwd=self.directory,
+                env={**os.environ, **self._environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from redis.sentinel import SentinelConnectionPool
 
 from redis_queue import ConfigurationError, connect
-from redis_queue.connection import redact
+from redis_queue.translation import redact
 
 SECRET = "s3cr3t"
 relaxed = settings(deadline=None)
@@ -181,6 +181,7 @@ def test_what_is_neither_url_nor_client_is_refused(target: Any) -> None:
 MISTAKES = {
     "no scheme": "{secret}@h:6379/0",
     "a user but no scheme": "user:{secret}@h:6379/0",
+    "a password before the scheme": "user:{secret}@redis://h/0",
     "an unknown scheme": "amqp://user:{secret}@h/0",
     "http": "http://user:{secret}@h/0",
     "one slash": "redis:/user:{secret}@h/0",
@@ -194,6 +195,8 @@ MISTAKES = {
     "a cluster port out of range": "redis+cluster://user:{secret}@h:99999/",
     "an unknown option": "redis://user:{secret}@h/0?nope=1",
     "an unknown tls option": "rediss://user:{secret}@h/0?nope=1",
+    "an unknown way to check certificates": "rediss://user:{secret}@h/0?ssl_cert_reqs=perhaps",
+    "a password where certificates are checked": "rediss://h/0?ssl_cert_reqs={secret}",
     "an unknown socket option": "unix://user:{secret}@/run/redis.sock?nope=1",
     "an unknown sentinel option": "redis+sentinel://user:{secret}@h:1/0?master_name=m&nope=1",
     "an unknown cluster option": "redis+cluster://user:{secret}@h:1/?nope=1",

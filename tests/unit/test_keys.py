@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from redis_queue import InvalidNameError, keys
-from redis_queue.keys import MAX_ID, MAX_NAME, Keys, Kind, check_id, check_name, registry
+from redis_queue.keys import MAX_ID, MAX_NAME, Keys, Kind, check_id, check_name, parse, pattern, registry
 
 relaxed = settings(deadline=None, max_examples=50)
 printable = st.text(st.characters(exclude_categories=["C", "Z"]) | st.just(" "), min_size=1, max_size=MAX_NAME)
@@ -50,6 +50,25 @@ def test_different_queues_never_share_a_key(
 ) -> None:
     shared = set(make(one).all()) & set(make(other).all())
     assert bool(shared) == (one == other)
+
+
+@relaxed
+@given(tags, prefixes)
+def test_a_key_tells_whose_it_is(tag: tuple[str, tuple[Kind, int | None], str], other: str) -> None:
+    prefix, (kind, shard), name = tag
+    for key in (*make(tag).all(), make(tag).slot("0123abcd")):
+        part = key.decode().rpartition("}:")[2].partition(":")[0]
+        assert parse(prefix, key) == (kind, name, shard, part)
+        assert prefix == other or parse(other, key) is None
+        assert fnmatch.fnmatchcase(key.decode(), pattern(prefix))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [b"", b"{p:queue:a}:", b"{p:queue:a:1}:meta", b"{p:delay:a}:meta", b"{p:list:a}:meta", b"\xff{p:queue:a}:meta"],
+)
+def test_other_keys_are_nobodys(key: bytes) -> None:
+    assert parse("p", key) is None
 
 
 @relaxed
@@ -106,4 +125,5 @@ def test_names_that_people_use_stay_readable() -> None:
 def test_the_table_in_the_module_lists_every_key() -> None:
     table = set(re.findall(r"^(\w+)(?::<x>)?\s+(?:HASH|LIST|ZSET|STRING)\s", keys.__doc__ or "", re.MULTILINE))
     found = {key.decode().partition("}:")[2] for key in Keys("p", "queue", "n").all()}
+    found |= {key.decode().partition("}:")[2] for key in vars(keys.LockKeys("p", "n")).values()}
     assert table == found | {"slot"}

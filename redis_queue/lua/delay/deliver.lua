@@ -14,7 +14,7 @@
 -- ARGV[...] held     id, token, element, ms after which lists expire (0 = never), number of lists, the lists, number of
 --                    keys that expire, those keys; for each
 --
--- Returns flags: 1 = delivered, 0 = lease lost, 2 = a list is something else or Redis is full: still held.
+-- Returns flags: 1 = delivered, 0 = lease lost, 2 = a list is something else or may not be written: still held.
 -- O(held)
 local meta, records, in_flight, leases, errors, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local nonce, attempt = ARGV[1], tonumber(ARGV[2])
@@ -45,7 +45,14 @@ while at <= #held do
   if current and string.sub(current, -#token - 1) == ' ' .. token then
     flag = fits(lists) and 1 or 2
     for _, list in ipairs(flag == 1 and lists or {}) do
-      if type(redis.pcall('LPUSH', list, element)) ~= 'number' then flag = 2 end
+      local pushed = redis.pcall('LPUSH', list, element)
+      if type(pushed) ~= 'number' then
+        -- Where Redis takes no writes at all, that is no fault of this entry. A missing permission may be its list's.
+        for _, word in ipairs(#done == 0 and {'OOM ', 'READONLY ', 'MISCONF ', 'NOREPLICAS '} or {}) do
+          if string.find(pushed.err, word, 1, true) then return pushed end
+        end
+        flag = 2
+      end
     end
     for _, key in ipairs(flag == 1 and expiring or {}) do redis.call('PEXPIRE', key, ttl) end
     if flag == 1 then done[#done + 1] = id end

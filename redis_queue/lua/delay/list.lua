@@ -14,13 +14,17 @@
 local records, waiting, leases = KEYS[1], KEYS[2], KEYS[3]
 local low, high, limit, after_due, after_id = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 
+-- A due time that was edited may lie before the epoch or between two milliseconds; a cursor tells neither.
+local function told(due) return math.max(0, math.floor(due)) end
 local first = redis.call('ZCOUNT', waiting, '-inf', '(' .. low)
 local stop = redis.call('ZCOUNT', waiting, '-inf', '(' .. high)
-if after_due ~= '' then
-  -- Entries due in the same millisecond stand in byte order of their ids: search for the first one behind the cursor,
-  -- which may be gone itself.
-  local left = redis.call('ZCOUNT', waiting, '-inf', '(' .. after_due)
-  local right = redis.call('ZCOUNT', waiting, '-inf', after_due)
+local last = after_due ~= '' and redis.call('ZSCORE', waiting, after_id)
+if last and told(last) == tonumber(after_due) then
+  first = math.max(first, redis.call('ZRANK', waiting, after_id) + 1)
+elseif after_due ~= '' then
+  -- It is gone. Entries due in the same millisecond stand in byte order of their ids: search for the first one behind.
+  local left = tonumber(after_due) > 0 and redis.call('ZCOUNT', waiting, '-inf', '(' .. after_due) or 0
+  local right = redis.call('ZCOUNT', waiting, '-inf', string.format('(%.0f', after_due + 1))
   while left < right do
     local middle = math.floor((left + right) / 2)
     if redis.call('ZRANGE', waiting, middle, middle)[1] > after_id then right = middle else left = middle + 1 end
@@ -34,7 +38,7 @@ for i = 1, #found, 2 do
   local id = found[i]
   reply[#reply + 1] = id
   reply[#reply + 1] = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
-  reply[#reply + 1] = tonumber(found[i + 1])
+  reply[#reply + 1] = told(found[i + 1])
   reply[#reply + 1] = redis.call('HGET', records, id) or ''
 end
 return reply

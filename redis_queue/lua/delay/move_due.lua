@@ -18,15 +18,16 @@
 -- ARGV[...] phrases  what bytes from 0x82 up stand for in a packed payload, one that begins with byte 1; there 0x80
 --                    stands for the id and 0x81 for the tag. Without any, payloads arrive as they are
 --
--- Returns {looked at, moved, passed over, microseconds until the next waiting entry is due (-1 = none)}. What cannot be
--- moved becomes a dead letter with the reason, or goes to quarantine, and never keeps others from moving. A second call
--- moves others: the move itself is done once. When Redis is full nothing is moved, and the error says so.
+-- Returns {looked at, moved, passed over, microseconds until the next waiting entry is due (-1 = none)} and, if any was
+-- moved, how many ms late they were: the sum, the worst, and how many in each bucket of redis_queue.dispatching. What
+-- cannot be moved becomes a dead letter with the reason, or goes to quarantine, and never keeps others from moving. A
+-- second call moves others: the move itself is done once. When Redis is full nothing is moved, and the error says so.
 -- O(limit * log waiting)
 local meta, records, waiting, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local errors, dead, quarantine = KEYS[5], KEYS[6], KEYS[7]
 local now, limit, offset, within = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local nonce = ARGV[5]
-local SCHEMA, FIRST = 1, 130
+local SCHEMA, FIRST, MOST = 1, 130, 315619200000
 local phrases = {unpack(ARGV, 6)}
 
 local codes = {}
@@ -36,8 +37,13 @@ local function unpacked(record, from, id, tag)
   codes['\128'], codes['\129'] = id, tag
   return (string.gsub(string.sub(record, from + 1), '[\128-\255]', codes))
 end
--- Payloads that begin with another control character have a form that this caller does not know: they stay.
-local function unknown(first) return #phrases > 0 and first and first < 32 and first ~= 1 end
+-- Payloads that begin with another control character have a form that this caller does not know: they stay. So do those
+-- whose id was edited into one that would break what is pushed.
+local function unknown(record, from, id)
+  local first = #phrases > 0 and string.byte(record, from)
+  if first == 1 then return string.find(id, '[%c"\\\127-\255]') and string.find(record, '\128', from, true) end
+  return first and first < 32
+end
 local micros = 0
 local function next_in()
   local due = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
@@ -53,9 +59,15 @@ local at = string.format('%.0f', now)
 local held, reasons = redis.call('HLEN', leases), redis.call('HLEN', errors)
 redis.call('ZCARD', dead)
 redis.call('LLEN', quarantine)
+local bounds = {5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 60000, 300000, 3600000, math.huge}
 local low = within > 0 and string.format('%.0f', now - within) or '-inf'
-local ids = redis.call('ZRANGEBYSCORE', waiting, low, at, 'LIMIT', offset, limit)
-if #ids == 0 then return {0, 0, 0, next_in()} end
+local due = redis.call('ZRANGEBYSCORE', waiting, low, at, 'WITHSCORES', 'LIMIT', offset, limit)
+if #due == 0 then return {0, 0, 0, next_in()} end
+local ids, counts, sum, worst = {}, {}, 0, nil
+for i = 1, #due / 2 do ids[i] = due[2 * i - 1] end
+for i = 1, #bounds do counts[i] = 0 end
+-- They come in the order of their due times: each is at most as late as the one before it.
+local bucket, above = #bounds, bounds[#bounds - 1]
 local found = redis.call('HMGET', records, unpack(ids))
 local gone, moved, passed, full, kinds = {}, 0, 0, nil, {}
 for i, id in ipairs(ids) do
@@ -65,7 +77,7 @@ for i, id in ipairs(ids) do
     local reason = record and 'not a whole record' or 'record missing'
     redis.call('RPUSH', quarantine, string.format('%s %d %d\n', at, #id, #reason) .. id .. reason .. (record or ''))
     gone[#gone + 1] = id
-  elseif target == '' or unknown(string.byte(record, start + head + target)) then
+  elseif target == '' or unknown(record, start + head + target, id) then
     passed = passed + 1
   else
     local split = start + head
@@ -76,6 +88,10 @@ for i, id in ipairs(ids) do
     if type(pushed) == 'number' then
       gone[#gone + 1] = id
       moved = moved + 1
+      local late = now - due[2 * i]
+      if late > MOST then late = MOST end
+      while late <= above do bucket, above = bucket - 1, bounds[bucket - 2] or -1 end
+      counts[bucket], sum, worst = counts[bucket] + 1, sum + late, worst or late
       kinds[destination] = 'list'
     elseif pushed and string.find(pushed.err, 'OOM', 1, true) then
       full = pushed.err
@@ -94,4 +110,5 @@ if #gone > 0 then
   if reasons > 0 then redis.call('HDEL', errors, unpack(gone)) end
 end
 if full and #gone == 0 then return redis.error_reply(full) end
-return {#ids, moved, passed, next_in()}
+if moved == 0 then return {#ids, 0, passed, next_in()} end
+return {#ids, moved, passed, next_in(), sum, worst, unpack(counts)}

@@ -40,6 +40,8 @@ local ids = redis.call('ZRANGEBYSCORE', in_flight, '-inf', at, 'LIMIT', 0, limit
 local returned, died = 0, 0
 -- A first write that needs no memory lets the others pass when Redis is full.
 redis.call('HDEL', errors, '')
+-- Who may not take away from in_flight is refused here, before anything stands in two places.
+redis.call('ZREM', in_flight, '')
 -- Latest first, so that the one which waited longest ends up at the very front.
 for i = #ids, 1, -1 do
   local id = ids[i]
@@ -66,4 +68,5 @@ if returned > 0 then
   if idle and listed then redis.call('RPUSH', wake, '1') end
 end
 if died > 0 then redis.call('HINCRBY', meta, 'dead', died) end
+if returned + died > 0 then redis.call('HINCRBY', meta, 'put_back', returned + died) end
 return {#ids, returned, died}

@@ -44,6 +44,8 @@ local idle = redis.call('LLEN', wake) == 0
 
 -- A first write that needs no memory lets the others pass when Redis is full.
 redis.call('HDEL', errors, '')
+-- Who may not take away from in_flight is refused here, before anything stands in two places.
+redis.call('ZREM', in_flight, '')
 local flags, done = {}, {}
 -- Last first, so that the first one ends up at the very front.
 for i = #held - 1, 1, -2 do

@@ -1,0 +1,77 @@
+"""Audit: who changed what by hand, kept beside the queues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from redis_queue import keys
+from redis_queue.batches import CHUNK, check_limit
+from redis_queue.connection import Client
+from redis_queue.scripts import Scripts
+from redis_queue.times import from_ms
+
+MOST: Final = 1000
+"""So many actions are kept."""
+
+MAX_DETAIL: Final = 500
+
+REMEMBERED_MS: Final = 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What *user* did to *count* messages or entries of *queue*."""
+
+    at: datetime
+    user: str
+    verb: str
+    queue: str
+    count: int
+    detail: str = ""
+
+
+class Audit:
+    """The last actions under *prefix*, newest first."""
+
+    def __init__(self, client: Client, prefix: str) -> None:
+        self._scripts = Scripts(client)
+        self._prefix = prefix
+        self._key = keys.audit(prefix)
+
+    def add(self, action: Action) -> None:
+        """Keep *action*; the oldest beyond :data:`MOST` goes."""
+        row = {
+            "at": round(action.at.timestamp() * 1000),
+            "user": action.user,
+            "verb": action.verb,
+            "queue": action.queue,
+            "count": action.count,
+            "detail": action.detail[:MAX_DETAIL],
+        }
+        self._scripts.command("LPUSH", self._key, json.dumps(row))
+        self._scripts.command("LTRIM", self._key, 0, MOST - 1)
+
+    def begin(self, operation: str) -> bool:
+        """Tell whether *operation* is new: a form that is sent twice must not act twice. Remembered for a day."""
+        key = keys.operation(self._prefix, operation)
+        return self._scripts.command("SET", key, "1", "NX", "PX", REMEMBERED_MS) is not None
+
+    def last(self, limit: int = 100) -> list[Action]:
+        """Return the newest actions; what cannot be read is left out."""
+        rows: list[bytes] = self._scripts.command("LRANGE", self._key, 0, check_limit(limit, CHUNK) - 1)
+        return [action for action in map(_read, rows) if action is not None]
+
+
+def _read(row: bytes) -> Action | None:
+    try:
+        found: Any = json.loads(row)
+        if not isinstance(found, Mapping):
+            return None
+        texts = {name: str(found.get(name, "")) for name in ("user", "verb", "queue", "detail")}
+        return Action(at=from_ms(found["at"]), count=int(found["count"]), **texts)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None

@@ -1,0 +1,18 @@
+-- Return what some dispatchers said of themselves, and what time it is.
+--
+-- KEYS[1] dispatchers HASH  name -> "<ms when it was seen> <JSON>"
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[...] members  names, at least one
+--
+-- Returns {now in ms, what each said or false}
+-- O(members)
+local dispatchers = KEYS[1]
+local now = tonumber(ARGV[1])
+local members = {unpack(ARGV, 2)}
+
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local found = redis.call('HMGET', dispatchers, unpack(members))
+return {now, unpack(found)}

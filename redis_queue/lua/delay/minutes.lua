@@ -1,0 +1,21 @@
+-- Return what was dispatched in the last minutes.
+--
+-- KEYS[1] minutes    HASH  minute of the day -> "<minute> <sent> <failed> <sum_ms> <worst_ms>"
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] limit      how many minutes, with the current one
+--
+-- Returns {the current minute since the epoch, then the field of each minute or false, oldest first}. A field may hold
+-- a minute of another day: the caller looks.
+-- O(limit)
+local minutes = KEYS[1]
+local now, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
+local MINUTES = 1440
+
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local minute = math.floor(now / 60000)
+local fields = {}
+for i = 1, limit do fields[i] = (minute - limit + i) % MINUTES end
+return {minute, unpack(redis.call('HMGET', minutes, unpack(fields)))}

@@ -1,0 +1,56 @@
+-- Add to the totals and to this minute what a dispatcher did, and note that it is there or that it left.
+--
+-- KEYS[1] lateness    HASH  totals: sent, failed, sum_ms, le_<ms> or le_inf for each bucket
+-- KEYS[2] minutes     HASH  minute of the day -> "<minute> <sent> <failed> <sum_ms> <worst_ms>"
+-- KEYS[3] dispatchers HASH  name -> "<ms when it was seen> <JSON>"
+-- KEYS[4] slot        STRING last outcome of this caller
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] nonce      new for every call; the same again changes nothing
+-- ARGV[3] sent       entries sent
+-- ARGV[4] failed     entries that could not be sent
+-- ARGV[5] sum        of their lateness in ms
+-- ARGV[6] worst      of them in ms
+-- ARGV[7] member     name of the dispatcher; empty = none is noted
+-- ARGV[8] row        JSON about it; empty = it left
+-- ARGV[...] counts   field of a bucket and how many to add; two for each
+--
+-- Returns 1 = noted, 0 = an earlier call with this nonce did. Of ten dispatchers that it looks at
+-- it takes out those not seen for an hour.
+-- O(counts)
+local lateness, minutes, dispatchers, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local now, nonce = tonumber(ARGV[1]), ARGV[2]
+local sent, failed, sum, worst = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local member, row = ARGV[7], ARGV[8]
+local MINUTES, GONE, LOOK = 1440, 3600000, 10
+local counts = {unpack(ARGV, 9)}
+
+if redis.call('GET', slot) == nonce then return 0 end
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+redis.call('HLEN', lateness)
+redis.call('HLEN', minutes)
+local there = redis.call('HRANDFIELD', dispatchers, LOOK, 'WITHVALUES')
+if sent + failed > 0 then
+  redis.call('HINCRBY', lateness, 'sent', sent)
+  redis.call('HINCRBY', lateness, 'failed', failed)
+  redis.call('HINCRBY', lateness, 'sum_ms', sum)
+  for i = 1, #counts, 2 do redis.call('HINCRBY', lateness, counts[i], counts[i + 1]) end
+  local minute = math.floor(now / 60000)
+  local field = minute % MINUTES
+  local found = {string.match(redis.call('HGET', minutes, field) or '', '^(%d+) (%d+) (%d+) (%d+) (%d+)$')}
+  -- What stands there from another day, or from a clock that went back, is over.
+  if tonumber(found[1]) ~= minute then found = {minute, 0, 0, 0, 0} end
+  redis.call('HSET', minutes, field, string.format('%.0f %.0f %.0f %.0f %.0f', minute, found[2] + sent,
+    found[3] + failed, found[4] + sum, math.max(found[5], worst)))
+end
+for i = 1, #there, 2 do
+  local seen = tonumber(string.match(there[i + 1], '^%d+')) or 0
+  local gone = now - seen > GONE
+  if gone then redis.call('HDEL', dispatchers, there[i]) end
+end
+if member ~= '' and row == '' then redis.call('HDEL', dispatchers, member) end
+if row ~= '' then redis.call('HSET', dispatchers, member, string.format('%.0f ', now) .. row) end
+redis.call('SET', slot, nonce, 'PX', 60000)
+return 1

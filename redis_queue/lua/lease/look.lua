@@ -1,0 +1,25 @@
+-- Read one message or entry wherever it is, dead letters too.
+--
+-- KEYS[1] records    HASH  id -> record
+-- KEYS[2] waiting    ZSET  id -> due time (ms)
+-- KEYS[3] in_flight  ZSET  id -> end of its lease (ms)
+-- KEYS[4] dead       ZSET  id -> time it died (ms)
+-- KEYS[5] leases     HASH  id -> "<deliveries> <token>"
+-- KEYS[6] errors     HASH  id -> last reason
+-- ARGV[1] id         of the message or entry
+--
+-- Returns {state, its time in ms or -1, deliveries, last reason, record}, or {} for an unknown id. The state is
+-- delayed, in_flight, dead, or ready: a record that stands in none of these.
+-- O(1)
+local records, waiting, in_flight, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local leases, errors = KEYS[5], KEYS[6]
+local id = ARGV[1]
+
+local record = redis.call('HGET', records, id)
+local at, state = redis.call('ZSCORE', waiting, id), 'delayed'
+if not at then at, state = redis.call('ZSCORE', in_flight, id), 'in_flight' end
+if not at then at, state = redis.call('ZSCORE', dead, id), 'dead' end
+if not at and not record then return {} end
+if not at then at, state = -1, 'ready' end
+local deliveries = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
+return {state, tonumber(at), deliveries, redis.call('HGET', errors, id) or '', record or ''}

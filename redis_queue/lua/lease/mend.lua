@@ -1,0 +1,73 @@
+-- Tell which ids have a record but stand in no place, or stand in one without a record, and mend that if asked.
+--
+-- KEYS[1] meta       HASH  schema
+-- KEYS[2] records    HASH  id -> record
+-- KEYS[3] in_flight  ZSET  id -> end of its lease (ms)
+-- KEYS[4] leases     HASH  id -> "<deliveries> <token>"
+-- KEYS[5] errors     HASH  id -> last reason
+-- KEYS[6] ready      LIST  ids, next one at the right end
+-- KEYS[7] waiting    ZSET  id -> due time (ms)
+-- KEYS[8] dead       ZSET  id -> time it died (ms)
+-- KEYS[9] quarantine LIST  unreadable records
+-- KEYS[10] wake      LIST  at most one token
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] listed     1 = a queue with a ready list, 0 = only the sorted set
+-- ARGV[3] acting     1 = mend, 0 = only tell
+-- ARGV[...] ids      to look at
+--
+-- A record without a place goes to the back of the ready list; where there is none it becomes a dead letter, since
+-- nobody knows any more when it was due. A place without a record goes to quarantine.
+-- Returns flags: 0 = as it should be or unknown, 1 = a record without a place, 2 = a place without a record.
+-- O(ids * (ready + log N))
+local meta, records, in_flight, leases, errors = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local ready, waiting, dead, quarantine, wake = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local now, listed, acting = tonumber(ARGV[1]), ARGV[2] == '1', ARGV[3] == '1'
+local ids = {unpack(ARGV, 4)}
+local SCHEMA = 1
+
+local known = tonumber(redis.call('HGET', meta, 'schema'))
+if known and known > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local at = string.format('%.0f', now)
+redis.call('HLEN', leases)
+redis.call('HLEN', errors)
+redis.call('LLEN', quarantine)
+local idle = listed and redis.call('LLEN', wake) == 0
+local flags, returned = {}, 0
+for i, id in ipairs(ids) do
+  local has_record = redis.call('HEXISTS', records, id) == 1
+  local placed = redis.call('ZSCORE', waiting, id) or redis.call('ZSCORE', in_flight, id)
+    or redis.call('ZSCORE', dead, id) or (listed and redis.call('LPOS', ready, id))
+  flags[i] = 0
+  if has_record and not placed then
+    flags[i] = 1
+  elseif placed and not has_record then
+    flags[i] = 2
+  end
+  if acting and flags[i] == 1 then
+    local deliveries = string.match(redis.call('HGET', leases, id) or '', '^%d+')
+    -- First of all: whoever held it has lost it.
+    if deliveries then redis.call('HSET', leases, id, deliveries) end
+    if listed then
+      redis.call('LPUSH', ready, id)
+      returned = returned + 1
+    else
+      redis.call('HSET', errors, id, 'was in no place; when it was due is lost')
+      redis.call('ZADD', dead, at, id)
+    end
+  elseif acting and flags[i] == 2 then
+    local reason = 'record missing'
+    redis.call('RPUSH', quarantine, string.format('%s %d %d\n', at, #id, #reason) .. id .. reason)
+    redis.call('HDEL', leases, id)
+    redis.call('HDEL', errors, id)
+    redis.call('ZREM', waiting, id)
+    redis.call('ZREM', in_flight, id)
+    redis.call('ZREM', dead, id)
+    if listed then redis.call('LREM', ready, 0, id) end
+  end
+end
+if idle and returned > 0 then redis.call('RPUSH', wake, '1') end
+return table.concat(flags)

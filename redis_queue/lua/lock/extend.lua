@@ -1,0 +1,27 @@
+-- Lengthen the lease of a lock; late is fine as long as nobody else took it.
+--
+-- KEYS[1] holder     HASH  token, fence, expires_at (ms), released: the token that gave it back last
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] token      of who holds it
+-- ARGV[3] lease      length from now in ms; 0 only asks
+--
+-- Returns 1 = held, 0 = lost. A lease is never shortened.
+-- O(1)
+local holder = KEYS[1]
+local now, token, lease = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
+local KEPT = 3600000
+
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local found = redis.call('HMGET', holder, 'token', 'expires_at')
+if found[1] ~= token then return 0 end
+local ends = math.max(now + lease, tonumber(found[2]) or 0)
+if lease > 0 then
+  -- A first write that needs no memory lets the other pass when Redis is full.
+  redis.call('HDEL', holder, '')
+  redis.call('HSET', holder, 'expires_at', string.format('%.0f', ends))
+  redis.call('PEXPIRE', holder, string.format('%.0f', ends - now + KEPT))
+end
+return 1

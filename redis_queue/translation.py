@@ -1,0 +1,83 @@
+"""What redis-py raises, as errors of redis_queue that name no password."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import redis
+
+from redis_queue.errors import (
+    StoreError,
+    StoreRefusedError,
+    StoreUnavailableError,
+    UnsupportedServerError,
+    WrongTypeError,
+)
+
+RedisErrors: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
+"""What redis-py raises; its cluster error is no RedisError."""
+
+# Redis before 7 wraps what a command in a script answers.
+_WRAPPED = re.compile(r"^(?:Error running script \(call to f_\w+\): )?(?:@user_script: ?\d+: )+-?")
+_CREDENTIALS = re.compile(r"(?<=//)(?:(?!://)\S)*@|(?<=password=)[^&\s]*")
+
+
+def redact(text: str) -> str:
+    """Return *text* with the user and password of every URL in it replaced."""
+    return _CREDENTIALS.sub(lambda found: "***@" if found[0].endswith("@") else "***", text)
+
+
+def translate(error: Exception) -> StoreError:
+    """Return the error of redis_queue for one of redis-py. The caller raises it ``from`` the original."""
+    text = redact(_WRAPPED.sub("", str(error)))
+    if text.startswith("WRONGTYPE"):
+        return WrongTypeError(f"{WrongTypeError.__doc__} ({text})")
+    for kinds, words, ours, meaning in _MEANINGS:
+        if isinstance(error, kinds) or text.startswith(words):
+            return ours(f"{meaning} ({text})")
+    return StoreError(text)
+
+
+_MEANINGS: Final[tuple[tuple[tuple[type[Exception], ...], tuple[str, ...], type[StoreError], str], ...]] = (
+    (
+        (redis.AuthenticationError, redis.exceptions.AuthorizationError),
+        ("NOAUTH", "WRONGPASS"),
+        StoreRefusedError,
+        "Redis refused the login; check user and password",
+    ),
+    ((redis.ReadOnlyError,), ("READONLY",), StoreUnavailableError, "connected to a read-only replica"),
+    (
+        (redis.exceptions.NoPermissionError,),
+        ("NOPERM", "The user executing the script", "ACL failure in script"),
+        StoreRefusedError,
+        "the Redis user lacks a permission",
+    ),
+    (
+        (redis.exceptions.OutOfMemoryError,),
+        ("OOM",),
+        StoreRefusedError,
+        "Redis is out of memory; nothing was changed",
+    ),
+    ((), ("MISCONF", "NOREPLICAS"), StoreRefusedError, "Redis refuses writes"),
+    (
+        # redis-py cuts the first word off where it has a class for it, and raises a plain ClusterError when it was sent
+        # to and fro for long: a slot is moving.
+        (redis.BusyLoadingError, redis.exceptions.ClusterError, redis.exceptions.TryAgainError),
+        ("LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY", "UNBLOCKED"),
+        StoreUnavailableError,
+        "Redis is not ready",
+    ),
+    (
+        (redis.exceptions.AskError,),
+        ("MOVED", "ASK"),
+        UnsupportedServerError,
+        "this server belongs to a Redis Cluster and another one has these keys; connect to redis+cluster://",
+    ),
+    (
+        (redis.ConnectionError, redis.TimeoutError, redis.exceptions.RedisClusterException, OSError),
+        (),
+        StoreUnavailableError,
+        "Redis cannot be reached or did not answer in time; whether the call took effect is unknown",
+    ),
+)

@@ -1,0 +1,159 @@
+"""URL to redis-py client: one server, a Sentinel set or a cluster, over TCP, TLS or a unix socket."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Container
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from redis_queue.errors import ConfigurationError
+from redis_queue.translation import RedisErrors, translate
+
+_SOCKET_OPTIONS: Final[dict[str, Any]] = {
+    "socket_timeout": 10.0,
+    "socket_connect_timeout": 5.0,
+    "socket_keepalive": True,
+}
+_TYPES: Final[dict[str, Callable[[str], Any]]] = {
+    "socket_timeout": float,
+    "socket_connect_timeout": float,
+    "health_check_interval": float,
+    "max_connections": int,
+    "db": int,
+}
+
+
+def scheme_of(url: str) -> str:
+    """Return the scheme of *url*, "" where it has none: what stands there instead may be a password."""
+    found = _SCHEME.match(url)
+    return found[1] if found else ""
+
+
+_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]{0,30})://", re.IGNORECASE)
+
+
+def from_url(url: str, options: dict[str, Any]) -> redis.Redis | redis.RedisCluster:
+    """Return the client that *url* and *options* describe. Raises ConfigurationError."""
+    scheme = scheme_of(url)
+    if not scheme:
+        raise ConfigurationError("this is no URL; give for example redis://localhost:6379/0")
+    make = _MAKERS.get(scheme)
+    if make is None:
+        raise ConfigurationError(f"scheme {scheme!r} is unknown; known are {', '.join(_MAKERS)}")
+    try:
+        return make(url, {"retry": Retry(NoBackoff(), 0), **options})
+    except (TypeError, ValueError, *RedisErrors) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        # The plain one is about an option for TLS.
+        if isinstance(error, RedisErrors) and type(error) is not redis.RedisError:
+            raise translate(error) from error
+        # What redis-py and urllib say may quote a part of the URL, and that may be the password.
+        raise ConfigurationError(f"cannot use this {scheme}:// URL: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    return f"unknown option {unknown[1]!r}" if unknown else "host, port, database or an option cannot be read"
+
+
+def _standalone(url: str, options: dict[str, Any]) -> redis.Redis:
+    if url.startswith("redis+socket://"):
+        # What kombu calls a unix socket and its database.
+        url = re.sub(r"(?<=[?&])virtual_host=", "db=", url.replace("redis+socket://", "unix://", 1))
+    # Celery writes ssl_cert_reqs=CERT_REQUIRED where redis-py wants required.
+    url = re.sub(r"(?<=ssl_cert_reqs=)CERT_(\w+)", lambda found: found[1].lower(), url)
+    defaults = dict(_SOCKET_OPTIONS)
+    if url.startswith("unix"):
+        defaults.pop("socket_keepalive")
+    client = redis.Redis.from_url(url, **{**defaults, **options})
+    # Making a connection object, without connecting, checks the names of the options.
+    client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
+    return client
+
+
+def _sentinel(url: str, options: dict[str, Any]) -> redis.Redis:
+    addresses = [_Address(part) for part in url.split(";") if part]
+    for address in reversed(addresses):
+        options = {**address.options, **options}
+    nodes = [node for address in addresses for node in address.nodes]
+    service = options.pop("service_name", None)
+    master = options.pop("master_name", service)
+    if not master:
+        raise ConfigurationError("a Sentinel URL needs the name of the primary: add ?master_name=…")
+    watcher_options = options.pop("sentinel_kwargs", {})
+    options = {**_SOCKET_OPTIONS, **options}
+    _check_options(options, {"max_connections", "check_connection"})
+    for name in (*_SOCKET_OPTIONS, "retry"):
+        watcher_options.setdefault(name, options[name])
+    client: redis.Redis = Sentinel(nodes, sentinel_kwargs=watcher_options).master_for(
+        master, **addresses[0].login, **options
+    )
+    return client
+
+
+def _cluster(url: str, options: dict[str, Any]) -> redis.RedisCluster:
+    address = _Address(url)
+    options = {**_SOCKET_OPTIONS, **address.options, **options}
+    if options.pop("db", 0):
+        raise ConfigurationError("Redis Cluster has only database 0")
+    _check_options(options, inspect.signature(redis.RedisCluster.__init__).parameters)
+    nodes = [ClusterNode(host, port) for host, port in address.nodes]
+    if redis.VERSION < (6,):
+        options["cluster_error_retry_attempts"] = 0
+    return redis.RedisCluster(startup_nodes=nodes, **address.login, **options)
+
+
+_MAKERS: Final[dict[str, Callable[[str, dict[str, Any]], redis.Redis | redis.RedisCluster]]] = {
+    "redis": _standalone,
+    "rediss": _standalone,
+    "unix": _standalone,
+    "redis+sentinel": _sentinel,
+    "rediss+sentinel": _sentinel,
+    "sentinel": _sentinel,
+    "redis+cluster": _cluster,
+    "rediss+cluster": _cluster,
+    "redis+socket": _standalone,
+}
+
+
+def _check_options(options: dict[str, Any], known: Container[str]) -> None:
+    """Raise TypeError for an option that neither the client nor its connections take, before anything connects."""
+    ours = {name: value for name, value in options.items() if name not in known}
+    kind = redis.SSLConnection if ours.pop("ssl", False) else redis.Connection
+    kind(**ours)
+
+
+class _Address:
+    """Hosts, login and options of a URL with several hosts."""
+
+    def __init__(self, url: str) -> None:
+        scheme, _, rest = url.partition("://")
+        parts = urlsplit(f"//{rest}")
+        login, _, hosts = parts.netloc.rpartition("@")
+        user, _, password = login.partition(":")
+        port = 26379 if "sentinel" in scheme else 6379
+        self.nodes = [_node(host, port) for host in hosts.split(",") if host]
+        if not self.nodes:
+            raise ConfigurationError(f"the {scheme}:// URL names no host")
+        self.login: dict[str, Any] = {"username": unquote(user) or None, "password": unquote(password) or None}
+        self.options: dict[str, Any] = {key: _TYPES.get(key, str)(value) for key, value in parse_qsl(parts.query)}
+        if database := parts.path.strip("/"):
+            self.options["db"] = int(database)
+        if scheme.startswith("rediss"):
+            self.options["ssl"] = True
+
+
+def _node(text: str, default_port: int) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname:
+        raise ValueError("no host")
+    return parts.hostname, default_port if parts.port is None else parts.port

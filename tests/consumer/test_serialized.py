@@ -1,0 +1,151 @@
+"""Handlers with one key take turns; who finds the lock taken comes back later, uncounted."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import redis
+
+from redis_queue import (
+    Consumer,
+    InvalidDelayError,
+    InvalidNameError,
+    InvalidValueError,
+    Lock,
+    Message,
+    Nack,
+    RedisQueue,
+    current_lock,
+    serialized,
+)
+from tests.support.wait import wait_until
+
+
+@pytest.fixture
+def queue(client: redis.Redis) -> RedisQueue:
+    """A queue whose messages die at the second delivery."""
+    return RedisQueue("work", client, max_deliveries=2, poll_interval=0.05)
+
+
+@pytest.fixture
+def dead() -> RedisQueue:
+    """A queue whose Redis would fail at any call."""
+    return RedisQueue("work", redis.Redis(unix_socket_path="/nonexistent"))
+
+
+def test_two_consumers_take_turns_and_no_delivery_counts(queue: RedisQueue) -> None:
+    inside: list[int] = []
+    seen: list[int] = []
+    deliveries: list[int] = []
+
+    @serialized(queue, key="customer:{message.body[customer]}", retry_in=0.03)
+    def handle(message: Message) -> None:
+        inside.append(1)
+        assert len(inside) == 1
+        # Long enough for others to find it taken.
+        queue.client.blpop(["nothing"], timeout=0.02)
+        deliveries.append(message.deliveries)
+        seen.append(message.body["number"])
+        inside.pop()
+
+    queue.put_many([{"customer": 7, "number": number} for number in range(12)])
+    consumers = [Consumer(queue, handle, concurrency=2) for _ in range(2)]
+    threads = [threading.Thread(target=consumer.run) for consumer in consumers]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: len(seen) == 12, timeout=20, description="all messages to be handled")
+    finally:
+        for consumer in consumers:
+            consumer.stop()
+        for thread in threads:
+            thread.join()
+    assert sorted(seen) == list(range(12))
+    assert set(deliveries) == {1}
+    stats = queue.stats()
+    assert (stats.dead, len(queue)) == (0, 0)
+    assert stats.redelivered > 0
+
+
+def do_nothing(message: Any) -> None:
+    """Handle a message."""
+
+
+def refused(handle: Any, argument: str) -> Nack:
+    """Return what *handle* raises."""
+    with pytest.raises(Nack) as caught:
+        handle(argument)
+    return caught.value
+
+
+def test_a_taken_lock_is_an_uncounted_nack(queue: RedisQueue) -> None:
+    @serialized(queue, key="all", retry_in=lambda name: {"slow": 60, "fast": 1}[name])
+    def handle(name: str) -> bool:
+        return current_lock() is not None
+
+    assert handle("slow")
+    assert current_lock() is None
+    found = []
+    with Lock("all", queue.client).hold():
+        # The thread that holds the lock may go on.
+        assert handle("slow")
+        thread = threading.Thread(target=lambda: found.append(refused(handle, "slow")))
+        thread.start()
+        thread.join()
+    assert not found[0].counted
+    assert 60 <= found[0].delay <= 72
+    assert "'all'" in found[0].reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({"key": "customer:{customer}"}, "asks for 'customer': handle takes message"),
+        ({"key": "customer:{}"}, "asks for ''"),
+        ({"key": "customer:{0}"}, "asks for '0'"),
+        ({"key": "customer:{"}, "key='customer:{'"),
+        ({"key": 7}, "key=7: give a format string"),
+        ({"retry_in": float("nan")}, "retry_in=nan"),
+        ({"retry_in": -1}, "retry_in=-1"),
+        ({"retry_in": 0}, "retry_in=0: give 0.01 seconds or more"),
+        ({"retry_in": 1e12}, "retry_in=1000000000000.0: more than ten years"),
+        ({"retry_in": "5"}, "retry_in='5'"),
+        ({"lease": 0}, "lease=0: give 0.1 to 604800 seconds"),
+        ({"wait": -1}, "wait=-1"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_error_at_once(dead: RedisQueue, asked: Any, error: str) -> None:
+    def handle(message: Message) -> None:
+        raise AssertionError
+
+    with pytest.raises(InvalidValueError, match=error.replace("{", r"\{")):
+        serialized(dead, **{"key": "x", **asked})(handle)
+
+
+@pytest.mark.parametrize(
+    ("key", "error", "text"),
+    [
+        ("{message.colour}", InvalidValueError, "AttributeError: 'str' object has no attribute 'colour'"),
+        ("{message}", InvalidNameError, "lock name ''"),
+        (lambda _: None, InvalidNameError, "lock name None"),
+        (lambda _: "x" * 201, InvalidNameError, "give 1 to 200 printable characters"),
+    ],
+)
+def test_arguments_that_give_no_key_are_told_before_anything_is_sent(
+    dead: RedisQueue, key: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        serialized(dead, key=key)(do_nothing)("")
+
+
+def test_a_function_of_the_arguments_that_returns_no_delay_is_told(queue: RedisQueue) -> None:
+    handle = serialized(queue, key="all", retry_in=lambda _: -5)(do_nothing)
+    held = []
+    thread = threading.Thread(target=lambda: held.append(Lock("all", queue.client).acquire()))
+    thread.start()
+    thread.join()
+    with pytest.raises(InvalidDelayError, match="retry_in=-5"):
+        handle("x")
+    held[0].release()

