@@ -29,7 +29,7 @@ timezone = os.environ.get("CELERY_TIMEZONE") or "UTC"
 broker_transport_options = (
     {"confirm_publish": True}
     if broker_url.startswith(("amqp", "pyamqp"))
-    else {"global_keyprefix": os.environ.get("CELERY_KEY_PREFIX", ""), "queue_order_strategy": "priority"}
+    else {"global_keyprefix": os.environ.get("CELERY_KEY_PREFIX", ""), "queue_order_strategy": "tasks.order.TicksFirst"}
 )
 broker_connection_retry_on_startup = True
 

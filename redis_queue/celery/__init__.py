@@ -8,6 +8,7 @@ from redis_queue.celery.dispatcher import Dispatcher
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.celery.leases import MaxDeliveriesExceededError, TaskLeases, lease_lost, task_poisoned
 from redis_queue.celery.loop import DispatchLoop
+from redis_queue.celery.serialized import serialized
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
 from redis_queue.celery.tasks import beat_schedule, install, register_delay_dispatch, register_putback
@@ -30,5 +31,6 @@ __all__ = [
     "push_task",
     "register_delay_dispatch",
     "register_putback",
+    "serialized",
     "task_poisoned",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -15,8 +16,10 @@ from redis_queue.celery.brokers import Broker, UnroutableError
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.calls import TaskCall, envelope_of_call
 from redis_queue.celery.envelope import VERSION, Envelope, UnknownVersionError, element_of
+from redis_queue.celery.tracing import DispatchSpans
 from redis_queue.delay import DelayQueue
 from redis_queue.delay_model import Delivery
+from redis_queue.dispatching import NO_LATENESS, Dispatches, Lateness
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 
@@ -33,15 +36,29 @@ UNKNOWN_WAIT: Final = 60.0
 class Dispatched:
     """What one run did: *sent* reached the broker, *failed* went back or to the dead letters.
 
-    *next_in*: seconds until the next entry is due, inf where that is not known.
+    *next_in*: seconds until the next entry is due, inf where that is not known. *lateness* is that of the sent ones,
+    *worst* the greatest of it in seconds.
     """
 
     sent: int = 0
     failed: int = 0
     next_in: float = field(default=math.inf, compare=False)
+    lateness: Lateness = field(default=NO_LATENESS, compare=False)
+    worst: float = field(default=0.0, compare=False)
 
     def __add__(self, other: Dispatched) -> Dispatched:
-        return Dispatched(self.sent + other.sent, self.failed + other.failed, other.next_in)
+        return Dispatched(
+            self.sent + other.sent,
+            self.failed + other.failed,
+            other.next_in,
+            self.lateness + other.lateness,
+            max(self.worst, other.worst),
+        )
+
+    @property
+    def counts(self) -> Dispatches:
+        """What is kept of it."""
+        return Dispatches(self.sent, self.failed, self.lateness)
 
 
 class AwayError(Exception):
@@ -59,6 +76,9 @@ class Batch:
         self._sent: list[Entry] = []
         self._delivered = 0
         self._failed = 0
+        self._spans = DispatchSpans()
+        self._late_ms: list[float] = []
+        self._claimed_at = stop_at - queue.settings.lease_ms / 2000
 
     def dispatch(self, entries: Sequence[Entry]) -> Dispatched:
         """Send all *entries* that can be sent."""
@@ -68,6 +88,8 @@ class Batch:
                 self._push(self._broker, [entry for entry in entries if _is_plain(entry)], open_entries)
             rest = list(open_entries.values())
             readable = [(entry, envelope) for entry in rest if (envelope := self._read(entry, open_entries))]
+            for entry, envelope in readable:
+                self._spans.begin(entry, envelope)
             for part in chunks(readable, self._broker.at_once):
                 if time.monotonic() >= self._stop_at:
                     break
@@ -82,7 +104,12 @@ class Batch:
             self._queue.ack_many(self._sent)
             left = list(open_entries.values())
             self._queue.release_many(left, reason="not sent: the broker is away or slow", counted=False)
-        return Dispatched(len(self._sent) + self._delivered, self._failed)
+        return Dispatched(
+            len(self._sent) + self._delivered,
+            self._failed,
+            lateness=Lateness.of(self._late_ms),
+            worst=max(self._late_ms, default=0.0) / 1000,
+        )
 
     def _read(self, entry: Entry, open_entries: dict[str, Entry]) -> Envelope | None:
         try:
@@ -104,8 +131,15 @@ class Batch:
 
     def _push(self, broker: RedisBroker, entries: Sequence[Entry], open_entries: dict[str, Entry]) -> None:
         """Send what needs neither routing nor another look as it is stored, as the store's script would."""
-        rows = [(str(entry.destination), element_of(entry.payload, entry.id)) for entry in entries]
-        broker.push(rows, lambda number, why: self._settle(entries[number], why, open_entries))
+        plain: list[Entry] = []
+        rows: list[tuple[str, str]] = []
+        for entry in entries:
+            # What cannot be read is refused where messages are read.
+            with contextlib.suppress(InvalidValueError):
+                rows.append((str(entry.destination), element_of(entry.payload, entry.id)))
+                plain.append(entry)
+                self._spans.begin(entry)
+        broker.push(rows, lambda number, why: self._settle(plain[number], why, open_entries))
 
     def _deliver(
         self, broker: RedisBroker, readable: Sequence[tuple[Entry, Envelope]], open_entries: dict[str, Entry]
@@ -133,7 +167,8 @@ class Batch:
                 self._refuse(row.entry, f"cannot push to {', '.join(row.lists)}", open_entries)
                 continue
             del open_entries[row.entry.id]
-            self._delivered += flag
+            self._spans.end(row.entry, None if flag else "its lease was lost")
+            self._note_delivered(row.entry, delivered=flag)
         return rest
 
     def _publish(self, readable: Sequence[tuple[Entry, Envelope]], open_entries: dict[str, Entry]) -> None:
@@ -145,13 +180,27 @@ class Batch:
     def _settle(self, entry: Entry, why: str | None, open_entries: dict[str, Entry]) -> None:
         if why is None:
             self._sent.append(open_entries.pop(entry.id))
+            self._spans.end(entry)
+            self._note_late(entry)
         else:
             self._refuse(entry, why, open_entries)
+
+    def _note_delivered(self, entry: Entry, *, delivered: bool) -> None:
+        if delivered:
+            self._delivered += 1
+            self._note_late(entry)
+
+    def _note_late(self, entry: Entry) -> None:
+        """Note how late *entry* is sent: by the server's clock up to the claim, by this host's from there on."""
+        if entry.lease is not None:
+            at_claim = (entry.lease.expires_at - entry.due_at).total_seconds() * 1000 - self._queue.settings.lease_ms
+            self._late_ms.append(max(0.0, at_claim) + max(0.0, time.monotonic() - self._claimed_at) * 1000)
 
     def _refuse(self, entry: Entry, why: str, open_entries: dict[str, Entry], *, dead: bool = False) -> None:
         logger.error("not sent: %s", why, extra={"action": "dispatch_refused", "entry_id": entry.id})
         del open_entries[entry.id]
         self._failed += 1
+        self._spans.end(entry, why)
         self._queue.release(entry, delay=retry_delay(entry.deliveries), reason=why, dead=dead)
 
 

@@ -20,6 +20,7 @@ from celery.utils.saferepr import saferepr
 from kombu.serialization import dumps
 from kombu.utils.uuid import uuid
 
+from redis_queue.celery.arguments import seconds_of
 from redis_queue.celery.capture import Due
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.protocol import plain_body
@@ -70,7 +71,7 @@ class Bulk:
             if kind is not None and len(kept) == 1 and _serves_others(kept[0][0]):
                 self._kinds[kind] = kept[0][0]
             return result, kept
-        delay = float(timed or countdown or 0)
+        delay = seconds_of(timed or countdown) or 0.0
         return self._like(known, signature, delay) if delay > self._shortest else self._send(signature, options)
 
     def _kind(self, signature: Any) -> Any:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from redis_queue.batches import new_ids
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.tap import Tap
+from redis_queue.celery.tracing import scheduling_call, with_schedule
 from redis_queue.delay import DelayQueue
 from redis_queue.delay_store import OnConflict
 from redis_queue.errors import InvalidValueError
@@ -96,7 +98,7 @@ def envelope_of_call(app: Celery, call: TaskCall, task_id: str) -> Envelope:
         app.send_task(
             call.task, list(call.args), dict(call.kwargs), task_id=task_id, producer=tap, add_to_parent=False, **options
         )
-    return kept[0]
+    return with_schedule(kept[0], call.options.get("headers"))
 
 
 def _task_options(app: Celery, name: str) -> dict[str, Any]:
@@ -125,4 +127,6 @@ def push_task(
     ``queue=`` and ``priority=``. Raises what :meth:`redis_queue.DelayQueue.push` raises.
     """
     call = TaskCall(getattr(task, "name", task), args, kwargs or {}, options)
-    return delay_queue.push(call.payload(), delay=delay, due_at=due_at, id=id, on_conflict=on_conflict)
+    name = new_ids(1)[0] if id is None else id
+    with scheduling_call(call, name, delay, due_at) as traced:
+        return delay_queue.push(traced.payload(), delay=delay, due_at=due_at, id=name, on_conflict=on_conflict)

@@ -15,9 +15,12 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.utils.functional import retry_over_time
 
+from redis_queue.celery.arguments import check_eta, seconds_of
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.tap import Tap
-from redis_queue.errors import InvalidValueError, StoreError, StoreUnavailableError
+from redis_queue.celery.tracing import without_schedule
+from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError, StoreUnavailableError
+from redis_queue.keys import check_id
 from redis_queue.times import from_ms
 
 if TYPE_CHECKING:
@@ -74,27 +77,49 @@ class Capture:
         return batch
 
     def _noting(self, create: Callable[..., Any]) -> Callable[..., Any]:
-        def create_task_message(
+        def create_task_message(  # noqa: PLR0917 - as Celery calls it
             task_id: str,
             name: str,
             args: Any = None,
             kwargs: Any = None,
             countdown: Any = None,
+            eta: Any = None,
             *rest: Any,
             **named: Any,
         ) -> Any:
+            # A retry is left as it is: Celery drops a task whose retry raises.
+            if not _is_retry(task_id):
+                countdown = self._checked(countdown, eta)
             self._sending.task_id, self._sending.countdown = task_id, countdown
-            return create(task_id, name, args, kwargs, countdown, *rest, **named)
+            return create(task_id, name, args, kwargs, countdown, eta, *rest, **named)
 
         return create_task_message
 
+    def _checked(self, countdown: Any, eta: Any) -> Any:
+        """Return *countdown* as Celery takes it; raises InvalidDelayError for a delay that cannot be."""
+        if not countdown and not eta:
+            # What Celery takes for no delay is none here.
+            return countdown
+        # Settings that cannot be are told first: a time zone is one of them.
+        _ = self._delayed.settings
+        if countdown and eta:
+            raise InvalidDelayError(f"countdown={countdown!r} and eta={eta!r}: give one of them")
+        if eta:
+            check_eta(eta, self._app)
+        return seconds_of(countdown) if countdown else countdown
+
     def _sender(self, send: Callable[..., Any]) -> Callable[..., Any]:
-        def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
+        def send_task_message(producer: Any, name: str, message: Any, **given: Any) -> Any:
+            # A retry copies the headers of the message that its task came with.
+            options = without_schedule(given) if current_task else given
             due = None if name in LEFT_ALONE else self._due(message)
             if due is None:
                 if self._sending.batch is not None and not _eta(message):
                     raise InvalidValueError(f"{name} has no countdown and no eta: give push_many(countdown=…)")
                 return send(producer, name, message, **options)
+            task_id = _id(message)
+            if task_id is not None and not _is_retry(task_id):
+                check_id(task_id, name="task_id")
             tap = Tap(self._app, producer, lambda *found: self._keep(due, *found))
             return send(tap, name, message, **options)
 
@@ -105,9 +130,8 @@ class Capture:
         eta = _eta(message)
         if not eta:
             return None
-        task_id = message.headers.get("id") or message.properties.get("correlation_id")
         shortest = self._delayed.settings.min_delay_seconds
-        countdown = self._sending.countdown if self._sending.task_id == task_id else None
+        countdown = self._sending.countdown if self._sending.task_id == _id(message) else None
         if countdown:
             return (max(0.0, float(countdown)), None) if countdown > shortest else None
         # As a worker reads it, so that a naive eta means here what it means there.
@@ -123,21 +147,28 @@ class Capture:
         try:
             return _insist(lambda: self._delayed.store_message(envelope, due), options)
         except StoreError as error:
-            if self._goes_to_the_broker(envelope):
-                logger.warning(
-                    "the store is away, %s waits in the broker: %s",
-                    envelope.id,
-                    error,
-                    extra={"action": "store_unavailable", "task_id": envelope.id},
-                )
-                return publish()
-            raise OperationalError(str(error)) from error
+            policy = self._delayed.settings.on_store_error
+            if policy != "broker" and not (policy is None and _is_retry(envelope.id)):
+                raise OperationalError(str(error)) from error
+            action, reason = "store_unavailable", f"the store is away: {error}"
+        except InvalidValueError as error:
+            # The task came by the broker: what it took once it takes again.
+            if not _is_retry(envelope.id):
+                raise
+            action, reason = "store_refused", str(error)
+        logger.warning(
+            "%s waits in the broker: %s", envelope.id, reason, extra={"action": action, "task_id": envelope.id}
+        )
+        return publish()
 
-    def _goes_to_the_broker(self, envelope: Envelope) -> bool:
-        policy = self._delayed.settings.on_store_error
-        # A retry is sent from inside the task that has its id; Celery drops a task whose retry raises.
-        retrying = bool(current_task) and current_task.request.id == envelope.id
-        return policy == "broker" or (policy is None and retrying)
+
+def _is_retry(task_id: Any) -> bool:
+    """Tell whether a message is sent from inside the task that has its id; Celery drops a task whose retry raises."""
+    return bool(current_task) and str(current_task.request.id) == str(task_id)
+
+
+def _id(message: Any) -> Any:
+    return message.headers.get("id") or message.properties.get("correlation_id")
 
 
 def _eta(message: Any) -> Any:

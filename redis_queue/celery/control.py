@@ -11,6 +11,7 @@ from celery.worker.control import Panel
 
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.errors import RedisQueueError
+from redis_queue.keys import is_id
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -72,8 +73,7 @@ def wrap_panel() -> None:
 
 
 def _cancel_ids(delayed: DelayedTasks, arguments: Mapping[str, Any]) -> None:
-    found = arguments.get("task_id") or ()
-    delayed.cancel_many([found] if isinstance(found, str) else [str(item) for item in found])
+    delayed.cancel_many(_storable(arguments.get("task_id")))
 
 
 def _cancel_stamped(delayed: DelayedTasks, arguments: Mapping[str, Any]) -> None:
@@ -89,6 +89,12 @@ _CANCELS: Final[Mapping[str, Callable[[DelayedTasks, Mapping[str, Any]], None]]]
     "terminate": _cancel_ids,
     "revoke_by_stamped_headers": _cancel_stamped,
 }
+
+
+def _storable(ids: Any) -> list[str]:
+    """Return those of one or several *ids* under which a task can be stored; the workers hear of all."""
+    several = ids if isinstance(ids, list | tuple | set | frozenset) else [] if ids is None else [ids]
+    return [id_ for id_ in map(str, several) if is_id(id_)]
 
 
 def _delayed_of(state: Any) -> DelayedTasks | None:
@@ -133,7 +139,7 @@ def _query_task(original: Any) -> Any:
         """Find tasks by id, stored ones too."""
         found = original(state, ids, **kwargs)
         delayed = _delayed_of(state)
-        missing = [id_ for id_ in ([ids] if isinstance(ids, str) else ids or ()) if id_ not in found]
+        missing = [id_ for id_ in _storable(ids) if id_ not in found]
         if delayed is None:
             return found
         stored = _quietly(lambda: [delayed.get(id_) for id_ in missing]) or ()
@@ -176,12 +182,14 @@ def _row(entry: TaskEntry) -> dict[str, Any]:
 
 
 def _quietly(call: Callable[[], Any]) -> Any:
-    """Run *call*; a store that is away must not take the worker's own answer away."""
+    """Run *call*; neither a store that is away nor a foreign client's mistake takes the worker's own answer away."""
     try:
         return call()
     except RedisQueueError as error:
         logger.warning("stored tasks cannot be reached: %s", error, extra={"action": "store_unavailable"})
-        return None
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        logger.warning("stored tasks cannot be asked for that: %s", error, extra={"action": "control_refused"})
+    return None
 
 
 _COMMANDS: Final[Mapping[str, Callable[[Any], Any]]] = {

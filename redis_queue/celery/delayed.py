@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from celery.app.amqp import AMQP
 
-from redis_queue.batches import CHUNK
+from redis_queue.batches import CHUNK, MANY, check_limit
+from redis_queue.celery.arguments import seconds_of
 from redis_queue.celery.bulk import Bulk, Sent
 from redis_queue.celery.capture import Capture, Due
 from redis_queue.celery.control import wrap_control
@@ -21,11 +22,13 @@ from redis_queue.celery.lists import ListNames
 from redis_queue.celery.revoked import mark_revoked
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
+from redis_queue.celery.tracing import scheduling, trace_runs
 from redis_queue.celery.worker import install_worker
 from redis_queue.delay import DelayQueue
 from redis_queue.delay_model import Push
 from redis_queue.errors import InvalidDelayError, InvalidValueError
-from redis_queue.times import Seconds
+from redis_queue.keys import is_id
+from redis_queue.times import Seconds, duration_ms
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -60,6 +63,7 @@ class DelayedTasks:
         self._capture = Capture(self)
         install_worker(self)
         wrap_control(self)
+        trace_runs()
         if not _being_made(app):
             self.attach(app.amqp)
 
@@ -153,7 +157,9 @@ class DelayedTasks:
 
         Each item is (start of the window, count); what is overdue counts in the first.
         """
-        return self.queue.forecast(buckets, width=timedelta(hours=hours) / buckets)
+        check_limit(buckets, MANY, name="buckets")
+        duration_ms(hours, name="hours")
+        return self.queue.forecast(buckets, width=hours * 3600 / buckets)
 
     def cancel_matching(self, *, dry_run: bool = False, **conditions: Any) -> int:
         """Cancel all tasks that :meth:`list` yields for *conditions*, at least one; return how many.
@@ -162,7 +168,8 @@ class DelayedTasks:
         """
         if not any(value is not None for value in conditions.values()):
             raise InvalidValueError("cancel_matching() without a condition would cancel everything: give one")
-        ids = [entry.id for entry in self.list(**conditions)]
+        # One that was written by hand may have an id that no call takes.
+        ids = [entry.id for entry in self.list(**conditions) if is_id(entry.id)]
         return len(ids) if dry_run else sum(self.cancel_many(ids))
 
     def push_many(self, signatures: Iterable[Any], *, countdown: Seconds | None = None) -> builtins.list[Any]:
@@ -172,17 +179,17 @@ class DelayedTasks:
         one without any; what came before it in full batches of 500 is stored then.
         """
         results: builtins.list[Any] = []
-        batch: builtins.list[Push] = []
-        seconds = countdown.total_seconds() if isinstance(countdown, timedelta) else countdown
+        batch: builtins.list[tuple[Envelope, Due]] = []
+        seconds = seconds_of(countdown)
         with Bulk(self.app, self._collect, self.settings.min_delay_seconds).open() as bulk:
             for signature in signatures:
                 result, kept = bulk.message(signature, seconds)
                 results.append(result)
-                batch += [self.as_push(*found) for found in kept]
+                batch += kept
                 if len(batch) >= CHUNK:
-                    self.queue.push_many(batch)
+                    self._store(batch)
                     batch = []
-        self.queue.push_many(batch)
+        self._store(batch)
         return results
 
     def _collect(self, signature: Any, options: Mapping[str, Any]) -> Sent:
@@ -193,7 +200,11 @@ class DelayedTasks:
 
     def store_message(self, envelope: Envelope, due: Due) -> None:
         """Store one captured message; the same task id again replaces what waits under it."""
-        self.queue.push_many([self.as_push(envelope, due)])
+        self._store([(envelope, due)])
+
+    def _store(self, messages: Sequence[tuple[Envelope, Due]]) -> None:
+        with scheduling(messages) as traced:
+            self.queue.push_many([self.as_push(*message) for message in traced])
 
     def as_push(self, envelope: Envelope, due: Due) -> Push:
         """Return what is stored for a captured message."""

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from kombu.exceptions import OperationalError
@@ -15,6 +15,7 @@ from redis_queue.batches import CHUNK, check_limit
 from redis_queue.celery.allowance import Allowance
 from redis_queue.celery.batch import AwayError, Batch, Dispatched
 from redis_queue.celery.brokers import Broker, open_broker
+from redis_queue.celery.brokers.base import only_wait
 from redis_queue.celery.envelope import PHRASES
 from redis_queue.celery.settings import CelerySettings, Overdue
 from redis_queue.delay import DelayQueue
@@ -118,22 +119,22 @@ class Dispatcher:
             late = self._take(allowed, within=0)
             self._allowance.spend(late.sent + late.failed)
             done += late
-        return Dispatched(done.sent, done.failed, min(max(done.next_in, 0.1), FRESH))
+        return replace(done, next_in=min(max(done.next_in, 0.1), FRESH))
 
     def _take(self, limit: int, *, within: float) -> Dispatched:
         broker = self._broker = self._broker or open_broker(self._app, self._queue.client)
-        sent = 0
+        done = Dispatched()
         if broker.shares_store:
             moved = self._queue.move(limit, within=within, phrases=PHRASES)
+            done = Dispatched(moved.moved, 0, moved.next_in, moved.lateness, moved.worst)
             if not moved.passed:
-                return Dispatched(moved.moved, 0, moved.next_in)
-            sent = moved.moved
+                return done
         claim, self._ahead = self._ahead or self._claim(limit, within), None
         if not claim.entries:
-            return Dispatched(sent, 0, 0 if within else self._queue.due_in())
-        broker.meanwhile = self._claim_ahead if self._goes_on and len(claim.entries) == self._batch else _nothing
-        done = Batch(self._app, self._queue, broker, claim.stop_at).dispatch(claim.entries)
-        return Dispatched(sent + done.sent, done.failed, 0)
+            return replace(done, next_in=0 if within else self._queue.due_in())
+        broker.meanwhile = self._claim_ahead if self._goes_on and len(claim.entries) == self._batch else only_wait
+        done += Batch(self._app, self._queue, broker, claim.stop_at).dispatch(claim.entries)
+        return replace(done, next_in=0)
 
     def _claim(self, limit: int, within: float) -> _Claim:
         # Half of the lease is left for a slow publish: past its end another dispatcher may hold the entry.
@@ -152,10 +153,6 @@ class Dispatcher:
         if ahead is not None and ahead.entries:
             with contextlib.suppress(StoreError):
                 self._queue.release_many(list(ahead.entries), reason="not sent: out of time", counted=False)
-
-
-def _nothing() -> None:
-    """Wait for the confirms only."""
 
 
 @dataclass(frozen=True, slots=True)

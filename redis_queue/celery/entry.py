@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from redis_queue.celery.calls import TaskCall
-from redis_queue.celery.envelope import Envelope
-from redis_queue.celery.protocol import json_body
+from redis_queue.celery.envelope import Envelope, priority_of
+from redis_queue.celery.protocol import json_body, retries_of
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.times import from_ms
@@ -65,25 +65,34 @@ _NOTHING: Mapping[str, Any] = {
 def _of_envelope(envelope: Envelope) -> dict[str, Any]:
     headers = envelope.headers
     call = headers if envelope.task else _of_protocol_1(envelope)
-    queue = next((item for item in envelope.declare if isinstance(item, str)), None)
     return {
         "task": str(call.get("task") or ""),
-        "queue": queue or ("" if envelope.exchange else envelope.routing_key),
+        "queue": queue_of(envelope),
         "exchange": envelope.exchange,
         "routing_key": envelope.routing_key,
         "priority": envelope.priority,
-        "retries": int(call.get("retries") or 0),
+        "retries": retries_of(envelope),
         "expires_at": None if envelope.expires_at is None else from_ms(envelope.expires_at),
-        "stamps": headers.get("stamps") or {},
+        "stamps": _mapping(headers.get("stamps")),
         "headers": headers,
         "args": str(call.get("argsrepr", "")),
         "kwargs": str(call.get("kwargsrepr", "")),
     }
 
 
+def queue_of(envelope: Envelope) -> str:
+    """Return the Celery queue that a message is for, "" where only its exchange knows."""
+    queue = next((item for item in envelope.declare if isinstance(item, str)), None)
+    return queue or ("" if envelope.exchange else envelope.routing_key)
+
+
 def _of_protocol_1(envelope: Envelope) -> Mapping[str, Any]:
     body = json_body(envelope) or {}
     return {**body, "argsrepr": repr(body.get("args")), "kwargsrepr": repr(body.get("kwargs"))} if body else body
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _of_call(call: TaskCall) -> dict[str, Any]:
@@ -94,8 +103,8 @@ def _of_call(call: TaskCall) -> dict[str, Any]:
         "queue": str(options.get("queue") or ""),
         "exchange": str(options.get("exchange") or ""),
         "routing_key": str(options.get("routing_key") or ""),
-        "priority": options.get("priority") or 0,
-        "headers": options.get("headers") or {},
+        "priority": priority_of(options),
+        "headers": _mapping(options.get("headers")),
         "args": repr(tuple(call.args)),
         "kwargs": repr(dict(call.kwargs)),
     }

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import uuid4
 
+from kombu.compression import compress
 from kombu.utils.json import JSONEncoder, object_hook
 
 from redis_queue.errors import InvalidValueError
@@ -110,8 +111,7 @@ class Envelope:
     @property
     def priority(self) -> int:
         """The priority; 0 where none was given."""
-        value = self.properties.get("priority")
-        return value if isinstance(value, int) else 0
+        return priority_of(self.properties)
 
     def element(self, tag: str) -> str:
         """Return the element of a list of kombu's Redis transport, with *tag* as its delivery tag."""
@@ -122,7 +122,7 @@ class Envelope:
         # The tag stands at the end; a body may hold the same character, which has to stay as it is.
         text = self.element("").removesuffix('"}}') + TAG + '"}}'
         task_id = self.id
-        if len(task_id) > MIN_ID and task_id.isascii() and '"' not in task_id and "\\" not in task_id:
+        if len(task_id) > MIN_ID and _is_left_out(task_id):
             text = text.replace(task_id, _ID)
         for phrase, code in _CODES:
             text = text.replace(phrase, code)
@@ -149,8 +149,13 @@ class Envelope:
     def of_message(cls, message: Any) -> Envelope:
         """Return what was published, from the kombu *message* that a worker got."""
         route, body = message.delivery_info, message.body
+        data = body.encode() if isinstance(body, str) else bytes(body)
+        compression = message.headers.get("compression")
+        if compression:
+            # kombu has unpacked the body and left the header as it was.
+            data, _ = compress(data, compression)
         return cls(
-            body=body.encode() if isinstance(body, str) else bytes(body),
+            body=data,
             content_type=message.content_type,
             content_encoding=message.content_encoding,
             headers={name: value for name, value in message.headers.items() if name != "redelivered"},
@@ -200,6 +205,9 @@ class Envelope:
         properties.pop("delivery_tag")
         body = element["body"]
         encoded = properties.pop("body_encoding", "") == "base64"
+        declare, expires_at = kept.get("declare", ()), kept.get("expires_at")
+        if not isinstance(declare, list | tuple) or not isinstance(expires_at, int | None):
+            raise TypeError("its record has headers of other types")
         return cls(
             body=base64.b64decode(body, validate=True) if encoded else body.encode(),
             content_type=element["content-type"],
@@ -208,8 +216,8 @@ class Envelope:
             properties=properties,
             exchange=route["exchange"],
             routing_key=route["routing_key"],
-            declare=kept.get("declare", ()),
-            expires_at=kept.get("expires_at"),
+            declare=declare,
+            expires_at=expires_at,
         )
 
 
@@ -217,9 +225,22 @@ class UnknownVersionError(InvalidValueError):
     """A stored message has a form of a later version; it is left alone."""
 
 
+def priority_of(properties: Mapping[str, Any]) -> int:
+    """Return the priority among *properties* as kombu reads it; 0 where none was given."""
+    try:
+        return int(properties.get("priority") or 0)
+    except (TypeError, ValueError, OverflowError):
+        return 0
+
+
 def expand(data: bytes, entry_id: str) -> str:
-    """Return the element that *data* stands for; the delivery tag is left as one byte 0x81."""
+    """Return the element that *data* stands for; the delivery tag is left as one byte 0x81.
+
+    Raises InvalidValueError for an unknown phrase, and for an id that :meth:`Envelope.pack` does not leave out.
+    """
     text = _PACKED.sub(_phrase, data[1:].decode("latin-1"))
+    if _ID in text and not _is_left_out(entry_id):
+        raise InvalidValueError(f"stored message has another id: {entry_id!r} has to stand in it")
     return text.replace(_ID, entry_id)
 
 
@@ -228,5 +249,13 @@ def element_of(data: bytes, entry_id: str) -> str:
     return expand(data, entry_id).replace(TAG, str(uuid4()))
 
 
+def _is_left_out(task_id: str) -> bool:
+    """Tell whether JSON writes an id as it is."""
+    return task_id.isascii() and task_id.isprintable() and '"' not in task_id and "\\" not in task_id
+
+
 def _phrase(found: re.Match[str]) -> str:
-    return _BY_CODE[found[0]]
+    try:
+        return _BY_CODE[found[0]]
+    except KeyError:
+        raise InvalidValueError(f"stored message holds {found[0]!r}, which stands for nothing") from None

@@ -1,4 +1,4 @@
-"""The lists in which kombu's Redis transport keeps a queue, one for each step of priority."""
+"""The keys of kombu's Redis transport: the lists of a queue, one for each step of priority, and what is in flight."""
 
 from __future__ import annotations
 
@@ -37,3 +37,17 @@ class ListNames:
 
     def _key(self, queue: str, step: int) -> str:
         return f"{self.prefix}{queue}{self.separator}{step}" if step else f"{self.prefix}{queue}"
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """The keys of what workers hold: *index*, delivery tag -> time, and *records*, delivery tag -> message."""
+
+    index: str
+    records: str
+
+    @classmethod
+    def of(cls, channel: Any) -> InFlight:
+        """Return the names that kombu's *channel* uses."""
+        prefix = channel.global_keyprefix or ""
+        return cls(f"{prefix}{channel.unacked_index_key}", f"{prefix}{channel.unacked_key}")

@@ -13,6 +13,7 @@ import random
 import socket
 import threading
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import redis
@@ -20,10 +21,11 @@ import redis
 from redis_queue.backoff import Backoff
 from redis_queue.celery.batch import Dispatched
 from redis_queue.celery.dispatcher import Dispatcher
+from redis_queue.celery.notes import DispatchNotes
 from redis_queue.celery.store import Store
-from redis_queue.connection import RedisErrors, translate
 from redis_queue.delay import DelayQueue
-from redis_queue.errors import RedisQueueError
+from redis_queue.errors import RedisQueueError, StoreError
+from redis_queue.translation import RedisErrors, translate
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -47,26 +49,46 @@ class DispatchLoop:
     """Dispatches what falls due for *app* until :meth:`stop`; survives restarts of Redis and broker."""
 
     def __init__(self, app: Celery) -> None:
-        store = Store(app)
-        self._queue: DelayQueue = store.delay_queue()
-        self._dispatcher = Dispatcher(app, self._queue, settings=store.settings)
-        self._interval = store.settings.interval_seconds
-        self._wake = _Wake(self._queue, min(self._interval, 0.25))
+        self._app = app
+        self._store = Store(app)
+        self._interval = self._store.settings.interval_seconds
         self._stopped = threading.Event()
         self._led_at = -math.inf
         self._put_back_at = -math.inf
-        self._lease = self._queue.settings.lease_ms / 1000
         self._due = False
         self.name = f"{socket.gethostname()}:{os.getpid()}:{random.getrandbits(32):08x}"
         self.leads = False
         self.total = Dispatched()
+
+    @cached_property
+    def _queue(self) -> DelayQueue:
+        """The queue as it was written, which only Redis knows: it may be away when a worker starts."""
+        return self._store.delay_queue()
+
+    @cached_property
+    def _dispatcher(self) -> Dispatcher:
+        return Dispatcher(self._app, self._queue, settings=self._store.settings)
+
+    @cached_property
+    def _notes(self) -> DispatchNotes:
+        return DispatchNotes(self._queue, self.name)
+
+    @cached_property
+    def _wake(self) -> _Wake:
+        return _Wake(self._queue, min(self._interval, 0.25))
+
+    def open(self) -> None:
+        """Connect now instead of at the first turn; raises StoreUnavailableError if the store is away."""
+        self._queue.due_in()
 
     def run(self) -> None:
         """Dispatch until :meth:`stop` is called from another thread or a signal handler."""
         backoff = Backoff()
         while not self._stopped.is_set():
             try:
-                self._wait(self._turn())
+                pause = self._turn()
+                self._notes.write(leads=self.leads)
+                self._wait(min(pause, self._notes.due_in()))
                 backoff.reset()
             except Exception as error:  # noqa: BLE001 - whatever it was, what is stored must go on moving
                 pause = backoff.next()
@@ -74,8 +96,11 @@ class DispatchLoop:
                     "cannot dispatch: %s", error, extra={"action": "dispatch_away", "retry_in": round(pause, 2)}
                 )
                 self._step_down()
+                self._note_trouble(error)
                 self._stopped.wait(pause)
         self._step_down()
+        if "_queue" in vars(self):
+            self._notes.leave()
 
     def stop(self) -> None:
         """End :meth:`run` within a quarter of a second, or with the batch it is at."""
@@ -91,14 +116,21 @@ class DispatchLoop:
                 return self._follow(leadership.left)
             self._led_at = now
         self._wake.listen()
-        if now - self._put_back_at >= self._lease:
+        if now - self._put_back_at >= self._queue.settings.lease_ms / 1000:
             # What a dispatcher held that died between its claim and its ack; not every app has the beat task for it.
             self._queue.put_back()
             self._put_back_at = now
         done = self._dispatcher.run(RUN, due=self._due)
         self.total += done
+        self._notes.add(done)
         self._due = done.next_in < self._interval
         return min(self._interval, done.next_in)
+
+    def _note_trouble(self, error: Exception) -> None:
+        """Let others see what is wrong, unless it is Redis itself that is away."""
+        if "_queue" in vars(self) and not isinstance(error, StoreError):
+            self._notes.error = f"{type(error).__name__}: {error}"
+            self._notes.write(leads=False)
 
     def _follow(self, left: float) -> float:
         self._wake.close()
@@ -113,6 +145,8 @@ class DispatchLoop:
     def _step_down(self) -> None:
         """Leave the lead to another one: what fails here may work there."""
         led, self.leads, self._led_at = self.leads, False, -math.inf
+        if "_queue" not in vars(self):
+            return
         self._wake.close()
         self._dispatcher.close()
         if led:

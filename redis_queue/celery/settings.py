@@ -73,6 +73,9 @@ class CelerySettings:
     dispatch_interval: Seconds = 5.0
     #: Entries per dispatch, 1 to 500.
     dispatch_batch: int = CHUNK
+    #: Where the broker is not the store: how long (seconds or timedelta, 2 to 3600) a dispatcher may hold what it
+    #: sends. What a dead one held goes out that much later.
+    dispatch_lease: Seconds = 60.0
     #: What becomes of entries that are due for long: "run", "spread:<number per second>" or "skip:<seconds>".
     overdue: str = "run"
     #: With TaskLeases: how often a task that takes its worker down is started, 1 to 1000, before it becomes a dead
@@ -87,11 +90,15 @@ class CelerySettings:
 
     def __post_init__(self) -> None:
         Overdue.parse(self.overdue)
+        for name, text in (("prefix", self.prefix), ("delay_queue", self.delay_queue)):
+            if not isinstance(text, str) or not text.isprintable():
+                raise ConfigurationError(f"{NAMESPACE}{name}={text!r}: give printable characters")
         _check_whole("dispatch_batch", self.dispatch_batch, CHUNK)
         _check_whole("max_deliveries", self.max_deliveries, MAX_DELIVERIES)
         _check_whole("shards", self.shards, MAX_SHARDS)
         _check_seconds("min_delay", self.min_delay, 0, 86400)
         _check_seconds("dispatch_interval", self.dispatch_interval, 0.1, 60)
+        _check_seconds("dispatch_lease", self.dispatch_lease, 2, 3600)
         for name, value in (("dispatch", self.dispatch), ("atomic_fetch", self.atomic_fetch)):
             if not isinstance(value, bool):
                 raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: give True or False")
@@ -123,6 +130,7 @@ class CelerySettings:
                 hint = f"did you mean {NAMESPACE}{near[0]}?" if near else f"known are {', '.join(known)}"
                 raise ConfigurationError(f"unknown setting {NAMESPACE}{name}: {hint}")
         given = {name: app.conf.get(f"{NAMESPACE}{name}") for name in known}
+        _check_timezone(app)
         return cls(**{name: value for name, value in given.items() if value not in (None, "")})
 
 
@@ -134,6 +142,13 @@ def _names(conf: Any) -> Iterator[str]:
             name = name.removeprefix(str(getattr(conf, "prefix", None) or "").lower())
             if name.startswith(NAMESPACE):
                 yield name.removeprefix(NAMESPACE)
+
+
+def _check_timezone(app: Celery) -> None:
+    try:
+        str(app.timezone)
+    except (LookupError, ValueError, TypeError, AttributeError, OSError) as error:
+        raise ConfigurationError(f"timezone={app.conf.timezone!r}: no time zone has this name") from error
 
 
 def _check_whole(name: str, value: object, high: int) -> None:

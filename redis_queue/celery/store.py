@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, urlencode
 
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.connection import Client, connect
 from redis_queue.delay import DelayQueue
 from redis_queue.errors import ConfigurationError
+from redis_queue.inspector import Inspector
 from redis_queue.keys import Kind
 from redis_queue.queue import RedisQueue
-from redis_queue.registry import Known, Registry
-from redis_queue.scripts import Scripts
+from redis_queue.registry import Known
 from redis_queue.settings import Settings
+from redis_queue.urls import scheme_of
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -34,8 +36,9 @@ class Store:
         self.settings = CelerySettings.of(app)
         self.prefix = self.settings.prefix
         self.delay_queue_name = self.settings.delay_queue
-        url, options = _target(app.conf)
-        self.client: Client = connect(url, check=False, **options)
+        self.url = _target(app.conf)
+        self.client: Client = connect(self.url, check=False)
+        self.inspector = Inspector(self.client, prefix=self.prefix)
 
     @classmethod
     def of(cls, app: Celery) -> Store:
@@ -55,14 +58,11 @@ class Store:
 
     def known(self) -> list[Known]:
         """Return every queue that was ever written to under the prefix."""
-        return Registry(Scripts(self.client), self.prefix).all()
+        return self.inspector.known()
 
     def open(self, known: Known) -> RedisQueue | DelayQueue:
         """Return a queue from the registry, with the settings that it was written with."""
-        settings = Settings(prefix=self.prefix, max_deliveries=known.max_deliveries, shards=known.shards)
-        if known.kind == "queue":
-            return RedisQueue(known.name, self.client, settings=settings)
-        return DelayQueue(known.name, self.client, settings=settings)
+        return self.inspector.open(known)
 
     def _settings(self, kind: Kind, name: str) -> Settings:
         for known in self.known():
@@ -71,20 +71,26 @@ class Store:
         return self._with(Settings().max_deliveries, self.settings.shards)
 
     def _with(self, max_deliveries: int, shards: int) -> Settings:
-        return Settings(prefix=self.prefix, max_deliveries=max_deliveries, shards=shards, max_body=MAX_BODY)
+        return Settings(
+            prefix=self.prefix,
+            visibility_timeout=self.settings.dispatch_lease,
+            max_deliveries=max_deliveries,
+            shards=shards,
+            max_body=MAX_BODY,
+        )
 
 
-def _target(conf: Any) -> tuple[str, dict[str, Any]]:
-    """Return the URL to use, and the name of the primary where it is a list of Sentinels."""
+def _target(conf: Any) -> str:
+    """Return the URL to use, with the name of the primary where it is a list of Sentinels."""
     for name, transport in _PLACES:
         value = getattr(conf, name, None) or ""
-        url = value if isinstance(value, str) else ";".join(value)
+        url = value if isinstance(value, str) else _joined(name, value)
         scheme = url.partition("://")[0]
         if scheme.partition("+")[0] in SCHEMES and _is_one(url):
             master = (getattr(conf, transport, None) or {}).get("master_name")
-            return url, {"master_name": master} if master and "sentinel" in scheme else {}
+            return _with_master(url, str(master)) if master and "sentinel" in scheme else url
         if name == "redis_queue_url" and url:
-            raise ConfigurationError(f"redis_queue_url has the scheme {scheme[:20]!r}: it must be one Redis")
+            raise ConfigurationError(f"redis_queue_url has the scheme {scheme_of(url)!r}: it must be one Redis")
     raise ConfigurationError("neither broker nor result backend is one Redis: set redis_queue_url")
 
 
@@ -93,6 +99,21 @@ _PLACES: Final = (
     ("broker_url", "broker_transport_options"),
     ("result_backend", "result_backend_transport_options"),
 )
+
+
+def _with_master(url: str, name: str) -> str:
+    # Of several URLs, the options of the last one count.
+    *others, last = url.rstrip(";").split(";")
+    bare, _, query = last.partition("?")
+    options = [(key, value) for key, value in parse_qsl(query) if key != "master_name"]
+    return ";".join([*others, f"{bare}?{urlencode([*options, ('master_name', name)])}"])
+
+
+def _joined(name: str, urls: Any) -> str:
+    """Return a list of URLs as Celery writes it into one."""
+    if isinstance(urls, list | tuple) and all(isinstance(url, str) for url in urls):
+        return ";".join(urls)
+    raise ConfigurationError(f"{name} is of type {type(urls).__name__}: give a URL, or a list of them")
 
 
 def _is_one(url: str) -> bool:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-import redis
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.json import loads
 
@@ -17,11 +16,12 @@ from redis_queue.batches import CHUNK, chunks
 from redis_queue.celery.brokers import Broker
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.envelope import Envelope
-from redis_queue.celery.lists import ListNames
+from redis_queue.celery.lists import InFlight, ListNames
 from redis_queue.celery.protocol import json_body
 from redis_queue.celery.tap import envelope_of
 from redis_queue.delay_model import Foreign
 from redis_queue.errors import ConfigurationError
+from redis_queue.keeper import client_of
 from redis_queue.scripts import Scripts
 from redis_queue.times import from_ms
 
@@ -67,11 +67,8 @@ class Stranded:
         self._app = app
         self.shared = broker.shares_store
         self._names: ListNames = broker.names
-        with broker.channel.conn_or_acquire() as client:
-            # kombu's own client would put its prefix before some keys and not before others.
-            self.server = redis.Redis(connection_pool=client.connection_pool)
-        self._unacked = f"{self._names.prefix}{broker.channel.unacked_key}"
-        self._index = f"{self._names.prefix}{broker.channel.unacked_index_key}"
+        self.server = client_of(broker.channel)
+        self._in_flight = InFlight.of(broker.channel)
         self._send = Scripts(self.server).command
 
     def pages(self) -> Iterator[list[Found | Left]]:
@@ -97,10 +94,10 @@ class Stranded:
     def _fetched(self) -> Iterator[list[Found | Left]]:
         cursor: Any = b"0"
         while True:
-            cursor, fields = self._send("HSCAN", self._unacked, cursor, "COUNT", CHUNK)
+            cursor, fields = self._send("HSCAN", self._in_flight.records, cursor, "COUNT", CHUNK)
             pairs = iter(fields)
             for chunk in chunks(zip(pairs, pairs, strict=True)):
-                scores = self._send("ZMSCORE", self._index, *(tag for tag, _ in chunk))
+                scores = self._send("ZMSCORE", self._in_flight.index, *(tag for tag, _ in chunk))
                 rows = [self._unacknowledged(*pair, score) for pair, score in zip(chunk, scores, strict=True)]
                 yield [row for row in rows if row is not None]
             if int(cursor) == 0:
@@ -111,12 +108,13 @@ class Stranded:
         if not isinstance(known, list) or len(known) != _PARTS:
             return None
         message, exchange, routing_key = known
-        foreign = Foreign(value, self._unacked, tag, self._index, None if score is None else float(score))
-        return self._found(self._queue_of(exchange, routing_key), foreign, message, place=self._unacked)
+        keys, since = self._in_flight, None if score is None else float(score)
+        foreign = Foreign(value, keys.records, tag, keys.index, since)
+        return self._found(self._queue_of(exchange, routing_key), foreign, message, place=keys.records)
 
-    def _queue_of(self, exchange: str, routing_key: str) -> str:
+    def _queue_of(self, exchange: Any, routing_key: Any) -> str:
         if not exchange:
-            return routing_key
+            return str(routing_key)
         queues = self._app.amqp.queues.values()
         names = (item.name for item in queues if (item.exchange.name, item.routing_key) == (exchange, routing_key))
         return next(names, "")
@@ -149,7 +147,7 @@ def loads_element(data: bytes) -> Any:
     """Return what *data* holds, or None if it is no JSON."""
     try:
         return loads(data.decode())
-    except (ValueError, TypeError, LookupError):
+    except Exception:  # noqa: BLE001 - what decodes a type of its own may raise anything
         return None
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.celery.batch import Dispatched
 from redis_queue.celery.dispatcher import Dispatcher
+from redis_queue.celery.notes import DispatchNotes
 from redis_queue.celery.store import Store
 from redis_queue.errors import RedisQueueError
-from redis_queue.queue import RedisQueue
+from redis_queue.putback import put_back_each
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -35,23 +38,20 @@ def put_back_all(app: Celery) -> dict[str, dict[str, int]]:
 
     One broken queue does not keep the others from being served; its error is raised at the end.
     """
-    store = Store.of(app)
-    done: dict[str, dict[str, int]] = {}
+    inspector = Store.of(app).inspector
+    done: dict[str, Counter[str]] = {}
     failed: RedisQueueError | None = None
-    for known in store.known():
-        name = f"{known.kind}:{known.name}"
-        try:
-            queue = store.open(known)
-            back = queue.put_back()
-            promoted = queue.promote() if isinstance(queue, RedisQueue) else 0
-        except RedisQueueError as error:
-            logger.exception("put-back of %s failed", name, extra={"action": "putback_failed", "queue": name})
-            failed = error
+    for served in put_back_each(inspector, inspector.known(), promote=True):
+        if served.error is not None:
+            extra = {"action": "putback_failed", "queue": served.name}
+            logger.error("put-back of %s failed", served.name, exc_info=served.error, extra=extra)
+            failed = served.error
             continue
-        done[name] = {"returned": back.returned, "dead": back.dead, "promoted": promoted}
+        counts = done.setdefault(served.name, Counter(returned=0, dead=0, promoted=0))
+        counts.update(returned=served.back.returned, dead=served.back.dead, promoted=served.promoted)
     if failed is not None:
         raise failed
-    return done
+    return {name: dict(counts) for name, counts in done.items()}
 
 
 def dispatch_due(app: Celery) -> dict[str, int]:
@@ -72,13 +72,18 @@ class _Tick:
         self._queue = Store.of(app).delay_queue()
         self._spreads = Store.of(app).settings.overdue_policy.policy == "spread"
         self._dispatcher = Dispatcher(app, self._queue)
+        self._notes = DispatchNotes(self._queue, f"{socket.gethostname()}:{os.getpid()}:task")
 
     def run(self) -> Dispatched:
         """Dispatch what is due, unless another call is at it or one dispatcher alone has to keep a rate."""
         if not self._lock.acquire(blocking=False):
             return Dispatched()
         try:
-            return Dispatched() if self._spreads and self._queue.leader() else self._dispatcher.run()
+            done = Dispatched() if self._spreads and self._queue.leader() else self._dispatcher.run()
+            self._notes.add(done)
+            # Nobody knows whether another tick comes to this process.
+            self._notes.write(leads=False, at_once=True)
+            return done
         finally:
             self._lock.release()
 

@@ -10,6 +10,7 @@ import click
 from celery import bootsteps
 
 from redis_queue.celery.control import wrap_panel
+from redis_queue.celery.deferring import DeferringStep
 from redis_queue.celery.loop import DispatchLoop
 from redis_queue.celery.store import Store
 
@@ -29,7 +30,8 @@ STOP_WITHIN: Final = 1.0
 class DispatchStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Runs a DispatchLoop beside the worker; refuses to start one with settings that cannot be."""
 
-    requires = ("celery.worker.components:Timer",)
+    # After the pool: a process should not fork while its threads are at work.
+    requires = ("celery.worker.components:Timer", "celery.worker.components:Pool")
 
     def __init__(self, parent: Any, without_dispatch: bool = False, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
@@ -59,9 +61,9 @@ class DispatchStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def install_worker(delayed: DelayedTasks) -> None:
-    """Add the step and its option to the workers of the app."""
+    """Add the steps and their option to the workers of the app."""
     app = delayed.app
-    app.steps["worker"].add(DispatchStep)
+    app.steps["worker"].update((DispatchStep, DeferringStep))
     app.user_options["worker"].add(
         click.Option(["--without-dispatch"], is_flag=True, help="Leave due entries to other workers (redis_queue).")
     )

@@ -14,6 +14,18 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "celery", "-A", "tests.celery.migrating", "redis-queue", *arguments]
 
 
+def start_command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Start it; what it prints can be read."""
+    return subprocess.Popen(
+        command(*arguments),
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run it to its end."""
     return subprocess.run(

@@ -15,7 +15,7 @@ from tests.celery.clocks import ManualClock
 from tests.support.servers import RedisServer
 
 # An older kombu has no atomic fetch: that it is refused is tested with the leases.
-collect_ignore = [] if can_fetch() else ["test_fetching.py"]
+collect_ignore = [] if can_fetch() else ["test_fetching.py", "test_handing_on.py"]
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])

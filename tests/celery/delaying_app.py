@@ -1,6 +1,7 @@
 """An app whose tasks are delayed in Redis, for real workers: `celery -A tests.celery.delaying_app worker`.
 
-What differs between tests comes from the environment: BROKER_URL, STORE_URL, QUEUE, and SETTINGS as JSON.
+What differs between tests comes from the environment: BROKER_URL, STORE_URL, QUEUE, SETTINGS as JSON, and TICKS: the
+seconds between two ticks of beat, which go to the queue with "-ticks" behind its name.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import redis
 from celery import Celery
 
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DelayedTasks, install
 from redis_queue.connection import connect
 from tests.celery.delaying_names import NOTE, RAN, STUBBORN
 
@@ -27,6 +28,9 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     **json.loads(os.environ.get("SETTINGS", "{}")),
 )
+if "TICKS" in os.environ:
+    install(app, queue=f"{os.environ['QUEUE']}-ticks")
+    app.conf.beat_schedule["redis-queue-delay-dispatch"]["schedule"] = float(os.environ["TICKS"])
 delayed = DelayedTasks(app) if os.environ.get("DELAYED", "1") == "1" else None
 
 

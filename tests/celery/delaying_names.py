@@ -7,3 +7,4 @@ from typing import Final
 NOTE: Final = "tests.note"
 STUBBORN: Final = "tests.stubborn"
 RAN: Final = "tests:ran"
+IMPORTED: Final = "imported by a thread"

@@ -32,11 +32,18 @@ class Fleet:
         """Where results go: files, which outlive a server that a test kills."""
         return f"file://{self.store.directory}"
 
-    def worker(self, *arguments: str, delayed: bool = True, name: str = "one", pool: str = "threads") -> CeleryProcess:
+    def worker(
+        self,
+        *arguments: str,
+        delayed: bool = True,
+        name: str = "one",
+        pool: str = "threads",
+        app: str = "tests.celery.delaying_app",
+    ) -> CeleryProcess:
         """Return a worker that is not started yet."""
         options = ("--pool", pool, "--concurrency", "2", "--loglevel", "INFO", "--hostname", f"{name}@%h")
         return CeleryProcess(
-            *("-A", "tests.celery.delaying_app", "worker"),
+            *("-A", app, "worker"),
             *options,
             *arguments,
             environment=self.environment(delayed=delayed),

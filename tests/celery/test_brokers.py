@@ -16,7 +16,9 @@ from redis_queue.celery.brokers import open_broker
 from redis_queue.celery.brokers.amqp import AmqpBroker
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.envelope import Envelope
+from redis_queue.codec import JSON, Codec
 from redis_queue.delay_model import Push
+from redis_queue.keys import Keys
 from tests.celery.brokers import Broker
 from tests.celery.clocks import ManualClock
 from tests.support.wait import wait_until
@@ -154,6 +156,46 @@ def test_an_entry_of_a_later_version_is_left_alone(
     assert [record.message for record in caplog.records if "left alone" in record.message]
     assert broker.take_ids(app.conf.task_default_queue) == [good]
     assert delayed.queue.stats().quarantined == 0
+
+
+def damaged(packed: bytes) -> dict[str, tuple[bytes, bytes, dict[str, Any] | None]]:
+    """Return ids, payloads and headers of records as somebody edited them; *packed* is a message that is fine."""
+    return {
+        "an unknown phrase": (b"bad-entry", packed.replace(b"\x81", b"\xfe"), None),
+        "half a message": (b"bad-entry", packed[: len(packed) // 2], None),
+        "no message": (b"bad-entry", b"\x01{}", None),
+        "nested too deeply": (b"bad-entry", b"\x01" + b"[" * 100_000, None),
+        "an id that is no text": (b"bad-\xff\xfe-id", packed, None),
+        "an id with a quote": (b'bad"-entry', packed, None),
+        "an id with a line feed": (b"bad\n-entry", packed, None),
+        "a queue that is a number": (b"bad-entry", packed, {"declare": 5}),
+        "an expiry that is text": (b"bad-entry", packed, {"expires_at": "soon"}),
+    }
+
+
+@pytest.mark.parametrize("what", damaged(b""))
+def test_an_entry_that_was_edited_is_a_dead_letter_with_its_bytes_and_holds_nobody_up(
+    *, app: Celery, delayed: DelayedTasks, work: Dispatcher, broker: Broker, client: redis.Redis, what: str
+) -> None:
+    default, keys = app.conf.task_default_queue, Keys("redis_queue", "delay", "celery", 0)
+    good = [send_due(delayed), send_due(delayed)]
+    entry = delayed.queue.get(good[0])
+    assert entry is not None
+    id_, payload, headers = damaged(entry.payload)[what]
+    # A whole message that has its list in its record is moved as it is, looked at or not.
+    looked_at = what.startswith("an id") or (what == "an unknown phrase" and "virtual_host" in broker.url)
+    destination = default if looked_at else None
+    record = b"v1 1700000000000 " + Codec(JSON, 2**20).encode(payload, headers, destination)
+    client.hset(keys.records, id_, record)  # type: ignore[arg-type]
+    client.zadd(keys.waiting, {id_: 1})
+
+    assert work.run() == Dispatched(sent=2, failed=1)
+
+    assert sorted(broker.take_ids(default)) == sorted(good)
+    (dead,) = delayed.queue.dead_letters()
+    assert (dead.id.encode(errors="surrogateescape"), dead.body) == (id_, payload)
+    assert dead.reason
+    assert delayed.count() == 0
 
 
 def test_what_expired_before_it_was_due_still_reaches_a_worker_which_revokes_it(

@@ -15,7 +15,7 @@ import pytest
 import redis
 from celery import Celery, Task, chain, chord, group, signature
 from celery._state import _task_stack
-from celery.exceptions import Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import after_task_publish, before_task_publish
 from click.testing import CliRunner
 from kombu.compression import encoders
@@ -178,6 +178,12 @@ def retry(app: Celery) -> None:
         task.retry(countdown=HOUR)
 
 
+def replace_within(app: Celery) -> None:
+    task = app.tasks["shop.add"]
+    with running(task, "replaced", delivery_info={}), pytest.raises(Ignore):
+        task.replace(add(app, 3, 4).set(countdown=HOUR))
+
+
 def add(app: Celery, *args: Any) -> Any:
     return app.tasks["shop.add"].s(*args)
 
@@ -207,6 +213,12 @@ WAYS: dict[str, tuple[Callable[[Celery], Any], list[str]]] = {
         lambda app: group(chain(add(app, n, 1).set(countdown=HOUR), add(app, 2)) for n in range(2)).apply_async(),
         ["shop.add"] * 2,
     ),
+    "chunks": (
+        lambda app: app.tasks["shop.add"].chunks([(1, 2), (3, 4)], 1).apply_async(countdown=HOUR),
+        ["celery.starmap"] * 2,
+    ),
+    "map": (lambda app: app.tasks["shop.collect"].map([[1], [2]]).apply_async(countdown=HOUR), ["celery.map"]),
+    "replace": (replace_within, ["shop.add"]),
     "retry": (retry, ["shop.add"]),
     "beat": (beat, ["shop.add"]),
 }
@@ -871,7 +883,7 @@ class TestInstalling:
 
         assert fired == ["shop.add"]
         assert len(entries(app)) == 1
-        assert len(app.steps["worker"]) == 1
+        assert len(app.steps["worker"]) == 2
         assert [option.opts for option in app.user_options["worker"]].count(["--without-dispatch"]) == 1
 
     def test_before_the_app_is_configured(self, on_redis: Broker, redis_url: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from celery.exceptions import ChordError
 from celery.result import GroupResult
 
 from redis_queue import InvalidDelayError, InvalidValueError
-from redis_queue.celery import DelayedTasks
+from redis_queue.celery import DelayedTasks, control
 from tests.celery.delaying_names import NOTE
 from tests.celery.fleet import Fleet, send
 from tests.celery.processes import ROOT
@@ -93,6 +95,52 @@ class TestRevokeWithNoWorkerAlive:
             store.kill()
             with pytest.raises(ConnectionError, match="Redis"):
                 result.revoke()
+
+
+class TestOddRequests:
+    @pytest.mark.parametrize("odd", ["a\nb", "x" * 300, "\x00", "", 5, None])
+    def test_an_id_under_which_nothing_can_be_stored_reaches_the_workers(
+        self, fleet: Fleet, delayed: DelayedTasks, odd: Any
+    ) -> None:
+        result = send(delayed, 60)
+        with fleet.client.pubsub() as heard:
+            heard.psubscribe("*pidbox*")
+            assert heard.get_message(timeout=5)
+            delayed.app.control.revoke([odd, result.id])
+            wait_until(lambda: heard.get_message(timeout=0.1), description="the broadcast")
+        assert delayed.count() == 0
+        assert result.state == "REVOKED"
+
+    @pytest.mark.parametrize(
+        ("command", "arguments"),
+        [
+            ("revoke", {"task_id": ["a\nb", 5, None]}),
+            ("revoke", {"task_id": {"a": 1}}),
+            ("terminate", {"task_id": "a\nb", "signal": "TERM"}),
+            ("revoke_by_stamped_headers", {"headers": ["no equals sign"]}),
+            ("revoke_by_stamped_headers", {"headers": "text"}),
+            ("revoke_by_stamped_headers", {"headers": {"a": {"b": 1}}}),
+            ("scheduled", {"limit": "many"}),
+            ("scheduled", {"limit": -5}),
+            ("scheduled", {"limit": math.inf}),
+            ("scheduled", {"after": "garbage"}),
+            ("scheduled", {"after": 5}),
+            ("query_task", {"ids": ["a\nb", 5, None]}),
+            ("query_task", {"ids": 5}),
+        ],
+        ids=str,
+    )
+    def test_of_a_foreign_client_leave_the_workers_own_answer(
+        self, delayed: DelayedTasks, monkeypatch: pytest.MonkeyPatch, command: str, arguments: dict[str, Any]
+    ) -> None:
+        own: Any = {"query_task": {}, "scheduled": []}.get(command, "own")
+        wrapped = control._COMMANDS[command](lambda *_, **__: own)
+        kept = send(delayed, 60)
+
+        answer = wrapped(SimpleNamespace(app=delayed.app), **arguments)
+
+        assert type(answer) is type(own)
+        assert delayed.get(kept.id)
 
 
 class TestWithAWorker:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from celery import Celery
 from kombu.connection import Connection
 
+from redis_queue import keys
 from redis_queue.celery import DelayedTasks, MaxDeliveriesExceededError, TaskLeases
+from redis_queue.celery.leases import counters
 from redis_queue.celery.leases.limit import DeliveryLimit
+from redis_queue.celery.leases.step import _guarded
 from redis_queue.delay_model import Push
 from tests.celery.brokers import Broker
 from tests.celery.leasing import Leasing
@@ -65,6 +70,8 @@ class TestATaskThatKills:
             assert "its worker died 5 times" in letter.reason
             assert own_keys(leasing) == set()
             assert f"task {DIE}[{result.id}] is a dead letter" in one.output
+            counted = counters.read(leasing.app())
+            assert (None if counted is None else counted.dead) == (None if leasing.broker_url.startswith("amqp") else 1)
 
             leasing.client.set(HEALED, 1)
             assert leases.redrive([result.id]) == 1
@@ -124,7 +131,7 @@ class TestATaskThatKills:
         with one_redis.worker("one", leases=False, pool="prefork") as one:
             one.wait_for_output("ready.")
             id_ = one_redis.send(DIE_TWICE).id
-            assert set(one_redis.wait_for_starts(8)) == {id_}
+            assert set(one_redis.wait_for_starts(6)) == {id_}
 
 
 class TestBury:
@@ -170,3 +177,33 @@ def test_the_limit_is_that_of_the_task_or_the_app() -> None:
     assert limit.of(app.task(nothing, name="tests.plain", shared=False)) == 7
     assert limit.of(app.task(nothing, name="tests.own", shared=False, max_deliveries=2)) == 2
     assert issubclass(MaxDeliveriesExceededError, Exception)
+
+
+@pytest.mark.parametrize(
+    "headers", [None, {}, {"task": "tests.nothing"}, {"id": "x", "task": ["a"]}, {"id": "x", "task": 5}]
+)
+def test_a_message_that_is_no_task_is_left_to_celery(headers: Any) -> None:
+    app = Celery("tests", broker="memory://", set_as_current=False)
+    app.task(nothing, name="tests.nothing", shared=False)
+    message = SimpleNamespace(headers=headers, delivery_info={"redelivered": True})
+    handled: list[Any] = []
+
+    _guarded(SimpleNamespace(app=app), DeliveryLimit(app), handled.append)(message)
+
+    assert handled == [message]
+
+
+@pytest.mark.parametrize(
+    "row", [b"", b"[]", b"{}", b"\xff", b'{"host": 5, "at": "soon"}', b'{"host": "a", "at": 1e400}']
+)
+def test_a_start_that_was_edited_counts(one_redis: Leasing, row: bytes) -> None:
+    app = one_redis.app()
+    limit = DeliveryLimit(app)
+    one_redis.client.rpush(keys.starts("redis_queue", "some"), row)
+    task = app.task(nothing, name="tests.nothing", shared=False, max_deliveries=2)
+    message = SimpleNamespace(headers={"id": "some"})
+
+    starts = limit.exceeded(message, task)
+
+    assert starts is not None
+    assert len(starts) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -274,8 +275,8 @@ class TestARun:
         ids = queue.push_many([call(number) for number in range(5)])
         for kind in (AmqpBroker, RedisBroker):
             monkeypatch.setattr(kind, "at_once", 1)
-        # Claimed at 0, then a look at the time before each publish.
-        looks = iter([0.0, 10.0, 29.0, 31.0])
+        # Claimed at 0, then a look at the time before each publish, and one at when it was sent.
+        looks = iter([0.0, 10.0, 11.0, 29.0, 30.0, 31.0])
         clock = SimpleNamespace(monotonic=lambda: next(looks))
         for module in (dispatcher, batch):
             monkeypatch.setattr(module, "time", clock)
@@ -405,7 +406,7 @@ class TestWhatCannotBeSent:
         assert len(queue) == 0
         (dead,) = queue.dead_letters()
         assert (dead.id, dead.deliveries) == ("bad", 3)
-        assert pytest.RaisesExc(Exception, match=reason).matches(Exception(dead.reason)), dead.reason
+        assert re.search(reason, dead.reason), dead.reason
 
     def test_a_queue_that_the_app_does_not_know_is_refused_where_it_may_not_be_made(
         self, broker: Broker, delayed: Callable[..., DelayQueue]

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import django
 import pytest
 from celery import Celery
-from django.conf import settings
 from django.db import transaction
 
 from redis_queue.celery import DelayedTasks
 from tests.celery.brokers import Broker
 
-pytestmark = [pytest.mark.celery, pytest.mark.parametrize("broker", ["redis"], indirect=True)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def configured() -> None:
-    """A Django project with a database in memory."""
-    if not settings.configured:
-        database = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
-        settings.configure(DATABASES={"default": database}, USE_TZ=True)
-        django.setup()
+pytestmark = [
+    pytest.mark.celery,
+    pytest.mark.parametrize("broker", ["redis"], indirect=True),
+    pytest.mark.usefixtures("shop"),
+]
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ import pytest
 import redis
 from celery import Celery
 
-from redis_queue.celery.leases import step
+from redis_queue.celery.leases import counters, step
+from redis_queue.celery.leases.counters import LeaseCounters
 from redis_queue.celery.leases.fetching import can_fetch
 from redis_queue.errors import ConfigurationError
 from redis_queue.scripts import load
@@ -39,6 +40,9 @@ FETCHES = [POP, *([ATOMIC] if can_fetch() else [])]
 
 # Celery 5.5 forgets a prefork pool's results when it connects again, so nothing settles them.
 RECONNECTING = [(POP, "solo"), *([(POP, "prefork"), (ATOMIC, "prefork")] if can_fetch() else [])]
+
+# What waits does so before the pool, or before the worker.
+HOLDING_BACK = [(POP, "prefork"), *([(ATOMIC, "solo")] if can_fetch() else [])]
 
 both_fetches = pytest.mark.parametrize("leasing", FETCHES, indirect=True)
 
@@ -232,9 +236,55 @@ class TestAStoppedWorker:
                 leasing.wait_until_settled()
             assert sorted(leasing.started) == sorted([ids[0], *ids])
 
+    @both_fetches
+    def test_keeps_what_nobody_took_meanwhile(self, leasing: Leasing) -> None:
+        leasing.settings["worker_prefetch_multiplier"] = 2
+        ids = [leasing.send(WAIT).id for _ in range(2)]
+        with leasing.worker("one", pool="prefork") as one:
+            leasing.wait_for_starts(1)
+            wait_until(lambda: len(leasing.held()) == 2, description="both tasks to be held")
+            os.kill(one.pid, signal.SIGSTOP)
+            ended = time.time() + 2 * TIMEOUT
+            wait_until(lambda: time.time() > ended, timeout=3 * TIMEOUT, description="the leases to run out")
+            os.kill(one.pid, signal.SIGCONT)
+            leasing.tell("one")
+            leasing.tell("one")
+            leasing.wait_for_ends(2)
+            leasing.wait_until_settled()
+            assert one.finish() == 0
+        assert sorted(leasing.started) == sorted(ids)
+
+    @pytest.mark.parametrize(("leasing", "pool"), HOLDING_BACK, indirect=["leasing"])
+    def test_does_not_start_what_it_lost(self, leasing: Leasing, pool: str) -> None:
+        leasing.settings["worker_prefetch_multiplier"] = 2
+        # Both are there at once: a worker of the solo pool takes nothing while it runs one.
+        runs, waits = (leasing.send(WAIT).id for _ in range(2))
+        with leasing.worker("one", pool=pool) as one:
+            assert leasing.wait_for_starts(1) == [runs]
+            wait_until(lambda: len(leasing.held()) == 2, description="both tasks to be held")
+            os.kill(one.pid, signal.SIGSTOP)
+            with leasing.worker("two", pool=pool):
+                leasing.wait_for_starts(2)
+                wait_until(lambda: len(leasing.held()) == 2, description="both tasks to be held again")
+                os.kill(one.pid, signal.SIGCONT)
+                leasing.tell("one")
+                one.wait_for_output(f"{waits} is not started")
+                leasing.tell("two")
+                leasing.tell("two")
+                leasing.wait_for_ends(3)
+                leasing.wait_until_settled()
+                # It goes on with others.
+                third = leasing.send(WAIT).id
+                leasing.tell("one")
+                leasing.tell("two")
+                leasing.wait_for_ends(4)
+                leasing.wait_until_settled()
+            assert one.finish() == 0
+        assert sorted(leasing.started) == sorted([runs, runs, waits, third])
+        assert counters.read(leasing.app()) == LeaseCounters(lost=2, restored=2, dropped=1)
+
 
 class TestTheKeeper:
-    @both_fetches
     def test_sends_one_command_each_third_of_the_timeout_for_a_thousand_tasks(self, leasing: Leasing) -> None:
         leasing.settings["worker_prefetch_multiplier"] = 1000
         for _ in range(1000):

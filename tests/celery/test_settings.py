@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 
-from redis_queue import ConfigurationError
-from redis_queue.celery import CelerySettings
+from redis_queue import ConfigurationError, InvalidNameError
+from redis_queue.celery import CelerySettings, DelayedTasks
 
 DEFAULTS = {
     "url": None,
@@ -23,6 +24,7 @@ DEFAULTS = {
     "dispatch": True,
     "dispatch_interval": 5.0,
     "dispatch_batch": 500,
+    "dispatch_lease": 60.0,
     "overdue": "run",
     "max_deliveries": 5,
     "atomic_fetch": False,
@@ -70,6 +72,7 @@ class TestEveryFormOfConfiguration:
             "dispatch": False,
             "dispatch_interval": 0.5,
             "dispatch_batch": 100,
+            "dispatch_lease": timedelta(seconds=20),
             "overdue": "spread:20",
             "max_deliveries": 3,
             "atomic_fetch": True,
@@ -102,6 +105,7 @@ class TestEveryFormOfConfiguration:
         *(("max_deliveries", value) for value in (0, -1, 2.5, True, 1001)),
         *(("atomic_fetch", value) for value in (1, "yes", 0)),
         *(("min_delay", value) for value in (-1, 86401, math.nan, math.inf, "5", True, timedelta(days=2))),
+        *(("dispatch_lease", value) for value in (0, 1.9, 3601, math.inf, "60")),
         *(("dispatch_interval", value) for value in (0, 0.09, 61, math.nan, "5", timedelta(minutes=2))),
         *(("dispatch", value) for value in (0, 1, "no")),
         *(("on_store_error", value) for value in ("ignore", True, "Raise")),
@@ -111,6 +115,7 @@ class TestEveryFormOfConfiguration:
             if value
         ),
         *(("overdue", value) for value in ("skip:-1", "skip:inf", "later", "spread:1:2", 5)),
+        *((name, value) for name in ("prefix", "delay_queue") for value in (5, True, b"shop", ["shop"])),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_name(name: str, value: Any) -> None:
@@ -123,6 +128,7 @@ def test_what_cannot_be_is_refused_by_its_name(name: str, value: Any) -> None:
     [
         *(("dispatch_batch", value) for value in (1, 500)),
         *(("min_delay", value) for value in (0, 86400, timedelta(days=1))),
+        *(("dispatch_lease", value) for value in (2, 3600, timedelta(hours=1))),
         *(("dispatch_interval", value) for value in (0.1, 60, timedelta(minutes=1))),
         *(("overdue", value) for value in ("run", "spread:0.001", "spread:1e6", "skip:0.5")),
         *(("on_store_error", value) for value in ("raise", "broker")),
@@ -130,6 +136,60 @@ def test_what_cannot_be_is_refused_by_its_name(name: str, value: Any) -> None:
 )
 def test_the_ends_of_a_range_are_in_it(name: str, value: Any) -> None:
     assert getattr(CelerySettings.of(app_with("plain", **{name: value})), name) == value
+
+
+@pytest.mark.parametrize("form", ["plain", "namespaced", "argument"])
+def test_a_time_zone_that_does_not_exist_is_named(form: str) -> None:
+    app = app_with(form)
+    app.conf.timezone = "Europe/Berln"
+
+    with pytest.raises(ConfigurationError, match="timezone='Europe/Berln'"):
+        CelerySettings.of(app)
+    DelayedTasks(app)
+    with pytest.raises(ConfigurationError, match="timezone='Europe/Berln'"):
+        app.send_task("shop.remind", countdown=60)
+
+
+@pytest.mark.parametrize("value", [5, True, b"redis://localhost", {"url": 1}, ["redis://a", 5]], ids=repr)
+def test_a_url_of_another_type_is_refused_and_not_shown(value: Any) -> None:
+    app = app_with("plain", url=value)
+    DelayedTasks(app)
+
+    with pytest.raises(ConfigurationError, match="redis_queue_url is of type") as caught:
+        app.send_task("shop.remind", countdown=60)
+    assert "localhost" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("prefix", "x" * 101),
+        ("prefix", "a\nb"),
+        ("prefix", "\ud800"),
+        ("delay_queue", "a\nb"),
+        ("delay_queue", "x" * 201),
+    ],
+    ids=lambda value: ascii(value)[:12],
+)
+def test_a_name_that_no_key_can_have_is_refused(name: str, value: str, redis_url: str, client: redis.Redis) -> None:
+    app = app_with("plain", **{name: value, "url": redis_url})
+    DelayedTasks(app)
+
+    with pytest.raises((ConfigurationError, InvalidNameError), match="printable characters"):
+        app.send_task("shop.remind", countdown=60)
+    assert client.keys() == []
+
+
+@pytest.mark.parametrize("value", ["{shop}", "a:b", "*", "a b", "ä", "shop}:{x"])
+def test_a_prefix_with_any_printable_characters_works(value: str, redis_url: str, client: redis.Redis) -> None:
+    app = app_with("plain", prefix=value, delay_queue=value, url=redis_url)
+    app.conf.broker_url = "memory://"
+    delayed = DelayedTasks(app)
+    app.send_task("shop.remind", countdown=60, task_id="order-42")
+
+    assert [entry.id for entry in delayed.list()] == ["order-42"]
+    keys: list[Any] = client.keys()
+    assert all(key.count(b"{") == key.count(b"}") <= 1 for key in keys)
 
 
 def test_the_overdue_policy_is_read() -> None:

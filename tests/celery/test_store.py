@@ -115,7 +115,9 @@ class TestTheUrl:
             with pytest.raises(ConfigurationError, match="redis_queue_url"):
                 Store(app_with(**settings))
 
-    @pytest.mark.parametrize("url", ["amqp://guest:secret@rabbit//", "sqs://", "localhost", "http://:secret@one"])
+    @pytest.mark.parametrize(
+        "url", ["amqp://guest:secret@rabbit//", "sqs://", "localhost", "http://:secret@one", "me:secret@one:6379"]
+    )
     def test_is_refused_where_it_is_no_redis_and_no_password_is_told(self, url: str) -> None:
         with pytest.raises(ConfigurationError, match="redis_queue_url") as refused:
             Store(app_with(broker_url="redis://one:1/2", redis_queue_url=url))

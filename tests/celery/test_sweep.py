@@ -13,6 +13,7 @@ from kombu.connection import Connection
 
 from redis_queue.celery.leases import qos
 from redis_queue.celery.leases.qos import lease_channels
+from redis_queue.keys import sweeping
 from tests.celery.trusting import Trusting
 from tests.support.servers import RedisServer
 
@@ -49,6 +50,7 @@ def test_what_ran_out_goes_back_and_nothing_else(channel: Any, client: redis.Red
         hold(client, tag, age)
     channel.qos.restore_visible(num=None)
     assert sorted(back(client)) == ["long", "out"]
+    assert channel.qos.keeping.counters.amounts == {"restored": 2}
     assert {tag.decode() for tag in client.zrange("unacked_index", 0, -1)} == {"fresh", "just"}
     assert client.hlen("unacked") == 2
 
@@ -90,7 +92,64 @@ def test_no_more_than_the_limit_goes_back_at_once(channel: Any, client: redis.Re
 
 def test_only_one_looks_at_a_time_and_a_dead_one_does_not_block_for_long(channel: Any, client: redis.Redis) -> None:
     hold(client, "out", TIMEOUT + 2)
-    client.set("unacked_mutex", "somebody", ex=300)
+    client.set(sweeping(""), "somebody", ex=300)
     channel.qos.restore_visible()
     assert back(client) == []
     assert qos.MUTEX_EXPIRE <= TIMEOUT / 3
+
+
+def test_who_died_in_kombus_own_look_holds_nobody_up(channel: Any, client: redis.Redis) -> None:
+    hold(client, "out", TIMEOUT + 2)
+    client.set("unacked_mutex", "somebody who just started", ex=300)
+    channel.qos.restore_visible()
+    assert back(client) == ["out"]
+
+
+def test_its_mark_goes_with_it_and_stands_under_the_prefix_of_the_broker(redis_server: RedisServer) -> None:
+    options = {"visibility_timeout": TIMEOUT, "global_keyprefix": "shop:"}
+    with Connection(f"redis+socket://{redis_server.socket}", transport_options=options) as connection:
+        lease_channels(connection.transport, Trusting())  # type: ignore[arg-type]
+        with redis_server.client() as client:
+            client.flushall()
+            client.set(sweeping("shop:"), "somebody", ex=300)
+            connection.default_channel.qos.restore_visible()
+            assert client.get(sweeping("shop:")) == b"somebody"
+            client.delete(sweeping("shop:"))
+            connection.default_channel.qos._swept_at = 0.0
+            connection.default_channel.qos.restore_visible()
+            assert client.keys() == []
+
+
+def test_what_ran_out_goes_back_under_the_prefix_of_the_broker(redis_server: RedisServer) -> None:
+    options = {"visibility_timeout": TIMEOUT, "global_keyprefix": "shop:"}
+    with (
+        Connection(f"redis+socket://{redis_server.socket}", transport_options=options) as connection,
+        redis_server.client() as client,
+    ):
+        lease_channels(connection.transport, Trusting())  # type: ignore[arg-type]
+        client.flushall()
+        hold(client, "out", TIMEOUT + 2)
+        for key in ("unacked", "unacked_index"):
+            client.rename(key, f"shop:{key}")
+        # That of another app, which has no prefix.
+        hold(client, "foreign", TIMEOUT + 2)
+        connection.default_channel.qos.restore_visible()
+        assert [json.loads(row)["body"] for row in client.lrange("shop:q", 0, -1)] == ["out"]
+        assert client.hkeys("unacked") == [b"foreign"]
+
+
+def test_what_it_holds_itself_it_does_not_give_back(channel: Any, client: redis.Redis) -> None:
+    hold(client, "own", TIMEOUT + 2)
+    hold(client, "out", TIMEOUT + 2)
+    channel.qos.keeping.hold("own", 1.0, 1.0)
+    channel.qos.restore_visible()
+    assert back(client) == ["out"]
+
+
+def test_what_cannot_be_read_is_put_aside_and_hides_nothing(channel: Any, client: redis.Redis) -> None:
+    for tag in ("bad", "odd", "out"):
+        hold(client, tag, TIMEOUT + 2)
+    client.hset("unacked", mapping={"bad": b"\xff not JSON", "odd": b"[1]"})
+    channel.qos.restore_visible()
+    assert back(client) == ["out"]
+    assert sorted(channel.qos.keeping.aside) == [b"[1]", b"\xff not JSON"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kombu.exceptions import OperationalError
 
 from redis_queue.batches import CHUNK
-from redis_queue.celery.brokers.amqp_message import TaskMessage
+from redis_queue.celery.brokers.amqp_message import TaskMessage, TooLargeError
 from redis_queue.celery.brokers.base import Broker, Settle, properties
 from redis_queue.celery.entities import build
 from redis_queue.celery.envelope import Envelope
@@ -85,9 +85,14 @@ class AmqpBroker(Broker):
                 if refusal is not None:
                     settle(number, refusal)
                     continue
+                try:
+                    self._send(channel, envelopes[number], self._ids[number])
+                except TooLargeError as error:
+                    settle(number, str(error))
+                    continue
+                # No confirm is read before all are sent.
                 self._published += 1
                 self._waiting[self._published] = number
-                self._send(channel, envelopes[number], self._ids[number])
         self.meanwhile()
         self._await_confirms()
 
@@ -104,6 +109,7 @@ class AmqpBroker(Broker):
             found,
             _Message=TaskMessage,
         )
+        message.frame_max = channel.connection.frame_max
         # The class's own, not the instance's: with confirm_publish that one waits for each message.
         type(channel).basic_publish(
             channel, message, exchange=envelope.exchange, routing_key=envelope.routing_key, mandatory=True

@@ -22,8 +22,22 @@ _NO_LIMITS: Final = [None, None]
 """The time limits of nearly all tasks."""
 
 
+FRAME_OVERHEAD: Final = 20
+"""Bytes of a header frame besides the properties: frame header and end, class, weight and length of the body."""
+
+
+class TooLargeError(ValueError):
+    """The headers do not fit into one frame; nothing of the message was written."""
+
+
 class TaskMessage(amqp.Message):  # type: ignore[misc]
-    """Serialises as :class:`amqp.Message` does, byte for byte."""
+    """Serialises as :class:`amqp.Message` does, byte for byte.
+
+    *frame_max* is the largest frame that was agreed on. RabbitMQ closes the connection that sends a larger one, and who
+    publishes cannot tell that from a broker that is away.
+    """
+
+    frame_max = 0
 
     def _serialize_properties(self) -> bytes:
         flags, parts = 0, []
@@ -32,7 +46,10 @@ class TaskMessage(amqp.Message):  # type: ignore[misc]
             if value is not None:
                 flags |= bit
                 parts.append(write(value))
-        return pack(">H", flags) + b"".join(parts)
+        found = pack(">H", flags) + b"".join(parts)
+        if self.frame_max and len(found) > self.frame_max - FRAME_OVERHEAD:
+            raise TooLargeError(f"headers of {len(found):,} bytes, frames of the broker take {self.frame_max:,}")
+        return found
 
 
 def _table(headers: Mapping[str, Any]) -> bytes:
@@ -60,8 +77,8 @@ def _item(name: str, value: Any) -> bytes:
     return _written(name, value)
 
 
-def _short(text: str) -> bytes:
-    raw = text.encode("utf-8", "surrogatepass")
+def _short(text: Any) -> bytes:
+    raw: bytes = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text or b""
     return pack("B", len(raw)) + raw
 
 

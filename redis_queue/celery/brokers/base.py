@@ -19,6 +19,10 @@ Settle = Callable[[int, str | None], None]
 """Takes the number of a message in its batch and why it was refused; None means that the broker has it."""
 
 
+def only_wait() -> None:
+    """Do nothing while a broker confirms."""
+
+
 class UnroutableError(LookupError):
     """A message reaches no queue."""
 
@@ -36,7 +40,7 @@ class Broker:
         self.connection = connection
         self.channel: Any = connection.channel()
         #: Called where there is a wait for confirms, before it.
-        self.meanwhile: Callable[[], None] = lambda: None
+        self.meanwhile: Callable[[], None] = only_wait
         self._declared: set[str] = set()
 
     def publish(self, envelopes: Sequence[Envelope], settle: Settle) -> None:

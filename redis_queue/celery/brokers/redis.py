@@ -16,6 +16,7 @@ from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.lists import ListNames
 from redis_queue.connection import Client
 from redis_queue.delay_model import Delivery
+from redis_queue.keeper import client_of
 from redis_queue.model import Entry
 
 if TYPE_CHECKING:
@@ -35,8 +36,7 @@ class RedisBroker(Broker):
     def __init__(self, app: Celery, connection: Any, store: Client) -> None:
         super().__init__(app, connection)
         self.names = ListNames.of(connection.transport_options)
-        with self.channel.conn_or_acquire() as client:
-            self._client = redis.Redis(connection_pool=client.connection_pool)
+        self._client = client_of(self.channel)
         self._lifetimes: dict[str, int] = {}
         self.shares_store = isinstance(store, redis.Redis) and self._is(store)
 

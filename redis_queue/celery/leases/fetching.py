@@ -12,6 +12,8 @@ import contextlib
 import logging
 import os
 import time
+from collections import deque
+from functools import cached_property
 from queue import Empty
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +22,9 @@ from kombu.transport.redis import Channel, MultiChannelPoller
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps, loads
 
+from redis_queue.batches import CHUNK
+from redis_queue.celery.lists import InFlight
+from redis_queue.keeper import client_of
 from redis_queue.scripts import load
 
 logger = logging.getLogger(__name__)
@@ -28,9 +33,6 @@ INVALIDATED: Final = "__redis__:invalidate"
 
 RESP2: Final = 2
 """The protocol in which a subscribed connection still answers PING, and nothing else comes by itself."""
-
-MOST: Final = 500
-"""Most messages of one fetch."""
 
 
 class Fetched(NamedTuple):
@@ -44,11 +46,11 @@ class Fetched(NamedTuple):
 class Fetch:
     """Takes messages by a connection whose reads Redis tracks, for *waiting*, the connection that is told."""
 
-    def __init__(self, client: redis.Redis, waiting: Any, *, index: bytes, unacked: bytes) -> None:
+    def __init__(self, client: redis.Redis, waiting: Any, in_flight: InFlight) -> None:
         self.waiting = waiting
         self.socket = waiting._sock
         self._script = load("held/fetch")
-        self._keys = (index, unacked)
+        self._keys = (in_flight.index, in_flight.records)
         pool = client.connection_pool
         self._connection = pool.connection_class(**pool.connection_kwargs)
         try:
@@ -105,8 +107,15 @@ class FetchingChannel(Channel):
     _fetch: Fetch | None = None
     #: Consumers that get messages which nobody will settle.
     _careless: frozenset[str] = frozenset()
+    #: Whether an answer is on its way. One is enough: more would pile up while there is work.
+    _asked = False
     _in_poll: Any
     _brpop_sent_at: Any
+
+    @cached_property
+    def _received(self) -> deque[tuple[str, Any, Any]]:
+        """What was taken and not handed on yet: queue, payload and message."""
+        return deque()
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **options: Any) -> Any:
         """Consume from *queue*."""
@@ -121,6 +130,8 @@ class FetchingChannel(Channel):
 
     def _brpop_start(self, timeout: Any = None) -> None:
         if self._careless:
+            while self._received:
+                self._hand_on()
             self._end_fetch()
             super()._brpop_start(timeout)
         elif self.active_queues:
@@ -133,14 +144,21 @@ class FetchingChannel(Channel):
             return super()._brpop_read(**options)
         try:
             # An answer to what was asked, or an invalidation: either way it is time to look.
-            fetch.waiting.read_response()
-            delivered = self._deliver_all(fetch)
+            if bytes_to_str(fetch.waiting.read_response()[0]) == "pong":
+                self._asked = False
+            found = bool(self._received) or self._fill(fetch)
+            if found:
+                # There may be more, and what is handed on now may run at once and for long.
+                self._ask()
+            else:
+                self._in_poll, self._brpop_sent_at = fetch.waiting, None
         except self.connection_errors:
             self._end_fetch()
             fetch.waiting.disconnect()
             raise
-        if not delivered:
+        if not self._received:
             raise Empty
+        self._hand_on()
         return True
 
     def look_again(self) -> None:
@@ -150,6 +168,9 @@ class FetchingChannel(Channel):
 
     def close(self) -> None:
         """Close the channel; nothing has been taken that is not recorded."""
+        while self._received:
+            # It goes back with all that was handed on and not settled.
+            self.qos.keep(self._received.popleft()[2])
         if self._fetch is not None:
             self._in_poll = None
             self._end_fetch()
@@ -160,35 +181,39 @@ class FetchingChannel(Channel):
         if fetch is not None and fetch.waiting is waiting and fetch.socket is waiting._sock:
             return
         self._end_fetch()
-        prefix = self.global_keyprefix or ""
-        with self.conn_or_acquire() as client:
-            self._fetch = Fetch(
-                client,
-                waiting,
-                index=f"{prefix}{self.unacked_index_key}".encode(),
-                unacked=f"{prefix}{self.unacked_key}".encode(),
-            )
+        self._asked = False
+        self._fetch = Fetch(client_of(self), waiting, InFlight.of(self))
 
     def _ask(self) -> None:
         self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()
-        self.client.connection.send_command("PING")
+        if not self._asked:
+            self._asked = True
+            # Unchecked: redis-py's own check of an idle connection cannot read the answer of one that subscribed.
+            self.client.connection.send_command("PING", check_health=False)
 
-    def _deliver_all(self, fetch: Fetch) -> int:
+    def _fill(self, fetch: Fetch) -> bool:
+        """Take what there is and the worker has room for; tell whether there was anything."""
         queues = self._queue_cycle.consume(len(self.active_queues))
+        if not queues:
+            # The last one was cancelled while an answer was on its way.
+            return False
         prefix = self.global_keyprefix or ""
         lists = [(f"{prefix}{self._q_for_pri(queue, step)}", queue) for step in self.priority_steps for queue in queues]
         taken = fetch.take([(name, f'"", {dumps(queue)}') for name, queue in lists], self._room())
-        for _, _, tag in taken.messages:
-            self.qos.record(tag, taken.since, taken.score)
-        if taken.messages:
-            # There may be more, and what is handed on now may run at once and for long.
-            self._ask()
-        else:
-            self._in_poll, self._brpop_sent_at = fetch.waiting, None
         for number, item, tag in taken.messages:
-            self._hand_on(lists[number - 1][1], item, tag)
-        return len(taken.messages)
+            self._take_in(lists[number - 1][1], item, tag, taken)
+        return bool(taken.messages)
+
+    def _hand_on(self) -> None:
+        """Hand on one message.
+
+        One at each turn of the event loop: a pool may run a task at once, and Celery settles it at the next turn. A
+        worker that is killed then has one to run again, and not all that it took together.
+        """
+        queue, payload, _ = self._received.popleft()
+        self._queue_cycle.rotate(queue)
+        self.connection._deliver(payload, queue)
 
     def _room(self) -> int:
         """Return how many messages the worker would take now."""
@@ -196,18 +221,20 @@ class FetchingChannel(Channel):
             # Celery without prefetch has a rule of its own, and asks it for each message.
             return 1
         room = self.qos.can_consume_max_estimate()
-        return MOST if room is None else max(1, min(room, MOST))
+        return CHUNK if room is None else max(1, min(room, CHUNK))
 
-    def _hand_on(self, queue: str, item: bytes, tag: str) -> None:
+    def _take_in(self, queue: str, item: bytes, tag: str, taken: Fetched) -> None:
         try:
             payload = loads(bytes_to_str(item))
             payload["properties"]["delivery_tag"] = tag
-        except (ValueError, TypeError, KeyError):
+            # What ends in an error here would end the worker, and the next one that gets it.
+            message = self.Message(payload, channel=self)
+        except Exception:
             logger.exception("cannot read a message of queue %s", queue, extra={"action": "message_unreadable"})
             self.qos.put_aside(tag, item)
             return
-        self._queue_cycle.rotate(queue)
-        self.connection._deliver(payload, queue)
+        self.qos.record(tag, taken.since, taken.score)
+        self._received.append((queue, payload, message))
 
     def _end_fetch(self) -> None:
         fetch, self._fetch = self._fetch, None

@@ -16,8 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any, Final, cast
 
+import redis
+
+from redis_queue.celery.leases.counters import Counters
+from redis_queue.celery.lists import InFlight
 from redis_queue.errors import ConfigurationError, RedisQueueError
-from redis_queue.keeper import Board, Place, Renewer, client_of, packed
+from redis_queue.keeper import Board, Place, Renewer, client_of, packed, write_line
 from redis_queue.keys import unreadable, visibility_timeouts
 
 logger = logging.getLogger(__name__)
@@ -51,9 +55,10 @@ class Keeping:
 
     def __init__(self, connection: Any, on_lost: Callable[[str, float], None]) -> None:
         channel = connection.default_channel
-        prefix = getattr(channel, "global_keyprefix", "") or ""
+        prefix = channel.global_keyprefix or ""
+        self._in_flight = InFlight.of(channel)
         place = Place(
-            index=f"{prefix}{channel.unacked_index_key}".encode(),
+            index=self._in_flight.index.encode(),
             timeouts=visibility_timeouts(prefix),
             visibility_timeout=float(channel.visibility_timeout),
             signature=random.SystemRandom().randint(1, 999_999),
@@ -67,8 +72,8 @@ class Keeping:
             ) from error
         self._on_lost = on_lost
         self._trusted = place.visibility_timeout * TRUSTED
-        self._client, self._index = client_of(channel), place.index
-        self._records = f"{prefix}{channel.unacked_key}".encode()
+        self._client = client_of(channel)
+        self.counters = Counters(self._client, prefix)
         self._unreadable = unreadable(prefix)
         self._renewer = Renewer(self._client, place)
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
@@ -76,29 +81,32 @@ class Keeping:
         self._held: dict[str, Held] = {}
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._untold: list[str] = []
+        self._untold: list[bytes] = []
         self._closed = False
         self.lost = 0
         self._start()
 
-    @property
-    def pid(self) -> int | None:
-        """The process id of the keeper."""
-        return self._process.pid if self._process else None
-
     def hold(self, tag: str, since: float, score: float) -> None:
         """Renew the lease of *tag* from now on; it began at *since* (monotonic), which is *score* on the wall clock."""
         self._held[tag] = Held(since, score, float("inf"))
-        if self._tell(f"+{tag} {score:.6f}\n"):
+        if self._tell(write_line(tag, score)):
             self._held[tag].told_at = time.monotonic()
 
     def drop(self, tag: str) -> None:
         """Renew the lease of *tag* no more."""
         if self._held.pop(tag, None) is not None:
-            self._tell(f"-{tag}\n")
+            self._tell(write_line(tag))
+
+    def holds(self, tag: str) -> bool:
+        """Tell whether this worker holds *tag*, as far as it knows."""
+        held = self._held.get(tag)
+        return held is not None and not held.lost
 
     def is_ours(self, tag: str) -> bool:
-        """Tell whether the lease of *tag* still is this worker's; where that is not certain, ask Redis and renew it."""
+        """Tell whether the lease of *tag* still is this worker's; where that is not certain, ask Redis and renew it.
+
+        A Redis that is full or cannot save cannot have given it to anybody else.
+        """
         held = self._held.get(tag)
         if held is None:
             return True
@@ -111,6 +119,9 @@ class Keeping:
         try:
             lost = self._renewer.renew({tag: renewed.score if kept else held.score}).lost
         except RedisQueueError as error:
+            refused = isinstance(error.__cause__, redis.ResponseError)
+            if refused and not isinstance(error.__cause__, redis.ReadOnlyError):
+                return True
             # What kombu and Celery expect of a broker that is away.
             raise (error.__cause__ or error) from None
         if lost:
@@ -121,18 +132,19 @@ class Keeping:
         """Take the record of *tag* out and keep its message where nobody looks for work."""
         with self._client.pipeline() as pipe:
             pipe.rpush(self._unreadable, item)
-            pipe.zrem(self._index, tag)
-            pipe.hdel(self._records, tag)
-            pipe.execute()
+            self._take_out(pipe, tag)
         self.drop(tag)
 
     def settle(self, tag: str) -> None:
         """Take the record of *tag* out, by a connection of its own; a lost lease leaves it to its new holder."""
         if self.is_ours(tag):
             with self._client.pipeline() as pipe:
-                pipe.zrem(self._index, tag)
-                pipe.hdel(self._records, tag)
-                pipe.execute()
+                self._take_out(pipe, tag)
+
+    def _take_out(self, pipe: Any, tag: str) -> None:
+        pipe.zrem(self._in_flight.index, tag)
+        pipe.hdel(self._in_flight.records, tag)
+        pipe.execute()
 
     def close(self) -> None:
         """End the keeper."""
@@ -156,7 +168,7 @@ class Keeping:
         self._process = process
         threading.Thread(target=self._hear, args=(process,), name="redis-queue-leases", daemon=True).start()
 
-    def _tell(self, line: str) -> bool:
+    def _tell(self, line: bytes) -> bool:
         """Write to the keeper; what does not fit now goes before the next line. Returns whether all was written."""
         with self._lock:
             self._untold.append(line)
@@ -165,8 +177,9 @@ class Keeping:
                 return False
             try:
                 while self._untold:
-                    os.write(process.stdin.fileno(), self._untold[0].encode())
-                    del self._untold[0]
+                    written = os.write(process.stdin.fileno(), self._untold[0])
+                    # A line longer than what a pipe takes at once goes in parts.
+                    self._untold[:1] = [rest] if (rest := self._untold[0][written:]) else []
             except OSError:
                 # Full, or the keeper has just died, which the thread that listens to it sees.
                 if len(self._untold) > MOST_UNTOLD:
@@ -185,8 +198,16 @@ class Keeping:
                 process.returncode,
                 extra={"action": "keeper_died"},
             )
+            self._insist_on_another()
+
+    def _insist_on_another(self) -> None:
+        while not self._closed:
             time.sleep(RESTART_AFTER)
-            self._restart()
+            try:
+                return self._restart()
+            except OSError:
+                logger.exception("cannot start the process that renews leases", extra={"action": "keeper_died"})
+        return None
 
     def _restart(self) -> None:
         with self._lock:
@@ -197,7 +218,7 @@ class Keeping:
             renewed = self._board.read()
             open_tags = dict(self._held)
         for tag, held in open_tags.items():
-            self._tell(f"+{tag} {renewed.score if held.told_at < renewed.at else held.score:.6f}\n")
+            self._tell(write_line(tag, renewed.score if held.told_at < renewed.at else held.score))
 
     def _take(self, event: dict[str, Any]) -> None:
         if "away" in event:
@@ -219,3 +240,4 @@ class Keeping:
             held.lost = True
             self.lost += 1
             self._on_lost(tag, time.monotonic() - held.since)
+            self.counters.add("lost")

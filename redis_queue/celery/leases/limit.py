@@ -16,14 +16,18 @@ from celery.worker.request import Request
 from redis_queue import keys
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.store import Store
-from redis_queue.connection import RedisErrors
 from redis_queue.delay_model import Push
 from redis_queue.errors import RedisQueueError
+from redis_queue.times import END_OF_CALENDAR_MS
+from redis_queue.translation import RedisErrors
 
 if TYPE_CHECKING:
     from celery import Celery
 
 logger = logging.getLogger(__name__)
+
+ATTRIBUTE: Final = "task_leases"
+"""Under this name an app has its TaskLeases."""
 
 REMEMBER: Final = 7 * 86400
 """Seconds for which the starts of a task are kept if it never ends."""
@@ -48,7 +52,7 @@ class DeliveryLimit:
 
     def starts(self, task_id: str) -> list[dict[str, Any]]:
         """Return when and where the task was started again: each has ``host`` and ``at`` (seconds since the epoch)."""
-        return [json.loads(row) for row in self._store.client.lrange(self._key(task_id), 0, -1)]
+        return [_read_start(row) for row in self._store.client.lrange(self._key(task_id), 0, -1)]
 
     def add_start(self, task_id: str) -> None:
         """Count a start of a redelivered task."""
@@ -67,9 +71,7 @@ class DeliveryLimit:
         return getattr(task, "max_deliveries", None) or self._store.settings.max_deliveries
 
     def exceeded(self, message: Any, task: Any) -> list[dict[str, Any]] | None:
-        """Return the starts of a redelivered *message* that may not be started again, else None."""
-        if not is_redelivered(message.delivery_info):
-            return None
+        """Return the starts of a redelivered *message* if it may not be started again, else None."""
         try:
             found = self.starts(str(message.headers["id"]))
         except (RedisQueueError, *RedisErrors) as error:
@@ -109,6 +111,15 @@ class DeliveryLimit:
         return keys.starts(self._store.prefix, task_id)
 
 
+def _read_start(row: bytes | str) -> dict[str, Any]:
+    """Return a start; one that cannot be read still counts."""
+    try:
+        found = json.loads(row)
+        return {"host": str(found["host"]), "at": min(max(0.0, float(found["at"])), END_OF_CALENDAR_MS / 1000)}
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return {"host": "an unknown host", "at": 0.0}
+
+
 def is_redelivered(delivery_info: Any) -> bool:
     """Tell whether a broker says that it delivers a message again."""
     return bool((delivery_info or {}).get("redelivered"))
@@ -141,29 +152,26 @@ def _stamp(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
-def limit_of(app: Celery) -> DeliveryLimit | None:
-    """Return the limit of *app*, if it has TaskLeases."""
-    leases = vars(app).get("task_leases")
+def _counted(app: Celery, delivery_info: Any) -> DeliveryLimit | None:
+    """Return the limit that counts a message which came like this: a redelivered one, of an app with TaskLeases."""
+    leases = vars(app).get(ATTRIBUTE) if is_redelivered(delivery_info) else None
     return leases.limit if leases else None
 
 
 @signals.task_prerun.connect(weak=False)  # type: ignore[untyped-decorator]
 def _count_start(task_id: str, task: Any, **_: Any) -> None:
-    limit = limit_of(task.app)
     # A task that is acknowledged before it starts never comes again.
-    if limit is not None and task.acks_late and is_redelivered(task.request.delivery_info):
+    if task.acks_late and (limit := _counted(task.app, task.request.delivery_info)):
         limit.add_start(task_id)
 
 
 @signals.task_postrun.connect(weak=False)  # type: ignore[untyped-decorator]
 def _forget_starts(task_id: str, task: Any, **_: Any) -> None:
-    limit = limit_of(task.app)
-    if limit is not None and is_redelivered(task.request.delivery_info):
+    if limit := _counted(task.app, task.request.delivery_info):
         limit.forget(task_id)
 
 
 @signals.task_revoked.connect(weak=False)  # type: ignore[untyped-decorator]
 def _forget_revoked(request: Any, **_: Any) -> None:
-    limit = limit_of(request.task.app) if hasattr(request, "task") else None
-    if limit is not None and is_redelivered(request.delivery_info):
+    if hasattr(request, "task") and (limit := _counted(request.task.app, request.delivery_info)):
         limit.forget(request.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from functools import cached_property
 from typing import Any, Final
@@ -10,9 +11,14 @@ from typing import Any, Final
 from celery.worker import state
 from kombu.transport import virtual
 from kombu.transport.redis import Mutex, MutexHeld, QoS
+from kombu.utils.encoding import bytes_to_str
 
 from redis_queue.celery.leases.fetching import FetchingChannel
 from redis_queue.celery.leases.keeping import Keeping
+from redis_queue.celery.lists import InFlight
+from redis_queue.keys import sweeping
+
+logger = logging.getLogger(__name__)
 
 SWEEPS: Final = 6
 """Looks for leases that ran out per visibility timeout; kombu's own are 100 s apart."""
@@ -23,8 +29,11 @@ SWEEP: Final = 60.0
 LOOK: Final = 10.0
 """Seconds after which a channel looks for messages though nobody told it of any."""
 
-MUTEX_EXPIRE: Final = 20
-"""Seconds for which nobody else looks if a worker dies while it does; kombu's own 300 would hold all others up."""
+MUTEX_EXPIRE: Final = 20.0
+"""Most seconds for which nobody else looks if a worker dies while it does.
+
+kombu's mutex cannot be used: a worker that dies in the look which kombu takes when it starts holds it for 300 s.
+"""
 
 
 class LeasedQoS(QoS):
@@ -63,9 +72,12 @@ class LeasedQoS(QoS):
         self._recorded.add(delivery_tag)
         self.keeping.hold(delivery_tag, since, score)
 
+    def keep(self, message: Any) -> None:
+        """Append a recorded message that nobody will hand on."""
+        self.append(message, message.delivery_tag)
+
     def put_aside(self, delivery_tag: str, item: bytes) -> None:
         """Keep a message that nobody can read where it is in nobody's way."""
-        self._recorded.discard(delivery_tag)
         self.keeping.put_aside(delivery_tag, item)
 
     def ack(self, delivery_tag: str) -> None:
@@ -114,24 +126,44 @@ class LeasedQoS(QoS):
     def restore_visible(self, start: int = 0, num: int | None = 10, interval: int = 10) -> None:  # noqa: ARG002
         """Return up to *num* messages whose lease ran out by the clock of Redis; may be called often."""
         now = time.monotonic()
+        if now - self._swept_at >= min(SWEEP, self.visibility_timeout / SWEEPS):
+            self._swept_at = now
+            with contextlib.suppress(MutexHeld):
+                self._sweep(num)
         if isinstance(self.channel, FetchingChannel) and now - self._looked_at >= LOOK:
             self._looked_at = now
             self.channel.look_again()
-        if now - self._swept_at < min(SWEEP, self.visibility_timeout / SWEEPS):
-            return
-        self._swept_at = now
-        with self.channel.conn_or_acquire() as client, contextlib.suppress(MutexHeld):
+
+    def _sweep(self, limit: int | None) -> None:
+        # kombu's client adds the prefix of the broker's keys to some commands, and to this look it does not.
+        index = InFlight.of(self.channel).index
+        with self.channel.conn_or_acquire() as client:
             seconds, microseconds = client.time()
             expired = seconds + microseconds / 1e6 - self.visibility_timeout
-            with Mutex(client, self.unacked_mutex_key, MUTEX_EXPIRE):
-                for tag in client.zrangebyscore(self.unacked_index_key, 0, expired, start=num and start, num=num):
-                    self.restore_by_tag(tag, client)
+            with Mutex(client, sweeping(""), min(MUTEX_EXPIRE, self.visibility_timeout / 3)):
+                tags = map(bytes_to_str, client.zrangebyscore(index, 0, expired, start=limit and 0, num=limit))
+                # After a stop of the whole worker its own come first: nobody else may have seen that they ran out.
+                restored = sum(self._return(tag, client) for tag in tags if not self.keeping.holds(tag))
+        if restored:
+            self.keeping.counters.add("restored", restored)
+
+    def _return(self, tag: str, client: Any) -> bool:
+        """Give a message back; False if nobody can read it."""
+        try:
+            self.restore_by_tag(tag, client)
+        except (ValueError, TypeError, LookupError):
+            logger.exception("cannot read what a dead worker held", extra={"action": "message_unreadable"})
+            item = client.hget(self.unacked_key, tag)
+            if item is not None:
+                self.keeping.put_aside(tag, item)
+            return False
+        return True
 
 
 def running_tags() -> set[str]:
     """Return the delivery tags of what this worker runs and goes on to run.
 
-    None if it ends and its pool with it, or where Celery was told to cancel what runs when a connection is lost.
+    Nothing if it ends and its pool with it, or where Celery was told to cancel what runs when a connection is lost.
     """
     # An exit code, and 0 is one.
     if state.should_terminate is not None and state.should_terminate is not False:

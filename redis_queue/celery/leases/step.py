@@ -10,10 +10,12 @@ from celery import bootsteps
 from celery.utils.dispatch import Signal
 from celery.worker import state
 
+from redis_queue.celery.leases.counters import Name
 from redis_queue.celery.leases.fetching import can_fetch
 from redis_queue.celery.leases.keeping import Keeping
-from redis_queue.celery.leases.limit import DeliveryLimit
+from redis_queue.celery.leases.limit import ATTRIBUTE, DeliveryLimit, is_redelivered
 from redis_queue.celery.leases.qos import lease_channels
+from redis_queue.celery.leases.starting import guard_starts
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError, InvalidValueError
 
@@ -36,9 +38,39 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if Store.of(consumer.app).settings.atomic_fetch and not can_fetch():
             raise ConfigurationError("redis_queue_atomic_fetch needs kombu 5.7: upgrade kombu or leave it out")
 
+        connect, connection_for_read = consumer.connect, consumer.connection_for_read
+
+        def leased(*args: Any, **options: Any) -> Any:
+            connection = connection_for_read(*args, **options)
+            self._lease(consumer, connection)
+            return connection
+
+        def connect_leased() -> Any:
+            # As soon as it has a connection, and long before this step starts, kombu looks for expired leases, by the
+            # clock of this host.
+            consumer.connection_for_read = leased
+            try:
+                return connect()
+            finally:
+                del consumer.connection_for_read
+
+        consumer.connect = connect_leased
+        guard_starts(consumer, lambda tag: self.keeping is None or self.keeping.is_ours(tag), self._count_drop)
+        consumer.redis_queue_leases = self
+
+    def count(self, name: Name) -> None:
+        """Count for all workers, where the broker is a Redis."""
+        if self.keeping is not None:
+            self.keeping.counters.add(name)
+
+    def _count_drop(self) -> None:
+        self.count("dropped")
+
     def start(self, consumer: Any) -> None:
-        """Renew what comes by the consumer's connection."""
-        connection = consumer.connection
+        """Nothing to start: the connection is in its hands already."""
+
+    def _lease(self, consumer: Any, connection: Any) -> None:
+        """Renew what comes by *connection*."""
         if connection.transport.driver_type != "redis":
             logger.info("the broker is no Redis: it keeps its own leases", extra={"action": "leases_not_needed"})
             return
@@ -63,7 +95,7 @@ class LimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        limit = DeliveryLimit(consumer.app)
+        limit: DeliveryLimit = getattr(consumer.app, ATTRIBUTE).limit
         make = consumer.create_task_handler
         consumer.create_task_handler = lambda *args, **options: _guarded(consumer, limit, make(*args, **options))
 
@@ -73,14 +105,22 @@ class LimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 def _guarded(consumer: Any, limit: DeliveryLimit, handle: OnMessage) -> OnMessage:
     def on_message(message: Any) -> Any:
-        task = consumer.app.tasks.get((message.headers or {}).get("task"))
+        if not is_redelivered(message.delivery_info):
+            return handle(message)
+        # What else stands in the headers, Celery refuses.
+        headers = message.headers or {}
+        name = headers.get("task") if headers.get("id") else None
+        task = consumer.app.tasks.get(name) if isinstance(name, str) else None
         starts = limit.exceeded(message, task) if task is not None else None
         if starts is not None:
             try:
-                return limit.bury(consumer, message, task, starts)
+                limit.bury(consumer, message, task, starts)
             except InvalidValueError as error:
                 # Better to run it once more than to lose it.
                 logger.error("cannot make a dead letter: %s", error, extra={"action": "bury_failed"})
+                return handle(message)
+            consumer.redis_queue_leases.count("dead")
+            return None
         return handle(message)
 
     return on_message

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from redis_queue.celery.dispatcher import Dispatcher
-from redis_queue.celery.leases.limit import DeliveryLimit
+from redis_queue.celery.leases.limit import ATTRIBUTE, DeliveryLimit
 from redis_queue.celery.leases.step import LeaseStep, LimitStep
+from redis_queue.celery.notes import DispatchNotes
 from redis_queue.celery.store import Store
+from redis_queue.delay import DelayQueue
 from redis_queue.model import DeadLetter
 
 if TYPE_CHECKING:
     from celery import Celery
-
-ATTRIBUTE: Final = "task_leases"
 
 
 class TaskLeases:
@@ -41,17 +42,23 @@ class TaskLeases:
         setattr(app, ATTRIBUTE, self)
         app.steps["consumer"].update((LeaseStep, LimitStep))
 
+    @cached_property
+    def queue(self) -> DelayQueue:
+        """The DelayQueue that keeps the dead letters."""
+        return Store.of(self.app).delay_queue()
+
     def dead_letters(self, offset: int = 0, limit: int = 100) -> list[DeadLetter]:
         """Return a page of dead letters, oldest first: tasks that took their workers down, or could not be sent."""
-        return Store.of(self.app).delay_queue().dead_letters(offset=offset, limit=limit)
+        return self.queue.dead_letters(offset=offset, limit=limit)
 
     def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None) -> int:
         """Send dead letters (default: all) again, with all their deliveries; return how many."""
-        queue = Store.of(self.app).delay_queue()
-        alive = queue.redrive(ids, rate=rate)
-        dispatcher = Dispatcher(self.app, queue)
+        alive = self.queue.redrive(ids, rate=rate)
+        dispatcher = Dispatcher(self.app, self.queue)
         try:
-            dispatcher.run()
+            notes = DispatchNotes(self.queue)
+            notes.add(dispatcher.run())
+            notes.write(leads=False, at_once=True)
         finally:
             dispatcher.close()
         return alive

@@ -6,9 +6,13 @@ that plugin is not loaded; its fixtures are imported here and hold in this folde
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import docker
+import docker.errors
 import pytest
 import pytest_docker_tools.wrappers.container  # type: ignore[import-untyped]
 from pytest_celery import (  # type: ignore[import-untyped]
@@ -41,6 +45,9 @@ from pytest_celery import (  # type: ignore[import-untyped]
 from pytest_docker_tools import container, fxtr
 
 from tests.celery.cluster.containers import ProcessClient
+from tests.celery.cluster.image import build_image
+
+SECONDS_TO_ANSWER = 3
 
 __all__ = [
     "celery_broker_cluster",
@@ -92,13 +99,38 @@ class ReferenceWorker(CeleryWorkerContainer):  # type: ignore[misc]
         return {"REDIS_URL": url, "CELERY_BROKER_URL": url, "CELERY_RESULT_BACKEND": "", "REDIS_QUEUE_PREFIX": "shop"}
 
 
-@pytest.fixture(scope="session")
-def docker_client() -> Iterator[ProcessClient]:
-    """Processes instead of containers."""
+def _engine() -> docker.DockerClient | None:
+    """Return the Docker engine of this machine, if there is one."""
+    # Asked first: docker leaves a socket open where nobody listens.
+    if "DOCKER_HOST" not in os.environ and not Path("/var/run/docker.sock").exists():
+        return None
+    try:
+        client = docker.from_env(timeout=SECONDS_TO_ANSWER)
+        client.ping()
+    except docker.errors.DockerException:
+        return None
+    return client
+
+
+ENGINE = _engine()
+
+
+@pytest.fixture(scope="session", params=["processes", *(["containers"] if ENGINE else [])])
+def docker_client(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Processes of this machine, and containers where it has a Docker engine."""
+    if request.param == "containers":
+        yield ENGINE
+        return
     with pytest.MonkeyPatch.context() as patch:
         # The nodes listen on this machine's loopback, whether or not the tests themselves run in a container.
         patch.setattr(pytest_docker_tools.wrappers.container, "tests_inside_container", lambda: False)
         yield ProcessClient()
+
+
+@pytest.fixture(scope="session")
+def worker_image(docker_client: Any) -> str:
+    """What the worker's node runs; processes need none."""
+    return "tasks" if isinstance(docker_client, ProcessClient) else build_image(docker_client)
 
 
 @pytest.fixture
@@ -134,7 +166,7 @@ def default_worker_container_cls() -> type[CeleryWorkerContainer]:
 
 
 default_worker_container = container(
-    image="tasks",
+    image="{worker_image}",
     environment=fxtr("default_worker_env"),
     network="{default_pytest_celery_network.name}",
     wrapper_class=ReferenceWorker,

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from redis_queue.testing.guard import DeathGuard
 from tests.support.binaries import default_kind, server_binary
-from tests.support.guard import DeathGuard
 from tests.support.ports import HOST, free_port
 
 ROOT = Path(__file__).parents[3]

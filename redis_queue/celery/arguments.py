@@ -1,0 +1,41 @@
+"""What a delayed call may be asked for: what cannot be kept is one clear error, before anything is sent."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+
+from redis_queue.errors import InvalidDelayError
+from redis_queue.times import MAX_DELAY, Seconds, duration_ms, point_ms
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+
+def seconds_of(countdown: Seconds | None) -> float | None:
+    """Return *countdown* in seconds; what is below 0 is sent at once. Raises InvalidDelayError."""
+    if countdown is None:
+        return None
+    seconds = countdown.total_seconds() if isinstance(countdown, timedelta) else countdown
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and -math.inf < seconds < 0:
+        # Celery takes no number below that of 32 bits.
+        return max(seconds, -MAX_DELAY.total_seconds())
+    duration_ms(countdown, name="countdown")
+    return seconds
+
+
+def check_eta(eta: Any, app: Celery) -> None:
+    """Raise InvalidDelayError unless *eta* is a datetime, or one in ISO 8601, within ten years."""
+    try:
+        moment = maybe_iso8601(eta) if isinstance(eta, str) else eta
+        if not isinstance(moment, datetime):
+            raise InvalidDelayError(f"eta={eta!r}: give a datetime")
+        moment = maybe_make_aware(moment, app.timezone)
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, InvalidDelayError):
+            raise
+        raise InvalidDelayError(f"eta={eta!r}: give a datetime, or one in ISO 8601") from None
+    point_ms(moment, name="eta")

@@ -1,0 +1,139 @@
+"""Deferring: a message that a worker holds goes back into the DelayQueue, as it came."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from celery import bootsteps
+from celery.exceptions import Ignore, Reject
+from celery.utils.imports import symbol_by_name
+from celery.worker.request import Request
+
+from redis_queue.celery.envelope import Envelope
+from redis_queue.errors import RedisQueueError, StoreError
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from redis_queue.celery.delayed import DelayedTasks
+    from redis_queue.serial import Serial
+
+logger = logging.getLogger(__name__)
+
+SERIAL: Final = "redis_queue_serial"
+"""Under this name a serialized function has what was asked of it."""
+
+DEFERS: Final = "redis_queue_defers"
+"""The property that tells a task that its worker can defer it: any other one would drop the message."""
+
+
+class Deferred(Ignore):  # type: ignore[misc]
+    """The task found the lock *lock* taken and goes back for *delay* seconds.
+
+    To Celery it is an Ignore: no result, no callback, no part of a chord; autoretry passes it on.
+    """
+
+    def __init__(self, lock: str, delay: float) -> None:
+        super().__init__(lock, delay)
+        self.lock = lock
+        self.delay = delay
+
+    def __str__(self) -> str:
+        return f"somebody else holds the lock {self.lock!r}; again in {self.delay:.3f} s"
+
+
+class Deferring:
+    """Mixed into the class of requests of a serialized task, in the process that holds the broker's messages.
+
+    The message is stored first and acknowledged then: a crash in between delivers it twice. With early acknowledgement,
+    it was acknowledged when its task began, as ever.
+    """
+
+    def __init__(self, message: Any, **options: Any) -> None:
+        parent: Any = super()
+        parent.__init__(message, **options)
+        # Among the properties: Celery copies other names into the headers of a retry, which any worker may get.
+        self._request_dict: dict[str, Any]
+        self._request_dict["properties"] = {**(message.properties or {}), DEFERS: True}
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        """Settle the message of a task that raised."""
+        error = exc_info.exception
+        error = error.exc if isinstance(error, ExceptionWithTraceback) else error
+        if isinstance(error, Deferred) and (failure := _deferred(self, error)) is not None:
+            exc_info, return_ok = failure, False
+        parent: Any = super()
+        return parent.on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+
+
+def _deferred(request: Any, why: Deferred) -> Any:
+    """Store the message of *request*; return what it failed with if that could not be done."""
+    try:
+        defer(delayed_of(request.app), request.message, why.delay)
+    except RedisQueueError as error:
+        logger.error("cannot defer task %s: %s", request.id, error, extra={"action": "defer_failed"})
+        return _info(Reject(str(error), requeue=True) if _comes_again(request, error) else error)
+    logger.info(
+        "task %s[%s] is deferred: %s", request.name, request.id, why, extra={"action": "deferred", "lock": why.lock}
+    )
+    request.send_event("task-retried", exception=repr(why), traceback="")
+    return None
+
+
+def _comes_again(request: Any, error: RedisQueueError) -> bool:
+    return isinstance(error, StoreError) and not request.acknowledged
+
+
+def _info(error: Exception) -> Any:
+    try:
+        raise error
+    except type(error):
+        return ExceptionInfo()
+
+
+def defer(delayed: DelayedTasks, message: Any, seconds: float) -> None:
+    """Store *message*, as it is, for *seconds*. Raises StoreError, or InvalidValueError for what cannot be stored.
+
+    What waits under the task id already stays: it is the same task, and may be newer. What a dispatcher still holds
+    under it is replaced: that may be the very message, whose end would take the new one with it.
+    """
+    defer_envelope(delayed, Envelope.of_message(message), seconds)
+
+
+def defer_envelope(delayed: DelayedTasks, envelope: Envelope, seconds: float) -> None:
+    """Do the same with the message as it was published."""
+    push = delayed.as_push(envelope, (seconds, None))
+    if delayed.queue.keep_many([push])[0]:
+        return
+    found = delayed.queue.look(str(push.id))
+    if found is None or found.state != "delayed":
+        delayed.queue.push_many([push])
+
+
+def delayed_of(app: Celery) -> Any:
+    """Return the DelayedTasks of *app*, or None."""
+    return vars(app).get("delayed_tasks")
+
+
+def serial_of(task: Any) -> Serial | None:
+    """Return what was asked of a serialized *task*; None for any other one."""
+    return getattr(getattr(task, "run", None), SERIAL, None)
+
+
+class DeferringStep(bootsteps.Step):  # type: ignore[misc]
+    """Lets a worker defer its serialized tasks."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        for task in parent.app.tasks.values():
+            if serial_of(task) is not None:
+                task.Request = deferring(symbol_by_name(task.Request))
+
+
+def deferring(base: type[Request]) -> type[Request]:
+    """Return *base* as a class of requests that can be deferred."""
+    return base if issubclass(base, Deferring) else type(f"Deferring{base.__name__}", (Deferring, base), {})

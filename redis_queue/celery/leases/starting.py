@@ -1,0 +1,51 @@
+"""A worker that was stopped for long does not start what another one has by now."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from celery.worker import state
+
+logger = logging.getLogger(__name__)
+
+
+def guard_starts(consumer: Any, is_ours: Callable[[str], bool], on_drop: Callable[[], None]) -> None:
+    """Let the worker of *consumer* drop a task that waits in it, instead of starting it, if its lease was lost.
+
+    *is_ours* tells by the delivery tag; while it cannot, for the broker is away, tasks are started. *on_drop* is called
+    after each that was dropped.
+    """
+    worker = consumer.controller
+    process = worker._process_task
+
+    def start(request: Any) -> None:
+        try:
+            ours = is_ours(request.message.delivery_tag)
+        except (*consumer.connection_errors, *consumer.channel_errors):
+            ours = True
+        if ours:
+            process(request)
+        else:
+            _drop(worker, request)
+            on_drop()
+
+    # Pools with a semaphore look it up when a place is free, the others were given it as it was.
+    worker._process_task = start
+    if consumer.on_task_request == process:
+        consumer.on_task_request = start
+
+
+def _drop(worker: Any, request: Any) -> None:
+    logger.warning(
+        "task %s is not started: its lease was lost, another worker has it",
+        request.id,
+        extra={"action": "start_dropped", "task_id": request.id},
+    )
+    # Only forgets it: the record in Redis is that of the other worker.
+    request.acknowledge()
+    state.task_ready(request)
+    if hasattr(worker, "_quick_release"):
+        # Later: it starts the next one that waits, which may have to be dropped, too.
+        worker.hub.call_soon(worker._quick_release)

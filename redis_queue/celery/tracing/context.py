@@ -1,0 +1,72 @@
+"""The context of a schedule in the headers of its message: put there, read, taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from redis_queue.celery.envelope import Envelope
+
+with suppress(ImportError):
+    from opentelemetry import context as contexts
+    from opentelemetry import trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, SpanContext
+
+DUE_AT: Final = "redis_queue_due_at"
+"""The header that tells a worker what the task waited for. Only messages whose schedule is sampled have it."""
+
+PARENT, STATE = "traceparent", "tracestate"
+CARRIED: Final = (PARENT, STATE, DUE_AT)
+"""The headers that one schedule writes, which are of no use to the next one."""
+
+_PARENT_LENGTH, _STATE_LENGTH = 55, 512
+"""Most characters: what W3C gives the two headers."""
+
+
+def without_schedule(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the *options* of a send without what Celery copied from the message that the current task came with."""
+    headers = options.get("headers")
+    if not headers or DUE_AT not in headers:
+        return options
+    return {**options, "headers": {name: value for name, value in headers.items() if name not in CARRIED}}
+
+
+def with_schedule(envelope: Envelope, headers: Any) -> Envelope:
+    """Return *envelope* with what was carried in *headers*: a send at the dispatch may have put its own there."""
+    if not isinstance(headers, Mapping) or DUE_AT not in headers:
+        return envelope
+    kept = {name: headers[name] for name in CARRIED if name in headers}
+    return replace(envelope, headers={**envelope.headers, **kept})
+
+
+def carrying(headers: Mapping[str, Any], span: Span, due_at: datetime) -> dict[str, Any] | None:
+    """Return *headers* with the context of *span* in them; None where it has none."""
+    context = span.get_span_context()
+    if not context.is_valid:
+        return None
+    found: dict[str, Any] = {name: value for name, value in headers.items() if name not in CARRIED}
+    TraceContextTextMapPropagator().inject(found, trace.set_span_in_context(span, contexts.Context()))
+    if len(found.get(STATE, "")) > _STATE_LENGTH:
+        del found[STATE]
+    if context.trace_flags.sampled:
+        found[DUE_AT] = due_at.isoformat()
+    return found
+
+
+def context_of(headers: Mapping[str, Any]) -> SpanContext | None:
+    """Return the context that *headers* carry; None for anything that is none, as a stranger may have written it."""
+    parent, state = headers.get(PARENT), headers.get(STATE)
+    if not isinstance(parent, str) or len(parent) != _PARENT_LENGTH:
+        return None
+    carrier = {PARENT: parent}
+    if isinstance(state, str) and len(state) <= _STATE_LENGTH:
+        carrier[STATE] = state
+    context = TraceContextTextMapPropagator().extract(carrier, contexts.Context())
+    found = trace.get_current_span(context).get_span_context()
+    return found if found.is_valid else None

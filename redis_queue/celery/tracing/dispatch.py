@@ -1,0 +1,85 @@
+"""The spans of dispatches, each linked to its schedule."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.tracing.attributes import (
+    PUBLISH,
+    TEXT_LENGTH,
+    describe,
+    lateness,
+    operation,
+    queue_of,
+    shown_name,
+)
+from redis_queue.celery.tracing.context import PARENT, context_of
+from redis_queue.celery.tracing.provider import current_tracer, quietly
+
+with suppress(ImportError):
+    from opentelemetry import context as contexts
+    from opentelemetry import trace
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import SpanContext, Tracer
+
+    from redis_queue.model import Entry
+
+
+class DispatchSpans:
+    """The spans of one batch on its way: one for each entry whose schedule was sampled, until its fate is known."""
+
+    def __init__(self) -> None:
+        self._tracer = current_tracer()
+        self._open: dict[str, _Sending] = {}
+
+    def begin(self, entry: Entry, envelope: Envelope | None = None) -> None:
+        """Note that *entry* is being sent; *envelope* is read from it unless given."""
+        if self._tracer is None:
+            return
+        with quietly():
+            if envelope is None:
+                if PARENT.encode() not in entry.payload:
+                    return
+                envelope = Envelope.unpack(entry.payload, entry.id, entry.headers)
+            scheduled = context_of(envelope.headers)
+            if scheduled is not None and scheduled.trace_flags.sampled:
+                self._open[entry.id] = _Sending(entry, envelope, scheduled, time.time_ns())
+
+    def end(self, entry: Entry, why: str | None = None) -> None:
+        """Make the span of *entry*: the broker has it, or refused it and said *why*."""
+        sending = self._open.pop(entry.id, None)
+        if sending is not None and self._tracer is not None:
+            with quietly():
+                sending.show(self._tracer, why)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    entry: Entry
+    envelope: Envelope
+    scheduled: SpanContext
+    started: int
+
+    def show(self, tracer: Tracer, why: str | None) -> None:
+        ended, entry = time.time_ns(), self.entry
+        span = tracer.start_span(
+            f"dispatch {shown_name(self.envelope.task)}",
+            context=contexts.Context(),
+            kind=trace.SpanKind.PRODUCER,
+            links=[trace.Link(self.scheduled)],
+            start_time=self.started,
+            attributes={
+                **describe(self.envelope.task, entry.id, queue_of(self.envelope)),
+                **operation("dispatch", PUBLISH),
+                **lateness(entry.due_at, ended / 1e9),
+                "redis_queue.waited": round(max(0.0, ended / 1e9 - entry.put_at.timestamp()), 3),
+            },
+        )
+        if why is not None:
+            span.set_status(trace.Status(trace.StatusCode.ERROR, why[:TEXT_LENGTH]))
+        span.end(ended)

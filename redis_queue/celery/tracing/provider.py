@@ -1,0 +1,53 @@
+"""Whether anybody would see a span, and what keeps a broken one from doing harm."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+try:
+    from opentelemetry import trace
+except ImportError:
+    INSTALLED = False
+else:
+    INSTALLED = True
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+
+logger = logging.getLogger(__name__)
+
+TRACER: Final = "redis_queue"
+"""The instrumentation scope of all spans."""
+
+
+def current_tracer() -> Tracer | None:
+    """Return the tracer, or None where nobody would see its spans. A provider may be set at any time, as in a fork."""
+    if not INSTALLED:
+        return None
+    provider = trace.get_tracer_provider()
+    return None if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider) else _tracer_of(provider)
+
+
+@lru_cache(maxsize=1)
+def _tracer_of(provider: Any) -> Tracer:
+    found: Tracer = provider.get_tracer(TRACER)
+    return found
+
+
+def fail(span: Span, error: BaseException) -> None:
+    """Show that *span* ended with *error*."""
+    span.record_exception(error)
+    span.set_status(trace.Status(trace.StatusCode.ERROR, type(error).__name__))
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Log what goes wrong and go on behind the body of `with`."""
+    try:
+        yield
+    except Exception:
+        logger.warning("a span is missing", exc_info=True, extra={"action": "tracing_failed"})

@@ -1,0 +1,110 @@
+"""The spans of schedules: each lasts as long as its task takes to be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.tracing.attributes import PUBLISH, TASK, describe, operation, queue_of
+from redis_queue.celery.tracing.context import carrying, context_of
+from redis_queue.celery.tracing.provider import current_tracer, fail, quietly
+from redis_queue.times import Seconds
+
+with suppress(ImportError):
+    from opentelemetry import trace
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+
+    from redis_queue.celery.calls import TaskCall
+    from redis_queue.celery.capture import Due
+
+Message = tuple[Envelope, "Due"]
+
+
+@contextmanager
+def scheduling(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """Give each of *messages* a span that lasts as long as the body of `with`; yield those that carry its context."""
+    tracer = current_tracer()
+    if tracer is None:
+        yield messages
+        return
+    spans: list[Span] = []
+    with _ending(spans):
+        yield [(_scheduled(tracer, envelope, due, spans), due) for envelope, due in messages]
+
+
+@contextmanager
+def scheduling_call(call: TaskCall, id: str, delay: Seconds | None, due_at: datetime | None) -> Iterator[TaskCall]:
+    """Do the same for a call that is stored as such."""
+    tracer = current_tracer()
+    if tracer is None:
+        yield call
+        return
+    spans: list[Span] = []
+    with _ending(spans):
+        headers = call.options.get("headers") or {}
+        queue = call.options.get("queue") or call.options.get("routing_key")
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        carried = _schedule(tracer, describe(call.task, id, queue), headers, (seconds, due_at), spans)
+        yield replace(call, options={**call.options, "headers": carried}) if carried else call
+
+
+def _scheduled(tracer: Tracer, envelope: Envelope, due: Due, spans: list[Span]) -> Envelope:
+    described = describe(envelope.task, envelope.id, queue_of(envelope))
+    carried = _schedule(tracer, described, envelope.headers, due, spans)
+    return replace(envelope, headers=carried) if carried else envelope
+
+
+def _schedule(
+    tracer: Tracer, described: Mapping[str, Any], headers: Mapping[str, Any], due: Due, spans: list[Span]
+) -> dict[str, Any] | None:
+    """Begin a span among *spans* and return *headers* that carry its context; None where it has none."""
+    with quietly():
+        delay, due_at = due
+        now = datetime.now(timezone.utc)
+        due_at = due_at or now + timedelta(seconds=delay or 0)
+        wait = (due_at - now).total_seconds() if delay is None else delay
+        span = tracer.start_span(
+            f"schedule {described[TASK]}",
+            context=_parent(headers),
+            kind=trace.SpanKind.PRODUCER,
+            attributes={
+                **described,
+                **operation("schedule", PUBLISH),
+                "redis_queue.due_at": due_at.isoformat(),
+                "redis_queue.delay": round(max(0.0, wait), 3),
+            },
+        )
+        spans.append(span)
+        return carrying(headers, span, due_at)
+    # What went wrong is in the log.
+    return None  # type: ignore[unreachable]
+
+
+def _parent(headers: Mapping[str, Any]) -> Any:
+    """Return the context of the publish: who puts it into the headers knows better than this thread."""
+    found = context_of(headers)
+    if found is None or found.span_id == trace.get_current_span().get_span_context().span_id:
+        return None
+    return trace.set_span_in_context(trace.NonRecordingSpan(found))
+
+
+@contextmanager
+def _ending(spans: list[Span]) -> Iterator[None]:
+    failure: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        for span in spans:
+            with quietly():
+                if failure is not None:
+                    fail(span, failure)
+                span.end()

@@ -1,0 +1,20 @@
+"""TicksFirst: in which order a worker on Redis asks its queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kombu.utils.scheduling import priority_cycle
+
+TICKS = "redis_queue"
+
+
+class TicksFirst(priority_cycle):
+    """The queue of the ticks, then the others.
+
+    kombu's own "priority" keeps the order of ``task_queues`` from version 5.7 on; before, it asks them in any order.
+    """
+
+    def update(self, it: Iterable[str]) -> None:
+        """Take over which queues there are."""
+        self.items[:] = sorted(it, key=lambda queue: queue != TICKS)

@@ -1,0 +1,74 @@
+"""What real workers and consumers do shows in the metrics."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import redis
+from prometheus_client import CollectorRegistry
+
+from redis_queue import RedisQueue
+from redis_queue.inspector import Inspector
+from redis_queue.metrics import Collector
+from tests.celery.fleet import Fleet, send
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+
+def registry_of(client: redis.Redis) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(Collector(Inspector(client)))
+    return registry
+
+
+def test_fifty_delayed_tasks_are_fifty_dispatches_in_time() -> None:
+    with RedisServer() as store, store.client() as client:
+        fleet = Fleet(store, client, f"redis+socket://{store.socket}", "delaying")
+        registry = registry_of(client)
+
+        def value(name: str, **labels: str) -> float | None:
+            return registry.get_sample_value(f"redis_queue_{name}", {"queue": "celery", **labels})
+
+        with fleet.worker() as worker:
+            worker.wait_for_output("ready.")
+            delayed = fleet.delayed()
+            for _ in range(50):
+                send(delayed, 0.5)
+            fleet.wait_for(50)
+            wait_until(lambda: value("dispatched_total") == 50, description="all to be counted")
+            assert value("dispatch_failed_total") == 0
+            assert value("dispatch_lateness_seconds_count") == 50
+            assert value("dispatch_lateness_seconds_bucket", le="+Inf") == 50
+            assert value("dispatch_lateness_seconds_bucket", le="10.0") == 50
+            assert value("dispatchers") == 1
+            assert [value(name, kind="delay") for name in ("ready", "delayed", "in_flight", "dead")] == [0] * 4
+            assert value("put_total", kind="delay") == 50
+            assert worker.finish() == 0
+        assert value("dispatchers") == 0
+
+
+TAKE_AND_HANG = """
+import sys, redis_queue
+queue = redis_queue.RedisQueue("orders", sys.argv[1], visibility_timeout=0.2)
+assert queue.get(timeout=10)
+print("taken", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_consumer_is_one_put_back(redis_server: RedisServer, client: redis.Redis) -> None:
+    queue = RedisQueue("orders", client)
+    queue.put("x")
+    command = [sys.executable, "-c", TAKE_AND_HANG, redis_server.url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as consumer:
+        assert consumer.stdout is not None
+        assert consumer.stdout.readline() == "taken\n"
+        consumer.kill()
+    wait_until(lambda: queue.put_back().returned, description="the lease to run out")
+    registry, labels = registry_of(client), {"kind": "queue", "queue": "orders"}
+    found = {name: registry.get_sample_value(f"redis_queue_{name}_total", labels) for name in ("put_back", "acked")}
+    assert found == {"put_back": 1, "acked": 0}
