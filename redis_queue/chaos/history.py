@@ -17,16 +17,18 @@ class Event:
     """One step of one process.
 
     *kind*: ``invoke`` before a call, ``ok`` or ``refused`` after it; an invoke without either has an unknown outcome.
-    *claim* counts the claims of a queue in the order in which Redis made them; *at* and *due* are server times in ms.
+    *claim* counts the claims of a queue in the order in which Redis made them, *deliveries* those of the message; *at*
+    and *due* are times in ms. What is put in the same *lane* (0: none) comes in the order in which it was put.
     """
 
     op: str
     kind: Kind
     id: str
     claim: int = 0
-    deliveries: int = 0
     at: int = 0
     due: int = 0
+    deliveries: int = 0
+    lane: int = 0
 
 
 class History:

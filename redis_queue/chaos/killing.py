@@ -1,43 +1,49 @@
-"""Kill points: between any two commands that a process sends, it may end by SIGKILL."""
+"""Kill points: between any two commands that a process sends to Redis or RabbitMQ, it may end by SIGKILL."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
+from collections.abc import Callable
 from typing import Any
 
-from redis_queue.connection import Client
-from redis_queue.scripts import Argument, Command, Link, link
+import amqp.transport
+import redis.connection
 
 
-class KillingLink:
-    """Sends as another link does, and kills its process before or after one command in so many."""
+class Dice:
+    """Ends this process at one throw in 1 / *chance*."""
 
-    def __init__(self, inner: Link, dice: random.Random, chance: float) -> None:
-        self._inner = inner
-        self._dice = dice
+    def __init__(self, seed: int, chance: float) -> None:
+        self._random = random.Random(seed)
         self._chance = chance
 
-    def send(self, *command: Argument) -> Any:
-        """Send once, if the process lives so long."""
-        self._throw()
-        reply = self._inner.send(*command)
-        self._throw()
-        return reply
-
-    def send_both(self, first: Command, second: Command) -> tuple[Any, Any]:
-        """Send two commands at once."""
-        self._throw()
-        replies = self._inner.send_both(first, second)
-        self._throw()
-        return replies
-
-    def _throw(self) -> None:
-        if self._dice.random() < self._chance:
+    def throw(self) -> None:
+        """End this process, or not."""
+        if self._random.random() < self._chance:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def arm(self) -> None:
+        """Throw before and after each command that this process sends from now on, whoever sends it."""
+        for where, before, after in (
+            (redis.connection.AbstractConnection, "send_packed_command", "read_response"),
+            (amqp.transport._AbstractTransport, "write", "read_frame"),
+        ):
+            setattr(where, before, self._preceded(getattr(where, before)))
+            setattr(where, after, self._followed(getattr(where, after)))
 
-def arm(client: Client, seed: int, chance: float) -> None:
-    """Make every queue of *client* kill this process at one command in 1 / *chance*."""
-    client._redis_queue_link = KillingLink(link(client), random.Random(seed), chance)  # type: ignore[union-attr]
+    def _preceded(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def armed(*arguments: Any, **options: Any) -> Any:
+            self.throw()
+            return call(*arguments, **options)
+
+        return armed
+
+    def _followed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def armed(*arguments: Any, **options: Any) -> Any:
+            result = call(*arguments, **options)
+            self.throw()
+            return result
+
+        return armed

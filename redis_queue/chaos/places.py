@@ -25,3 +25,14 @@ def misplaced(client: Client, keys: Keys) -> Iterator[str]:
         yield f"{id_.decode()} stands nowhere"
     for id_ in set(stands) - set(records):
         yield f"{id_.decode()} has no record"
+
+
+def miscounted(client: Client, keys: Keys, *, foreign: str) -> Iterator[str]:
+    """Yield it if not all is there that was put into a RedisQueue and not acked; *foreign* ids were not put."""
+    with client.pipeline(transaction=True) as pipe:
+        pipe.hkeys(keys.records)
+        pipe.hmget(keys.meta, "put", "acked")
+        records, (put, acked) = pipe.execute()
+    expected, found = int(put or 0) - int(acked or 0), sum(not id_.startswith(foreign.encode()) for id_ in records)
+    if found != expected:
+        yield f"{expected} should be there, but {found} are"

@@ -1,163 +1,128 @@
-"""A run: forks the processes of all roles, replaces those that die, waits until all is done, and checks."""
+"""A run: a crew at work, strikes at its servers, a wait until all is done, and the verdict."""
 
 from __future__ import annotations
 
-import os
-import random
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from redis_queue.chaos.checker import Verdict, Violation, check
-from redis_queue.chaos.history import read
-from redis_queue.chaos.places import misplaced
-from redis_queue.chaos.roles import LEASE, PREFIX, ROLES, Post, queues
-from redis_queue.connection import connect
-from redis_queue.keys import Keys
+import redis
 
-CREW: Final = ("producer", "producer", "consumer", "consumer", "consumer", "dispatcher", "dispatcher", "sweeper")
+from redis_queue.chaos.checker import Verdict, Violation, check
+from redis_queue.chaos.crew import Crew, Duty
+from redis_queue.chaos.history import read
+from redis_queue.chaos.workload import Workload
+from redis_queue.errors import StoreError
+
 STEP: Final = 0.002
-STALL_EVERY: Final = 0.25
 LOOK_EVERY: Final = 0.02
-CALM: Final = 15.0
-"""Seconds in which a run must come to its end once everything is put."""
+TELL_EVERY: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What to do: *messages* for each of the two queues, a kill at one command in 1 / *chance*."""
+class Strikes:
+    """What is done to the servers, every so many seconds while messages are put.
 
-    url: str
-    folder: Path
-    messages: int
-    chance: float
-    seed: int
+    It returns once it is over, and tells whether it may have undone what a server had acknowledged.
+    """
+
+    strike: Callable[[], bool]
+    every: float
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it."""
+    """What came of a run; *undoing* counts the strikes that may have undone what was acknowledged.
+
+    *recoveries* are the ms from the end of each strike to the next claim.
+    """
 
     verdict: Verdict
     kills: int
+    strikes: int
+    undoing: int
+    recoveries: list[int]
     seconds: float
 
 
 class Run:
-    """The processes of one run; they are children of this one, which must have no threads."""
+    """One run; its processes are children of this one."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._dice = random.Random(plan.seed)
-        self._client = connect(plan.url, check=False)
-        self._queue, self._delayed = queues(self._client)
-        self._misplaced: set[str] = set()
-        self._look_at = 0.0
-        self._places: dict[int, int] = {}
-        self._stalled: dict[int, float] = {}
-        self._stall_at = 0.0
-        self._kills = 0
+    def __init__(
+        self, duty: Duty, workload: Workload, strikes: Strikes | None = None, tell: Callable[[str], None] | None = None
+    ) -> None:
+        self._crew = Crew(workload, duty)
+        self._workload = workload
+        self._strikes = strikes
+        self._tell = tell
+        self._wrong: set[str] = set()
+        self._look_at = self._tell_at = 0.0
+        self._struck: list[int] = []
+        self._undoing = 0
 
-    def go(self, tell: Callable[[int], None] = lambda _: None) -> Outcome:
-        """Run to the end; what is left after CALM seconds is a broken promise, too."""
+    def go(self) -> Outcome:
+        """Run to the end; if nothing is done for long, what is left is a broken promise, too."""
         started = time.monotonic()
+        self._strike_at = started + (self._strikes.every if self._strikes else 0)
         try:
-            for place in range(len(CREW)):
-                self._fork(place)
-            self._until(self._is_all_put, self._plan.messages, tell)
-            drained = self._until(self._is_all_done, CALM, tell)
+            self._crew.start()
+            while self._crew.is_putting:
+                self._strike()
+                self._turn(started)
+            drained = self._drain(started)
         finally:
-            self._end()
-        verdict = check(read(*sorted(self._plan.folder.glob("*.jsonl"))), self._left())
-        verdict.violations += [Violation("not in one place", what, []) for what in sorted(self._misplaced)]
+            self._crew.end()
+        verdict = check(read(*self._crew.histories), self._workload.left())
+        self._wrong.update(self._workload.wrong())
+        verdict.violations += [Violation("not as it should stand", what, []) for what in sorted(self._wrong)]
+        verdict.violations += [Violation("crashed", what, []) for what in self._crew.crashes]
         if not drained:
             verdict.violations.append(Violation("not drained", "", []))
-        return Outcome(verdict, self._kills, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        return Outcome(verdict, self._crew.kills, len(self._struck), self._undoing, self._recoveries(), seconds)
 
-    def _until(self, fact: Callable[[], bool], within: float, tell: Callable[[int], None]) -> bool:
-        deadline = time.monotonic() + within
-        while not fact():
+    def _drain(self, started: float) -> bool:
+        self._crew.calm()
+        written, deadline = -1, 0.0
+        while not self._is_done():
+            if (now_written := self._crew.written) != written:
+                written, deadline = now_written, time.monotonic() + self._workload.calm
             if time.monotonic() > deadline:
                 return False
-            self._replace_the_dead()
-            self._stall_somebody()
-            self._look()
-            tell(self._kills)
-            time.sleep(STEP)
+            self._turn(started)
         return True
 
-    def _look(self) -> None:
-        """Look where every message stands; at the end of each script it stands in one place."""
-        if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + LOOK_EVERY
-            for keys in (Keys(PREFIX, "queue", "work"), Keys(PREFIX, "delay", "later", 0)):
-                self._misplaced.update(misplaced(self._client, keys))
-
-    def _replace_the_dead(self) -> None:
-        while self._places:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            place = self._places.pop(pid)
-            if os.WIFSIGNALED(status):
-                self._kills += 1
-                self._fork(place)
-
-    def _stall_somebody(self) -> None:
-        """Stop a process for longer than its leases last, and let those go on that were stopped for so long."""
+    def _turn(self, started: float) -> None:
+        self._crew.tend()
         now = time.monotonic()
-        for pid, until in list(self._stalled.items()):
-            if now >= until:
-                del self._stalled[pid]
-                if pid in self._places:
-                    os.kill(pid, signal.SIGCONT)
-        if now >= self._stall_at and self._places:
-            self._stall_at = now + STALL_EVERY
-            pid = self._dice.choice(sorted(self._places))
-            os.kill(pid, signal.SIGSTOP)
-            self._stalled[pid] = now + 2 * LEASE
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY
+            self._look()
+        if self._tell and now >= self._tell_at:
+            self._tell_at = now + TELL_EVERY
+            self._tell(f"{now - started:.0f} s, {self._crew.kills} kills, {len(self._struck)} strikes")
+        time.sleep(STEP)
 
-    def _fork(self, place: int) -> None:
-        seed = self._dice.randrange(2**32)
-        pid = os.fork()
-        if pid:
-            self._places[pid] = place
-            return
-        code = 1
+    def _strike(self) -> None:
+        if self._strikes and time.monotonic() >= self._strike_at:
+            self._undoing += self._strikes.strike()
+            self._struck.append(round(time.time() * 1000))
+            self._strike_at = time.monotonic() + self._strikes.every
+
+    def _look(self) -> None:
         try:
-            for _ in ROLES[CREW[place]](self._post(place, seed)):
-                pass
-            code = 0
-        finally:
-            os._exit(code)
+            self._wrong.update(self._workload.look())
+        except (StoreError, redis.RedisError):
+            return
 
-    def _post(self, place: int, seed: int) -> Post:
-        plan, producers = self._plan, CREW.count("producer")
-        history = plan.folder / f"{place}.jsonl"
-        labels = range(place, plan.messages, producers) if CREW[place] == "producer" else range(0)
-        return Post(plan.url, history, seed, plan.chance, labels[self._begun(history) :])
+    def _is_done(self) -> bool:
+        try:
+            return self._workload.is_done(self._crew.histories)
+        except (StoreError, redis.RedisError):
+            return False
 
-    @staticmethod
-    def _begun(history: Path) -> int:
-        """Return how many labels a producer has begun: nobody knows what became of the last one."""
-        return len({event.id[1:] for event in read(history) if event.op == "put"})
-
-    def _is_all_put(self) -> bool:
-        return not any(CREW[place] == "producer" for place in self._places.values())
-
-    def _is_all_done(self) -> bool:
-        stats, later = self._queue.stats(), self._delayed.stats()
-        return not (stats.ready or stats.delayed or stats.in_flight or later.waiting or later.in_flight)
-
-    def _left(self) -> list[str]:
-        return [str(message.body) for message in self._queue.peek()] + [entry.id for entry in self._delayed]
-
-    def _end(self) -> None:
-        for pid in self._places:
-            os.kill(pid, signal.SIGKILL)
-        for pid in self._places:
-            os.waitpid(pid, 0)
-        self._places.clear()
+    def _recoveries(self) -> list[int]:
+        claims = sorted(event.at for event in read(*self._crew.histories) if event.op == "claim")
+        after = ([at for at in claims if at >= struck] for struck in self._struck)
+        return [found[0] - struck for struck, found in zip(self._struck, after, strict=True) if found]
