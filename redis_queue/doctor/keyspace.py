@@ -1,0 +1,91 @@
+"""Checks of the keys: what they are, how long they live, and whether the registry knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from redis_queue import keys
+from redis_queue.doctor.finding import Check, Finding, error, warning
+from redis_queue.doctor.reading import Shard, text
+from redis_queue.doctor.survey import TYPES, Survey
+
+SCHEMA: Final = 1
+"""What the scripts of this release write."""
+
+
+def types(survey: Survey) -> Iterator[Finding]:
+    """Every key has the type that belongs to it."""
+    for shard in survey.shards:
+        for key in shard.keys.all():
+            yield from _type(shard, key, TYPES[key.rpartition(b":")[2].decode()])
+    registry = text(survey.scripts.command("TYPE", keys.registry(survey.prefix)))
+    if registry not in ("none", "hash"):
+        yield error(f"the registry is a {registry}", f"rename {text(keys.registry(survey.prefix))} and look what it is")
+
+
+def _type(shard: Shard, key: bytes, expected: str) -> Iterator[Finding]:
+    kind = text(shard.command("TYPE", key))
+    if kind not in ("none", expected):
+        yield error(
+            f"{text(key)} is a {kind}, not a {expected}: something else wrote to it",
+            f"look what it is, then RENAME it: {shard.label} does not work until then",
+        )
+
+
+def schema(survey: Survey) -> Iterator[Finding]:
+    """No queue was written by a newer redis_queue."""
+    for shard in survey.shards:
+        found = shard.command("HGET", shard.keys.meta, "schema")
+        if found is not None and (not found.isdigit() or int(found) > SCHEMA):
+            yield error(f"{shard.label} has schema {text(found)}, this release knows {SCHEMA}", "upgrade redis_queue")
+
+
+def lifetime(survey: Survey) -> Iterator[Finding]:
+    """No key that must stay has a TTL."""
+    for key in mortal(survey):
+        yield error(
+            f"{text(key)} has a TTL: Redis deletes it when that ends", "redis-queue doctor --fix", repairable=True
+        )
+
+
+def mortal(survey: Survey) -> Iterator[bytes]:
+    """Yield the keys that have a TTL and must not."""
+    lasting = [
+        key for shard in survey.shards for key in shard.keys.all() if key not in (shard.keys.leader, shard.keys.wake)
+    ]
+    for key in (*lasting, keys.registry(survey.prefix)):
+        if int(survey.scripts.command("PTTL", key)) >= 0:
+            yield key
+
+
+def registry(survey: Survey) -> Iterator[Finding]:
+    """The registry knows every queue that stands there."""
+    for field in survey.unreadable:
+        yield error(
+            f"the registry's field {text(field)} cannot be read: put-back passes this queue over",
+            "HDEL the field; the first put of a new process writes it again",
+        )
+    unknown = {(kind, name) for kind, name, _ in survey.standing} - survey.known.keys()
+    unknown -= {_named(field) for field in survey.unreadable}
+    for kind, name in sorted(unknown):
+        yield warning(
+            f"{kind} {name} is not in the registry: put-back passes it over",
+            "put something into it from a new process: its first put writes it",
+        )
+    for kind, name, number in sorted(survey.standing, key=str):
+        known = survey.known.get((kind, name))
+        if known is not None and number is not None and number >= known.shards:
+            yield error(
+                f"{kind} {name} has keys of shard {number}, but {known.shards} shards by the registry: nobody looks "
+                "there",
+                f"open it with shards={number + 1} or more, empty it, then use one number everywhere",
+            )
+
+
+def _named(field: bytes) -> tuple[str, str]:
+    kind, _, name = text(field).partition(":")
+    return kind, name
+
+
+CHECKS: Final[dict[str, Check[Survey]]] = {"types": types, "schema": schema, "lifetime": lifetime, "registry": registry}

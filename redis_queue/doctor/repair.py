@@ -1,0 +1,102 @@
+"""Repairs: what can be put right without losing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from redis_queue.batches import CHUNK, chunks
+from redis_queue.connection import Client
+from redis_queue.doctor.examine import DEFAULT_PREFIX
+from redis_queue.doctor.finding import PERMIT, Finding
+from redis_queue.doctor.keyspace import mortal
+from redis_queue.doctor.queues import recordless, tally
+from redis_queue.doctor.reading import Shard, servers, text
+from redis_queue.doctor.survey import Survey, survey
+from redis_queue.errors import StoreError, StoreUnavailableError
+from redis_queue.settings import Settings
+
+WALK: Final = 50_000
+"""Elements of the ready list that one call may walk over, a few milliseconds; each of its ids may cost a walk."""
+
+
+def repair(client: Client, prefix: str = DEFAULT_PREFIX, *, dry_run: bool = True) -> list[Finding]:
+    """Repair what can be repaired under *prefix*; return what was done, or with *dry_run* what would be.
+
+    Takes the TTL off keys that must stay, puts back what expired leases hold, gives records without a place one, and
+    moves places without a record to quarantine. Nothing is dropped; a second call finds nothing to do. A finding of
+    severity "ok" was repaired. Raises StoreUnavailableError, and StoreRefusedError where nothing can be read.
+    """
+    Settings(prefix=prefix)
+    found = survey(client, servers(client), prefix)
+    return [
+        *_each("lifetime", lambda: _persist(found, dry_run)),
+        *(
+            finding
+            for shard in found.shards
+            for name, work in (("put-back", _put_back), ("orphans", _quarantine), ("orphans", _place))
+            for finding in _each(name, lambda work=work, shard=shard: work(shard, dry_run))  # type: ignore[misc]
+        ),
+    ]
+
+
+def _each(name: str, work: Callable[[], Iterator[tuple[str, bool]]]) -> Iterator[Finding]:
+    """Yield what *work* tells: what it was about, and whether that is repaired now."""
+    try:
+        for what, done in work():
+            yield Finding(name, "ok" if done else "warning", what, "" if done else "not done yet", repairable=not done)
+    except StoreUnavailableError:
+        raise
+    except StoreError as error:
+        yield Finding(name, "error", f"could not be repaired: {error}", PERMIT)
+
+
+def _persist(found: Survey, dry_run: bool) -> Iterator[tuple[str, bool]]:
+    for key in list(mortal(found)):
+        if not dry_run:
+            found.scripts.command("PERSIST", key)
+        yield f"take the TTL off {text(key)}", not dry_run
+
+
+def _put_back(shard: Shard, dry_run: bool) -> Iterator[tuple[str, bool]]:
+    if dry_run:
+        count = int(shard.command("ZCOUNT", shard.keys.in_flight, "-inf", shard.now()))
+    else:
+        script = shard.script("lease/put_back")
+        count, seen = 0, CHUNK
+        while seen == CHUNK:
+            seen, _, _ = script(now=0, limit=CHUNK, max_deliveries=shard.max_deliveries, listed=shard.listed)
+            count += seen
+    if count:
+        yield f"{shard.label}: put back what {count:,} expired leases hold", not dry_run
+
+
+def _quarantine(shard: Shard, dry_run: bool) -> Iterator[tuple[str, bool]]:
+    # One counts once, in how many places it may stand.
+    count = _mend(shard, list(dict.fromkeys(recordless(shard, None))), b"2", dry_run)
+    if count:
+        yield f"{shard.label}: move {count:,} places without a record to quarantine", not dry_run
+
+
+def _place(shard: Shard, dry_run: bool) -> Iterator[tuple[str, bool]]:
+    count = tally(shard)
+    if not count.records:
+        return
+    if count.surplus <= 0 and not count.seen:
+        # A walk through all that is worth it only where something is missing.
+        return
+    records = list(shard.ids(None))
+    placed = set(shard.placed(None))
+    found = _mend(shard, [id_ for id_ in dict.fromkeys(records) if id_ not in placed], b"1", dry_run)
+    where = "back into the ready list" if shard.listed else "to the dead letters, since when they are due is lost"
+    if found:
+        yield f"{shard.label}: move {found:,} records without a place {where}", not dry_run
+
+
+def _mend(shard: Shard, ids: list[bytes], wanted: bytes, dry_run: bool) -> int:
+    script = shard.script("lease/mend")
+    size = max(1, min(CHUNK, WALK // max(1, tally(shard).ready)))
+    found = 0
+    for chunk in chunks(ids, size):
+        found += script(now=0, listed=shard.listed, acting=int(not dry_run), more=chunk).count(wanted)
+    return found

@@ -1,0 +1,149 @@
+"""Checks of a server: will it keep what it is given, and how safely."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from redis_queue.doctor.finding import Check, Finding, error, warning
+from redis_queue.doctor.reading import Server
+
+FLOORS: Final = {
+    "Redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
+    "Valkey": {(7, 2): 12, (8, 0): 7, (8, 1): 6, (9, 0): 3},
+}
+"""Per line of versions the first patch without a known hole in scripts or the cluster bus."""
+
+FULL, NEARLY_FULL = 0.95, 0.8
+
+SKEW_ERROR, SKEW_WARNING = 30.0, 1.0
+
+SHORTEST_SCRIPT_LIMIT: Final = 1000
+
+
+def version(server: Server) -> Iterator[Finding]:
+    """The server's version is supported and has the security fixes of its line."""
+    old = server.info.get("redis_version", "0")
+    product = "Valkey" if "valkey_version" in server.info else "Redis"
+    shown = server.info.get("valkey_version", old)
+    if _numbers(old)[:2] < (6, 2):
+        yield error(f"{server.label}Redis {old} is too old", "upgrade to Redis 6.2 or later, or any Valkey")
+        return
+    line, floors = _numbers(shown)[:2], FLOORS[product]
+    if line in floors and _numbers(shown)[2] < floors[line]:
+        fixed = f"{line[0]}.{line[1]}.{floors[line]}"
+        yield warning(f"{server.label}{product} {shown} lacks security fixes", f"upgrade to {fixed} or later")
+    elif line not in floors and line < max(floors):
+        yield warning(f"{server.label}{product} {shown} gets no security fixes any more", "upgrade to a newer line")
+
+
+def eviction(server: Server) -> Iterator[Finding]:
+    """Redis drops no keys when memory is short."""
+    policy = server.info.get("maxmemory_policy", "")
+    advice = "CONFIG SET maxmemory-policy noeviction, and in the server's configuration file"
+    if policy.startswith("allkeys"):
+        limited = server.number("maxmemory") > 0
+        say = error if limited else warning
+        when = "when memory is short" if limited else "as soon as maxmemory is set"
+        yield say(f"{server.label}maxmemory-policy {policy}: Redis drops queues {when}", advice)
+    elif policy.startswith("volatile"):
+        yield warning(f"{server.label}maxmemory-policy {policy}: Redis drops whatever has a TTL", advice)
+
+
+def memory(server: Server) -> Iterator[Finding]:
+    """Memory is far from maxmemory."""
+    used, limit = server.number("used_memory"), server.number("maxmemory")
+    share = used / limit if limit else 0
+    if share >= NEARLY_FULL:
+        say = error if share >= FULL else warning
+        yield say(
+            f"{server.label}{share:.0%} of maxmemory is used; when it is full, nothing can be put in",
+            "give Redis more memory, or find out what fills it: redis-cli --bigkeys",
+        )
+
+
+def persistence(server: Server) -> Iterator[Finding]:
+    """What is written is kept on disk."""
+    if server.info.get("aof_enabled") != "1":
+        yield warning(
+            f"{server.label}no append-only file: a crash loses everything since the last snapshot",
+            "CONFIG SET appendonly yes, and in the server's configuration file",
+        )
+    elif server.config("appendfsync") == "no":
+        yield warning(
+            f"{server.label}appendfsync no: a power cut loses about 30 seconds",
+            "CONFIG SET appendfsync everysec, or always",
+        )
+
+
+def writes_to_disk(server: Server) -> Iterator[Finding]:
+    """The last writes to disk went well, and soon."""
+    for name, what in (
+        ("rdb_last_bgsave_status", "snapshot"),
+        ("aof_last_write_status", "write to the append-only file"),
+        ("aof_last_bgrewrite_status", "rewrite of the append-only file"),
+    ):
+        if server.info.get(name, "ok") != "ok":
+            yield error(f"{server.label}the last {what} failed", "see the server's log; is its disk full?")
+    # While an fsync runs, Redis answers before it writes, for two seconds at most; only longer ones are counted.
+    if late := server.number("aof_delayed_fsync"):
+        yield warning(
+            f"{server.label}fsync took more than two seconds, {late:,} times: killed then, Redis would have lost what "
+            "it had acknowledged",
+            "give it a faster disk, or one that nobody else uses; with appendfsync always it waits instead",
+        )
+
+
+def replication(server: Server) -> Iterator[Finding]:
+    """Writes go to a primary, and to its replicas if it has any."""
+    if server.info.get("role") == "slave":
+        yield error(f"{server.label}connected to a read-only replica", "connect to its primary")
+    elif server.number("connected_slaves") and server.config("min-replicas-to-write") == "0":
+        yield warning(
+            f"{server.label}min-replicas-to-write is 0: a primary cut off from its replicas goes on taking writes "
+            "that a failover throws away",
+            "CONFIG SET min-replicas-to-write 1",
+        )
+
+
+def clock(server: Server) -> Iterator[Finding]:
+    """The clocks of this host and of Redis agree."""
+    skew = server.skew()
+    if abs(skew) > SKEW_WARNING:
+        say = error if abs(skew) > SKEW_ERROR else warning
+        where = "ahead of" if skew > 0 else "behind"
+        yield say(
+            f"{server.label}Redis is {abs(skew):.1f} s {where} this host: what is due at a time of day is not on time",
+            "let a time service such as chrony set both clocks",
+        )
+
+
+def script_limit(server: Server) -> Iterator[Finding]:
+    """A slow script is noticed, and a quick one is not taken for slow."""
+    for name in ("busy-reply-threshold", "lua-time-limit"):
+        limit = server.config(name)
+        if limit is None:
+            continue
+        if int(limit) < SHORTEST_SCRIPT_LIMIT:
+            found = "never answers while a script runs" if int(limit) <= 0 else "answers BUSY soon"
+            yield warning(f"{server.label}{name} is {limit} ms: Redis {found}", f"CONFIG SET {name} 5000")
+        return
+
+
+def _numbers(version: str) -> tuple[int, int, int]:
+    found = [int(part) for part in re.findall(r"\d+", version)[:3]]
+    major, minor, patch = (*found, 0, 0, 0)[:3]
+    return major, minor, patch
+
+
+CHECKS: Final[dict[str, Check[Server]]] = {
+    "version": version,
+    "eviction": eviction,
+    "memory": memory,
+    "persistence": persistence,
+    "writes to disk": writes_to_disk,
+    "replication": replication,
+    "clock": clock,
+    "script limit": script_limit,
+}

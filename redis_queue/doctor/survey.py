@@ -1,0 +1,128 @@
+"""Survey: which queues there are, by the registry and by the keys that stand there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from redis_queue import keys
+from redis_queue.connection import Client
+from redis_queue.doctor.finding import Finding
+from redis_queue.doctor.reading import STEP, Server, Shard, pairs
+from redis_queue.errors import StoreRefusedError, WrongTypeError
+from redis_queue.keys import Keys, Kind, Part
+from redis_queue.registry import Known, read
+from redis_queue.scripts import Argument, Scripts
+
+MOST_SHARDS: Final = 1000
+MOST_FIELDS: Final = 10_000
+MOST_SCANS: Final = 200
+SCAN: Final = 1000
+
+TYPES: Final = {
+    "meta": "hash",
+    "records": "hash",
+    "ready": "list",
+    "waiting": "zset",
+    "in_flight": "zset",
+    "leases": "hash",
+    "errors": "hash",
+    "dead": "zset",
+    "quarantine": "list",
+    "wake": "list",
+    "leader": "string",
+    "lateness": "hash",
+    "minutes": "hash",
+    "dispatchers": "hash",
+}
+
+TRACES: Final = ("leader", "wake", "lateness", "minutes", "dispatchers")
+"""Parts that a dispatcher or a consumer leaves where nothing was ever put."""
+
+Root = tuple[Kind, str, int | None]
+
+
+@dataclass(slots=True)
+class Survey:
+    """What was found under *prefix*; *notes* tell where it is not all."""
+
+    scripts: Scripts
+    prefix: str
+    known: dict[tuple[Kind, str], Known] = field(default_factory=dict)
+    unreadable: list[bytes] = field(default_factory=list)
+    standing: set[Root] = field(default_factory=set)
+    shards: list[Shard] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Say what was not looked at."""
+        self.notes.append(Finding("coverage", "ok", text))
+
+
+def survey(client: Client, servers: list[Server], prefix: str) -> Survey:
+    """Find the queues under *prefix*; raises StoreRefusedError if nothing can be read."""
+    found = Survey(Scripts(client), prefix)
+    _read_registry(found)
+    try:
+        found.standing = {part[:3] for server in servers for part in _scanned(found, server)}
+    except StoreRefusedError as error:
+        found.notes.append(
+            Finding("coverage", "warning", f"only queues in the registry were looked at: {error}", "allow SCAN")
+        )
+    registered = {root for known in found.known.values() for root in _roots(known)}
+    roots = sorted(registered | found.standing, key=lambda root: (root[0], root[1], root[2] or 0))
+    if len(roots) > MOST_SHARDS:
+        found.note(f"looked at {MOST_SHARDS:,} of {len(roots):,} queues and shards")
+    found.shards = [_shard(found, root) for root in roots[:MOST_SHARDS]]
+    return found
+
+
+def _read_registry(found: Survey) -> None:
+    cursor: Argument = 0
+    while True:
+        try:
+            cursor, rows = found.scripts.command("HSCAN", keys.registry(found.prefix), cursor, "COUNT", STEP)
+        except WrongTypeError:
+            # The check of types tells of it.
+            return
+        for name, value in pairs(rows):
+            known = read(name, value)
+            if known is None:
+                found.unreadable.append(name)
+            else:
+                found.known[known.kind, known.name] = known
+        if int(cursor) == 0:
+            return
+        if len(found.known) + len(found.unreadable) >= MOST_FIELDS:
+            found.note(f"read {MOST_FIELDS:,} fields of the registry, and there are more")
+            return
+
+
+def _scanned(found: Survey, server: Server) -> Iterator[Part]:
+    cursor: Argument = 0
+    for _ in range(MOST_SCANS):
+        cursor, rows = server.command("SCAN", cursor, "MATCH", keys.pattern(found.prefix), "COUNT", SCAN)
+        for key in rows:
+            part = keys.parse(found.prefix, key)
+            # What remembers calls for a minute, or who was there, is not yet a queue.
+            if part is not None and part.name in TYPES and part.name not in TRACES:
+                yield part
+        if int(cursor) == 0:
+            return
+    found.note(f"{server.label}looked for queues in about {MOST_SCANS * SCAN:,} keys of this Redis, and there are more")
+
+
+def _roots(known: Known) -> list[Root]:
+    if known.kind == "queue":
+        return [("queue", known.name, None)]
+    return [("delay", known.name, number) for number in range(min(max(known.shards, 1), MOST_SHARDS))]
+
+
+def _shard(found: Survey, root: Root) -> Shard:
+    kind, name, number = root
+    known = found.known.get((kind, name))
+    # What is in no registry never dies of being put back.
+    most = known.max_deliveries if known else 0
+    own, first = (Keys(found.prefix, kind, name, shard) for shard in (number, None if number is None else 0))
+    return Shard(found.scripts, kind, name, number, own, first.leader, most)

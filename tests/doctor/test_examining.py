@@ -1,0 +1,69 @@
+"""What the doctor says of a Celery app: who dispatches, and whether its workers know what waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+import pytest
+
+from redis_queue.celery import DelayedTasks
+from redis_queue.console.access import AppAccess
+from redis_queue.console.examining import examine
+from redis_queue.dispatching import DispatcherRow, Dispatches
+from redis_queue.doctor import Finding
+from tests.celery.delaying_names import NOTE
+from tests.celery.fleet import Fleet, send
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.celery
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    """Store and broker in one Redis."""
+    with RedisServer() as store, store.client() as client:
+        yield Fleet(store, client, f"redis+socket://{store.socket}", "delaying")
+
+
+def found(delayed: DelayedTasks, *, ask: bool = False) -> dict[str, Finding]:
+    """Return what the checks of the app say."""
+    findings = examine(AppAccess(delayed.app), ask=ask)
+    return {finding.check: finding for finding in findings if finding.check in ("dispatchers", "tasks")}
+
+
+def test_nothing_waits_and_nothing_is_wrong(fleet: Fleet) -> None:
+    assert {finding.severity for finding in found(fleet.delayed()).values()} == {"ok"}
+
+
+def test_entries_that_nobody_will_send_are_an_error(fleet: Fleet) -> None:
+    delayed = fleet.delayed()
+    send(delayed, 600)
+    said = found(delayed)["dispatchers"]
+    assert (said.severity, "no dispatcher was seen" in said.found) == ("error", True)
+    row = DispatcherRow("me", datetime.now(timezone.utc), leads=True, version="1", sent=0, failed=0, error="")
+    delayed.queue.note_dispatches(Dispatches(), dispatcher=row)
+    assert found(delayed)["dispatchers"].severity == "ok"
+
+
+def test_tasks_that_the_app_does_not_know_are_named(fleet: Fleet) -> None:
+    delayed = fleet.delayed()
+    for number in range(7):
+        delayed.app.send_task(f"shop.gone_{number}", countdown=600)
+    said = found(delayed, ask=True)["tasks"]
+    assert said.severity == "warning"
+    assert "of the next 7, " in said.found
+    assert "shop.gone_0 (1)" in said.found
+    assert said.found.endswith("and 2 more")
+
+
+def test_workers_are_asked_what_they_know(fleet: Fleet) -> None:
+    delayed = fleet.delayed()
+    send(delayed, 600)
+    with fleet.worker(pool="solo") as worker:
+        worker.wait_for_output("ready.")
+        # This process has no such task, the worker has.
+        assert NOTE in found(delayed)["tasks"].found
+        assert {finding.severity for finding in found(delayed, ask=True).values()} == {"ok"}
+        delayed.app.send_task("shop.gone", countdown=600)
+        assert "shop.gone (1)" in found(delayed, ask=True)["tasks"].found

@@ -1,0 +1,203 @@
+"""Repairs lose nothing, are needed once, and change nothing unless asked."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from redis_queue import RedisQueue
+from redis_queue.doctor import examine, repair
+from tests.doctor import test_stored_faults as faults
+from tests.doctor.conftest import Limit, Stage, wrong
+
+MENDED = [
+    faults.records_that_expire,
+    faults.registry_that_expires,
+    faults.record_without_place,
+    faults.entry_without_place,
+    faults.in_flight_without_place,
+    faults.ready_without_record,
+    faults.in_flight_without_record,
+    faults.one_of_each_which_counts_do_not_show,
+    faults.forgotten_lease,
+]
+LEFT = [fault for fault, *_ in faults.FAULTS if fault not in MENDED]
+
+
+def keyspace(client: redis.Redis) -> dict[bytes, tuple[bytes | None, bool]]:
+    """Return all that is stored, and what of it has a TTL."""
+    return {key: (client.dump(key), client.pttl(key) >= 0) for key in client.keys("*")}
+
+
+def everything(stage: Stage) -> set[bytes]:
+    """Return all ids and records that are anywhere."""
+    found: set[bytes] = set()
+    for at in (stage.at, stage.delayed_at):
+        found |= {*stage.client.hkeys(at.records), *stage.client.hvals(at.records)}
+        found |= set(stage.client.lrange(at.ready, 0, -1))
+        for key in (at.waiting, at.in_flight, at.dead):
+            found |= set(stage.client.zrange(key, 0, -1))
+        for item in stage.client.lrange(at.quarantine, 0, -1):
+            head, _, rest = item.partition(b"\n")
+            found.add(rest[: int(head.split()[1])])
+    return found
+
+
+@pytest.mark.parametrize("fault", MENDED)
+def test_a_repair_puts_right_what_is_wrong_and_keeps_everything(stage: Stage, fault: Callable[[Stage], None]) -> None:
+    fault(stage)
+    before = everything(stage)
+    planned = repair(stage.client)
+    done = repair(stage.client, dry_run=False)
+
+    assert done
+    assert [(item.check, item.found) for item in done] == [(item.check, item.found) for item in planned]
+    assert {item.severity for item in done} == {"ok"}
+    assert {item.severity for item in planned} == {"warning"}
+    assert everything(stage) >= before
+    # What went to quarantine or died waits for a person.
+    assert stage.wrong().keys() <= {"quarantine", "dead letters"}
+    assert repair(stage.client, dry_run=False) == []
+
+
+@pytest.mark.parametrize("fault", [fault for fault, *_ in faults.FAULTS])
+def test_a_dry_run_changes_nothing(stage: Stage, fault: Callable[[Stage], None]) -> None:
+    fault(stage)
+    before = keyspace(stage.client)
+    findings = repair(stage.client)
+    assert keyspace(stage.client) == before
+    assert bool([item for item in findings if item.severity == "warning"]) == (fault in MENDED)
+
+
+@pytest.mark.parametrize("fault", LEFT)
+def test_what_cannot_be_repaired_is_left_alone(stage: Stage, fault: Callable[[Stage], None]) -> None:
+    fault(stage)
+    before = keyspace(stage.client)
+    repair(stage.client, dry_run=False)
+    assert keyspace(stage.client) == before
+
+
+@pytest.mark.parametrize("fault", MENDED)
+def test_a_finding_that_says_so_is_repairable(stage: Stage, fault: Callable[[Stage], None]) -> None:
+    fault(stage)
+    assert all(finding.repairable for finding in examine(stage.client) if finding.severity == "error")
+
+
+@pytest.mark.parametrize("fault", LEFT)
+def test_no_other_finding_says_that_it_is_repairable(stage: Stage, fault: Callable[[Stage], None]) -> None:
+    fault(stage)
+    assert not any(finding.repairable for finding in examine(stage.client))
+
+
+def test_a_message_without_a_place_is_delivered_again_with_its_count(stage: Stage) -> None:
+    faults.in_flight_without_place(stage)
+    repair(stage.client, dry_run=False)
+    bodies = {message.id: (message.body, message.deliveries) for message in stage.queue.get_many(100)}
+    assert bodies["m0"] == ("m0", 2)
+    assert bodies["m5"] == ("m5", 1)
+
+
+def test_who_waits_is_woken_by_a_repair(client: redis.Redis) -> None:
+    queue = RedisQueue("orders", client)
+    queue.put("lost")
+    client.delete(queue._keys.ready)
+    assert queue.get(block=False) is None
+    assert client.llen(queue._keys.wake) == 0
+    repair(client, dry_run=False)
+    assert client.llen(queue._keys.wake) == 1
+
+
+def test_the_lost_holder_of_a_message_cannot_ack_it(stage: Stage) -> None:
+    message = stage.queue.get(block=False)
+    assert message is not None
+    stage.client.zrem(stage.at.in_flight, message.id)
+    repair(stage.client, dry_run=False)
+    assert not stage.queue.ack(message)
+
+
+def test_an_entry_without_a_due_time_is_not_sent_before_somebody_says_so(stage: Stage) -> None:
+    faults.entry_without_place(stage)
+    repair(stage.client, dry_run=False)
+    assert stage.delayed.claim(10) == []
+    (letter,) = stage.delayed.dead_letters()
+    assert (letter.id, letter.body, letter.reason) == ("e2", "e2", "was in no place; when it was due is lost")
+    assert stage.delayed.redrive() == 1
+    assert [entry.payload for entry in stage.delayed.claim(10)] == ["e2"]
+
+
+def test_a_place_without_a_record_is_named_in_quarantine(stage: Stage) -> None:
+    faults.ready_without_record(stage)
+    faults.in_flight_without_record(stage)
+    repair(stage.client, dry_run=False)
+    found = [*stage.queue.quarantined(), *stage.delayed.quarantined()]
+    assert [(item.id, item.reason) for item in found] == [("m5", "record missing"), ("held", "record missing")]
+
+
+def test_put_back_makes_a_message_ready(stage: Stage) -> None:
+    faults.forgotten_lease(stage)
+    repair(stage.client, dry_run=False)
+    message = stage.queue.get(block=False)
+    assert message is not None
+    assert (message.id, message.deliveries) == ("m0", 2)
+
+
+@pytest.mark.parametrize("lacking", ["rpush", "lpush", "zadd", "hset", "hdel", "zrem", "lrem"])
+def test_a_missing_permission_loses_nothing(stage: Stage, limited: Limit, lacking: str) -> None:
+    for fault in MENDED:
+        # Put-back has tests of its own.
+        if fault is not faults.forgotten_lease:
+            fault(stage)
+    before = everything(stage)
+    repair(limited(f"~* &* +@all -{lacking}"), dry_run=False)
+    assert everything(stage) >= before
+    repair(stage.client, dry_run=False)
+    assert everything(stage) >= before
+    assert stage.wrong().keys() <= {"quarantine", "dead letters"}
+
+
+def test_a_repair_that_is_not_permitted_is_told(stage: Stage, limited: Limit) -> None:
+    faults.record_without_place(stage)
+    (finding,) = repair(limited("~* &* +@all -lpush"), dry_run=False)
+    assert (finding.check, finding.severity) == ("orphans", "error")
+    assert finding.found.startswith("could not be repaired: the Redis user lacks a permission")
+
+
+def test_repairs_beside_work_lose_and_double_nothing(client: redis.Redis) -> None:
+    queue = RedisQueue("busy", client)
+    expected = 3000
+    queue.put_many(range(expected))
+    taken: Counter[int] = Counter()
+
+    def work() -> None:
+        own = RedisQueue("busy", client)
+        while message := own.get(block=False):
+            taken[message.body] += own.ack(message)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    found = []
+    while thread.is_alive():
+        found += repair(client, dry_run=False)
+        found += [item for item in examine(client) if item.severity == "error"]
+    thread.join()
+    assert found == []
+    assert set(taken.values()) == {1}
+    assert len(taken) == expected
+    assert set(wrong(client)) <= {"version"}
+
+
+def test_many_orphans_of_a_large_queue_are_repaired(client: redis.Redis) -> None:
+    queue = RedisQueue("large", client)
+    queue.put_many(range(20_000))
+    client.ltrim(queue._keys.ready, 0, -501)
+    client.hdel(queue._keys.records, *client.lrange(queue._keys.ready, 0, 99))
+    (one, other) = repair(client, dry_run=False)
+    assert one.found == "queue large: move 100 places without a record to quarantine"
+    assert other.found == "queue large: move 500 records without a place back into the ready list"
+    stats = queue.stats()
+    assert (stats.ready, stats.quarantined) == (19_900, 100)
+    assert wrong(client) == {"quarantine": "warning"}

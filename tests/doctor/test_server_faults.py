@@ -1,0 +1,219 @@
+"""What is wrong with a server, and with the way to it, is found by the right check, and by no other."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import redis
+
+from redis_queue import StoreUnavailableError
+from redis_queue.doctor import access, examine
+from redis_queue.doctor.finding import run
+from redis_queue.doctor.server import version, writes_to_disk
+from redis_queue.scripts import load
+from tests.doctor.conftest import Limit, Setting, Stage, wrong
+from tests.lua.test_contracts import names
+from tests.support.matrix import KINDS
+from tests.support.ports import HOST, free_port
+from tests.support.servers import RedisServer, client_options
+from tests.support.wait import wait_until
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[RedisServer]:
+    """A server of this test alone, whose data are in `tmp_path / "data"`."""
+    (tmp_path / "data").mkdir()
+    with RedisServer("--dir", str(tmp_path / "data"), tcp=True, aof="everysec") as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("found", "severity"),
+    [
+        ({"redis_version": "6.0.16"}, "error"),
+        ({"redis_version": "6.2.19"}, "warning"),
+        ({"redis_version": "6.2.20"}, "ok"),
+        ({"redis_version": "7.0.15"}, "warning"),
+        ({"redis_version": "7.2.10"}, "warning"),
+        ({"redis_version": "7.4.6"}, "ok"),
+        ({"redis_version": "8.0.3"}, "warning"),
+        ({"redis_version": "8.2.2"}, "ok"),
+        ({"redis_version": "8.4.0"}, "ok"),
+        ({"redis_version": "255.255.255"}, "ok"),
+        ({}, "error"),
+        ({"redis_version": "7.2.4", "valkey_version": "8.1.1"}, "warning"),
+        ({"redis_version": "7.2.4", "valkey_version": "9.1.0"}, "ok"),
+    ],
+)
+def test_versions(found: dict[str, str], severity: str) -> None:
+    (finding,) = run("version", version, [SimpleNamespace(info=found, label="")])  # type: ignore[list-item]
+    assert finding.severity == severity
+
+
+@pytest.mark.parametrize(("late", "severity"), [(0, "ok"), (3, "warning")])
+def test_a_disk_that_is_slow(late: int, severity: str) -> None:
+    server = SimpleNamespace(info={"aof_delayed_fsync": str(late)}, label="", number=lambda _: late)
+    (finding,) = run("writes to disk", writes_to_disk, [server])  # type: ignore[list-item]
+    assert finding.severity == severity
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "redis-7.0"])
+def test_a_sound_server_of_any_kind_is_sound(kind: str) -> None:
+    with RedisServer(kind=kind, aof="everysec") as server, server.client() as client:
+        assert wrong(client) == {}
+
+
+@pytest.mark.parametrize(
+    ("policy", "limit", "severity"),
+    [("allkeys-lru", "1gb", "error"), ("allkeys-lru", "0", "warning"), ("volatile-ttl", "1gb", "warning")],
+)
+def test_a_server_that_evicts(stage: Stage, setting: Setting, policy: str, limit: str, severity: str) -> None:
+    setting("maxmemory", limit)
+    setting("maxmemory-policy", policy)
+    assert stage.wrong() == {"eviction": severity}
+
+
+@pytest.mark.parametrize(("share", "severity"), [(0.85, "warning"), (0.98, "error")])
+def test_a_server_that_is_nearly_full(stage: Stage, setting: Setting, share: float, severity: str) -> None:
+    stage.wrong()  # what is needed for that is part of it
+    setting("maxmemory", round(stage.client.info("memory")["used_memory"] / share))
+    assert stage.wrong() == {"memory": severity}
+
+
+def test_a_server_without_an_append_only_file(stage: Stage) -> None:
+    with RedisServer() as server, server.client() as client:
+        assert wrong(client) == {"persistence": "warning"}
+
+
+def test_an_append_only_file_that_is_never_synced(stage: Stage, setting: Setting) -> None:
+    setting("appendfsync", "no")
+    assert stage.wrong() == {"persistence": "warning"}
+
+
+def test_a_snapshot_that_failed(own: RedisServer, tmp_path: Path) -> None:
+    with own.client() as client:
+        shutil.rmtree(tmp_path / "data")
+        client.bgsave()
+        wait_until(
+            lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", description="a failed snapshot"
+        )
+        assert wrong(client) == {"writes to disk": "error"}
+
+
+def test_replicas_that_need_not_answer_and_one_that_is_written_to(own: RedisServer) -> None:
+    options = ("--replicaof", HOST, str(own.port))
+    with RedisServer(*options, tcp=True, aof="everysec") as replica, own.client() as client, replica.client() as other:
+        wait_until(lambda: client.info("replication")["connected_slaves"] == 1, description="a replica")
+        assert wrong(client) == {"replication": "warning"}
+        assert wrong(other) == {"replication": "error"}
+        client.config_set("min-replicas-to-write", 1)
+        assert wrong(client) == {}
+
+
+@pytest.mark.parametrize(
+    ("skew", "severity"), [(0.9, None), (-1.5, "warning"), (1.5, "warning"), (-31, "error"), (3600, "error")]
+)
+def test_clocks_that_differ(stage: Stage, monkeypatch: pytest.MonkeyPatch, skew: float, severity: str | None) -> None:
+    import time
+
+    monkeypatch.setattr("redis_queue.doctor.reading.time", SimpleNamespace(time=lambda: time.time() - skew))
+    assert stage.wrong() == ({"clock": severity} if severity else {})
+    found = next(finding.found for finding in examine(stage.client) if finding.check == "clock")
+    assert severity is None or ("ahead of this host" if skew > 0 else "behind this host") in found
+
+
+@pytest.mark.parametrize("limit", [0, 500])
+def test_a_limit_of_scripts_that_is_too_short(stage: Stage, setting: Setting, limit: int) -> None:
+    setting("lua-time-limit", limit)
+    assert stage.wrong() == {"script limit": "warning"}
+
+
+def test_a_server_that_is_open_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    # No test opens a port to a network: the second address stands for one of it.
+    monkeypatch.setattr(access, "is_local", lambda host: host == HOST)
+    options = ("--protected-mode", "no", "--bind", HOST, "127.0.0.2")
+    with RedisServer(*options, tcp=True, aof="everysec") as server, server.client() as client:
+        assert wrong(client) == {"exposure": "warning"}
+        client.config_set("requirepass", "s3cret")
+        client.auth("s3cret")
+        assert "exposure" not in wrong(client)
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.1", False), ("redis", False), ("*", False)],
+)
+def test_addresses_of_this_machine(host: str, local: bool) -> None:
+    assert access.is_local(host) is local
+
+
+def test_a_connection_over_a_network_without_tls(own: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with own.client() as client:
+        assert wrong(client) == {}
+        monkeypatch.setattr(access, "is_local", lambda host: host != HOST)
+        assert wrong(client) == {"encryption": "warning"}
+
+
+def test_a_connection_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "is_local", lambda _: False)
+    with RedisServer(kind="path", tls=True, aof="everysec") as server, server.client() as client:
+        assert wrong(client) == {}
+
+
+def test_permissions_that_the_present_user_lacks(stage: Stage, limited: Limit) -> None:
+    user = limited("~* &* +@all -lpush -zadd")
+    found = [finding for finding in examine(user) if finding.severity != "ok" and finding.check != "version"]
+    assert [(finding.check, finding.severity) for finding in found] == [("permissions", "warning")]
+    if "DRYRUN" not in str(stage.client.execute_command("ACL", "HELP")):
+        assert found[0].found == "Redis before 7 cannot tell whether the user limited may do all that is needed"
+        return
+    assert found[0].found == "the Redis user limited may not run lpush, zadd on keys of this prefix"
+    other = limited("~other* &* +@all")
+    assert "llen" in next(finding.found for finding in examine(other) if finding.check == "permissions")
+
+
+def test_the_permissions_are_those_of_the_scripts() -> None:
+    scripts = " ".join(load(name).source for name in names() if not name.startswith("held/"))
+    called = set(re.findall(r"'([A-Z]+)'", " ".join(re.findall(r"redis\.p?call\(([^,)]+)", scripts))))
+    listed = {*access.KEY.split(), *access.KEY_AND_ONE.split(), *access.KEY_AND_TWO.split(), "TIME"}
+    assert called <= listed
+
+
+def test_what_may_not_be_looked_at_is_told(stage: Stage, limited: Limit) -> None:
+    user = limited("~* &* +@all -info -config -acl -scan -zrange")
+    found = {finding.check: finding for finding in examine(user) if finding.severity != "ok"}
+    assert found.keys() == {
+        *("version", "eviction", "memory", "persistence", "writes to disk", "replication", "script limit"),
+        *("exposure", "permissions", "coverage", "leases", "put-back", "dispatch", "visibility timeouts"),
+    }
+    assert {finding.severity for finding in found.values()} == {"warning"}
+    assert "may not" in found["version"].found or "could not be looked at" in found["version"].found
+    assert found["coverage"].found.startswith("only queues in the registry were looked at")
+
+
+def test_nothing_may_be_looked_at(stage: Stage, limited: Limit) -> None:
+    findings = examine(limited("+ping"))
+    assert {finding.severity for finding in findings if finding.check != "encryption"} == {"warning"}
+    assert "no queue could be looked at" in next(item.found for item in findings if item.check == "coverage")
+
+
+def test_redis_is_away() -> None:
+    with redis.Redis(host=HOST, port=free_port(), **client_options()) as client, pytest.raises(StoreUnavailableError):
+        examine(client)
+
+
+def test_a_cluster_is_looked_at_node_by_node(cluster_client: redis.RedisCluster) -> None:
+    from redis_queue import DelayQueue
+
+    delayed = DelayQueue("reminders", cluster_client, shards=8)
+    for number in range(200):
+        delayed.push(number, delay=3600)
+    cluster_client.delete(delayed._shards[3].keys.waiting)
+    findings = examine(cluster_client)
+    assert len([item for item in findings if item.check == "persistence" and item.severity == "warning"]) == 3
+    assert [item.found.partition(":")[0] for item in findings if item.check == "orphans"] == ["delay reminders shard 3"]
