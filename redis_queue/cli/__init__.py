@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import click
 
-from redis_queue.cli.validate import validate
+from redis_queue.celery.loading import load_app
+from redis_queue.cli.access import redacted
+from redis_queue.cli.commands import COMMANDS
+from redis_queue.cli.ending import INTERRUPTED_AT_ONCE, code_of
+from redis_queue.cli.output import harmless
 from redis_queue.errors import RedisQueueError
-
-FAILED = 1
-UNUSABLE = 2
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("-A", "--app", help="Celery app: its Redis and its settings. Imports its module.")
 @click.version_option(package_name="celery-redis-queue")
-def group() -> None:
-    """Durable delays and a reliable queue on Redis."""
+@click.pass_context
+def group(context: click.Context, app: str | None) -> None:
+    """Durable delays and a reliable queue on Redis.
+
+    Completion: put eval "$(_REDIS_QUEUE_COMPLETE=bash_source redis-queue)" into ~/.bashrc; zsh_source and fish_source
+    for the other shells.
+    """
+    if app is not None:
+        context.obj = SimpleNamespace(app=load_app(app))
 
 
-group.add_command(validate)
+for _command in COMMANDS:
+    group.add_command(_command)
 
 
 def main() -> None:
-    """Run the command; errors of redis_queue become one line on stderr and exit code 2."""
+    """Run the command; errors of redis_queue become one line on stderr and an exit code."""
     try:
-        sys.exit(group(standalone_mode=False) or 0)
+        group(standalone_mode=False)
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED_AT_ONCE)
     except click.ClickException as error:
-        error.show()
+        (redacted(error) if isinstance(error, click.UsageError) else error).show()
         sys.exit(error.exit_code)
     except RedisQueueError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(UNUSABLE)
+        click.echo(f"error: {harmless(error)}", err=True)
+        sys.exit(code_of(error))

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 import click
 
+from redis_queue.cli.access import UrlCommand, with_url
+from redis_queue.cli.ending import FAILED
+from redis_queue.cli.output import show_json
 from redis_queue.validation import Plan, Report
 from redis_queue.validation import validate as run
 
 
-@click.command()
-@click.option(
-    "--url",
-    envvar="REDIS_URL",
-    default="redis://localhost:6379/0",
-    show_default=True,
-    help="The Redis to test; or set REDIS_URL, which hides a password from the process list.",
-)
+@click.command(cls=UrlCommand)
 @click.option("--messages", type=int, default=20_000, show_default=True, help="How many to put in.")
 @click.option("--lose-every", type=int, default=2, show_default=True, help="Lose each n-th on purpose; 0 loses none.")
 @click.option("--batch", type=int, default=10, show_default=True, help="Messages per claim and ack, 1 to 500.")
@@ -28,22 +23,29 @@ from redis_queue.validation import validate as run
 @click.option("--visibility-timeout", type=float, default=1.0, show_default=True, help="Length of a lease, seconds.")
 @click.option("--prefix", default=None, help="Prefix of the keys; must not be in use.  [default: a random one]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def validate(as_json: bool, prefix: str | None, **options: Any) -> int:
+@with_url
+def validate(url: str, *, as_json: bool, prefix: str | None, **options: Any) -> None:
     """Put numbers in, lose some on purpose, kill consumers, and compare what came out.
 
     Everything is written under a prefix of its own and deleted at the end. Exit code 0: every promise was kept.
-    1: one was broken. 2: it could not run.
+    1: one was broken, or Redis cannot be reached. 2: it cannot run like this.
+
+    Example: redis-queue validate --messages 1000 --kill
     """
     if prefix is not None:
         options["prefix"] = prefix
-    plan = Plan(**options)
+    plan = Plan(url=url, **options)
     if as_json or not sys.stderr.isatty():
         report = run(plan)
     else:
         with click.progressbar(length=plan.messages, label="handled", file=sys.stderr) as bar:
             report = run(plan, lambda done: bar.update(done - bar.pos))
-    click.echo(json.dumps(report.as_dict()) if as_json else _table(report))
-    return 0 if report.passed else 1
+    if as_json:
+        show_json(report.as_dict())
+    else:
+        click.echo(_table(report))
+    if not report.passed:
+        sys.exit(FAILED)
 
 
 def _table(report: Report) -> str:

@@ -1,0 +1,135 @@
+"""Commands that change something: they ask first, go in batches, and tell how far they came."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import click
+
+from redis_queue.batches import CHUNK, chunks
+from redis_queue.cli.ending import FAILED, INTERRUPTED, Stop, stopping
+from redis_queue.cli.output import harmless, show_json
+from redis_queue.errors import RedisQueueError
+from redis_queue.inspector import AnyQueue
+
+Step = Callable[[], tuple[int, int]]
+"""Does a batch; returns how many were looked at and how many of them were done."""
+
+
+def agree(question: str, *, yes: bool) -> None:
+    """Go on only if somebody says yes: on a terminal, or with ``--yes``."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{harmless(question)} There is nobody to ask: add --yes")
+    if not click.confirm(harmless(question), err=True):
+        raise click.ClickException("nothing was done")
+
+
+def in_batches(
+    verb: str,
+    items: Sequence[Any],
+    act: Callable[[list[Any]], int],
+    *,
+    size: int,
+    as_json: bool,
+) -> None:
+    """Do *act* with *items*, *size* at a time, and tell how many were done, however it ended."""
+
+    def step(part: list[Any]) -> tuple[int, int]:
+        return len(part), act(part)
+
+    _carry_out(verb, len(items), (partial(step, part) for part in chunks(items, size)), as_json=as_json)
+
+
+def purge(
+    noun: str,
+    sized: Sequence[tuple[AnyQueue, int]],
+    places: Sequence[Any],
+    *,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Ask, then delete in each queue as many as it was given with from *places*, a batch at a time.
+
+    All of the queues know the places.
+    """
+    total = sum(size for _, size in sized)
+    if dry_run:
+        report("to_be_deleted", total, as_json=as_json)
+        return
+    agree(f"Delete {total:,} {noun}?", yes=yes)
+    steps = (step for queue, size in sized for step in _emptying(partial(queue.purge, *places), size))
+    _carry_out("deleted", total, steps, as_json=as_json)
+
+
+def _emptying(delete: Callable[..., int], size: int) -> Iterator[Step]:
+    left = size
+
+    def step() -> tuple[int, int]:
+        nonlocal left
+        done = delete(limit=min(CHUNK, left))
+        # Others may have taken what was there.
+        left = left - done if done else 0
+        return done, done
+
+    while left > 0:
+        yield step
+
+
+def at_once(verb: str, act: Callable[[], int], size: Callable[[], int], *, as_json: bool) -> None:
+    """Do *act*, one call that goes in batches by itself; interrupted, tell by how much *size* went down."""
+    before = size()
+    try:
+        done, error = act(), ""
+    except KeyboardInterrupt:
+        done, error = max(0, before - size()), INTERRUPTED
+    report(verb, done, error=error, as_json=as_json)
+
+
+def report(verb: str, done: int, *, as_json: bool, error: str = "", more: dict[str, Any] | None = None) -> None:
+    """Print what came of it; ends with exit code 1 if there was an *error*."""
+    if error:
+        click.echo(f"error: {harmless(error)}", err=True)
+    if as_json:
+        show_json({verb: done, **(more or {}), **({"error": error} if error else {})})
+    else:
+        counts = {verb: done, **(more or {})}
+        click.echo(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()))
+    if error:
+        sys.exit(FAILED)
+
+
+def _carry_out(verb: str, total: int, steps: Iterable[Step], *, as_json: bool) -> None:
+    """Do one step after the other; an interruption ends the work behind the one that it comes in."""
+    stop, interrupted, count, error = Stop(), False, 0, ""
+    with _bar(verb, total) as advance, stopping(stop):
+        try:
+            for step in steps:
+                # If it came with the last batch, nothing is left to go on with.
+                if interrupted := stop.asked:
+                    break
+                seen, done = step()
+                count += done
+                advance(seen)
+        except RedisQueueError as failure:
+            error = str(failure)
+        except KeyboardInterrupt:
+            # What the last batch did is not counted.
+            interrupted = True
+    report(verb, count, error=INTERRUPTED if interrupted else error, as_json=as_json)
+
+
+@contextmanager
+def _bar(verb: str, length: int) -> Iterator[Callable[[int], None]]:
+    """Show how far it is on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with click.progressbar(length=length, label=verb, file=sys.stderr) as bar:
+        yield bar.update

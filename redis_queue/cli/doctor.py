@@ -1,0 +1,84 @@
+"""``redis-queue doctor``: what is wrong with this Redis, and what to do."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any, Final
+
+import click
+
+from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.ending import FAILED
+from redis_queue.cli.output import harmless, show_json
+from redis_queue.console.access import Access
+from redis_queue.console.examining import examine
+from redis_queue.doctor import Finding, repair
+
+
+@click.command(cls=StoreCommand)
+@click.option("--fix", is_flag=True, help="Tell what would be repaired; with --yes, repair it.")
+@click.option("--yes", is_flag=True, help="With --fix: act.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@with_access
+def doctor(access: Access, *, fix: bool, yes: bool, as_json: bool) -> None:
+    """Look at Redis and at what redis_queue keeps in it; say what is wrong and what to do.
+
+    Changes nothing but with --fix --yes, which loses nothing.
+
+    Exit code 0: no errors, maybe warnings. 1: errors, or Redis cannot be reached. 2: it cannot run like this.
+
+    Example: redis-queue doctor
+    """
+    if yes and not fix:
+        raise click.UsageError("--yes goes with --fix")
+    client, prefix = access.inspector.client, access.inspector.prefix
+    repairs = repair(client, prefix, dry_run=not yes) if fix else []
+    findings = examine(access, ask=True)
+    if as_json:
+        shown: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}
+        if fix:
+            shown |= {"repairs": [asdict(finding) for finding in repairs], "dry_run": not yes}
+        show_json(shown)
+    else:
+        _show(findings, repairs, fix=fix, yes=yes)
+    if any(finding.severity == "error" for finding in [*findings, *repairs]):
+        sys.exit(FAILED)
+
+
+def _show(findings: list[Finding], repairs: list[Finding], *, fix: bool, yes: bool) -> None:
+    if fix:
+        for finding in repairs:
+            click.echo(f"{finding.check}: {harmless(finding.found)}")
+        done = "repaired" if yes else "would be repaired; nothing was changed, --fix --yes does it"
+        click.echo(f"{len(repairs):,} {done}\n")
+    _table(sorted(findings, key=lambda finding: _ORDER[finding.severity]))
+    errors, warnings = (sum(finding.severity == kind for finding in findings) for kind in ("error", "warning"))
+    click.echo(f"{errors:,} errors, {warnings:,} warnings")
+
+
+_ORDER: Final = {"error": 0, "warning": 1, "ok": 2}
+_STYLES: Final = {"error": "bold red", "warning": "yellow", "ok": "green"}
+NARROWEST: Final = 80
+
+
+def _table(findings: Iterable[Finding]) -> None:
+    rows = [[harmless(text) for text in (row.severity, row.check, row.found, row.advice)] for row in findings]
+    try:
+        from rich.console import Console  # noqa: PLC0415 - celery's command line goes without it
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+    except ImportError:
+        for row in rows:
+            click.echo("  ".join(part for part in row if part))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("", "check", "found", "what to do"):
+        table.add_column(title, overflow="fold")
+    for severity, *texts in rows:
+        # As Text, nothing in a stored name is taken for markup.
+        table.add_row(Text(severity, style=_STYLES[severity]), *map(Text, texts))
+    width = max(NARROWEST, shutil.get_terminal_size().columns)
+    Console(width=width, highlight=False).print(table)

@@ -1,0 +1,162 @@
+"""One look of ``redis-queue top`` as lines of text."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final, Literal, get_args
+
+from redis_queue.cli.output import age, encodable, harmless, moment
+from redis_queue.console.rates import QueueKey, Rates
+from redis_queue.inspector import Overview, QueueRow
+
+Sort = Literal["backlog", "name", "dead", "rate"]
+SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
+
+COLUMNS: Final = (
+    ("kind", 5),
+    ("ready", 6),
+    ("delayed", 7),
+    ("flight", 6),
+    ("dead", 6),
+    ("oldest", 6),
+    ("put/s", 6),
+    ("acked/s", 7),
+    ("again/s", 7),
+)
+"""Heads of the numbers and their widths; the name gets what is left, and a space stands before each."""
+
+NARROWEST: Final = 80
+MOST_NAMES: Final = 5
+"""Most queues that a line below the table names."""
+
+THOUSAND: Final = 1000
+EXACT: Final = 10_000
+"""Below this a number is shown with all its digits."""
+
+
+def draw(
+    prefix: str,
+    overview: Overview | None,
+    speeds: Mapping[QueueKey, Rates],
+    sort: Sort,
+    *,
+    error: str = "",
+    width: int = NARROWEST,
+    height: int | None = None,
+) -> list[str]:
+    """Return the lines, none longer than *width* cells (80 at least) and no more than *height* of them."""
+    width = max(width, NARROWEST)
+    if overview is None:
+        return [_fit(harmless(error), width).rstrip()]
+    below = _below(overview)
+    head = [_title(prefix, overview), _totals(overview, speeds), *([harmless(error)] if error else []), ""]
+    rows = in_order(overview.queues, speeds, sort)
+    # The heads of the columns, and what tells that some are not shown.
+    room = len(rows) if height is None else max(1, height - len(head) - len(below) - 2)
+    name = width - sum(1 + size for _, size in COLUMNS)
+    shown = [_line(_cells(row, overview.at, speeds.get((row.kind, row.name))), name) for row in rows[:room]]
+    hidden = [f"and {len(rows) - room:,} queues more"] if rows[room:] else []
+    lines = [*head, _line(["queue", *(title for title, _ in COLUMNS)], name), *shown, *hidden, *below]
+    return [_fit(line, width).rstrip() for line in lines][:height]
+
+
+def in_order(rows: Sequence[QueueRow], speeds: Mapping[QueueKey, Rates], sort: Sort) -> list[QueueRow]:
+    """Return *rows* with what matters first; equal ones by name."""
+
+    def key(row: QueueRow) -> tuple[float, float, str, str]:
+        speed = speeds.get((row.kind, row.name))
+        rate = speed.put + speed.acked if speed else 0.0
+        first, second = {
+            "backlog": (row.ready, row.delayed),
+            "name": (0, 0),
+            "dead": (row.dead, row.ready),
+            "rate": (rate, row.ready),
+        }[sort]
+        return -first, -second, row.name, row.kind
+
+    return sorted(rows, key=key)
+
+
+def _title(prefix: str, overview: Overview) -> str:
+    return f"{harmless(prefix)}: {len(overview.queues):,} queues at {moment(overview.at)} UTC"
+
+
+def _totals(overview: Overview, speeds: Mapping[QueueKey, Rates]) -> str:
+    counts = (("ready", "ready"), ("delayed", "delayed"), ("in flight", "in_flight"), ("dead", "dead"))
+    parts = [f"{title} {short(sum(getattr(row, name) for row in overview.queues))}" for title, name in counts]
+    parts.append(f"quarantined {short(overview.total('quarantined'))}")
+    if speeds:
+        parts.append(f"put {short(sum(speed.put for speed in speeds.values()))}/s")
+        parts.append(f"acked {short(sum(speed.acked for speed in speeds.values()))}/s")
+    return "  ".join(parts)
+
+
+def _below(overview: Overview) -> list[str]:
+    dues = sorted((row for row in overview.queues if row.next_due), key=lambda row: row.next_due or overview.at)
+    told = (
+        ("next due", [f"{row.name} {_until(row.next_due, overview.at)}" for row in dues]),
+        ("paused", [row.name for row in overview.queues if row.paused]),
+        ("error", [f"{row.kind}:{row.name}: {row.error}" for row in overview.queues if row.error]),
+    )
+    lines = []
+    for title, names in told:
+        if names:
+            more = f" and {len(names) - MOST_NAMES:,} more" if names[MOST_NAMES:] else ""
+            lines.append(f"{title}: {', '.join(map(harmless, names[:MOST_NAMES]))}{more}")
+    return ["", *lines] if lines else []
+
+
+def _cells(row: QueueRow, now: datetime, speed: Rates | None) -> list[str]:
+    if row.error:
+        return [row.name, row.kind, *["-"] * (len(COLUMNS) - 1)]
+    counts = [short(count) for count in (row.ready, row.delayed, row.in_flight, row.dead)]
+    oldest = "-" if row.oldest_at is None else age(now - row.oldest_at)
+    moving = ["-"] * 3 if speed is None else [short(value) for value in (speed.put, speed.acked, speed.redelivered)]
+    return [row.name, row.kind, *counts, oldest, *moving]
+
+
+def _line(cells: Sequence[str], name: int) -> str:
+    numbers = (f" {cell:>{size}}" for cell, (_, size) in zip(cells[1:], COLUMNS, strict=True))
+    return _fit(harmless(cells[0]), name) + "".join(numbers)
+
+
+def short(value: float) -> str:
+    """Return a number in at most six characters: 7, 0.3, 9,999, 12.3k, 4.5M."""
+    if value == int(value) and value < EXACT:
+        return f"{int(value):,}"
+    if value < THOUSAND:
+        return f"{value:.1f}"
+    if value < EXACT:
+        return f"{value:,.0f}"
+    for unit in "kMGT":
+        value /= THOUSAND
+        # What would round up to 1000 goes to the next unit.
+        if value < THOUSAND - 0.5:
+            return f"{value:.1f}{unit}" if value < THOUSAND / 10 else f"{value:.0f}{unit}"
+    return "many"
+
+
+def _until(due: datetime | None, now: datetime) -> str:
+    if due is None or due <= now:
+        return "now"
+    return f"in {age(due - now)}"
+
+
+def _fit(text: str, width: int) -> str:
+    """Return *text* in exactly *width* cells of a terminal, cut with a mark or filled up."""
+    if _cells_of(text) <= width:
+        return text + " " * (width - _cells_of(text))
+    mark = encodable("…") if len(encodable("…")) == 1 else "~"
+    kept, used = "", 0
+    for char in text:
+        used += _cells_of(char)
+        if used > width - 1:
+            break
+        kept += char
+    return kept + mark + " " * (width - _cells_of(kept) - 1)
+
+
+def _cells_of(text: str) -> int:
+    return sum(0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF") for char in text)

@@ -1,0 +1,53 @@
+"""Ids that somebody names: as arguments, or in a file."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from redis_queue.errors import InvalidNameError
+from redis_queue.keys import check_id
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The ids, each once; *given* tells whether they were asked for, and *typed* whether each stood in the command."""
+
+    ids: tuple[str, ...]
+    given: bool
+    typed: bool
+
+
+def named(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ids and ``--ids-file``, and pass them as *named*; what can be no id is refused before anything is done."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, ids: tuple[str, ...], ids_file: Any, **kwargs: Any) -> Any:
+        if ids and ids_file is not None:
+            raise click.UsageError("give ids, or --ids-file, not both")
+        lines = ids if ids_file is None else _read(ids_file)
+        found = tuple(dict.fromkeys(check_id(id_) for id_ in lines))
+        return function(*args, named=Named(found, bool(ids) or ids_file is not None, bool(ids)), **kwargs)
+
+    option = click.option(
+        "--ids-file", type=click.File("r", encoding="utf-8-sig"), help='A file with an id on each line; "-" for stdin.'
+    )
+    return click.argument("ids", nargs=-1)(option(wrapper))
+
+
+def _read(file: Iterable[str]) -> Iterator[str]:
+    number = 0
+    try:
+        for number, line in enumerate(file, 1):  # noqa: B007 - the error names it
+            if id_ := line.strip():
+                yield check_id(id_)
+    except UnicodeDecodeError:
+        raise InvalidNameError(
+            f"--ids-file: line {number + 1} or one behind it is no UTF-8; nothing was done"
+        ) from None
+    except InvalidNameError as error:
+        raise InvalidNameError(f"--ids-file: line {number}: {error}; nothing was done") from None

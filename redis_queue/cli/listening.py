@@ -1,0 +1,37 @@
+"""Where a command listens: the options that say it, and the address as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import click
+
+from redis_queue.cli.output import harmless
+
+HIGHEST_PORT: Final = 65535
+
+bind: Final = click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen on.")
+
+
+def port(default: int) -> Callable[[Any], Any]:
+    """Return the option for the port."""
+    return click.option(
+        "--port", type=click.IntRange(0, HIGHEST_PORT), default=default, show_default=True, help="0 chooses a free one."
+    )
+
+
+def address(host: object, port: int) -> str:
+    """Return both as they stand in a URL."""
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+
+
+@contextmanager
+def listening(host: str, port: int) -> Iterator[None]:
+    """Turn what is raised when a server cannot be started there into one line."""
+    try:
+        yield
+    # What is no name at all fails before the socket is asked.
+    except (OSError, ValueError, OverflowError) as error:
+        raise click.ClickException(f"cannot listen on {harmless(address(host, port))}: {error}") from error

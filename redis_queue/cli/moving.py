@@ -1,0 +1,169 @@
+"""``redis-queue adopt`` and ``release-all``: delayed tasks come into the store, and go back to the broker."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import click
+
+from redis_queue.celery.adopt import Adoption
+from redis_queue.celery.release import Release
+from redis_queue.cli import options
+from redis_queue.cli.access import Command, with_app
+from redis_queue.cli.ending import FAILED, INTERRUPTED, Stop, code_of, stopping
+from redis_queue.cli.output import harmless, show_json
+from redis_queue.errors import RedisQueueError
+
+_dry_run = click.option("--dry-run", is_flag=True, help="List and count; change nothing.")
+
+
+@click.command(cls=Command)
+@_dry_run
+@options.as_json
+@with_app
+def adopt(app: Any, *, dry_run: bool, as_json: bool) -> None:
+    """Move delayed tasks that stock workers left in the Redis broker into the store.
+
+    To be run once, when the extension was put into the app: stop all stock workers (a warm shutdown puts their tasks
+    back into the queues), adopt, start the new workers. None is lost and none runs twice; after an interruption run it
+    again. While a live worker holds such tasks in memory it refuses.
+
+    Exit code 0: all adopted. 1: some stay in the broker, or Redis cannot be reached. 2: refused, or it cannot run with
+    this broker or these settings.
+
+    Example: redis-queue -A shop adopt --dry-run
+    """
+    with _Line("adopted") as line:
+        adoption = Adoption(app, progress=line)
+        if dry_run:
+            found = [
+                {"id": item.id, "task": item.task, "due_at": item.due_at.isoformat(), "in": item.place}
+                for item in adoption.find()
+            ]
+
+    def result() -> dict[str, Any]:
+        left = [{"id": item.id, "in": item.place, "reason": item.reason} for item in adoption.left]
+        return {"adopted": adoption.adopted, "removed": adoption.removed, "left": left}
+
+    if dry_run:
+        _show({"tasks": found, "left": result()["left"]}, "{tasks} would be adopted, {left} would stay", as_json)
+    else:
+        text = "{adopted} adopted, {removed} taken out that were stored already, {left} left in the broker"
+        _carry_out(adoption.run, result, text, as_json, line)
+
+
+@click.command("release-all", cls=Command)
+@_dry_run
+@options.as_json
+@with_app
+def release_all(app: Any, *, dry_run: bool, as_json: bool) -> None:
+    """Give everything that waits in the store to the broker, as Celery's own delayed tasks.
+
+    For taking the extension out: take it out of the app, restart clients and workers, then run this. What is due goes
+    without an eta. What the broker does not take stays stored; after an interruption run it again. Dispatchers may run
+    at the same time.
+
+    Exit code 0: nothing waits any more. 1: something stays, or the store or the broker cannot be reached. 2: it cannot
+    run with these settings.
+
+    Example: redis-queue -A shop release-all --dry-run
+    """
+    app.loader.import_default_modules()
+    with _Line("released") as line:
+        release = Release(app, progress=line)
+        if dry_run:
+            found = [
+                {"id": item.id, "task": item.task, "due_at": item.due_at.isoformat(), "queue": item.queue}
+                for item in release.find()
+            ]
+
+    def result() -> dict[str, Any]:
+        left = [{"id": id_, "reason": reason} for id_, reason in release.refused.items()]
+        known = {"released": release.released, "due": release.due, "left": left}
+        try:
+            return {**known, "staying": release.staying(), "dead": release.dead()}
+        except RedisQueueError:
+            return known
+
+    if dry_run:
+        _show({"tasks": found}, "{tasks} would be released", as_json)
+    else:
+        text = "{released} released, {due} of them due; {staying} stay, and {dead} dead letters"
+        _carry_out(release.run, result, text, as_json, line)
+
+
+class _Line:
+    """A line on a terminal that tells how far it is; nothing elsewhere. Between two steps it ends the work if asked."""
+
+    def __init__(self, verb: str) -> None:
+        self.stop = Stop()
+        self._verb = verb
+        self._next = 0.0
+        self._width = 0
+
+    def __enter__(self) -> _Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.stop.asked:
+            raise KeyboardInterrupt
+        if time.monotonic() < self._next or not sys.stderr.isatty():
+            return
+        text = f"{self._verb} {done:,} of {total:,}"
+        self._width = max(self._width, len(text))
+        self._next = time.monotonic() + 0.1
+        click.echo(f"\r{text}", nl=False, err=True)
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._width:
+            click.echo(f"\r{' ' * self._width}\r", nl=False, err=True)
+            self._width = 0
+
+
+def _carry_out(
+    run: Callable[[], None], result: Callable[[], dict[str, Any]], text: str, as_json: bool, line: _Line
+) -> None:
+    """Run and tell what came of it, however it ended."""
+    error, code = "", 0
+    began = True
+    try:
+        with line, stopping(line.stop):
+            run()
+    except KeyboardInterrupt:
+        error, code = INTERRUPTED, FAILED
+    except RedisQueueError as failure:
+        error, code = str(failure), code_of(failure)
+        began = False
+    done = result()
+    if done.get("adopted") or done.get("released"):
+        began, code = True, min(code, FAILED)
+    if error:
+        click.echo(f"error: {harmless(error)}", err=True)
+        done["error"] = error
+    if began or as_json:
+        _show(done, text, as_json)
+    if code or done["left"] or done.get("staying"):
+        sys.exit(code or FAILED)
+
+
+def _show(done: Mapping[str, Any], text: str, as_json: bool) -> None:
+    """Print *done*: all of it, or its rows and a sentence with its numbers."""
+    if as_json:
+        show_json(done)
+        return
+    counts = {name: len(value) if isinstance(value, list) else value for name, value in done.items()}
+    for row in _rows(done):
+        click.echo("  ".join(harmless(value) for value in row.values() if value))
+    shown = {name: f"{value:,}" for name, value in counts.items() if isinstance(value, int)}
+    click.echo(text.format_map({"staying": "an unknown number", "dead": "unknown", **shown}))
+
+
+def _rows(done: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    return [row for value in done.values() if isinstance(value, list) for row in value]

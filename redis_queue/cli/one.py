@@ -1,0 +1,33 @@
+"""Showing one thing that has an id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from redis_queue.cli.acting import report
+from redis_queue.cli.output import show_fields, show_json, shown_body
+from redis_queue.console.pages import Found
+from redis_queue.inspector import AnyQueue
+from redis_queue.model import DeadLetter, Quarantined
+
+BODIES: Final = ("body", "raw")
+
+
+def show_one(
+    noun: str,
+    id_: str,
+    found: Iterator[Found[Any]],
+    fields: Callable[[AnyQueue, Any], dict[str, Any]],
+    as_json: bool,
+) -> None:
+    """Print the fields of the first one *found* with this id; ends with exit code 1 where there is none."""
+    pair: tuple[AnyQueue, DeadLetter | Quarantined] | None = next((pair for pair in found if pair[1].id == id_), None)
+    if pair is None:
+        report("found", 0, error=f"no {noun}: {id_!r}", as_json=as_json)
+        return
+    shown = fields(*pair)
+    if as_json:
+        show_json(shown)
+    else:
+        show_fields({name: shown_body(value) if name in BODIES else value for name, value in shown.items()})

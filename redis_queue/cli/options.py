@@ -1,0 +1,51 @@
+"""Options that many commands have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import click
+
+from redis_queue.console.when import When, read
+from redis_queue.errors import InvalidDelayError
+
+MOST_ROWS: Final = 10_000
+
+as_json: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+dry_run: Final = click.option("--dry-run", is_flag=True, help="Only count; change nothing.")
+yes: Final = click.option("--yes", is_flag=True, help="Do not ask.")
+body: Final = click.option("--body", "with_body", is_flag=True, help="Show bodies and arguments, too.")
+
+
+def limit(default: int = 50, maximum: int = MOST_ROWS) -> Callable[[Any], Any]:
+    """Return the option that bounds how many rows are shown."""
+    return click.option(
+        "--limit", type=click.IntRange(1, maximum), default=default, show_default=True, help="Most rows to show."
+    )
+
+
+class Number(click.FloatRange):
+    """A number within bounds; what is none is refused, too: it is neither below nor above anything."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
+
+
+name: Final = click.option("--name", help="Only the queues with this name, of either kind.")
+delay_queue: Final = click.option(
+    "--delay-queue", "name", help='The DelayQueue.  [default: the one of the Celery app; without one, "celery"]'
+)
+
+
+def when(value: str) -> When:
+    """Read a time point or a span, as an option says it."""
+    try:
+        return read(value)
+    except InvalidDelayError as error:
+        raise click.BadParameter(str(error)) from None

@@ -1,0 +1,46 @@
+"""``redis-queue putback``: what expired leases hold goes back."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from redis_queue.batches import CHUNK
+from redis_queue.cli import options
+from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.acting import report
+from redis_queue.cli.ending import INTERRUPTED
+from redis_queue.console.access import Access
+from redis_queue.model import PutBack
+from redis_queue.putback import put_back_each
+
+MOST_ERRORS: Final = 5
+"""Most queues whose errors are told one by one."""
+
+
+@click.command(cls=StoreCommand)
+@options.name
+@options.dry_run
+@options.as_json
+@with_access
+def putback(access: Access, *, name: str | None, dry_run: bool, as_json: bool) -> None:
+    """Give back what expired leases hold, in all queues or those with one name.
+
+    Any number may run at once. A queue that cannot be worked on does not keep the others from it.
+
+    Example: redis-queue putback --dry-run
+    """
+    if dry_run:
+        report("expired", sum(map(access.inspector.expired, access.queues(name))), as_json=as_json)
+        return
+    back, errors = PutBack(), []
+    try:
+        for served in put_back_each(access.inspector, access.inspector.known(name), step=CHUNK):
+            back += served.back
+            if served.error is not None:
+                errors.append(f"{served.name}: {served.error}")
+    except KeyboardInterrupt:
+        errors.append(INTERRUPTED)
+    told = [*errors[:MOST_ERRORS], *([f"{len(errors) - MOST_ERRORS:,} errors more"] if errors[MOST_ERRORS:] else [])]
+    report("returned", back.returned, error="; ".join(told), as_json=as_json, more={"dead": back.dead})

@@ -1,0 +1,83 @@
+"""``redis-queue quarantine``: records that could not be read."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import click
+
+from redis_queue.cli import options
+from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.acting import purge as delete_all
+from redis_queue.cli.one import show_one
+from redis_queue.cli.output import show_count, show_json, show_table
+from redis_queue.console.access import Access
+from redis_queue.console.pages import first, quarantined
+from redis_queue.inspector import AnyQueue, kind_of
+from redis_queue.model import Quarantined
+
+
+@click.group()
+def quarantine() -> None:
+    """List and delete records that could not be read."""
+
+
+@quarantine.command("list", cls=StoreCommand)
+@options.name
+@options.limit()
+@options.as_json
+@with_access
+def list_(access: Access, *, name: str | None, limit: int, as_json: bool) -> None:
+    """List records that could not be read, and why.
+
+    Example: redis-queue quarantine list --name orders
+    """
+    records, more = first(quarantined(access.queues(name)), limit)
+    if as_json:
+        show_json({"quarantined": [_fields(*pair, with_body=False) for pair in records], "more": more})
+        return
+    heads = ("id", "queue", "found (UTC)", "bytes", "reason")
+    rows = [(record.id, queue.name, record.found_at, len(record.raw), record.reason) for queue, record in records]
+    show_table(heads, rows, keep=("id", "found (UTC)"))
+    show_count(len(records), more=more)
+
+
+@quarantine.command(cls=StoreCommand)
+@click.argument("id")
+@options.name
+@options.body
+@options.as_json
+@with_access
+def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json: bool) -> None:
+    """Show one record; with --body its bytes, escaped."""
+    show_one(
+        "record in quarantine", id, quarantined(access.queues(name)), partial(_fields, with_body=with_body), as_json
+    )
+
+
+@quarantine.command(cls=StoreCommand)
+@options.name
+@options.dry_run
+@options.yes
+@options.as_json
+@with_access
+def purge(access: Access, *, name: str | None, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Delete all records in quarantine, or those of the queues with one name.
+
+    Example: redis-queue quarantine purge --name orders --dry-run
+    """
+    sized = [(queue, queue.stats().quarantined) for queue in access.queues(name)]
+    delete_all("records", sized, ["quarantine"], dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+def _fields(queue: AnyQueue, record: Quarantined, *, with_body: bool) -> dict[str, Any]:
+    known = {
+        "id": record.id,
+        "queue": queue.name,
+        "kind": kind_of(queue),
+        "found_at": record.found_at,
+        "bytes": len(record.raw),
+        "reason": record.reason,
+    }
+    return {**known, "raw": record.raw} if with_body else known

@@ -1,0 +1,121 @@
+"""``redis-queue queue NAME``: look into a RedisQueue and act on it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from redis_queue.batches import CHUNK
+from redis_queue.cli import options
+from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.acting import purge as delete_all
+from redis_queue.cli.acting import report
+from redis_queue.cli.output import harmless, show_json, show_table, shown_body
+from redis_queue.console.access import Access
+from redis_queue.queue import Place, RedisQueue
+
+PLACES: Final[tuple[Place, ...]] = ("ready", "delayed", "dead", "quarantine")
+
+
+@click.group()
+@click.argument("name")
+@click.pass_context
+def queue(context: click.Context, name: str) -> None:
+    """Look into the RedisQueue NAME and act on it.
+
+    Example: redis-queue queue orders peek --limit 5
+    """
+    context.meta["redis_queue.name"] = name
+
+
+def _chosen(access: Access) -> RedisQueue:
+    return access.inspector.queue(click.get_current_context().meta["redis_queue.name"])
+
+
+@queue.command(cls=StoreCommand)
+@options.limit(10, CHUNK)
+@options.body
+@options.as_json
+@with_access
+def peek(access: Access, *, limit: int, with_body: bool, as_json: bool) -> None:
+    """Show the next messages without claiming them."""
+    found = _chosen(access).peek(limit)
+    rows = [
+        {
+            "id": message.id,
+            "put_at": message.put_at,
+            "deliveries": message.deliveries,
+            **({"headers": dict(message.headers), "body": message.body} if with_body else {}),
+        }
+        for message in found
+    ]
+    if as_json:
+        show_json({"messages": rows})
+        return
+    heads = ["id", "put (UTC)", "deliveries", *(["body"] if with_body else [])]
+    show_table(heads, [_cells(row) for row in rows], keep=heads[:2])
+
+
+def _cells(row: dict[str, Any]) -> list[Any]:
+    return [row["id"], row["put_at"], row["deliveries"], *([shown_body(row["body"])] if "body" in row else [])]
+
+
+@queue.command(cls=StoreCommand)
+@options.as_json
+@with_access
+def pause(access: Access, *, as_json: bool) -> None:
+    """Let nobody claim until it is resumed; puts and acks go on."""
+    _chosen(access).pause()
+    _tell("paused", as_json=as_json)
+
+
+@queue.command(cls=StoreCommand)
+@options.as_json
+@with_access
+def resume(access: Access, *, as_json: bool) -> None:
+    """Let messages be claimed again."""
+    _chosen(access).resume()
+    _tell("resumed", as_json=as_json)
+
+
+def _tell(what: str, *, as_json: bool) -> None:
+    name = click.get_current_context().meta["redis_queue.name"]
+    if as_json:
+        show_json({what: name})
+    else:
+        click.echo(f"{harmless(name)} {what}")
+
+
+@queue.command(cls=StoreCommand)
+@click.argument("places", nargs=-1, type=click.Choice(PLACES))
+@options.dry_run
+@options.yes
+@options.as_json
+@with_access
+def purge(access: Access, *, places: tuple[Place, ...], dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Delete everything in PLACES (default: ready and delayed).
+
+    What is in flight stays with its holders.
+    """
+    chosen = _chosen(access)
+    where = tuple(dict.fromkeys(places)) or ("ready", "delayed")
+    stats = chosen.stats()
+    sizes = {"ready": stats.ready, "delayed": stats.delayed, "dead": stats.dead, "quarantine": stats.quarantined}
+    noun = f"messages of {chosen.name} ({', '.join(where)})"
+    size = sum(sizes[place] for place in where)
+    delete_all(noun, [(chosen, size)], where, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+@queue.command(cls=StoreCommand)
+@options.dry_run
+@options.as_json
+@with_access
+def putback(access: Access, *, dry_run: bool, as_json: bool) -> None:
+    """Give back what expired leases of this queue hold."""
+    chosen = _chosen(access)
+    if dry_run:
+        report("expired", access.inspector.expired(chosen), as_json=as_json)
+        return
+    back = chosen.put_back()
+    report("returned", back.returned, as_json=as_json, more={"dead": back.dead})

@@ -1,0 +1,80 @@
+"""``redis-queue stats`` and ``redis-queue queues``: how much is where."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, Final
+
+import click
+
+from redis_queue.cli import options
+from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.output import age, harmless, show_fields, show_json, show_table
+from redis_queue.console.access import Access
+from redis_queue.inspector import Count, Overview, QueueRow
+
+SIZES: Final[tuple[Count, ...]] = ("ready", "delayed", "in_flight", "dead", "quarantined")
+TOTALS: Final[tuple[Count, ...]] = ("put", "acked", "redelivered")
+
+
+@click.command(cls=StoreCommand)
+@options.as_json
+@with_access
+def stats(access: Access, *, as_json: bool) -> None:
+    """Add up what is in all queues.
+
+    Example: redis-queue stats --json
+    """
+    overview = access.inspector.overview()
+    counts: dict[str, Any] = {count: overview.total(count) for count in (*SIZES, *TOTALS)}
+    known = {"prefix": access.inspector.prefix, "queues": len(overview.queues), **counts}
+    times = {
+        "oldest_at": min((row.oldest_at for row in overview.queues if row.oldest_at), default=None),
+        "next_due": min((row.next_due for row in overview.queues if row.next_due), default=None),
+    }
+    if as_json:
+        show_json({"at": overview.at, **known, **times, "errors": _errors(overview)})
+        return
+    show_fields({**known, "oldest": _since(times["oldest_at"], overview.at), "next due": times["next_due"]})
+    _tell_errors(overview)
+
+
+@click.command(cls=StoreCommand)
+@options.as_json
+@with_access
+def queues(access: Access, *, as_json: bool) -> None:
+    """List all queues of both kinds.
+
+    Of a DelayQueue (kind "delay"), ready counts what is due.
+
+    Example: redis-queue queues
+    """
+    overview = access.inspector.overview()
+    if as_json:
+        show_json({"at": overview.at, "queues": [asdict(row) for row in overview.queues]})
+        return
+    if not overview.queues:
+        click.echo(f"no queues under the prefix {harmless(repr(access.inspector.prefix))}")
+        return
+    heads = ("queue", "kind", "ready", "delayed", "in flight", "dead", "quar.", "oldest", "")
+    show_table(heads, [_row(row, overview.at) for row in overview.queues if not row.error])
+    _tell_errors(overview)
+
+
+def _row(row: QueueRow, now: datetime) -> list[Any]:
+    counts = [getattr(row, count) for count in SIZES]
+    return [row.name, row.kind, *counts, _since(row.oldest_at, now), "paused" if row.paused else ""]
+
+
+def _since(at: datetime | None, now: datetime) -> str:
+    return "-" if at is None else age(now - at)
+
+
+def _errors(overview: Overview) -> dict[str, str]:
+    return {f"{row.kind}:{row.name}": row.error for row in overview.queues if row.error}
+
+
+def _tell_errors(overview: Overview) -> None:
+    for name, error in _errors(overview).items():
+        click.echo(f"error: {harmless(name)}: {harmless(error)}", err=True)

@@ -1,0 +1,146 @@
+"""``redis-queue top``: how much is where and how fast it moves, again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import click
+
+from redis_queue.cli import options
+from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.ending import FAILED, stopping
+from redis_queue.cli.frame import SORTS, Sort, draw, in_order
+from redis_queue.cli.keyboard import keyboard
+from redis_queue.cli.output import WIDTH, harmless, screen_width, show_json
+from redis_queue.console.access import Access
+from redis_queue.console.rates import QueueKey, Rates, rates
+from redis_queue.errors import StoreUnavailableError
+from redis_queue.inspector import Overview
+
+QUIT: Final = "q"
+
+
+@click.command(cls=StoreCommand)
+@click.option(
+    "--interval", type=options.Number(0.2, 60), default=2.0, show_default=True, help="Seconds between two looks."
+)
+@click.option("--sort", type=click.Choice(SORTS), default=SORTS[0], show_default=True, help="Which queues come first.")
+@click.option(
+    "--count", type=click.IntRange(1, 1_000_000), help="Looks before it ends.  [default: 1 where it is no live view]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each look, each on a line.")
+@with_access
+def top(access: Access, *, interval: float, sort: Sort, count: int | None, as_json: bool) -> None:
+    """Show all queues and how fast they move, until q or Ctrl-C.
+
+    While Redis is away it says so and goes on. Rates are per second, between two looks. Into a file or a pipe, and with
+    --json, it writes one look behind the other instead of a live view.
+
+    Example: redis-queue top --count 1
+    """
+    looks = Looks(access, sort)
+    # That is a usual way out of it.
+    with contextlib.suppress(KeyboardInterrupt), stopping(_end):
+        if as_json or not sys.stdout.isatty():
+            _write(looks, interval, count or 1, as_json=as_json)
+        else:
+            _show(looks, interval, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the last look saw: *overview* is the last one that Redis answered, *error* why it does not now."""
+
+    overview: Overview | None
+    speeds: dict[QueueKey, Rates]
+    error: str = ""
+
+
+class Looks:
+    """Looks again and again, and remembers the look before."""
+
+    def __init__(self, access: Access, sort: Sort) -> None:
+        self.prefix = access.inspector.prefix
+        self.sort: Final = sort
+        self._overview = access.inspector.overview
+        self._last: Overview | None = None
+
+    def look(self) -> Look:
+        """Look once; that Redis is away is no error here."""
+        try:
+            now = self._overview()
+        except StoreUnavailableError as error:
+            return Look(self._last, {}, str(error))
+        before, self._last = self._last, now
+        return Look(now, rates(before, now))
+
+    def text(self, look: Look, *, width: int, height: int | None = None) -> list[str]:
+        """Return *look* as lines."""
+        return draw(self.prefix, look.overview, look.speeds, self.sort, error=look.error, width=width, height=height)
+
+
+def _write(looks: Looks, interval: float, count: int, *, as_json: bool) -> None:
+    """Write *count* looks; ends with exit code 1 if Redis was away at the last one."""
+    for number in range(count):
+        if number:
+            time.sleep(interval)
+        look = looks.look()
+        if look.error:
+            click.echo(f"error: {harmless(look.error)}", err=True)
+        if as_json:
+            show_json(_fields(looks, look))
+        elif look.overview is not None and not look.error:
+            click.echo("\n".join([*([""] if number else []), *looks.text(look, width=screen_width() or WIDTH)]))
+    if look.error:
+        sys.exit(FAILED)
+
+
+def _fields(looks: Looks, look: Look) -> dict[str, Any]:
+    if look.error or look.overview is None:
+        return {"error": look.error}
+    rows = []
+    for row in in_order(look.overview.queues, look.speeds, looks.sort):
+        speed = look.speeds.get((row.kind, row.name))
+        rows.append({**asdict(row), "rates": None if speed is None else asdict(speed)})
+    return {"at": look.overview.at, "prefix": looks.prefix, "queues": rows}
+
+
+def _show(looks: Looks, interval: float, count: int | None) -> None:
+    with _screen() as (refresh, size), keyboard() as pressed:
+        number = 0
+        while count is None or number < count:
+            if number and pressed(interval) == QUIT:
+                return
+            number += 1
+            width, height = size()
+            refresh(looks.text(looks.look(), width=width, height=height))
+
+
+@contextmanager
+def _screen() -> Iterator[tuple[Callable[[list[str]], None], Callable[[], tuple[int, int]]]]:
+    """Yield how to fill the screen, and how large it is; what was on it comes back at the end."""
+    try:
+        from rich.console import Console  # noqa: PLC0415 - an extra that not every command needs
+        from rich.live import Live  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+    except ImportError as error:
+        raise click.ClickException(
+            "the live view needs rich: pip install 'celery-redis-queue[cli]', or add --json"
+        ) from error
+    console = Console(highlight=False, markup=False, emoji=False)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+
+        def refresh(lines: list[str]) -> None:
+            live.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
+
+        yield refresh, lambda: (console.width, console.height)
+
+
+def _end(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,120 @@
+"""``redis-queue scheduled export`` and ``import``: entries as lines of JSON."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import IO, Any, Final
+
+import click
+
+from redis_queue.batches import CHUNK
+from redis_queue.cli import options
+from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.acting import in_batches, report
+from redis_queue.cli.conditions import conditions
+from redis_queue.cli.output import harmless
+from redis_queue.console.access import Access
+from redis_queue.console.waiting import Conditions
+from redis_queue.delay import DelayQueue
+from redis_queue.delay_model import Push
+from redis_queue.delay_store import OnConflict
+from redis_queue.errors import InvalidValueError
+from redis_queue.model import Entry
+
+MODES: Final[tuple[OnConflict, ...]] = ("keep", "replace", "error")
+
+
+@click.command(cls=StoreCommand)
+@click.argument("file", type=click.File("w", encoding="ascii", atomic=True), default="-")
+@options.delay_queue
+@conditions
+@with_access
+def export(access: Access, *, file: IO[str], name: str | None, conditions: Conditions) -> None:
+    """Write what waits into FILE (default: stdout), bodies too, one JSON object a line.
+
+    Nothing is taken out. A file appears only when it is complete.
+
+    Example: redis-queue scheduled export waiting.jsonl
+    """
+    count = 0
+    for entry, _ in conditions.entries(access, access.delay_queue(name)):
+        file.write(json.dumps(_written(entry)) + "\n")
+        count += 1
+    click.echo(f"{count:,} exported", err=True)
+
+
+@click.command("import", cls=StoreCommand)
+@click.argument("file", type=click.File("r", encoding="utf-8"), default="-")
+@options.delay_queue
+@click.option(
+    "--on-conflict",
+    type=click.Choice(MODES),
+    default="keep",
+    show_default=True,
+    help="What becomes of an entry that waits under the same id.",
+)
+@options.dry_run
+@options.as_json
+@with_access
+def import_(
+    access: Access, *, file: IO[str], name: str | None, on_conflict: OnConflict, dry_run: bool, as_json: bool
+) -> None:
+    """Store what an export wrote; doing so twice is harmless.
+
+    The whole FILE is read and checked before anything is stored.
+
+    Example: redis-queue scheduled import waiting.jsonl --dry-run
+    """
+    queue = access.delay_queue(name)
+    pushes = list(_read(file, queue))
+    if dry_run:
+        report("to_be_imported", len(pushes), as_json=as_json)
+        return
+
+    def store(part: list[Push]) -> int:
+        if on_conflict == "keep":
+            return sum(queue.keep_many(part))
+        return len(queue.push_many(part, on_conflict=on_conflict))
+
+    in_batches("imported", pushes, store, size=CHUNK, as_json=as_json)
+
+
+def _written(entry: Entry) -> dict[str, Any]:
+    known: dict[str, Any] = {"id": entry.id, "due_at": entry.due_at.isoformat()}
+    if entry.headers:
+        known["headers"] = dict(entry.headers)
+    if entry.destination is not None:
+        known["destination"] = entry.destination
+    if isinstance(entry.payload, bytes):
+        return {**known, "base64": base64.b64encode(entry.payload).decode()}
+    return {**known, "payload": entry.payload}
+
+
+def _read(lines: Iterable[str], queue: DelayQueue) -> Iterator[Push]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            push = _push(json.loads(line))
+            queue.check(push)
+        except (ValueError, TypeError, KeyError, RecursionError, binascii.Error) as error:
+            reason = f"misses {error}" if isinstance(error, KeyError) else str(error)
+            raise InvalidValueError(f"line {number}: {harmless(reason)}; nothing was stored") from error
+        yield push
+
+
+def _push(read: Any) -> Push:
+    if not isinstance(read, dict):
+        raise TypeError("is no JSON object")
+    payload = base64.b64decode(read["base64"], validate=True) if "base64" in read else read["payload"]
+    return Push(
+        payload,
+        due_at=datetime.fromisoformat(read["due_at"]),
+        id=read["id"],
+        headers=read.get("headers"),
+        destination=read.get("destination"),
+    )

@@ -1,0 +1,132 @@
+"""``redis-queue web``: the dashboard as a process of its own."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from redis_queue.cli import listening
+from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.ending import stopping
+from redis_queue.cli.output import harmless
+from redis_queue.console.access import Access
+
+PASSWORD: Final = "REDIS_QUEUE_WEB_PASSWORD"  # noqa: S105 - the name of a variable
+USER: Final = "admin"
+
+LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
+
+SERVER: Final[Mapping[str, Any]] = {
+    "threads": 8,
+    "connection_limit": 200,
+    # Seconds after which a client that sends nothing is let go.
+    "channel_timeout": 30,
+    "max_request_header_size": 16 * 1024,
+    "max_request_body_size": 1024 * 1024,
+    "ident": None,
+    "clear_untrusted_proxy_headers": False,
+}
+
+
+@click.command(cls=StoreCommand)
+@listening.bind
+@listening.port(8055)
+@click.option("--allow-write", is_flag=True, help="Let people act. Without it the dashboard only shows.")
+@click.option(
+    "--auth-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help=f"Lines of name:password that get in; or set {PASSWORD} for the user {USER!r}.",
+)
+@click.option(
+    "--host", "hosts", multiple=True, help="A name under which it may be called, besides localhost; repeat it."
+)
+@click.option("--trust-proxy", is_flag=True, help="Believe X-Forwarded-* of one proxy in front of it.")
+@click.option("--label", default="", help='A name on every page, such as "production".')
+@with_access
+def web(
+    access: Access,
+    *,
+    bind: str,
+    port: int,
+    allow_write: bool,
+    auth_file: Path | None,
+    hosts: tuple[str, ...],
+    trust_proxy: bool,
+    label: str,
+) -> None:
+    """Serve the dashboard until SIGTERM or Ctrl-C.
+
+    It shows only, unless --allow-write is given. On another address than that of this machine it starts only with
+    users: --auth-file, or REDIS_QUEUE_WEB_PASSWORD.
+
+    Example: redis-queue web --port 8055 --allow-write
+    """
+    users = _users(auth_file)
+    if users is None and not is_loopback(bind):
+        raise click.UsageError(
+            f"--bind {bind}: whoever reaches this address would get in. Give --auth-file, or set {PASSWORD}"
+        )
+    try:
+        import waitress  # noqa: PLC0415 - an extra
+        from werkzeug.middleware.proxy_fix import ProxyFix  # noqa: PLC0415
+
+        from redis_queue.web import WebSettings, dashboard  # noqa: PLC0415
+    except ImportError as error:
+        raise click.ClickException(f"{error}: pip install 'celery-redis-queue[cli,web]'") from error
+    settings = WebSettings(allow_write=allow_write, users=users, hosts=_hosts(bind, hosts), label=label)
+    app: Any = dashboard(access, settings)
+    if trust_proxy:
+        app = ProxyFix(app, x_for=1, x_proto=1, x_host=1, x_prefix=1)
+    with listening.listening(bind, port):
+        server = waitress.create_server(app, host=bind, port=port, **SERVER)
+    host, chosen = getattr(server, "effective_listen", [(bind, getattr(server, "effective_port", port))])[0][:2]
+    shown = listening.address(host, chosen)
+    click.echo(f"dashboard on http://{shown}/, {'it may act' if allow_write else 'read-only'}", err=True)
+    # The server ends its threads for this.
+    with stopping(_end):
+        server.run()
+
+
+def _end(*_: object) -> None:
+    raise SystemExit(0)
+
+
+def is_loopback(bind: str) -> bool:
+    """Tell whether only this machine reaches what listens on *bind*; every address of a name counts."""
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(bind or "0.0.0.0", None)}  # noqa: S104 - what "" means
+    except OSError as error:
+        raise click.BadParameter(f"{harmless(bind)!r}: {error}", param_hint="--bind") from error
+    return all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found)
+
+
+def _hosts(bind: str, hosts: tuple[str, ...]) -> list[str]:
+    try:
+        address = ipaddress.ip_address(bind)
+    except ValueError:
+        return [*LOCAL_NAMES, *hosts, *([bind] if bind else [])]
+    own = [] if address.is_unspecified else [f"[{bind}]" if address.version == 6 else bind]  # noqa: PLR2004
+    return [*LOCAL_NAMES, *hosts, *own]
+
+
+def _users(file: Path | None) -> Mapping[str, str] | None:
+    password = os.environ.get(PASSWORD)
+    if file is None:
+        return None if password is None else {USER: password}
+    users: dict[str, str] = {}
+    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, colon, secret = line.partition(":")
+        if not colon:
+            raise click.UsageError(f"--auth-file {file}, line {number}: give name:password")
+        users[name] = secret
+    if not users:
+        raise click.UsageError(f"--auth-file {file} names nobody")
+    return users

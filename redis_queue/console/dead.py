@@ -1,0 +1,77 @@
+"""Which dead letters are meant, and what may be done with them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from redis_queue.batches import CHUNK
+from redis_queue.celery.entry import TaskEntry
+from redis_queue.console.pages import MOST_LOOKED_AT, Found, Page, through
+from redis_queue.inspector import AnyQueue
+from redis_queue.model import DeadLetter, Entry
+
+Place = tuple[int, int]
+"""Which queue of a sequence, and how many of its letters to pass over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What must hold of a dead letter; None: anything."""
+
+    reason: str | None = None
+    id_prefix: str | None = None
+    task: str | None = None
+
+    def __bool__(self) -> bool:
+        return (self.reason, self.id_prefix, self.task) != (None, None, None)
+
+    def letters(self, queues: Sequence[AnyQueue]) -> Iterator[Found[DeadLetter]]:
+        """Yield those that match, queue after queue, oldest first, read a page at a time."""
+        found = through(queues, lambda queue, offset, limit: queue.dead_letters(offset=offset, limit=limit))
+        return (pair for pair in found if self.match(pair[1]))
+
+    def page(self, queues: Sequence[AnyQueue], start: Place | None, limit: int) -> Page[Found[DeadLetter], Place]:
+        """Return up to *limit* letters that match from *start* on; reads at most :data:`MOST_LOOKED_AT`."""
+        number, offset = start or (0, 0)
+        found: list[Found[DeadLetter]] = []
+        looked = 0
+        while number < len(queues):
+            if len(found) == limit or looked >= MOST_LOOKED_AT:
+                return Page(found, (number, offset), looked)
+            letters = queues[number].dead_letters(offset=offset, limit=CHUNK if self else min(limit, CHUNK))
+            if not letters:
+                number, offset = number + 1, 0
+            for letter in letters:
+                looked += 1
+                offset += 1
+                if self.match(letter):
+                    found.append((queues[number], letter))
+                    if len(found) == limit:
+                        break
+        return Page(found, None, looked)
+
+    def match(self, letter: DeadLetter) -> bool:
+        """Tell whether *letter* is meant."""
+        return (
+            (self.reason is None or self.reason in letter.reason)
+            and (self.id_prefix is None or letter.id.startswith(self.id_prefix))
+            and (self.task is None or task_of(letter) == self.task)
+        )
+
+
+def task_of(letter: DeadLetter) -> str:
+    """Return the name of the task that *letter* calls; "" if it is none."""
+    return as_task(letter).task
+
+
+def as_task(letter: DeadLetter) -> TaskEntry:
+    """Return *letter* as a task."""
+    return TaskEntry.of(Entry(letter.id, letter.body, letter.headers, letter.died_at, letter.died_at))
+
+
+def redrive(pairs: Sequence[tuple[AnyQueue, str]], rate: float | None = None) -> int:
+    """Redrive the ids of *pairs*; return how many came back. With *rate*, so many per second in each queue."""
+    grouped = itertools.groupby(pairs, key=lambda pair: pair[0])
+    return sum(queue.redrive([id_ for _, id_ in group], rate=rate) for queue, group in grouped)

@@ -1,0 +1,68 @@
+"""Pages: long lists, read a piece at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from redis_queue.batches import CHUNK
+from redis_queue.inspector import AnyQueue
+from redis_queue.model import Quarantined
+
+Item = TypeVar("Item")
+Place = TypeVar("Place")
+
+Found = tuple[AnyQueue, Item]
+
+MOST_LOOKED_AT: Final = 1000
+"""Items that are read for one page, so that a rare name costs no more than a frequent one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[Item, Place]):
+    """Items, and where to go on: *next* is None behind the last one. *looked* counts those that were read."""
+
+    items: Sequence[Item]
+    next: Place | None
+    looked: int
+
+
+def gather(
+    read: Callable[[Place | None, int], Page[Item, Place]], *, most: int, most_looked_at: int
+) -> tuple[list[Item], bool]:
+    """Return the first *most* items of the pages ``read(place, limit)``, and whether there may be more.
+
+    It begins at the place None and ends when so many were read.
+    """
+    found: list[Item] = []
+    place, looked = None, 0
+    while len(found) < most and looked < most_looked_at:
+        page = read(place, most - len(found))
+        found += page.items
+        place, looked = page.next, looked + page.looked
+        if place is None:
+            return found, False
+    return found, True
+
+
+def through(queues: Sequence[AnyQueue], read: Callable[[AnyQueue, int, int], Sequence[Item]]) -> Iterator[Found[Item]]:
+    """Yield what ``read(queue, offset, limit)`` returns, page after page, queue after queue."""
+    for queue in queues:
+        for offset in itertools.count(0, CHUNK):
+            page = read(queue, offset, CHUNK)
+            yield from ((queue, item) for item in page)
+            if len(page) < CHUNK:
+                break
+
+
+def quarantined(queues: Sequence[AnyQueue]) -> Iterator[Found[Quarantined]]:
+    """Yield the records that could not be read, queue after queue."""
+    return through(queues, lambda queue, offset, limit: queue.quarantined(offset=offset, limit=limit))
+
+
+def first(found: Iterator[Item], limit: int) -> tuple[list[Item], bool]:
+    """Return the first *limit* items, and whether there are more."""
+    items = list(itertools.islice(found, limit))
+    return items, len(items) == limit and next(found, None) is not None

@@ -1,0 +1,88 @@
+"""Which waiting entries are meant: conditions that must all hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from redis_queue.batches import CHUNK
+from redis_queue.celery.entry import TaskEntry
+from redis_queue.console.access import Access
+from redis_queue.console.pages import MOST_LOOKED_AT, Page
+from redis_queue.console.when import When, at
+from redis_queue.delay import DelayQueue
+from redis_queue.keys import is_id
+from redis_queue.model import Entry
+
+Waiting = tuple[Entry, TaskEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What must hold of an entry; None: anything."""
+
+    task: str | None = None
+    queue: str | None = None
+    id_prefix: str | None = None
+    due_before: When | None = None
+    due_after: When | None = None
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, item.name) is not None for item in fields(self))
+
+    def entries(self, access: Access, queue: DelayQueue) -> Iterator[Waiting]:
+        """Yield the waiting entries that match by due time, read a page at a time."""
+        before, since = (at(due, access.inspector.now) for due in (self.due_before, self.due_after))
+        after = None
+        while page := queue.list(after=after, limit=CHUNK, due_before=before, due_after=since):
+            for entry in page:
+                task = TaskEntry.of(entry)
+                if self.match(task):
+                    yield entry, task
+            after = queue.cursor(page[-1])
+
+    def page(self, access: Access, queue: DelayQueue, after: str | None, limit: int) -> Page[Waiting, str]:
+        """Return up to *limit* entries that match behind the cursor *after*; reads at most :data:`MOST_LOOKED_AT`."""
+        before, since = (at(due, access.inspector.now) for due in (self.due_before, self.due_after))
+        found: list[Waiting] = []
+        looked = 0
+        while len(found) < limit and looked < MOST_LOOKED_AT:
+            size = CHUNK if self.names else min(limit, CHUNK)
+            entries = queue.list(after=after, limit=size, due_before=before, due_after=since)
+            for entry in entries:
+                looked += 1
+                after = queue.cursor(entry)
+                task = TaskEntry.of(entry)
+                if self.match(task):
+                    found.append((entry, task))
+                    if len(found) == limit:
+                        break
+            else:
+                if len(entries) < size:
+                    return Page(found, None, looked)
+        more = queue.list(after=after, limit=1, due_before=before, due_after=since)
+        return Page(found, after if more else None, looked)
+
+    @property
+    def names(self) -> bool:
+        """Whether entries have to be read to know which match."""
+        return (self.task, self.queue, self.id_prefix) != (None, None, None)
+
+    def count(self, access: Access, queue: DelayQueue) -> int | None:
+        """Return how many match, or None where they would have to be read."""
+        if self.names:
+            return None
+        before, since = (at(due, access.inspector.now) for due in (self.due_before, self.due_after))
+        return queue.count(due_before=before, due_after=since)
+
+    def ids(self, access: Access, queue: DelayQueue) -> list[str]:
+        """Return the ids that match; one that was written by hand may be one that no call takes."""
+        return [entry.id for entry, _ in self.entries(access, queue) if is_id(entry.id)]
+
+    def match(self, task: TaskEntry) -> bool:
+        """Tell whether *task* has the names that are asked for; its due time is not looked at."""
+        return (
+            (self.task is None or task.task == self.task)
+            and (self.queue is None or task.queue == self.queue)
+            and (self.id_prefix is None or task.id.startswith(self.id_prefix))
+        )

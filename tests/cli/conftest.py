@@ -1,0 +1,103 @@
+"""A Redis with something in every state, at a fixed time, and ways to run a command on it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from inspect import signature
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from click.testing import CliRunner, Result
+
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue.celery import DelayedTasks
+from redis_queue.cli import celery as celery_cli
+from redis_queue.cli import group
+from redis_queue.inspector import Inspector
+from redis_queue.keys import Keys
+from tests.support.clock import Clock
+from tests.support.servers import RedisServer
+
+NOW = int(datetime(2030, 1, 1, tzinfo=timezone.utc).timestamp() * 1000)
+DUE = datetime(2030, 1, 1, 2, tzinfo=timezone.utc)
+
+Run = Callable[..., Result]
+
+
+def runner() -> CliRunner:
+    """Return one that keeps stdout and stderr apart, as click does by itself since 8.2."""
+    apart = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
+    return CliRunner(**apart)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time of every command that runs in this process."""
+    clock = Clock(NOW)
+    for module in ("redis_queue.cli.access", "redis_queue.celery.store"):
+        monkeypatch.setattr(f"{module}.Inspector", functools.partial(Inspector, clock=clock))
+    return clock
+
+
+@pytest.fixture
+def orders(client: redis.Redis, clock: Clock) -> RedisQueue:
+    """A RedisQueue with something in every state."""
+    queue = RedisQueue("orders", client, clock=clock)
+    for id_ in ("unreadable", "dead", "held", "first", "second"):
+        queue.put({"order": id_}, headers={"trace": "abc"}, dedupe_key=id_)
+    client.hset(Keys("redis_queue", "queue", "orders").records, "unreadable", "\x1b[2J")
+    dead = queue.get(block=False)
+    assert dead is not None
+    queue.nack(dead, dead=True, reason="Timeout: no answer")
+    queue.get(block=False)
+    queue.put("later", delay=60, dedupe_key="later")
+    return queue
+
+
+@pytest.fixture
+def app(redis_server: RedisServer, client: redis.Redis, clock: Clock) -> Iterator[Celery]:
+    """An app with its broker, its results and its store in the shared Redis."""
+    url = f"redis+socket://{redis_server.socket}"
+    app = Celery("tests", broker=url, backend=url, set_as_current=False)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def tasks(app: Celery, client: redis.Redis, clock: Clock) -> DelayQueue:
+    """The DelayQueue of the app: two tasks, and data that is no task."""
+    delayed = DelayedTasks(app)
+    delayed.queue = DelayQueue("celery", client, clock=clock)
+    app.send_task("shop.remind", ["secret"], eta=DUE, task_id="00000000-0000-4000-8000-000000000001")
+    app.send_task("shop.cancel", [2], eta=DUE.replace(hour=3), task_id="task-2", queue="slow")
+    delayed.queue.push({"plain": "data"}, id="data", delay=30)
+    return delayed.queue
+
+
+@pytest.fixture
+def run(redis_url: str) -> Run:
+    """Runs `redis-queue …` in this process."""
+
+    def run(*arguments: str, **options: Any) -> Result:
+        environment = {"REDIS_QUEUE_URL": redis_url, "COLUMNS": "80"}
+        return runner().invoke(group, arguments, env=environment, catch_exceptions=False, **options)
+
+    return run
+
+
+@pytest.fixture
+def run_in_app(app: Celery) -> Run:
+    """Runs `celery -A app redis-queue …` in this process."""
+
+    def run(*arguments: str, **options: Any) -> Result:
+        place = SimpleNamespace(app=app)
+        return runner().invoke(
+            celery_cli.group, arguments, obj=place, env={"COLUMNS": "80"}, catch_exceptions=False, **options
+        )
+
+    return run

@@ -1,0 +1,17 @@
+"""What commands print, kept in files: set REDIS_QUEUE_WRITE_GOLDEN to write them anew, and read the difference."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+FILES = Path(__file__).parent / "golden"
+
+
+def check(name: str, text: str) -> None:
+    """Compare *text* with what is kept under *name*; every line fits 80 columns."""
+    path = FILES / f"{name}.txt"
+    if os.environ.get("REDIS_QUEUE_WRITE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+    assert max(map(len, text.splitlines())) <= 80

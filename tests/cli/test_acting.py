@@ -1,0 +1,513 @@
+"""Commands that change something: what they do, whom they ask, how they end when they are interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from click.testing import Result
+
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue.delay_model import Push
+from redis_queue.model import PutBack
+from tests.cli.conftest import DUE, NOW, Run
+from tests.store.stage import differences, snapshot
+from tests.support.clock import Clock
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.celery
+
+ROOT = Path(__file__).parent.parent.parent
+TASK = "00000000-0000-4000-8000-000000000001"
+
+
+def ids(queue: DelayQueue) -> list[str]:
+    return [entry.id for entry in queue]
+
+
+def answer(done: Result) -> Any:
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+class TestQueue:
+    def test_pause_and_resume(self, run: Run, orders: RedisQueue) -> None:
+        assert run("queue", "orders", "pause").stdout == "orders paused\n"
+        assert orders.stats().paused
+
+        assert answer(run("queue", "orders", "resume", "--json")) == {"resumed": "orders"}
+        assert not orders.stats().paused
+
+    @pytest.mark.parametrize(
+        ("places", "gone"), [((), 3), (("ready",), 2), (("delayed",), 1), (("dead", "quarantine"), 2)]
+    )
+    def test_purge_deletes_what_it_said(self, places: Sequence[str], gone: int, run: Run, orders: RedisQueue) -> None:
+        said = answer(run("queue", "orders", "purge", *places, "--dry-run", "--json"))
+        done = answer(run("queue", "orders", "purge", *places, "--yes", "--json"))
+
+        assert (said, done) == ({"to_be_deleted": gone}, {"deleted": gone})
+        assert orders.stats().in_flight == 1
+
+    @pytest.mark.parametrize("line", ["queue orders putback", "putback", "putback --name orders"])
+    def test_put_back_returns_what_expired_leases_hold(
+        self, line: str, run: Run, orders: RedisQueue, clock: Clock
+    ) -> None:
+        clock.now += 61_000
+
+        assert run(*line.split(), "--dry-run").stdout == "1 expired\n"
+        assert answer(run(*line.split(), "--json")) == {"returned": 1, "dead": 0}
+        assert run(*line.split()).stdout == "0 returned, 0 dead\n"
+        assert orders.stats().ready == 3
+
+
+class TestPutback:
+    def test_goes_on_behind_a_queue_that_is_broken(
+        self, run: Run, orders: RedisQueue, client: redis.Redis, clock: Clock
+    ) -> None:
+        DelayQueue("broken", client).push("x")
+        client.delete("{redis_queue:delay:broken:0}:waiting")
+        client.set("{redis_queue:delay:broken:0}:in_flight", "x")
+        clock.now += 61_000
+
+        done = run("putback", "--json")
+
+        assert done.exit_code == 1
+        assert json.loads(done.stdout)["returned"] == 1
+        assert "broken: " in json.loads(done.stdout)["error"]
+
+    def test_of_many_errors_tells_some(self, run: Run, orders: RedisQueue, client: redis.Redis, clock: Clock) -> None:
+        for number in range(9):
+            client.hset("redis_queue:registry", f"delay:broken-{number}", b'{"max_deliveries": 1, "shards": 0}')
+        clock.now += 61_000
+
+        done = run("putback", "--json")
+
+        told = json.loads(done.stdout)
+        assert (done.exit_code, told["returned"]) == (1, 1)
+        assert (told["error"].count("shards=0"), told["error"].endswith("; 4 errors more")) == (5, True)
+
+    def test_interrupted_tells_how_many_went_back(
+        self, run: Run, orders: RedisQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock.now += 61_000
+        put_back: Callable[..., PutBack] = RedisQueue.put_back
+        calls: list[int] = []
+
+        def interrupted(self: RedisQueue, limit: int) -> PutBack:
+            calls.append(limit)
+            if len(calls) > 1:
+                raise KeyboardInterrupt
+            return put_back(self, limit)
+
+        monkeypatch.setattr(RedisQueue, "put_back", interrupted)
+
+        done = run("putback", "--json")
+
+        assert done.exit_code == 1
+        assert json.loads(done.stdout) == {"returned": 1, "dead": 0, "error": "interrupted: run it again to go on"}
+
+
+FILTERS: list[tuple[str, list[str]]] = [
+    ("--task shop.remind", [TASK]),
+    ("--task shop", []),
+    ("--queue slow", ["task-2"]),
+    ("--queue celery", [TASK]),
+    ("--id-prefix 0000", [TASK]),
+    ("--id-prefix task", ["task-2"]),
+    ("--due-before 1m", ["data"]),
+    ("--due-before 2h", ["data"]),
+    ("--due-before 2h1s", ["data", TASK]),
+    ("--due-before -1s", []),
+    ("--due-after 2h", [TASK, "task-2"]),
+    ("--due-after 2030-01-01T03:00Z", ["task-2"]),
+    ("--due-after 2030-01-01T03:30+00:30", ["task-2"]),
+    ("--due-after 31s --due-before 1d --task shop.cancel --queue slow --id-prefix t", ["task-2"]),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), FILTERS)
+class TestFilters:
+    def test_of_the_plain_group(self, options: str, expected: list[str], run: Run, tasks: DelayQueue) -> None:
+        found = answer(run("scheduled", "list", *options.split(), "--json"))
+
+        assert [entry["id"] for entry in found["entries"]] == expected
+
+    def test_of_an_app(self, options: str, expected: list[str], run_in_app: Run, tasks: DelayQueue) -> None:
+        found = answer(run_in_app("scheduled", "list", *options.split(), "--json"))
+
+        assert [entry["id"] for entry in found["entries"]] == expected
+
+    def test_choose_what_is_cancelled(self, options: str, expected: list[str], run: Run, tasks: DelayQueue) -> None:
+        before = ids(tasks)
+
+        assert answer(run("scheduled", "cancel", *options.split(), "--yes", "--json")) == {"cancelled": len(expected)}
+        assert ids(tasks) == [id_ for id_ in before if id_ not in expected]
+
+
+class TestScheduled:
+    def test_cancel_takes_the_entries_that_are_named(self, run: Run, tasks: DelayQueue) -> None:
+        assert run("scheduled", "cancel", "data", "nobody", "task-2", "--yes").stdout == "2 cancelled\n"
+        assert ids(tasks) == [TASK]
+
+    @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's own
+    def test_cancel_in_an_app_marks_tasks_as_revoked(self, run_in_app: Run, app: Celery, tasks: DelayQueue) -> None:
+        assert run_in_app("scheduled", "cancel", "task-2", "--yes").stdout == "1 cancelled\n"
+        assert app.AsyncResult("task-2").state == "REVOKED"
+        assert "task-2" not in ids(tasks)
+
+    @pytest.mark.parametrize(
+        ("to", "due"),
+        [("4h", datetime(2030, 1, 1, 4, tzinfo=timezone.utc)), ("2031-01-01T00:00Z", DUE.replace(2031, hour=0))],
+    )
+    def test_reschedule_changes_when_entries_are_due(self, to: str, due: datetime, run: Run, tasks: DelayQueue) -> None:
+        assert run("scheduled", "reschedule", "data", "--to", to).stdout == "1 rescheduled\n"
+
+        entry = tasks.get("data")
+        assert entry is not None
+        assert entry.due_at == due
+
+    def test_run_now_makes_entries_due(self, run: Run, tasks: DelayQueue) -> None:
+        assert answer(run("scheduled", "run-now", "--id-prefix", "task", "--yes", "--json")) == {"made_due": 1}
+        assert [entry.id for entry in tasks.claim(9)] == ["task-2"]
+
+    def test_another_delay_queue_can_be_chosen(self, run: Run, client: redis.Redis, clock: Clock) -> None:
+        DelayQueue("mails", client, clock=clock).push("x", id="mail", delay=5)
+
+        assert run("scheduled", "cancel", "mail", "--delay-queue", "mails", "--yes").stdout == "1 cancelled\n"
+
+    def test_so_it_can_with_an_app(self, run_in_app: Run, client: redis.Redis, clock: Clock) -> None:
+        DelayQueue("mails", client, clock=clock).push("x", id="mail", delay=5)
+
+        done = run_in_app("scheduled", "cancel", "mail", "--delay-queue", "mails", "--yes")
+
+        assert done.stdout == "1 cancelled\n"
+
+    def test_an_app_that_never_delayed_anything_has_an_empty_queue(self, run_in_app: Run, client: redis.Redis) -> None:
+        assert answer(run_in_app("scheduled", "list", "--json")) == {"entries": [], "more": False}
+
+    def test_what_was_written_by_hand_stays(self, run: Run, tasks: DelayQueue, client: redis.Redis) -> None:
+        keys = "{redis_queue:delay:celery:0}"
+        client.hset(f"{keys}:records", "a\nb", client.hget(f"{keys}:records", "data"))
+        client.zadd(f"{keys}:waiting", {"a\nb": NOW})
+
+        assert run("scheduled", "cancel", "--all", "--yes").stdout == "3 cancelled\n"
+        assert ids(tasks) == ["a\nb"]
+
+
+class TestTransfer:
+    def test_what_was_exported_comes_back_as_it_was(
+        self, run: Run, tasks: DelayQueue, client: redis.Redis, tmp_path: Path
+    ) -> None:
+        tasks.push(b"\x00\xff", id="bytes", delay=60, headers={"x": [1]}, destination="somewhere")
+        before = list(tasks)
+        file = str(tmp_path / "waiting.jsonl")
+
+        exported = run("scheduled", "export", file)
+        assert (exported.stdout, exported.stderr) == ("", "4 exported\n")
+        assert run("scheduled", "cancel", "--all", "--yes").exit_code == 0
+        assert run("scheduled", "import", file, "--dry-run").stdout == "4 to be imported\n"
+        assert ids(tasks) == []
+        assert answer(run("scheduled", "import", file, "--json")) == {"imported": 4}
+        assert list(tasks) == before
+        assert run("scheduled", "import", file).stdout == "0 imported\n"
+
+    def test_goes_through_pipes_and_takes_conditions(self, run: Run, tasks: DelayQueue) -> None:
+        text = run("scheduled", "export", "--task", "shop.remind").stdout
+        assert [json.loads(line)["id"] for line in text.splitlines()] == [TASK]
+        tasks.cancel(TASK)
+
+        assert run("scheduled", "import", input=text + "\n").stdout == "1 imported\n"
+
+    def test_import_replaces_or_refuses_where_it_is_told_to(self, run: Run, tasks: DelayQueue) -> None:
+        line = json.dumps({"id": "data", "due_at": DUE.isoformat(), "payload": "new"})
+
+        refused = run("scheduled", "import", "--on-conflict", "error", "--json", input=line)
+        assert refused.exit_code == 1
+        assert json.loads(refused.stdout)["imported"] == 0
+        assert run("scheduled", "import", "--on-conflict", "replace", input=line).stdout == "1 imported\n"
+        entry = tasks.get("data")
+        assert entry is not None
+        assert entry.payload == "new"
+
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            ("nonsense", "line 2: "),
+            ("[]", "line 2: is no JSON object"),
+            ('{"id": "x", "due_at": "2030-01-01T00:00:00+00:00"}', "line 2: misses 'payload'"),
+            ('{"id": "x", "due_at": "soon", "payload": 1}', "line 2: "),
+            ('{"id": "x", "due_at": "2030-01-01T00:00:00", "payload": 1}', "naive"),
+            ('{"id": "a\\nb", "due_at": "2030-01-01T00:00:00+00:00", "payload": 1}', "printable"),
+            ('{"id": "x", "due_at": "2030-01-01T00:00:00+00:00", "base64": "?"}', "line 2: "),
+            ('{"id": "x", "due_at": 7, "payload": 1}', "line 2: "),
+        ],
+    )
+    def test_a_file_with_a_bad_line_is_refused_as_a_whole(
+        self, line: str, words: str, run: Run, tasks: DelayQueue, client: redis.Redis
+    ) -> None:
+        good = json.dumps({"id": "new", "due_at": DUE.isoformat(), "payload": 1})
+        before = snapshot(client)
+
+        done = run("scheduled", "import", input=f"{good}\n{line}\n")
+
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert words in done.stderr
+        assert differences(before, snapshot(client)) == []
+
+
+class TestDead:
+    @pytest.fixture(autouse=True)
+    def letters(self, orders: RedisQueue, tasks: DelayQueue, clock: Clock) -> None:
+        """Dead letters in both kinds of queues, one of them a task."""
+        clock.now += 3 * 3_600_000
+        for entry in tasks.claim(9):
+            tasks.release(entry, dead=True, reason=f"no route for {entry.id}")
+
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ("", [TASK, "data", "task-2", "dead"]),
+            ("--name orders", ["dead"]),
+            ("--reason Timeout", ["dead"]),
+            ("--reason route --id-prefix 0", [TASK]),
+            ("--task shop.cancel", ["task-2"]),
+            ("--limit 2", [TASK, "data"]),
+        ],
+    )
+    def test_list_takes_conditions(self, options: str, expected: list[str], run: Run) -> None:
+        found = answer(run("dead", "list", *options.split(), "--json"))
+
+        assert [letter["id"] for letter in found["dead"]] == expected
+        assert found["more"] is ("limit" in options)
+
+    @pytest.mark.parametrize(
+        ("arguments", "number"),
+        [
+            ("--all --yes", 4),
+            ("--reason route --yes", 3),
+            ("--task shop.remind --yes", 1),
+            ("dead nobody data", 2),
+            ("--name orders --all --yes", 1),
+            ("--reason route --rate 0.5 --yes", 3),
+        ],
+    )
+    def test_redrive_brings_back_what_it_said(
+        self, arguments: str, number: int, run: Run, orders: RedisQueue, tasks: DelayQueue
+    ) -> None:
+        assert run("dead", "redrive", *arguments.split(), "--dry-run").stdout == f"{number} to be redriven\n"
+        assert answer(run("dead", "redrive", *arguments.split(), "--json")) == {"redriven": number}
+        assert orders.stats().dead + tasks.stats().dead == 4 - number
+
+    def test_redrive_with_a_rate_spreads_over_time(self, run: Run, tasks: DelayQueue) -> None:
+        run("dead", "redrive", "--reason", "route", "--rate", "0.5", "--yes")
+
+        due = [entry.due_at for entry in tasks]
+        assert [at - due[0] for at in due] == [timedelta(seconds=2 * number) for number in range(3)]
+
+    def test_purge_deletes_them(self, run: Run, orders: RedisQueue, tasks: DelayQueue) -> None:
+        assert run("dead", "purge", "--name", "orders", "--yes").stdout == "1 deleted\n"
+        assert run("dead", "purge", "--yes").stdout == "3 deleted\n"
+        assert orders.stats().dead == tasks.stats().dead == 0
+
+
+def test_quarantine_purge_deletes_the_records(run: Run, orders: RedisQueue) -> None:
+    assert run("quarantine", "purge", "--name", "orders", "--yes").stdout == "1 deleted\n"
+    assert orders.stats().quarantined == 0
+
+
+MANY = 10_000
+
+
+@pytest.fixture
+def many(tasks: DelayQueue) -> DelayQueue:
+    """Ten thousand entries more."""
+    tasks.push_many(Push("x", id=f"many-{number:05}", delay=7200) for number in range(MANY))
+    return tasks
+
+
+class TestMany:
+    def test_are_listed_exported_and_cancelled(self, run: Run, many: DelayQueue) -> None:
+        found = answer(run("scheduled", "list", "--id-prefix", "many", "--limit", "10000", "--json"))
+        assert len(found["entries"]) == MANY
+        assert found["more"] is False
+        assert run("scheduled", "export", "--id-prefix", "many").stdout.count("\n") == MANY
+        assert run("scheduled", "cancel", "--id-prefix", "many", "--dry-run").stdout == "10,000 to be cancelled\n"
+        assert run("scheduled", "cancel", "--id-prefix", "many", "--yes").stdout == "10,000 cancelled\n"
+        assert len(many) == 3
+
+    def test_an_interruption_ends_the_cancel_behind_a_batch(
+        self, run: Run, many: DelayQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cancel: Callable[..., list[bool]] = DelayQueue.cancel_many
+        before = signal.getsignal(signal.SIGINT)
+        batches: list[int] = []
+
+        def interrupted(self: DelayQueue, ids: list[str]) -> list[bool]:
+            batches.append(len(ids))
+            if len(batches) == 2:
+                signal.raise_signal(signal.SIGINT)
+            return cancel(self, ids)
+
+        monkeypatch.setattr(DelayQueue, "cancel_many", interrupted)
+
+        done = run("scheduled", "cancel", "--id-prefix", "many", "--yes", "--json")
+
+        assert done.exit_code == 1
+        assert json.loads(done.stdout) == {"cancelled": 1000, "error": "interrupted: run it again to go on"}
+        assert batches == [500, 500]
+        assert len(many) == MANY + 3 - 1000
+        assert signal.getsignal(signal.SIGINT) is before
+
+    def test_an_interruption_in_the_last_batch_leaves_nothing_to_do(
+        self, run: Run, tasks: DelayQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cancel: Callable[..., list[bool]] = DelayQueue.cancel_many
+
+        def interrupted(self: DelayQueue, ids: list[str]) -> list[bool]:
+            signal.raise_signal(signal.SIGINT)
+            return cancel(self, ids)
+
+        monkeypatch.setattr(DelayQueue, "cancel_many", interrupted)
+
+        assert answer(run("scheduled", "cancel", "--all", "--yes", "--json")) == {"cancelled": 3}
+
+    def test_a_second_interruption_does_not_wait_for_the_batch(
+        self, run: Run, many: DelayQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def stuck(self: DelayQueue, ids: list[str]) -> list[bool]:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError
+
+        monkeypatch.setattr(DelayQueue, "cancel_many", stuck)
+
+        done = run("scheduled", "cancel", "--id-prefix", "many", "--yes", "--json")
+
+        assert done.exit_code == 1
+        assert json.loads(done.stdout) == {"cancelled": 0, "error": "interrupted: run it again to go on"}
+
+    def test_an_interruption_of_a_purge_tells_how_many_went(
+        self, run: Run, client: redis.Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        RedisQueue("orders", client, clock=clock).put_many(range(1200))
+
+        purge: Callable[..., int] = RedisQueue.purge
+
+        def interrupted(self: RedisQueue, *places: str, limit: int) -> int:
+            signal.raise_signal(signal.SIGINT)
+            return purge(self, *places, limit=limit)
+
+        monkeypatch.setattr(RedisQueue, "purge", interrupted)
+
+        done = run("queue", "orders", "purge", "--yes", "--json")
+
+        assert done.exit_code == 1
+        assert json.loads(done.stdout) == {"deleted": 500, "error": "interrupted: run it again to go on"}
+        assert RedisQueue("orders", client).stats().ready == 700
+
+    def test_an_error_on_the_way_tells_how_many_were_done(
+        self, run: Run, many: DelayQueue, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cancel: Callable[..., list[bool]] = DelayQueue.cancel_many
+
+        def spoiling(self: DelayQueue, ids: list[str]) -> list[bool]:
+            flags = cancel(self, ids)
+            client.set("{redis_queue:delay:celery:0}:waiting", "x")
+            return flags
+
+        monkeypatch.setattr(DelayQueue, "cancel_many", spoiling)
+
+        done = run("scheduled", "cancel", "--id-prefix", "many", "--yes", "--json")
+
+        assert done.exit_code == 1
+        assert json.loads(done.stdout)["cancelled"] == 500
+        assert "waiting is a string" in json.loads(done.stdout)["error"]
+
+
+def on_a_terminal(arguments: Sequence[str], typed: bytes, environment: dict[str, str]) -> tuple[int, str]:
+    """Run a command on a terminal, type *typed*; return its exit code and all that it printed."""
+    main, side = pty.openpty()
+    os.write(main, typed)
+    command = [sys.executable, "-m", "redis_queue", *arguments]
+    environment = {**os.environ, "TERM": "xterm", **environment}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=side, stdout=side, stderr=side) as process:
+        os.close(side)
+        printed = b""
+        # Linux ends the reading with an error once nobody has the other side open.
+        try:
+            while part := os.read(main, 4096):
+                printed += part
+        except OSError:
+            pass
+        code = process.wait(20)
+    os.close(main)
+    return code, printed.decode()
+
+
+class TestTheRealCommand:
+    @pytest.mark.parametrize(("typed", "left"), [(b"y\n", 0), (b"n\n", 2)])
+    def test_on_a_terminal_asks_with_the_count(
+        self, typed: bytes, left: int, redis_url: str, client: redis.Redis
+    ) -> None:
+        queue = DelayQueue("celery", client)
+        queue.push_many([Push("x", delay=60), Push("y", delay=60)])
+
+        code, printed = on_a_terminal(["scheduled", "cancel", "--all"], typed, {"REDIS_QUEUE_URL": redis_url})
+
+        assert "Cancel 2 entries? [y/N]" in printed
+        assert ("2 cancelled" in printed, code) == ((True, 0) if not left else (False, 1))
+        assert ("100%" in printed) is not left
+        assert len(queue) == left
+
+    def test_takes_url_and_prefix_as_options(self, redis_url: str, client: redis.Redis) -> None:
+        RedisQueue("orders", client, prefix="mine").put("x")
+        command = [sys.executable, "-m", "redis_queue", "queues", "--json", "--url", redis_url, "--prefix", "mine"]
+
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [row["name"] for row in json.loads(done.stdout)["queues"]] == ["orders"]
+
+    def test_a_reader_that_goes_away_is_no_traceback(self, redis_url: str, client: redis.Redis) -> None:
+        DelayQueue("celery", client).push_many(Push("x" * 100, delay=60) for _ in range(2000))
+        command = [sys.executable, "-m", "redis_queue", "scheduled", "export", "--url", redis_url]
+
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.readline()
+            process.stdout.close()
+            assert process.wait(20) == 1
+            assert b"Traceback" not in process.stderr.read()
+
+    def test_tells_an_unknown_name_in_a_line(self, redis_url: str, client: redis.Redis) -> None:
+        command = [sys.executable, "-m", "redis_queue", "queue", "orders", "peek", "--url", redis_url]
+
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert done.stderr.startswith("error: no RedisQueue 'orders'")
+
+    def test_through_celery_takes_them_from_the_app(self, redis_server: RedisServer, client: redis.Redis) -> None:
+        DelayQueue("celery", client).push("x", id="mine", delay=60)
+        environment = {"BROKER": f"redis+socket://{redis_server.socket}", "STORE": redis_server.url}
+        command = [sys.executable, "-m", "celery", "-A", "tests.celery.migrating", "redis-queue", "scheduled", "list"]
+        options = {"cwd": ROOT, "env": {**os.environ, **environment}, "text": True, "timeout": 30}
+
+        done = subprocess.run([*command, "--json"], capture_output=True, **options)
+        refused = subprocess.run([*command, "--url", "redis://elsewhere"], capture_output=True, **options)
+
+        assert [entry["id"] for entry in json.loads(done.stdout)["entries"]] == ["mine"]
+        assert refused.returncode == 2
+        assert "--url" in refused.stderr

@@ -1,0 +1,340 @@
+"""What people type wrongly, what others stored on purpose, and what happens to a command from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue.cli import celery as celery_cli
+from redis_queue.cli import group
+from redis_queue.delay_model import Push
+from tests.cli.conftest import Run
+from tests.cli.terminal import ROOT
+from tests.cli.test_output import leaves
+from tests.store.stage import differences, snapshot
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+PASSWORD = "s3cr3t"
+NEEDS_APP = ("dispatch", "adopt", "release-all")
+
+
+def redis_queue(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `redis-queue …` as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", "redis_queue", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+class TestRedis:
+    @pytest.mark.parametrize(
+        ("url", "words", "code"),
+        [
+            (f"redis://:{PASSWORD}@127.0.0.1:1/0", "cannot be reached", 1),
+            (f"redis://:{PASSWORD}@[::1/0", "cannot use this redis:// URL", 2),
+            (f"redis://:{PASSWORD}@localhost:99999/0", "cannot use this redis:// URL", 2),
+            (f"redis://:{PASSWORD}@localhost:port/0", "cannot use this redis:// URL", 2),
+            (f"http://:{PASSWORD}@localhost/0", "scheme 'http' is unknown", 2),
+            (f":{PASSWORD}@localhost/0", "this is no URL", 2),
+            (f"redis://:{PASSWORD}@localhost/0?socket_timeout=x", "cannot use this redis:// URL", 2),
+            (f"redis+sentinel://:{PASSWORD}@localhost/0", "master_name", 2),
+            (f"unix://:{PASSWORD}@/nowhere/redis.sock", "cannot be reached", 1),
+        ],
+    )
+    @pytest.mark.parametrize("line", ["stats", "top", "doctor", "validate"])
+    def test_that_cannot_be_used_is_one_line_without_the_password(
+        self, url: str, words: str, code: int, line: str, run: Run
+    ) -> None:
+        done = run(line, "--url", url, "--json")
+
+        assert done.exit_code == code
+        assert words in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert PASSWORD not in done.output
+        assert list(json.loads(done.stdout)) == ["error"]
+
+    def test_a_wrong_password_is_told_without_it(self) -> None:
+        with RedisServer(tcp=True, password="another") as server:
+            done = redis_queue("stats", REDIS_QUEUE_URL=server.url.replace("another", PASSWORD))
+
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "Redis refused the login" in done.stderr
+        assert PASSWORD not in done.stderr
+
+    @pytest.mark.parametrize("line", ["stats", "top", "doctor", "scheduled list"])
+    def test_a_database_that_is_not_there_is_one_line(self, line: str, run: Run, redis_url: str) -> None:
+        done = run(*line.split(), "--url", redis_url.replace("db=0", "db=9999"))
+
+        assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+        assert "DB index is out of range" in done.stderr
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["queues", f"redis://:{PASSWORD}@host/0"],
+            [f"redis://:{PASSWORD}@host/0", "queues"],
+            ["scheduled", "list", "--limit", f"redis://:{PASSWORD}@host/0"],
+        ],
+    )
+    def test_a_url_in_the_wrong_place_is_quoted_without_its_password(self, arguments: list[str]) -> None:
+        done = redis_queue(*arguments)
+
+        assert done.returncode == 2
+        assert done.stderr.startswith("Usage: ")
+        assert PASSWORD not in done.stderr
+
+    def test_the_url_comes_from_the_environment_the_own_name_first(
+        self, run: Run, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
+
+        # It has the URL in REDIS_QUEUE_URL.
+        assert run("stats").exit_code == 0
+        assert redis_queue("stats", REDIS_QUEUE_URL="", REDIS_URL=redis_url).returncode == 0
+        assert "hides a password from the process list" in " ".join(run("stats", "--help").stdout.split())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "scheduled list --limit -1",
+        "scheduled list --limit 1e12",
+        "scheduled list --limit 1000000000000",
+        "dead list --limit -1",
+        "quarantine list --limit 99999999999999999999999",
+        "queue orders peek --limit 0x10",
+        "dead redrive --all --rate nan",
+        "dead redrive --all --rate -1",
+        "scheduled forecast --hours nan",
+        "scheduled forecast --hours inf",
+        "scheduled forecast --hours 1e308",
+        "validate --visibility-timeout nan",
+        "validate --messages 1e6",
+    ],
+)
+def test_a_number_out_of_range_is_refused(line: str, run: Run) -> None:
+    done = run(*line.split(), "--json")
+
+    assert done.exit_code == 2
+    assert "error" in json.loads(done.stdout)
+
+
+PATTERNS = ["*", "?", "[a-z]*", ".*", "(a+)+$", "(" * 5000, "%", "\\"]
+
+
+class TestConditions:
+    """They are compared as they are: no pattern can match more than it says or take long."""
+
+    @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern[:8])
+    def test_are_no_patterns(self, pattern: str, run: Run, tasks: DelayQueue, orders: RedisQueue) -> None:
+        for option in ("--task", "--queue", "--id-prefix"):
+            found = run("scheduled", "list", option, pattern, "--json")
+            assert json.loads(found.stdout)["entries"] == []
+        for option in ("--task", "--reason", "--id-prefix"):
+            found = run("dead", "list", option, pattern, "--json")
+            assert json.loads(found.stdout)["dead"] == []
+
+    def test_take_no_longer_for_a_nasty_one(self, run: Run, client: redis.Redis) -> None:
+        queue = DelayQueue("celery", client)
+        queue.push_many(Push({"task": "a" * 5000}, id=f"{'a' * 200}{number}", delay=60) for number in range(200))
+        began = time.process_time()
+
+        assert run("scheduled", "cancel", "--task", "(a+)+$", "--yes").stdout == "0 cancelled\n"
+        assert time.process_time() - began < 5
+
+
+IDS = ["scheduled cancel --yes", "scheduled reschedule --to 2h --yes", "scheduled run-now --yes", "dead redrive --yes"]
+
+
+class TestIdsFile:
+    @pytest.fixture
+    def dead(self, orders: RedisQueue, tasks: DelayQueue) -> None:
+        """Entries that wait, and a dead letter."""
+
+    @pytest.mark.parametrize("line", IDS)
+    def test_may_come_from_windows(self, line: str, run: Run, dead: None, tmp_path: Path) -> None:
+        file = tmp_path / "ids.txt"
+        file.write_bytes("\ufeff task-2\r\n\r\ndead\r\nnobody\r\ndead\r\n\ttask-2  \r\n".encode())
+
+        said = json.loads(run(*line.split(), "--dry-run", "--json", "--ids-file", str(file)).stdout)
+        done = json.loads(run(*line.split(), "--json", "--ids-file", str(file)).stdout)
+
+        assert [*said.values()] == [*done.values()] == [1]
+
+    @pytest.mark.parametrize("line", IDS)
+    def test_may_be_stdin(self, line: str, run: Run, dead: None) -> None:
+        done = run(*line.split(), "--json", "--ids-file", "-", input="task-2\r\ndead")
+
+        assert [*json.loads(done.stdout).values()] == [1]
+
+    @pytest.mark.parametrize("line", IDS)
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            (b"task-2\na\x1b[2Jb\n", "line 2: id "),
+            (b"task-2\n" + b"x" * 300, "line 2: id "),
+            (b"task-2\n\xff\xfe\n", "UTF-8"),
+            (b"task-2\n\x00\n", "line 2: id "),
+        ],
+    )
+    def test_with_a_bad_line_is_refused_as_a_whole(  # noqa: PLR0917 - most are fixtures
+        self, line: str, content: bytes, words: str, run: Run, dead: None, client: redis.Redis, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "ids.txt"
+        file.write_bytes(content)
+        before = snapshot(client)
+
+        done = run(*line.split(), "--ids-file", str(file))
+
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert words in done.stderr
+        assert done.stderr.replace("\n", "").isprintable()
+        assert differences(before, snapshot(client)) == []
+
+    @pytest.mark.parametrize("line", IDS)
+    @pytest.mark.parametrize("more", ["data", "--all", "--id-prefix x"])
+    def test_goes_with_nothing_else(self, line: str, more: str, run: Run, dead: None) -> None:
+        done = run(*line.split(), *more.split(), "--ids-file", "-", input="task-2")
+
+        assert (done.exit_code, done.stdout) == (2, "")
+
+    def test_that_is_empty_means_nothing_and_not_everything(self, run: Run, dead: None) -> None:
+        for line in IDS:
+            done = run(*line.split(), "--json", "--ids-file", "-", input="\r\n")
+            assert [*json.loads(done.stdout).values()] == [0]
+
+    def test_asks_for_more_than_somebody_typed(self, run: Run, dead: None) -> None:
+        done = run("scheduled", "run-now", "--ids-file", "-", input="task-2\ndata\n")
+
+        assert done.exit_code == 2
+        assert "Run 2 entries? There is nobody to ask: add --yes" in done.stderr
+
+    def test_that_is_not_there_is_one_message(self, run: Run) -> None:
+        done = run("scheduled", "cancel", "--ids-file", "/nowhere", "--yes", "--json")
+
+        assert done.exit_code == 2
+        assert "/nowhere" in json.loads(done.stdout)["error"]
+
+
+class TestTheApp:
+    @pytest.mark.parametrize("name", NEEDS_APP)
+    def test_that_is_needed_is_asked_for_in_a_line(self, name: str, run: Run) -> None:
+        done = run(name, "--json")
+
+        assert done.exit_code == 2
+        told = json.loads(done.stdout)["error"]
+        assert told == f"{name} needs a Celery app: redis-queue -A APP {name}, or celery -A APP redis-queue {name}"
+
+    def test_that_cannot_be_loaded_is_one_line_without_the_password(self, tmp_path: Path) -> None:
+        (tmp_path / "broken.py").write_text(f"raise ValueError('redis://:{PASSWORD}@host/0 \\x1b[2J')")
+        for app, words in (("broken", "redis://***@host/0"), ("nowhere", "nowhere")):
+            done = redis_queue("-A", app, "queues", PYTHONPATH=str(tmp_path))
+
+            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+            assert done.stderr.startswith(f"error: cannot load the app '{app}': ")
+            assert words in done.stderr
+            assert PASSWORD not in done.stderr
+            assert "\x1b" not in done.stderr
+
+    def test_says_which_redis_is_meant(self, redis_server: RedisServer, client: redis.Redis) -> None:
+        DelayQueue("celery", client).push("x", id="mine", delay=60)
+        environment = {"BROKER": f"redis+socket://{redis_server.socket}", "STORE": redis_server.url}
+        app = ("-A", "tests.celery.migrating")
+
+        found = redis_queue(*app, "scheduled", "list", "--json", **environment)
+        refused = redis_queue(*app, "queues", "--url", "redis://elsewhere", **environment)
+        released = redis_queue(*app, "release-all", "--dry-run", "--json", **environment)
+
+        assert [entry["id"] for entry in json.loads(found.stdout)["entries"]] == ["mine"]
+        assert (refused.returncode, "--url" in refused.stderr) == (2, True)
+        assert [task["id"] for task in json.loads(released.stdout)["tasks"]] == ["mine"]
+
+    def test_says_which_redis_is_validated(self, run_in_app: Run, app: Celery, client: redis.Redis) -> None:
+        client.config_resetstat()
+
+        done = run_in_app("validate", "--messages", "20", "--lose-every", "0", "--json")
+
+        assert (done.exit_code, json.loads(done.stdout)["passed"]) == (0, True)
+        assert client.info("commandstats")["cmdstat_evalsha"]["calls"] > 0
+        assert client.keys("*validate*") == []
+
+
+@pytest.mark.parametrize("leaf", leaves(group))
+def test_both_groups_tell_an_unknown_option_in_the_same_way(leaf: str, run: Run, run_in_app: Run) -> None:
+    words = leaf.split()
+    line = [*words[:1], *(["x"] if words[0] == "queue" and len(words) > 1 else []), *words[1:], "--nonsense"]
+    assert leaves(celery_cli.group) == leaves(group)
+
+    for done in (run(*line), run_in_app(*line)):
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "--nonsense" in done.stderr
+
+
+class TestFromOutside:
+    def test_ctrl_c_in_a_purge_leaves_what_it_did_not_delete(self, redis_url: str, client: redis.Redis) -> None:
+        many = 200_000
+        queue = RedisQueue("orders", client)
+        for _ in range(many // 10_000):
+            queue.put_many([0] * 10_000)
+        command = [sys.executable, "-m", "redis_queue", "queue", "orders", "purge", "--yes", "--json"]
+        environment = {**os.environ, "REDIS_QUEUE_URL": redis_url}
+        with subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            wait_until(lambda: queue.stats().ready < many, timeout=20, description="a batch to be gone")
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=20)
+
+        told: dict[str, Any] = json.loads(out)
+        assert (process.returncode, err) == (1, "error: interrupted: run it again to go on\n")
+        assert 0 < told["deleted"] < many
+        assert queue.stats().ready == many - told["deleted"]
+        assert client.hlen("{redis_queue:queue:orders}:records") == many - told["deleted"]
+
+    @pytest.mark.parametrize("line", ["queues", "top", "scheduled list --json"])
+    def test_a_reader_that_went_away_is_no_traceback(self, line: str, redis_url: str, client: redis.Redis) -> None:
+        RedisQueue("orders", client).put("x")
+        DelayQueue("celery", client).push("x", delay=60)
+        environment = {**os.environ, "REDIS_QUEUE_URL": redis_url}
+        with subprocess.Popen(
+            [sys.executable, "-m", "redis_queue", *line.split()],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.close()
+            assert process.stderr.read() == b""
+            assert process.wait(20) == 1
+
+    def test_a_locale_without_the_letters_gets_them_escaped(self, redis_url: str, client: redis.Redis) -> None:
+        queue = RedisQueue("größe-№", client)
+        queue.put("x")
+        queue.pause()
+        plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "REDIS_QUEUE_URL": redis_url}
+
+        for line in ("queues", "top", "doctor"):
+            done = redis_queue(line, **plain, COLUMNS="200")
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.isascii()
+            assert r"gr\xf6\xdf" in done.stdout

@@ -1,0 +1,40 @@
+"""Completion in bash, zsh and fish, asked for as their own functions do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.terminal import ROOT
+
+pytestmark = pytest.mark.celery
+
+COMMAND = Path(sys.executable).parent / "redis-queue"
+
+
+def complete(shell: str, words: str, *, kind: str = "complete") -> str:
+    """Return what `redis-queue` answers to the completion of *words*, the last of which is not finished."""
+    parts = words.split(" ")
+    current = parts[-1] if shell == "fish" else str(len(parts) - 1)
+    asked = {"_REDIS_QUEUE_COMPLETE": f"{shell}_{kind}", "COMP_WORDS": words, "COMP_CWORD": current}
+    environment = {**os.environ, **asked, "PYTHONPATH": str(ROOT), "REDIS_QUEUE_URL": "redis://127.0.0.1:1/0"}
+    done = subprocess.run([COMMAND], env=environment, capture_output=True, text=True, timeout=30)
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_names_of_commands_are_completed(shell: str) -> None:
+    assert "scheduled" in complete(shell, "redis-queue sch").replace(",", " ").split()
+
+
+def test_so_are_options_and_an_app_in_front_is_not_loaded() -> None:
+    assert complete("bash", "redis-queue -A no.such.app scheduled cancel --ids").startswith("plain,--ids-file")
+
+
+def test_there_is_a_script_for_the_shell() -> None:
+    assert "_REDIS_QUEUE_COMPLETE=fish_complete" in complete("fish", "", kind="source")

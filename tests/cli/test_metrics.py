@@ -1,0 +1,118 @@
+"""``redis-queue metrics``: real processes that Prometheus could scrape."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.request import urlopen
+
+import pytest
+import redis
+from celery import Celery
+
+from redis_queue import RedisQueue
+from redis_queue.celery.leases.counters import Counters
+from tests.cli.conftest import Run
+from tests.support.ports import HOST
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+
+@contextmanager
+def serving(*arguments: str, url: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the command on any port; yield the process and the address that it tells."""
+    command = [sys.executable, "-m", "redis_queue", "metrics", "--port", "0", *arguments]
+    environment = {**os.environ, "REDIS_QUEUE_URL": url}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            found = re.fullmatch(r"metrics at (http://127\.0\.0\.1:\d+/metrics)\n", line)
+            assert found, line + process.stderr.read()
+            yield process, found[1]
+        finally:
+            process.kill()
+
+
+def read(address: str) -> str:
+    with urlopen(address, timeout=20) as reply:  # noqa: S310 - an address of this test's own
+        assert reply.status == 200
+        assert reply.headers["Content-Type"].startswith("text/plain")
+        return str(reply.read().decode())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serves_until_it_is_told_to_stop_though_redis_goes_and_comes(number: signal.Signals) -> None:
+    with RedisServer() as server, server.client() as client:
+        RedisQueue("orders", client).put("x")
+        with serving(url=server.url) as (process, address):
+            assert 'redis_queue_ready{kind="queue",queue="orders"} 1.0' in read(address)
+            if number is signal.SIGTERM:
+                server.kill()
+                assert "redis_queue_up 0.0" in read(address)
+                assert "redis_queue_ready{" not in read(address)
+                server.restart()
+                wait_until(lambda: "redis_queue_up 1.0" in read(address), description="Redis to be read again")
+            process.send_signal(number)
+            assert process.wait(10) == 0
+
+
+def test_once_prints_and_ends(run: Run, client: redis.Redis) -> None:
+    RedisQueue("orders", client).put("x")
+    done = run("metrics", "--once")
+    assert done.exit_code == 0
+    assert 'redis_queue_ready{kind="queue",queue="orders"} 1.0' in done.stdout
+    assert "leases" not in done.stdout
+
+
+def test_an_app_has_its_leases_too(run_in_app: Run, app: Celery, client: redis.Redis) -> None:
+    with app.connection() as connection:
+        Counters.of(connection.default_channel).add("lost", 7)
+    done = run_in_app("metrics", "--once")
+    assert "redis_queue_leases_lost_total 7.0" in done.stdout
+
+
+def test_a_redis_that_is_away_is_told_and_no_error(run: Run) -> None:
+    done = run("metrics", "--once", "--url", f"redis://{HOST}:1/0")
+    assert (done.exit_code, "redis_queue_up 0.0" in done.stdout) == (0, True)
+
+
+def test_a_port_that_is_taken_is_one_clear_line(run: Run, client: redis.Redis) -> None:
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("metrics", "--port", str(port), "--bind", HOST)
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"Error: cannot listen on {HOST}:{port}: ")
+
+
+@pytest.mark.parametrize("bind", ["no such host", "203.0.113.1", "\x1b[2J", "a" * 300])
+def test_an_address_that_is_none_is_one_clear_line(run: Run, client: redis.Redis, bind: str) -> None:
+    done = run("metrics", "--port", "0", "--bind", bind)
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: cannot listen on ")
+    assert "\x1b" not in line
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "x"])
+def test_a_port_that_cannot_be_is_refused(run: Run, port: str) -> None:
+    assert run("metrics", "--port", port).exit_code == 2
+
+
+def test_without_the_extra_it_is_named(run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "redis_queue.metrics", raising=False)
+    done = run("metrics", "--once")
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: metrics need prometheus_client")
+    assert line.endswith("pip install 'celery-redis-queue[metrics]'")

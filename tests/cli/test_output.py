@@ -1,0 +1,298 @@
+"""What every command prints, whatever stands in Redis, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from datetime import timedelta
+
+import pytest
+import redis
+
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue.cli import group
+from redis_queue.cli.output import age, show_table
+from redis_queue.doctor import server
+from tests.cli import golden
+from tests.cli.conftest import Run
+from tests.store.stage import differences, snapshot
+from tests.support.clock import Clock
+
+pytestmark = pytest.mark.celery
+
+TASK = "00000000-0000-4000-8000-000000000001"
+
+LOOKS: dict[str, str] = {
+    "stats": "stats",
+    "top": "top --count 1",
+    "top-name": "top --count 1 --sort name",
+    "queues": "queues",
+    "peek": "queue orders peek",
+    "peek-body": "queue orders peek --body",
+    "purge-dry": "queue orders purge --dry-run",
+    "queue-putback-dry": "queue orders putback --dry-run",
+    "scheduled-list": "scheduled list",
+    "scheduled-list-body": "scheduled list --body",
+    "scheduled-list-limit": "scheduled list --limit 1",
+    "scheduled-show": f"scheduled show {TASK}",
+    "scheduled-show-body": f"scheduled show {TASK} --body",
+    "scheduled-show-data": "scheduled show data --body",
+    "scheduled-forecast": "scheduled forecast --hours 4 --buckets 4",
+    "scheduled-cancel-dry": "scheduled cancel --all --dry-run",
+    "scheduled-run-now-dry": "scheduled run-now data nobody --dry-run",
+    "scheduled-reschedule-dry": "scheduled reschedule --task shop.remind --to 2h --dry-run",
+    "dead-list": "dead list",
+    "dead-list-body": "dead list --body",
+    "dead-show": "dead show dead",
+    "dead-show-body": "dead show dead --body",
+    "dead-redrive-dry": "dead redrive --all --dry-run",
+    "dead-purge-dry": "dead purge --dry-run",
+    "quarantine-list": "quarantine list",
+    "quarantine-show": "quarantine show unreadable",
+    "quarantine-show-body": "quarantine show unreadable --body",
+    "quarantine-purge-dry": "quarantine purge --dry-run",
+    "putback-dry": "putback --dry-run",
+}
+
+
+@pytest.fixture(autouse=True)
+def filled(orders: RedisQueue, tasks: DelayQueue) -> None:
+    """Both queues are there."""
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_look_prints_what_it_did_and_changes_nothing(name: str, run: Run, client: redis.Redis) -> None:
+    before = snapshot(client)
+
+    done = run(*LOOKS[name].split())
+
+    assert (done.exit_code, done.stderr) == (0, "")
+    golden.check(name, done.stdout)
+    assert differences(before, snapshot(client)) == []
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_json_is_one_object(name: str, run: Run) -> None:
+    done = run(*LOOKS[name].split(), "--json")
+
+    assert done.exit_code == 0
+    assert isinstance(json.loads(done.stdout), dict)
+    assert done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", [name for name, line in LOOKS.items() if "--body" not in line])
+def test_no_body_is_shown_unless_it_is_asked_for(name: str, run: Run) -> None:
+    for more in ((), ("--json",)):
+        done = run(*LOOKS[name].split(), *more)
+        assert "secret" not in done.stdout
+        assert '"order"' not in done.stdout
+
+
+def test_doctor_prints_a_table(run: Run, orders: RedisQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What it says of these differs from machine to machine.
+    for name in ("version", "clock"):
+        monkeypatch.delitem(server.CHECKS, name)
+    orders.pause()
+
+    done = run("doctor")
+
+    assert (done.exit_code, done.stderr) == (0, "")
+    golden.check("doctor", "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines()))
+
+
+def leaves(command: object, path: tuple[str, ...] = ()) -> list[str]:
+    found = getattr(command, "commands", None)
+    if found is None:
+        return [" ".join(path)]
+    return [line for name, item in found.items() for line in leaves(item, (*path, name))]
+
+
+ACTIONS = {
+    "queue pause",
+    "queue resume",
+    "scheduled export",
+    "scheduled import",
+    "validate",
+    "dispatch",
+    "adopt",
+    "release-all",
+    # These have tests of their own.
+    "doctor",
+    "metrics",
+    "web",
+}
+
+
+def test_every_command_is_looked_at() -> None:
+    lines = {line.replace("queue orders", "queue") for line in LOOKS.values()}
+    looked = {leaf for leaf in leaves(group) if any(line.startswith(leaf) for line in lines)}
+
+    assert set(leaves(group)) == looked | ACTIONS
+
+
+@pytest.mark.parametrize("leaf", leaves(group))
+def test_every_command_explains_itself_in_80_columns(leaf: str, run: Run) -> None:
+    words = leaf.split()
+    done = run(*words[:1], *(["x"] if words[0] == "queue" and len(words) > 1 else []), *words[1:], "--help")
+
+    assert done.exit_code == 0
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+HOSTILE = "\x1b[2J\x07\r\n\u202e[bold]"
+
+
+@pytest.mark.parametrize("name", ["queues", "scheduled-list", "scheduled-list-body", "dead-list", "quarantine-list"])
+def test_what_others_named_moves_no_cursor(name: str, run: Run, client: redis.Redis, clock: Clock) -> None:
+    delays = DelayQueue("celery", client, clock=clock)
+    delays.push({"task": f"shop{HOSTILE}", "args": [HOSTILE]}, id="[red]x", delay=60)
+    delays.push("x", id="gone[/]")
+    delays.release(delays.claim()[0], dead=True, reason=HOSTILE)
+    client.rpush("{redis_queue:queue:orders}:quarantine", f"1 3 {len(HOSTILE.encode())}\n\x1b[A{HOSTILE}raw")
+    data = client.hget("{redis_queue:delay:celery:0}:records", "data")
+    client.hset("{redis_queue:delay:celery:0}:records", b"\xff\x1b[2J", data)
+    client.zadd("{redis_queue:delay:celery:0}:waiting", {b"\xff\x1b[2J": 1})
+    RedisQueue("[blink]" + "n" * 190, client, clock=clock).put("x")
+
+    done = run(*LOOKS[name].split())
+
+    assert done.exit_code == 0
+    assert done.stdout.replace("\n", "").isprintable()
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    if name == "scheduled-list":
+        assert "[red]x" in done.stdout
+    assert json.loads(run(*LOOKS[name].split(), "--json").stdout)
+
+
+class TestTheEnd:
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            ("queue order peek", "did you mean 'orders'?"),
+            ("scheduled list --delay-queue celeri", "did you mean 'celery'?"),
+            ("dead list --name orderz", "did you mean 'orders'?"),
+            ("scheduled list --prefix nope", "no DelayQueue 'celery' under the prefix 'nope': there is none"),
+            ("stats --prefix a\x1bb", "prefix="),
+            ("queues --url http://x", "scheme 'http'"),
+            ("scheduled list --limit 0", "--limit"),
+            ("scheduled list --limit 10001", "--limit"),
+            ("queue orders peek --limit 501", "--limit"),
+            ("scheduled list --due-before tomorrow", "neither a time"),
+            ("scheduled list --due-before 2030-01-01T00:00", "has no time zone"),
+            ("scheduled list --due-after 999999d", "more than ten years away"),
+            ("scheduled cancel", "give ids, or conditions like --task, or --all"),
+            ("scheduled cancel data --all", "give ids, or conditions"),
+            ("scheduled reschedule data --to -2h", "is in the past"),
+            ("scheduled reschedule data", "--to"),
+            ("scheduled forecast --buckets 501", "--buckets"),
+            ("dead redrive", "give ids, or conditions like --reason, or --all"),
+            ("dead redrive --all --rate 0", "--rate"),
+            ("queue orders purge everywhere", "everywhere"),
+            ("nonsense", "nonsense"),
+        ],
+    )
+    def test_what_cannot_be_is_one_message_and_exit_code_2(self, line: str, words: str, run: Run) -> None:
+        done = run(*line.split(" "))
+
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert words in done.stderr
+        assert done.stderr.replace("\n", "").isprintable()
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "queue orders purge",
+            "scheduled cancel data",
+            "scheduled cancel --all",
+            "scheduled run-now --all",
+            "scheduled reschedule --all --to 2h",
+            "dead redrive --all",
+            "dead purge",
+            "quarantine purge",
+        ],
+    )
+    def test_without_anybody_to_ask_it_refuses_with_exit_code_2(self, line: str, run: Run, client: redis.Redis) -> None:
+        before = snapshot(client)
+
+        done = run(*line.split())
+
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "add --yes" in done.stderr
+        assert "add --yes" in json.loads(run(*line.split(), "--json").stdout)["error"]
+        assert differences(before, snapshot(client)) == []
+
+    @pytest.mark.parametrize("line", ["scheduled show nobody", "dead show nobody", "quarantine show nobody"])
+    def test_what_is_not_there_is_exit_code_1(self, line: str, run: Run) -> None:
+        done = run(*line.split(), "--json")
+
+        assert done.exit_code == 1
+        assert "nobody" in json.loads(done.stdout)["error"]
+
+    @pytest.mark.parametrize("line", LOOKS.values())
+    def test_a_redis_that_is_away_is_exit_code_1_and_shows_no_password(self, line: str, run: Run) -> None:
+        done = run(*line.split(), "--json", "--url", "redis://:secret@127.0.0.1:1/0")
+
+        assert done.exit_code == 1, line
+        assert "cannot be reached" in json.loads(done.stdout)["error"]
+        assert done.stderr.count("\n") == 1
+        assert "secret" not in done.output
+
+
+def test_without_rich_a_table_says_what_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+
+    done = run("queues")
+
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "pip install 'celery-redis-queue[cli]', or add --json" in done.stderr
+    assert run("queues", "--json").exit_code == 0
+
+
+def test_a_broken_queue_does_not_hide_the_others(run: Run, client: redis.Redis) -> None:
+    client.delete("{redis_queue:queue:orders}:ready")
+    client.set("{redis_queue:queue:orders}:ready", "x")
+
+    table, found = run("queues"), json.loads(run("stats", "--json").stdout)
+
+    assert "celery" in table.stdout
+    assert "orders" not in table.stdout
+    assert table.stderr.startswith("error: queue:orders: ")
+    assert list(found["errors"]) == ["queue:orders"]
+
+
+def test_an_empty_prefix_says_so(run: Run) -> None:
+    assert run("queues", "--prefix", "nope").stdout == "no queues under the prefix 'nope'\n"
+
+
+class TestTables:
+    def test_a_number_that_does_not_fit_looks_cut(self, capsys: pytest.CaptureFixture[str]) -> None:
+        show_table([str(number) for number in range(9)], [[10**12] * 9])
+
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert "…" in lines[1]
+
+    def test_what_the_terminal_cannot_show_is_escaped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kept = io.BytesIO()
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(kept, "ascii"))
+        show_table(["näme"], [["größe"]])
+        sys.stdout.flush()
+
+        assert kept.getvalue() == b"n\\xe4me\ngr\\xf6\\xdfe\n"
+
+    def test_a_short_id_stays_whole_and_a_long_one_is_folded(self, capsys: pytest.CaptureFixture[str]) -> None:
+        show_table(["id", "text"], [["i" * 36, "t" * 200]], keep=["id"])
+        assert "i" * 36 in capsys.readouterr().out
+
+        show_table(["id", "text"], [["i" * 255, "t" * 200]], keep=["id"])
+        out = capsys.readouterr().out
+        assert out.count("i") - 1 == 255
+        assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (-5, "0s"), (119, "119s"), (120, "2m"), (7200, "2h"), (172_800, "2d")]
+)
+def test_an_age_is_in_its_largest_unit(seconds: float, text: str) -> None:
+    assert age(timedelta(seconds=seconds)) == text

@@ -1,0 +1,62 @@
+"""With the rules of docs/security.md: a dashboard may run every look, and what acts needs the other roles."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from redis_queue import DelayQueue, RedisQueue
+from tests.cli.conftest import Run
+from tests.cli.test_docs import EXAMPLES
+from tests.cli.test_output import LOOKS
+from tests.store.test_acl import ROLES
+
+pytestmark = pytest.mark.celery
+
+RULES = {role.name: role.rules for role in ROLES}
+
+
+@pytest.fixture
+def user(client: redis.Redis, orders: RedisQueue, tasks: DelayQueue) -> Iterator[None]:
+    """A user "limited" that may do nothing yet; the queues are filled."""
+    client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw")
+    yield
+    client.execute_command("ACL", "DELUSER", "limited")
+
+
+def allow(client: redis.Redis, *roles: str) -> None:
+    rules = dict.fromkeys(rule for role in roles for rule in RULES[role].split())
+    client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", *rules)
+
+
+@pytest.mark.usefixtures("user")
+class TestRoles:
+    def test_a_dashboard_runs_every_look(self, run: Run, client: redis.Redis, redis_url: str) -> None:
+        allow(client, "dashboard")
+        url = redis_url.replace("://", "://limited:pw@")
+
+        for line in LOOKS.values():
+            done = run(*line.split(), "--url", url)
+            assert done.exit_code == 0, (line, done.output)
+
+    def test_a_dashboard_changes_nothing(self, run: Run, client: redis.Redis, redis_url: str) -> None:
+        allow(client, "dashboard")
+
+        done = run("scheduled", "cancel", "data", "--yes", "--url", redis_url.replace("://", "://limited:pw@"))
+
+        assert done.exit_code == 1
+        assert "lacks a permission" in done.stderr
+
+    def test_all_roles_but_the_worker_run_everything(
+        self, run: Run, client: redis.Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        allow(client, "dashboard", "producer", "dispatcher", "admin")
+        monkeypatch.chdir(tmp_path)
+
+        for example in EXAMPLES:
+            done = run(*shlex.split(example), "--url", redis_url.replace("://", "://limited:pw@"))
+            assert done.exit_code == 0, (example, done.output)
