@@ -1,0 +1,234 @@
+"""What changes something: a preview with a count, then the act, then a line in the audit."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from flask import Blueprint, abort, flash, g, redirect, render_template, request, url_for
+from werkzeug.wrappers import Response
+
+from redis_queue.audit import Action
+from redis_queue.batches import CHUNK, chunks
+from redis_queue.console.dead import Place
+from redis_queue.console.pages import Page, gather
+from redis_queue.console.when import When
+from redis_queue.delay import DelayQueue
+from redis_queue.inspector import AnyQueue
+from redis_queue.keys import is_id
+from redis_queue.queue import RedisQueue
+from redis_queue.web import asked
+from redis_queue.web.dead import filter_of
+from redis_queue.web.desk import desk
+from redis_queue.web.named import delay_queues, queue_of, referred, sound_queues
+from redis_queue.web.queues import KINDS
+from redis_queue.web.scheduled import MOST_LOOKED_AT, conditions_of, matching
+
+logger = logging.getLogger("redis_queue.audit")
+
+pages = Blueprint("acting", __name__)
+
+MOST_AT_ONCE: Final = 10_000
+"""What matches is acted on so many at a time: a request must end."""
+
+SHOWN: Final = 10
+
+_OPERATION = re.compile(r"[\w-]{22}", re.ASCII)
+
+Pair = tuple[AnyQueue, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """What can be done with chosen rows: how it is asked, and how it is told. *act* yields how many it did."""
+
+    name: str
+    question: str
+    done: str
+    act: Callable[[AnyQueue, Sequence[str], When | None], Iterator[int]]
+    back: str
+    destroys: bool = False
+
+
+def _cancel(queue: AnyQueue, ids: Sequence[str], _: When | None) -> Iterator[int]:
+    for chunk in chunks(ids, CHUNK):
+        yield desk().access.cancel(_delay(queue), chunk)
+
+
+def _run_now(queue: AnyQueue, ids: Sequence[str], _: When | None) -> Iterator[int]:
+    for id_ in ids:
+        yield _delay(queue).run_now(id_)
+
+
+def _reschedule(queue: AnyQueue, ids: Sequence[str], when: When | None) -> Iterator[int]:
+    choice = {"delay": when} if isinstance(when, timedelta) else {"due_at": when}
+    for id_ in ids:
+        yield _delay(queue).reschedule(id_, **choice)
+
+
+def _redrive(queue: AnyQueue, ids: Sequence[str], _: When | None) -> Iterator[int]:
+    for chunk in chunks(ids, CHUNK):
+        yield queue.redrive(chunk)
+
+
+VERBS: Final = {
+    verb.name: verb
+    for verb in (
+        Verb("cancel", "Cancel", "cancelled", _cancel, "scheduled.show", destroys=True),
+        Verb("run-now", "Run now", "made due", _run_now, "scheduled.show"),
+        Verb("reschedule", "Reschedule", "rescheduled", _reschedule, "scheduled.show"),
+        Verb("redrive", "Redrive", "redriven", _redrive, "dead.show"),
+    )
+}
+
+
+@pages.get("/audit")
+def show() -> str:
+    """Show what was done by hand."""
+    asked.only()
+    return render_template("audit.html", actions=desk().audit.last(100))
+
+
+@pages.post("/preview")
+def preview() -> str:
+    """Show what would be changed, and ask."""
+    verb, when, pairs, more = _chosen()
+    return render_template(
+        "preview.html",
+        verb=verb,
+        to=asked.text("when", request.form),
+        count=len(pairs),
+        more=more,
+        most_looked_at=MOST_LOOKED_AT,
+        shown=[(queue.name, id_) for queue, id_ in pairs[:SHOWN]],
+        hidden=_hidden(),
+        operation=secrets.token_urlsafe(16),
+        back=url_for(verb.back),
+        when=when,
+    )
+
+
+@pages.post("/act")
+def act() -> Response:
+    """Change what the preview showed: no more than was confirmed, and once."""
+    verb, when, pairs, _ = _chosen()
+    confirmed = asked.number("confirmed", 0, 1, MOST_AT_ONCE, request.form)
+    operation = asked.text("operation", request.form) or ""
+    if not confirmed or not _OPERATION.fullmatch(operation):
+        abort(400, "Nothing was confirmed: begin with a preview.")
+    pairs = pairs[:confirmed]
+    if not desk().audit.begin(operation):
+        abort(409, "This form was sent before. The audit says what it did; for more, begin with a new preview.")
+    at, done = desk().inspector.now(), Counter[str]()
+    try:
+        for queue, ids in _grouped(pairs):
+            done[queue.name] += 0
+            for count in verb.act(queue, ids, when):
+                done[queue.name] += count
+    finally:
+        to = asked.text("when", request.form) or "" if when is not None else ""
+        _note([Action(at, g.user, verb.name, name, count, to) for name, count in done.items()])
+    count = sum(done.values())
+    flash(f"{count:,} {verb.done}." if count == len(pairs) else f"{count:,} of {len(pairs):,} {verb.done}.")
+    return redirect(url_for(verb.back), 303)
+
+
+@pages.post("/queue")
+def queue_action() -> Response:
+    """Pause, resume or put back one queue."""
+    form = request.form
+    asked.once(form)
+    kind, name = asked.choice("kind", KINDS, "", form), asked.text("name", form, exact=True)
+    verb = asked.choice("verb", ("pause", "resume", "putback"), "", form)
+    queue, count, at = queue_of(kind, name or ""), 1, desk().inspector.now()
+    if verb == "putback":
+        back = queue.put_back()
+        count = back.returned + back.dead
+        flash(f"{back.returned:,} returned, {back.dead:,} dead.")
+    elif isinstance(queue, RedisQueue):
+        getattr(queue, verb)()
+        flash(f"{queue.name} {'paused' if verb == 'pause' else 'resumed'}.")
+    else:
+        abort(400, "Only a RedisQueue can be paused: a DelayQueue is waited for by dispatchers.")
+    _note([Action(at, g.user, verb, queue.name, count)])
+    return redirect(url_for("queues.one", kind=kind, name=queue.name), 303)
+
+
+def _chosen() -> tuple[Verb, When | None, list[Pair], bool]:
+    form = request.form
+    asked.once(form, "row")
+    verb = VERBS[asked.choice("verb", VERBS, "", form)]
+    when = asked.when("when", form)
+    if verb.name == "reschedule":
+        if when is None:
+            abort(400, "Reschedule to when? Give 2030-01-01T00:00Z, or 2h from now.")
+        if isinstance(when, timedelta) and when < timedelta(0):
+            abort(400, "That is in the past; Run now makes entries due at once.")
+    else:
+        when = None
+    pairs, more = _matching(verb) if asked.flag("matching", form) else (_ticked(verb), False)
+    return verb, when, pairs, more
+
+
+def _matching(verb: Verb) -> tuple[list[Pair], bool]:
+    form = request.form
+    if verb.back == "scheduled.show":
+        queue, _ = delay_queues(asked.text("queue", form, exact=True))
+        ids, more = matching(queue, conditions_of(form), MOST_AT_ONCE)
+        return [(queue, id_) for id_ in ids], more
+    queues, _ = sound_queues(asked.text("name", form, exact=True))
+    chosen = filter_of(form)
+
+    def read(start: Place | None, limit: int) -> Page[Pair, Place]:
+        page = chosen.page(queues, start, limit)
+        return Page([(queue, letter.id) for queue, letter in page.items if is_id(letter.id)], page.next, page.looked)
+
+    return gather(read, most=MOST_AT_ONCE, most_looked_at=MOST_LOOKED_AT)
+
+
+def _ticked(verb: Verb) -> list[Pair]:
+    rows = request.form.getlist("row")
+    if not rows:
+        abort(400, f"{verb.question} what? Tick some rows first.")
+    if len(rows) > MOST_AT_ONCE:
+        abort(400, f"{len(rows):,} rows: give at most {MOST_AT_ONCE:,}.")
+    pairs = list(referred(rows))
+    if verb.back == "scheduled.show":
+        for queue, _ in pairs:
+            _delay(queue)
+    return pairs
+
+
+def _grouped(pairs: Sequence[Pair]) -> list[tuple[AnyQueue, list[str]]]:
+    groups: dict[tuple[str, str], tuple[AnyQueue, list[str]]] = {}
+    for queue, id_ in pairs:
+        groups.setdefault((type(queue).__name__, queue.name), (queue, []))[1].append(id_)
+    return list(groups.values())
+
+
+def _hidden() -> list[tuple[str, str]]:
+    """Return the fields that the preview has to bring along."""
+    own = ("token", "confirmed", "operation")
+    return [(name, value) for name, value in request.form.items(multi=True) if name not in own]
+
+
+def _delay(queue: AnyQueue) -> DelayQueue:
+    if not isinstance(queue, DelayQueue):
+        abort(400, f"{queue.name!r} is a RedisQueue: its messages do not wait for a time.")
+    return queue
+
+
+def _note(actions: Sequence[Action]) -> None:
+    # The log first: it needs no Redis.
+    for action in actions:
+        known = {"user": action.user, "verb": action.verb, "queue": action.queue, "count": action.count}
+        text = "%(verb)s by %(user)s: %(count)d of %(queue)s"
+        logger.info(text, known, extra={"action": "audit", **known, "detail": action.detail})
+    for action in actions:
+        desk().audit.add(action)

@@ -1,0 +1,129 @@
+"""The WSGI application."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final
+
+from celery import Celery
+from flask import Flask, Response, current_app, g, render_template, request
+from kombu.exceptions import OperationalError
+from werkzeug.exceptions import HTTPException, InternalServerError
+
+from redis_queue.connection import Client, connect
+from redis_queue.console.access import Access, AppAccess
+from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
+from redis_queue.inspector import Inspector
+from redis_queue.translation import RedisErrors, redact
+from redis_queue.web import acting, dead, doctor, entry, forecast, overview, queues, scheduled, shown, workers
+from redis_queue.web.desk import DESK, Desk
+from redis_queue.web.guard import Cookies, Guard, Unknown, form_token, seal
+from redis_queue.web.named import reference
+from redis_queue.web.settings import WebSettings
+
+MAX_FORM: Final = 1024 * 1024
+"""Bytes of a form."""
+
+PAGES: Final = (overview, forecast, scheduled, queues, dead, entry, workers, doctor, acting)
+
+NAVIGATION: Final = (
+    ("overview.show", "Overview"),
+    ("forecast.show", "Forecast"),
+    ("scheduled.show", "Scheduled"),
+    ("queues.show", "Queues"),
+    ("dead.show", "Dead letters"),
+    ("workers.show", "Workers"),
+    ("doctor.show", "Doctor"),
+    ("acting.show", "Audit"),
+)
+
+
+def dashboard(
+    source: Celery | Access | str | Client,
+    settings: WebSettings | None = None,
+    *,
+    prefix: str = "redis_queue",
+    **options: Any,
+) -> Flask:
+    """Return the dashboard of *source* as a WSGI application: of a Celery app, or of a Redis by URL or client.
+
+    *options* are the fields of :class:`WebSettings`. It works under any path that it is mounted at. Raises
+    ConfigurationError; Redis is not asked before a page is.
+    """
+    settings = settings or WebSettings(**options)
+    access = _access(source, prefix)
+    app = Flask("redis_queue.web", static_folder="static", template_folder="templates")
+    app.config.update(
+        SECRET_KEY=settings.secret_key or secrets.token_hex(32),
+        SESSION_COOKIE_NAME="redis_queue_session",
+        SESSION_COOKIE_HTTPONLY=True,
+        SESSION_COOKIE_SAMESITE="Strict",
+        MAX_CONTENT_LENGTH=MAX_FORM,
+        MAX_FORM_MEMORY_SIZE=MAX_FORM,
+        MAX_FORM_PARTS=20_000,
+    )
+    app.url_map.merge_slashes = False
+    app.session_interface = Cookies()
+    app.extensions[DESK] = Desk(access, settings)
+    app.before_request(Guard(settings).check)
+    app.after_request(_finish)
+    app.register_error_handler(Exception, _refuse)
+    app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
+    app.jinja_env.finalize = shown.harmless
+    for name in ("moment", "machine", "span", "until", "redacted", "body", "arguments"):
+        app.add_template_filter(getattr(shown, name), name)
+    app.add_template_global(reference)
+    app.add_template_global(form_token, "token")
+    app.context_processor(lambda: _common(settings, access))
+    for page in PAGES:
+        app.register_blueprint(page.pages)
+    return app
+
+
+def _access(source: Celery | Access | str | Client, prefix: str) -> Access:
+    if isinstance(source, Access):
+        return source
+    if isinstance(source, Celery):
+        return AppAccess(source)
+    return Access(Inspector(connect(source, check=False), prefix=prefix))
+
+
+def _common(settings: WebSettings, access: Access) -> dict[str, Any]:
+    return {
+        "navigation": NAVIGATION,
+        "label": settings.label,
+        "prefix": access.inspector.prefix,
+        "user": g.get("user", ""),
+        "may_write": g.get("may_write", False),
+    }
+
+
+def _finish(response: Response) -> Response:
+    if request.is_secure:
+        response.headers.add("Strict-Transport-Security", "max-age=31536000")
+    return seal(response)
+
+
+def _refuse(error: Exception) -> tuple[str, int] | Response:
+    """Answer with a page that says what was wrong and what to do."""
+    if isinstance(error, Unknown):
+        asked = Response("Name and password, please.\n", 401, mimetype="text/plain")
+        asked.headers["WWW-Authenticate"] = 'Basic realm="redis_queue", charset="UTF-8"'
+        return asked
+    code, name, text = _said(error)
+    return render_template("error.html", code=code, name=name, text=text), code
+
+
+def _said(error: Exception) -> tuple[int, str, str]:
+    if isinstance(error, HTTPException) and not isinstance(error, InternalServerError):
+        return error.code or 500, error.name, error.description or ""
+    if isinstance(error, InvalidNameError):
+        return 404, "Not found", str(error)
+    if isinstance(error, InvalidValueError):
+        return 400, "Bad request", str(error)
+    if isinstance(error, (RedisQueueError, *RedisErrors)):
+        return 503, "Redis does not answer as it should", redact(str(error))
+    if isinstance(error, OperationalError):
+        return 503, "The broker does not answer as it should", redact(str(error))
+    current_app.logger.exception("cannot show %s", request.path)
+    return 500, "Something went wrong", "The log of the dashboard says what."

@@ -1,0 +1,29 @@
+"""Desk: what every page works with."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flask import current_app
+
+from redis_queue.audit import Audit
+from redis_queue.console.access import Access
+from redis_queue.web.settings import WebSettings
+
+DESK: Final = "redis_queue"
+
+
+class Desk:
+    """The queues that are shown, how, and the list of what was done to them."""
+
+    def __init__(self, access: Access, settings: WebSettings) -> None:
+        self.access = access
+        self.inspector = access.inspector
+        self.settings = settings
+        self.audit = Audit(access.inspector.client, access.inspector.prefix)
+
+
+def desk() -> Desk:
+    """Return that of the application which serves this request."""
+    found: Desk = current_app.extensions[DESK]
+    return found

@@ -1,0 +1,26 @@
+"""What is wrong with this Redis and with what is kept in it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flask import Blueprint, render_template
+
+from redis_queue.console.examining import examine
+from redis_queue.web import asked
+from redis_queue.web.desk import desk
+
+pages = Blueprint("doctor", __name__)
+
+ORDER: Final = {"error": 0, "warning": 1, "ok": 2}
+
+
+@pages.get("/doctor")
+def show() -> str:
+    """Show what each check found, the worst first."""
+    asked.only()
+    # Asking the workers would write into the broker.
+    found = examine(desk().access, ask=False)
+    findings = sorted(found, key=lambda finding: ORDER[finding.severity])
+    counts = {severity: sum(finding.severity == severity for finding in found) for severity in ORDER}
+    return render_template("doctor.html", findings=findings, counts=counts)

@@ -1,0 +1,58 @@
+"""One message or entry: all that is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from flask import Blueprint, abort, render_template, request
+
+from redis_queue.celery.entry import TaskEntry
+from redis_queue.inspector import kind_of
+from redis_queue.model import Entry, Item
+from redis_queue.web import asked, shown
+from redis_queue.web.desk import desk
+from redis_queue.web.named import queue_of, reference
+from redis_queue.web.queues import KINDS
+
+pages = Blueprint("entry", __name__)
+
+
+@pages.get("/entry")
+def show() -> str:
+    """Show one message or entry."""
+    asked.only("kind", "queue", "id", "body")
+    name = asked.text("queue", exact=True) or desk().access.default_delay_queue
+    queue = queue_of(asked.choice("kind", KINDS, "delay"), name)
+    id_ = request.args.get("id", "")
+    item = queue.look(id_)
+    if item is None:
+        abort(404, f"There is no {id_!r} in {name!r} any more: it ran, was cancelled, or never was.")
+    now = desk().inspector.now()
+    task = TaskEntry.of(Entry(item.id, item.body, item.headers, item.put_at or now, item.at or now, item.deliveries))
+    with_body = asked.flag("body")
+    return render_template(
+        "entry.html",
+        queue=queue,
+        kind=kind_of(queue),
+        item=item,
+        task=task,
+        reference=reference(queue, item.id),
+        history=list(_history(item)),
+        with_body=with_body,
+        body=shown.body(item.body) if with_body and not item.problem else None,
+        headers=shown.body(dict(item.headers)) if with_body else None,
+        now=now,
+    )
+
+
+def _history(item: Item) -> Iterator[tuple[datetime | None, str]]:
+    if item.put_at is not None:
+        yield item.put_at, "stored"
+    if item.deliveries:
+        times = "once" if item.deliveries == 1 else f"{item.deliveries} times"
+        yield None, f"delivered {times}"
+    if item.reason:
+        yield None, f"last given back: {item.reason}"
+    last = {"delayed": "due", "in_flight": "in flight; its lease ends", "dead": "died", "ready": "ready to be claimed"}
+    yield item.at, last[item.state]

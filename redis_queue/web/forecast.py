@@ -1,0 +1,88 @@
+"""When how many entries fall due, and of which task."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from flask import Blueprint, render_template
+
+from redis_queue.console.forecast import by_task
+from redis_queue.web import asked
+from redis_queue.web.charts import level
+from redis_queue.web.named import delay_queues
+
+pages = Blueprint("forecast", __name__)
+
+MOST_TASKS: Final = 12
+
+
+class Span(NamedTuple):
+    """A heat map: rows of windows, each *width* long."""
+
+    title: str
+    step: str
+    rows: int
+    columns: int
+    width: timedelta
+
+
+SPANS: Final = {
+    "hour": Span("next hour", "minute", 6, 10, timedelta(minutes=1)),
+    "day": Span("next day", "quarter of an hour", 12, 8, timedelta(minutes=15)),
+    "week": Span("next week", "hour", 14, 12, timedelta(hours=1)),
+    "month": Span("next 30 days", "3 hours", 30, 8, timedelta(hours=3)),
+}
+
+
+@pages.get("/forecast")
+def show() -> str:
+    """Show the heat map of one DelayQueue, and its tasks."""
+    asked.only("span", "queue")
+    span = SPANS[asked.choice("span", SPANS, "day")]
+    queue, names = delay_queues(asked.text("queue", exact=True))
+    count = span.rows * span.columns
+    windows = queue.forecast(count, width=span.width)
+    start = windows[0][0]
+    totals = queue.forecast(span.rows, width=span.width * span.columns)
+    tasks = by_task(queue, totals, span.width * span.columns)
+    return render_template(
+        "forecast.html",
+        queue=queue,
+        names=names,
+        spans=SPANS,
+        chosen=next(name for name, known in SPANS.items() if known is span),
+        rows=_rows(windows, span),
+        times=[start + span.width * span.columns * row for row in range(span.rows)],
+        tasks=_tasks(tasks.tasks, len(totals)),
+        starts=[at for at, _ in totals],
+        exact=tasks.exact,
+        can_be_asked_for=can_be_asked_for,
+        total=sum(number for _, number in windows),
+        later=queue.count(due_after=start + span.width * count),
+        columns=[span.width * column for column in range(span.columns)],
+        width=span.width,
+    )
+
+
+def _rows(windows: list[tuple[datetime, int]], span: Span) -> list[list[dict[str, Any]]]:
+    most = max(number for _, number in windows)
+    cells = [
+        {"at": at, "until": at + span.width, "count": number, "level": level(number, most), "first": not position}
+        for position, (at, number) in enumerate(windows)
+    ]
+    return [cells[row * span.columns : (row + 1) * span.columns] for row in range(span.rows)]
+
+
+def can_be_asked_for(task: str) -> bool:
+    """Tell whether the list can be asked for this *task*: its name is somebody else's."""
+    return task.isprintable() and task == task.strip() and 0 < len(task) <= asked.MAX_TEXT
+
+
+def _tasks(tasks: Any, windows: int) -> list[tuple[str, list[tuple[int, int]], int]]:
+    most = max((number for _, counts in tasks for number in counts), default=0)
+    shown = list(tasks[:MOST_TASKS])
+    rest = [sum(counts[window] for _, counts in tasks[MOST_TASKS:]) for window in range(windows)]
+    if any(rest):
+        shown.append(("(others)", rest))
+    return [(name, [(number, level(number, most)) for number in counts], sum(counts)) for name, counts in shown]

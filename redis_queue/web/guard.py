@@ -1,0 +1,168 @@
+"""Guard: what every request has to pass before a page is made, and what every answer says to the browser."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+from flask import Flask, Response, abort, g, request, session
+from flask.sessions import SecureCookieSessionInterface
+from werkzeug.sansio.utils import host_is_trusted
+
+from redis_queue.web.settings import WebSettings
+
+WRONG_IN: Final = 60.0
+MOST_WRONG: Final = 10
+"""So many wrong passwords within :data:`WRONG_IN` seconds are answered; then none is for a while."""
+
+MOST_ADDRESSES: Final = 10_000
+
+SAFE: Final = ("GET", "HEAD", "OPTIONS")
+
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+
+HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+
+LOOKS: Final = ("workers.ask",)
+"""What is sent as a form and yet changes nothing that is kept."""
+
+LOCAL: Final = "local"
+"""Who acts where nobody has to say a name."""
+
+
+class Guard:
+    """Host, user, form token: each refuses with an HTTP error of its own."""
+
+    def __init__(self, settings: WebSettings) -> None:
+        self._settings = settings
+        self._wrong = _Wrong()
+
+    def check(self) -> None:
+        """Refuse what must not pass; sets ``g.user`` and ``g.may_write``."""
+        hosts = self._settings.hosts
+        if hosts is not None and not host_is_trusted(request.environ.get("HTTP_HOST", ""), hosts):
+            abort(400, "This host name is not one of the dashboard's: start it with --host NAME.")
+        g.user = self._user()
+        g.may_write = self._settings.allow_write and (
+            self._settings.may_write is None or self._settings.may_write(request.environ)
+        )
+        if request.method not in SAFE:
+            if not g.may_write and request.endpoint not in LOOKS:
+                abort(403, "This dashboard only shows: start it with --allow-write to act.")
+            self._check_form()
+
+    def _user(self) -> str:
+        settings = self._settings
+        if settings.identify is not None:
+            user = settings.identify(request.environ)
+            if user is None:
+                abort(403, "You may not see this dashboard.")
+            return user
+        if settings.users is None:
+            return LOCAL
+        address = request.remote_addr or ""
+        if self._wrong.is_blocked(address):
+            abort(429, "Too many wrong passwords: wait a minute.")
+        given = request.authorization
+        if given is not None and given.type == "basic" and self._knows(settings.users, given.username, given.password):
+            return str(given.username)
+        if given is not None:
+            self._wrong.add(address)
+        raise Unknown
+
+    @staticmethod
+    def _knows(users: Mapping[str, str], name: str | None, password: str | None) -> bool:
+        # Compared in the same time whoever is asked for, so that nobody learns which names there are.
+        known = users.get(name or "")
+        expected = known if known is not None else secrets.token_urlsafe()
+        same = hmac.compare_digest(expected.encode(), (password or "").encode(errors="surrogateescape"))
+        return same and known is not None
+
+    @staticmethod
+    def _check_form() -> None:
+        # Browsers that say where a form comes from are believed; the token is for those that do not.
+        if request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
+            abort(403, "This form was sent from another site.")
+        token = request.form.get("token", "")
+        if not hmac.compare_digest(session.get("token", "").encode(), token.encode()) or not token:
+            abort(403, "This form is too old: go back, reload the page and try again.")
+
+
+class Unknown(Exception):  # noqa: N818 - an answer, not a failure
+    """Nobody that is known: ask for name and password."""
+
+
+class _Wrong:
+    """When wrong passwords came, by address."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, deque[float]] = {}
+        self._lock = threading.Lock()
+
+    def is_blocked(self, address: str) -> bool:
+        """Tell whether *address* had its share."""
+        with self._lock:
+            times = self._times.get(address)
+            while times and times[0] < time.monotonic() - WRONG_IN:
+                times.popleft()
+            if times is not None and not times:
+                del self._times[address]
+            return bool(times) and len(times or ()) >= MOST_WRONG
+
+    def add(self, address: str) -> None:
+        """Note one more."""
+        with self._lock:
+            if len(self._times) >= MOST_ADDRESSES:
+                self._times.pop(next(iter(self._times)))
+            self._times.setdefault(address, deque(maxlen=MOST_WRONG)).append(time.monotonic())
+
+
+class Cookies(SecureCookieSessionInterface):
+    """The cookie goes back to where the dashboard is mounted, and over TLS only if it came over TLS."""
+
+    def get_cookie_path(self, app: Flask) -> str:  # noqa: ARG002 - Flask's signature
+        """Return the path under which it is sent."""
+        return f"{request.script_root}/"
+
+    def get_cookie_secure(self, app: Flask) -> bool:  # noqa: ARG002 - Flask's signature
+        """Tell whether only TLS may carry it."""
+        return request.is_secure
+
+
+def form_token() -> str:
+    """Return what a form of this browser has to bring along."""
+    token: str = session.setdefault("token", secrets.token_urlsafe(24))
+    return token
+
+
+def seal(response: Response) -> Response:
+    """Tell the browser to run nothing that is not ours, and to keep nothing."""
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    if request.endpoint != "static" or response.status_code >= 400:  # noqa: PLR2004
+        response.headers["Cache-Control"] = "no-store"
+    return response

@@ -1,0 +1,61 @@
+"""The queues that a page may be asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from urllib.parse import quote, unquote
+
+from flask import abort
+
+from redis_queue.delay import DelayQueue
+from redis_queue.inspector import AnyQueue, QueueRow, kind_of
+from redis_queue.keys import is_id
+from redis_queue.web.desk import desk
+
+
+def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
+    """Return the DelayQueue *name*, by default the one of Celery's tasks or the first, and the names of all."""
+    access = desk().access
+    names = [known.name for known in desk().inspector.known() if known.kind == "delay"]
+    if name is None and names and access.app is None and access.default_delay_queue not in names:
+        name = names[0]
+    if name is None and not names and access.app is None:
+        abort(404, f"There is no DelayQueue under the prefix {desk().inspector.prefix!r} yet.")
+    queue = access.delay_queue(name)
+    return queue, sorted({*names, queue.name})
+
+
+def sound_queues(name: str | None) -> tuple[list[AnyQueue], list[QueueRow]]:
+    """Return the queues with *name*, or all, that can be looked at, and the rows of those that were asked for.
+
+    One broken queue must not hide the others; its row says why. Raises InvalidNameError.
+    """
+    queues = desk().access.queues(name)
+    rows = [row for row in desk().inspector.queues() if name in (None, row.name)]
+    broken = {(row.kind, row.name) for row in rows if row.error}
+    return [queue for queue in queues if (kind_of(queue), queue.name) not in broken], rows
+
+
+def queue_of(kind: str, name: str) -> AnyQueue:
+    """Return the queue *name* of one kind; raises InvalidNameError."""
+    inspector = desk().inspector
+    if kind == "queue":
+        return inspector.queue(name)
+    return desk().access.delay_queue(name)
+
+
+def reference(queue: AnyQueue, id_: str) -> str:
+    """Return how a form names one message or entry."""
+    return f"{kind_of(queue)}:{quote(queue.name, safe='')}:{quote(id_, safe='', errors='surrogateescape')}"
+
+
+def referred(rows: Iterable[str]) -> Iterator[tuple[AnyQueue, str]]:
+    """Yield what :func:`reference` was made of, each once."""
+    queues: dict[tuple[str, str], AnyQueue] = {}
+    for row in dict.fromkeys(rows):
+        kind, name, id_ = (unquote(part) for part in [*row.split(":"), "", ""][:3])
+        if kind not in ("queue", "delay") or not name or not is_id(id_):
+            abort(400, "A row of this form names nothing: reload the page.")
+        if (kind, name) not in queues:
+            queues[kind, name] = queue_of(kind, name)
+        yield queues[kind, name], id_

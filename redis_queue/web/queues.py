@@ -1,0 +1,58 @@
+"""How deep each queue is, what is next in it, and who holds what for how long."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flask import Blueprint, render_template
+
+from redis_queue.errors import InvalidNameError
+from redis_queue.inspector import kind_of
+from redis_queue.queue import RedisQueue
+from redis_queue.web import asked
+from redis_queue.web.desk import desk
+from redis_queue.web.named import queue_of
+
+pages = Blueprint("queues", __name__)
+
+KINDS: Final = ("queue", "delay")
+NEXT: Final = 20
+ROWS: Final = 50
+MOST_OFFSET: Final = 10_000_000
+
+
+@pages.get("/queues")
+def show() -> str:
+    """List all queues."""
+    asked.only()
+    return render_template("queues.html", overview=desk().inspector.overview())
+
+
+@pages.get("/queue")
+def one() -> str:
+    """Show one queue."""
+    asked.only("kind", "name", "offset")
+    kind, name = asked.choice("kind", KINDS, "queue"), asked.text("name", exact=True)
+    if name is None:
+        raise InvalidNameError("Which queue? Choose one from the list of all queues.")
+    queue = queue_of(kind, name)
+    offset = asked.number("offset", 0, 0, MOST_OFFSET)
+    inspector = desk().inspector
+    row = next((row for row in inspector.queues() if (row.kind, row.name) == (kind, name)), None)
+    if row is not None and row.error:
+        return render_template("queue.html", queue=queue, kind=kind, row=row, now=inspector.now())
+    held = queue.in_flight(offset=offset, limit=ROWS + 1)
+    return render_template(
+        "queue.html",
+        queue=queue,
+        kind=kind_of(queue),
+        row=row,
+        next=queue.peek(NEXT) if isinstance(queue, RedisQueue) else queue.list(limit=NEXT),
+        held=held[:ROWS],
+        offset=offset,
+        more=len(held) > ROWS,
+        rows=ROWS,
+        expired=inspector.expired(queue),
+        quarantined=queue.quarantined(limit=NEXT),
+        now=inspector.now(),
+    )

@@ -1,0 +1,89 @@
+"""What waits for its time: search, filter, act."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Final
+
+from flask import Blueprint, abort, render_template, request
+
+from redis_queue.console.pages import Page, gather
+from redis_queue.console.waiting import Conditions
+from redis_queue.delay import DelayQueue
+from redis_queue.keys import is_id
+from redis_queue.leasing import id_bytes, id_text
+from redis_queue.web import asked
+from redis_queue.web.desk import desk
+from redis_queue.web.named import delay_queues
+
+pages = Blueprint("scheduled", __name__)
+
+ROWS: Final = 50
+MOST_ROWS: Final = 100
+MAX_CURSOR: Final = 4000
+
+MOST_LOOKED_AT: Final = 100_000
+"""Entries that are read to find those that are meant."""
+
+CONDITIONS: Final = ("task", "to", "id_prefix", "due_before", "due_after")
+
+
+@pages.get("/scheduled")
+def show() -> str:
+    """List waiting entries that match, by due time."""
+    asked.only("queue", *CONDITIONS, "after", "limit", "body")
+    queue, names = delay_queues(asked.text("queue", exact=True))
+    conditions = conditions_of(request.args)
+    limit = asked.number("limit", ROWS, 1, MOST_ROWS)
+    after = _cursor(asked.text("after", most=MAX_CURSOR))
+    page = conditions.page(desk().access, queue, after, limit)
+    return render_template(
+        "scheduled.html",
+        queue=queue,
+        names=names,
+        page=page,
+        after=None if page.next is None else _link(page.next),
+        asked={name: request.args.get(name, "").strip() for name in CONDITIONS},
+        link={name: value for name, value in request.args.items() if name != "after" and value},
+        first=after is None,
+        now=desk().inspector.now(),
+        total=conditions.count(desk().access, queue),
+        with_body=asked.flag("body"),
+        is_id=is_id,
+    )
+
+
+def conditions_of(values: Any) -> Conditions:
+    """Return what a form or an address asks for."""
+    return Conditions(
+        task=asked.text("task", values),
+        queue=asked.text("to", values),
+        id_prefix=asked.text("id_prefix", values),
+        due_before=asked.when("due_before", values),
+        due_after=asked.when("due_after", values),
+    )
+
+
+def _link(cursor: str) -> str:
+    # An id that was written by hand may be anything, and white space around it counts.
+    return base64.urlsafe_b64encode(id_bytes(cursor)).decode()
+
+
+def _cursor(link: str | None) -> str | None:
+    try:
+        return None if link is None else id_text(base64.b64decode(link, altchars=b"-_", validate=True))
+    except ValueError:
+        abort(400, "after: go on by the link at the end of a page.")
+
+
+def matching(queue: DelayQueue, conditions: Conditions, most: int) -> tuple[list[str], bool]:
+    """Return the ids of up to *most* entries that match, and whether there may be more.
+
+    It looks at no more than :data:`MOST_LOOKED_AT`: a request must end.
+    """
+
+    def read(after: str | None, limit: int) -> Page[str, str]:
+        page = conditions.page(desk().access, queue, after, limit)
+        return Page([entry.id for entry, _ in page.items if is_id(entry.id)], page.next, page.looked)
+
+    return gather(read, most=most, most_looked_at=MOST_LOOKED_AT)

@@ -1,0 +1,107 @@
+"""How values are written on a page."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from datetime import datetime, timedelta, timezone
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from redis_queue.celery.entry import TaskEntry
+from redis_queue.model import Entry
+
+MAX_BODY: Final = 20_000
+"""Characters of a body that are shown."""
+
+HIDDEN: Final = "•••"
+
+_KEYWORD = r"passw(?:or)?d|passphrase|secret|token|api[_-]?key|private[_-]?key|authorization|cookie|credential"
+_QUOTE = r"""\\{0,8}["']"""
+# Each part is bounded or goes on to the end of the text, so that no text makes it slow.
+_SECRET = re.compile(
+    rf"""(?P<name>(?:{_KEYWORD})[\w.-]{{0,60}}(?:{_QUOTE})?\s{{0,8}}[:=]\s{{0,8}})"""
+    r"""(?P<value>[bu]?"(?:[^"\\]|\\.)*(?:"|$)|[bu]?'(?:[^'\\]|\\.)*(?:'|$)|\[[^\]]*(?:\]|$)"""
+    r"""|(?:(?:Bearer|Basic)\s{1,8})?[^\s,;&)}\]]+)""",
+    re.IGNORECASE | re.DOTALL,
+)
+_IN_URL = re.compile(r"(?<=://)[^/\s:@]{0,200}:[^/\s@]{0,1000}(?=@)")
+_BEARER = re.compile(r"\b(Bearer|Basic)\s{1,8}[\w.~+/-]{6,}=*", re.IGNORECASE)
+
+
+def moment(at: datetime | None) -> str:
+    """Return a time point in UTC."""
+    return "-" if at is None else at.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def machine(at: datetime) -> str:
+    """Return a time point for a <time> element."""
+    return at.astimezone(timezone.utc).isoformat()
+
+
+def span(length: timedelta | float | None) -> str:
+    """Return a length of time in its two largest units: ``2 d 4 h``, ``3.5 s``, ``12 ms``."""
+    seconds = length.total_seconds() if isinstance(length, timedelta) else length
+    if seconds is None or math.isnan(seconds):
+        return "-"
+    sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
+    if seconds < 1:
+        return f"{sign}{seconds * 1000:.0f} ms"
+    if seconds < 60:  # noqa: PLR2004
+        return f"{sign}{seconds:.1f} s".replace(".0 s", " s")
+    left = round(seconds)
+    parts: list[str] = []
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= size and len(parts) < 2:  # noqa: PLR2004
+            parts.append(f"{left // size} {unit}")
+            left %= size
+        elif parts:
+            break
+    return sign + " ".join(parts)
+
+
+def until(at: datetime | None, now: datetime) -> str:
+    """Return how far away a time point is: ``in 5 min``, ``3 s ago``."""
+    if at is None:
+        return "-"
+    left = at - now
+    return f"{span(-left)} ago" if left < timedelta(0) else f"in {span(left)}"
+
+
+def body(value: Any) -> str:
+    """Return a body as text, cut if it is long; what looks like a secret is hidden."""
+    if isinstance(value, bytes):
+        return redacted(value[: MAX_BODY * 4].decode(errors="backslashreplace"))
+    return redacted(_as_json(value))
+
+
+def _as_json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=repr, indent=2)
+    except RecursionError:
+        return "nested too deeply to be shown"
+
+
+def arguments(entry: Entry, task: TaskEntry) -> str:
+    """Return what a task is called with, or the body of what is no task."""
+    return redacted(f"{task.args} {task.kwargs}") if task.task else body(entry.payload)
+
+
+def harmless(value: Any) -> Any:
+    """Return text without what moves, hides or reverses what stands beside it; other values as they are.
+
+    It goes over everything that a template writes, before HTML is escaped.
+    """
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+        return value
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in value)
+
+
+def redacted(text: str) -> str:
+    """Return *text* with what looks like a secret hidden; a net with holes, so bodies stay hidden until asked for."""
+    if len(text) > MAX_BODY:
+        text = f"{text[:MAX_BODY]}… ({len(text):,} characters)"
+    text = _SECRET.sub(lambda found: f"{found['name']}{HIDDEN}", text)
+    return _IN_URL.sub(HIDDEN, _BEARER.sub(rf"\1 {HIDDEN}", text))

@@ -1,0 +1,75 @@
+"""Who dispatches, and which workers there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from flask import Blueprint, abort, render_template
+
+from redis_queue.delay import DelayQueue
+from redis_queue.dispatching import DispatcherRow
+from redis_queue.errors import SchemaError, WrongTypeError
+from redis_queue.web import asked
+from redis_queue.web.desk import desk
+
+pages = Blueprint("workers", __name__)
+
+ANSWER_WITHIN: Final = 1.0
+"""Seconds for the workers."""
+
+
+@pages.get("/workers")
+def show() -> str:
+    """Show dispatchers; workers have to be asked."""
+    return _page(None)
+
+
+@pages.post("/workers")
+def ask() -> str:
+    """Show them with the workers: asking writes into the broker, so it is no GET."""
+    app = desk().access.app
+    if app is None:
+        abort(404, "Only a dashboard of a Celery app knows its workers.")
+    stats = app.control.inspect(timeout=ANSWER_WITHIN).stats() or {}
+    active: Mapping[str, Any] = {}
+    reserved: Mapping[str, Any] = {}
+    if stats:
+        # Those that answered do so again: nobody waits for others.
+        again = app.control.inspect(list(stats), timeout=ANSWER_WITHIN, limit=len(stats))
+        active, reserved = again.active() or {}, again.reserved() or {}
+    return _page([_row(name, found, active.get(name), reserved.get(name)) for name, found in sorted(stats.items())])
+
+
+def _page(workers: list[dict[str, Any]] | None) -> str:
+    asked.only()
+    rows: list[tuple[str, DispatcherRow]] = []
+    broken: list[tuple[str, str]] = []
+    for queue in desk().access.queues():
+        if isinstance(queue, DelayQueue):
+            try:
+                rows += [(queue.name, row) for row in queue.dispatchers()]
+            except (WrongTypeError, SchemaError) as error:
+                broken.append((queue.name, str(error)))
+    return render_template(
+        "workers.html",
+        dispatchers=rows,
+        broken=broken,
+        workers=workers,
+        has_app=desk().access.app is not None,
+        now=desk().inspector.now(),
+    )
+
+
+def _row(name: str, stats: Any, active: Any, reserved: Any) -> dict[str, Any]:
+    pool = stats.get("pool") or {}
+    return {
+        "name": name,
+        "pid": stats.get("pid"),
+        "pool": str(pool.get("implementation") or "").rpartition(":")[2],
+        "concurrency": pool.get("max-concurrency"),
+        "active": len(active or ()),
+        "reserved": len(reserved or ()),
+        "done": sum((stats.get("total") or {}).values()),
+        "uptime": stats.get("uptime"),
+    }

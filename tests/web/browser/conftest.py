@@ -1,0 +1,77 @@
+"""Chromium, and a dashboard that may act for it to look at."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from werkzeug.serving import make_server
+
+from redis_queue.web import dashboard
+
+EXECUTABLE = "/usr/bin/chromium"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """A browser without a window; for one module, since it leaves an event loop in this thread."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=EXECUTABLE, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def address(filled: redis.Redis, app: Celery) -> Iterator[str]:
+    """Where a dashboard of the filled Redis is served by this process."""
+    server = make_server("127.0.0.1", 0, dashboard(app, allow_write=True), threaded=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@dataclass
+class Tab:
+    """A tab, and what it complained about."""
+
+    page: Page
+    address: str
+    complaints: list[str] = field(default_factory=list)
+
+    def open(self, path: str) -> Page:
+        """Go there."""
+        self.page.goto(self.address + path)
+        return self.page
+
+
+NewTab = Callable[..., Tab]
+
+
+@pytest.fixture
+def new_tab(chromium: Browser, address: str) -> Iterator[NewTab]:
+    """Opens a tab; at the end none of them may have complained: no error, no breach of the policy."""
+    contexts: list[BrowserContext] = []
+    tabs: list[Tab] = []
+
+    def new_tab(**options: Any) -> Tab:
+        contexts.append(chromium.new_context(**{"viewport": {"width": 1200, "height": 800}, **options}))
+        contexts[-1].set_default_timeout(10_000)
+        tab = Tab(contexts[-1].new_page(), address)
+        tab.page.on("console", lambda message: tab.complaints.append(message.text))
+        tab.page.on("pageerror", lambda error: tab.complaints.append(str(error)))
+        tabs.append(tab)
+        return tab
+
+    yield new_tab
+    for context in contexts:
+        context.close()
+    assert [tab.complaints for tab in tabs if tab.complaints] == []

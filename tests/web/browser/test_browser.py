@@ -1,0 +1,254 @@
+"""The dashboard in a real browser: with and without scripts, by keyboard, on a phone, in the dark."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from redis_queue import DelayQueue, RedisQueue
+from tests.support.wait import wait_until
+from tests.web.browser.conftest import NewTab
+from tests.web.filling import TASK
+
+pytestmark = pytest.mark.celery
+
+WIDE = "<script>zq1()</script>" + "W" * 150
+PAGES = (
+    *("/", "/forecast", "/scheduled?body=1", "/queues", "/dead?body=1", "/workers", "/doctor", "/audit"),
+    *("/queue?kind=queue&name=orders", "/entry?queue=celery&id=task-1&body=1"),
+)
+
+
+def fits(page: Page) -> bool:
+    """Tell whether nothing sticks out to the right."""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
+
+
+def blocked(page: Page) -> list[str]:
+    """Return what keeps somebody from using the page, by axe."""
+    found = Axe().run(page).response["violations"]
+    serious = [violation for violation in found if violation["impact"] in ("serious", "critical")]
+    return [f"{item['id']}: {node['html']}" for item in serious for node in item["nodes"]]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_can_be_used_by_everybody(path: str, new_tab: NewTab, filled: redis.Redis) -> None:
+    queue = RedisQueue("orders", filled)
+    queue.put("x", dedupe_key=WIDE)
+    DelayQueue("celery", filled).push({"task": WIDE, "args": [WIDE], "kwargs": {}, "options": {}}, id=WIDE, delay=60)
+    tab = new_tab()
+    for scheme in ("light", "dark"):
+        tab.page.emulate_media(color_scheme=scheme)
+        tab.open(path)
+        assert blocked(tab.page) == [], scheme
+        assert fits(tab.page)
+    tab.page.set_viewport_size({"width": 375, "height": 700})
+    assert fits(tab.page)
+
+
+SEEN = "document.activeElement === document.body || getComputedStyle(document.activeElement).outlineStyle !== 'none'"
+
+
+def test_the_dark_is_dark(new_tab: NewTab) -> None:
+    page = new_tab().open("/")
+    found = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        found.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert found == ["rgb(255, 255, 255)", "rgb(20, 23, 28)"]
+
+
+class TestKeyboard:
+    def test_the_first_stop_skips_what_is_on_every_page(self, new_tab: NewTab) -> None:
+        page = new_tab().open("/scheduled")
+        page.keyboard.press("Tab")
+        expect(page.locator(":focus")).to_have_text("Skip to the content")
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.querySelector('main').contains(document.activeElement)")
+
+    def test_every_control_can_be_reached_and_shows_that_it_is(self, new_tab: NewTab) -> None:
+        page = new_tab().open("/scheduled?limit=2")
+        count = page.locator("a:visible, button:visible, input:visible, select:visible, [tabindex='0']:visible").count()
+        seen = set()
+        for _ in range(count + 5):
+            page.keyboard.press("Tab")
+            seen.add(page.evaluate("[...document.querySelectorAll('*')].indexOf(document.activeElement)"))
+            assert page.evaluate(SEEN)
+        # The skip link counts once it has the focus; the body comes round at the end.
+        assert len(seen) >= count
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["with scripts", "without scripts"])
+class TestActions:
+    def choose(self, page: Page, *ids: str) -> None:
+        for id_ in ids:
+            page.get_by_role("checkbox", name=f"Choose {id_}", exact=True).press("Space")
+
+    def test_cancel(self, scripts: bool, new_tab: NewTab, filled: redis.Redis) -> None:
+        page = new_tab(java_script_enabled=scripts).open("/scheduled")
+        self.choose(page, "task-1", "task-2")
+        page.get_by_role("button", name="Cancel…").press("Enter")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Cancel 2?")
+        page.get_by_role("button", name="Cancel 2").press("Enter")
+        expect(page.get_by_role("status")).to_have_text("2 cancelled.")
+        assert DelayQueue("celery", filled).get("task-1") is None
+
+    def test_change_nothing(self, scripts: bool, new_tab: NewTab, filled: redis.Redis) -> None:
+        page = new_tab(java_script_enabled=scripts).open("/scheduled")
+        self.choose(page, "task-1")
+        page.get_by_role("button", name="Cancel…").click()
+        page.get_by_role("link", name="Change nothing").click()
+        assert page.url.endswith("/scheduled")
+        assert DelayQueue("celery", filled).get("task-1") is not None
+
+    def test_search_then_reschedule_all_that_match(self, scripts: bool, new_tab: NewTab, filled: redis.Redis) -> None:
+        page = new_tab(java_script_enabled=scripts).open("/scheduled")
+        page.get_by_label("Task", exact=True).fill("shop.cancel")
+        page.get_by_label("Task", exact=True).press("Enter")
+        expect(page.locator("tbody tr")).to_have_count(1)
+        page.get_by_label("All that match").check()
+        page.get_by_label("To", exact=True).fill("5h")
+        page.get_by_role("button", name="Reschedule…").click()
+        page.get_by_role("button", name="Reschedule 1").click()
+        expect(page.get_by_role("status")).to_have_text("1 rescheduled.")
+
+    def test_run_now_from_the_entry(self, scripts: bool, new_tab: NewTab, filled: redis.Redis) -> None:
+        page = new_tab(java_script_enabled=scripts).open("/scheduled?due_after=90m")
+        page.get_by_role("link", name=TASK).click()
+        expect(page.get_by_text("secret")).to_have_count(0)
+        page.get_by_role("link", name="Show arguments and headers").click()
+        expect(page.get_by_text("'secret'")).to_be_visible()
+        page.get_by_role("button", name="Run now…").click()
+        page.get_by_role("button", name="Run now 1").click()
+        expect(page.get_by_role("status")).to_have_text("1 made due.")
+
+    def test_redrive(self, scripts: bool, new_tab: NewTab, filled: redis.Redis) -> None:
+        page = new_tab(java_script_enabled=scripts).open("/")
+        page.get_by_role("link", name="Dead letters").click()
+        page.get_by_label("Queue").select_option("orders")
+        page.get_by_role("button", name="Search").click()
+        self.choose(page, "dead")
+        page.get_by_role("button", name="Redrive…").click()
+        page.get_by_role("button", name="Redrive 1").click()
+        expect(page.get_by_role("status")).to_have_text("1 redriven.")
+        assert RedisQueue("orders", filled).stats().dead == 0
+
+    def test_pause_and_resume(self, scripts: bool, new_tab: NewTab, filled: redis.Redis) -> None:
+        page = new_tab(java_script_enabled=scripts).open("/queues")
+        page.get_by_role("link", name="orders").click()
+        page.get_by_role("button", name="Pause", exact=True).press("Enter")
+        expect(page.get_by_role("status")).to_have_text("orders paused.")
+        page.get_by_role("button", name="Resume").press("Enter")
+        expect(page.get_by_role("status")).to_have_text("orders resumed.")
+        page.get_by_role("button", name="Put back expired leases").press("Enter")
+        expect(page.get_by_role("status")).to_have_text("0 returned, 0 dead.")
+        page.get_by_role("link", name="Audit").click()
+        expect(page.locator("tbody tr")).to_have_count(4)
+
+    def test_ask_the_workers(self, scripts: bool, new_tab: NewTab) -> None:
+        page = new_tab(java_script_enabled=scripts).open("/workers")
+        page.get_by_role("button", name="Ask the workers").click()
+        expect(page.get_by_text("No worker answered within a second.")).to_be_visible()
+
+    def test_go_from_the_forecast_to_what_it_counts(self, scripts: bool, new_tab: NewTab) -> None:
+        page = new_tab(java_script_enabled=scripts).open("/forecast")
+        page.get_by_label("Span").select_option("week")
+        page.get_by_role("button", name="Show").click()
+        cell = page.locator("td a").first
+        count = cell.text_content()
+        cell.click()
+        expect(page.get_by_text(f"{count} wait.")).to_be_visible()
+
+
+def fetched(page: Page) -> list[str]:
+    """Return what the page asks for by itself from now on."""
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if request.resource_type == "fetch" else None)
+    return asked
+
+
+class TestRefresh:
+    """Time is the tab's own: it stands still until it is moved."""
+
+    def tick(self, page: Page) -> None:
+        with page.expect_response(lambda response: response.request.resource_type == "fetch"):
+            page.clock.fast_forward(5100)
+
+    def open(self, new_tab: NewTab, path: str) -> Page:
+        tab = new_tab()
+        tab.page.clock.install()
+        return tab.open(path)
+
+    def die(self, client: redis.Redis, reason: str) -> None:
+        queue = RedisQueue("failing", client)
+        queue.put(reason, dedupe_key=reason)
+        message = queue.get(block=False)
+        assert message is not None
+        queue.nack(message, dead=True, reason=reason)
+
+    def test_a_new_dead_letter_appears(self, new_tab: NewTab, filled: redis.Redis) -> None:
+        page = self.open(new_tab, "/dead")
+        self.die(filled, "brand new")
+        expect(page.get_by_text("brand new")).to_have_count(0)
+        self.tick(page)
+        expect(page.get_by_role("cell", name="brand new", exact=True)).to_be_visible()
+
+    def test_not_while_a_box_is_ticked(self, new_tab: NewTab, filled: redis.Redis) -> None:
+        page = self.open(new_tab, "/dead")
+        asked = fetched(page)
+        box = page.get_by_role("checkbox", name="Choose dead").first
+        box.check()
+        box.blur()
+        self.die(filled, "brand new")
+        page.clock.fast_forward(20_000)
+        assert page.evaluate("1") == 1
+        assert (asked, box.is_checked()) == ([], True)
+        box.uncheck()
+        box.blur()
+        self.tick(page)
+        expect(page.get_by_role("cell", name="brand new", exact=True)).to_be_visible()
+
+    def test_not_while_somebody_types(self, new_tab: NewTab, filled: redis.Redis) -> None:
+        page = self.open(new_tab, "/dead")
+        asked = fetched(page)
+        page.get_by_label("Reason contains").fill("half a wor")
+        page.clock.fast_forward(20_000)
+        assert page.evaluate("document.activeElement.value") == "half a wor"
+        assert asked == []
+
+    def test_it_can_be_paused_for_all_pages(self, new_tab: NewTab, filled: redis.Redis) -> None:
+        page = self.open(new_tab, "/dead")
+        page.get_by_role("button", name="Pause updates").press("Enter")
+        page.get_by_role("link", name="Overview").click()
+        asked = fetched(page)
+        page.clock.fast_forward(20_000)
+        assert page.evaluate("1") == 1
+        assert asked == []
+        page.get_by_role("button", name="Go on updating").press("Enter")
+        self.tick(page)
+
+    def test_what_was_done_stays_told(self, new_tab: NewTab, filled: redis.Redis) -> None:
+        page = self.open(new_tab, "/queue?kind=queue&name=orders")
+        page.get_by_role("button", name="Pause", exact=True).click()
+        expect(page.get_by_role("status")).to_have_text("orders paused.")
+        self.tick(page)
+        expect(page.get_by_role("status")).to_have_text("orders paused.")
+
+    def test_a_server_that_is_away_leaves_the_page_as_it_is(self, new_tab: NewTab, filled: redis.Redis) -> None:
+        tab = new_tab()
+        tab.page.clock.install()
+        page = tab.open("/dead")
+        filled.set("redis_queue:registry", "no hash")
+        self.tick(page)
+        expect(page.get_by_role("cell", name="Timeout", exact=True)).to_be_visible()
+        wait_until(lambda: page.evaluate("1") and tab.complaints, description="the browser to tell the status")
+        assert "503" in tab.complaints.pop()
+
+
+def test_without_scripts_there_is_nothing_that_needs_them(new_tab: NewTab) -> None:
+    page = new_tab(java_script_enabled=False).open("/")
+    expect(page.get_by_role("button", name="Pause updates")).to_have_count(0)
+    expect(page.get_by_role("img", name="Tasks dispatched")).to_be_visible()

@@ -1,0 +1,139 @@
+"""The dashboard of a filled Redis, in this process and as a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from redis_queue.testing.guard import DeathGuard
+from redis_queue.web import dashboard
+from tests.celery.processes import ROOT
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+from tests.web.filling import delayed_of, fill
+from tests.web.reading import Browser
+
+KEY = "a key for tests only"
+
+Open = Callable[..., Browser]
+
+
+@pytest.fixture
+def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
+    """An app with its broker, its results and its store in the shared Redis."""
+    url = f"redis+socket://{redis_server.socket}"
+    app = Celery("tests", broker=url, backend=url, set_as_current=False)
+    delayed_of(app, client)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def filled(client: redis.Redis, app: Celery) -> redis.Redis:
+    """The shared Redis with something in every state."""
+    fill(client, app)
+    return client
+
+
+@pytest.fixture
+def open_dashboard(filled: redis.Redis, app: Celery) -> Open:
+    """Returns a browser on a dashboard of the app, or of another source, with these settings."""
+
+    def open_dashboard(source: Any = None, **options: Any) -> Browser:
+        headers = options.pop("headers", None)
+        made = dashboard(app if source is None else source, **{"secret_key": KEY, **options})
+        made.testing = False
+        return Browser(made, headers=headers)
+
+    return open_dashboard
+
+
+@pytest.fixture
+def reader(open_dashboard: Open) -> Browser:
+    """A browser on a dashboard that only shows."""
+    return open_dashboard()
+
+
+@pytest.fixture
+def writer(open_dashboard: Open) -> Browser:
+    """A browser on a dashboard that may act."""
+    return open_dashboard(allow_write=True)
+
+
+@dataclass
+class Served:
+    """A dashboard in a process of its own."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def output(self) -> str:
+        """What it wrote so far."""
+        return self.log.read_text(errors="replace")
+
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture(scope="session")
+def serve() -> Iterator[Serve]:
+    """Starts `redis-queue web --port 0` with more arguments; the processes end with the tests."""
+    with contextlib.ExitStack() as ends:
+
+        def serve(
+            *arguments: str, url: str, environment: dict[str, str] | None = None, group: tuple[str, ...] = ()
+        ) -> Served:
+            directory = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="dashboard-")))
+            module = group or ("redis_queue",)
+            with (directory / "log").open("wb") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", *module, "web", "--port", "0", *arguments],
+                    cwd=ROOT,
+                    env={**os.environ, "REDIS_QUEUE_URL": url, **(environment or {})},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            guard = DeathGuard(process.pid, directory)
+            ends.callback(process.wait)
+            ends.callback(guard.dismiss)
+            ends.callback(process.kill)
+            served = Served(process, 0, directory / "log")
+
+            def port() -> int:
+                assert process.poll() is None, served.output
+                found = re.search(r"dashboard on http://\S+?:(\d+)/", served.output)
+                return int(found[1]) if found else 0
+
+            served.port = wait_until(port, timeout=20, description="the dashboard to say its port")
+            return served
+
+        yield serve
+
+
+def read_all(connection: Any, timeout: float = 5.0) -> bytes:
+    """Return what comes until the other side closes, or says nothing for *timeout* seconds."""
+    found = b""
+    while select.select([connection], [], [], timeout)[0] and (part := connection.recv(65536)):
+        found += part
+    return found

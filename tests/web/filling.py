@@ -1,0 +1,100 @@
+"""A Redis with everything in it that a page can show."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import redis
+from celery import Celery
+
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue.audit import Action, Audit
+from redis_queue.celery import DelayedTasks
+from redis_queue.delay_model import Push
+from redis_queue.dispatching import DispatcherRow, Dispatches, Lateness
+from redis_queue.keys import Keys
+
+TASK = "00000000-0000-4000-8000-000000000001"
+
+
+def fill_queue(client: redis.Redis, name: str = "orders", text: str = "") -> RedisQueue:
+    """Fill a RedisQueue with something in every state; *text* is in every field that a caller can choose."""
+    queue = RedisQueue(name, client, max_deliveries=2)
+    body, headers = {f"body{text}": f"value{text}"}, {f"header{text}": f"value{text}"}
+    for id_ in ("unreadable", f"dead{text}", f"held{text}", f"first{text}", f"second{text}"):
+        queue.put(body, headers=headers, dedupe_key=id_)
+    client.hset(Keys("redis_queue", "queue", name).records, "unreadable", f"\x1b[2J{text}")
+    dead = queue.get(block=False)
+    assert dead is not None
+    queue.nack(dead, dead=True, reason=f"Timeout{text}")
+    assert queue.get(block=False) is not None
+    queue.put(body, headers=headers, delay=60, dedupe_key=f"later{text}")
+    return queue
+
+
+def fill_delayed(client: redis.Redis, name: str = "celery", text: str = "", count: int = 60) -> DelayQueue:
+    """Fill a DelayQueue with something in every state, and say that something was dispatched."""
+    queue = DelayQueue(name, client)
+    call = {
+        "task": f"shop.remind{text}",
+        "args": [f"argument{text}"],
+        "kwargs": {f"name{text}": f"value{text}", "password": "hunter2"},
+        "options": {"queue": f"slow{text}", "headers": {f"stamp{text}": f"value{text}"}},
+    }
+    headers = {f"header{text}": f"value{text}", "authorization": "Bearer abcdefghijkl"}
+    for id_ in (f"dead{text}", f"held{text}", "unreadable"):
+        queue.push(call, id=id_, headers=headers)
+    client.hset(Keys("redis_queue", "delay", name, 0).records, "unreadable", f"\x1b[2J{text}")
+    for entry in queue.claim(3):
+        if entry.id.startswith("dead"):
+            queue.release(entry, dead=True, reason=f"no such queue{text}")
+    queue.push_many(
+        Push(call, delay=3600 + number, id=f"task-{number}{text}", headers=headers) for number in range(count)
+    )
+    queue.push({f"plain{text}": "data"}, id=f"data{text}", delay=30)
+    queue.push(call, id=f"overdue{text}", headers=headers)
+    queue.push("far", id="far", delay=timedelta(days=40))
+    row = DispatcherRow(f"worker{text}", datetime.now(timezone.utc), True, f"1{text}", 9, 1, f"refused{text}")
+    queue.note_dispatches(Dispatches(9, 1, Lateness.of([7, 30, 400])), worst=0.4, dispatcher=row)
+    return queue
+
+
+def fill_audit(client: redis.Redis, text: str = "") -> None:
+    """Write down what somebody did."""
+    action = Action(datetime.now(timezone.utc), f"ann{text}", f"cancel{text}", f"celery{text}", 3, f"to 2h{text}")
+    Audit(client, "redis_queue").add(action)
+
+
+def fill(client: redis.Redis, app: Celery | None = None) -> None:
+    """Fill all; with *app*, two of its tasks, too."""
+    client.flushall()
+    fill_queue(client)
+    fill_delayed(client)
+    fill_audit(client)
+    RedisQueue("quiet", client).put("x")
+    RedisQueue("quiet", client).pause()
+    RedisQueue("broken", client).put("x")
+    client.set(Keys("redis_queue", "queue", "broken").dead, "not a sorted set")
+    client.lpush("redis_queue:audit", "not JSON", json.dumps(["no", "mapping"]))
+    if app is not None:
+        due = datetime.now(timezone.utc) + timedelta(hours=2)
+        app.send_task("shop.remind", ["secret"], {"token": "hunter2"}, eta=due, task_id=TASK)
+        app.send_task("shop.cancel", [2], eta=due, task_id="task-of-app", queue="slow")
+
+
+def everything(client: redis.Redis) -> dict[bytes, Any]:
+    """Return each key with its value and whether it ends, those that end by themselves too."""
+    # A hash has no order: Redis may be in the middle of moving its fields.
+    return {
+        key: (client.hgetall(key) if client.type(key) == b"hash" else client.dump(key), client.pttl(key) >= 0)
+        for key in client.scan_iter(count=1000)
+    }
+
+
+def delayed_of(app: Celery, client: redis.Redis) -> DelayedTasks:
+    """Return the DelayedTasks of *app*, which keeps its entries in the Redis of *client*."""
+    delayed = DelayedTasks(app)
+    delayed.queue = DelayQueue("celery", client)
+    return delayed

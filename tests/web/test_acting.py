@@ -1,0 +1,393 @@
+"""Everything that changes something: what the preview says is what happens, once, and it is written down."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue.audit import Action, Audit
+from redis_queue.delay_model import Push
+from redis_queue.web import acting, dashboard, scheduled
+from tests.store.test_acl import ROLES
+from tests.support.servers import RedisServer, client_options
+from tests.web.conftest import KEY, Open
+from tests.web.filling import TASK, everything
+from tests.web.reading import Browser, Form, Page
+from tests.web.test_pages import SCREENS, crawl
+
+pytestmark = pytest.mark.celery
+
+RULES = {role.name: role.rules for role in ROLES}
+
+
+def audit(client: redis.Redis) -> list[tuple[str, str, str, int, str]]:
+    """Return what was done, without the time, newest first; the one of the filling is left out."""
+    rows = Audit(client, "redis_queue").last()
+    return [(row.user, row.verb, row.queue, row.count, row.detail) for row in rows if row.user != "ann"]
+
+
+def preview(browser: Browser, path: str, verb: str, **changes: Any) -> Page:
+    return browser.send(browser.get(path).form("/preview"), ("verb", verb), **changes)
+
+
+def rows(browser: Browser, path: str, *ids: str) -> list[str]:
+    """Return how a form names these ids."""
+    boxes = [value for name, value in browser.get(path).form("/preview").boxes if name == "row"]
+    return [box for box in boxes if box.split(":")[2] in ids]
+
+
+def due(client: redis.Redis, id_: str) -> datetime:
+    entry = DelayQueue("celery", client).get(id_)
+    assert entry is not None
+    return entry.due_at
+
+
+class TestTicked:
+    def test_cancel(self, writer: Browser, filled: redis.Redis, app: Celery) -> None:
+        asked = preview(
+            writer, "/scheduled?id_prefix=task", "cancel", row=rows(writer, "/scheduled", "task-1", "task-2")
+        )
+        assert "Cancel 2?" in asked.text
+        assert "task-1 in celery" in asked.text
+        assert due(filled, "task-1")
+
+        assert "2 cancelled." in writer.send(asked.form("/act")).text
+        queue = DelayQueue("celery", filled)
+        assert (queue.get("task-1"), queue.get("task-2"), queue.count()) == (None, None, 63)
+        assert audit(filled) == [("local", "cancel", "celery", 2, "")]
+
+    @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's own
+    def test_a_cancelled_task_is_revoked(self, writer: Browser, filled: redis.Redis, app: Celery) -> None:
+        page = writer.get(f"/entry?queue=celery&id={TASK}")
+        writer.send(writer.send(page.form("/preview"), ("verb", "cancel")).form("/act"))
+        assert app.AsyncResult(TASK).state == "REVOKED"
+
+    @pytest.mark.parametrize(
+        ("when", "earliest", "latest"),
+        [("2h", 7190, 7201), ("1d12h", 129590, 129601), ("2030-01-01T00:00Z", None, None)],
+    )
+    def test_reschedule(
+        self, when: str, earliest: float | None, latest: float | None, writer: Browser, filled: redis.Redis
+    ) -> None:
+        page = writer.get("/entry?queue=celery&id=task-1")
+        asked = writer.send(page.form("/preview"), ("verb", "reschedule"), when=when)
+        assert f"Reschedule 1 to {when}?" in asked.text
+        assert "1 rescheduled." in writer.send(asked.form("/act")).text
+        at = due(filled, "task-1")
+        if earliest is None or latest is None:
+            assert at == datetime(2030, 1, 1, tzinfo=timezone.utc)
+        else:
+            assert timedelta(seconds=earliest) < at - datetime.now(timezone.utc) < timedelta(seconds=latest)
+        assert audit(filled) == [("local", "reschedule", "celery", 1, when)]
+
+    @pytest.mark.parametrize("when", ["", "-2h", "tomorrow", "2030-01-01T00:00", "99999d", "9999-01-01T00:00Z", "\x00"])
+    def test_reschedule_to_what_cannot_be(self, when: str, writer: Browser, filled: redis.Redis) -> None:
+        before = everything(filled)
+        form = writer.get("/entry?queue=celery&id=task-1").form("/preview")
+        page = writer.send(form, ("verb", "reschedule"), when=when)
+        if page.status == 200:
+            page = writer.send(page.form("/act"))
+        assert page.status == 400
+        after = everything(filled)
+        assert [
+            key for key in after if before.get(key) != after[key] and b":operation:" not in key and b":audit" not in key
+        ] == []
+
+    def test_run_now(self, writer: Browser, filled: redis.Redis) -> None:
+        asked = preview(writer, "/scheduled", "run-now", row=rows(writer, "/scheduled", "task-1", "data"))
+        assert "2 made due." in writer.send(asked.form("/act")).text
+        assert due(filled, "task-1") <= datetime.now(timezone.utc) + timedelta(seconds=1)
+        assert audit(filled) == [("local", "run-now", "celery", 2, "")]
+
+    def test_redrive_of_several_queues(self, writer: Browser, filled: redis.Redis) -> None:
+        asked = preview(writer, "/dead", "redrive", row=rows(writer, "/dead", "dead"))
+        assert "Redrive 2?" in asked.text
+        assert "2 redriven." in writer.send(asked.form("/act")).text
+        assert RedisQueue("orders", filled).dead_letters() == DelayQueue("celery", filled).dead_letters() == []
+        assert sorted(audit(filled)) == [("local", "redrive", "celery", 1, ""), ("local", "redrive", "orders", 1, "")]
+
+    def test_nothing_ticked(self, writer: Browser) -> None:
+        assert "Tick some rows first" in preview(writer, "/scheduled", "cancel").text
+
+    def test_what_is_gone_meanwhile_is_told(self, writer: Browser, filled: redis.Redis) -> None:
+        asked = preview(writer, "/scheduled", "cancel", row=rows(writer, "/scheduled", "task-1", "task-2"))
+        DelayQueue("celery", filled).cancel("task-1")
+        assert "1 of 2 cancelled." in writer.send(asked.form("/act")).text
+
+    @pytest.mark.parametrize(
+        "row",
+        [
+            "x",
+            "delay:celery",
+            "delay::x",
+            "delay:celery:",
+            "delay:nosuch:x",
+            "stream:celery:x",
+            "queue:orders:first",
+            "delay:celery:%00",
+            "a" * 9000,
+        ],
+    )
+    def test_rows_that_name_nothing(self, row: str, writer: Browser, filled: redis.Redis) -> None:
+        before = everything(filled)
+        page = preview(writer, "/scheduled", "cancel", row=["delay:celery:task-1", row])
+        assert page.status in (400, 404)
+        assert everything(filled) == before
+
+
+class TestMatching:
+    def test_conditions_choose(self, writer: Browser, filled: redis.Redis) -> None:
+        asked = preview(writer, "/scheduled?task=shop.remind&due_before=1h10s&due_after=1h", "cancel", matching="1")
+        found = re.search(r"Cancel (\d+)\?", asked.text)
+        assert found is not None
+        assert 9 <= int(found[1]) <= 11
+        assert "and 1 more" in asked.text or int(found[1]) <= acting.SHOWN
+        writer.send(asked.form("/act"))
+        assert DelayQueue("celery", filled).count() == 65 - int(found[1])
+
+    def test_no_more_than_was_confirmed(self, writer: Browser, filled: redis.Redis) -> None:
+        asked = preview(writer, "/scheduled?task=shop.cancel", "cancel", matching="1")
+        queue = DelayQueue("celery", filled)
+        call = {"task": "shop.cancel", "args": [], "kwargs": {}, "options": {}}
+        queue.push_many(Push(call, delay=9000, id=f"new-{number}") for number in range(5))
+        assert "1 cancelled." in writer.send(asked.form("/act")).text
+        assert queue.count() == 69
+
+    def test_more_than_the_limit(self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(acting, "MOST_AT_ONCE", 20)
+        for left in (45, 25):
+            asked = preview(writer, "/scheduled", "cancel", matching="1")
+            assert "Cancel 20?" in asked.text
+            assert "More may match. These 20 are done at once" in asked.text
+            assert "20 cancelled." in writer.send(asked.form("/act")).text
+            assert DelayQueue("celery", filled).count() == left
+
+    def test_a_rare_one_among_many(self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in (acting, scheduled):
+            monkeypatch.setattr(module, "MOST_LOOKED_AT", 30)
+        monkeypatch.setattr("redis_queue.console.waiting.MOST_LOOKED_AT", 30)
+        monkeypatch.setattr("redis_queue.console.waiting.CHUNK", 10)
+        asked = preview(writer, "/scheduled?task=shop.nosuch", "cancel", matching="1")
+        assert "Nothing among the first 30 matches" in asked.text
+        assert [form for form in asked.forms if form.action == "/act"] == []
+
+    def test_dead_letters_of_one_reason(self, writer: Browser, filled: redis.Redis) -> None:
+        queue = RedisQueue("orders", filled)
+        queue.put_many(range(30))
+        queue.nack_many(queue.get_many(30), dead=True, reason="again and again")
+        asked = preview(writer, "/dead?reason=again", "redrive", matching="1")
+        assert "Redrive 30?" in asked.text
+        assert "30 redriven." in writer.send(asked.form("/act")).text
+        assert [letter.reason for letter in queue.dead_letters()] == ["Timeout"]
+
+    def test_nothing_matches(self, writer: Browser) -> None:
+        asked = preview(writer, "/dead?reason=nosuch", "redrive", matching="1")
+        assert "Nothing matches." in asked.text
+
+
+class TestForms:
+    def asked(self, browser: Browser) -> Form:
+        page = preview(browser, "/scheduled", "reschedule", row=rows(browser, "/scheduled", "task-1"), when="5h")
+        return page.form("/act")
+
+    @pytest.mark.parametrize("confirmed", [None, "", "0", "-1", "1e3", "10001", "99999999999", "x"])
+    def test_the_count_has_to_be_confirmed(self, confirmed: str | None, writer: Browser, filled: redis.Redis) -> None:
+        before = everything(filled)
+        assert writer.post(self.asked(writer), confirmed=confirmed).status_code == 400
+        assert everything(filled) == before
+
+    @pytest.mark.parametrize("operation", [None, "", "x", "x" * 300, "../../../../../../..."])
+    def test_an_act_needs_its_preview(self, operation: str | None, writer: Browser, filled: redis.Redis) -> None:
+        before = everything(filled)
+        assert writer.post(self.asked(writer), operation=operation).status_code == 400
+        assert everything(filled) == before
+
+    def test_a_form_acts_once(self, writer: Browser, filled: redis.Redis) -> None:
+        form = self.asked(writer)
+        assert writer.post(form).status_code == 303
+        at = due(filled, "task-1")
+        page = writer.send(form)
+        assert (page.status, "was sent before" in page.text) == (409, True)
+        assert due(filled, "task-1") == at
+        assert len(audit(filled)) == 1
+
+    def test_a_form_acts_once_however_many_send_it(
+        self, writer: Browser, open_dashboard: Open, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(acting, "MOST_AT_ONCE", 10)
+        form = preview(writer, "/scheduled", "cancel", matching="1").form("/act")
+        cookie = writer.client.get_cookie("redis_queue_session")
+        assert cookie is not None
+        browsers = [open_dashboard(allow_write=True) for _ in range(6)]
+        for browser in browsers:
+            browser.client.set_cookie("redis_queue_session", cookie.value)
+        # Each has a dashboard of its own, as several processes have: they share the key and Redis.
+        before = DelayQueue("celery", filled).count()
+        with ThreadPoolExecutor(6) as pool:
+            codes = sorted(pool.map(lambda browser: browser.post(form).status_code, browsers))
+        assert codes == [303, 409, 409, 409, 409, 409]
+        assert DelayQueue("celery", filled).count() == before - 10
+
+    def test_fields_that_came_twice(self, writer: Browser, filled: redis.Redis) -> None:
+        before, form = everything(filled), self.asked(writer)
+        for name in ("verb", "confirmed", "when", "operation"):
+            value = dict(form.fields).get(name, "1")
+            assert writer.post(form, **{name: [value, value]}).status_code == 400
+        assert everything(filled) == before
+
+    def test_verbs_that_are_none(self, writer: Browser, filled: redis.Redis) -> None:
+        before, form = everything(filled), self.asked(writer)
+        for verb in ("purge", "", "__class__", "cancel,redrive"):
+            assert writer.post(form, verb=verb).status_code == 400
+        assert everything(filled) == before
+
+
+class TestQueues:
+    def button(self, browser: Browser, name: str, verb: str) -> Page:
+        return browser.send(browser.get(f"/queue?{name}").form("/queue"), ("verb", verb))
+
+    def test_pause_and_resume(self, writer: Browser, filled: redis.Redis) -> None:
+        assert "orders paused." in self.button(writer, "kind=queue&name=orders", "pause").text
+        assert RedisQueue("orders", filled).stats().paused
+        assert "orders resumed." in self.button(writer, "kind=queue&name=orders", "resume").text
+        assert not RedisQueue("orders", filled).stats().paused
+        assert [row[1] for row in audit(filled)] == ["resume", "pause"]
+
+    def test_put_back(self, writer: Browser, filled: redis.Redis) -> None:
+        filled.zadd("{redis_queue:queue:orders}:in_flight", {"held": 1})
+        assert "1 returned, 0 dead." in self.button(writer, "kind=queue&name=orders", "putback").text
+        assert RedisQueue("orders", filled).stats().ready == 3
+        assert audit(filled) == [("local", "putback", "orders", 1, "")]
+
+    def test_what_cannot_be_done_with_one(self, writer: Browser, filled: redis.Redis) -> None:
+        before = everything(filled)
+        for verb in ("pause", "purge", ""):
+            assert self.button(writer, "kind=delay&name=celery", verb).status == 400
+        assert everything(filled) == before
+
+
+class TestAudit:
+    def test_names_who_did_it_and_writes_a_log(
+        self, open_dashboard: Open, filled: redis.Redis, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO, "redis_queue.audit")
+        browser = open_dashboard(identify=lambda _: "carla", allow_write=True)
+        asked = preview(browser, "/scheduled", "cancel", row=rows(browser, "/scheduled", "task-1"))
+        browser.send(asked.form("/act"))
+        assert audit(filled) == [("carla", "cancel", "celery", 1, "")]
+        (record,) = [record for record in caplog.records if record.name == "redis_queue.audit"]
+        assert record.getMessage() == "cancel by carla: 1 of celery"
+        assert (record.user, record.verb, record.queue, record.count) == ("carla", "cancel", "celery", 1)  # type: ignore[attr-defined]
+        text = browser.get("/audit").text
+        assert "carla cancel celery 1" in text
+
+    def test_says_what_was_done_before_it_broke(
+        self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run_now: Callable[..., bool] = DelayQueue.run_now
+        calls: list[str] = []
+
+        def breaks(queue: DelayQueue, id_: str) -> bool:
+            calls.append(id_)
+            if len(calls) > 3:
+                raise redis.ConnectionError("gone")
+            return run_now(queue, id_)
+
+        asked = preview(writer, "/scheduled?id_prefix=task-2", "run-now", matching="1")
+        monkeypatch.setattr(DelayQueue, "run_now", breaks)
+        assert writer.send(asked.form("/act")).status == 503
+        assert audit(filled) == [("local", "run-now", "celery", 3, "")]
+
+    def test_keeps_the_last_thousand(self, filled: redis.Redis) -> None:
+        found = Audit(filled, "redis_queue")
+        for number in range(1005):
+            found.add(Action(datetime.now(timezone.utc), "x", "cancel", "q", number))
+        assert filled.llen("redis_queue:audit") == 1000
+        assert [row.count for row in found.last(2)] == [1004, 1003]
+
+
+class TestRoles:
+    """With the rules of docs/security.md."""
+
+    @pytest.fixture
+    def limited(self, redis_server: RedisServer, filled: redis.Redis) -> Any:
+        clients: list[redis.Redis] = []
+
+        def limited(*roles: str) -> Browser:
+            rules = dict.fromkeys(rule for role in roles for rule in RULES[role].split())
+            filled.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", *rules)
+            client = redis.Redis.from_url(redis_server.url, username="limited", password="pw", **client_options())
+            clients.append(client)
+            return Browser(dashboard(client, allow_write=True, secret_key=KEY))
+
+        yield limited
+        for client in clients:
+            client.close()
+        filled.execute_command("ACL", "DELUSER", "limited")
+
+    def test_the_rules_of_a_dashboard_show_every_page(self, limited: Any) -> None:
+        pages = crawl(limited("dashboard"), 3)
+        assert [path for path, page in pages.items() if page.status != 200] == []
+        assert set(SCREENS) <= set(pages)
+
+    def test_they_change_nothing_and_lose_nothing(self, limited: Any, filled: redis.Redis) -> None:
+        browser = limited("dashboard")
+        before = everything(filled)
+        for path, verb in (
+            ("/scheduled", "cancel"),
+            ("/scheduled", "run-now"),
+            ("/scheduled", "reschedule"),
+            ("/dead", "redrive"),
+        ):
+            asked = preview(browser, path, verb, matching="1", when="2h" if verb == "reschedule" else None)
+            page = browser.send(asked.form("/act"))
+            assert (page.status, "lacks a permission" in page.text) == (503, True), verb
+        for verb in ("pause", "putback"):
+            page = browser.send(browser.get("/queue?kind=queue&name=orders").form("/queue"), ("verb", verb))
+            assert (page.status, "lacks a permission" in page.text) == (503, True), verb
+        assert everything(filled) == before
+
+    def test_acting_needs_four_roles(self, limited: Any, filled: redis.Redis) -> None:
+        browser = limited("dashboard", "producer", "dispatcher", "admin")
+        for path, verb in (
+            ("/scheduled", "run-now"),
+            ("/scheduled", "reschedule"),
+            ("/scheduled", "cancel"),
+            ("/dead", "redrive"),
+        ):
+            asked = preview(browser, path, verb, matching="1", when="2h" if verb == "reschedule" else None)
+            page = browser.send(asked.form("/act"))
+            assert page.status == 200, page.text
+        for verb in ("pause", "putback", "resume"):
+            page = browser.send(browser.get("/queue?kind=queue&name=orders").form("/queue"), ("verb", verb))
+            assert page.status == 200, page.text
+        assert DelayQueue("celery", filled).count() == 1
+
+
+class TestWorkers:
+    def test_asking_needs_a_token_and_no_permission(self, reader: Browser) -> None:
+        form = reader.get("/workers").form("/workers")
+        assert "No worker answered within a second." in reader.send(form).text
+        assert reader.post(form, token="x").status_code == 403
+
+    def test_without_an_app_there_is_nobody_to_ask(self, open_dashboard: Open, filled: redis.Redis) -> None:
+        browser = open_dashboard(filled)
+        assert [form for form in browser.get("/workers").forms if form.method == "post"] == []
+
+    def test_a_broker_that_is_away(self, client: redis.Redis, redis_url: str, tmp_path: Any) -> None:
+        app = Celery("away", broker="amqp://ann:hunter2@127.0.0.1:1//", set_as_current=False)
+        app.conf.redis_queue_url = redis_url
+        app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+        browser = Browser(dashboard(app, secret_key=KEY))
+        page = browser.send(browser.get("/workers").form("/workers"))
+        assert (page.status, "hunter2" in page.text) == (503, False)
+        app.close()

@@ -1,0 +1,263 @@
+"""Who gets in, from where, and what every answer says to the browser."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from redis_queue.errors import ConfigurationError
+from redis_queue.web import WebSettings, guard
+from tests.web.conftest import Open
+from tests.web.filling import everything
+from tests.web.reading import Browser
+from tests.web.test_pages import SCREENS
+
+pytestmark = pytest.mark.celery
+
+USERS = {"ann": "correct horse", "ben": "battery staple"}
+
+
+def paused(client: redis.Redis, name: str = "orders") -> bool:
+    return bool(client.hget(f"{{redis_queue:queue:{name}}}:meta", "paused"))
+
+
+def pause(browser: Browser, **options: Any) -> int:
+    """Send a form that would pause a queue; return the status."""
+    form = browser.get("/queue?kind=queue&name=orders").form("/queue")
+    data = {**dict(form.fields), "verb": "pause", **options.pop("data", {})}
+    kept = {name: value for name, value in data.items() if value is not None}
+    return browser.raw("/queue", method="POST", data=kept, **options).status_code
+
+
+class TestUsers:
+    def test_nobody_gets_in_without_a_name(self, open_dashboard: Open) -> None:
+        browser = open_dashboard(users=USERS)
+        for path in (*SCREENS, "/entry", "/nosuch", "/static/style.css"):
+            for method in ("GET", "POST", "HEAD", "OPTIONS", "PUT"):
+                answer = browser.raw(path, method=method)
+                assert answer.status_code == 401, (method, path)
+                assert answer.headers["WWW-Authenticate"].startswith("Basic ")
+                assert b"orders" not in answer.data
+
+    @pytest.mark.parametrize(
+        ("login", "status"),
+        [
+            (("ann", "correct horse"), 200),
+            (("ben", "battery staple"), 200),
+            (("ann", "battery staple"), 401),
+            (("ann", ""), 401),
+            (("", ""), 401),
+            (("nobody", "correct horse"), 401),
+            (("ann", "correct hors\u00e9"), 401),
+        ],
+    )
+    def test_a_name_needs_its_password(self, login: tuple[str, str], status: int, open_dashboard: Open) -> None:
+        assert open_dashboard(users=USERS).raw("/", auth=login).status_code == status
+
+    @pytest.mark.parametrize(
+        "header", ["Basic", "Basic ????", "Basic /w==", "Bearer x", "Basic YW5u", "\x00", "x" * 9000]
+    )
+    def test_headers_that_are_none(self, header: str, open_dashboard: Open) -> None:
+        assert open_dashboard(users=USERS).raw("/", headers={"Authorization": header}).status_code == 401
+
+    def test_passwords_are_compared_in_the_same_time(
+        self, open_dashboard: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        compared: list[bytes] = []
+
+        class Watched:
+            @staticmethod
+            def compare_digest(expected: bytes, given: bytes) -> bool:
+                compared.append(given)
+                return hmac.compare_digest(expected, given)
+
+        monkeypatch.setattr(guard, "hmac", Watched)
+        browser = open_dashboard(users=USERS)
+        for login in (("ann", "wrong one"), ("nobody", "wrong one")):
+            browser.raw("/", auth=login)
+        assert compared == [b"wrong one", b"wrong one"]
+
+    def test_wrong_passwords_end(self, open_dashboard: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = [1000.0]
+        monkeypatch.setattr(guard.time, "monotonic", lambda: now[0])
+        browser = open_dashboard(users=USERS)
+
+        def ask(password: str, address: str = "10.0.0.1") -> int:
+            options = {"environ_overrides": {"REMOTE_ADDR": address}}
+            return browser.raw("/audit", auth=("ann", password), **options).status_code
+
+        assert [ask("wrong one") for _ in range(guard.MOST_WRONG)] == [401] * guard.MOST_WRONG
+        assert (ask("wrong one"), ask(USERS["ann"])) == (429, 429)
+        assert ask(USERS["ann"], "10.0.0.2") == 200
+        now[0] += guard.WRONG_IN + 1
+        assert ask(USERS["ann"]) == 200
+
+    def test_addresses_do_not_fill_the_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(guard, "MOST_ADDRESSES", 3)
+        wrong = guard._Wrong()
+        for number in range(20):
+            wrong.add(str(number))
+        assert len(wrong._times) == 3
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"users": {}},
+            {"users": {"ann": "short"}},
+            {"users": {"a:b": "long enough"}},
+            {"users": {"": "long enough"}},
+            {"users": {"a\nb": "long enough"}},
+            {"users": USERS, "identify": lambda _: "ann"},
+            {"secret_key": "short"},
+            {"label": "x" * 41},
+        ],
+    )
+    def test_settings_that_cannot_be(self, options: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError):
+            WebSettings(**options)
+
+
+class TestCallables:
+    def test_an_application_says_who_it_is(self, open_dashboard: Open, filled: redis.Redis) -> None:
+        def identify(environment: Mapping[str, object]) -> str | None:
+            return environment.get("REMOTE_USER")  # type: ignore[return-value]
+
+        browser = open_dashboard(identify=identify, allow_write=True)
+        assert browser.raw("/").status_code == 403
+
+        page = browser.open("/audit", environ_overrides={"REMOTE_USER": "carla"})
+        assert (page.status, "carla" in page.text) == (200, True)
+
+    def test_some_may_write(self, open_dashboard: Open, filled: redis.Redis) -> None:
+        browser = open_dashboard(
+            users=USERS, allow_write=True, may_write=lambda env: "YW5u" in env["HTTP_AUTHORIZATION"]
+        )
+        for login, status, mode in ((("ben", USERS["ben"]), 403, "read-only"), (("ann", USERS["ann"]), 303, "may act")):
+            page = browser.open("/queue?kind=queue&name=orders", auth=login)
+            assert mode in page.text
+            token = dict(page.form("/queue").fields)["token"] if status == 303 else "x"
+            data = {"kind": "queue", "name": "orders", "verb": "pause", "token": token}
+            assert browser.raw("/queue", method="POST", auth=login, data=data).status_code == status
+        assert paused(filled)
+
+    def test_nobody_may_write_where_nothing_may_be_written(self, open_dashboard: Open) -> None:
+        browser = open_dashboard(may_write=lambda _: True)
+        assert "read-only" in browser.get().text
+        assert browser.raw("/act", method="POST").status_code == 403
+
+
+class TestForms:
+    def test_one_that_is_ours(self, writer: Browser, filled: redis.Redis) -> None:
+        assert pause(writer) == 303
+        assert paused(filled)
+
+    @pytest.mark.parametrize("token", [None, "", "x", "x" * 32, "\u00e4"])
+    def test_one_without_our_token(self, token: str | None, writer: Browser, filled: redis.Redis) -> None:
+        assert pause(writer, data={"token": token}) == 403
+        assert not paused(filled)
+
+    def test_one_with_the_token_of_another_browser(
+        self, writer: Browser, open_dashboard: Open, filled: redis.Redis
+    ) -> None:
+        other = dict(open_dashboard(allow_write=True).get("/scheduled").form("/preview").fields)["token"]
+        assert pause(writer, data={"token": other}) == 403
+        assert not paused(filled)
+
+    def test_one_without_a_cookie(self, writer: Browser, open_dashboard: Open, filled: redis.Redis) -> None:
+        token = dict(writer.get("/scheduled").form("/preview").fields)["token"]
+        data = {"kind": "queue", "name": "orders", "verb": "pause", "token": token}
+        assert open_dashboard(allow_write=True).raw("/queue", method="POST", data=data).status_code == 403
+        assert not paused(filled)
+
+    @pytest.mark.parametrize("site", ["cross-site", "same-site", "none", "SAME-ORIGIN", ""])
+    def test_one_from_another_site(self, site: str, writer: Browser, filled: redis.Redis) -> None:
+        assert pause(writer, headers={"Sec-Fetch-Site": site}) == 403
+        assert not paused(filled)
+
+    def test_a_forged_cookie(self, writer: Browser, filled: redis.Redis) -> None:
+        data = {"kind": "queue", "name": "orders", "verb": "pause", "token": "x"}
+        writer.client.set_cookie("redis_queue_session", "eyJ0b2tlbiI6IngifQ.Z0AAAA.forged")
+        assert writer.raw("/queue", method="POST", data=data).status_code == 403
+        assert not paused(filled)
+
+    def test_a_dashboard_that_only_shows_takes_none(self, open_dashboard: Open, filled: redis.Redis) -> None:
+        reader, before = open_dashboard(), everything(filled)
+        token = dict(reader.get("/workers").form("/workers").fields)["token"]
+        for path in ("/preview", "/act", "/queue"):
+            data = {"kind": "queue", "name": "orders", "verb": "pause", "token": token}
+            assert reader.raw(path, method="POST", data=data).status_code == 403
+        assert everything(filled) == before
+        for path in SCREENS:
+            assert [form.action for form in reader.get(path).forms if form.method == "post" and form.buttons] == []
+
+
+class TestHosts:
+    @pytest.mark.parametrize(
+        ("host", "status"),
+        [
+            ("localhost", 200),
+            ("localhost:8055", 200),
+            ("queues.example.org", 200),
+            ("evil.example", 400),
+            ("localhost.evil.example", 400),
+            ("localhost@evil.example", 400),
+            ("queues.example.org.", 400),
+            ("", 400),
+            ("a b", 400),
+            ("[::1", 400),
+            ("localhost:99999999", 400),
+            ("<script>alert(1)</script>", 400),
+        ],
+    )
+    def test_only_those_that_are_named(self, host: str, status: int, open_dashboard: Open) -> None:
+        browser = open_dashboard(hosts=["localhost", "queues.example.org"])
+        page = browser.open("/audit", headers={"Host": host})
+        assert page.status == status
+        assert "<script>alert" not in page.source
+
+
+class TestHeaders:
+    def test_every_answer_has_them(self, open_dashboard: Open) -> None:
+        browser = open_dashboard(users=USERS)
+        ann = ("ann", USERS["ann"])
+        paths = [*SCREENS, "/nosuch", "/entry?id=nosuch", "/queue", "/static/style.css", "/static/nosuch"]
+        answers = [browser.raw(path, auth=ann) for path in paths] + [browser.raw("/"), browser.raw("/", method="POST")]
+        for answer in answers:
+            for name, value in guard.HEADERS.items():
+                assert answer.headers.getlist(name) == [value]
+        kept = [answer.headers.get("Cache-Control") != "no-store" for answer in answers]
+        assert kept == [path == "/static/style.css" for path in paths] + [False, False]
+
+    def test_the_policy_lets_nothing_in(self) -> None:
+        rules = dict(rule.split(" ", 1) for rule in guard.POLICY.split("; "))
+        assert (rules["default-src"], rules["script-src"], rules["frame-ancestors"]) == ("'none'", "'self'", "'none'")
+        assert set(rules.values()) == {"'none'", "'self'"}
+
+    def test_pages_need_no_more_than_the_policy(self, writer: Browser) -> None:
+        for path in (*SCREENS, "/queue?kind=queue&name=orders", "/entry?queue=celery&id=task-1&body=1"):
+            for tag, attributes in writer.get(path).tags:
+                assert "style" not in attributes
+                assert not any(name.startswith("on") for name in attributes)
+                assert tag not in ("style", "iframe", "object", "embed", "base")
+                if tag == "script":
+                    assert attributes == {"src": "/static/refresh.js", "defer": ""}
+
+    def test_a_plain_connection(self, writer: Browser) -> None:
+        answer = writer.raw("/scheduled")
+        assert "Strict-Transport-Security" not in answer.headers
+        parts = {part.strip() for part in answer.headers["Set-Cookie"].split(";")[1:]}
+        assert parts == {"HttpOnly", "Path=/", "SameSite=Strict"}
+
+    def test_tls(self, writer: Browser) -> None:
+        answer = writer.raw("/scheduled", base_url="https://localhost")
+        assert answer.headers["Strict-Transport-Security"] == "max-age=31536000"
+        parts = {part.strip() for part in answer.headers["Set-Cookie"].split(";")[1:]}
+        assert parts == {"Secure", "HttpOnly", "Path=/", "SameSite=Strict"}
+
+    def test_pages_that_offer_nothing_set_no_cookie(self, reader: Browser, app: Celery) -> None:
+        assert [path for path in SCREENS if "Set-Cookie" in reader.raw(path).headers] == ["/workers"]

@@ -1,0 +1,205 @@
+"""What others wrote into Redis is shown on every page, and run on none."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue.keys import Keys
+from redis_queue.web import dashboard
+from tests.web.conftest import KEY
+from tests.web.filling import fill_audit, fill_delayed, fill_queue
+from tests.web.reading import Browser, Page
+from tests.web.test_pages import SCREENS, crawl
+
+pytestmark = pytest.mark.celery
+
+MARK = "zq1"
+CORPUS = (
+    "<script>zq1()</script>",
+    '"><script src=//zq1></script>',
+    "'><img src=x onerror=zq1()>",
+    '" autofocus onfocus="zq1()',
+    "' style='background:url(//zq1)",
+    "</title></textarea></style></script><svg onload=zq1()>",
+    "<!--zq1--><![CDATA[<a href=javascript:zq1()>",
+    "javascript:zq1()//",
+    "&lt;script&gt;zq1()&#60;/script&#62;",
+    "{{7*191}}{%raw%}${7*191}zq1",
+    "<base href=//zq1><meta http-equiv=refresh content=0;url=//zq1>",
+    "`zq1`\\u003cscript\\u003e",
+)
+_TAGS = """
+a body button caption code dd div dl dt fieldset figcaption figure form h1 h2 head header html input label legend li
+link main meta nav ol option p pre rect script section select small span strong svg table tbody td th thead time title
+tr ul
+"""
+KNOWN = frozenset(_TAGS.split())
+UNSEEN = ("\u202e", "\u2066", "\x1b[2J", "\x00", "\r\nSet-Cookie: zq1=1\r\n", "\u200b", "\ud800", "\x7f", "\u2028")
+
+
+def check(page: Page) -> None:
+    """Raise AssertionError for a page on which something is run, or that somebody else shaped."""
+    assert page.status == 200, page.text
+    for tag, attributes in page.tags:
+        assert tag in KNOWN, tag
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, attributes)
+            assert name != "style"
+            if name in ("href", "src", "action"):
+                address = urlsplit(value)
+                assert (address.scheme, address.netloc) == ("", ""), (tag, value)
+                assert value.startswith(("/", "#")), (tag, value)
+            if tag == "script":
+                assert attributes == {"src": "/static/refresh.js", "defer": ""}
+            if tag == "meta":
+                assert "http-equiv" not in attributes
+    assert "1337" not in page.source
+    for char in page.source:
+        assert char.isprintable() or char in "\n\t", ascii(char)
+
+
+def shown(text: str, page: Page) -> bool:
+    """Tell whether the page shows *text* as text."""
+    return text in "".join(page.pieces)
+
+
+class TestMarkup:
+    @pytest.mark.parametrize("text", CORPUS)
+    def test_is_shown_and_not_run(self, text: str, client: redis.Redis) -> None:
+        fill_queue(client, f"orders{text}", text)
+        fill_delayed(client, f"celery{text}", text, 2)
+        fill_audit(client, text)
+        browser = Browser(dashboard(client, secret_key=KEY, allow_write=True))
+        pages = crawl(browser, 2)
+        for page in pages.values():
+            check(page)
+
+        everywhere = {path: pages[path] for path in SCREENS}
+        for path in ("/", "/queues", "/dead", "/scheduled", "/forecast", "/workers"):
+            assert shown(text, everywhere[path]), path
+        audit = everywhere["/audit"]
+        assert all(shown(f"{field}{text}", audit) for field in ("ann", "cancel", "celery", "to 2h"))
+        workers = everywhere["/workers"]
+        assert all(shown(f"{field}{text}", workers) for field in ("worker", "1", "refused"))
+        details = [page for path, page in pages.items() if path.startswith("/entry") and "body=1" in path]
+        assert any(shown("Headers", page) and MARK in page.text for page in details)
+        for field in ("Timeout", "no such queue"):
+            assert shown(f"{field}{text}", everywhere["/dead"]), field
+
+    @pytest.mark.parametrize("text", CORPUS)
+    def test_a_form_brings_it_to_the_act_unchanged(self, text: str, client: redis.Redis) -> None:
+        queue = fill_delayed(client, f"celery{text}", text, 2)
+        dead = fill_queue(client, f"orders{text}", text)
+        browser = Browser(dashboard(client, secret_key=KEY, allow_write=True))
+        for path, verb, changed in (("/scheduled", "cancel", queue), ("/dead", "redrive", dead)):
+            listed = browser.get(path)
+            form = listed.form("/preview")
+            rows = [value for name, value in form.boxes if name == "row"]
+            preview = browser.send(form, ("verb", verb), row=rows)
+            check(preview)
+            done = browser.send(preview.form("/act"))
+            check(done)
+            assert f"{len(rows)} {'cancelled' if verb == 'cancel' else 'redriven'}." in done.text
+            assert (changed.stats().waiting if isinstance(changed, DelayQueue) else changed.stats().dead) < len(rows)
+        page = browser.get(
+            f"/queue?kind=queue&name={dead.name.replace('%', '%25').replace('&', '%26').replace('#', '%23')}"
+        )
+        check(browser.send(page.form("/queue"), ("verb", "pause")))
+        assert dead.stats().paused
+        check(browser.get("/audit"))
+
+    @pytest.mark.parametrize("text", CORPUS)
+    def test_what_is_asked_for_is_not_run_either(self, text: str, client: redis.Redis) -> None:
+        fill_delayed(client, count=2)
+        browser = Browser(dashboard(client, secret_key=KEY))
+        for path, name in (
+            ("/scheduled", "task"),
+            ("/scheduled", "queue"),
+            ("/scheduled", "after"),
+            ("/scheduled", "due_before"),
+            ("/dead", "reason"),
+            ("/dead", "limit"),
+            ("/queue", "name"),
+            ("/entry", "id"),
+            ("/entry", "kind"),
+            ("/", text),
+        ):
+            page = browser.open(path, query_string={name: text})
+            assert page.status in (200, 400, 404)
+            page.status = 200
+            check(page)
+
+
+class TestUnseen:
+    @pytest.mark.parametrize("text", UNSEEN, ids=ascii)
+    def test_is_written_out(self, text: str, client: redis.Redis) -> None:
+        queue = fill_delayed(client, count=2)
+        raw = text.encode(errors="surrogatepass")
+        keys = Keys("redis_queue", "delay", queue.name, 0)
+        call = json.dumps(
+            {"task": f"shop{text}remind", "args": [text], "kwargs": {text: text}, "options": {"queue": text}}
+        )
+        head = json.dumps({f"head{text}": text})
+        record = f"v1 1 json {len(head)} {len(call)}\n{head}{call}".encode()
+        client.hset(keys.records, b"id" + raw, record)
+        client.zadd(keys.waiting, {b"id" + raw: 1})
+        client.hset(keys.records, b"dead" + raw, record)
+        client.hset(keys.errors, b"dead" + raw, b"why " + raw)
+        client.zadd(keys.dead, {b"dead" + raw: 1})
+        client.hset(keys.records, "known", record)
+        client.zadd(keys.waiting, {"known": 2})
+        client.hset(keys.dispatchers, b"name" + raw, b'9999999999999 {"leads":1,"version":"%s"}' % b"x")
+        client.hset("redis_queue:registry", b"queue:other" + raw, '{"max_deliveries": 1, "shards": 1}')
+        client.lpush("redis_queue:audit", json.dumps({"at": 1, "user": text, "verb": text, "queue": text, "count": 1}))
+        browser = Browser(dashboard(client, secret_key=KEY, allow_write=True))
+        for path in (
+            *SCREENS,
+            "/scheduled?body=1",
+            "/dead?body=1",
+            "/entry?id=known&body=1",
+            "/queue?kind=delay&name=celery",
+        ):
+            check(browser.get(path))
+        for page in crawl(browser, 2).values():
+            check(page)
+
+
+BODIES = (
+    '{"a": 1, "a": 2}',
+    '{"a": NaN}',
+    "[Infinity, -Infinity]",
+    "[" * 900 + "]" * 900,
+    "[" * 100_000,
+    "1" * 5000,
+    '{"task": ["no", "name"]}',
+    '{"task": "x", "args": {"no": "list"}}',
+    '{"task": "x", "args": [], "kwargs": [], "options": "x"}',
+    '"\\ud800"',
+    "",
+    "\x00",
+    "null",
+)
+
+
+@pytest.mark.parametrize("kind", ["json", "bytes", "pickle"])
+def test_any_payload_is_shown_or_told_to_be_unreadable(kind: str, client: redis.Redis) -> None:
+    queue, delayed = RedisQueue("orders", client), DelayQueue("celery", client)
+    queues = (Keys("redis_queue", "queue", "orders"), Keys("redis_queue", "delay", "celery", 0))
+    for number, body in enumerate(BODIES):
+        queue.put("x", dedupe_key=f"x{number}")
+        delayed.push("x", id=f"x{number}", delay=60)
+        for keys in queues:
+            for id_ in (f"x{number}", f"died{number}"):
+                client.hset(keys.records, id_, f"v1 1 {kind} 0 {len(body)}\n{body}")
+            client.zadd(keys.dead, {f"died{number}": 1})
+    browser = Browser(dashboard(client, secret_key=KEY))
+    for path in ("/", "/scheduled?body=1", "/dead?body=1", "/forecast", "/queue?name=orders"):
+        check(browser.get(path))
+    for number in range(len(BODIES)):
+        for place in (f"id=x{number}", f"id=died{number}", f"kind=queue&queue=orders&id=x{number}"):
+            check(browser.get(f"/entry?body=1&{place}"))

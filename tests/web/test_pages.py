@@ -1,0 +1,334 @@
+"""Every screen: what it shows, and that looking changes nothing."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import pytest
+import redis
+from celery import Celery
+
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue.dispatching import Dispatches
+from redis_queue.keys import Keys
+from redis_queue.web import dashboard
+from tests.web.conftest import KEY, Open
+from tests.web.filling import TASK, everything, fill_delayed
+from tests.web.reading import Browser, Page
+
+pytestmark = pytest.mark.celery
+
+BROKEN = "holds another Redis type"
+SCREENS = ("/", "/forecast", "/scheduled", "/queues", "/dead", "/workers", "/doctor", "/audit")
+
+
+def crawl(browser: Browser, each: int = 6) -> dict[str, Page]:
+    """Open every address that links and search forms lead to; of those that differ in values only, *each*."""
+    found: dict[str, Page] = {}
+    waiting = [*SCREENS]
+    kinds: dict[tuple[str, ...], int] = {}
+    while waiting:
+        address = waiting.pop(0)
+        parts = urlsplit(address)
+        kind = (parts.path, *sorted(parse_qs(parts.query)))
+        if address in found or kinds.get(kind, 0) >= each:
+            continue
+        kinds[kind] = kinds.get(kind, 0) + 1
+        found[address] = page = browser.open(browser.prefix + address)
+        waiting += [link.removeprefix(browser.prefix) for link in page.links if not link.startswith("#")]
+        for form in page.forms:
+            if form.method == "get":
+                query = urlencode({name: value for name, value in [*form.fields, *form.boxes] if value})
+                waiting.append(f"{form.action.removeprefix(browser.prefix)}?{query}")
+    return found
+
+
+class TestLooking:
+    @pytest.mark.parametrize("allow_write", [False, True])
+    def test_every_link_works_and_changes_nothing(
+        self, allow_write: bool, open_dashboard: Open, filled: redis.Redis
+    ) -> None:
+        browser = open_dashboard(allow_write=allow_write)
+        before = everything(filled)
+        pages = crawl(browser)
+
+        assert [address for address, page in pages.items() if page.status != 200] == []
+        assert {urlsplit(address).path for address in pages} == {*SCREENS, "/queue", "/entry"}
+        assert everything(filled) == before
+
+    def test_what_a_get_may_not_do(self, writer: Browser, filled: redis.Redis) -> None:
+        before = everything(filled)
+        for path in ("/preview", "/act", "/queue?verb=pause&kind=queue&name=orders&token=x"):
+            assert writer.raw(path).status_code in (400, 405)
+        assert everything(filled) == before
+
+    def test_works_without_a_celery_app(self, filled: redis.Redis) -> None:
+        pages = crawl(Browser(dashboard(filled, secret_key=KEY)))
+        assert [address for address, page in pages.items() if page.status != 200] == []
+
+    def test_an_empty_redis(self, client: redis.Redis, app: Celery) -> None:
+        client.flushall()
+        browser = Browser(dashboard(app, secret_key=KEY))
+        assert {path: browser.open(path).status for path in SCREENS} == dict.fromkeys(SCREENS, 200)
+        assert "There is no queue under this prefix yet" in browser.get().text
+        assert client.dbsize() == 0
+
+    def test_an_empty_redis_without_an_app(self, client: redis.Redis) -> None:
+        browser = Browser(dashboard(client))
+        for path in ("/scheduled", "/forecast"):
+            page = browser.open(path)
+            assert (page.status, "There is no DelayQueue under the prefix 'redis_queue' yet" in page.text) == (
+                404,
+                True,
+            )
+
+    def test_each_page_says_where_one_is(self, reader: Browser) -> None:
+        for path in SCREENS:
+            page = reader.get(path)
+            here = [attributes["href"] for tag, attributes in page.tags if attributes.get("aria-current") == "page"]
+            assert here == [path]
+            assert [attributes["id"] for tag, attributes in page.tags if tag == "main"] == ["main"]
+            assert sum(tag == "h1" for tag, _ in page.tags) == 1
+
+    def test_the_label_and_another_prefix_are_on_every_page(self, client: redis.Redis) -> None:
+        browser = Browser(dashboard(client, prefix="shop", label="production"))
+        page = browser.get("/queues")
+        assert "production" in page.text
+        assert "shop" in page.text
+
+
+class TestOverview:
+    def test_adds_up_what_is_where(self, reader: Browser) -> None:
+        text = reader.get().text
+        for fact in ("Delayed 65", "In flight 2", "Dead 2", "Quarantined 2", "no such queue", "Timeout"):
+            assert fact in text, fact
+
+    def test_plots_what_was_dispatched(self, reader: Browser) -> None:
+        page = reader.get()
+        rects = [attributes["class"] for tag, attributes in page.tags if tag == "rect"]
+        assert (rects.count("sent"), rects.count("late")) == (60, 60)
+        assert "9 sent, 1 refused" in page.text
+
+    def test_a_queue_whose_dispatches_were_all_refused(self, reader: Browser, filled: redis.Redis) -> None:
+        DelayQueue("unlucky", filled).push("x")
+        DelayQueue("unlucky", filled).note_dispatches(Dispatches(0, 3))
+        assert "0 sent, 3 refused; lateness p50 -" in reader.get().text
+
+    def test_a_broken_queue_hides_no_other(self, reader: Browser) -> None:
+        text = reader.get().text
+        assert BROKEN in text
+        assert "orders" in text
+
+
+class TestForecast:
+    @pytest.mark.parametrize(("span", "count"), [("hour", 3), ("day", 64), ("week", 64), ("month", 64)])
+    def test_counts_within_its_span(self, span: str, count: int, reader: Browser) -> None:
+        page = reader.get(f"/forecast?span={span}")
+        found = re.search(r"([\d,]+) fall due within .*?, ([\d,]+) later", page.text)
+        assert found is not None
+        assert int(found[1]) == count
+        assert int(found[1]) + int(found[2]) == 65
+
+    def test_a_cell_leads_to_what_it_counts(self, reader: Browser) -> None:
+        page = reader.get("/forecast?span=day")
+        cells = [link for link in page.links if "due_before" in link]
+        counted = [int(text) for text in re.findall(r"due_before[^>]*>([\d,]+)</a>", page.source)]
+        assert len(counted) == len(cells) > 1
+        for link, count in zip(cells, counted, strict=True):
+            assert f"{count:,} wait." in reader.get(link).text
+
+    def test_tells_the_tasks_apart(self, reader: Browser) -> None:
+        page = reader.get("/forecast")
+        rows = dict(
+            re.findall(r'<th scope="row">(?:<a [^>]*>)?([^<]*)(?:</a>)?</th><td class="number">~?(\d+)', page.source)
+        )
+        assert rows == {"shop.remind": "62", "shop.cancel": "1", "(data)": "1"}
+
+
+class TestScheduled:
+    def rows(self, page: Page) -> list[str]:
+        return re.findall(r'<th scope="row"><a [^>]*>([^<]*)</a>', page.source)
+
+    def test_walks_through_all_pages(self, reader: Browser) -> None:
+        page, seen = reader.get("/scheduled?limit=10"), []
+        while True:
+            seen += self.rows(page)
+            following = [link for link in page.links if "after=" in link]
+            if not following:
+                break
+            page = reader.get(following[0])
+        assert len(seen) == len(set(seen)) == 65
+        assert seen[:2] == ["overdue", "data"]
+
+    @pytest.mark.parametrize(
+        ("query", "found"),
+        [
+            ("task=shop.cancel", ["task-of-app"]),
+            ("to=slow&task=shop.cancel", ["task-of-app"]),
+            ("to=nowhere", []),
+            ("id_prefix=task-5&due_before=1h5s", ["task-5"]),
+            ("due_after=1d", ["far"]),
+            ("due_before=1m", ["overdue", "data"]),
+            ("id_prefix=%C3%A4", []),
+        ],
+    )
+    def test_filters(self, query: str, found: list[str], reader: Browser) -> None:
+        page = reader.get(f"/scheduled?{query}")
+        assert self.rows(page) == found
+        assert ("None here." in page.text or "Nothing waits." in page.text) == (not found)
+
+    def test_arguments_are_hidden_until_asked_for_and_secrets_always(self, reader: Browser) -> None:
+        for path in ("/scheduled?", f"/entry?queue=celery&id={TASK}", "/dead?", "/entry?queue=celery&id=task-1"):
+            assert "secret" not in reader.get(path).text
+            assert "argument" not in reader.get(path).text.replace("Show arguments", "")
+        assert "['secret']" in reader.get(f"/entry?queue=celery&id={TASK}&body=1").text
+        shown = reader.get("/scheduled?body=1").text
+        assert "argument" in shown
+        assert "hunter2" not in shown
+
+    def test_ids_that_no_call_takes_do_not_end_the_list(self, reader: Browser, filled: redis.Redis) -> None:
+        keys = Keys("redis_queue", "delay", "celery", 0)
+        for id_ in (b"\xff\xfe", b"with space ", b"\x1b[2J", b"line\nfeed", b"x" * 400):
+            filled.hset(keys.records, id_, filled.hget(keys.records, "far"))
+            filled.zadd(keys.waiting, {id_: 1})
+        page, pages = reader.get("/scheduled?limit=1"), 1
+        while following := [link for link in page.links if "after=" in link]:
+            page, pages = reader.get(following[0]), pages + 1
+        assert pages == 70
+
+    def test_another_delay_queue(self, reader: Browser, filled: redis.Redis) -> None:
+        fill_delayed(filled, " odd name: {x}? ")
+        page = reader.get("/scheduled")
+        name = next(
+            attributes["value"] for tag, attributes in page.tags if tag == "option" and "odd" in attributes["value"]
+        )
+        assert "63 wait." in reader.send(page.form("/scheduled"), queue=name).text
+
+
+class TestQueue:
+    def test_shows_what_is_in_flight_and_next(self, reader: Browser) -> None:
+        text = reader.get("/queue?kind=queue&name=orders").text
+        for fact in ("Ready 2", "Delayed 1", "In flight 1", "Dead 1", "Quarantined 1", "held", "first", "second"):
+            assert fact in text, fact
+
+    def test_of_delayed_entries(self, reader: Browser) -> None:
+        text = reader.get("/queue?kind=delay&name=celery").text
+        for fact in ("Due 1", "Delayed 64", "held", "overdue", "not a whole record"):
+            assert fact in text, fact
+
+    def test_pages_what_is_in_flight(self, reader: Browser, filled: redis.Redis) -> None:
+        busy = RedisQueue("busy", filled)
+        busy.put_many(range(120))
+        busy.get_many(120)
+        page, seen = reader.get("/queue?kind=queue&name=busy"), 0
+        while True:
+            seen += sum("/entry?" in link for link in page.links)
+            following = [link for link in page.links if "offset=" in link]
+            if not following:
+                break
+            page = reader.get(following[0])
+        assert seen == 120
+
+    def test_a_broken_one_is_told(self, reader: Browser) -> None:
+        page = reader.get("/queue?kind=queue&name=broken")
+        assert BROKEN in page.text
+
+    @pytest.mark.parametrize("query", ["", "kind=queue", "kind=queue&name=nosuch", "kind=delay&name=orders"])
+    def test_one_that_is_not_there(self, query: str, reader: Browser) -> None:
+        page = reader.open(f"/queue?{query}")
+        assert page.status == 404
+        assert "Which queue?" in page.text or "no RedisQueue" in page.text or "no DelayQueue" in page.text
+
+
+class TestDead:
+    def test_filters(self, reader: Browser) -> None:
+        assert "2 dead letters." in reader.get("/dead").text
+        for query, count in (("reason=Timeout", 1), ("task=shop.remind", 1), ("id_prefix=dead", 2), ("name=orders", 1)):
+            page = reader.get(f"/dead?{query}")
+            assert sum("/entry?" in link for link in page.links) == count, query
+
+    def test_a_broken_queue_hides_no_other_and_is_told(self, reader: Browser) -> None:
+        page = reader.get("/dead")
+        assert "broken" in page.text
+        assert BROKEN in page.text
+        assert "Timeout" in page.text
+
+    def test_walks_through_all_pages(self, reader: Browser, filled: redis.Redis) -> None:
+        queue = RedisQueue("failing", filled)
+        queue.put_many(range(55))
+        queue.nack_many(queue.get_many(55), dead=True, reason="again")
+        page, seen = reader.get("/dead?limit=20&id_prefix=&reason="), 0
+        while True:
+            seen += sum("/entry?" in link for link in page.links)
+            following = [link for link in page.links if "after=" in link]
+            if not following:
+                break
+            page = reader.get(following[0])
+        assert seen == 57
+
+    def test_ids_that_no_call_takes(self, reader: Browser, filled: redis.Redis) -> None:
+        keys = Keys("redis_queue", "queue", "orders")
+        for id_ in (b"\xff\xfe", b"\x1b[2J"):
+            filled.zadd(keys.dead, {id_: 1})
+        for path in ("/dead", "/", "/dead?body=1"):
+            text = reader.get(path).text
+            assert r"\udcff" in text
+            assert r"\x1b[2J" in text
+
+
+class TestEntry:
+    @pytest.mark.parametrize(
+        ("query", "facts"),
+        [
+            (f"queue=celery&id={TASK}", ("State delayed", "Task shop.remind", "Celery queue celery", "Retries 0")),
+            ("queue=celery&id=held", ("State in flight", "delivered once", "its lease ends")),
+            ("queue=celery&id=dead", ("State dead", "last given back: no such queue", "died")),
+            ("kind=queue&queue=orders&id=first", ("State ready", "ready to be claimed")),
+            ("kind=queue&queue=orders&id=later", ("State delayed", "Deliveries 0")),
+            ("kind=queue&queue=orders&id=held", ("State in flight", "delivered once")),
+            ("kind=queue&queue=orders&id=dead", ("State dead", "Last reason Timeout")),
+        ],
+    )
+    def test_tells_everything(self, query: str, facts: tuple[str, ...], reader: Browser) -> None:
+        for body in ("", "&body=1"):
+            text = reader.get(f"/entry?{query}{body}").text
+            for fact in facts:
+                assert fact in text, fact
+
+    def test_what_cannot_be_read(self, reader: Browser, filled: redis.Redis) -> None:
+        filled.hset(Keys("redis_queue", "queue", "orders").records, "first", "v9 from the future")
+        for body in ("", "&body=1"):
+            assert "cannot be read: " in reader.get(f"/entry?kind=queue&queue=orders&id=first{body}").text
+
+    def test_one_that_is_gone(self, reader: Browser) -> None:
+        page = reader.open("/entry?queue=celery&id=gone")
+        assert (page.status, "it ran, was cancelled, or never was" in page.text) == (404, True)
+
+    def test_headers_are_redacted(self, reader: Browser) -> None:
+        text = reader.get("/entry?queue=celery&id=task-1&body=1").text
+        assert "authorization" in text
+        assert "abcdefghijkl" not in text
+
+
+class TestOthers:
+    def test_dispatchers(self, reader: Browser) -> None:
+        text = reader.get("/workers").text
+        for fact in ("worker", "leads", "refused"):
+            assert fact in text
+
+    def test_a_broken_delay_queue_hides_no_dispatcher(self, reader: Browser, filled: redis.Redis) -> None:
+        DelayQueue("torn", filled).push("x")
+        filled.set(Keys("redis_queue", "delay", "torn", 0).dispatchers, "x")
+        text = reader.get("/workers").text
+        assert "leads" in text
+        assert BROKEN in text
+
+    def test_the_doctor(self, reader: Browser) -> None:
+        text = reader.get("/doctor").text
+        assert re.search(r"\d+ errors, \d+ warnings, \d+ checks without a finding", text)
+
+    def test_the_audit_leaves_out_what_it_cannot_read(self, reader: Browser) -> None:
+        page = reader.get("/audit")
+        assert "cancel" in page.text
+        assert page.source.count("<tr>") == 2

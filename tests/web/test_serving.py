@@ -1,0 +1,117 @@
+"""`redis-queue web`: where it listens, whom it lets in, how it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from base64 import b64encode
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+import redis
+from click.testing import CliRunner
+
+from redis_queue.cli import group
+from redis_queue.cli.web import is_loopback
+from tests.web.conftest import Serve, Served
+
+pytestmark = pytest.mark.celery
+
+
+def ask(served: Served, login: str = "") -> int:
+    headers = {"Authorization": f"Basic {b64encode(login.encode()).decode()}"} if login else {}
+    try:
+        with urlopen(Request(f"{served.url}/queues", headers=headers), timeout=10) as answer:  # noqa: S310
+            return int(answer.status)
+    except HTTPError as error:
+        with error:
+            return error.code
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("bind", ["0.0.0.0", "", "::", "10.1.2.3", "0", "::ffff:0.0.0.0"])  # noqa: S104
+    def test_no_other_address_without_users(self, bind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("REDIS_QUEUE_WEB_PASSWORD", raising=False)
+        done = CliRunner().invoke(group, ["web", "--bind", bind])
+        assert done.exit_code == 2
+        assert "whoever reaches this address would get in" in done.output
+
+    @pytest.mark.parametrize(("bind", "is_own"), [("127.0.0.1", True), ("::1", True), ("127.9.9.9", True), ("", False)])
+    def test_what_counts_as_this_machine(self, bind: str, is_own: bool) -> None:
+        assert is_loopback(bind) is is_own
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("", "names nobody"),
+            ("# only a comment\n\n", "names nobody"),
+            ("ann\n", "line 1: give name:password"),
+            ("ann:short\n", "shorter than 8"),
+            (":long enough\n", "printable name"),
+        ],
+    )
+    def test_files_of_users_that_cannot_be(self, text: str, said: str, tmp_path: Path) -> None:
+        users = tmp_path / "users"
+        users.write_text(text)
+        done = CliRunner().invoke(group, ["web", "--auth-file", str(users)], catch_exceptions=True)
+        assert done.exit_code != 0
+        assert said in f"{done.output} {done.exception}"
+        assert "long enough" not in done.output
+
+    def test_a_port_that_is_taken(self, serve: Serve, client: redis.Redis, redis_url: str) -> None:
+        port = serve(url=redis_url).port
+        command = [sys.executable, "-m", "redis_queue", "web", "--port", str(port), "--url", redis_url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 1
+        assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+
+
+class TestServing:
+    def test_users_of_a_file_on_every_address(
+        self, serve: Serve, client: redis.Redis, redis_url: str, tmp_path: Path
+    ) -> None:
+        users = tmp_path / "users"
+        users.write_text("# who may\nann:correct horse\n")
+        served = serve("--bind", "0.0.0.0", "--auth-file", str(users), "--label", "production", url=redis_url)  # noqa: S104
+        assert (ask(served), ask(served, "ann:correct horse"), ask(served, "ann:wrong horse")) == (401, 200, 401)
+        command = Path(f"/proc/{served.process.pid}/cmdline")
+        assert not command.exists() or b"correct" not in command.read_bytes()
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(10) == 0
+        assert "Traceback" not in served.output
+
+    def test_a_password_of_the_environment(self, serve: Serve, client: redis.Redis, redis_url: str) -> None:
+        served = serve(url=redis_url, environment={"REDIS_QUEUE_WEB_PASSWORD": "correct horse"})
+        assert (ask(served), ask(served, "admin:correct horse")) == (401, 200)
+        served.process.send_signal(signal.SIGINT)
+        assert served.process.wait(10) in (0, 130)
+        assert "Traceback" not in served.output
+
+    def test_redis_that_is_away_is_told_on_the_page(self, serve: Serve, tmp_path: Path) -> None:
+        url = f"unix://:hunter2@{tmp_path}/nobody?db=0"
+        served = serve(url=url)
+        assert ask(served) == 503
+        assert "hunter2" not in served.output
+        with pytest.raises(HTTPError) as raised:
+            urlopen(f"{served.url}/scheduled", timeout=10)  # noqa: S310
+        with raised.value as answer:
+            page = answer.read().decode()
+        assert "Redis does not answer as it should" in page
+        assert "hunter2" not in page
+
+    def test_as_a_command_of_a_celery_app(self, serve: Serve, client: redis.Redis, redis_url: str) -> None:
+        environment = {
+            "BROKER_URL": f"redis+socket{redis_url.removeprefix('unix').partition('?')[0]}",
+            "STORE_URL": redis_url,
+        }
+        served = serve(
+            url=redis_url,
+            environment={**environment, "QUEUE": "tests", "PYTHONPATH": str(Path.cwd())},
+            group=("celery", "-A", "tests.celery.delaying_app", "redis-queue"),
+        )
+        assert ask(served) == 200
+        with urlopen(f"{served.url}/workers", timeout=10) as answer:  # noqa: S310
+            assert "Ask the workers" in answer.read().decode()

@@ -1,0 +1,130 @@
+"""How values are written: what is hidden, what is cut, what cannot move the text beside it."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from markupsafe import Markup
+
+from redis_queue.web import shown
+
+NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
+
+
+class TestRedacted:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "{'password': 'hunter2'}",
+            '{"password": "hunter2 hunter2"}',
+            '{"password":"hunter2',
+            r'{"body": "{\"password\": \"hunter2\"}"}',
+            "{'PASSWD': b'hunter2 hunter2'}",
+            "{'db_password_old': 'it\\'s hunter2'}",
+            "{'tokens': ['hunter2', 'hunter2']}",
+            "{'api_key': 'hunter2', 'x-api-key': 'hunter2', 'apikey': 'hunter2'}",
+            "client_secret=hunter2&next=/",
+            "login failed: password: hunter2",
+            "Authorization: Bearer hunter2hunter2",
+            "authorization: Basic hunter2hunter2==",
+            "sent with bearer hunter2.hunter2-hunter2",
+            "Set-Cookie: hunter2",
+            "redis://user:hunter2@host/0",
+            "cannot reach amqp://:hunter2@host//",
+            "'private_key': '-----BEGIN\nhunter2\nhunter2-----'",
+            'credentials="hunter2"',
+        ],
+    )
+    def test_hides_secrets(self, text: str) -> None:
+        found = shown.redacted(text)
+        assert "hunter2" not in found
+        assert shown.HIDDEN in found
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "Timeout: no answer",
+            "{'order': 42, 'name': 'ann'}",
+            "see https://example.org:8080/a@b",
+            "the secretary of the token ring",
+            "basic needs",
+        ],
+    )
+    def test_leaves_other_text_alone(self, text: str) -> None:
+        assert shown.redacted(text) == text
+
+    def test_keeps_what_stands_beside(self) -> None:
+        assert shown.redacted("{'a': 1, 'token': 'x', 'b': 2}") == f"{{'a': 1, 'token': {shown.HIDDEN}, 'b': 2}}"
+
+    @pytest.mark.parametrize(
+        "part", ["a.", "token", "token=", "token='", 'token="\\', "'token'", "://", "://a:", "Bearer ", "\\", "[", "  "]
+    )
+    def test_no_text_makes_it_slow(self, part: str) -> None:
+        text = part * (shown.MAX_BODY // len(part))
+        start = time.process_time()
+        shown.redacted(text)
+        assert time.process_time() - start < 0.5
+
+
+class TestBody:
+    def test_is_json_or_text(self) -> None:
+        assert json.loads(shown.body({"a": [1, None]})) == {"a": [1, None]}
+        assert shown.body(b"plain \xff") == "plain \\xff"
+
+    @pytest.mark.parametrize("value", ["x" * 200_000, b"x" * 200_000, ["x" * 200_000]])
+    def test_is_cut(self, value: Any) -> None:
+        assert len(shown.body(value)) < shown.MAX_BODY + 100
+        assert "characters)" in shown.body(value)
+
+    def test_may_be_nested_as_deeply_as_it_likes(self) -> None:
+        value: list[Any] = []
+        for _ in range(5000):
+            value = [value]
+        assert shown.body(value) == "nested too deeply to be shown"
+
+
+class TestTimes:
+    @pytest.mark.parametrize(
+        ("length", "text"),
+        [
+            (None, "-"),
+            (float("nan"), "-"),
+            (0, "0 ms"),
+            (0.0123, "12 ms"),
+            (1, "1 s"),
+            (3.52, "3.5 s"),
+            (90, "1 min 30 s"),
+            (3600, "1 h"),
+            (3605, "1 h"),
+            (90061, "1 d 1 h"),
+            (-90, "-1 min 30 s"),
+            (timedelta(days=3652), "3652 d"),
+        ],
+    )
+    def test_span(self, length: Any, text: str) -> None:
+        assert shown.span(length) == text
+
+    def test_until(self) -> None:
+        assert shown.until(NOW + timedelta(minutes=5), NOW) == "in 5 min"
+        assert shown.until(NOW - timedelta(seconds=3), NOW) == "3 s ago"
+        assert shown.until(None, NOW) == "-"
+
+    def test_moments_are_in_utc(self) -> None:
+        at = datetime(2030, 1, 1, 1, tzinfo=timezone(timedelta(hours=1)))
+        assert shown.moment(at) == "2030-01-01 00:00:00"
+        assert shown.machine(at) == "2030-01-01T00:00:00+00:00"
+        assert shown.moment(None) == "-"
+
+
+class TestHarmless:
+    def test_writes_out_what_moves_text(self) -> None:
+        assert shown.harmless("a\u202eb\x1b[2J\u200b\ud800\x00") == r"a\u202eb\x1b[2J\u200b\ud800\x00"
+
+    def test_leaves_the_rest(self) -> None:
+        kept = Markup("<b>\u202e</b>")
+        for value in ("plain ä 中\n\tx", 3, None, kept):
+            assert shown.harmless(value) is value or shown.harmless(value) == value
