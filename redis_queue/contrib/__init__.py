@@ -1,0 +1,1 @@
+"""What redis_queue is inside of web frameworks."""

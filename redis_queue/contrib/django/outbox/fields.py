@@ -1,0 +1,40 @@
+"""Columns that give back what was put in, on every database and with every setting of time zones."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from django.db import models
+
+from redis_queue.times import from_ms
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+class Document(models.TextField):
+    """JSON as the text that Python wrote.
+
+    The JSON type of PostgreSQL sorts keys, makes integers of large floats, and refuses strings with a zero byte.
+    """
+
+    def from_db_value(self, value: str | None, *_: Any) -> Any:
+        """Return what was saved."""
+        return None if value is None else json.loads(value)
+
+    def get_prep_value(self, value: Any) -> str:
+        """Return ASCII, which every character set of a database has."""
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+class Moment(models.BigIntegerField):
+    """An aware datetime as milliseconds since the epoch, rounded up: the same with USE_TZ and without."""
+
+    def from_db_value(self, value: int | None, *_: Any) -> datetime | None:
+        """Return it in UTC."""
+        return None if value is None else from_ms(value)
+
+    def get_prep_value(self, value: datetime) -> int:
+        """Return the milliseconds."""
+        return -(-(value - _EPOCH) // timedelta(milliseconds=1))

@@ -1,0 +1,68 @@
+"""``manage.py redis_queue_relay``: moves what is committed into the DelayQueue until it is stopped."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import Error, close_old_connections
+
+from redis_queue.backoff import Backoff
+from redis_queue.batches import CHUNK
+from redis_queue.cli.ending import stopping
+from redis_queue.contrib.django.outbox.relaying import Relayed, relay
+from redis_queue.errors import RedisQueueError
+
+logger = logging.getLogger(__name__)
+
+
+class Command(BaseCommand):
+    """Relays until SIGTERM or Ctrl-C; any number may run."""
+
+    help = "Move delayed tasks from the outbox into Redis."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Take how often it looks."""
+        parser.add_argument("--once", action="store_true", help="Move what is there and end.")
+        parser.add_argument("--interval", type=float, default=1.0, help="Seconds between two looks (default: 1).")
+        parser.add_argument("--database", default=None, help="The database of the outbox (default: as it is routed).")
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        """Relay."""
+        if not 0.05 <= options["interval"] <= 3600:  # noqa: PLR2004
+            raise CommandError(f"--interval {options['interval']:g}: give 0.05 to 3600 seconds")
+        if options["once"]:
+            try:
+                done = self._all(options["database"])
+            except RedisQueueError as error:
+                raise CommandError(f"not all was relayed: {error}") from error
+            self.stdout.write(f"{done.moved:,} relayed, {done.failed:,} failed")
+            return
+        stopped = threading.Event()
+        with stopping(lambda *_: stopped.set()):
+            self._until(stopped, options["database"], options["interval"])
+
+    def _until(self, stopped: threading.Event, database: str | None, interval: float) -> None:
+        backoff = Backoff()
+        while not stopped.is_set():
+            try:
+                self._all(database)
+                backoff.reset()
+                stopped.wait(interval)
+            except (RedisQueueError, Error) as error:
+                pause = backoff.next()
+                logger.warning("cannot relay: %s", error, extra={"action": "relay_away", "retry_in": round(pause, 2)})
+                close_old_connections()
+                stopped.wait(pause)
+
+    @staticmethod
+    def _all(database: str | None) -> Relayed:
+        total = Relayed()
+        while (done := relay(using=database)) != Relayed():
+            total += done
+            if done.moved + done.failed < CHUNK:
+                break
+        return total

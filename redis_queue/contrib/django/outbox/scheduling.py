@@ -1,0 +1,77 @@
+"""What a view calls: schedule and cancel within its transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from celery.utils import uuid
+from django.db import router, transaction
+
+from redis_queue.celery.calls import TaskCall
+from redis_queue.celery.delayed import DelayedTasks
+from redis_queue.contrib.django.outbox.models import Call
+from redis_queue.contrib.django.outbox.relaying import relay_quietly
+from redis_queue.contrib.django.project import celery_app
+from redis_queue.delay_model import Push
+from redis_queue.errors import EntryExistsError, InvalidDelayError
+from redis_queue.keys import check_id
+from redis_queue.times import Seconds, duration_ms, point_ms
+
+
+def schedule(
+    task: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    countdown: Seconds | None = None,
+    eta: datetime | None = None,
+    task_id: str | None = None,
+    using: str | None = None,
+    **options: Any,
+) -> str:
+    """Write a call of *task* (a Celery task or its name) into the outbox, in the open transaction; return its id.
+
+    It runs no earlier than after *countdown* (counted from now) or at *eta* (aware), and not before the commit.
+    *options* are those of ``apply_async``. Arguments must be JSON. Raises InvalidValueError, before anything is
+    written, for what could not be sent, and EntryExistsError for a *task_id* that is in the outbox already.
+    """
+    call = TaskCall(getattr(task, "name", task), args, kwargs or {}, options)
+    name = uuid() if task_id is None else check_id(task_id, name="task_id")
+    due_at = _due(countdown, eta)
+    DelayedTasks.of(celery_app()).queue.check(Push(call.payload(), due_at=due_at, id=name))
+    using = using or router.db_for_write(Call)
+    with transaction.atomic(using=using):
+        _, new = Call.objects.using(using).get_or_create(
+            task_id=name, defaults={"payload": call.payload(), "due_at": due_at}
+        )
+    if not new:
+        raise EntryExistsError(f"task_id={name!r} is in the outbox already")
+    # The relay that runs by itself comes a little later; whether this one does is not important.
+    transaction.on_commit(lambda: relay_quietly(using=using), using=using)
+    return name
+
+
+def cancel(task_id: str, *, using: str | None = None) -> bool:
+    """Take a call out, wherever it is by now. True: it will never run. False: unknown, or on its way already.
+
+    While it is in the outbox this is part of the transaction: after a rollback it is scheduled as before. In Redis it
+    is gone at once, and no rollback brings it back. Raises StoreError if Redis cannot be asked; the row stays.
+    """
+    check_id(task_id, name="task_id")
+    using = using or router.db_for_write(Call)
+    with transaction.atomic(using=using):
+        # The row first: then no relay can take it any more. One that died before its commit may have stored it.
+        deleted, _ = Call.objects.using(using).filter(task_id=task_id).delete()
+        return DelayedTasks.of(celery_app()).cancel(task_id) or bool(deleted)
+
+
+def _due(countdown: Seconds | None, eta: datetime | None) -> datetime:
+    if countdown is not None and eta is not None:
+        raise InvalidDelayError("give countdown= or eta=, not both")
+    if eta is not None:
+        point_ms(eta, name="eta")
+        return eta
+    wait = 0 if countdown is None else duration_ms(countdown, name="countdown")
+    return datetime.now(timezone.utc) + timedelta(milliseconds=wait)

@@ -1,0 +1,119 @@
+"""The dashboard as a view of Django, for the staff of the site."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from io import BytesIO
+from typing import Any, Final
+
+from django.conf import settings
+from django.contrib.admin.views.decorators import staff_member_required
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import resolve_url
+from django.urls import NoReverseMatch, reverse
+from django.utils.crypto import salted_hmac
+from django.utils.functional import lazy
+from django.views.decorators.csrf import csrf_exempt
+
+from redis_queue.contrib.django.project import celery_app, option
+from redis_queue.web import dashboard
+
+VIEW: Final = "redis_queue.view_dashboard"
+CHANGE: Final = "redis_queue.change_dashboard"
+
+_USER: Final = "redis_queue.user"
+_MAY_WRITE: Final = "redis_queue.may_write"
+
+
+def _login_page() -> str:
+    # A project need not have Django's admin.
+    try:
+        return str(reverse("admin:login"))
+    except NoReverseMatch:
+        return str(resolve_url(settings.LOGIN_URL))
+
+
+# Its forms bring a token of their own.
+@csrf_exempt
+@staff_member_required(login_url=lazy(_login_page, str)())
+def dashboard_view(request: HttpRequest, path: str) -> HttpResponse:
+    """Show the dashboard to staff with ``view_dashboard``; acting takes ``change_dashboard``."""
+    user: Any = request.user
+    if not user.has_perm(VIEW):
+        raise PermissionDenied(f"This takes the permission {VIEW}.")
+    mounted = request.path[: len(request.path) - len(path)] if path else request.path
+    if path.startswith("/") and not mounted.endswith("/"):
+        # As path("queues", include(...)) has it.
+        mounted, path = f"{mounted}/", path[1:]
+    if not mounted.endswith("/"):
+        return HttpResponseRedirect(f"{mounted}/")
+    return _answer(_environment(request, mounted.rstrip("/"), f"/{path}", user))
+
+
+@cache
+def _dashboard() -> Any:
+    return dashboard(
+        celery_app(),
+        allow_write=True,
+        identify=lambda environment: str(environment[_USER]),
+        may_write=lambda environment: bool(environment[_MAY_WRITE]),
+        secret_key=salted_hmac("redis_queue.contrib.django", "cookies").hexdigest(),
+        label=option("LABEL") or "",
+    )
+
+
+def _environment(request: HttpRequest, mounted: str, path: str, user: Any) -> dict[str, Any]:
+    body = request.body
+    environment: dict[str, Any] = {name: value for name, value in request.META.items() if isinstance(value, str)}
+    environment.update(
+        {
+            "REQUEST_METHOD": request.method,
+            "SCRIPT_NAME": _wsgi(mounted),
+            "PATH_INFO": _wsgi(path),
+            "CONTENT_LENGTH": str(len(body)),
+            "SERVER_PROTOCOL": request.META.get("SERVER_PROTOCOL", "HTTP/1.1"),
+            "SERVER_NAME": request.META.get("SERVER_NAME", "localhost"),
+            "SERVER_PORT": str(request.META.get("SERVER_PORT", "80")),
+            "wsgi.version": (1, 0),
+            "wsgi.url_scheme": request.scheme,
+            # Flask's logging writes there; a request that came by ASGI has none.
+            "wsgi.errors": request.META.get("wsgi.errors", sys.stderr),
+            "wsgi.multithread": True,
+            "wsgi.multiprocess": True,
+            "wsgi.run_once": False,
+            "wsgi.input": BytesIO(body),
+            _USER: user.get_username(),
+            _MAY_WRITE: user.has_perm(CHANGE),
+        }
+    )
+    return environment
+
+
+def _wsgi(text: str) -> str:
+    # As WSGI has it: the bytes of UTF-8, each as a character.
+    return text.encode().decode("latin-1")
+
+
+def _answer(environment: Mapping[str, Any]) -> HttpResponse:
+    response = HttpResponse()
+
+    def start(status: str, headers: Iterable[tuple[str, str]], _: Any = None) -> Any:
+        response.status_code = int(status.partition(" ")[0])
+        for name, value in headers:
+            if name.lower() == "set-cookie":
+                response.cookies.load(value)
+            else:
+                response[name] = value
+        return response.write
+
+    del response["Content-Type"]
+    parts = _dashboard()(environment, start)
+    try:
+        response.content = b"".join(parts)
+    finally:
+        if hasattr(parts, "close"):
+            parts.close()
+    return response

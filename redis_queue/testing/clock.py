@@ -1,0 +1,54 @@
+"""TravelClock: the time of a test's queue, which the test moves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+from redis_queue.times import from_ms
+
+MoveTo = Callable[[datetime], object]
+"""Moves the clock of the process, as ``move_to`` of time-machine and freezegun does."""
+
+LONGEST_AGE: Final = 60_000
+"""Milliseconds that a slow test may take between a send and a look at it."""
+
+
+class TravelClock:
+    """Goes with the process's clock, ahead of it by what was travelled; stands still where it was stopped."""
+
+    def __init__(self) -> None:
+        self.move_to: MoveTo | None = None
+        self._ahead = 0
+        self._stopped: int | None = None
+        self._travelled: list[tuple[int, int]] = []
+
+    def __call__(self) -> int:
+        """Return milliseconds since the epoch."""
+        return _process_ms() + self._ahead if self._stopped is None else self._stopped
+
+    def stop_at(self, moment: int) -> None:
+        """Stand still at *moment*; it never goes back."""
+        here = self()
+        self._stopped = max(moment, here)
+        self._travelled.append((here, self._stopped))
+        if self.move_to is not None:
+            self.move_to(from_ms(self._stopped))
+
+    def go_on(self) -> None:
+        """Go on from where it stands."""
+        if self._stopped is not None:
+            self._ahead = self._stopped - _process_ms()
+            self._stopped = None
+
+    def age(self, since: int) -> int:
+        """Return how much of the time since *since* was not travelled, up to a minute."""
+        travelled = sum(max(0, to - max(begin, since)) for begin, to in self._travelled)
+        return min(max(0, self() - since - travelled), LONGEST_AGE)
+
+
+def _process_ms() -> int:
+    # Not time_ns(): freezegun and time-machine both move this one.
+    return int(time.time() * 1000)

@@ -1,0 +1,51 @@
+"""Overrides: what a test changes in an app, and how it was before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import Any, Final
+
+_MISSING: Final = object()
+
+
+class Overrides:
+    """Sets attributes and items; :meth:`undo` brings back what was there, in reverse order."""
+
+    def __init__(self) -> None:
+        self._undoing: list[Callable[[], None]] = []
+
+    def put(self, mapping: MutableMapping[Any, Any], key: Any, value: Any) -> None:
+        """Set an item; ``vars(object)`` is a mapping too."""
+        self._remember(mapping, key)
+        mapping[key] = value
+
+    def drop(self, mapping: MutableMapping[Any, Any], key: Any) -> None:
+        """Take an item out, if it is there; one that is set later goes away as well."""
+        self._remember(mapping, key)
+        mapping.pop(key, None)
+
+    def keep(self, items: set[Any]) -> None:
+        """Remember what is in a set."""
+        before = set(items)
+
+        def undo() -> None:
+            items.clear()
+            items.update(before)
+
+        self._undoing.append(undo)
+
+    def undo(self) -> None:
+        """Bring everything back."""
+        while self._undoing:
+            self._undoing.pop()()
+
+    def _remember(self, mapping: MutableMapping[Any, Any], key: Any) -> None:
+        before = mapping.get(key, _MISSING)
+
+        def undo() -> None:
+            if before is _MISSING:
+                mapping.pop(key, None)
+            else:
+                mapping[key] = before
+
+        self._undoing.append(undo)

@@ -1,0 +1,93 @@
+"""TaskRow: a task that was sent, with its arguments read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from celery.worker.strategy import proto1_to_proto2
+from kombu.compression import decompress
+from kombu.serialization import loads, prepare_accept_content
+
+from redis_queue.celery.calls import TaskCall, envelope_of_call
+from redis_queue.celery.entry import queue_of
+from redis_queue.celery.envelope import Envelope
+from redis_queue.model import Entry
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """One task: what it is called with, and when it is due. *due_at* of one sent at once is when it was sent."""
+
+    id: str
+    task: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    due_at: datetime
+    stored_at: datetime
+    queue: str
+    priority: int
+    retries: int
+    expires_at: datetime | None
+    #: As the message has them.
+    headers: Mapping[str, Any] = field(repr=False)
+    #: What Celery puts beside the arguments: callbacks, errbacks, chain, chord.
+    embed: Mapping[str, Any] = field(repr=False)
+    envelope: Envelope = field(repr=False)
+
+    @property
+    def call(self) -> str:
+        """The call as one would write it."""
+        words = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
+        return f"{self.task}({', '.join(words)})"
+
+
+def row_of_entry(app: Celery, entry: Entry) -> TaskRow:
+    """Return a stored task; raises what a worker raises for a message that it cannot read."""
+    if isinstance(entry.payload, bytes):
+        envelope = Envelope.unpack(entry.payload, entry.id, entry.headers)
+    else:
+        envelope = envelope_of_call(app, TaskCall.from_payload(entry.payload), entry.id)
+    # As a worker, which reads nothing else either.
+    accept = prepare_accept_content(app.conf.accept_content)
+    return row_of(app, envelope, due_at=entry.due_at, stored_at=entry.put_at, accept=accept)
+
+
+def row_of(app: Celery, envelope: Envelope, *, due_at: datetime, stored_at: datetime, accept: Iterable[str]) -> TaskRow:
+    """Return the task that *envelope* carries; *accept* are the content types to read."""
+    (args, kwargs, embed), headers = _call(envelope, accept)
+    expires = headers.get("expires")
+    return TaskRow(
+        id=envelope.id,
+        task=str(headers["task"]),
+        args=tuple(args or ()),
+        kwargs=dict(kwargs or {}),
+        due_at=due_at,
+        stored_at=stored_at,
+        queue=queue_of(envelope),
+        priority=envelope.priority,
+        retries=headers.get("retries") or 0,
+        expires_at=maybe_make_aware(maybe_iso8601(expires), app.timezone) if expires else None,
+        headers=headers,
+        embed=embed or {},
+        envelope=envelope,
+    )
+
+
+def _call(envelope: Envelope, accept: Iterable[str]) -> tuple[Any, dict[str, Any]]:
+    """Return (args, kwargs, embed) and the headers, in either version of Celery's protocol."""
+    headers = dict(envelope.headers)
+    method = headers.pop("compression", None)
+    data = decompress(envelope.body, method) if method else envelope.body
+    body = loads(data, envelope.content_type, envelope.content_encoding, accept=accept)
+    if "task" in headers:
+        return body, headers
+    found, headers, _, _ = proto1_to_proto2(SimpleNamespace(headers=headers), body)
+    return found, headers

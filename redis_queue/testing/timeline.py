@@ -1,0 +1,300 @@
+"""Timeline: the delayed tasks of an app in a test, and the time, which the test moves."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from celery.exceptions import TimeoutError as NoResultError
+
+from redis_queue.batches import CHUNK
+from redis_queue.celery.delayed import DelayedTasks
+from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.store import Store
+from redis_queue.errors import InvalidDelayError, InvalidValueError
+from redis_queue.model import Entry
+from redis_queue.testing.clock import MoveTo, TravelClock
+from redis_queue.testing.installing import TravelQueue, install
+from redis_queue.testing.message import not_scheduled, scheduled_after_all
+from redis_queue.testing.overrides import Overrides
+from redis_queue.testing.row import TaskRow, row_of, row_of_entry
+from redis_queue.testing.running import TaskRun, run_task
+from redis_queue.testing.wanted import Wanted, written
+from redis_queue.times import Seconds, duration_ms, from_ms, point_ms
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from typing_extensions import Self
+
+MAX_RUNS: Final = 10_000
+_SECOND: Final = timedelta(seconds=1)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+class Timeline:
+    """The delayed tasks of *app* for the time of a ``with``, kept in the Redis *url*, which has to be empty.
+
+    Every delay of the app is stored there; nothing falls due but by :meth:`travel`. What is sent at once runs at once
+    in this process where ``eager`` (default: the app's ``task_always_eager``), else it stays in a broker in memory. No
+    broker and no result backend is needed: results are kept in memory. The app is the current one in
+    this thread, so that shared tasks are its own. Afterwards it is as it was.
+
+    A task that fails raises out of the call that ran it where the app has ``task_eager_propagates``; else see
+    :attr:`failures`. What a task sends at once runs when that task has ended.
+    """
+
+    def __init__(self, app: Celery, url: str) -> None:
+        self.app = app
+        #: Whether what is sent at once runs at once.
+        self.eager = bool(app.conf.task_always_eager)
+        #: What was sent at once so far.
+        self.sent: list[TaskRow] = []
+        #: Every task that ran, in order.
+        self.runs: list[TaskRun] = []
+        self._url = url
+        self._clock = TravelClock()
+        self._overrides = Overrides()
+        self._pending: deque[TaskRow] = deque()
+        self._runner: int | None = None
+        self._kept: set[str] = set()
+        self._delayed: DelayedTasks | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._delayed = install(
+                self.app,
+                self._overrides,
+                url=self._url,
+                clock=self._clock,
+                now=lambda: self.now,
+                take=self._take,
+                after_send=self._run_pending,
+                before_wait=self._before_wait,
+            )
+        except BaseException:
+            self._overrides.undo()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._empty_broker()
+            Store.of(self.app).client.close()
+        finally:
+            self._overrides.undo()
+
+    @property
+    def delayed(self) -> DelayedTasks:
+        """The app's DelayedTasks: cancel, reschedule, get."""
+        if self._delayed is None:
+            raise InvalidValueError("a Timeline works between the begin and the end of its with")
+        return self._delayed
+
+    @property
+    def _queue(self) -> TravelQueue:
+        return cast("TravelQueue", self.delayed.queue)
+
+    @property
+    def now(self) -> datetime:
+        """The test's time: that of the process, and what was travelled."""
+        return from_ms(self._clock())
+
+    @property
+    def scheduled(self) -> list[TaskRow]:
+        """Every task that waits, by due time."""
+        return [row_of_entry(self.app, entry) for entry in self._queue]
+
+    @property
+    def failures(self) -> list[TaskRun]:
+        """The runs that failed."""
+        return [run for run in self.runs if run.exception is not None]
+
+    def follow(self, move_to: MoveTo) -> None:
+        """Move the clock of the process along with every travel: ``move_to`` of time-machine or freezegun."""
+        self._clock.move_to = move_to
+
+    def assert_scheduled(
+        self,
+        task: Any,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        in_: Seconds | None = None,
+        at: datetime | None = None,
+        queue: str | None = None,
+        count: int = 1,
+        within: Seconds = _SECOND,
+    ) -> list[TaskRow]:
+        """Return the *count* tasks that wait as told; fail where there are more or fewer.
+
+        *task* is a Celery task or its name. What is not given may be anything. *in_* (seconds or timedelta) counts from
+        :attr:`now`, *at* is an aware datetime; *within* is how far off the due time may be.
+        """
+        __tracebackhide__ = True
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InvalidValueError(f"count={count!r}: give a whole number above 0, or call assert_not_scheduled")
+        if task is None:
+            raise InvalidValueError("task=None: give a Celery task or its name")
+        now = self.now
+        wanted = Wanted.of(task, now, args=args, kwargs=kwargs, in_=in_, at=at, queue=queue, within=within)
+        rows = self.scheduled
+        found = [row for row in rows if not wanted.differences(row, self._age)]
+        if len(found) != count:
+            raise AssertionError(
+                not_scheduled(wanted, rows, count=count, found=len(found), sent=self.sent, now=now, age=self._age)
+            )
+        return found
+
+    def assert_not_scheduled(
+        self,
+        task: Any = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        in_: Seconds | None = None,
+        at: datetime | None = None,
+        queue: str | None = None,
+        within: Seconds = _SECOND,
+    ) -> None:
+        """Fail where a task waits as told; without any condition: where anything waits."""
+        __tracebackhide__ = True
+        now = self.now
+        wanted = Wanted.of(task, now, args=args, kwargs=kwargs, in_=in_, at=at, queue=queue, within=within)
+        found = [row for row in self.scheduled if not wanted.differences(row, self._age)]
+        if found:
+            raise AssertionError(scheduled_after_all(wanted, found, now))
+
+    def travel(
+        self,
+        delta: Seconds | None = None,
+        /,
+        *,
+        weeks: float = 0,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
+        limit: int = MAX_RUNS,
+    ) -> list[TaskRun]:
+        """Let time pass, and run each task that falls due at its own time, by due time; return what ran.
+
+        What those delay runs too if it falls due on the way. Without a time: what is due already. Raises
+        InvalidDelayError for a time below 0, RuntimeError where more than *limit* tasks would run.
+        """
+        parts = timedelta(weeks=weeks, days=days, hours=hours, minutes=minutes, seconds=seconds)
+        if delta is not None and parts:
+            raise InvalidDelayError(f"delta={delta!r} and {parts}: give one of them")
+        return self._travel(self._clock() + duration_ms(parts if delta is None else delta, name="delta"), limit)
+
+    def travel_to(self, moment: datetime, *, limit: int = MAX_RUNS) -> list[TaskRun]:
+        """Let time pass until *moment* (aware), as :meth:`travel` does. Raises InvalidDelayError for the past."""
+        target = point_ms(moment, name="moment")
+        if target < self._clock():
+            raise InvalidDelayError(f"moment={moment!r}: it is {written(self.now)} already, and time does not go back")
+        return self._travel(target, limit)
+
+    def _travel(self, target: int, limit: int) -> list[TaskRun]:
+        if self._runner is not None:
+            raise InvalidValueError("a task cannot travel: it runs at its own time")
+        first = len(self.runs)
+        try:
+            while (entry := self._next(target)) is not None:
+                if len(self.runs) - first >= limit:
+                    raise RuntimeError(f"{limit} tasks ran, and {entry.id} is next: give limit= if so many are meant")
+                self._clock.stop_at(_ms(entry.due_at))
+                self._run_entry(entry)
+            self._clock.stop_at(target)
+        finally:
+            self._clock.go_on()
+        return self.runs[first:]
+
+    def _next(self, target: int) -> Entry | None:
+        """Return what is due first until *target*; of those due at one time, what was stored first."""
+        queue = self._queue
+        head = queue.list(limit=1, due_before=from_ms(target + 1))
+        if not head:
+            return None
+        together = queue.list(limit=CHUNK, due_before=head[0].due_at + _MILLISECOND)
+        return min(together, key=lambda entry: (entry.due_at, queue.order.get(entry.id, 0)))
+
+    def _run_entry(self, entry: Entry) -> None:
+        row = row_of_entry(self.app, entry)
+        if self._queue.cancel(entry.id):
+            if row.task in self.app.tasks:
+                self._pending.append(row)
+            else:
+                self.sent.append(row)  # for a worker of another project
+            self._run_pending()
+
+    def _take(self, envelope: Envelope) -> bool:
+        now = self.now
+        # What has not left this process is read whatever it is written in, as Celery does where it runs tasks eagerly.
+        row = row_of(self.app, envelope, due_at=now, stored_at=now, accept=[envelope.content_type])
+        self.sent.append(row)
+        taken = self.eager and row.task in self.app.tasks
+        if taken:
+            self._pending.append(row)
+        else:
+            self._kept.add(row.queue)
+        return taken
+
+    def _run_pending(self) -> None:
+        """Run what was sent at once, unless a task is running: then it runs when that has ended."""
+        if self._runner is not None:
+            return
+        first = len(self.runs)
+        self._runner = get_ident()
+        try:
+            while self._pending:
+                if len(self.runs) - first >= MAX_RUNS:
+                    raise RuntimeError(
+                        f"{MAX_RUNS} tasks ran, each sent by another one: {self._pending[0].call} is next"
+                    )
+                self._run_one()
+        finally:
+            self._runner = None
+        failed = next((run.exception for run in self.runs[first:] if run.exception is not None), None)
+        if failed is not None and self.app.conf.task_eager_propagates:
+            raise failed
+
+    def _run_one(self) -> None:
+        self.runs.append(run_task(self.app, self._pending.popleft(), self.now))
+
+    def _before_wait(self, task_id: str) -> None:
+        """Run what was sent at once; raises Celery's TimeoutError where only a travel can bring the result."""
+        while self._pending:
+            self._run_one()
+        if not self._can_come() and not self.app.AsyncResult(task_id).ready():
+            raise NoResultError(f"no result: {task_id} {self._why_not(task_id)}")
+
+    def _why_not(self, task_id: str) -> str:
+        """Tell what became of a task that has no result."""
+        entry = self._queue.get(task_id)
+        if entry is not None:
+            return f"waits until {written(entry.due_at)}; travel to it first"
+        ran = next((run for run in reversed(self.runs) if run.id == task_id), None)
+        if ran is not None:
+            return f"ended as {ran.state}"
+        if any(row.id == task_id for row in self.sent):
+            return "was sent, and nobody runs it here; eager = True does where the app knows the task"
+        return "was not sent yet; travel to what it waits for"
+
+    def _can_come(self) -> bool:
+        """Tell whether a result may come by itself: from another thread, or from a worker in this process."""
+        return self._runner not in (None, get_ident()) or self.app.loader.worker_initialized
+
+    def _age(self, since: datetime) -> timedelta:
+        return timedelta(milliseconds=self._clock.age(_ms(since)))
+
+    def _empty_broker(self) -> None:
+        if self._kept:
+            with self.app.connection_for_write() as connection:
+                for name in self._kept:
+                    connection.default_channel.queue_purge(name)
+
+
+def _ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)

@@ -1,0 +1,124 @@
+"""Wanted: what a test expects to be scheduled, and how what is there differs from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from kombu.serialization import dumps, loads, registry
+
+from redis_queue.errors import InvalidValueError
+from redis_queue.testing.row import TaskRow
+from redis_queue.times import Seconds, duration_ms, from_ms, point_ms
+
+Age = Callable[[datetime], timedelta]
+"""How much time has passed since a moment, travels left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Conditions on one task; None means any. *at* is when it has to be due, *within* how far off that may be."""
+
+    task: str | None
+    args: Sequence[Any] | None
+    kwargs: Mapping[str, Any] | None
+    at: datetime | None
+    queue: str | None
+    within: timedelta
+    in_: timedelta | None
+
+    @classmethod
+    def of(
+        cls,
+        task: Any,
+        now: datetime,
+        *,
+        args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+        in_: Seconds | None,
+        at: datetime | None,
+        queue: str | None,
+        within: Seconds,
+    ) -> Wanted:
+        """Return the conditions; raises InvalidValueError for those that cannot be."""
+        if in_ is not None and at is not None:
+            raise InvalidValueError(f"in_={in_!r} and at={at!r}: give one of them")
+        if args is not None and not isinstance(args, list | tuple):
+            raise InvalidValueError(f"args={args!r}: give a list or tuple")
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            raise InvalidValueError(f"kwargs={kwargs!r}: give a mapping")
+        delay = None if in_ is None else _span(in_, "in_")
+        moment = from_ms(point_ms(at, name="at")) if at is not None else now + delay if delay is not None else None
+        return cls(name_of(task), args, kwargs, moment, queue, _span(within, "within"), delay)
+
+    def differences(self, row: TaskRow, age: Age) -> list[str]:
+        """Return what of *row* is not as wanted."""
+        wrong = []
+        if self.task is not None and row.task != self.task:
+            wrong.append("task")
+        if self.args is not None and not _alike(list(self.args), list(row.args), row):
+            wrong.append("args")
+        if self.kwargs is not None and not _alike(dict(self.kwargs), dict(row.kwargs), row):
+            wrong.append("kwargs")
+        if self.queue is not None and row.queue != self.queue:
+            wrong.append("queue")
+        if not self._in_time(row, age):
+            wrong.append("time")
+        return wrong
+
+    def _in_time(self, row: TaskRow, age: Age) -> bool:
+        if self.at is None:
+            return True
+        # "in an hour" was said when the task was sent: a test that looks late must not fail for it.
+        slack = age(row.stored_at) if self.in_ is not None else timedelta()
+        return self.at - self.within - slack <= row.due_at <= self.at + self.within
+
+    def distance(self, row: TaskRow, age: Age) -> tuple[bool, bool, int, float]:
+        """Return how far *row* is from what is wanted: what is closest has the least."""
+        wrong = self.differences(row, age)
+        off = abs((row.due_at - self.at).total_seconds()) if self.at is not None else 0.0
+        return "task" in wrong, not {"args", "kwargs"}.isdisjoint(wrong), len(wrong), off
+
+    def __str__(self) -> str:
+        words = [self.task or "any task"]
+        words += [f"{name}={value!r}" for name in ("args", "kwargs", "queue") if (value := getattr(self, name))]
+        if self.in_ is not None:
+            words.append(f"in {self.in_}")
+        elif self.at is not None:
+            words.append(f"at {written(self.at)}")
+        return ", ".join(words)
+
+
+def name_of(task: Any) -> str | None:
+    """Return the name of a task, a signature or a name; raises InvalidValueError for anything else."""
+    found = task if isinstance(task, str) or task is None else getattr(task, "name", getattr(task, "task", ""))
+    if found is not None and (not isinstance(found, str) or not found):
+        raise InvalidValueError(f"task={task!r}: give a Celery task or its name")
+    return found
+
+
+def written(moment: datetime) -> str:
+    """Return a moment as messages show it, in UTC."""
+    return moment.astimezone(timezone.utc).isoformat(" ", "seconds").replace("+00:00", " UTC")
+
+
+def _span(value: Seconds, name: str) -> timedelta:
+    return timedelta(milliseconds=duration_ms(value, name=name))
+
+
+def _alike(wanted: Any, found: Any, row: TaskRow) -> bool:
+    """Compare arguments, as they were given or as they arrive: JSON makes a list of a tuple."""
+    if wanted == found:
+        return True
+    try:
+        kind = registry.type_to_name[row.envelope.content_type]
+        return bool(_through(wanted, kind) == found)
+    except Exception:  # noqa: BLE001 - what cannot be sent is not what was sent
+        return False
+
+
+def _through(value: Any, kind: str) -> Any:
+    content_type, encoding, data = dumps(value, serializer=kind)
+    return loads(data, content_type, encoding, accept=[content_type])

@@ -1,0 +1,67 @@
+"""Django in the process of the tests, configured once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from celery import _state
+
+SETTINGS = "examples.shop.settings"
+
+
+def environment(redis_url: str, database: Path | str) -> dict[str, str]:
+    """Return what the settings of the shop read."""
+    # kombu knows a unix socket by another name than redis-py.
+    broker = redis_url.replace("unix://", "redis+socket://").partition("?")[0]
+    return {
+        "DJANGO_SETTINGS_MODULE": SETTINGS,
+        "DATABASE": str(database),
+        "CELERY_BROKER_URL": broker,
+        "REDIS_QUEUE_URL": redis_url,
+        "PAY_WITHIN": "60",
+    }
+
+
+def configure(redis_url: str, folder: Path) -> Path:
+    """Set Django up with the settings of the shop, make its tables, and return its database."""
+    database = folder / "shop.sqlite3"
+    # Neither may the shop's app become that of other tests, nor its environment theirs.
+    before = _state.default_app
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(redis_url, database).items():
+            patch.setenv(name, value)
+        import django
+        from django.conf import settings
+        from django.core.management import call_command
+
+        django.setup()
+        settings.REDIS_QUEUE = {"CELERY_APP": "examples.shop.celery:app"}
+    _state.set_default_app(before)
+    _state._tls.current_app = None
+    call_command("migrate", verbosity=0)
+    return database
+
+
+@contextmanager
+def served_by(database: str) -> Iterator[None]:
+    """Make *database*, as the settings of the shop name it, the default one of this process."""
+    from django.contrib.contenttypes.models import ContentType
+    from django.db import connections
+
+    from examples.shop import settings
+
+    def use(options: dict[str, object]) -> None:
+        connections["default"].close()
+        del connections["default"]
+        connections.settings["default"] = options
+        ContentType.objects.clear_cache()
+
+    before = connections.settings["default"]
+    use({**before, **settings.database(database)})
+    try:
+        yield
+    finally:
+        use(before)

@@ -1,0 +1,19 @@
+"""A view that knows nothing of transactions."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+
+from redis_queue.contrib.django import outbox
+
+
+def place(request: HttpRequest) -> HttpResponse:
+    """Schedule, and fail if told to."""
+    outbox.schedule("shop.remind", countdown=60, task_id="x")
+    if request.POST.get("fail"):
+        raise RuntimeError("the view broke down")
+    return HttpResponse()
+
+
+urlpatterns = [path("", place)]
