@@ -187,7 +187,6 @@ def test_a_prefix_that_is_in_use_is_refused(own_server: RedisServer, tmp_path: P
         ("redis://:secret@127.0.0.1:1/0", [], "cannot be reached"),
         ("redis+cluster://:secret@127.0.0.1:1", [], "one server as its broker"),
         ("", ["--orders", "0"], "0 is not positive"),
-        ("", ["--speed", "nan"], "nan is not positive"),
         ("", ["--prefix", "a*"], "give letters, digits"),
     ],
 )

@@ -6,6 +6,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import redis
@@ -47,9 +48,9 @@ def lost_and_doubled(url: str, mode: str, kills: int) -> tuple[int, int]:
     return sent - len(set(done)), len(done) - len(set(done))
 
 
-def _wait(fact: object) -> None:
+def _wait(fact: Callable[[], object]) -> None:
     deadline = time.monotonic() + WITHIN
-    while not fact():  # type: ignore[operator]
+    while not fact():
         if time.monotonic() > deadline:
             raise RuntimeError("a consumer does not get on")
         time.sleep(0.001)

@@ -22,7 +22,7 @@ try:
     from examples.orders.signals import Signals
     from redis_queue import RedisQueueError
 except ModuleNotFoundError as error:
-    print(f"{error.name} is missing: pip install -e '.[cli,embedded]', or make demo", file=sys.stderr)
+    print(f"{error.name} is missing: pip install '.[cli,embedded]', or make demo", file=sys.stderr)
     sys.exit(2)
 except KeyboardInterrupt:
     sys.exit(130)
@@ -57,7 +57,7 @@ def _plan() -> Plan:
     parser = argparse.ArgumentParser(
         prog="python -m examples.orders",
         description="Feed orders into both queues, kill a consumer, restart the worker, and count what was lost. "
-        "Uses the Redis in REDIS_URL, else starts one.",
+        "Uses the Redis in REDIS_URL, else starts one. Needs: pip install '.[cli,embedded]'.",
     )
     parser.add_argument("--orders", type=_positive(int), default=400, help="how many orders of the file")
     parser.add_argument("--speed", type=_positive(float), default=1.0, help="divides all delays")

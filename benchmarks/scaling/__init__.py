@@ -1,0 +1,1 @@
+"""What many waiting entries take: measured, reckoned from it, and simulated."""

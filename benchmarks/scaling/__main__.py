@@ -1,0 +1,75 @@
+"""What one Redis takes for many waiting entries, and what more would: ``python -m benchmarks.scaling``.
+
+Fills a private Redis step by step with delayed tasks that have a 200-byte argument, and measures at each step the bytes
+for each entry and the time of single operations; measures a Redis that is a long round trip away. From that it reckons
+and simulates what 100 million entries would take. docs/scaling.md shows a run of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from benchmarks.scaling.measuring import Step, steps
+from benchmarks.scaling.regions import ROUND_TRIP, figures
+from benchmarks.scaling.simulating import WEEK, simulate
+from benchmarks.server import private_redis
+
+LARGEST: Final = 100_000_000
+SHARDS: Final = (1, 16, 64)
+RATES: Final = (250, 500, 1_000, 6_000, 18_000, 55_000)
+"""Entries a second that are dispatched; the last three were measured for one dispatcher into each kind of broker."""
+
+
+def table(found: list[Step]) -> str:
+    """Return the measured steps as a table, a column for each."""
+    rows = [["bytes for each", *(f"{step.size:,.0f}" for step in found)]]
+    rows += [[f"{name}, ms", *(f"{step.times[name]:.2f}" for step in found)] for name in found[0].times]
+    return _table(["waiting", *(f"{step.entries:,}" for step in found)], rows)
+
+
+def reckoned(size: float) -> str:
+    """Return what *LARGEST* entries take, by the number of shards that they are spread over."""
+    total = size * LARGEST / 2**30
+    rows = [[str(shards), f"{LARGEST // shards:,}", f"{total / shards:,.1f}"] for shards in SHARDS]
+    return _table(["nodes", "entries on each", "GiB on each"], rows)
+
+
+def simulated() -> str:
+    """Return how late *LARGEST* entries are that fall due within a week, by what is dispatched in a second."""
+    rows = []
+    for rate in RATES:
+        week = simulate(LARGEST, rate)
+        rows.append(
+            [f"{rate:,}", f"{week.busy:.1%}", f"{week.median:,.1f}", f"{week.most_of_99:,.1f}", f"{week.longest:,.1f}"]
+        )
+    return _table(["dispatched in a second, at most", "busy", "late, s: median", "99 %", "most"], rows)
+
+
+def regions() -> str:
+    """Return what a Redis in another region takes."""
+    return _table(["", f"{ROUND_TRIP * 1000:.0f} ms away"], [[name, f"{value:,.0f}"] for name, value in figures()])
+
+
+def main() -> None:
+    """Measure and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--most", type=int, default=1_000_000, help="entries of the last step (default: 1,000,000)")
+    most = parser.parse_args().most
+    with tempfile.TemporaryDirectory() as folder, private_redis(Path(folder)) as url:
+        found = list(steps(url, most))
+    print(table(found))
+    print(f"\nReckoned for {LARGEST:,} entries at {found[-1].size:,.0f} bytes each:\n\n{reckoned(found[-1].size)}")
+    print(f"\nSimulated for {LARGEST:,} entries that fall due within {WEEK // 86400} days:\n\n{simulated()}")
+    print(f"\nMeasured with the store in another region:\n\n{regions()}")
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    main()

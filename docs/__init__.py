@@ -1,0 +1,1 @@
+"""The documentation: pages, and what makes some of them from the code."""

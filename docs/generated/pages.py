@@ -1,0 +1,59 @@
+"""Lists of pages: those that are there, in the order of a reader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parent.parent
+
+GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "start": ("Start", ("tutorial", "delayed-tasks", "task-leases", "serialized", "guarantees", "faq")),
+    "how-to": (
+        "How to",
+        (
+            "how-to/django",
+            "how-to/flask",
+            "how-to/deploy",
+            "how-to/rabbitmq",
+            "how-to/sentinel",
+            "how-to/cluster",
+            "how-to/tune",
+            "how-to/dead-letters",
+            "how-to/migrate-from-eta",
+            "how-to/migrate-from-longterm-scheduler",
+            "how-to/migrate-from-rq-delay",
+        ),
+    ),
+    "operate": ("Operate", ("cli", "dashboard", "doctor", "metrics", "tracing", "security", "testing")),
+    "understand": ("Understand", ("design", "states", "scaling", "comparison", "articles", "glossary")),
+    "reference": (
+        "Reference",
+        (
+            "reference/settings",
+            "reference/cli",
+            "reference/api",
+            "reference/errors",
+            "reference/metrics",
+            "reference/keys",
+            "reference/lua",
+        ),
+    ),
+}
+
+
+def contents() -> str:
+    """Return the tables of contents; a page that no group names stands in the last one."""
+    named = {page for _, pages in GROUPS.values() for page in pages}
+    there = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.rglob("*.md"))
+    groups = [(caption, [page for page in pages if page in there]) for caption, pages in GROUPS.values()]
+    others = [page for page in there if page not in named and page != "index"]
+    return "\n".join(_toctree(caption, pages) for caption, pages in [*groups, ("More", others)] if pages)
+
+
+def _toctree(caption: str, pages: list[str]) -> str:
+    lines = "\n".join(pages)
+    return f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{lines}\n```\n"
+
+
+MAKERS: Final = {"contents": contents}

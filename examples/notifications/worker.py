@@ -1,0 +1,9 @@
+"""What ``celery -A examples.notifications.worker`` loads."""
+
+from __future__ import annotations
+
+from celery import Celery
+
+from examples.notifications.app import create_app
+
+app: Celery = create_app().extensions["celery"]

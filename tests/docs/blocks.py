@@ -1,0 +1,65 @@
+"""The fenced blocks of the pages."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+BLOCK = re.compile(r"(?:^<!-- ([\w ]+?)(?:: (.+?))? -->\n)?^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block; *mark* and *detail* stand in the comment before it: ``<!-- mark: detail -->``."""
+
+    language: str
+    text: str
+    line: int
+    mark: str = ""
+    detail: str = ""
+
+    @property
+    def file(self) -> str | None:
+        """The name of the file that the block is, if its first line names one."""
+        found = re.match(r"# ([\w/]+\.py)\n", self.text)
+        return found[1] if found else None
+
+
+def blocks(page: Path) -> list[Block]:
+    """Return the blocks of *page*, in order."""
+    text = page.read_text("utf-8")
+    return [
+        Block(
+            found[4],
+            _dedented(found[5], len(found[3])),
+            text.count("\n", 0, found.start(4)) + 1,
+            found[1] or "",
+            found[2] or "",
+        )
+        for found in BLOCK.finditer(text)
+    ]
+
+
+def pages() -> list[Path]:
+    """Return all pages."""
+    return sorted(DOCS.rglob("*.md"))
+
+
+def matches(expected: str, found: str) -> bool:
+    """Tell whether the lines of *expected* stand in *found* in their order; … is anything, runs of blanks are one."""
+    at = 0
+    lines = [" ".join(line.split()) for line in found.splitlines()]
+    for wanted in expected.splitlines():
+        pattern = ".*".join(re.escape(part.strip()) for part in " ".join(wanted.split()).split("…"))
+        at = next((number + 1 for number in range(at, len(lines)) if re.fullmatch(pattern, lines[number])), -1)
+        if at < 0:
+            return False
+    return True
+
+
+def _dedented(text: str, width: int) -> str:
+    return "".join(line[width:] if line[:width].isspace() else line for line in text.splitlines(keepends=True))

@@ -1,0 +1,104 @@
+"""Somebody who reads a page and does what its blocks say."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from redis_queue.testing.guard import DeathGuard
+from tests.docs.blocks import Block, matches
+from tests.support.wait import wait_until
+
+READY = ("ready.", "dashboard on", "Running on", "Starting development server")
+
+
+class Background:
+    """What a reader starts in another terminal."""
+
+    def __init__(self, command: str, directory: Path, environment: Mapping[str, str]) -> None:
+        self._log = directory / f"{abs(hash(command))}.log"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", f"exec {command}"],
+                cwd=directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._guard = DeathGuard(self._process.pid, directory / "nothing")
+        self._started = self.output
+        try:
+            wait_until(self._is_ready, timeout=30, description=f"{command} to be ready")
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def output(self) -> str:
+        """What was written so far, by this process and by those before it with the same command."""
+        return self._log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        """End it by SIGKILL, children and all."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._guard.dismiss()
+        self._process.wait(10)
+
+    def _is_ready(self) -> bool:
+        assert self._process.poll() is None, self.output
+        return any(word in self.output[len(self._started) :] for word in READY)
+
+
+class Reader:
+    """Does what a page says, in *directory*, with the programs that are on the PATH of *environment*.
+
+    *instead* says what is written otherwise where the reader is: addresses and ports.
+    """
+
+    def __init__(self, directory: Path, environment: Mapping[str, str], instead: Mapping[str, str]) -> None:
+        self._directory = directory
+        self._environment = {**environment, "PYTHONUNBUFFERED": "1", "C_FORCE_ROOT": "1"}
+        self._instead = instead
+        self._running: dict[str, Background] = {}
+        self._said = ""
+
+    def do(self, block: Block) -> None:
+        """Carry out one block, or compare what the one before it said."""
+        text = block.text
+        for written, meant in self._instead.items():
+            text = text.replace(written, meant)
+        if block.mark == "not run":
+            return
+        if block.mark == "background":
+            self._running[block.text] = background = Background(text, self._directory, self._environment)
+            self._said = background.output
+        elif block.mark == "kills":
+            self._running.pop(f"{block.detail}\n").kill()
+        elif block.mark == "output of":
+            background = self._running[f"{block.detail}\n"]
+            wait_until(lambda: matches(text, background.output), timeout=30, description=text)
+        elif block.file:
+            (self._directory / block.file).write_text(text)
+        elif block.language == "text":
+            assert matches(text, self._said), f"line {block.line}: expected\n{text}\nfound\n{self._said}"
+        else:
+            self._said = self.run(["python", "-c", text] if block.language == "python" else ["/bin/sh", "-ec", text])
+
+    def run(self, command: list[str]) -> str:
+        """Run *command* to its end and return its output."""
+        done = subprocess.run(
+            command, cwd=self._directory, env=self._environment, capture_output=True, text=True, timeout=40
+        )
+        assert done.returncode == 0, f"{command[-1]}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def end(self) -> None:
+        """Stop what runs."""
+        for background in self._running.values():
+            background.kill()

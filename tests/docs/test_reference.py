@@ -1,0 +1,129 @@
+"""What is public stands in the reference, and every page is where a reader finds it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.generated import MAKERS, MARK, fill
+from docs.generated.api import PLACES
+from redis_queue import Settings, errors, keys
+from redis_queue.celery import CelerySettings
+from redis_queue.cli import group
+from redis_queue.web import WebSettings
+from tests.cli.test_output import leaves
+from tests.docs.blocks import DOCS, ROOT, pages
+
+# What it has is the command of this name.
+NOT_FOR_OTHERS = {"validation"}
+
+
+def page(name: str) -> str:
+    """Return a page of the reference as the site has it."""
+    return fill((DOCS / "reference" / f"{name}.md").read_text("utf-8"))
+
+
+def rows(text: str) -> dict[str, str]:
+    """Return the first two cells of the rows of all tables, the first without its quotes."""
+    found = re.findall(r"^\| (?:&nbsp;)*`([^`]+)` \| (.*) \|$", text, re.MULTILINE)
+    return dict(found)
+
+
+def test_every_mark_is_used_and_every_one_used_is_made() -> None:
+    used = [name for path in pages() for name in MARK.findall(path.read_text("utf-8"))]
+    assert sorted(used) == sorted(MAKERS)
+
+
+def test_every_page_is_in_the_contents_once() -> None:
+    listed = re.findall(r"^[\w/-]+$", fill("<!-- generated: contents -->"), re.MULTILINE)
+    there = [str(path.relative_to(DOCS).with_suffix("")) for path in pages()]
+    assert sorted([*listed, "index"]) == there
+
+
+@pytest.mark.parametrize(
+    ("settings", "namespace"), [(CelerySettings, "redis_queue_"), (Settings, ""), (WebSettings, "")]
+)
+def test_every_setting_has_a_default_and_a_meaning(settings: type[Any], namespace: str) -> None:
+    found = rows(page("settings"))
+    for each in dataclasses.fields(settings):
+        default, _, meaning = found[namespace + each.name].partition(" | ")
+        assert default.startswith("`"), each.name
+        assert len(meaning) > 10, each.name
+
+
+def test_every_setting_of_an_app_is_told_of_in_the_guide() -> None:
+    guides = (DOCS / "delayed-tasks.md").read_text("utf-8") + (DOCS / "task-leases.md").read_text("utf-8")
+    for each in dataclasses.fields(CelerySettings):
+        assert f"`redis_queue_{each.name}`" in guides, each.name
+
+
+def test_every_command_has_its_options() -> None:
+    text = page("cli")
+    sections = dict(re.findall(r"^## redis-queue ([\w -]+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    assert sorted(sections) == sorted(leaves(group))
+    for path, section in sections.items():
+        command: Any = group
+        for name in path.split():
+            command = command.commands[name]
+        for parameter in command.params:
+            for option in parameter.opts if parameter.param_type_name == "option" else ():
+                assert re.search(rf"{re.escape(option)}\b", section), (path, option)
+    assert "## redis-queue scheduled cancel" in text
+
+
+def test_every_public_name_is_in_the_api_or_an_error() -> None:
+    text, told = page("api"), rows(page("errors"))
+    for place, _ in PLACES.values():
+        for name in getattr(importlib.import_module(place), "__all__", ()):
+            assert f"{place}.{name}\n" in text or name in told, f"{place}.{name}"
+
+
+def test_every_package_with_public_names_is_in_the_api() -> None:
+    told = {module for module, _ in PLACES.values()}
+    for path in sorted((ROOT / "redis_queue").glob("*/__init__.py")):
+        if "__all__" in path.read_text("utf-8") and path.parent.name not in NOT_FOR_OTHERS:
+            assert f"redis_queue.{path.parent.name}" in told, f"add {path.parent.name} to docs/generated/api.py"
+
+
+def test_every_error_says_when() -> None:
+    told = rows(page("errors"))
+    tree = errors.__doc__ or ""
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__:
+            assert (value.__doc__ or "").strip() in told[name]
+            assert name in tree
+
+
+def test_every_metric_that_the_guide_names_is_there_and_none_besides() -> None:
+    guide = (DOCS / "metrics.md").read_text("utf-8")
+    told = set(re.findall(r"^\| `(redis_queue_\w+)` \|", guide, re.MULTILINE))
+    assert set(rows(page("metrics"))) == told
+    assert len(told) > 15
+
+
+def test_every_part_of_a_key_is_there() -> None:
+    text = page("keys")
+    for name in vars(keys.Keys("p", "delay", "name", 0)):
+        assert name == "_root" or re.search(rf"^{name}\b", text, re.MULTILINE), name
+    for function in ("registry", "starts", "audit", "visibility_timeouts", "unreadable", "sweep", "counters"):
+        assert f":{function}" in text, function
+
+
+def test_every_script_has_its_contract() -> None:
+    text = page("lua")
+    scripts = sorted((ROOT / "redis_queue" / "lua").rglob("*.lua"))
+    assert len(scripts) > 30
+    for path in scripts:
+        first = path.read_text("utf-8").splitlines()[0].removeprefix("-- ")
+        assert f"## {path.parent.name}/{path.stem}\n\n```text\n{first}\n" in text
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for path in [*pages(), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", path.read_text("utf-8")):
+            assert (path.parent / Path(target)).exists(), f"{path.name}: {target}"

@@ -1,0 +1,41 @@
+"""docs/tutorial.md, block by block: its own Redis, its own directory, real workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import DOCS, ROOT, blocks
+from tests.docs.reader import Reader
+from tests.support.ports import free_port
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.celery, pytest.mark.timeout(120)]
+
+PAGE = blocks(DOCS / "tutorial.md")
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    """Somebody with an empty directory and a Redis."""
+    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    with RedisServer(tcp=True) as server:
+        reader = Reader(
+            tmp_path,
+            {**os.environ, "PATH": paths, "PYTHONPATH": str(ROOT)},
+            {"redis://localhost:6379/0": server.url, "8055": str(free_port())},
+        )
+        try:
+            yield reader
+        finally:
+            reader.end()
+
+
+def test_every_block_of_the_tutorial_does_what_it_says(reader: Reader) -> None:
+    assert {block.language for block in PAGE} == {"sh", "python", "text"}
+    for block in PAGE:
+        reader.do(block)
