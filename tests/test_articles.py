@@ -92,7 +92,7 @@ def die_in(client: redis.Redis, url: str, *calls: str) -> None:
     """Let a process send each of *calls* to Redis and be killed with SIGKILL before it can read the answer."""
     for name in ("queue/get", "queue/put", "delay/claim"):
         client.script_load(load(name).source)
-    subprocess.run([sys.executable, "-c", DIE_IN, url, *calls], cwd=ROOT, check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", DIE_IN, url, *calls], cwd=ROOT, check=True, timeout=60)
 
 
 class TestDataQueue:
@@ -480,7 +480,7 @@ while timed.move_due(1):
 def kill_once(script: str, url: str, is_so: Callable[[], bool]) -> None:
     """Start *script* as a process and kill it with SIGKILL, wherever it is, once *is_so*."""
     with child(script, url) as process:
-        wait_until(is_so, timeout=20, description="the process to get far enough")
+        wait_until(is_so, description="the process to get far enough")
         assert process.poll() is None
         process.kill()
 

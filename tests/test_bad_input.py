@@ -742,7 +742,7 @@ def test_a_queue_works_while_the_interpreter_shuts_down(client: redis.Redis, red
         "atexit.register(lambda: (queue.put('the last'), timed.push('the last')))\n"
     )
     command = [sys.executable, "-c", code, redis_url]
-    done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert [message.body for message in RedisQueue("orders", client).get_many(5)] == ["the last"]
     assert [entry.payload for entry in DelayQueue("orders", client).claim(5)] == ["the last"]

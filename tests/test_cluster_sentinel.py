@@ -60,7 +60,7 @@ def persist(call: Callable[[], Any]) -> Any:
         except StoreUnavailableError:
             return []
 
-    return wait_until(attempt, timeout=20, description="Redis to be back")[0]
+    return wait_until(attempt, description="Redis to be back")[0]
 
 
 def use_every_verb_of_a_queue(client: Client) -> None:
@@ -270,7 +270,7 @@ class TestSentinel:
         wait_until(lambda: replicated(old, 2), description="the replicas to have everything")
         with sentinel.sentinels[0].client() as watcher:
             watcher.execute_command("SENTINEL", "FAILOVER", sentinel.master_name)
-        wait_until(lambda: sentinel.primary is not old, timeout=20, description="another primary")
+        wait_until(lambda: sentinel.primary is not old, description="another primary")
         with old.client() as client:  # Sentinel would do so too, ten seconds later
             client.replicaof(HOST, sentinel.primary.port)
         persist(lambda: queue.put("after", dedupe_key="after"))

@@ -88,7 +88,7 @@ def row(output: str, name: str) -> list[str]:
     return list(found.groups())
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_nothing_is_lost_by_a_killed_consumer_and_a_restarted_worker(own_server: RedisServer, tmp_path: Path) -> None:
     lines = sum(len(order.lines) for order in feed.read()[:60])
     demo = Demo(tmp_path, own_server.url)
@@ -127,7 +127,7 @@ def test_a_signal_leaves_no_process_no_key_and_no_folder(
 
         process.send_signal(number)
 
-        assert process.wait(timeout=30) == code
+        assert process.wait(timeout=60) == code
         wait_until(lambda: not demo.survivors(), description="the end of all that it started")
         assert client.keys("*") == []
         assert list(tmp_path.iterdir()) == []
@@ -146,7 +146,7 @@ def test_a_signal_ends_a_redis_of_its_own(number: signal.Signals) -> None:
 
         process.send_signal(number)
 
-        process.wait(timeout=30)
+        process.wait(timeout=60)
         wait_until(lambda: not runs(redis) and not demo.survivors(), description="the end of all that it started")
 
 
@@ -159,7 +159,7 @@ def test_a_worker_that_ends_by_itself_fails_the_run_and_its_log_is_kept(
         [worker] = [child for child in psutil.Process(process.pid).children() if "celery" in child.cmdline()]
         worker.kill()
 
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
 
         assert process.returncode == 1
         assert "worker 1 ended with code -9" in errors

@@ -34,5 +34,5 @@ def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProc
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )

@@ -87,7 +87,7 @@ class Fleet:
         """What ran so far: id, due and ran."""
         return [json.loads(row) for row in self.client.lrange(RAN, 0, -1)]
 
-    def wait_for(self, count: int, *, timeout: float = 20.0) -> list[dict[str, Any]]:
+    def wait_for(self, count: int, *, timeout: float = 40.0) -> list[dict[str, Any]]:
         """Return what ran once it is at least so much."""
         wait_until(lambda: len(self.ran) >= count, timeout=timeout, description=f"{count} tasks to run")
         return self.ran

@@ -108,12 +108,12 @@ class Leasing:
         """The ids of the tasks that ended, in order."""
         return [row.decode() for row in self.client.lrange(ENDED, 0, -1)]
 
-    def wait_for_starts(self, count: int, *, timeout: float = 30.0) -> list[str]:
+    def wait_for_starts(self, count: int, *, timeout: float = 40.0) -> list[str]:
         """Return what started once it is at least so much."""
         wait_until(lambda: len(self.started) >= count, timeout=timeout, description=f"{count} tasks to start")
         return self.started
 
-    def wait_for_ends(self, count: int, *, timeout: float = 30.0) -> list[str]:
+    def wait_for_ends(self, count: int, *, timeout: float = 40.0) -> list[str]:
         """Return what ended once it is at least so much."""
         wait_until(lambda: len(self.ended) >= count, timeout=timeout, description=f"{count} tasks to end")
         return self.ended

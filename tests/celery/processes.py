@@ -54,7 +54,7 @@ class DispatchProcess:
 
     def finish(self) -> tuple[int, str]:
         """Wait for its end; return its exit code and how many it says were sent."""
-        sent, _ = self._process.communicate(timeout=30)
+        sent, _ = self._process.communicate(timeout=60)
         return self._process.returncode, sent.strip()
 
 
@@ -102,7 +102,7 @@ class CeleryProcess:
         """What it wrote so far."""
         return self._log.read_text(errors="replace")
 
-    def wait_for_output(self, text: str, *, timeout: float = 20.0) -> None:
+    def wait_for_output(self, text: str, *, timeout: float = 40.0) -> None:
         """Return when *text* stands in its output."""
 
         def written() -> bool:
@@ -121,11 +121,11 @@ class CeleryProcess:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(10)
 
-    def wait(self, *, timeout: float = 20.0) -> int:
+    def wait(self, *, timeout: float = 60.0) -> int:
         """Wait for its own end and return the exit code."""
         return self._process.wait(timeout)
 
-    def finish(self, *, timeout: float = 20.0) -> int:
+    def finish(self, *, timeout: float = 60.0) -> int:
         """Ask for a warm shutdown by SIGTERM and return the exit code."""
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(timeout)

@@ -424,7 +424,7 @@ class TestAnywhere:
         )
         command = [sys.executable, "-c", code, app.conf.broker_url, app.conf.redis_queue_url]
 
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
         assert (done.returncode, done.stderr) == (0, "")
         assert stored(app) == ["the last"]

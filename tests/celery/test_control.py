@@ -83,7 +83,7 @@ class TestRevokeWithNoWorkerAlive:
         gone.revoke()
         with fleet.worker() as worker:
             worker.wait_for_output("ready.")
-            assert kept.get(timeout=20) == kept.id
+            assert kept.get(timeout=60) == kept.id
             assert [row["id"] for row in fleet.ran] == [kept.id]
         assert gone.state == "REVOKED"
 
@@ -167,7 +167,7 @@ class TestWithAWorker:
                 "revoke",
                 result.id,
             ]
-            done = subprocess.run(command, cwd=ROOT, env={**os.environ, **fleet.environment()}, timeout=30)
+            done = subprocess.run(command, cwd=ROOT, env={**os.environ, **fleet.environment()}, timeout=60)
             assert done.returncode == 0
             assert delayed.count() == 0
 
@@ -183,7 +183,7 @@ class TestWithAWorker:
                 return [row["request"]["id"] for rows in replies.values() for row in rows]
 
             # One of the two leads and answers for the store.
-            wait_until(lambda: len(listed()) == 5, timeout=20, description="each entry once")
+            wait_until(lambda: len(listed()) == 5, description="each entry once")
             assert listed(limit=2) == [result.id for result in results[:2]]
             after = delayed.queue.cursor(delayed.queue.list(limit=2)[-1])
             assert listed(limit=2, after=after) == [result.id for result in results[2:4]]

@@ -22,7 +22,7 @@ from tests.celery.leasing_names import DIE, DIE_TWICE, HEALED, WAIT
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
@@ -60,7 +60,7 @@ class TestATaskThatKills:
             one.wait_for_output("ready.")
             result = leasing.send(DIE)
             with pytest.raises(Exception, match="its worker died 5 times") as raised:
-                result.get(timeout=30)
+                result.get(timeout=60)
             assert type(raised.value).__name__ == "MaxDeliveriesExceededError"
             assert result.state == "FAILURE"
             assert leasing.started == [result.id] * 5
@@ -84,10 +84,10 @@ class TestATaskThatKills:
             one.wait_for_output("ready.")
             id_ = one_redis.send(DIE_TWICE).id
             leases = one_redis.leases()
-            wait_until(leases.dead_letters, timeout=30, description="a dead letter")
+            wait_until(leases.dead_letters, description="a dead letter")
             assert one_redis.started == [id_] * 2
             assert leases.redrive() == 1
-            wait_until(leases.dead_letters, timeout=30, description="a dead letter again")
+            wait_until(leases.dead_letters, description="a dead letter again")
             assert one_redis.started == [id_] * 4
 
     def test_counts_workers_that_die_as_a_whole_and_those_of_other_hosts(self, one_redis: Leasing) -> None:
@@ -109,7 +109,7 @@ class TestATaskThatKills:
         with one_redis.worker("one", pool="prefork"):
             assert one_redis.wait_for_ends(1) == [waits]
             leases = one_redis.leases()
-            wait_until(leases.dead_letters, timeout=30, description="a dead letter")
+            wait_until(leases.dead_letters, description="a dead letter")
             assert [letter.id for letter in leases.dead_letters()] == [kills]
             assert one_redis.started.count(waits) == 1
 

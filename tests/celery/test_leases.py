@@ -27,7 +27,7 @@ from tests.support.servers import RedisServer
 from tests.support.topologies import SentinelSet
 from tests.support.wait import wait_until
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
 
 HUB = 10
 """Seconds between two looks that kombu's event loop takes unless it is told otherwise."""
@@ -291,7 +291,7 @@ class TestTheKeeper:
             leasing.app().send_task(WAIT)
         with leasing.worker("one", pool="threads") as one:
             one.wait_for_output("ready.")
-            wait_until(lambda: len(leasing.held()) == 1000, timeout=30, description="all tasks to be held")
+            wait_until(lambda: len(leasing.held()) == 1000, description="all tasks to be held")
 
             def times() -> set[float]:
                 return set(leasing.held().values())

@@ -236,7 +236,7 @@ class TestInAWorker:
         (request,) = tasks.requests
         assert (request["root"], request["parent"]) == ("order-42", None)
 
-    @pytest.mark.timeout(120)
+    @pytest.mark.timeout(180)
     def test_overlapping_ticks_run_each_call_once(
         self, delay_queue: DelayQueue, tasks: Executions, tick: Callable[[str], Any]
     ) -> None:

@@ -59,7 +59,7 @@ class Installation:
         """What the tasks recorded, in order."""
         return [json.loads(row) for row in self.client.lrange(f"{PREFIX}:orders:executed", 0, -1)]
 
-    def wait_for(self, count: int, *, timeout: float = 20.0) -> list[dict[str, Any]]:
+    def wait_for(self, count: int, *, timeout: float = 40.0) -> list[dict[str, Any]]:
         """Return what was executed once it is at least so many."""
         wait_until(lambda: len(self.executed) >= count, timeout=timeout, description=f"{count} executed tasks")
         return self.executed
@@ -128,7 +128,7 @@ def test_entries_run_when_they_are_due_leases_are_put_back_and_sigterm_is_a_warm
 
 def test_beat_sends_ticks_that_expire_into_a_queue_of_their_own(own_redis: Installation) -> None:
     with own_redis.celery("beat", "--loglevel", "INFO", "--pidfile", "") as celery:
-        wait_until(lambda: own_redis.client.llen("redis_queue") >= 2, timeout=20, description="two ticks")
+        wait_until(lambda: own_redis.client.llen("redis_queue") >= 2, description="two ticks")
         celery.finish()
 
     ticks = [json.loads(raw) for raw in own_redis.client.lrange("redis_queue", 0, -1)]

@@ -52,7 +52,6 @@ class SerialFleet(Fleet):
         """Return what a task wrote at its start or end."""
         return wait_until(
             lambda: next((row for row in self.rows if (row["id"], row["what"]) == (task_id, what)), None),
-            timeout=20,
             description=f"the {what} of task {task_id}",
         )
 
@@ -118,7 +117,7 @@ def check_turns(rows: list[dict[str, Any]], lock: str, count: int) -> None:
 def parked(app: Celery, task_id: str) -> Any:
     """Return the stored entry of a task, once it is there."""
     delayed = DelayedTasks.of(app)
-    return wait_until(lambda: delayed.queue.get(task_id), timeout=20, description=f"task {task_id} to be deferred")
+    return wait_until(lambda: delayed.queue.get(task_id), description=f"task {task_id} to be deferred")
 
 
 class TestTurns:
@@ -135,7 +134,7 @@ class TestTurns:
         ours, theirs = uuid.uuid4().hex, uuid.uuid4().hex
         met = [{"mine": ours, "other": theirs}, {"mine": theirs, "other": ours}]
         pair = [app.send_task(MEET, (), kwargs) for kwargs in met]
-        assert [result.get(timeout=30) for result in pair] == [True, True]
+        assert [result.get(timeout=60) for result in pair] == [True, True]
 
     def test_chords_groups_and_chains_wait_for_who_was_deferred(self, fleet: SerialFleet, app: Celery) -> None:
         header = [app.signature(WRITE, ("chord", number)) for number in range(6)]
@@ -149,7 +148,7 @@ class TestTurns:
         with lock_of(app, "customer:retry").hold():
             result = app.send_task(RETRY_ONCE, ("retry",))
             parked(app, result.id)
-        assert result.get(timeout=20) == 1
+        assert result.get(timeout=60) == 1
         assert [row["retries"] for row in fleet.rows if row["id"] == result.id] == [0, 1]
 
 
@@ -185,7 +184,7 @@ class TestDeferred:
             result = app.send_task(WRITE, ("expired", 1), expires=0.5)
             parked(app, result.id)
             with pytest.raises(TaskRevokedError, match="expired"):
-                result.get(timeout=20)
+                result.get(timeout=60)
         assert not [row for row in fleet.rows if row["id"] == result.id]
 
 
@@ -206,9 +205,9 @@ def test_any_pool_and_broker_defers(redis_server: RedisServer, broker: Broker, p
                 assert held.state == "PENDING"
                 assert entry.deliveries == 0
                 # The worker is free for others.
-                assert app.send_task(WRITE, ("other", 2)).get(timeout=20) == 2
+                assert app.send_task(WRITE, ("other", 2)).get(timeout=60) == 2
             more = [app.send_task(WRITE, ("pool", number)) for number in (3, 4)]
-            assert [result.get(timeout=20) for result in (held, *more)] == [1, 3, 4]
+            assert [result.get(timeout=60) for result in (held, *more)] == [1, 3, 4]
             assert worker.finish() == 0
             assert "Traceback" not in worker.output
         check_turns(fleet.rows, "customer:pool", 3)

@@ -163,6 +163,6 @@ def test_a_retry_in_a_worker_waits_in_the_broker_while_the_store_is_away(broker:
             result = fleet.app().send_task(STUBBORN, (1, 1.0))
             worker.wait_for_output("the store is away")
             proxy.mode = "pass"
-            assert result.get(timeout=20) == 1
+            assert result.get(timeout=60) == 1
         assert len(fleet.ran) == 1
         assert fleet.delayed().count() == 0

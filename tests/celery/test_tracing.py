@@ -94,7 +94,7 @@ def named(path: Path, name: str, count: int = 1) -> list[Shown]:
         found = [span for span in read(path) if span.name == name]
         return found if len(found) >= count else None
 
-    return wait_until(enough, timeout=20, description=f"{count} spans {name!r}, got {[s.name for s in read(path)]}")
+    return wait_until(enough, description=f"{count} spans {name!r}, got {[s.name for s in read(path)]}")
 
 
 def about(span: Shown, *names: str) -> dict[str, Any]:
@@ -398,7 +398,7 @@ def test_everything_works_where_the_api_is_not_installed(redis_server: RedisServ
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
     assert (done.stdout, done.returncode) == ("[] 3\n", 0), done.stderr
     assert len(broker.take_ids(queue)) == 3

@@ -101,7 +101,7 @@ class TestOnTime:
         with fleet.worker() as worker:
             worker.wait_for_output("ready.")
             result = delayed.app.send_task(STUBBORN, (2, 0.1))
-            assert result.get(timeout=20) == 2
+            assert result.get(timeout=60) == 2
 
     def test_something_earlier_wakes_a_sleeping_dispatcher(self, one_redis: Fleet) -> None:
         one_redis.settings["redis_queue_dispatch_interval"] = 60.0

@@ -50,12 +50,12 @@ class Terminal:
     def wait_for(self, text: str) -> None:
         """Return when *text* was written behind all that was waited for before."""
         start = len(self.printed)
-        wait_until(lambda: text in self._read()[start:], timeout=20, description=f"{text!r} on the terminal")
+        wait_until(lambda: text in self._read()[start:], description=f"{text!r} on the terminal")
 
     def end(self) -> int:
         """Return the exit code."""
         # It may wait for its output to be read.
-        wait_until(lambda: (self._read(), self.process.poll() is not None)[1], timeout=20, description="its end")
+        wait_until(lambda: (self._read(), self.process.poll() is not None)[1], description="its end")
         self._read()
         return self.process.returncode
 

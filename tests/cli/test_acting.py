@@ -474,7 +474,7 @@ class TestTheRealCommand:
         RedisQueue("orders", client, prefix="mine").put("x")
         command = [sys.executable, "-m", "redis_queue", "queues", "--json", "--url", redis_url, "--prefix", "mine"]
 
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
         assert (done.returncode, done.stderr) == (0, "")
         assert [row["name"] for row in json.loads(done.stdout)["queues"]] == ["orders"]
@@ -494,7 +494,7 @@ class TestTheRealCommand:
     def test_tells_an_unknown_name_in_a_line(self, redis_url: str, client: redis.Redis) -> None:
         command = [sys.executable, "-m", "redis_queue", "queue", "orders", "peek", "--url", redis_url]
 
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert done.stderr.startswith("error: no RedisQueue 'orders'")

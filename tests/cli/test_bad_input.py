@@ -40,7 +40,7 @@ def redis_queue(*arguments: str, **environment: str) -> subprocess.CompletedProc
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
 
 
@@ -299,9 +299,9 @@ class TestFromOutside:
         with subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
-            wait_until(lambda: queue.stats().ready < many, timeout=20, description="a batch to be gone")
+            wait_until(lambda: queue.stats().ready < many, description="a batch to be gone")
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=60)
 
         told: dict[str, Any] = json.loads(out)
         assert (process.returncode, err) == (1, "error: interrupted: run it again to go on\n")

@@ -22,7 +22,7 @@ def complete(shell: str, words: str, *, kind: str = "complete") -> str:
     current = parts[-1] if shell == "fish" else str(len(parts) - 1)
     asked = {"_REDIS_QUEUE_COMPLETE": f"{shell}_{kind}", "COMP_WORDS": words, "COMP_CWORD": current}
     environment = {**os.environ, **asked, "PYTHONPATH": str(ROOT), "REDIS_QUEUE_URL": "redis://127.0.0.1:1/0"}
-    done = subprocess.run([COMMAND], env=environment, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([COMMAND], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     return done.stdout
 

@@ -203,7 +203,7 @@ def test_a_consumer_survives_a_restart_of_redis_and_acks_what_it_had_finished() 
             server.kill()
             release.set()
             server.restart()
-            wait_until(lambda: is_empty(queue), timeout=20, description="an empty queue")
+            wait_until(lambda: is_empty(queue), description="an empty queue")
 
         assert seen == ["before", "after"]
         assert queue.stats().acked == 2
@@ -227,7 +227,7 @@ def test_many_idle_threads_wait_on_one_connection(client: redis.Redis) -> None:
     with running(queue, lambda _: None, concurrency=16):
         wait_until(lambda: waiting_clients(client), description="the consumer to wait")
         client.config_resetstat()
-        wait_until(lambda: calls_of(client, "blpop") >= 3, timeout=20, description="three polls")
+        wait_until(lambda: calls_of(client, "blpop") >= 3, description="three polls")
 
         assert len(waiting_clients(client)) <= 1
         assert calls_of(client, "evalsha") <= 2 * calls_of(client, "blpop") + 2

@@ -84,6 +84,6 @@ def test_what_a_killed_consumer_held_comes_back_when_its_lease_ends(queue: Redis
         assert queue.stats().in_flight == 2
         queue.client.rpush("go on", "1")
         with consumer(redis_url):
-            wait_until(lambda: queue.stats().acked == 2, timeout=20, description="both to be acked by the next one")
+            wait_until(lambda: queue.stats().acked == 2, description="both to be acked by the next one")
 
     assert begun(queue) == [b"slow", b"slow", b"second"]

@@ -56,7 +56,7 @@ def test_two_consumers_take_turns_and_no_delivery_counts(queue: RedisQueue) -> N
     for thread in threads:
         thread.start()
     try:
-        wait_until(lambda: len(seen) == 12, timeout=20, description="all messages to be handled")
+        wait_until(lambda: len(seen) == 12, description="all messages to be handled")
     finally:
         for consumer in consumers:
             consumer.stop()

@@ -33,7 +33,7 @@ class Background:
         self._guard = DeathGuard(self._process.pid, directory / "nothing")
         self._started = self.output
         try:
-            wait_until(self._is_ready, timeout=30, description=f"{command} to be ready")
+            wait_until(self._is_ready, description=f"{command} to be ready")
         except BaseException:
             self.kill()
             raise
@@ -82,7 +82,7 @@ class Reader:
             self._running.pop(f"{block.detail}\n").kill()
         elif block.mark == "output of":
             background = self._running[f"{block.detail}\n"]
-            wait_until(lambda: matches(text, background.output), timeout=30, description=text)
+            wait_until(lambda: matches(text, background.output), description=text)
         elif block.file:
             (self._directory / block.file).write_text(text)
         elif block.language == "text":

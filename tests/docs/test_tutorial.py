@@ -14,7 +14,7 @@ from tests.docs.reader import Reader
 from tests.support.ports import free_port
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
 
 PAGE = blocks(DOCS / "tutorial.md")
 

@@ -43,7 +43,7 @@ def doctor(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a user does."""
     command = [sys.executable, "-m", "redis_queue", "doctor", *arguments]
     environment = {**os.environ, "REDIS_QUEUE_URL": url}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
 
 def test_nothing_wrong_ends_with_0(stage: Stage, sound: RedisServer) -> None:

@@ -462,7 +462,7 @@ assert len(timed) == 201, len(timed)
 def test_parent_and_forked_children_use_the_same_queue_objects(client: redis.Redis, redis_url: str) -> None:
     root = Path(__file__).parent.parent.parent
     done = subprocess.run(
-        [sys.executable, "-c", FORK, redis_url], cwd=root, capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", FORK, redis_url], cwd=root, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     slots = [key for key in client.scan_iter() if b":queue:orders}:slot:" in key]

@@ -130,12 +130,11 @@ class TestANewerRelease:
             processes = {role: running.enter_context(working(role, redis_url)) for role in ROLES}
             wait_until(
                 lambda: client.llen("popped") > 50 and client.llen("consumed") > 50,
-                timeout=20,
                 description="work in all roles",
             )
             self.raise_schema(client, 2)
             for role, process in processes.items():
-                output, _ = process.communicate(timeout=20)
+                output, _ = process.communicate(timeout=60)
                 assert (process.returncode, role, "newer redis_queue" in output) == (3, role, True), output
         queue, timed = RedisQueue("orders", client), DelayQueue("orders", client)
         assert (queue.stats().in_flight, timed.stats().in_flight) == (0, 0)

@@ -36,7 +36,7 @@ def server_binary(kind: str) -> Path:
 
 def server_version(binary: Path) -> str:
     """Return what `binary --version` prints."""
-    return subprocess.run([binary, "--version"], check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+    return subprocess.run([binary, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout.strip()
 
 
 def _machine_server() -> Path:

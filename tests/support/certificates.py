@@ -47,5 +47,5 @@ def make_certificates(directory: Path) -> Certificates:
     """Make an authority and a certificate for 127.0.0.1 and localhost in `directory`; needs the `openssl` command."""
     (directory / "tls.cnf").write_text(CONFIGURATION)
     for command in COMMANDS:
-        subprocess.run(["openssl", *command.split()], cwd=directory, check=True, capture_output=True, timeout=10)
+        subprocess.run(["openssl", *command.split()], cwd=directory, check=True, capture_output=True, timeout=60)
     return Certificates(directory / "ca.crt", directory / "server.crt", directory / "server.key")

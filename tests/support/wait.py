@@ -11,7 +11,7 @@ T = TypeVar("T")
 POLL_INTERVAL = 0.005
 
 
-def wait_until(predicate: Callable[[], T | None], *, timeout: float = 10.0, description: str) -> T:
+def wait_until(predicate: Callable[[], T | None], *, timeout: float = 30.0, description: str) -> T:
     """Return the first truthy value of `predicate`, asked every few milliseconds.
 
     An exception of `predicate` passes through. Raises AssertionError that names `description` when no truthy value came

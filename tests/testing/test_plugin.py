@@ -210,7 +210,7 @@ def test_the_server_is_gone_when_the_tests_are_killed(pytester: pytest.Pytester)
     told = pytester.path / "told"
     with subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.DEVNULL) as process:
         try:
-            wait_until(lambda: told.exists() or process.poll() is not None, timeout=30, description="the server")
+            wait_until(lambda: told.exists() or process.poll() is not None, description="the server")
             pid, socket = told.read_text().split(" ", 1)
         finally:
             process.send_signal(signal.SIGKILL)

@@ -81,7 +81,7 @@ def test_an_interrupted_run_leaves_nothing_behind(redis_url: str, client: redis.
         command(redis_url, "--messages", "200000", "--prefix", "gone"), stderr=subprocess.PIPE, start_new_session=True
     )
     with process:
-        wait_until(lambda: client.keys("{gone:*:in_flight"), timeout=30, description="consumers to work")
+        wait_until(lambda: client.keys("{gone:*:in_flight"), description="consumers to work")
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(30) == 130
         assert process.stderr is not None

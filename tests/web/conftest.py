@@ -125,7 +125,7 @@ def serve() -> Iterator[Serve]:
                 found = re.search(r"dashboard on http://\S+?:(\d+)/", served.output)
                 return int(found[1]) if found else 0
 
-            served.port = wait_until(port, timeout=20, description="the dashboard to say its port")
+            served.port = wait_until(port, description="the dashboard to say its port")
             return served
 
         yield serve

@@ -64,7 +64,7 @@ class TestRefusals:
     def test_a_port_that_is_taken(self, serve: Serve, client: redis.Redis, redis_url: str) -> None:
         port = serve(url=redis_url).port
         command = [sys.executable, "-m", "redis_queue", "web", "--port", str(port), "--url", redis_url]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 1
         assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
 

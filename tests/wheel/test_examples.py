@@ -17,7 +17,7 @@ from tests.support.ports import free_port
 from tests.support.servers import RedisServer
 from tests.wheel.environments import Environments, copy_examples
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.celery, pytest.mark.timeout(400)]
 
 README = ROOT / "examples" / "README.md"
 INSTALL = re.compile(r"pip install '?\.(?:\[([\w,]+)\])?'?\n")

@@ -170,7 +170,7 @@ default_worker_container = container(
     environment=fxtr("default_worker_env"),
     network="{default_pytest_celery_network.name}",
     wrapper_class=ReferenceWorker,
-    timeout=30,
+    timeout=60,
     command=fxtr("default_worker_command"),
 )
 
