@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,6 +98,14 @@ def publish(connection: Any, body: Any, queue: str = "q", **options: Any) -> Non
     connection.Producer().publish(body, routing_key=queue, serializer="json", declare=[Queue(queue)], **options)
 
 
+def peek(end: socket.socket) -> bytes:
+    """Return what can be read from *end*, and leave it there."""
+    try:
+        return end.recv(65536, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return b""
+
+
 def run_and_wait(server: RedisServer, kind: str) -> int:
     """Run a consumer of that kind to its end."""
     return subprocess.run(
@@ -171,6 +181,25 @@ class TestAFetch:
                         connection.drain_events(timeout=0.1)
                 publish(other, number, queue, priority=priority)
                 assert taker.take(number + 1)[-1] == number
+                taker.settle()
+
+    def test_hears_all_that_is_told_at_once(self, server: RedisServer) -> None:
+        with connected(server) as connection, connected(server) as other:
+            taker = Taker(connection, ["q"], 1)
+            for _ in range(2):
+                with pytest.raises(TimeoutError):
+                    connection.drain_events(timeout=0.1)
+            for number in range(4):
+                publish(other, number)
+            # It is told that something came, and asks before it hears of that: both are in one read of the socket.
+            taker.channel.look_again()
+            end = taker.channel.client.connection._sock
+            wait_until(
+                lambda: {b"pong", b"invalidate"} <= set(re.findall(b"pong|invalidate", peek(end))),
+                description="an answer and what Redis tells by itself",
+            )
+            for count in range(1, 5):
+                assert taker.take(count) == list(range(count))
                 taker.settle()
 
     def test_takes_no_more_than_the_worker_wants(self, server: RedisServer, client: redis.Redis) -> None:

@@ -143,9 +143,7 @@ class FetchingChannel(Channel):
         if fetch is None or fetch.waiting is not self.client.connection:
             return super()._brpop_read(**options)
         try:
-            # An answer to what was asked, or an invalidation: either way it is time to look.
-            if bytes_to_str(fetch.waiting.read_response()[0]) == "pong":
-                self._asked = False
+            self._hear(fetch.waiting)
             found = bool(self._received) or self._fill(fetch)
             if found:
                 # There may be more, and what is handed on now may run at once and for long.
@@ -191,6 +189,17 @@ class FetchingChannel(Channel):
             self._asked = True
             # Unchecked: redis-py's own check of an idle connection cannot read the answer of one that subscribed.
             self.client.connection.send_command("PING", check_health=False)
+
+    def _hear(self, waiting: Any) -> None:
+        """Read all that Redis said: an answer to what was asked, invalidations; either way it is time to look.
+
+        One read of the socket may bring several, of which the event loop hears once.
+        """
+        while True:
+            if bytes_to_str(waiting.read_response()[0]) == "pong":
+                self._asked = False
+            if not waiting.can_read(0):
+                return
 
     def _fill(self, fetch: Fetch) -> bool:
         """Take what there is and the worker has room for; tell whether there was anything."""
