@@ -37,7 +37,7 @@ class Tasks:
 
     crew: Sequence[str] = (PRODUCER, PRODUCER, "worker", "worker")
     lease = LEASE
-    calm = 60.0
+    calm = 30.0
 
     def __init__(self, broker: str, store: str, queue: str = "chaos", **settings: Any) -> None:
         self._broker = broker
