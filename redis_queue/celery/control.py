@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from celery.utils.imports import instantiate
 from celery.worker.control import Panel
 
+from redis_queue.celery.aside import Aside
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.errors import RedisQueueError
 from redis_queue.keys import is_id
@@ -23,9 +24,15 @@ logger = logging.getLogger(__name__)
 PAGE: Final = 100
 """Stored tasks in one reply of ``inspect scheduled``, unless the caller asks for another number."""
 
+CANCELLED: Final = "stored_cancelled"
+"""The argument that names the store in which who asks has cancelled by itself; its workers need not search it again."""
+
 
 def wrap_control(delayed: DelayedTasks) -> None:
-    """Let every revoke that this app sends cancel what is stored, before the workers hear of it."""
+    """Let every revoke that this app sends cancel what is stored, before the workers hear of it.
+
+    With the store away the workers hear of it all the same, and then the caller is told.
+    """
     app = delayed.app
     if "control" in vars(app):
         _wrap(app.control, delayed)
@@ -53,9 +60,15 @@ def _wrap(control: Any, delayed: DelayedTasks) -> None:
 
     def cancelling_broadcast(command: str, *args: Any, **kwargs: Any) -> Any:
         cancel = _CANCELS.get(command)
-        if cancel is not None:
-            cancel(delayed, kwargs.get("arguments") or (args[0] if args else None) or {})
-        return broadcast(command, *args, **kwargs)
+        if cancel is None:
+            return broadcast(command, *args, **kwargs)
+        arguments = kwargs.pop("arguments", None) or (args[0] if args else None) or {}
+        try:
+            cancel(delayed, arguments)
+        except RedisQueueError:
+            broadcast(command, arguments, *args[1:], **kwargs)
+            raise
+        return broadcast(command, {**arguments, CANCELLED: _store_of(delayed)}, *args[1:], **kwargs)
 
     control.broadcast = cancelling_broadcast
 
@@ -91,10 +104,17 @@ _CANCELS: Final[Mapping[str, Callable[[DelayedTasks, Mapping[str, Any]], None]]]
 }
 
 
+_aside: Final = Aside()
+
+
 def _storable(ids: Any) -> list[str]:
     """Return those of one or several *ids* under which a task can be stored; the workers hear of all."""
     several = ids if isinstance(ids, list | tuple | set | frozenset) else [] if ids is None else [ids]
     return [id_ for id_ in map(str, several) if is_id(id_)]
+
+
+def _store_of(delayed: DelayedTasks) -> str:
+    return f"{delayed.settings.prefix}:{delayed.settings.delay_queue}"
 
 
 def _delayed_of(state: Any) -> DelayedTasks | None:
@@ -106,8 +126,10 @@ def _also_cancelling(name: str) -> Callable[[Any], Any]:
     def wrap(original: Any) -> Any:
         def command(state: Any, *args: Any, **kwargs: Any) -> Any:
             delayed = _delayed_of(state)
-            if delayed is not None:
-                _quietly(lambda: _CANCELS[name](delayed, _arguments(name, args, kwargs)))
+            cancelled = kwargs.pop(CANCELLED, None)
+            if delayed is not None and cancelled != _store_of(delayed):
+                # A store that is slow to answer must not keep the worker from its tasks.
+                _aside.run(lambda: _quietly(lambda: _CANCELS[name](delayed, _arguments(name, args, kwargs))))
             return original(state, *args, **kwargs)
 
         return command
@@ -149,10 +171,10 @@ def _query_task(original: Any) -> Any:
 
 
 def _answers(state: Any) -> bool:
-    """Tell whether this worker lists what is stored: the one that dispatches, or each if none does."""
-    from redis_queue.celery.worker import leading  # noqa: PLC0415 - it needs this module
+    """Tell whether this worker lists what is stored: the one that leads, or each if none of them does."""
+    from redis_queue.celery.worker import answers  # noqa: PLC0415 - it needs this module
 
-    return leading(state.app)
+    return bool(_quietly(lambda: answers(state.app)))
 
 
 def _row(entry: TaskEntry) -> dict[str, Any]:

@@ -46,9 +46,12 @@ RUN: Final = 0.5
 
 
 class DispatchLoop:
-    """Dispatches what falls due for *app* until :meth:`stop`; survives restarts of Redis and broker."""
+    """Dispatches what falls due for *app* until :meth:`stop`; survives restarts of Redis and broker.
 
-    def __init__(self, app: Celery) -> None:
+    Its name begins with *kind*, so that others see what it is a part of.
+    """
+
+    def __init__(self, app: Celery, *, kind: str = "") -> None:
         self._app = app
         self._store = Store(app)
         self._interval = self._store.settings.interval_seconds
@@ -56,7 +59,7 @@ class DispatchLoop:
         self._led_at = -math.inf
         self._put_back_at = -math.inf
         self._due = False
-        self.name = f"{socket.gethostname()}:{os.getpid()}:{random.getrandbits(32):08x}"
+        self.name = f"{kind}{socket.gethostname()}:{os.getpid()}:{random.getrandbits(32):08x}"
         self.leads = False
         self.total = Dispatched()
 

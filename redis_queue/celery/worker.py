@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 LOOP: Final = "redis_queue_loop"
 
+WORKER: Final = "worker@"
+"""The beginning of the name of a dispatcher that is a thread of a worker."""
+
 STOP_WITHIN: Final = 1.0
 """Seconds that a warm shutdown waits for the thread."""
 
@@ -42,7 +45,7 @@ class DispatchStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, parent: Any) -> None:
         """Start the thread, on connections of its own."""
-        self._loop = DispatchLoop(parent.app)
+        self._loop = DispatchLoop(parent.app, kind=WORKER)
         setattr(parent.app, LOOP, self._loop)
         self._thread = threading.Thread(target=self._loop.run, name="redis-queue-dispatch", daemon=True)
         self._thread.start()
@@ -69,7 +72,13 @@ def install_worker(delayed: DelayedTasks) -> None:
     )
 
 
-def leading(app: Celery) -> bool:
-    """Tell whether this process leads, or no dispatcher of a worker does."""
+def answers(app: Celery) -> bool:
+    """Tell whether this worker speaks for what is stored: the one that leads, or each if none of them does.
+
+    Raises StoreError if that cannot be asked.
+    """
     loop: DispatchLoop | None = vars(app).get(LOOP)
-    return loop is None or loop.leads
+    if loop is not None and loop.leads:
+        return True
+    leader = Store.of(app).delay_queue().leader()
+    return leader is None or not leader.startswith(WORKER)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from celery.result import GroupResult
 
 from redis_queue import InvalidDelayError, InvalidValueError
 from redis_queue.celery import DelayedTasks, control
+from redis_queue.celery.worker import answers
 from tests.celery.delaying_names import NOTE
 from tests.celery.fleet import Fleet, send
 from tests.celery.processes import ROOT
@@ -93,8 +95,12 @@ class TestRevokeWithNoWorkerAlive:
             delayed = fleet.delayed()
             result = send(delayed, 60)
             store.kill()
-            with pytest.raises(ConnectionError, match="Redis"):
-                result.revoke()
+            with broker.client() as listener, listener.pubsub() as heard:
+                heard.psubscribe("*pidbox*")
+                assert heard.get_message(timeout=5)
+                with pytest.raises(ConnectionError, match="Redis"):
+                    result.revoke(terminate=True)
+                wait_until(lambda: heard.get_message(timeout=0.1), description="the broadcast")
 
 
 class TestOddRequests:
@@ -142,6 +148,47 @@ class TestOddRequests:
         assert type(answer) is type(own)
         assert delayed.get(kept.id)
 
+    def test_do_not_keep_a_worker_waiting_for_its_store(
+        self, delayed: DelayedTasks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        answered, asked = Event(), list[list[str]]()
+
+        def cancel_many(ids: list[str]) -> None:
+            assert answered.wait(30)
+            asked.append(ids)
+
+        monkeypatch.setattr(delayed, "cancel_many", cancel_many)
+        wrapped = control._COMMANDS["revoke"](lambda *_, **__: "own")
+        for id_ in ("a", "b"):
+            assert wrapped(SimpleNamespace(app=delayed.app), task_id=id_) == "own"
+        assert asked == []
+        answered.set()
+        wait_until(lambda: asked == [["a"], ["b"]], description="both to be cancelled")
+
+    @pytest.mark.parametrize(("store", "kept"), [("redis_queue:celery", 1), ("redis_queue:other", 0)])
+    def test_of_one_who_cancelled_by_himself_are_not_carried_out_twice(
+        self, delayed: DelayedTasks, store: str, kept: int
+    ) -> None:
+        state = SimpleNamespace(app=delayed.app)
+        stamped(delayed, tenant="acme")
+        wrapped = control._COMMANDS["revoke_by_stamped_headers"](lambda *_, **__: "own")
+        wrapped(state, headers={"tenant": "acme"}, stored_cancelled=store)
+        # Calls are carried out in order.
+        gone = send(delayed, 60)
+        control._COMMANDS["revoke"](lambda *_, **__: "own")(state, task_id=gone.id)
+        wait_until(lambda: delayed.get(gone.id) is None, description="the last call")
+        assert delayed.count() == kept
+
+
+class TestWhoAnswersForTheStore:
+    @pytest.mark.parametrize(("leader", "each"), [(None, True), ("host:1:abc", True), ("worker@host:1:abc", False)])
+    def test_is_the_worker_that_leads_or_each_if_none_does(
+        self, delayed: DelayedTasks, leader: str | None, *, each: bool
+    ) -> None:
+        if leader:
+            delayed.queue.lead(leader, 60)
+        assert answers(delayed.app) is each
+
 
 class TestWithAWorker:
     def test_a_foreign_client_revokes_what_is_stored(self, fleet: Fleet, delayed: DelayedTasks) -> None:
@@ -151,7 +198,7 @@ class TestWithAWorker:
             # As Flower does, started with the broker alone.
             fleet.app().control.revoke(result.id)
             wait_until(lambda: result.state == "REVOKED", description="the state to tell")
-            assert delayed.count() == 0
+            wait_until(lambda: delayed.count() == 0, description="the store to be empty")
 
     def test_the_command_line_revokes_too(self, fleet: Fleet, delayed: DelayedTasks) -> None:
         result = stamped(delayed, tenant="acme")
@@ -182,6 +229,7 @@ class TestWithAWorker:
                 replies = inspect._request("scheduled", **arguments) or {}
                 return [row["request"]["id"] for rows in replies.values() for row in rows]
 
+            assert (delayed.queue.leader() or "worker@").startswith("worker@")
             # One of the two leads and answers for the store.
             wait_until(lambda: len(listed()) == 5, description="each entry once")
             assert listed(limit=2) == [result.id for result in results[:2]]
