@@ -55,10 +55,26 @@ class Bulk:
 
     @contextmanager
     def open(self) -> Iterator[Bulk]:
-        """Hold one producer for all."""
-        with self._app.producer_or_acquire() as producer:
-            self._producer = producer
+        """Hold one producer for all that do not go through Celery."""
+        try:
             yield self
+        finally:
+            self._let_go()
+
+    def _held(self) -> Any:
+        if self._producer is None:
+            self._producer = self._app.amqp.producer_pool.acquire(block=True)
+        return self._producer
+
+    def _let_go(self) -> None:
+        # Celery takes a producer of its own: who holds one while he waits for another may wait for ever.
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.release()
+
+    def _through_celery(self, signature: Any, options: dict[str, Any]) -> Sent:
+        self._let_go()
+        return self._send(signature, options)
 
     def message(self, signature: Any, countdown: float | None) -> Sent:
         """Return the result of *signature* and what it would have delayed, by *countdown* unless it says otherwise."""
@@ -67,12 +83,14 @@ class Bulk:
         kind = self._kind(signature)
         known = self._kinds.get(kind) if kind is not None else None
         if known is None:
-            result, kept = self._send(signature, options)
+            result, kept = self._through_celery(signature, options)
             if kind is not None and len(kept) == 1 and _serves_others(kept[0][0]):
                 self._kinds[kind] = kept[0][0]
             return result, kept
         delay = seconds_of(timed or countdown) or 0.0
-        return self._like(known, signature, delay) if delay > self._shortest else self._send(signature, options)
+        if delay <= self._shortest:
+            return self._through_celery(signature, options)
+        return self._like(known, signature, delay)
 
     def _kind(self, signature: Any) -> Any:
         """Return what signatures of one kind have in common, or None for one that is of no kind."""
@@ -106,7 +124,7 @@ class Bulk:
             properties={**known.properties, "correlation_id": task_id},
         )
         if not headers["ignore_result"]:
-            app.backend.on_task_call(self._producer, task_id)
+            app.backend.on_task_call(self._held(), task_id)
         result = task.AsyncResult(task_id)
         result.ignored = headers["ignore_result"]
         return result, [(envelope, (delay, None))]

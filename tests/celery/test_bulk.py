@@ -96,6 +96,11 @@ def test_wrong_arguments_are_refused_as_by_apply_async(app: Celery) -> None:
         delayed.push_many([remind.s(1), remind.s(2), remind.s(1, 2, 3, 4)], countdown=60)
 
 
+def test_one_connection_is_enough(app: Celery) -> None:
+    app.conf.broker_pool_limit = 1
+    assert len(DelayedTasks(app).push_many(signatures(app) * 2, countdown=60)) == 2 * len(signatures(app))
+
+
 def test_a_function_that_routes_sees_every_call(app: Celery, broker: Broker) -> None:
     low, high = broker.name("low"), broker.name("high")
 
