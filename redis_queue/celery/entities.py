@@ -34,11 +34,19 @@ def describe(entity: Any, app: Celery) -> Any:
 def build(description: Any, app: Celery) -> Queue | Exchange:
     """Return the entity that :func:`describe` described; raises KeyError for a queue that the app may not create."""
     if not isinstance(description, Mapping):
-        return cast(Queue, app.amqp.queues[str(description)])
+        return _named(str(description), app)
     options = dict(description)
     exchange = Exchange(**options.pop("exchange"))
     name = options.pop("queue", None)
     return exchange if name is None else Queue(name, exchange, **options)
+
+
+def _named(name: str, app: Celery) -> Queue:
+    known = app.amqp.queues
+    if name not in known and name not in known.aliases:
+        # Looked up there, it would stay: before Celery 5.7 a worker that reconnects takes from all that is there.
+        known = app.amqp.Queues(app.conf.task_queues or ())
+    return cast(Queue, known[name])
 
 
 def lifetime_ms(entity: Any) -> int:

@@ -70,6 +70,20 @@ def test_each_kind_of_broker_is_told_apart(app: Celery, broker: Broker, client: 
     assert not list(client.scan_iter("*probe*"))
 
 
+def test_a_dispatcher_leaves_the_queues_of_its_app_alone(
+    app: Celery, broker: Broker, delayed: DelayedTasks, redis_url: str
+) -> None:
+    other = broker.app(redis_queue_url=redis_url)
+    before = dict(other.amqp.queues)
+    elsewhere = broker.name("elsewhere")
+    sent = send_due(delayed, queue=elsewhere)
+    dispatcher = Dispatcher(other, DelayedTasks(other).queue)
+    assert dispatcher.run() == Dispatched(sent=1)
+    dispatcher.close()
+    assert dict(other.amqp.queues) == before
+    assert broker.take_ids(elsewhere) == [sent]
+
+
 def test_an_exchange_that_leads_nowhere_makes_a_dead_letter_and_blocks_nobody(
     app: Celery, broker: Broker, delayed: DelayedTasks, work: Dispatcher
 ) -> None:

@@ -40,6 +40,23 @@ def test_an_exchange_that_goes_away_refuses_its_messages_and_no_others(
     work.close()
 
 
+def test_a_queue_that_goes_away_is_declared_again(broker: Broker, redis_url: str, client: object) -> None:
+    app = broker.app(redis_queue_url=redis_url)
+    delayed = DelayedTasks(app)
+    work = Dispatcher(app, delayed.queue)
+    brief = broker.name("brief")
+    send_due(delayed, queue=brief)
+    assert work.run() == Dispatched(sent=1)
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_delete(brief)
+    late = send_due(delayed, queue=brief)
+    assert work.run() == Dispatched(failed=1)
+    assert delayed.run_now(late)
+    assert work.run() == Dispatched(sent=1)
+    assert broker.take_ids(brief) == [late]
+    work.close()
+
+
 def test_headers_that_no_frame_takes_are_refused_and_no_others(broker: Broker, redis_url: str) -> None:
     app = broker.app(redis_queue_url=redis_url)
     delayed = DelayedTasks(app)

@@ -38,6 +38,7 @@ class AmqpBroker(Broker):
         self._returned: dict[str, str] = {}
         self._settle: Settle = _nowhere
         self._ids: Sequence[str] = ()
+        self._envelopes: Sequence[Envelope] = ()
         self._confirming: Any = None
         self._exchanges: set[str] = {""}
 
@@ -65,6 +66,7 @@ class AmqpBroker(Broker):
                 self._confirming = None
                 left = [number for number in batch if number in open_numbers]
                 if len(left) == 1:
+                    self.declare_again(envelopes[left[0]])
                     settle_once(left[0], f"{type(error).__name__}: {error}")
                 else:
                     batches[:0] = [[number] for number in left]
@@ -74,8 +76,13 @@ class AmqpBroker(Broker):
         with self._scratch() as channel:
             build(description, self.app)(channel).declare()
 
+    def declare_again(self, envelope: Envelope) -> None:
+        """Declare what *envelope* needs, and look for its exchange, once more."""
+        super().declare_again(envelope)
+        self._exchanges -= {envelope.exchange} - {""}
+
     def _publish_batch(self, envelopes: Sequence[Envelope], batch: Sequence[int], settle: Settle) -> None:
-        self._settle, self._waiting = settle, {}
+        self._settle, self._waiting, self._envelopes = settle, {}, envelopes
         self._ids = [_mark(envelope, number) for number, envelope in enumerate(envelopes)]
         self._returned = {}
         channel = self._channel()
@@ -173,8 +180,13 @@ class AmqpBroker(Broker):
         tags = [known for known in self._waiting if known <= tag] if multiple else [tag]
         for known in tags:
             number = self._waiting.pop(known, None)
-            if number is not None:
-                self._settle(number, self._returned.pop(self._ids[number], None) or why)
+            if number is None:
+                continue
+            returned = self._returned.pop(self._ids[number], None)
+            if returned:
+                # Its queue may have expired since it was declared.
+                self.declare_again(self._envelopes[number])
+            self._settle(number, returned or why)
 
 
 @contextmanager

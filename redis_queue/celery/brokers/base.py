@@ -65,6 +65,10 @@ class Broker:
                 self.declare_entity(item)
                 self._declared.add(key)
 
+    def declare_again(self, envelope: Envelope) -> None:
+        """Declare what *envelope* needs once more when the next one needs it: something of it has gone."""
+        self._declared -= {repr(item) for item in self.needs(envelope)}
+
     def declare_entity(self, description: Any) -> None:
         """Declare one queue or exchange."""
         build(description, self.app)(self.channel).declare()
