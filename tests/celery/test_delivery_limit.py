@@ -151,6 +151,16 @@ class TestBury:
         assert queue.stats().dead == 1
 
 
+def test_what_may_only_have_waited_is_no_dead_letter(one_redis: Leasing) -> None:
+    app = one_redis.app()
+    limit = DeliveryLimit(app)
+    task = app.task(nothing, name="tests.nothing", shared=False, max_deliveries=1)
+    message = SimpleNamespace(headers={"id": "some"})
+    assert limit.exceeded(message, task) is None
+    limit.add_start("some")
+    assert len(limit.exceeded(message, task) or []) == 1
+
+
 def test_a_store_that_is_away_lets_tasks_run(one_redis: Leasing) -> None:
     app = one_redis.app()
     limit = DeliveryLimit(app)

@@ -44,7 +44,8 @@ class DeliveryLimit:
     """Counts in Redis how often a redelivered task was started and not finished.
 
     Only tasks that a broker delivers again are counted, so others cost nothing; and only those that were started, so
-    what merely waited in a worker that died does not suffer for its neighbour. The first delivery counts as a start.
+    what merely waited in a worker that died does not suffer for its neighbour. The first delivery counts as a start
+    once another one was; so the least that a limit allows are two.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -77,7 +78,8 @@ class DeliveryLimit:
         except (RedisQueueError, *RedisErrors) as error:
             logger.warning("cannot count deliveries: %s", error, extra={"action": "deliveries_unknown"})
             return None
-        return found if len(found) + 1 >= self.of(task) else None
+        # Without any, it may only have waited in a worker that was stopped.
+        return found if found and len(found) + 1 >= self.of(task) else None
 
     def bury(self, consumer: Any, message: Any, task: Any, starts: list[dict[str, Any]]) -> None:
         """Make a dead letter of *message*, mark its task as failed, and settle the message."""
