@@ -154,13 +154,16 @@ class DelayStore(DelayView):
 
     def reschedule(self, id: str, *, delay: Seconds | None = None, due_at: datetime | None = None) -> bool:
         """Change when a waiting entry is due. False: unknown, or claimed already."""
-        wait, due = _when(delay, due_at)
-        shard = self._shard(check_id(id))
-        return bool(shard.run("delay/reschedule", now=shard.clock(), id=id_bytes(id), delay=wait, due=due))
+        return self._reschedule(id, *_when(delay, due_at))
 
-    def run_now(self, id: str) -> bool:
-        """Make a waiting entry due at once. False: unknown, or claimed already."""
-        return self.reschedule(id, delay=0)
+    def run_now(self, id: str, *, due_at: datetime | None = None) -> bool:
+        """Make a waiting entry due at once. False: unknown, claimed already, or with *due_at*, not due then."""
+        return self._reschedule(id, 0, 0, expected=0 if due_at is None else point_ms(due_at))
+
+    def _reschedule(self, id: str, delay: int, due: int, *, expected: int = 0) -> bool:
+        shard = self._shard(check_id(id))
+        changes = {"delay": delay, "due": due, "expected": expected}
+        return bool(shard.run("delay/reschedule", now=shard.clock(), id=id_bytes(id), **changes))
 
     def _check_one_server(self, verb: str) -> None:
         if isinstance(self.client, redis_py.RedisCluster):

@@ -190,6 +190,13 @@ class TestChange:
         (entry,) = timed.claim()
         assert (entry.payload, entry.due_at) == ("a", when(10))
 
+    def test_an_entry_can_be_moved_only_if_nobody_else_did(self, timed: DelayQueue) -> None:
+        timed.push("a", id="a", delay=60)
+        assert not timed.run_now("a", due_at=when(59))
+        assert timed.next_due() == when(60)
+        assert timed.run_now("a", due_at=when(60))
+        assert timed.next_due() == when(0)
+
     def test_what_does_not_wait_is_not_brought_to_life(self, timed: DelayQueue) -> None:
         assert not timed.reschedule("unknown", delay=1)
         assert not timed.run_now("unknown")

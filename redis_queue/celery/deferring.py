@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
@@ -13,6 +15,7 @@ from celery.worker.request import Request
 
 from redis_queue.celery.envelope import Envelope
 from redis_queue.errors import RedisQueueError, StoreError
+from redis_queue.times import duration_ms
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -22,11 +25,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MS: Final = timedelta(milliseconds=1)
+
 SERIAL: Final = "redis_queue_serial"
 """Under this name a serialized function has what was asked of it."""
 
 DEFERS: Final = "redis_queue_defers"
 """The property that tells a task that its worker can defer it: any other one would drop the message."""
+
+
+AFTER: Final = "deferred_ms"
+"""The header of an entry that tells for how long its message was deferred."""
 
 
 class Deferred(Ignore):  # type: ignore[misc]
@@ -105,11 +114,20 @@ def defer(delayed: DelayedTasks, message: Any, seconds: float) -> None:
 def defer_envelope(delayed: DelayedTasks, envelope: Envelope, seconds: float) -> None:
     """Do the same with the message as it was published."""
     push = delayed.as_push(envelope, (seconds, None))
+    push = replace(push, headers={**(push.headers or {}), AFTER: duration_ms(seconds)})
     if delayed.queue.keep_many([push])[0]:
         return
     found = delayed.queue.look(str(push.id))
     if found is None or found.state != "delayed":
         delayed.queue.push_many([push])
+
+
+def wake(delayed: DelayedTasks, id: str) -> bool:
+    """Make a deferred task due at once. False: on its way, gone, or put where it is by somebody else since then."""
+    entry = delayed.queue.get(id)
+    if entry is None or (entry.due_at - entry.put_at) / MS != entry.headers.get(AFTER):
+        return False
+    return delayed.queue.run_now(id, due_at=entry.due_at)
 
 
 def delayed_of(app: Celery) -> Any:

@@ -11,7 +11,7 @@ from celery import current_task, states
 from celery.app.task import Task
 from celery.local import Proxy
 
-from redis_queue.celery.deferring import DEFERS, SERIAL, Deferred, delayed_of, serial_of
+from redis_queue.celery.deferring import DEFERS, SERIAL, Deferred, delayed_of, serial_of, wake
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError, InvalidValueError, LockTakenError, RedisQueueError
 from redis_queue.keys import is_id
@@ -133,8 +133,8 @@ def _let_next(held: HeldLock, app: Celery) -> None:
         return
     try:
         for _ in range(MOST_WOKEN):
-            # False: not stored yet, on its way already, or cancelled.
-            woken = is_id(waiting) and delayed.run_now(waiting)
+            # False: not stored yet, on its way already, cancelled, or stored again for a time of its own.
+            woken = is_id(waiting) and wake(delayed, waiting)
             waiting = held.lock.pass_over(waiting)
             if woken or waiting is None:
                 return

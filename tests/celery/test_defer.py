@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from kombu.message import Message
 
 from redis_queue import ConfigurationError, HeldLock, InvalidValueError, Lock, LockTakenError, current_lock
 from redis_queue.celery import DelayedTasks, Dispatcher, serialized
-from redis_queue.celery.deferring import DEFERS, Deferred, defer, deferring
+from redis_queue.celery.deferring import DEFERS, Deferred, defer, deferring, wake
 from tests.celery.brokers import Broker
 from tests.support.proxy import FaultProxy
 
@@ -114,6 +115,21 @@ class TestConflicts:
         defer(delayed, take(app), 60)
         assert not delayed.queue.ack(held)
         assert delayed.get(result.id) is not None
+
+    def test_only_one_that_waits_as_it_was_deferred_is_woken(self, app: Celery, delayed: DelayedTasks) -> None:
+        changes: dict[str, Any] = {
+            "waits": lambda _: None,
+            "replaced": lambda id_: app.send_task("shop.remind", task_id=id_, countdown=3600),
+            "put off": lambda id_: delayed.reschedule(id_, countdown=3600),
+        }
+        for id_, change in changes.items():
+            app.send_task("shop.remind", task_id=id_)
+            defer(delayed, take(app), 60.5)
+            change(id_)
+        assert [wake(delayed, id_) for id_ in [*changes, "unknown"]] == [True, False, False, False]
+        found = [delayed.get(id_) for id_ in changes]
+        now = datetime.now(timezone.utc)
+        assert [entry is not None and entry.due_at > now for entry in found] == [False, True, True]
 
 
 def remind(*_: Any) -> None:

@@ -6,18 +6,21 @@
 -- ARGV[2] id         of the entry
 -- ARGV[3] delay      ms from now
 -- ARGV[4] due        ms; 0 = use the delay
+-- ARGV[5] expected   ms; change nothing unless it is due then; 0 = whenever it is due
 --
--- Returns 1 = changed, 0 = unknown id, or claimed already.
+-- Returns 1 = changed, 0 = unknown id, claimed already, or due at another time.
 -- O(log waiting)
 local waiting, wake = KEYS[1], KEYS[2]
 local now, id, delay, due = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local expected = tonumber(ARGV[5])
 
 if now == 0 then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 if due == 0 then due = now + delay end
-if not redis.call('ZSCORE', waiting, id) then return 0 end
+local before = tonumber(redis.call('ZSCORE', waiting, id) or '')
+if not before or (expected ~= 0 and before ~= expected) then return 0 end
 local head = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
 -- XX: an entry that was claimed meanwhile must not come back to life.
 redis.call('ZADD', waiting, 'XX', string.format('%.0f', due), id)
