@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
 
 from tests.fault.guarantees import Guarantee, guarantees
 from tests.fault.mutants import MUTANTS, Mutant, caught
@@ -29,6 +30,8 @@ LONG: Final = {"kill": (50_000, 0.001)}
 """Messages for each queue and chance of a kill, where it is not TIMES the row's and the usual one."""
 
 TIMES: Final = 4
+CHANCE: Final = 0.006
+AT_ONCE: Final = 2
 
 
 def main() -> int:
@@ -48,15 +51,31 @@ def table(rows: list[Guarantee], *, long: bool) -> bool:
     """Run each scenario and print a table in Markdown, then what was broken."""
     _say(f"| scenario | {' | '.join(COLUMNS.values())} |\n|---|{'---:|' * len(COLUMNS)}")
     broken: list[str] = []
-    for row in rows:
-        messages, chance = LONG.get(row.scenario, (TIMES * row.messages, 0.006)) if long else (row.messages, 0.006)
-        for seed in SEEDS if row.scenario == "kill" and not long else SEEDS[:1]:
-            found = run(row.scenario, messages=messages, seed=seed, chance=chance)
-            _say(f"| `{row.scenario}` | {' | '.join(_cell(found[column]) for column in COLUMNS)} |")
-            if row.unexpected(found):
+    jobs = [job for row in rows for job in _jobs(row, long=long)]
+    # They mostly wait; times are compared in the long form only.
+    with ThreadPoolExecutor(1 if long else AT_ONCE) as pool:
+        for job, found in zip(jobs, pool.map(_Job.run, jobs), strict=True):
+            _say(f"| `{job.row.scenario}` | {' | '.join(_cell(found[column]) for column in COLUMNS)} |")
+            if job.row.unexpected(found):
                 broken += found["shown"]
     _say("\n".join(broken))
     return not broken
+
+
+class _Job(NamedTuple):
+    row: Guarantee
+    messages: int
+    chance: float
+    seed: int
+
+    def run(self) -> dict[str, Any]:
+        return run(self.row.scenario, messages=self.messages, seed=self.seed, chance=self.chance)
+
+
+def _jobs(row: Guarantee, *, long: bool) -> Iterator[_Job]:
+    messages, chance = LONG.get(row.scenario, (TIMES * row.messages, CHANCE)) if long else (row.messages, CHANCE)
+    for seed in SEEDS if row.scenario == "kill" and not long else SEEDS[:1]:
+        yield _Job(row, messages, chance, seed)
 
 
 def mutants(chosen: Sequence[Mutant]) -> bool:
