@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,12 +13,16 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 
 from redis_queue import DelayQueue, Lock, RedisQueue, StoreRefusedError
+from redis_queue.celery import DelayedTasks, DispatchLoop, TaskLeases
+from redis_queue.delay_model import Push
 from redis_queue.dispatching import DispatcherRow, Dispatches, Lateness
 from redis_queue.inspector import Inspector
 from redis_queue.scripts import load
 from tests.support.servers import RedisServer, client_options
+from tests.support.wait import wait_until
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
 KEYS = "~{redis_queue:* ~redis_queue:* resetchannels &{redis_queue:*"
@@ -139,7 +144,12 @@ def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
 
 LEASES = ("lease/ack", "lease/release", "lease/quarantine", "lease/put_back")
 ROLES = [
-    Role("producer", ("queue/put", "delay/push", "delay/cancel", "delay/reschedule", "delay/find"), ("hset",), produce),
+    Role(
+        "producer",
+        ("queue/put", "delay/push", "delay/cancel", "delay/reschedule", "delay/find"),
+        ("hkeys", "hset"),
+        produce,
+    ),
     Role("worker", ("queue/get", "queue/promote", "lease/extend", *LEASES), ("blpop",), consume),
     Role(
         "dispatcher",
@@ -153,7 +163,7 @@ ROLES = [
             "lease/extend",
             *LEASES,
         ),
-        ("hkeys", "hmget"),
+        ("hkeys", "hmget", "subscribe"),
         dispatch,
     ),
     Role("holder", ("lock/acquire", "lock/extend", "lock/release", "lock/next"), (), take_turns),
@@ -266,3 +276,86 @@ def test_the_role_does_not_reach_other_keys(role: Role, client: redis.Redis, lim
         RedisQueue("work", other, prefix="another").stats()
     with pytest.raises(redis.exceptions.NoPermissionError):
         other.flushall()
+
+
+AppOf = Callable[..., Celery]
+
+
+@pytest.fixture
+def app_of(redis_server: RedisServer, client: redis.Redis) -> Iterator[AppOf]:
+    """Return an app whose store is reached with the rules of these roles; broker and store are one Redis."""
+    apps: list[Celery] = []
+    socket = redis_server.socket
+
+    def make(*names: str, more: str = "", **settings: Any) -> Celery:
+        user = "-".join(names)
+        rules = " ".join(role.rules for role in ROLES if role.name in names)
+        client.execute_command("ACL", "SETUSER", user, "reset", "on", ">pw", *rules.split(), *more.split())
+        app = Celery("tests", broker=f"redis+socket://{socket}", set_as_current=False)
+        app.conf.update(redis_queue_url=f"unix://{user}:pw@{socket}", **settings)
+        DelayedTasks(app)
+        apps.append(app)
+        return app
+
+    yield make
+    for app in apps:
+        app.close()
+        client.execute_command("ACL", "DELUSER", DelayedTasks.of(app).store.url.split("//")[1].split(":")[0])
+
+
+def test_a_producer_sends_and_changes_the_tasks_of_an_app(app_of: AppOf) -> None:
+    app = app_of("producer")
+    delayed = DelayedTasks.of(app)
+    results = [app.send_task("shop.remind", countdown=60) for _ in range(3)]
+    many = delayed.push_many([app.signature("shop.remind") for _ in range(2)], countdown=60)
+    assert delayed.get(results[0].id) is not None
+    assert delayed.reschedule(results[0].id, countdown=90)
+    assert delayed.run_now(results[0].id)
+    assert delayed.cancel(results[1].id)
+    results[2].revoke()
+    assert [delayed.get(result.id) is None for result in (*results, *many)] == [False, True, True, False, False]
+
+
+def test_a_producer_that_counts_needs_the_rules_of_the_dashboard(app_of: AppOf) -> None:
+    producer = DelayedTasks.of(app_of("producer"))
+    for look in (producer.count, lambda: list(producer.list()), producer.forecast):
+        with pytest.raises(StoreRefusedError):
+            look()
+    both = DelayedTasks.of(app_of("producer", "dashboard"))
+    assert (both.count(), list(both.list()), sum(count for _, count in both.forecast())) == (0, [], 0)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["broker and store are one", "another broker"])
+def test_a_dispatcher_of_an_app_sends_what_it_is_woken_for(
+    elsewhere: bool, app_of: AppOf, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = app_of("dispatcher", more="~work*", redis_queue_dispatch_interval=60.0)
+    if elsewhere:
+        app.conf.broker_url += "?virtual_host=1"
+    loop = DispatchLoop(app)
+    (channel,) = DelayedTasks.of(app).queue.wake_channels()
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        wait_until(lambda: client.pubsub_numsub(channel) == [(channel, 1)], description="a dispatcher that listens")
+        app_of("producer").send_task("shop.remind", queue="work", countdown=0.05)
+        wait_until(lambda: loop.total.sent == 1, description="the task to be sent")
+    finally:
+        loop.stop()
+        thread.join()
+        with app.connection_for_write() as connection:
+            found = connection.default_channel.client.llen("work")
+            connection.default_channel.queue_delete("work")
+    assert found == 1
+    assert caplog.messages == []
+
+
+def test_a_worker_with_leases_counts_what_comes_again_with_a_few_commands_more(app_of: AppOf) -> None:
+    (more,) = re.findall(r"A worker with leases needs `([^`]+)` as well", DOCUMENT.read_text())
+    app = app_of("dispatcher", more=more)
+    limit = TaskLeases(app).limit
+    limit.add_start("task")
+    assert len(limit.starts("task")) == 1
+    limit.forget("task")
+    assert limit.starts("task") == []
+    DelayedTasks.of(app).queue.bury(Push(b"x", id="task"), reason="its worker died", deliveries=5)
