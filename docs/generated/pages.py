@@ -14,6 +14,7 @@ GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         (
             "how-to/django",
             "how-to/flask",
+            "how-to/data-queue",
             "how-to/deploy",
             "how-to/rabbitmq",
             "how-to/sentinel",
