@@ -57,7 +57,9 @@ def cancel(task_id: str, *, using: str | None = None) -> bool:
     """Take a call out, wherever it is by now. True: it will never run. False: unknown, or on its way already.
 
     In one case True comes too late: a relay was killed after it had stored the call and before its commit, and the call
-    has been sent since. While it is in the outbox this is part of the transaction: after a rollback it is scheduled as before. In Redis it
+    has been sent since.
+
+    While it is in the outbox this is part of the transaction: after a rollback it is scheduled as before. In Redis it
     is gone at once, and no rollback brings it back. Raises StoreError if Redis cannot be asked; the row stays.
     """
     check_id(task_id, name="task_id")
