@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import secrets
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
+from urllib.parse import quote
 
 from flask import Blueprint, abort, flash, g, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
@@ -26,7 +28,7 @@ from redis_queue.queue import RedisQueue
 from redis_queue.web import asked
 from redis_queue.web.dead import filter_of
 from redis_queue.web.desk import desk
-from redis_queue.web.named import delay_queues, queue_of, referred, sound_queues
+from redis_queue.web.named import delay_queues, queue_of, reference, referred, sound_queues
 from redis_queue.web.queues import KINDS
 from redis_queue.web.scheduled import MOST_LOOKED_AT, conditions_of, matching
 
@@ -36,6 +38,9 @@ pages = Blueprint("acting", __name__)
 
 MOST_AT_ONCE: Final = 10_000
 """What matches is acted on so many at a time: a request must end."""
+
+MOST_NAMED: Final = 900_000
+"""Bytes of the names of rows in one form, which must stay below what the dashboard takes (MAX_FORM)."""
 
 SHOWN: Final = 10
 
@@ -98,16 +103,18 @@ def show() -> str:
 @pages.post("/preview")
 def preview() -> str:
     """Show what would be changed, and ask."""
-    verb, when, pairs, more = _chosen()
+    verb, when = _asked()
+    pairs, more = _matching(verb) if asked.flag("matching", request.form) else (_ticked(verb), False)
+    pairs, cut = _that_fit(pairs)
     return render_template(
         "preview.html",
         verb=verb,
-        to=asked.text("when", request.form),
+        to=asked.text("when", request.form) if when is not None else None,
         count=len(pairs),
-        more=more,
+        more=more or cut,
         most_looked_at=MOST_LOOKED_AT,
         shown=[(queue.name, id_) for queue, id_ in pairs[:SHOWN]],
-        hidden=_hidden(),
+        hidden=_hidden(verb, when, pairs),
         operation=secrets.token_urlsafe(16),
         back=url_for(verb.back),
         when=when,
@@ -116,13 +123,13 @@ def preview() -> str:
 
 @pages.post("/act")
 def act() -> Response:
-    """Change what the preview showed: no more than was confirmed, and once."""
-    verb, when, pairs, _ = _chosen()
+    """Change what the preview showed, and nothing else, once."""
+    verb, when = _asked()
+    pairs = _ticked(verb)
     confirmed = asked.number("confirmed", 0, 1, MOST_AT_ONCE, request.form)
     operation = asked.text("operation", request.form) or ""
-    if not confirmed or not _OPERATION.fullmatch(operation):
+    if confirmed != len(pairs) or not _OPERATION.fullmatch(operation):
         abort(400, "Nothing was confirmed: begin with a preview.")
-    pairs = pairs[:confirmed]
     if not desk().audit.begin(operation):
         abort(409, "This form was sent before. The audit says what it did; for more, begin with a new preview.")
     at, done = desk().inspector.now(), Counter[str]()
@@ -134,8 +141,7 @@ def act() -> Response:
     finally:
         to = asked.text("when", request.form) or "" if when is not None else ""
         _note([Action(at, g.user, verb.name, name, count, to) for name, count in done.items()])
-    count = sum(done.values())
-    flash(f"{count:,} {verb.done}." if count == len(pairs) else f"{count:,} of {len(pairs):,} {verb.done}.")
+    flash(_told(verb, sum(done.values()), len(pairs)))
     return redirect(url_for(verb.back), 303)
 
 
@@ -160,20 +166,19 @@ def queue_action() -> Response:
     return redirect(url_for("queues.one", kind=kind, name=queue.name), 303)
 
 
-def _chosen() -> tuple[Verb, When | None, list[Pair], bool]:
+def _asked() -> tuple[Verb, When | None]:
+    """Return what is to be done, and to when; a time that was typed belongs to Reschedule only."""
     form = request.form
     asked.once(form, "row")
     verb = VERBS[asked.choice("verb", VERBS, "", form)]
+    if verb.name != "reschedule":
+        return verb, None
     when = asked.when("when", form)
-    if verb.name == "reschedule":
-        if when is None:
-            abort(400, "Reschedule to when? Give 2030-01-01T00:00Z, or 2h from now.")
-        if isinstance(when, timedelta) and when < timedelta(0):
-            abort(400, "That is in the past; Run now makes entries due at once.")
-    else:
-        when = None
-    pairs, more = _matching(verb) if asked.flag("matching", form) else (_ticked(verb), False)
-    return verb, when, pairs, more
+    if when is None:
+        abort(400, "Reschedule to when? Give 2030-01-01T00:00Z, or 2h from now.")
+    if isinstance(when, timedelta) and when < timedelta(0):
+        abort(400, "That is in the past; Run now makes entries due at once.")
+    return verb, when
 
 
 def _matching(verb: Verb) -> tuple[list[Pair], bool]:
@@ -212,10 +217,27 @@ def _grouped(pairs: Sequence[Pair]) -> list[tuple[AnyQueue, list[str]]]:
     return list(groups.values())
 
 
-def _hidden() -> list[tuple[str, str]]:
-    """Return the fields that the preview has to bring along."""
-    own = ("token", "confirmed", "operation")
-    return [(name, value) for name, value in request.form.items(multi=True) if name not in own]
+def _that_fit(pairs: Sequence[Pair]) -> tuple[list[Pair], bool]:
+    """Return the first *pairs*, as many as one form can name, and whether some are left."""
+    sizes = itertools.accumulate(len(quote(reference(*pair), safe="")) + len("&row=") for pair in pairs)
+    fit = sum(1 for size in sizes if size <= MOST_NAMED)
+    return list(pairs[:fit]), fit < len(pairs)
+
+
+def _hidden(verb: Verb, when: When | None, pairs: Sequence[Pair]) -> list[tuple[str, str]]:
+    """Return the fields that the preview has to bring along: each row by its name.
+
+    Conditions could be true of something else by the time that it is confirmed.
+    """
+    to = [] if when is None else [("when", request.form["when"])]
+    return [("verb", verb.name), *to, *(("row", reference(*pair)) for pair in pairs)]
+
+
+def _told(verb: Verb, count: int, confirmed: int) -> str:
+    if count == confirmed:
+        return f"{count:,} {verb.done}."
+    rest = f"The other {confirmed - count:,}" if count else "What was chosen"
+    return f"{count:,} of {confirmed:,} {verb.done}. {rest} had gone meanwhile, or was not to be moved any more."
 
 
 def _delay(queue: AnyQueue) -> DelayQueue:

@@ -115,13 +115,24 @@ class TestTicked:
         assert RedisQueue("orders", filled).dead_letters() == DelayQueue("celery", filled).dead_letters() == []
         assert sorted(audit(filled)) == [("local", "redrive", "celery", 1, ""), ("local", "redrive", "orders", 1, "")]
 
+    def test_a_time_that_was_typed_belongs_to_reschedule(self, writer: Browser, filled: redis.Redis) -> None:
+        for verb in ("run-now", "cancel"):
+            asked = preview(writer, "/scheduled", verb, row=rows(writer, "/scheduled", "task-1"), when="2h")
+            assert "2h" not in asked.text
+            assert [name for name, _ in asked.form("/act").fields if name == "when"] == []
+
+    @pytest.mark.parametrize("path", ["/scheduled", "/entry?queue=celery&id=task-1"])
+    def test_the_button_that_enter_presses_goes_with_the_field(self, path: str, writer: Browser) -> None:
+        assert writer.get(path).form("/preview").buttons[0] == ("verb", "reschedule")
+
     def test_nothing_ticked(self, writer: Browser) -> None:
         assert "Tick some rows first" in preview(writer, "/scheduled", "cancel").text
 
     def test_what_is_gone_meanwhile_is_told(self, writer: Browser, filled: redis.Redis) -> None:
         asked = preview(writer, "/scheduled", "cancel", row=rows(writer, "/scheduled", "task-1", "task-2"))
         DelayQueue("celery", filled).cancel("task-1")
-        assert "1 of 2 cancelled." in writer.send(asked.form("/act")).text
+        page = writer.send(asked.form("/act"))
+        assert "1 of 2 cancelled. The other 1 had gone meanwhile" in page.text
 
     @pytest.mark.parametrize(
         "row",
@@ -161,6 +172,32 @@ class TestMatching:
         queue.push_many(Push(call, delay=9000, id=f"new-{number}") for number in range(5))
         assert "1 cancelled." in writer.send(asked.form("/act")).text
         assert queue.count() == 69
+
+    def test_what_was_not_shown_is_not_touched(self, writer: Browser, filled: redis.Redis) -> None:
+        asked = preview(writer, "/scheduled?id_prefix=task-1", "cancel", matching="1")
+        shown = [value for name, value in asked.form("/act").fields if name == "row"]
+        queue = DelayQueue("celery", filled)
+        queue.push({"task": "shop.remind", "args": [], "kwargs": {}, "options": {}}, id="task-1-earlier", delay=60)
+        assert f"{len(shown)} cancelled." in writer.send(asked.form("/act")).text
+        assert queue.get("task-1-earlier") is not None
+        assert queue.get("task-19") is None
+
+    def test_what_one_form_cannot_name_is_left_for_the_next(
+        self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(acting, "MOST_NAMED", 300)
+        asked = preview(writer, "/scheduled?task=shop.remind", "cancel", matching="1")
+        count = len([name for name, _ in asked.form("/act").fields if name == "row"])
+        assert 5 < count < 15
+        assert f"These {count} are done at once" in asked.text
+
+    def test_the_longest_names_of_all_fit_into_a_form(self, writer: Browser, filled: redis.Redis) -> None:
+        DelayQueue("celery", filled).push_many(
+            Push("x", delay=60, id=f"{number:05}" + "é" * 250) for number in range(700)
+        )
+        asked = preview(writer, "/scheduled", "run-now", matching="1")
+        page = writer.send(asked.form("/act"))
+        assert (page.status, "made due." in page.text) == (200, True)
 
     def test_more_than_the_limit(self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(acting, "MOST_AT_ONCE", 20)

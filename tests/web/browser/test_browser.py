@@ -115,6 +115,16 @@ class TestActions:
         page.get_by_role("button", name="Reschedule 1").click()
         expect(page.get_by_role("status")).to_have_text("1 rescheduled.")
 
+    def test_enter_in_the_field_of_a_time_reschedules(self, scripts: bool, new_tab: NewTab) -> None:
+        page = new_tab(java_script_enabled=scripts).open("/scheduled")
+        self.choose(page, "task-1")
+        for path in ("", "/entry?queue=celery&id=task-1"):
+            if path:
+                page.goto(page.url.rpartition("/")[0] + path)
+            page.get_by_label("To", exact=True).fill("2h")
+            page.get_by_label("To", exact=True).press("Enter")
+            expect(page.get_by_role("heading", level=1)).to_have_text("Reschedule 1 to 2h?")
+
     def test_run_now_from_the_entry(self, scripts: bool, new_tab: NewTab, filled: redis.Redis) -> None:
         page = new_tab(java_script_enabled=scripts).open("/scheduled?due_after=90m")
         page.get_by_role("link", name=TASK).click()
