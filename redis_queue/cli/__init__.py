@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import click
 
 from redis_queue.celery.loading import load_app
-from redis_queue.cli.access import redacted
+from redis_queue.cli.access import Group, is_json, redacted, telling
 from redis_queue.cli.commands import COMMANDS
 from redis_queue.cli.ending import INTERRUPTED_AT_ONCE, code_of
 from redis_queue.cli.output import harmless
 from redis_queue.errors import RedisQueueError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("-A", "--app", help="Celery app: its Redis and its settings. Imports its module.")
 @click.version_option(package_name="celery-redis-queue")
 @click.pass_context
@@ -26,7 +26,8 @@ def group(context: click.Context, app: str | None) -> None:
     for the other shells.
     """
     if app is not None:
-        context.obj = SimpleNamespace(app=load_app(app))
+        with telling(as_json=is_json(context)):
+            context.obj = SimpleNamespace(app=load_app(app))
 
 
 for _command in COMMANDS:

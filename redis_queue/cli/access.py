@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import click
@@ -18,7 +19,52 @@ from redis_queue.errors import RedisQueueError
 from redis_queue.inspector import Inspector
 from redis_queue.translation import redact
 
+JSON: Final = "--json"
+
+_AS_JSON: Final = "redis_queue.as_json"
+
 _PLACE: Final = "redis_queue.place"
+
+
+class Group(click.Group):
+    """A group that tells in JSON, too, why none of its commands could be called."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Read the arguments."""
+        as_json = JSON in args
+        with telling(as_json=as_json):
+            context = super().make_context(info_name, args, parent, **extra)
+        context.meta[_AS_JSON] = as_json
+        return context
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is meant."""
+        with telling(as_json=JSON in args):
+            return super().resolve_command(ctx, args)
+
+
+@contextmanager
+def telling(*, as_json: bool) -> Iterator[None]:
+    """With *as_json*, print the error that leaves this as JSON, without a password."""
+    try:
+        yield
+    except click.UsageError as error:
+        if as_json:
+            show_json({"error": redacted(error).format_message()})
+        raise
+    except RedisQueueError as error:
+        if as_json:
+            show_json({"error": redact(str(error))})
+        raise
+
+
+def is_json(ctx: click.Context) -> bool:
+    """Tell whether the command that is called by *ctx*, that of a group, is to answer in JSON."""
+    return bool(ctx.meta.get(_AS_JSON))
 
 
 class Command(click.Command):
@@ -32,7 +78,7 @@ class Command(click.Command):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Read the arguments; no error shows a password."""
-        as_json = "--json" in args and any(parameter.name == "as_json" for parameter in self.params)
+        as_json = JSON in args and any(parameter.name == "as_json" for parameter in self.params)
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
@@ -56,10 +102,13 @@ class Command(click.Command):
             if as_json:
                 show_json({"error": error.format_message()})
             raise
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
+        except (click.Abort, KeyboardInterrupt) as error:
             if as_json:
                 show_json({"error": "interrupted"})
+            if isinstance(error, click.Abort):
+                # Whoever called the group tells of it.
+                raise
+            click.echo("interrupted", err=True)
             sys.exit(INTERRUPTED_AT_ONCE)
 
 

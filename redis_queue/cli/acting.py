@@ -37,13 +37,19 @@ def in_batches(
     *,
     size: int,
     as_json: bool,
+    missing: str = "",
 ) -> None:
-    """Do *act* with *items*, *size* at a time, and tell how many were done, however it ended."""
+    """Do *act* with *items*, *size* at a time, and tell how many were done, however it ended.
+
+    *missing* is the error if none was; without one that is none.
+    """
 
     def step(part: list[Any]) -> tuple[int, int]:
         return len(part), act(part)
 
-    _carry_out(verb, len(items), (partial(step, part) for part in chunks(items, size)), as_json=as_json)
+    _carry_out(
+        verb, len(items), (partial(step, part) for part in chunks(items, size)), as_json=as_json, missing=missing
+    )
 
 
 def purge(
@@ -82,14 +88,14 @@ def _emptying(delete: Callable[..., int], size: int) -> Iterator[Step]:
         yield step
 
 
-def at_once(verb: str, act: Callable[[], int], size: Callable[[], int], *, as_json: bool) -> None:
+def at_once(verb: str, act: Callable[[], int], size: Callable[[], int], *, as_json: bool, missing: str = "") -> None:
     """Do *act*, one call that goes in batches by itself; interrupted, tell by how much *size* went down."""
     before = size()
     try:
         done, error = act(), ""
     except KeyboardInterrupt:
         done, error = max(0, before - size()), INTERRUPTED
-    report(verb, done, error=error, as_json=as_json)
+    report(verb, done, error=error or ("" if done else missing), as_json=as_json)
 
 
 def report(verb: str, done: int, *, as_json: bool, error: str = "", more: dict[str, Any] | None = None) -> None:
@@ -105,7 +111,7 @@ def report(verb: str, done: int, *, as_json: bool, error: str = "", more: dict[s
         sys.exit(FAILED)
 
 
-def _carry_out(verb: str, total: int, steps: Iterable[Step], *, as_json: bool) -> None:
+def _carry_out(verb: str, total: int, steps: Iterable[Step], *, as_json: bool, missing: str = "") -> None:
     """Do one step after the other; an interruption ends the work behind the one that it comes in."""
     stop, interrupted, count, error = Stop(), False, 0, ""
     with _bar(verb, total) as advance, stopping(stop):
@@ -122,7 +128,9 @@ def _carry_out(verb: str, total: int, steps: Iterable[Step], *, as_json: bool) -
         except KeyboardInterrupt:
             # What the last batch did is not counted.
             interrupted = True
-    report(verb, count, error=INTERRUPTED if interrupted else error, as_json=as_json)
+    if interrupted:
+        error = INTERRUPTED
+    report(verb, count, error=error or ("" if count else missing), as_json=as_json)
 
 
 @contextmanager

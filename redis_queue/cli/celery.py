@@ -6,11 +6,12 @@ from typing import Any
 
 import click
 
+from redis_queue.cli.access import Group
 from redis_queue.cli.commands import COMMANDS
 
 
 # What an app adds to the options of all commands is passed to this one, too.
-@click.group("redis-queue", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("redis-queue", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def group(**_: Any) -> None:
     """Durable delays: dispatch them, look at them, adopt what stock workers held, give all back."""
 

@@ -11,7 +11,7 @@ import click
 
 from redis_queue.batches import CHUNK, MAX_RATE, MIN_RATE
 from redis_queue.cli import options
-from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.acting import agree, at_once, in_batches, report
 from redis_queue.cli.acting import purge as delete_all
 from redis_queue.cli.ids import Named, named
@@ -42,7 +42,7 @@ def _filtered(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-@click.group()
+@click.group(cls=Group)
 def dead() -> None:
     """List, redrive and delete dead letters."""
 
@@ -125,10 +125,12 @@ def redrive(
         return
     if pairs and not named.typed:
         agree(f"Redrive {len(named.ids) or len(pairs):,} dead letters?", yes=yes)
+    missing = named.missing("dead letter")
     if rate is None:
-        in_batches("redriven", pairs, redrive_pairs, size=CHUNK, as_json=as_json)
+        in_batches("redriven", pairs, redrive_pairs, size=CHUNK, as_json=as_json, missing=missing)
     else:
-        at_once("redriven", lambda: redrive_pairs(pairs, rate), lambda: _dead(queues), as_json=as_json)
+        act = partial(redrive_pairs, pairs, rate)
+        at_once("redriven", act, lambda: _dead(queues), as_json=as_json, missing=missing)
 
 
 @dead.command(cls=StoreCommand)

@@ -21,6 +21,12 @@ class Named:
     given: bool
     typed: bool
 
+    def missing(self, noun: str) -> str:
+        """Return what to say where none of the ids was one of a *noun*; "" where none was asked for."""
+        if len(self.ids) == 1:
+            return f"no {noun}: {self.ids[0]!r}"
+        return f"no {noun} has any of these {len(self.ids):,} ids" if self.ids else ""
+
 
 def named(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ids and ``--ids-file``, and pass them as *named*; what can be no id is refused before anything is done."""

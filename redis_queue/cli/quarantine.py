@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from redis_queue.cli import options
-from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.acting import purge as delete_all
 from redis_queue.cli.one import show_one
 from redis_queue.cli.output import show_count, show_json, show_table
@@ -18,7 +18,7 @@ from redis_queue.inspector import AnyQueue, kind_of
 from redis_queue.model import Quarantined
 
 
-@click.group()
+@click.group(cls=Group)
 def quarantine() -> None:
     """List and delete records that could not be read."""
 

@@ -8,7 +8,7 @@ import click
 
 from redis_queue.batches import CHUNK
 from redis_queue.cli import options
-from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.acting import purge as delete_all
 from redis_queue.cli.acting import report
 from redis_queue.cli.output import harmless, show_json, show_table, shown_body
@@ -18,7 +18,7 @@ from redis_queue.queue import Place, RedisQueue
 PLACES: Final[tuple[Place, ...]] = ("ready", "delayed", "dead", "quarantine")
 
 
-@click.group()
+@click.group(cls=Group)
 @click.argument("name")
 @click.pass_context
 def queue(context: click.Context, name: str) -> None:

@@ -12,7 +12,7 @@ import click
 from redis_queue.batches import CHUNK
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.cli import options
-from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.acting import in_batches, report
 from redis_queue.cli.conditions import Chosen, chosen, conditions
 from redis_queue.cli.output import show_count, show_fields, show_json, show_table, shown_body
@@ -30,7 +30,7 @@ BAR: Final = 30
 ONE_BY_ONE: Final = 1
 
 
-@click.group()
+@click.group(cls=Group)
 def scheduled() -> None:
     """List, move and cancel what waits for its time.
 
@@ -195,7 +195,8 @@ def _act(
         report(f"to_be_{work.verb}", _waiting(queue, chosen, ids), as_json=as_json)
         return
     chosen.confirm(work.question, ids, yes=yes, always=work.destroys)
-    in_batches(work.verb, ids, work.act, size=work.size, as_json=as_json)
+    missing = chosen.named.missing("entry that waits")
+    in_batches(work.verb, ids, work.act, size=work.size, as_json=as_json, missing=missing)
 
 
 def _waiting(queue: DelayQueue, chosen: Chosen, ids: list[str]) -> int:

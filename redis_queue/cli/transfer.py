@@ -16,7 +16,9 @@ from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.acting import in_batches, report
 from redis_queue.cli.conditions import conditions
+from redis_queue.cli.ending import stopping
 from redis_queue.cli.output import harmless
+from redis_queue.cli.whole import STDOUT, whole
 from redis_queue.console.access import Access
 from redis_queue.console.waiting import Conditions
 from redis_queue.delay import DelayQueue
@@ -29,21 +31,22 @@ MODES: Final[tuple[OnConflict, ...]] = ("keep", "replace", "error")
 
 
 @click.command(cls=StoreCommand)
-@click.argument("file", type=click.File("w", encoding="ascii", atomic=True), default="-")
+@click.argument("file", type=click.Path(dir_okay=False), default=STDOUT)
 @options.delay_queue
 @conditions
 @with_access
-def export(access: Access, *, file: IO[str], name: str | None, conditions: Conditions) -> None:
+def export(access: Access, *, file: str, name: str | None, conditions: Conditions) -> None:
     """Write what waits into FILE (default: stdout), bodies too, one JSON object a line.
 
-    Nothing is taken out. A file appears only when it is complete.
+    Nothing is taken out. A file appears only when it is complete; until then what stood there stays.
 
     Example: redis-queue scheduled export waiting.jsonl
     """
     count = 0
-    for entry, _ in conditions.entries(access, access.delay_queue(name)):
-        file.write(json.dumps(_written(entry)) + "\n")
-        count += 1
+    with stopping(_end), whole(file) as out:
+        for entry, _ in conditions.entries(access, access.delay_queue(name)):
+            out.write(json.dumps(_written(entry)) + "\n")
+            count += 1
     click.echo(f"{count:,} exported", err=True)
 
 
@@ -83,6 +86,10 @@ def import_(
     in_batches("imported", pushes, store, size=CHUNK, as_json=as_json)
 
 
+def _end(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def _written(entry: Entry) -> dict[str, Any]:
     known: dict[str, Any] = {"id": entry.id, "due_at": entry.due_at.isoformat()}
     if entry.headers:
@@ -95,7 +102,7 @@ def _written(entry: Entry) -> dict[str, Any]:
 
 
 def _read(lines: Iterable[str], queue: DelayQueue) -> Iterator[Push]:
-    for number, line in enumerate(lines, 1):
+    for number, line in _numbered(lines):
         if not line.strip():
             continue
         try:
@@ -105,6 +112,15 @@ def _read(lines: Iterable[str], queue: DelayQueue) -> Iterator[Push]:
             reason = f"misses {error}" if isinstance(error, KeyError) else str(error)
             raise InvalidValueError(f"line {number}: {harmless(reason)}; nothing was stored") from error
         yield push
+
+
+def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    number = 0
+    try:
+        for number, line in enumerate(lines, 1):
+            yield number, line
+    except UnicodeDecodeError as error:
+        raise InvalidValueError(f"line {number + 1} or one behind it is no UTF-8; nothing was stored") from error
 
 
 def _push(read: Any) -> Push:

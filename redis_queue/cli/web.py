@@ -120,7 +120,12 @@ def _users(file: Path | None) -> Mapping[str, str] | None:
     if file is None:
         return None if password is None else {USER: password}
     users: dict[str, str] = {}
-    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise click.UsageError(f"--auth-file {file} cannot be read: {reason}") from None
+    for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
         name, colon, secret = line.partition(":")

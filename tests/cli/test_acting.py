@@ -19,6 +19,7 @@ from celery import Celery
 from click.testing import Result
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.cli import transfer
 from redis_queue.delay_model import Push
 from redis_queue.model import PutBack
 from tests.cli.conftest import DUE, NOW, Run
@@ -221,6 +222,46 @@ class TestTransfer:
         assert answer(run("scheduled", "import", file, "--json")) == {"imported": 4}
         assert list(tasks) == before
         assert run("scheduled", "import", file).stdout == "0 imported\n"
+
+    def test_an_export_that_breaks_off_leaves_the_file_that_was_there(
+        self, run: Run, tasks: DelayQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "waiting.jsonl"
+        file.write_text("complete\n")
+        file.chmod(0o600)
+        whole, calls = transfer._written, []
+
+        def breaks(entry: Any) -> Any:
+            calls.append(entry)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return whole(entry)
+
+        monkeypatch.setattr(transfer, "_written", breaks)
+        assert run("scheduled", "export", str(file)).exit_code == 130
+        assert (file.read_text(), [path.name for path in tmp_path.iterdir()]) == ("complete\n", ["waiting.jsonl"])
+
+        assert run("scheduled", "export", str(file)).exit_code == 0
+        assert (file.read_text().count("\n"), file.stat().st_mode & 0o777) == (3, 0o600)
+
+    def test_an_export_of_nothing_is_an_empty_file(self, run: Run, tasks: DelayQueue, tmp_path: Path) -> None:
+        file = tmp_path / "waiting.jsonl"
+        file.write_text("of yesterday\n")
+        assert run("scheduled", "export", "--task", "shop.nosuch", str(file)).stderr == "0 exported\n"
+        assert file.read_text() == ""
+
+    def test_an_export_to_where_nothing_can_be_written_is_one_line(
+        self, run: Run, tasks: DelayQueue, tmp_path: Path
+    ) -> None:
+        done = run("scheduled", "export", str(tmp_path / "nowhere" / "waiting.jsonl"))
+        assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+        assert "No such file or directory" in done.stderr
+
+    def test_an_import_of_another_encoding_is_one_line(self, run: Run, tasks: DelayQueue, tmp_path: Path) -> None:
+        file = tmp_path / "latin-1.jsonl"
+        file.write_bytes(b'\n{"id": "caf\xe9"}\n')
+        done = run("scheduled", "import", str(file))
+        assert (done.exit_code, done.stderr) == (2, "error: line 1 or one behind it is no UTF-8; nothing was stored\n")
 
     def test_goes_through_pipes_and_takes_conditions(self, run: Run, tasks: DelayQueue) -> None:
         text = run("scheduled", "export", "--task", "shop.remind").stdout
@@ -511,3 +552,28 @@ class TestTheRealCommand:
         assert [entry["id"] for entry in json.loads(done.stdout)["entries"]] == ["mine"]
         assert refused.returncode == 2
         assert "--url" in refused.stderr
+
+
+class TestIdsOfNothing:
+    @pytest.mark.parametrize(
+        ("line", "noun", "verb"),
+        [
+            ("scheduled cancel --yes", "entry that waits", "cancelled"),
+            ("scheduled reschedule --to 2h", "entry that waits", "rescheduled"),
+            ("scheduled run-now", "entry that waits", "made_due"),
+            ("dead redrive", "dead letter", "redriven"),
+            ("dead redrive --rate 5", "dead letter", "redriven"),
+        ],
+    )
+    def test_are_an_error(self, line: str, noun: str, verb: str, run: Run, tasks: DelayQueue) -> None:
+        done = run(*line.split(), "nobody")
+        assert (done.exit_code, done.stderr) == (1, f"error: no {noun}: 'nobody'\n")
+        done = run(*line.split(), "nobody", "nothing", "--json")
+        assert (done.exit_code, json.loads(done.stdout)) == (
+            1,
+            {verb: 0, "error": f"no {noun} has any of these 2 ids"},
+        )
+
+    def test_but_not_if_one_of_them_is_there(self, run: Run, tasks: DelayQueue) -> None:
+        done = run("scheduled", "run-now", "nobody", "task-2")
+        assert (done.exit_code, done.stdout) == (0, "1 made due\n")

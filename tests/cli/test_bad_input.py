@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import redis
 from celery import Celery
@@ -286,6 +287,32 @@ def test_both_groups_tell_an_unknown_option_in_the_same_way(leaf: str, run: Run,
     for done in (run(*line), run_in_app(*line)):
         assert (done.exit_code, done.stdout) == (2, "")
         assert "--nonsense" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("nosuch --json", "No such command 'nosuch'"),
+        ("dead nosuch --json", "No such command 'nosuch'"),
+        ("--nonsense stats --json", "No such option"),
+        ("-A no.such.module stats --json", "cannot load the app"),
+    ],
+)
+def test_with_json_whatever_goes_wrong_is_json(line: str, words: str) -> None:
+    done = redis_queue(*line.split())
+    assert done.returncode == 2
+    assert words in json.loads(done.stdout)["error"]
+    assert words in done.stderr
+
+
+def test_with_json_an_abort_at_the_question_is_json(
+    run: Run, tasks: DelayQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise click.Abort
+
+    monkeypatch.setattr("redis_queue.cli.scheduled.Chosen.confirm", away)
+    assert json.loads(run("scheduled", "cancel", "--all", "--json").stdout) == {"error": "interrupted"}
 
 
 class TestFromOutside:

@@ -61,6 +61,12 @@ class TestRefusals:
         assert said in f"{done.output} {done.exception}"
         assert "long enough" not in done.output
 
+    def test_a_file_of_users_in_another_encoding(self, tmp_path: Path) -> None:
+        users = tmp_path / "users"
+        users.write_bytes("ann:schöner als lang\n".encode("latin-1"))
+        done = CliRunner().invoke(group, ["web", "--auth-file", str(users)], catch_exceptions=False)
+        assert (done.exit_code, "cannot be read: it is no UTF-8" in done.output) == (2, True)
+
     def test_a_port_that_is_taken(self, serve: Serve, client: redis.Redis, redis_url: str) -> None:
         port = serve(url=redis_url).port
         command = [sys.executable, "-m", "redis_queue", "web", "--port", str(port), "--url", redis_url]
