@@ -96,6 +96,20 @@ def test_every_alert_is_whole_and_says_what_to_do(rule: dict[str, Any]) -> None:
     assert all(isinstance(text, str) and len(text) > 20 for text in rule["annotations"].values())
 
 
+def test_two_environments_are_never_matched_with_each_other() -> None:
+    """A match on the queue alone takes the entries of one for those of the other."""
+    for rule in rules():
+        assert "on (queue)" not in rule["expr"]
+    (late,) = (rule["expr"] for rule in rules() if rule["alert"] == "RedisQueueNoDispatcher")
+    assert "ignoring (kind)" in late
+
+
+def test_dead_letters_that_come_again_behind_a_purge_are_seen() -> None:
+    (dead,) = (rule["expr"] for rule in rules() if rule["alert"] == "RedisQueueDeadLetters")
+    assert "delta(" not in dead
+    assert "min_over_time(" in dead
+
+
 def test_every_trouble_has_an_alert() -> None:
     watched = {name for rule in rules() for name in named(rule["expr"])}
     assert watched >= {
