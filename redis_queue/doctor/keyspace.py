@@ -9,9 +9,15 @@ from redis_queue import keys
 from redis_queue.doctor.finding import Check, Finding, error, warning
 from redis_queue.doctor.reading import Shard, text
 from redis_queue.doctor.survey import TYPES, Survey
+from redis_queue.errors import ConfigurationError, WrongTypeError
+from redis_queue.settings import Settings
 
 SCHEMA: Final = 1
 """What the scripts of this release write."""
+
+COUNTERS: Final = ("put", "acked", "redelivered", "put_back")
+MOST_DIGITS: Final = 15
+"""Beyond these, Redis and Lua cannot count exactly."""
 
 
 def types(survey: Survey) -> Iterator[Finding]:
@@ -41,6 +47,22 @@ def schema(survey: Survey) -> Iterator[Finding]:
             yield error(f"{shard.label} has schema {text(found)}, this release knows {SCHEMA}", "upgrade redis_queue")
 
 
+def counters(survey: Survey) -> Iterator[Finding]:
+    """The counters of every queue are numbers."""
+    for shard in survey.shards:
+        try:
+            values = shard.command("HMGET", shard.keys.meta, *COUNTERS)
+        except WrongTypeError:
+            # The check of types tells of it.
+            continue
+        for name, value in zip(COUNTERS, values, strict=True):
+            if value is not None and not (value.isdigit() and len(value) <= MOST_DIGITS):
+                yield error(
+                    f"{shard.label}: its counter {name} is {text(value)[:40]!r}: something else wrote to it",
+                    f"HDEL {text(shard.keys.meta)} {name}; it begins at 0 again",
+                )
+
+
 def lifetime(survey: Survey) -> Iterator[Finding]:
     """No key that must stay has a TTL."""
     for key in mortal(survey):
@@ -66,6 +88,14 @@ def registry(survey: Survey) -> Iterator[Finding]:
             f"the registry's field {text(field)} cannot be read: put-back passes this queue over",
             "HDEL the field; the first put of a new process writes it again",
         )
+    for row in survey.known.values():
+        try:
+            Settings(max_deliveries=row.max_deliveries, shards=row.shards)
+        except ConfigurationError as reason:
+            yield error(
+                f"{row.kind} {row.name} cannot be opened by what the registry says: {reason}",
+                "HDEL its field of the registry; the first put of a new process writes it again",
+            )
     unknown = {(kind, name) for kind, name, _ in survey.standing} - survey.known.keys()
     unknown -= {_named(field) for field in survey.unreadable}
     for kind, name in sorted(unknown):
@@ -88,4 +118,10 @@ def _named(field: bytes) -> tuple[str, str]:
     return kind, name
 
 
-CHECKS: Final[dict[str, Check[Survey]]] = {"types": types, "schema": schema, "lifetime": lifetime, "registry": registry}
+CHECKS: Final[dict[str, Check[Survey]]] = {
+    "types": types,
+    "schema": schema,
+    "counters": counters,
+    "lifetime": lifetime,
+    "registry": registry,
+}

@@ -131,7 +131,7 @@ def _is_free(shard: Shard, id_: bytes) -> bool:
 
 def put_back(shard: Shard) -> Iterator[Finding]:
     """What expired leases hold is put back."""
-    first = shard.first(shard.keys.in_flight)
+    first = shard.soonest(shard.keys.in_flight)
     late = shard.now() - first[1] if first else 0
     if late > FORGOTTEN_MS:
         yield error(
@@ -145,17 +145,26 @@ def dispatch(shard: Shard) -> Iterator[Finding]:
     """Entries are taken when they are due."""
     if shard.kind != "delay":
         return
-    first = shard.first(shard.keys.waiting)
+    first = shard.soonest(shard.keys.waiting)
     late = shard.now() - first[1] if first else 0
     if late > LATE_MS:
-        leader = shard.command("GET", shard.leader)
-        who = f"{text(leader)} leads" if leader else "no dispatcher leads"
-        yield error(
-            f"{shard.label}: the first entry is due for {_span(late)}, and {who}",
-            "see the log of the workers, or run more of them"
-            if leader
-            else "run celery redis-queue dispatch, or workers",
-        )
+        leader = shard.command("GET", shard.first.leader)
+        if leader:
+            yield error(
+                f"{shard.label}: the first entry is due for {_span(late)}, and {text(leader)} leads",
+                "see the log of the workers, or run more of them",
+            )
+        elif any(shard.command("HLEN", key) for key in (shard.first.lateness, shard.first.dispatchers)):
+            yield error(
+                f"{shard.label}: the first entry is due for {_span(late)}, and no dispatcher leads",
+                "run celery redis-queue dispatch, or workers",
+            )
+        else:
+            # Nobody ever dispatched it, so it may hold data that its owner takes at any time.
+            yield warning(
+                f"{shard.label}: the first entry is due for {_span(late)}, and there never was a dispatcher",
+                "if it holds tasks, run celery redis-queue dispatch, or workers; if data, look at what takes it",
+            )
 
 
 def dead_letters(shard: Shard) -> Iterator[Finding]:

@@ -73,14 +73,14 @@ def servers(client: Client) -> list[Server]:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A queue, or one shard of a DelayQueue."""
+    """A queue, or one shard of a DelayQueue, whose *first* shard has what dispatchers leave."""
 
     scripts: Scripts
     kind: Kind
     name: str
     number: int | None
     keys: Keys
-    leader: bytes
+    first: Keys
     max_deliveries: int
 
     @property
@@ -107,7 +107,7 @@ class Shard:
         seconds, micros = self.command("TIME")
         return int(seconds) * 1000 + int(micros) // 1000
 
-    def first(self, key: bytes) -> tuple[bytes, float] | None:
+    def soonest(self, key: bytes) -> tuple[bytes, float] | None:
         """Return the member of a sorted set with the lowest score, and that."""
         found = pairs(self.command("ZRANGE", key, 0, 0, "WITHSCORES"))
         return (found[0][0], float(found[0][1])) if found else None

@@ -125,4 +125,4 @@ def _shard(found: Survey, root: Root) -> Shard:
     # What is in no registry never dies of being put back.
     most = known.max_deliveries if known else 0
     own, first = (Keys(found.prefix, kind, name, shard) for shard in (number, None if number is None else 0))
-    return Shard(found.scripts, kind, name, number, own, first.leader, most)
+    return Shard(found.scripts, kind, name, number, own, first, most)

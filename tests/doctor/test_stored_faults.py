@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue, keys
+from redis_queue.dispatching import Dispatches
 from redis_queue.doctor import examine
 from redis_queue.doctor.keyspace import SCHEMA
 from redis_queue.doctor.reading import servers
@@ -98,8 +99,21 @@ def forgotten_lease(stage: Stage) -> None:
     stage.client.zadd(stage.at.in_flight, {"m0": LONG_AGO})
 
 
-def late_entry(stage: Stage) -> None:
+def late_data(stage: Stage) -> None:
     stage.client.zadd(stage.delayed_at.waiting, {"e0": LONG_AGO})
+
+
+def late_entry(stage: Stage) -> None:
+    late_data(stage)
+    stage.delayed.note_dispatches(Dispatches(1, 0))
+
+
+def no_counter(stage: Stage) -> None:
+    stage.client.hset(stage.at.meta, "put", "abc")
+
+
+def no_settings(stage: Stage) -> None:
+    stage.client.hset(REGISTRY, "queue:orders", '{"max_deliveries": -1, "shards": 1}')
 
 
 def dead_letter(stage: Stage) -> None:
@@ -144,6 +158,9 @@ FAULTS: list[tuple[Callable[[Stage], None], str, str]] = [
     (flight_without_lease, "leases", "warning"),
     (forgotten_lease, "put-back", "error"),
     (late_entry, "dispatch", "error"),
+    (late_data, "dispatch", "warning"),
+    (no_counter, "counters", "error"),
+    (no_settings, "registry", "error"),
     (dead_letter, "dead letters", "warning"),
     (unreadable_record, "quarantine", "warning"),
     (pause, "paused", "warning"),
