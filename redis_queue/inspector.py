@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from redis_queue.connection import Client, connect
 from redis_queue.delay import DelayQueue
-from redis_queue.errors import ConfigurationError, InvalidNameError, SchemaError, WrongTypeError
+from redis_queue.errors import InvalidNameError, RedisQueueError, SchemaError, WrongTypeError
 from redis_queue.keys import Keys, Kind
 from redis_queue.leasing import Clock, server_clock
 from redis_queue.queue import RedisQueue
@@ -20,6 +20,9 @@ from redis_queue.settings import Settings
 from redis_queue.times import from_ms
 
 AnyQueue = RedisQueue | DelayQueue
+
+BROKEN: Final = (WrongTypeError, SchemaError, ValueError, OverflowError)
+"""What is raised where somebody else wrote into the keys of one queue; ConfigurationError is a ValueError."""
 
 CLASSES: Final[dict[Kind, str]] = {"queue": "RedisQueue", "delay": "DelayQueue"}
 
@@ -149,9 +152,9 @@ class Inspector:
         try:
             queue = self.open(known)
             found = self._of_queue(queue) if isinstance(queue, RedisQueue) else self._of_delay(queue)
-        except (ConfigurationError, WrongTypeError, SchemaError) as error:
+        except BROKEN as error:
             # One broken queue must not hide the others.
-            return QueueRow(known.kind, known.name, error=str(error))
+            return QueueRow(known.kind, known.name, error=told(error))
         return QueueRow(known.kind, known.name, **found)
 
     def _of_queue(self, queue: RedisQueue) -> dict[str, Any]:
@@ -205,6 +208,11 @@ class Inspector:
         if isinstance(queue, RedisQueue):
             return [Keys(self.prefix, "queue", queue.name)]
         return [Keys(self.prefix, "delay", queue.name, shard) for shard in range(queue.settings.shards)]
+
+
+def told(error: Exception) -> str:
+    """Return what to say of a queue that is :data:`BROKEN`."""
+    return str(error) if isinstance(error, RedisQueueError) else "its counters cannot be read: redis-queue doctor"
 
 
 def kind_of(queue: AnyQueue) -> Kind:

@@ -15,8 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from redis_queue.delay import DelayQueue
 from redis_queue.dispatching import BOUNDS, Dispatches
-from redis_queue.errors import RedisQueueError, SchemaError, WrongTypeError
-from redis_queue.inspector import Count, Inspector, QueueRow
+from redis_queue.errors import RedisQueueError
+from redis_queue.inspector import BROKEN, Count, Inspector, QueueRow
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +87,11 @@ class _Look:
 class Collector:
     """To be registered in a CollectorRegistry: each scrape looks once, by the operations of *inspector*.
 
-    It takes O(1) of Redis for each queue and raises nothing: where Redis cannot be read, ``redis_queue_up`` is 0. Above
-    *most_queues* the smallest are added up under the queue "(other)", for each kind. *leases* returns what is known of
-    the leases of Celery workers, None where there are none (:func:`redis_queue.celery.leases.counters.read`).
+    It takes O(1) of Redis for each queue and raises nothing: where Redis cannot be read, ``redis_queue_up`` is 0. So
+    many as *most_queues* have a label of their own, the largest ones when they came in; the sizes of the others are
+    added up under the queue "(other)", for each kind. Counters of those would go up and down, so there are none.
+    *leases* returns what is known of the leases of Celery workers, None where there are none
+    (:func:`redis_queue.celery.leases.counters.read`).
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Collector:
         self._inspector = inspector
         self._most = most_queues
         self._leases = leases
+        self._kept: frozenset[tuple[str, str]] = frozenset()
 
     def describe(self) -> Iterator[Metric]:
         """Yield every metric without values, so that nothing is read when this is registered."""
@@ -128,24 +131,43 @@ class Collector:
     def _look(self) -> _Look:
         overview = self._inspector.overview()
         readable = [row for row in overview.queues if not row.error]
-        kept = _largest(readable, self._most)
+        kept = self._chosen(readable)
         dispatching, broken = self._dispatching({row.name for row in kept if row.kind == "delay"})
         unreadable = len({(row.kind, row.name) for row in overview.queues if row.error} | broken)
         return _Look(overview.at, _with_others(readable, kept), unreadable, dispatching)
+
+    def _chosen(self, rows: Sequence[QueueRow]) -> list[QueueRow]:
+        """Return the rows that get a label of their own: those that had one, then the largest.
+
+        A queue that has the name of all others is one of those.
+        """
+        named = [row for row in rows if row.name != OTHERS]
+        named.sort(
+            key=lambda row: (
+                (row.kind, row.name) not in self._kept,
+                -sum(getattr(row, size) for size in SIZES),
+                row.kind,
+                row.name,
+            )
+        )
+        kept = named[: self._most]
+        self._kept = frozenset((row.kind, row.name) for row in kept)
+        return kept
 
     def _dispatching(self, kept: set[str]) -> tuple[list[_Dispatching], set[tuple[str, str]]]:
         """Return what is told of the DelayQueues in *kept* and of all others together, and which cannot be read."""
         found: dict[str, _Dispatching] = {}
         broken: set[tuple[str, str]] = set()
         for known in self._inspector.known():
-            queue = self._inspector.open(known) if known.kind == "delay" else None
-            if not isinstance(queue, DelayQueue):
+            if known.kind != "delay":
                 continue
             name = known.name if known.name in kept else OTHERS
             before = found.get(name, _Dispatching(name))
             try:
+                queue = self._inspector.open(known)
+                assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
                 done, dispatchers = before.done + queue.dispatches(), before.dispatchers + len(queue.dispatchers())
-            except (WrongTypeError, SchemaError):
+            except BROKEN:
                 broken.add((known.kind, known.name))
                 continue
             found[name] = _Dispatching(name, done, dispatchers)
@@ -159,13 +181,6 @@ class Collector:
             return None
 
 
-def _largest(rows: Sequence[QueueRow], most: int) -> list[QueueRow]:
-    """Return at most *most* rows; a queue that has the name of all others is one of those."""
-    named = [row for row in rows if row.name != OTHERS]
-    named.sort(key=lambda row: (-sum(getattr(row, size) for size in SIZES), row.kind, row.name))
-    return named[:most]
-
-
 def _with_others(rows: Sequence[QueueRow], kept: Sequence[QueueRow]) -> list[QueueRow]:
     chosen = {(row.kind, row.name) for row in kept}
     left = sorted((row for row in rows if (row.kind, row.name) not in chosen), key=lambda row: row.kind)
@@ -174,7 +189,7 @@ def _with_others(rows: Sequence[QueueRow], kept: Sequence[QueueRow]) -> list[Que
 
 
 def _sum(rows: Sequence[QueueRow]) -> QueueRow:
-    counts = {name: sum(getattr(row, name) for row in rows) for name in (*SIZES, *TOTALS)}
+    counts = {name: sum(getattr(row, name) for row in rows) for name in SIZES}
     oldest = min((row.oldest_at for row in rows if row.oldest_at), default=None)
     paused = any(row.paused for row in rows)
     return replace(rows[0], name=OTHERS, oldest_at=oldest, paused=paused, **counts)
@@ -203,8 +218,9 @@ def _queue_metrics(look: _Look | None) -> Iterator[Metric]:
         rows,
         lambda row: max(0.0, (look.at - row.oldest_at).total_seconds()) if look and row.oldest_at else 0,
     )
+    own = [row for row in rows if row.name != OTHERS]
     for name, text in TOTALS.items():
-        yield _of_rows(CounterMetricFamily, name, text, rows, attrgetter(name))
+        yield _of_rows(CounterMetricFamily, name, text, own, attrgetter(name))
 
 
 def _of_rows(
@@ -232,13 +248,15 @@ def _dispatch_metrics(found: Iterable[_Dispatching]) -> Iterator[Metric]:
         "redis_queue_dispatchers", "Dispatchers that were seen within the last minute.", labels=("queue",)
     )
     for one in found:
+        alive.add_metric((one.queue,), one.dispatchers)
+        if one.queue == OTHERS:
+            continue
         lateness = one.done.lateness
         sent.add_metric((one.queue,), one.done.sent)
         failed.add_metric((one.queue,), one.done.failed)
         bounds = [*(str(bound) for bound in BOUNDS), "+Inf"]
         buckets = list(zip(bounds, map(float, itertools.accumulate(lateness.counts)), strict=True))
         late.add_metric((one.queue,), buckets, lateness.seconds)
-        alive.add_metric((one.queue,), one.dispatchers)
     yield from (sent, failed, late, alive)
 
 

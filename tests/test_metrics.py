@@ -11,7 +11,7 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.celery.leases.counters import LeaseCounters
 from redis_queue.dispatching import BOUNDS, Dispatches, Lateness
 from redis_queue.inspector import Inspector
-from redis_queue.keys import Keys
+from redis_queue.keys import Keys, registry
 from redis_queue.metrics import OTHERS, Collector
 from tests.store.stage import LATER, SOMEBODY, Stage
 from tests.support.proxy import FaultProxy
@@ -143,16 +143,33 @@ class TestManyQueues:
             ("queue", OTHERS): sum(range(1, 8)),
             ("delay", OTHERS): sum(range(1, 8)),
         }
-        assert samples["redis_queue_dispatched_total", OTHERS] == sum(range(7))
-        assert samples["redis_queue_dispatch_lateness_seconds_count", OTHERS] == sum(range(7))
         assert samples["redis_queue_dispatchers", OTHERS] == 7
+
+    def test_what_changes_its_members_has_no_counter(self, inspector: Inspector) -> None:
+        samples = scrape(Collector(inspector, most_queues=6))
+        counted = {name for name, *labels in samples if OTHERS in labels}
+        assert counted == {
+            *(f"redis_queue_{name}" for name in ("ready", "delayed", "in_flight", "dead", "quarantined", "paused")),
+            "redis_queue_oldest_due_age_seconds",
+            "redis_queue_dispatchers",
+        }
+
+    def test_those_that_have_a_label_keep_it_when_others_grow(self, client: redis.Redis, inspector: Inspector) -> None:
+        collector = Collector(inspector, most_queues=6)
+        before = {key[1:] for key in scrape(collector) if key[0] == "redis_queue_put_total"}
+        RedisQueue("q0", client).put_many([0] * 100)
+        RedisQueue("new", client).put_many([0] * 100)
+        assert {key[1:] for key in scrape(collector) if key[0] == "redis_queue_put_total"} == before
+        RedisQueue("q9", client).destroy()
+        after = {key[1:] for key in scrape(collector) if key[0] == "redis_queue_put_total"}
+        assert (len(after), ("queue", "q9") in after, len(after & before)) == (6, False, 5)
 
     def test_nothing_is_lost_by_it(self, inspector: Inspector) -> None:
         def total(most: int, metric: str) -> float:
             samples = scrape(Collector(inspector, most_queues=most))
             return sum(value for (name, *_), value in samples.items() if name == metric)
 
-        for metric in ("redis_queue_ready", "redis_queue_put_total", "redis_queue_dispatched_total"):
+        for metric in ("redis_queue_ready", "redis_queue_dispatchers"):
             assert total(0, metric) == total(3, metric) == total(200, metric) > 0
 
     def test_a_queue_with_the_name_of_the_others_is_one_of_them(
@@ -164,13 +181,17 @@ class TestManyQueues:
 
 
 def test_an_unreadable_queue_hides_no_other(client: redis.Redis, inspector: Inspector) -> None:
-    for name in ("good", "bad", "worse"):
+    for name in ("good", "bad", "worse", "counters", "shardless"):
         DelayQueue(name, client).push("x")
+    RedisQueue("counters", client).put("x")
+    for kind, shard in (("queue", None), ("delay", 0)):
+        client.hset(Keys("redis_queue", kind, "counters", shard).meta, "put", "abc")  # type: ignore[arg-type]
+    client.hset(registry("redis_queue"), "delay:shardless", '{"max_deliveries": 5, "shards": 0}')
     client.delete(Keys("redis_queue", "delay", "bad", 0).waiting)
     client.set(Keys("redis_queue", "delay", "bad", 0).waiting, "x")
     client.set(Keys("redis_queue", "delay", "worse", 0).lateness, "x")
     samples = scrape(Collector(inspector))
-    assert samples[("redis_queue_unreadable_queues",)] == 2
+    assert samples[("redis_queue_unreadable_queues",)] == 5
     assert samples["redis_queue_ready", "delay", "good"] == 1
     assert ("redis_queue_ready", "delay", "bad") not in samples
     assert samples["redis_queue_ready", "delay", "worse"] == 1

@@ -13,11 +13,19 @@ import click
 from redis_queue.batches import CHUNK, chunks
 from redis_queue.cli.ending import FAILED, INTERRUPTED, Stop, stopping
 from redis_queue.cli.output import harmless, show_json
+from redis_queue.console.faults import Faults
 from redis_queue.errors import RedisQueueError
 from redis_queue.inspector import AnyQueue
 
 Step = Callable[[], tuple[int, int]]
 """Does a batch; returns how many were looked at and how many of them were done."""
+
+Lacking = Callable[[int], str]
+"""Takes how many were done; returns what was wrong though nothing failed, "" for nothing."""
+
+
+def _nothing(_: int) -> str:
+    return ""
 
 
 def agree(question: str, *, yes: bool) -> None:
@@ -37,18 +45,15 @@ def in_batches(
     *,
     size: int,
     as_json: bool,
-    missing: str = "",
+    lacking: Lacking = _nothing,
 ) -> None:
-    """Do *act* with *items*, *size* at a time, and tell how many were done, however it ended.
-
-    *missing* is the error if none was; without one that is none.
-    """
+    """Do *act* with *items*, *size* at a time, and tell how many were done, however it ended."""
 
     def step(part: list[Any]) -> tuple[int, int]:
         return len(part), act(part)
 
     _carry_out(
-        verb, len(items), (partial(step, part) for part in chunks(items, size)), as_json=as_json, missing=missing
+        verb, len(items), (partial(step, part) for part in chunks(items, size)), as_json=as_json, lacking=lacking
     )
 
 
@@ -56,6 +61,7 @@ def purge(
     noun: str,
     sized: Sequence[tuple[AnyQueue, int]],
     places: Sequence[Any],
+    faults: Faults,
     *,
     dry_run: bool,
     yes: bool,
@@ -63,23 +69,25 @@ def purge(
 ) -> None:
     """Ask, then delete in each queue as many as it was given with from *places*, a batch at a time.
 
-    All of the queues know the places.
+    All of the queues know the places. *faults* are told at the end.
     """
     total = sum(size for _, size in sized)
     if dry_run:
-        report("to_be_deleted", total, as_json=as_json)
+        report("to_be_deleted", total, error=faults.text(), as_json=as_json)
         return
     agree(f"Delete {total:,} {noun}?", yes=yes)
-    steps = (step for queue, size in sized for step in _emptying(partial(queue.purge, *places), size))
-    _carry_out("deleted", total, steps, as_json=as_json)
+    steps = (step for queue, size in sized for step in _emptying(queue, places, size, faults))
+    _carry_out("deleted", total, steps, as_json=as_json, lacking=lambda _: faults.text())
 
 
-def _emptying(delete: Callable[..., int], size: int) -> Iterator[Step]:
+def _emptying(queue: AnyQueue, places: Sequence[Any], size: int, faults: Faults) -> Iterator[Step]:
     left = size
 
     def step() -> tuple[int, int]:
         nonlocal left
-        done = delete(limit=min(CHUNK, left))
+        done = 0
+        with faults.of_queue(queue):
+            done = queue.purge(*places, limit=min(CHUNK, left))
         # Others may have taken what was there.
         left = left - done if done else 0
         return done, done
@@ -88,14 +96,14 @@ def _emptying(delete: Callable[..., int], size: int) -> Iterator[Step]:
         yield step
 
 
-def at_once(verb: str, act: Callable[[], int], size: Callable[[], int], *, as_json: bool, missing: str = "") -> None:
+def at_once(verb: str, act: Callable[[], int], size: Callable[[], int], *, as_json: bool, lacking: Lacking) -> None:
     """Do *act*, one call that goes in batches by itself; interrupted, tell by how much *size* went down."""
     before = size()
     try:
         done, error = act(), ""
     except KeyboardInterrupt:
         done, error = max(0, before - size()), INTERRUPTED
-    report(verb, done, error=error or ("" if done else missing), as_json=as_json)
+    report(verb, done, error=error or lacking(done), as_json=as_json)
 
 
 def report(verb: str, done: int, *, as_json: bool, error: str = "", more: dict[str, Any] | None = None) -> None:
@@ -111,7 +119,18 @@ def report(verb: str, done: int, *, as_json: bool, error: str = "", more: dict[s
         sys.exit(FAILED)
 
 
-def _carry_out(verb: str, total: int, steps: Iterable[Step], *, as_json: bool, missing: str = "") -> None:
+def end_with(faults: Faults, shown: dict[str, Any] | None = None, *, as_json: bool = False) -> None:
+    """Tell what could not be looked at behind what was, *shown* with it as JSON; then the exit code is 1."""
+    error = faults.text()
+    if error:
+        click.echo(f"error: {harmless(error)}", err=True)
+    if as_json:
+        show_json({**(shown or {}), **({"error": error} if error else {})})
+    if error:
+        sys.exit(FAILED)
+
+
+def _carry_out(verb: str, total: int, steps: Iterable[Step], *, as_json: bool, lacking: Lacking) -> None:
     """Do one step after the other; an interruption ends the work behind the one that it comes in."""
     stop, interrupted, count, error = Stop(), False, 0, ""
     with _bar(verb, total) as advance, stopping(stop):
@@ -130,7 +149,7 @@ def _carry_out(verb: str, total: int, steps: Iterable[Step], *, as_json: bool, m
             interrupted = True
     if interrupted:
         error = INTERRUPTED
-    report(verb, count, error=error or ("" if count else missing), as_json=as_json)
+    report(verb, count, error=error or lacking(count), as_json=as_json)
 
 
 @contextmanager

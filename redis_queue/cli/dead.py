@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,15 +12,16 @@ import click
 from redis_queue.batches import CHUNK, MAX_RATE, MIN_RATE
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
-from redis_queue.cli.acting import agree, at_once, in_batches, report
+from redis_queue.cli.acting import agree, at_once, end_with, in_batches, report
 from redis_queue.cli.acting import purge as delete_all
 from redis_queue.cli.ids import Named, named
 from redis_queue.cli.one import show_one
-from redis_queue.cli.output import show_count, show_json, show_table, shown_body
+from redis_queue.cli.output import show_count, show_table, shown_body
 from redis_queue.console.access import Access
 from redis_queue.console.dead import Filter, task_of
 from redis_queue.console.dead import redrive as redrive_pairs
-from redis_queue.console.pages import first
+from redis_queue.console.faults import Faults
+from redis_queue.console.pages import first, sized
 from redis_queue.inspector import AnyQueue, kind_of
 from redis_queue.keys import is_id
 from redis_queue.model import DeadLetter
@@ -59,13 +60,16 @@ def list_(access: Access, *, name: str | None, only: Filter, limit: int, with_bo
 
     Example: redis-queue dead list --name orders --reason Timeout
     """
-    letters, more = first(only.letters(access.queues(name)), limit)
+    faults = Faults()
+    letters, more = first(only.letters(access.queues(name, faults), faults), limit)
     if as_json:
-        show_json({"dead": [_fields(*pair, with_body=with_body) for pair in letters], "more": more})
+        shown = {"dead": [_fields(*pair, with_body=with_body) for pair in letters], "more": more}
+        end_with(faults, shown, as_json=True)
         return
     heads = ("id", "queue", "died (UTC)", "deliveries", "reason", *(("body",) if with_body else ()))
     show_table(heads, [_row(*pair, with_body=with_body) for pair in letters], keep=("id", "died (UTC)"))
     show_count(len(letters), more=more)
+    end_with(faults)
 
 
 @dead.command(cls=StoreCommand)
@@ -76,8 +80,9 @@ def list_(access: Access, *, name: str | None, only: Filter, limit: int, with_bo
 @with_access
 def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json: bool) -> None:
     """Show one dead letter."""
-    letters = Filter(id_prefix=id).letters(access.queues(name))
-    show_one("dead letter", id, letters, partial(_fields, with_body=with_body), as_json)
+    faults = Faults()
+    letters = Filter(id_prefix=id).letters(access.queues(name, faults), faults)
+    show_one("dead letter", id, letters, partial(_fields, with_body=with_body), faults, as_json=as_json)
 
 
 @dead.command(cls=StoreCommand)
@@ -111,26 +116,36 @@ def redrive(
     if sum((named.given, bool(only), everything)) != 1:
         raise click.UsageError("give ids, or conditions like --reason, or --all")
     ids = frozenset(named.ids)
-    queues = access.queues(name)
+    faults = Faults()
+    queues = access.queues(name, faults)
     if named.given and not dry_run:
         # Whether they are dead is seen when they are redriven.
         pairs = [(queue, id_) for queue in queues for id_ in named.ids]
     else:
-        letters = only.letters(queues)
+        letters = only.letters(queues, faults)
         # One that was written by hand may have an id that no call takes.
         pairs = [(queue, letter.id) for queue, letter in letters if is_id(letter.id)]
         pairs = [pair for pair in pairs if pair[1] in ids] if named.given else pairs
     if dry_run:
-        report("to_be_redriven", len(pairs), as_json=as_json)
+        report("to_be_redriven", len(pairs), error=faults.text(), as_json=as_json)
         return
     if pairs and not named.typed:
         agree(f"Redrive {len(named.ids) or len(pairs):,} dead letters?", yes=yes)
-    missing = named.missing("dead letter")
+
+    def lacking(done: int) -> str:
+        return faults.text() or ("" if done else named.missing("dead letter"))
+
     if rate is None:
-        in_batches("redriven", pairs, redrive_pairs, size=CHUNK, as_json=as_json, missing=missing)
+        act = partial(redrive_pairs, faults=faults)
+        in_batches("redriven", pairs, act, size=CHUNK, as_json=as_json, lacking=lacking)
     else:
-        act = partial(redrive_pairs, pairs, rate)
-        at_once("redriven", act, lambda: _dead(queues), as_json=as_json, missing=missing)
+        at_once(
+            "redriven",
+            partial(redrive_pairs, pairs, faults, rate),
+            lambda: sum(size for _, size in sized(queues, _dead, Faults())),
+            as_json=as_json,
+            lacking=lacking,
+        )
 
 
 @dead.command(cls=StoreCommand)
@@ -144,12 +159,13 @@ def purge(access: Access, *, name: str | None, dry_run: bool, yes: bool, as_json
 
     Example: redis-queue dead purge --name orders --dry-run
     """
-    sized = [(queue, queue.stats().dead) for queue in access.queues(name)]
-    delete_all("dead letters", sized, ["dead"], dry_run=dry_run, yes=yes, as_json=as_json)
+    faults = Faults()
+    counted = sized(access.queues(name, faults), _dead, faults)
+    delete_all("dead letters", counted, ["dead"], faults, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
-def _dead(queues: Sequence[AnyQueue]) -> int:
-    return sum(queue.stats().dead for queue in queues)
+def _dead(queue: AnyQueue) -> int:
+    return queue.stats().dead
 
 
 def _row(queue: AnyQueue, letter: DeadLetter, *, with_body: bool) -> list[Any]:

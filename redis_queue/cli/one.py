@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from redis_queue.cli.acting import report
 from redis_queue.cli.output import show_fields, show_json, shown_body
+from redis_queue.console.faults import Faults
 from redis_queue.console.pages import Found
 from redis_queue.inspector import AnyQueue
 from redis_queue.model import DeadLetter, Quarantined
@@ -19,12 +20,17 @@ def show_one(
     id_: str,
     found: Iterator[Found[Any]],
     fields: Callable[[AnyQueue, Any], dict[str, Any]],
+    faults: Faults,
+    *,
     as_json: bool,
 ) -> None:
-    """Print the fields of the first one *found* with this id; ends with exit code 1 where there is none."""
+    """Print the fields of the first one *found* with this id; ends with exit code 1 where there is none.
+
+    *faults* tell then where it could not be looked for.
+    """
     pair: tuple[AnyQueue, DeadLetter | Quarantined] | None = next((pair for pair in found if pair[1].id == id_), None)
     if pair is None:
-        report("found", 0, error=f"no {noun}: {id_!r}", as_json=as_json)
+        report("found", 0, error="; ".join(filter(None, (f"no {noun}: {id_!r}", faults.text()))), as_json=as_json)
         return
     shown = fields(*pair)
     if as_json:

@@ -12,6 +12,8 @@ from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.acting import report
 from redis_queue.cli.ending import INTERRUPTED
 from redis_queue.console.access import Access
+from redis_queue.console.faults import Faults
+from redis_queue.console.pages import sized
 from redis_queue.model import PutBack
 from redis_queue.putback import put_back_each
 
@@ -32,7 +34,9 @@ def putback(access: Access, *, name: str | None, dry_run: bool, as_json: bool) -
     Example: redis-queue putback --dry-run
     """
     if dry_run:
-        report("expired", sum(map(access.inspector.expired, access.queues(name))), as_json=as_json)
+        faults = Faults()
+        expired = sized(access.queues(name, faults), access.inspector.expired, faults)
+        report("expired", sum(size for _, size in expired), error=faults.text(), as_json=as_json)
         return
     back, errors = PutBack(), []
     try:

@@ -9,11 +9,13 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
+from redis_queue.cli.acting import end_with
 from redis_queue.cli.acting import purge as delete_all
 from redis_queue.cli.one import show_one
-from redis_queue.cli.output import show_count, show_json, show_table
+from redis_queue.cli.output import show_count, show_table
 from redis_queue.console.access import Access
-from redis_queue.console.pages import first, quarantined
+from redis_queue.console.faults import Faults
+from redis_queue.console.pages import first, quarantined, sized
 from redis_queue.inspector import AnyQueue, kind_of
 from redis_queue.model import Quarantined
 
@@ -33,14 +35,17 @@ def list_(access: Access, *, name: str | None, limit: int, as_json: bool) -> Non
 
     Example: redis-queue quarantine list --name orders
     """
-    records, more = first(quarantined(access.queues(name)), limit)
+    faults = Faults()
+    records, more = first(quarantined(access.queues(name, faults), faults), limit)
     if as_json:
-        show_json({"quarantined": [_fields(*pair, with_body=False) for pair in records], "more": more})
+        shown = {"quarantined": [_fields(*pair, with_body=False) for pair in records], "more": more}
+        end_with(faults, shown, as_json=True)
         return
     heads = ("id", "queue", "found (UTC)", "bytes", "reason")
     rows = [(record.id, queue.name, record.found_at, len(record.raw), record.reason) for queue, record in records]
     show_table(heads, rows, keep=("id", "found (UTC)"))
     show_count(len(records), more=more)
+    end_with(faults)
 
 
 @quarantine.command(cls=StoreCommand)
@@ -51,9 +56,9 @@ def list_(access: Access, *, name: str | None, limit: int, as_json: bool) -> Non
 @with_access
 def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json: bool) -> None:
     """Show one record; with --body its bytes, escaped."""
-    show_one(
-        "record in quarantine", id, quarantined(access.queues(name)), partial(_fields, with_body=with_body), as_json
-    )
+    faults = Faults()
+    records = quarantined(access.queues(name, faults), faults)
+    show_one("record in quarantine", id, records, partial(_fields, with_body=with_body), faults, as_json=as_json)
 
 
 @quarantine.command(cls=StoreCommand)
@@ -67,8 +72,9 @@ def purge(access: Access, *, name: str | None, dry_run: bool, yes: bool, as_json
 
     Example: redis-queue quarantine purge --name orders --dry-run
     """
-    sized = [(queue, queue.stats().quarantined) for queue in access.queues(name)]
-    delete_all("records", sized, ["quarantine"], dry_run=dry_run, yes=yes, as_json=as_json)
+    faults = Faults()
+    counted = sized(access.queues(name, faults), lambda queue: queue.stats().quarantined, faults)
+    delete_all("records", counted, ["quarantine"], faults, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 def _fields(queue: AnyQueue, record: Quarantined, *, with_body: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from redis_queue.cli.acting import purge as delete_all
 from redis_queue.cli.acting import report
 from redis_queue.cli.output import harmless, show_json, show_table, shown_body
 from redis_queue.console.access import Access
+from redis_queue.console.faults import Faults
 from redis_queue.queue import Place, RedisQueue
 
 PLACES: Final[tuple[Place, ...]] = ("ready", "delayed", "dead", "quarantine")
@@ -104,7 +105,7 @@ def purge(access: Access, *, places: tuple[Place, ...], dry_run: bool, yes: bool
     sizes = {"ready": stats.ready, "delayed": stats.delayed, "dead": stats.dead, "quarantine": stats.quarantined}
     noun = f"messages of {chosen.name} ({', '.join(where)})"
     size = sum(sizes[place] for place in where)
-    delete_all(noun, [(chosen, size)], where, dry_run=dry_run, yes=yes, as_json=as_json)
+    delete_all(noun, [(chosen, size)], where, Faults(), dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 @queue.command(cls=StoreCommand)

@@ -195,8 +195,11 @@ def _act(
         report(f"to_be_{work.verb}", _waiting(queue, chosen, ids), as_json=as_json)
         return
     chosen.confirm(work.question, ids, yes=yes, always=work.destroys)
-    missing = chosen.named.missing("entry that waits")
-    in_batches(work.verb, ids, work.act, size=work.size, as_json=as_json, missing=missing)
+
+    def lacking(done: int) -> str:
+        return "" if done else chosen.named.missing("entry that waits")
+
+    in_batches(work.verb, ids, work.act, size=work.size, as_json=as_json, lacking=lacking)
 
 
 def _waiting(queue: DelayQueue, chosen: Chosen, ids: list[str]) -> int:

@@ -9,6 +9,7 @@ from redis_queue.celery.delayed import DelayedTasks
 from redis_queue.celery.leases.counters import LeaseCounters, read
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
+from redis_queue.console.faults import Faults
 from redis_queue.delay import DelayQueue
 from redis_queue.inspector import AnyQueue, Inspector
 
@@ -26,10 +27,17 @@ class Access:
         """Return a DelayQueue, by default the one in which Celery tasks wait; raises InvalidNameError."""
         return self.inspector.delay_queue(name or self.default_delay_queue)
 
-    def queues(self, name: str | None = None) -> list[AnyQueue]:
-        """Return the queues of both kinds with *name*, or all; raises InvalidNameError."""
-        inspector = self.inspector
-        return inspector.named(name) if name is not None else [inspector.open(known) for known in inspector.known()]
+    def queues(self, name: str | None = None, faults: Faults | None = None) -> list[AnyQueue]:
+        """Return the queues of both kinds with *name*, or all; raises InvalidNameError.
+
+        Those that the registry describes as none can be are left out, and noted in *faults*.
+        """
+        faults = faults if faults is not None else Faults()
+        found: list[AnyQueue] = []
+        for known in self.inspector.known(name):
+            with faults.of(known.kind, known.name):
+                found.append(self.inspector.open(known))
+        return found
 
     def cancel(self, queue: DelayQueue, ids: Sequence[str]) -> int:
         """Cancel entries; return how many there were."""

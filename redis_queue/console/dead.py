@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from redis_queue.batches import CHUNK
 from redis_queue.celery.entry import TaskEntry
+from redis_queue.console.faults import Faults
 from redis_queue.console.pages import MOST_LOOKED_AT, Found, Page, through
 from redis_queue.inspector import AnyQueue
 from redis_queue.model import DeadLetter, Entry
@@ -27,20 +28,27 @@ class Filter:
     def __bool__(self) -> bool:
         return (self.reason, self.id_prefix, self.task) != (None, None, None)
 
-    def letters(self, queues: Sequence[AnyQueue]) -> Iterator[Found[DeadLetter]]:
+    def letters(self, queues: Sequence[AnyQueue], faults: Faults) -> Iterator[Found[DeadLetter]]:
         """Yield those that match, queue after queue, oldest first, read a page at a time."""
-        found = through(queues, lambda queue, offset, limit: queue.dead_letters(offset=offset, limit=limit))
+        found = through(queues, lambda queue, offset, limit: queue.dead_letters(offset=offset, limit=limit), faults)
         return (pair for pair in found if self.match(pair[1]))
 
-    def page(self, queues: Sequence[AnyQueue], start: Place | None, limit: int) -> Page[Found[DeadLetter], Place]:
-        """Return up to *limit* letters that match from *start* on; reads at most :data:`MOST_LOOKED_AT`."""
+    def page(
+        self, queues: Sequence[AnyQueue], start: Place | None, limit: int, faults: Faults
+    ) -> Page[Found[DeadLetter], Place]:
+        """Return up to *limit* letters that match from *start* on; reads at most :data:`MOST_LOOKED_AT`.
+
+        A queue that cannot be read is noted in *faults*.
+        """
         number, offset = start or (0, 0)
         found: list[Found[DeadLetter]] = []
         looked = 0
         while number < len(queues):
             if len(found) == limit or looked >= MOST_LOOKED_AT:
                 return Page(found, (number, offset), looked)
-            letters = queues[number].dead_letters(offset=offset, limit=CHUNK if self else min(limit, CHUNK))
+            letters: Sequence[DeadLetter] = ()
+            with faults.of_queue(queues[number]):
+                letters = queues[number].dead_letters(offset=offset, limit=CHUNK if self else min(limit, CHUNK))
             if not letters:
                 number, offset = number + 1, 0
             for letter in letters:
@@ -71,7 +79,13 @@ def as_task(letter: DeadLetter) -> TaskEntry:
     return TaskEntry.of(Entry(letter.id, letter.body, letter.headers, letter.died_at, letter.died_at))
 
 
-def redrive(pairs: Sequence[tuple[AnyQueue, str]], rate: float | None = None) -> int:
-    """Redrive the ids of *pairs*; return how many came back. With *rate*, so many per second in each queue."""
-    grouped = itertools.groupby(pairs, key=lambda pair: pair[0])
-    return sum(queue.redrive([id_ for _, id_ in group], rate=rate) for queue, group in grouped)
+def redrive(pairs: Sequence[tuple[AnyQueue, str]], faults: Faults, rate: float | None = None) -> int:
+    """Redrive the ids of *pairs*; return how many came back. With *rate*, so many per second in each queue.
+
+    A queue in which that cannot be done is noted in *faults*.
+    """
+    count = 0
+    for queue, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
+        with faults.of_queue(queue):
+            count += queue.redrive([id_ for _, id_ in group], rate=rate)
+    return count

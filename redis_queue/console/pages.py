@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from redis_queue.batches import CHUNK
+from redis_queue.console.faults import Faults
 from redis_queue.inspector import AnyQueue
 from redis_queue.model import Quarantined
 
@@ -47,19 +48,35 @@ def gather(
     return found, True
 
 
-def through(queues: Sequence[AnyQueue], read: Callable[[AnyQueue, int, int], Sequence[Item]]) -> Iterator[Found[Item]]:
-    """Yield what ``read(queue, offset, limit)`` returns, page after page, queue after queue."""
+def through(
+    queues: Sequence[AnyQueue], read: Callable[[AnyQueue, int, int], Sequence[Item]], faults: Faults
+) -> Iterator[Found[Item]]:
+    """Yield what ``read(queue, offset, limit)`` returns, page after page, queue after queue.
+
+    A queue that cannot be read is noted in *faults*.
+    """
     for queue in queues:
         for offset in itertools.count(0, CHUNK):
-            page = read(queue, offset, CHUNK)
+            page: Sequence[Item] = ()
+            with faults.of_queue(queue):
+                page = read(queue, offset, CHUNK)
             yield from ((queue, item) for item in page)
             if len(page) < CHUNK:
                 break
 
 
-def quarantined(queues: Sequence[AnyQueue]) -> Iterator[Found[Quarantined]]:
+def quarantined(queues: Sequence[AnyQueue], faults: Faults) -> Iterator[Found[Quarantined]]:
     """Yield the records that could not be read, queue after queue."""
-    return through(queues, lambda queue, offset, limit: queue.quarantined(offset=offset, limit=limit))
+    return through(queues, lambda queue, offset, limit: queue.quarantined(offset=offset, limit=limit), faults)
+
+
+def sized(queues: Sequence[AnyQueue], size: Callable[[AnyQueue], int], faults: Faults) -> list[tuple[AnyQueue, int]]:
+    """Return each queue with its *size*; one that cannot be counted is noted in *faults*."""
+    found: list[tuple[AnyQueue, int]] = []
+    for queue in queues:
+        with faults.of_queue(queue):
+            found.append((queue, size(queue)))
+    return found
 
 
 def first(found: Iterator[Item], limit: int) -> tuple[list[Item], bool]:

@@ -19,6 +19,7 @@ from werkzeug.wrappers import Response
 from redis_queue.audit import Action
 from redis_queue.batches import CHUNK, chunks
 from redis_queue.console.dead import Place
+from redis_queue.console.faults import Faults
 from redis_queue.console.pages import Page, gather
 from redis_queue.console.when import When
 from redis_queue.delay import DelayQueue
@@ -187,11 +188,12 @@ def _matching(verb: Verb) -> tuple[list[Pair], bool]:
         queue, _ = delay_queues(asked.text("queue", form, exact=True))
         ids, more = matching(queue, conditions_of(form), MOST_AT_ONCE)
         return [(queue, id_) for id_ in ids], more
-    queues, _ = sound_queues(asked.text("name", form, exact=True))
+    faults = Faults()
+    queues = sound_queues(asked.text("name", form, exact=True), faults)[0]
     chosen = filter_of(form)
 
     def read(start: Place | None, limit: int) -> Page[Pair, Place]:
-        page = chosen.page(queues, start, limit)
+        page = chosen.page(queues, start, limit, faults)
         return Page([(queue, letter.id) for queue, letter in page.items if is_id(letter.id)], page.next, page.looked)
 
     return gather(read, most=MOST_AT_ONCE, most_looked_at=MOST_LOOKED_AT)

@@ -8,6 +8,7 @@ from typing import Any, Final
 from flask import Blueprint, abort, render_template, request
 
 from redis_queue.console.dead import Filter, Place, as_task
+from redis_queue.console.faults import Faults
 from redis_queue.inspector import kind_of
 from redis_queue.keys import is_id
 from redis_queue.web import asked
@@ -29,9 +30,10 @@ def show() -> str:
     """List dead letters that match, oldest first in each queue."""
     asked.only("name", *CONDITIONS, "after", "limit", "body")
     name = asked.text("name", exact=True)
-    queues, counts = sound_queues(name)
+    faults = Faults()
+    queues, counts = sound_queues(name, faults)
     chosen = filter_of(request.args)
-    page = chosen.page(queues, _place(asked.text("after")), asked.number("limit", ROWS, 1, MOST_ROWS))
+    page = chosen.page(queues, _place(asked.text("after")), asked.number("limit", ROWS, 1, MOST_ROWS), faults)
     return render_template(
         "dead.html",
         name=name,
@@ -46,7 +48,7 @@ def show() -> str:
         asked={key: request.args.get(key, "").strip() for key in CONDITIONS},
         link={key: value for key, value in request.args.items() if key != "after" and value},
         total=None if chosen else sum(row.dead for row in counts),
-        broken=[row for row in counts if row.error],
+        broken=faults.rows,
         with_body=asked.flag("body"),
         is_id=is_id,
         now=desk().inspector.now(),

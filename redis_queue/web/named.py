@@ -7,6 +7,7 @@ from urllib.parse import quote, unquote
 
 from flask import abort
 
+from redis_queue.console.faults import Faults
 from redis_queue.delay import DelayQueue
 from redis_queue.inspector import AnyQueue, QueueRow, kind_of
 from redis_queue.keys import is_id
@@ -25,14 +26,17 @@ def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
     return queue, sorted({*names, queue.name})
 
 
-def sound_queues(name: str | None) -> tuple[list[AnyQueue], list[QueueRow]]:
+def sound_queues(name: str | None, faults: Faults) -> tuple[list[AnyQueue], list[QueueRow]]:
     """Return the queues with *name*, or all, that can be looked at, and the rows of those that were asked for.
 
-    One broken queue must not hide the others; its row says why. Raises InvalidNameError.
+    What is wrong with the others goes into *faults*. Raises InvalidNameError.
     """
-    queues = desk().access.queues(name)
+    queues = desk().access.queues(name, faults)
     rows = [row for row in desk().inspector.queues() if name in (None, row.name)]
-    broken = {(row.kind, row.name) for row in rows if row.error}
+    for row in rows:
+        if row.error:
+            faults.add(row)
+    broken = {(row.kind, row.name) for row in faults.rows}
     return [queue for queue in queues if (kind_of(queue), queue.name) not in broken], rows
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from flask import Blueprint, render_template
 
+from redis_queue.console.faults import Faults
 from redis_queue.delay import DelayQueue
-from redis_queue.errors import SchemaError, WrongTypeError
-from redis_queue.inspector import AnyQueue, Overview, kind_of
+from redis_queue.inspector import BROKEN, AnyQueue, Overview, kind_of
 from redis_queue.web import asked
 from redis_queue.web.charts import HEIGHT, WIDTH, bars, nice
 from redis_queue.web.desk import desk
@@ -43,7 +43,7 @@ def show() -> str:
 def _plots(queue: DelayQueue) -> list[dict[str, Any]]:
     try:
         minutes, total = queue.minutes(MINUTES), queue.dispatches()
-    except (WrongTypeError, SchemaError):
+    except BROKEN:
         # One broken queue must not hide the others; its row says why.
         return []
     sent, worst = [minute.sent for minute in minutes], [minute.worst_seconds for minute in minutes]
@@ -70,6 +70,8 @@ def _recent(overview: Overview, queues: Sequence[AnyQueue]) -> list[tuple[str, s
     for queue in queues:
         row = rows.get((kind_of(queue), queue.name))
         if row is not None:
-            letters = queue.dead_letters(offset=max(0, row.dead - RECENT), limit=RECENT)
-            found += [(row.kind, row.name, letter.died_at, letter.id, letter.reason) for letter in letters]
+            # The page of dead letters says what is wrong with one that cannot be read.
+            with Faults().of_queue(queue):
+                letters = queue.dead_letters(offset=max(0, row.dead - RECENT), limit=RECENT)
+                found += [(row.kind, row.name, letter.died_at, letter.id, letter.reason) for letter in letters]
     return sorted(found, key=lambda letter: letter[2], reverse=True)[:RECENT]

@@ -35,12 +35,13 @@ def one() -> str:
     kind, name = asked.choice("kind", KINDS, "queue"), asked.text("name", exact=True)
     if name is None:
         raise InvalidNameError("Which queue? Choose one from the list of all queues.")
-    queue = queue_of(kind, name)
     offset = asked.number("offset", 0, 0, MOST_OFFSET)
     inspector = desk().inspector
     row = next((row for row in inspector.queues() if (row.kind, row.name) == (kind, name)), None)
     if row is not None and row.error:
-        return render_template("queue.html", queue=queue, kind=kind, row=row, now=inspector.now())
+        # By the registry it may be one that cannot be opened.
+        return render_template("queue.html", queue=row, kind=kind, row=row, now=inspector.now())
+    queue = queue_of(kind, name)
     held = queue.in_flight(offset=offset, limit=ROWS + 1)
     return render_template(
         "queue.html",

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from flask import Blueprint, abort, render_template
 
+from redis_queue.console.faults import Faults
 from redis_queue.delay import DelayQueue
 from redis_queue.dispatching import DispatcherRow
-from redis_queue.errors import SchemaError, WrongTypeError
 from redis_queue.web import asked
 from redis_queue.web.desk import desk
 
@@ -44,17 +44,15 @@ def ask() -> str:
 def _page(workers: list[dict[str, Any]] | None) -> str:
     asked.only()
     rows: list[tuple[str, DispatcherRow]] = []
-    broken: list[tuple[str, str]] = []
-    for queue in desk().access.queues():
+    faults = Faults()
+    for queue in desk().access.queues(faults=faults):
         if isinstance(queue, DelayQueue):
-            try:
+            with faults.of_queue(queue):
                 rows += [(queue.name, row) for row in queue.dispatchers()]
-            except (WrongTypeError, SchemaError) as error:
-                broken.append((queue.name, str(error)))
     return render_template(
         "workers.html",
         dispatchers=rows,
-        broken=broken,
+        broken=[row for row in faults.rows if row.kind == "delay"],
         workers=workers,
         has_app=desk().access.app is not None,
         now=desk().inspector.now(),

@@ -21,6 +21,7 @@ from click.testing import Result
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.cli import transfer
 from redis_queue.delay_model import Push
+from redis_queue.keys import Keys
 from redis_queue.model import PutBack
 from tests.cli.conftest import DUE, NOW, Run
 from tests.store.stage import differences, snapshot
@@ -552,6 +553,45 @@ class TestTheRealCommand:
         assert [entry["id"] for entry in json.loads(done.stdout)["entries"]] == ["mine"]
         assert refused.returncode == 2
         assert "--url" in refused.stderr
+
+
+class TestBehindABrokenQueue:
+    @pytest.fixture(autouse=True)
+    def broken(self, orders: RedisQueue, client: redis.Redis) -> None:
+        """One whose name comes first, with dead letters that cannot be read, and one that cannot be."""
+        queue = RedisQueue("a broken one", client)
+        queue.put("x")
+        message = queue.get(block=False)
+        assert message is not None
+        queue.nack(message, dead=True, reason="lost")
+        at = Keys("redis_queue", "queue", "a broken one")
+        client.delete(at.errors)
+        client.set(at.errors, "x")
+        client.hset("redis_queue:registry", "queue:never", b'{"max_deliveries": -1, "shards": 1}')
+
+    @pytest.mark.parametrize(
+        ("line", "what"),
+        [
+            ("dead list", "Timeout"),
+            ("quarantine list", "unreadable"),
+            ("dead redrive --all --yes", "redriven"),
+            ("dead redrive --all --yes --rate 9", "redriven"),
+            ("dead purge --yes", "deleted"),
+            ("dead purge --dry-run", "2"),
+            ("quarantine purge --yes", "1 deleted"),
+            ("putback --dry-run", "0 expired"),
+        ],
+    )
+    def test_the_others_are_looked_at_and_it_is_told(self, line: str, what: str, run: Run) -> None:
+        done = run(*line.split())
+        assert (done.exit_code, what in done.stdout) == (1, True), done.output
+        assert done.stderr.startswith("error: ")
+        assert "never: max_deliveries" in done.stderr
+
+    def test_in_json_too(self, run: Run) -> None:
+        told = json.loads(run("dead", "list", "--json").stdout)
+        assert [letter["id"] for letter in told["dead"]] == ["dead"]
+        assert "a broken one" in told["error"]
 
 
 class TestIdsOfNothing:

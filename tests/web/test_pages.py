@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
@@ -11,7 +13,7 @@ from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.dispatching import Dispatches
-from redis_queue.keys import Keys
+from redis_queue.keys import Keys, registry
 from redis_queue.web import dashboard
 from tests.web.conftest import KEY, Open
 from tests.web.filling import TASK, everything, fill_delayed
@@ -119,6 +121,34 @@ class TestOverview:
         text = reader.get().text
         assert BROKEN in text
         assert "orders" in text
+
+
+KEYS = Keys("redis_queue", "delay", "torn", 0)
+SHARDLESS = '{"max_deliveries": 5, "shards": 0}'
+TEARS: list[tuple[str, Callable[[redis.Redis], Any]]] = [
+    ("no shards", lambda client: client.hset(registry("redis_queue"), "delay:torn", SHARDLESS)),
+    ("no number", lambda client: client.hset(KEYS.meta, "put", "abc")),
+    ("errors", lambda client: client.set(KEYS.errors, "x")),
+    ("leases", lambda client: (client.delete(KEYS.leases), client.set(KEYS.leases, "x"))),
+]
+
+
+@pytest.mark.parametrize(("what", "tear"), TEARS, ids=[what for what, _ in TEARS])
+def test_whatever_is_torn_hides_nothing_else(
+    what: str, tear: Callable[[redis.Redis], Any], reader: Browser, filled: redis.Redis
+) -> None:
+    torn = DelayQueue("torn", filled)
+    torn.push_many("xy")
+    torn.release(torn.claim(1)[0], dead=True, reason="x")
+    filled.delete(KEYS.errors)
+    tear(filled)
+    assert "Timeout" in reader.get("/").text
+    assert "Timeout" in reader.get("/dead").text
+    assert "leads" in reader.get("/workers").text
+    assert "torn" in reader.get("/queues").text
+    assert "torn" in reader.get("/doctor").text
+    if what in ("no shards", "no number"):
+        assert reader.get("/queue?kind=delay&name=torn").text.count("torn") > 1
 
 
 class TestForecast:
