@@ -77,10 +77,12 @@ def web(
         from werkzeug.middleware.proxy_fix import ProxyFix  # noqa: PLC0415
 
         from redis_queue.web import WebSettings, dashboard  # noqa: PLC0415
+        from redis_queue.web.guard import https_only  # noqa: PLC0415
     except ImportError as error:
         raise click.ClickException(f"{error}: pip install 'celery-redis-queue[cli,web]'") from error
     settings = WebSettings(allow_write=allow_write, users=users, hosts=_hosts(bind, hosts), label=label)
     app: Any = dashboard(access, settings)
+    app.after_request(https_only)
     if trust_proxy:
         app = ProxyFix(app, x_for=1, x_proto=1, x_host=1, x_prefix=1)
     with listening.listening(bind, port):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from flask import Blueprint, abort, flash, g, redirect, render_template, request, url_for
@@ -27,10 +27,12 @@ from redis_queue.inspector import AnyQueue
 from redis_queue.keys import is_id
 from redis_queue.queue import RedisQueue
 from redis_queue.web import asked
+from redis_queue.web.dead import CONDITIONS as DEAD
 from redis_queue.web.dead import filter_of
 from redis_queue.web.desk import desk
 from redis_queue.web.named import delay_queues, queue_of, reference, referred, sound_queues
 from redis_queue.web.queues import KINDS
+from redis_queue.web.scheduled import CONDITIONS as SCHEDULED
 from redis_queue.web.scheduled import MOST_LOOKED_AT, conditions_of, matching
 
 logger = logging.getLogger("redis_queue.audit")
@@ -117,7 +119,7 @@ def preview() -> str:
         shown=[(queue.name, id_) for queue, id_ in pairs[:SHOWN]],
         hidden=_hidden(verb, when, pairs),
         operation=secrets.token_urlsafe(16),
-        back=url_for(verb.back),
+        back=url_for(verb.back, **_search(verb)),
         when=when,
     )
 
@@ -143,7 +145,7 @@ def act() -> Response:
         to = asked.text("when", request.form) or "" if when is not None else ""
         _note([Action(at, g.user, verb.name, name, count, to) for name, count in done.items()])
     flash(_told(verb, sum(done.values()), len(pairs)))
-    return redirect(url_for(verb.back), 303)
+    return redirect(url_for(verb.back, **_search(verb)), 303)
 
 
 @pages.post("/queue")
@@ -232,7 +234,13 @@ def _hidden(verb: Verb, when: When | None, pairs: Sequence[Pair]) -> list[tuple[
     Conditions could be true of something else by the time that it is confirmed.
     """
     to = [] if when is None else [("when", request.form["when"])]
-    return [("verb", verb.name), *to, *(("row", reference(*pair)) for pair in pairs)]
+    return [("verb", verb.name), *to, *_search(verb).items(), *(("row", reference(*pair)) for pair in pairs)]
+
+
+def _search(verb: Verb) -> dict[str, Any]:
+    """Return what the list was asked for, to go back to."""
+    names = ("queue", *SCHEDULED) if verb.back == "scheduled.show" else ("name", *DEAD)
+    return {name: request.form[name] for name in names if request.form.get(name)}
 
 
 def _told(verb: Verb, count: int, confirmed: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from celery import Celery
 from flask import Flask, Response, current_app, g, render_template, request
 from kombu.exceptions import OperationalError
-from werkzeug.exceptions import HTTPException, InternalServerError
+from werkzeug.exceptions import BadRequest, HTTPException, InternalServerError
 
 from redis_queue.connection import Client, connect
 from redis_queue.console.access import Access, AppAccess
@@ -55,9 +55,9 @@ def dashboard(
     app = Flask("redis_queue.web", static_folder="static", template_folder="templates")
     app.config.update(
         SECRET_KEY=settings.secret_key or secrets.token_hex(32),
-        SESSION_COOKIE_NAME="redis_queue_session",
         SESSION_COOKIE_HTTPONLY=True,
-        SESSION_COOKIE_SAMESITE="Strict",
+        # Strict would leave it out behind a link from a chat or a mail, and with it the token of every open tab.
+        SESSION_COOKIE_SAMESITE="Lax",
         MAX_CONTENT_LENGTH=MAX_FORM,
         MAX_FORM_MEMORY_SIZE=MAX_FORM,
         MAX_FORM_PARTS=20_000,
@@ -99,8 +99,10 @@ def _common(settings: WebSettings, access: Access) -> dict[str, Any]:
 
 
 def _finish(response: Response) -> Response:
-    if request.is_secure:
-        response.headers.add("Strict-Transport-Security", "max-age=31536000")
+    # A proxy may call this host by another name than the browser does.
+    here, location = request.host_url, response.headers.get("Location", "")
+    if location.startswith(here):
+        response.headers["Location"] = f"/{location.removeprefix(here)}"
     return seal(response)
 
 
@@ -110,6 +112,9 @@ def _refuse(error: Exception) -> tuple[str, int] | Response:
         asked = Response("Name and password, please.\n", 401, mimetype="text/plain")
         asked.headers["WWW-Authenticate"] = 'Basic realm="redis_queue", charset="UTF-8"'
         return asked
+    if isinstance(request.routing_exception, BadRequest):
+        # No address can be made of such a name, so no page either.
+        return Response("This is no host name.\n", 400, mimetype="text/plain")
     code, name, text = _said(error)
     return render_template("error.html", code=code, name=name, text=text), code
 

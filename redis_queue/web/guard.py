@@ -20,7 +20,8 @@ WRONG_IN: Final = 60.0
 MOST_WRONG: Final = 10
 """So many wrong passwords within :data:`WRONG_IN` seconds are answered; then none is for a while."""
 
-MOST_ADDRESSES: Final = 10_000
+MOST_REMEMBERED: Final = 10_000
+MOST_OF_NAME: Final = 100
 
 SAFE: Final = ("GET", "HEAD", "OPTIONS")
 
@@ -49,6 +50,11 @@ HEADERS: Final = {
 
 LOOKS: Final = ("workers.ask",)
 """What is sent as a form and yet changes nothing that is kept."""
+
+COOKIE: Final = "redis_queue_session"
+
+Who = tuple[str, str]
+"""From which address, and by which name."""
 
 LOCAL: Final = "local"
 """Who acts where nobody has to say a name."""
@@ -84,14 +90,16 @@ class Guard:
             return user
         if settings.users is None:
             return LOCAL
-        address = request.remote_addr or ""
-        if self._wrong.is_blocked(address):
-            abort(429, "Too many wrong passwords: wait a minute.")
         given = request.authorization
-        if given is not None and given.type == "basic" and self._knows(settings.users, given.username, given.password):
+        if given is None:
+            raise Unknown
+        # Behind a proxy that is not told of, all come from one address: a name keeps them apart.
+        who = (request.remote_addr or "", (given.username or "")[:MOST_OF_NAME])
+        if self._wrong.is_blocked(who):
+            abort(429, "Too many wrong passwords: wait a minute.")
+        if given.type == "basic" and self._knows(settings.users, given.username, given.password):
             return str(given.username)
-        if given is not None:
-            self._wrong.add(address)
+        self._wrong.add(who)
         raise Unknown
 
     @staticmethod
@@ -117,32 +125,40 @@ class Unknown(Exception):  # noqa: N818 - an answer, not a failure
 
 
 class _Wrong:
-    """When wrong passwords came, by address."""
+    """When wrong passwords came, by address and user name."""
 
     def __init__(self) -> None:
-        self._times: dict[str, deque[float]] = {}
+        self._times: dict[Who, deque[float]] = {}
         self._lock = threading.Lock()
 
-    def is_blocked(self, address: str) -> bool:
-        """Tell whether *address* had its share."""
+    def is_blocked(self, who: Who) -> bool:
+        """Tell whether *who* had their share."""
         with self._lock:
-            times = self._times.get(address)
+            times = self._times.get(who)
             while times and times[0] < time.monotonic() - WRONG_IN:
                 times.popleft()
             if times is not None and not times:
-                del self._times[address]
+                del self._times[who]
             return bool(times) and len(times or ()) >= MOST_WRONG
 
-    def add(self, address: str) -> None:
+    def add(self, who: Who) -> None:
         """Note one more."""
         with self._lock:
-            if len(self._times) >= MOST_ADDRESSES:
+            if who not in self._times and len(self._times) >= MOST_REMEMBERED:
                 self._times.pop(next(iter(self._times)))
-            self._times.setdefault(address, deque(maxlen=MOST_WRONG)).append(time.monotonic())
+            self._times.setdefault(who, deque(maxlen=MOST_WRONG)).append(time.monotonic())
 
 
 class Cookies(SecureCookieSessionInterface):
-    """The cookie goes back to where the dashboard is mounted, and over TLS only if it came over TLS."""
+    """The cookie goes back to where the dashboard is mounted, and over TLS only if it came over TLS.
+
+    Browsers keep cookies by host, whatever the port, so the port is part of its name.
+    """
+
+    def get_cookie_name(self, app: Flask) -> str:  # noqa: ARG002 - Flask's signature
+        """Return the name under which it is kept."""
+        port = request.environ.get("HTTP_HOST", "").rpartition(":")[2]
+        return f"{COOKIE}_{port}" if port.isascii() and port.isdecimal() else COOKIE
 
     def get_cookie_path(self, app: Flask) -> str:  # noqa: ARG002 - Flask's signature
         """Return the path under which it is sent."""
@@ -157,6 +173,13 @@ def form_token() -> str:
     """Return what a form of this browser has to bring along."""
     token: str = session.setdefault("token", secrets.token_urlsafe(24))
     return token
+
+
+def https_only(response: Response) -> Response:
+    """Tell the browser to come back over TLS only: right for who serves the whole host."""
+    if request.is_secure:
+        response.headers.setdefault("Strict-Transport-Security", "max-age=31536000")
+    return response
 
 
 def seal(response: Response) -> Response:

@@ -11,6 +11,8 @@ from redis_queue.console.faults import Faults
 from redis_queue.delay import DelayQueue
 from redis_queue.inspector import AnyQueue, QueueRow, kind_of
 from redis_queue.keys import is_id
+from redis_queue.registry import Known
+from redis_queue.settings import Settings
 from redis_queue.web.desk import desk
 
 
@@ -21,8 +23,13 @@ def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
     if name is None and names and access.app is None and access.default_delay_queue not in names:
         name = names[0]
     if name is None and not names and access.app is None:
-        abort(404, f"There is no DelayQueue under the prefix {desk().inspector.prefix!r} yet.")
-    queue = access.delay_queue(name)
+        # There is none yet: an empty page says more than an error.
+        known = Settings()
+        first = Known("delay", access.default_delay_queue, known.max_deliveries, known.shards)
+        queue = desk().inspector.open(first)
+        assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
+    else:
+        queue = access.delay_queue(name)
     return queue, sorted({*names, queue.name})
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from flask import Blueprint, render_template
 
 from redis_queue.errors import InvalidNameError
-from redis_queue.inspector import kind_of
+from redis_queue.inspector import BROKEN, AnyQueue, kind_of
 from redis_queue.queue import RedisQueue
 from redis_queue.web import asked
 from redis_queue.web.desk import desk
@@ -54,6 +54,17 @@ def one() -> str:
         more=len(held) > ROWS,
         rows=ROWS,
         expired=inspector.expired(queue),
+        dispatched=_dispatched(queue),
         quarantined=queue.quarantined(limit=NEXT),
         now=inspector.now(),
     )
+
+
+def _dispatched(queue: AnyQueue) -> int | None:
+    """Return how many a dispatcher sent; None where no dispatcher ever did: then entries are acked."""
+    if isinstance(queue, RedisQueue):
+        return None
+    try:
+        return queue.dispatches().sent or None
+    except BROKEN:
+        return None

@@ -231,6 +231,21 @@ class TestMatching:
         assert "Nothing matches." in asked.text
 
 
+@pytest.mark.parametrize(
+    ("path", "verb", "kept"),
+    [
+        ("/scheduled?task=shop.remind&due_after=1h", "cancel", "/scheduled?queue=celery&task=shop.remind&due_after=1h"),
+        ("/dead?name=orders&reason=Timeout", "redrive", "/dead?name=orders&reason=Timeout"),
+        ("/dead", "redrive", "/dead"),
+    ],
+)
+def test_the_search_is_still_there_afterwards(path: str, verb: str, kept: str, writer: Browser) -> None:
+    asked = preview(writer, path, verb, matching="1")
+    assert kept in asked.links
+    answer = writer.post(asked.form("/act"))
+    assert (answer.status_code, answer.headers["Location"]) == (303, kept)
+
+
 class TestForms:
     def asked(self, browser: Browser) -> Form:
         page = preview(browser, "/scheduled", "reschedule", row=rows(browser, "/scheduled", "task-1"), when="5h")

@@ -97,11 +97,22 @@ class TestUsers:
         now[0] += guard.WRONG_IN + 1
         assert ask(USERS["ann"]) == 200
 
-    def test_addresses_do_not_fill_the_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(guard, "MOST_ADDRESSES", 3)
+    def test_one_user_does_not_lock_out_the_others_behind_a_proxy(self, open_dashboard: Open) -> None:
+        browser = open_dashboard(users={**USERS, "zoe": "another long one"})
+        for _ in range(guard.MOST_WRONG):
+            browser.raw("/audit", auth=("ann", "wrong one"))
+        assert browser.raw("/audit", auth=("ann", USERS["ann"])).status_code == 429
+        assert browser.raw("/audit", auth=("zoe", "another long one")).status_code == 200
+        assert browser.raw("/audit").status_code == 401
+
+    def test_addresses_and_names_do_not_fill_the_memory(
+        self, open_dashboard: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(guard, "MOST_REMEMBERED", 3)
         wrong = guard._Wrong()
         for number in range(20):
-            wrong.add(str(number))
+            wrong.add((str(number), "x"))
+            wrong.add(("10.0.0.1", str(number)))
         assert len(wrong._times) == 3
 
     @pytest.mark.parametrize(
@@ -247,17 +258,31 @@ class TestHeaders:
                 if tag == "script":
                     assert attributes == {"src": "/static/refresh.js", "defer": ""}
 
+    @pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example", ".", "a" * 300])
+    def test_what_is_no_host_name(self, host: str, open_dashboard: Open) -> None:
+        for options in ({}, {"hosts": ["localhost"]}):
+            answer = open_dashboard(**options).raw("/audit", headers={"Host": host})
+            assert answer.status_code == 400, options
+            assert answer.headers["Content-Security-Policy"]
+
+    def test_two_dashboards_on_one_host_have_a_cookie_each(self, open_dashboard: Open) -> None:
+        names = []
+        for port in (8055, 8056):
+            browser = open_dashboard(allow_write=True, headers={"Host": f"localhost:{port}"})
+            names.append(browser.raw("/scheduled").headers["Set-Cookie"].partition("=")[0])
+        assert names == ["redis_queue_session_8055", "redis_queue_session_8056"]
+
     def test_a_plain_connection(self, writer: Browser) -> None:
         answer = writer.raw("/scheduled")
-        assert "Strict-Transport-Security" not in answer.headers
         parts = {part.strip() for part in answer.headers["Set-Cookie"].split(";")[1:]}
-        assert parts == {"HttpOnly", "Path=/", "SameSite=Strict"}
+        assert parts == {"HttpOnly", "Path=/", "SameSite=Lax"}
 
     def test_tls(self, writer: Browser) -> None:
         answer = writer.raw("/scheduled", base_url="https://localhost")
-        assert answer.headers["Strict-Transport-Security"] == "max-age=31536000"
+        # That is for the application around it to say: it serves the rest of the host.
+        assert "Strict-Transport-Security" not in answer.headers
         parts = {part.strip() for part in answer.headers["Set-Cookie"].split(";")[1:]}
-        assert parts == {"Secure", "HttpOnly", "Path=/", "SameSite=Strict"}
+        assert parts == {"Secure", "HttpOnly", "Path=/", "SameSite=Lax"}
 
     def test_pages_that_offer_nothing_set_no_cookie(self, reader: Browser, app: Celery) -> None:
         assert [path for path in SCREENS if "Set-Cookie" in reader.raw(path).headers] == ["/workers"]

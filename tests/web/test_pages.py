@@ -78,12 +78,10 @@ class TestLooking:
 
     def test_an_empty_redis_without_an_app(self, client: redis.Redis) -> None:
         browser = Browser(dashboard(client))
-        for path in ("/scheduled", "/forecast"):
-            page = browser.open(path)
-            assert (page.status, "There is no DelayQueue under the prefix 'redis_queue' yet" in page.text) == (
-                404,
-                True,
-            )
+        assert {path: browser.open(path).status for path in SCREENS} == dict.fromkeys(SCREENS, 200)
+        assert "Nothing waits." in browser.get("/scheduled").text
+        assert "0 fall due" in browser.get("/forecast").text
+        assert client.dbsize() == 0
 
     def test_each_page_says_where_one_is(self, reader: Browser) -> None:
         for path in SCREENS:
@@ -259,6 +257,11 @@ class TestQueue:
                 break
             page = reader.get(following[0])
         assert seen == 120
+
+    def test_what_is_dispatched_is_not_acked(self, reader: Browser) -> None:
+        page = reader.get("/queue?kind=delay&name=celery").text
+        assert ("Dispatched 9" in page, "Acked" in page) == (True, False)
+        assert "Acked 0" in reader.get("/queue?kind=queue&name=orders").text
 
     def test_a_broken_one_is_told(self, reader: Browser) -> None:
         page = reader.get("/queue?kind=queue&name=broken")

@@ -9,38 +9,61 @@
   const paused = () => sessionStorage.getItem(PAUSED) === "1";
   const show = () => {
     button.textContent = paused() ? "Go on updating" : "Pause updates";
-    button.setAttribute("aria-pressed", String(paused()));
   };
   button.addEventListener("click", () => {
     sessionStorage.setItem(PAUSED, paused() ? "0" : "1");
     show();
   });
   show();
-  document.querySelector("header").append(button);
+  // It is there before it says anything, so that a screen reader hears of the change.
+  const stale = document.createElement("span");
+  stale.className = "stale";
+  stale.setAttribute("aria-live", "polite");
+  document.querySelector("header").append(button, stale);
+  let fresh = new Date();
+  const fail = () => {
+    const text = `not updated since ${fresh.toISOString().slice(11, 19)} UTC`;
+    if (stale.textContent !== text) stale.textContent = text;
+  };
 
+  const changed = (control) => {
+    if (control.type === "checkbox" || control.type === "radio") return control.checked !== control.defaultChecked;
+    if (control.tagName === "SELECT") {
+      const options = [...control.options];
+      const given = options.findIndex((option) => option.defaultSelected);
+      return control.selectedIndex !== Math.max(given, 0);
+    }
+    return control.value !== control.defaultValue;
+  };
   const busy = () => {
     const focused = document.activeElement;
     const typing = focused && main.contains(focused) && /^(INPUT|SELECT|TEXTAREA|BUTTON)$/.test(focused.tagName);
-    return typing || main.querySelector("tbody input:checked, .act input:checked") !== null || !getSelection().isCollapsed;
+    return typing || [...main.querySelectorAll("input, select, textarea")].some(changed) || !getSelection().isCollapsed;
   };
   const update = async () => {
     if (document.hidden || paused() || busy()) return;
     try {
       const answer = await fetch(location.href, { credentials: "same-origin", redirect: "error" });
-      if (!answer.ok) return;
-      const next = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
-      if (!next || busy()) return;
+      if (!answer.ok) return fail();
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const next = page.querySelector("main");
+      if (!next) return fail();
+      if (busy()) return;
       const focus = document.activeElement, places = [...main.querySelectorAll(".scroll")];
       const which = places.indexOf(focus), scrolled = places.map((place) => place.scrollLeft);
       const link = focus && main.contains(focus) ? focus.getAttribute("href") : null;
       const notes = main.querySelector(".notes");
       main.replaceChildren(...next.childNodes);
+      document.title = page.title;
+      fresh = new Date();
+      stale.textContent = "";
       if (notes) main.prepend(notes);
       main.querySelectorAll(".scroll").forEach((place, number) => { place.scrollLeft = scrolled[number] || 0; });
       const back = which >= 0 ? main.querySelectorAll(".scroll")[which] : link && main.querySelector(`a[href="${CSS.escape(link)}"]`);
       if (back) back.focus({ preventScroll: true });
     } catch {
       // It is tried again.
+      fail();
     }
   };
   setInterval(update, Number(main.dataset.refresh) * 1000);

@@ -101,7 +101,7 @@ class TestActions:
         self.choose(page, "task-1")
         page.get_by_role("button", name="Cancel…").click()
         page.get_by_role("link", name="Change nothing").click()
-        assert page.url.endswith("/scheduled")
+        assert page.url.endswith("/scheduled?queue=celery")
         assert DelayQueue("celery", filled).get("task-1") is not None
 
     def test_search_then_reschedule_all_that_match(self, scripts: bool, new_tab: NewTab, filled: redis.Redis) -> None:
@@ -229,6 +229,26 @@ class TestRefresh:
         assert page.evaluate("document.activeElement.value") == "half a wor"
         assert asked == []
 
+    def test_what_was_typed_stays_when_the_focus_goes(self, new_tab: NewTab, filled: redis.Redis) -> None:
+        page = self.open(new_tab, "/scheduled")
+        asked = fetched(page)
+        field = page.get_by_label("To", exact=True)
+        for act, undo in (
+            (lambda: field.fill("2h"), lambda: field.fill("")),
+            (
+                lambda: page.get_by_label("Show arguments").check(),
+                lambda: page.get_by_label("Show arguments").uncheck(),
+            ),
+        ):
+            act()
+            page.evaluate("document.activeElement.blur()")
+            page.clock.fast_forward(20_000)
+            assert page.evaluate("1") == 1
+            assert asked == []
+            undo()
+        page.evaluate("document.activeElement.blur()")
+        self.tick(page)
+
     def test_it_can_be_paused_for_all_pages(self, new_tab: NewTab, filled: redis.Redis) -> None:
         page = self.open(new_tab, "/dead")
         page.get_by_role("button", name="Pause updates").press("Enter")
@@ -251,10 +271,20 @@ class TestRefresh:
         tab = new_tab()
         tab.page.clock.install()
         page = tab.open("/dead")
+        rows, title = filled.hgetall("redis_queue:registry"), page.title()
         filled.set("redis_queue:registry", "no hash")
         self.tick(page)
+        expect(page.get_by_text("not updated since")).to_be_visible()
         expect(page.get_by_role("cell", name="Timeout", exact=True)).to_be_visible()
         wait_until(lambda: page.evaluate("1") and tab.complaints, description="the browser to tell the status")
+        assert "503" in tab.complaints.pop()
+        page.reload()
+        assert page.title() != title
+        filled.delete("redis_queue:registry")
+        filled.hset("redis_queue:registry", mapping=rows)
+        self.tick(page)
+        expect(page).to_have_title(title)
+        expect(page.get_by_text("not updated since")).to_have_count(0)
         assert "503" in tab.complaints.pop()
 
 
