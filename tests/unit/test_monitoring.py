@@ -66,6 +66,13 @@ def test_the_document_and_the_dashboard_name_nothing_else() -> None:
     assert asked == samples(), "the dashboard shows everything"
 
 
+def test_a_single_number_of_the_dashboard_is_that_of_now_and_all_are_of_the_chosen_job() -> None:
+    for panel in panels():
+        for target in panel["targets"]:
+            assert target.get("instant", False) == (panel["type"] == "stat")
+            assert target["expr"].count('{job=~"$job"') == len(re.findall(r"\bredis_queue_\w+", target["expr"]))
+
+
 def test_the_dashboard_has_no_two_panels_in_one_place() -> None:
     places = [
         (x, y)
