@@ -47,6 +47,11 @@ def _of_servers(nodes: list[Server], prefix: str) -> Iterator[Finding]:
     yield from run("exposure", access.exposure, nodes)
     yield from run("encryption", access.encryption, nodes)
     yield from run("permissions", access.permissions, [(node, prefix) for node in nodes])
+    for node in nodes:
+        if node.withheld:
+            names = ", ".join(sorted(node.withheld))
+            found = f"{node.label}this Redis has no {names}: what only that tells cannot be looked at here"
+            yield Finding("coverage", "ok", found, "ask your provider how it is set")
 
 
 def _of_queues(client: Client, nodes: list[Server], prefix: str) -> Iterator[Finding]:

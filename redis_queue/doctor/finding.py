@@ -37,16 +37,25 @@ def warning(found: str, advice: str, *, repairable: bool = False) -> Finding:
     return Finding("", "warning", found, advice, repairable)
 
 
+class WithheldError(StoreError):
+    """Whoever runs this Redis keeps the command to himself; that is told once, not by each check."""
+
+
 def run(name: str, check: Check[Subject], subjects: Iterable[Subject]) -> Iterator[Finding]:
     """Yield what *check* finds on all *subjects*, or that all is well.
 
-    What Redis does not let it see is a finding, too. Raises StoreUnavailableError.
+    What Redis does not let it see is a finding, too, but for a command that it does not have. Raises
+    StoreUnavailableError.
     """
     silent = True
     for subject in subjects:
-        for finding in _guarded(check, subject):
+        try:
+            for finding in _guarded(check, subject):
+                silent = False
+                yield replace(finding, check=name)
+        except WithheldError:
+            # Neither wrong nor known to be well.
             silent = False
-            yield replace(finding, check=name)
     if silent:
         yield Finding(name, "ok", (check.__doc__ or name).split("\n")[0].rstrip("."))
 
@@ -54,7 +63,7 @@ def run(name: str, check: Check[Subject], subjects: Iterable[Subject]) -> Iterat
 def _guarded(check: Check[Subject], subject: Subject) -> Iterator[Finding]:
     try:
         yield from check(subject)
-    except StoreUnavailableError:
+    except (StoreUnavailableError, WithheldError):
         raise
     except (WrongTypeError, SchemaError):
         # The checks of types and of the schema tell of these.

@@ -11,6 +11,8 @@ from typing import Any, Final
 import redis
 
 from redis_queue.connection import Client
+from redis_queue.doctor.finding import WithheldError
+from redis_queue.errors import StoreError
 from redis_queue.keys import Keys, Kind
 from redis_queue.scripts import Argument, BoundScript, Scripts
 
@@ -27,13 +29,20 @@ class Server:
     def __init__(self, client: redis.Redis, label: str = "") -> None:
         self._scripts = Scripts(client)
         self.label = label
+        self.withheld: set[str] = set()
         options = client.connection_pool.connection_kwargs
         self.host = None if "path" in options else str(options.get("host", "localhost"))
         self.tls = issubclass(client.connection_pool.connection_class, redis.SSLConnection)
 
     def command(self, *command: Argument) -> Any:
-        """Send a command; the errors are those of redis_queue."""
-        return self._scripts.command(*command)
+        """Send a command; the errors are those of redis_queue, and WithheldError for one that is not there."""
+        try:
+            return self._scripts.command(*command)
+        except StoreError as error:
+            if not str(error).lower().startswith("unknown command"):
+                raise
+            self.withheld.add(text(command[0]))
+            raise WithheldError(str(error)) from error
 
     @cached_property
     def info(self) -> dict[str, str]:

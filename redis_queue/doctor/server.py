@@ -15,6 +15,8 @@ FLOORS: Final = {
 }
 """Per line of versions the first patch without a known hole in scripts or the cluster bus."""
 
+PATCHED: Final = "unless your provider or distribution patches it"
+
 FULL, NEARLY_FULL = 0.95, 0.8
 
 SKEW_ERROR, SKEW_WARNING = 30.0, 1.0
@@ -33,9 +35,13 @@ def version(server: Server) -> Iterator[Finding]:
     line, floors = _numbers(shown)[:2], FLOORS[product]
     if line in floors and _numbers(shown)[2] < floors[line]:
         fixed = f"{line[0]}.{line[1]}.{floors[line]}"
-        yield warning(f"{server.label}{product} {shown} lacks security fixes", f"upgrade to {fixed} or later")
+        yield warning(
+            f"{server.label}{product} {shown} lacks security fixes", f"upgrade to {fixed} or later, {PATCHED}"
+        )
     elif line not in floors and line < max(floors):
-        yield warning(f"{server.label}{product} {shown} gets no security fixes any more", "upgrade to a newer line")
+        yield warning(
+            f"{server.label}{product} {shown} gets no security fixes any more", f"upgrade to a newer line, {PATCHED}"
+        )
 
 
 def eviction(server: Server) -> Iterator[Finding]:

@@ -196,6 +196,16 @@ def test_what_may_not_be_looked_at_is_told(stage: Stage, limited: Limit) -> None
     assert found["coverage"].found.startswith("only queues in the registry were looked at")
 
 
+def test_what_a_provider_keeps_to_himself_is_told_once() -> None:
+    commands = ("--rename-command", "CONFIG", "")
+    with RedisServer(*commands, tcp=True, aof="everysec") as server, server.client() as client:
+        findings = examine(client)
+    told = [finding for finding in findings if "CONFIG" in finding.found]
+    assert [(finding.check, finding.severity) for finding in told] == [("coverage", "ok")]
+    assert {finding.check for finding in findings if finding.severity != "ok"} <= {"version"}
+    assert {"persistence", "script limit", "exposure"}.isdisjoint(finding.check for finding in findings)
+
+
 def test_nothing_may_be_looked_at(stage: Stage, limited: Limit) -> None:
     findings = examine(limited("+ping"))
     assert {finding.severity for finding in findings if finding.check != "encryption"} == {"warning"}
