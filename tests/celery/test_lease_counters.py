@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
 
+from redis_queue.celery.leases import counters as counters_module
 from redis_queue.celery.leases.counters import Counters, LeaseCounters, read
 from redis_queue.keys import counters
 from redis_queue.translation import RedisErrors
@@ -61,3 +64,15 @@ def test_a_broker_that_is_away_is_an_error() -> None:
     app = Celery("tests", broker=f"redis://{HOST}:1/0", set_as_current=False)
     with pytest.raises((OperationalError, *RedisErrors)):
         read(app)
+
+
+def test_a_broker_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in counters_module.PATIENCE:
+        monkeypatch.setitem(counters_module.PATIENCE, name, 0.2)
+    with RedisServer() as server:
+        app = app_on(server)
+        server.pause()
+        began = time.monotonic()
+        with pytest.raises((OperationalError, *RedisErrors)):
+            read(app)
+        assert time.monotonic() - began < 8

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.request import urlopen
@@ -18,6 +19,7 @@ from celery import Celery
 
 from redis_queue import RedisQueue
 from redis_queue.celery.leases.counters import Counters
+from redis_queue.cli import metrics
 from tests.cli.conftest import Run
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
@@ -92,6 +94,16 @@ def test_a_port_that_is_taken_is_one_clear_line(run: Run, client: redis.Redis) -
     assert done.exit_code == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"Error: cannot listen on {HOST}:{port}: ")
+
+
+def test_a_redis_that_hangs_is_told_before_prometheus_gives_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "PATIENCE", 0.2)
+    with RedisServer() as server:
+        server.pause()
+        began = time.monotonic()
+        done = run("metrics", "--once", "--url", server.url)
+    assert "redis_queue_up 0.0" in done.stdout
+    assert time.monotonic() - began < 8
 
 
 @pytest.mark.parametrize("bind", ["no such host", "203.0.113.1", "\x1b[2J", "a" * 300])

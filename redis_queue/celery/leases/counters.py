@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 Name = Literal["lost", "restored", "dead", "dropped"]
 
+PATIENCE: Final = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0}
+"""Seconds for whoever only looks: a scrape has to end."""
+
 _READER: Final = "redis_queue_lease_counters"
 
 
@@ -72,9 +75,10 @@ def read(app: Celery) -> LeaseCounters | None:
     """
     found: Counters | None = vars(app).get(_READER)
     if found is None:
-        with app.connection_for_read() as connection:
+        with app.connection_for_read(transport_options=PATIENCE) as connection:
             if connection.transport.driver_type != "redis":
                 return None
-            found = Counters.of(connection.default_channel)
+            # Not the default channel, which is tried for as long as a worker would.
+            found = Counters.of(connection.channel())
         setattr(app, _READER, found)
     return found.read()
