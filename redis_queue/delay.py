@@ -11,7 +11,7 @@ from redis_queue.batches import CHUNK, MANY, check_limit, chunks, gap_ms
 from redis_queue.delay_model import Delivery, Leadership, Moved
 from redis_queue.delay_store import OUTCOMES, DelayStore
 from redis_queue.dispatching import DispatcherRow, Dispatches
-from redis_queue.errors import InvalidValueError
+from redis_queue.errors import InvalidValueError, StoreError
 from redis_queue.keys import check_id
 from redis_queue.leasing import Shard
 from redis_queue.model import Entry, Lease, PutBack
@@ -34,7 +34,8 @@ class DelayQueue(DelayStore):
         """Take up to *limit* (1 to 500) due entries under a lease; :meth:`ack` or :meth:`release` them.
 
         *older_than*: only those due for at least so long; *within*: only those that fell due so recently (0: however
-        long ago). Without an ack they are due again when the lease ends and :meth:`put_back` has run.
+        long ago). Without an ack they are due again when the lease ends and :meth:`put_back` has run. A broken shard
+        keeps no other from it; its error is raised where nothing was claimed, else logged.
         """
         check_limit(limit, CHUNK)
         age, recent = duration_ms(older_than, name="older_than"), duration_ms(within, name="within")
@@ -49,15 +50,19 @@ class DelayQueue(DelayStore):
 
     def _claim_all(self, limit: int, age: int, within: int) -> builtins.list[Entry]:
         entries: builtins.list[Entry] = []
+
+        def fill(shard: Shard) -> None:
+            again = True
+            while again and len(entries) < limit:
+                found, again = self._claim(shard, limit - len(entries), age, within)
+                entries.extend(found)
+
         # Each call begins with another shard, so that a busy one cannot starve the rest.
         self._turn += 1
-        for offset in range(len(self._shards)):
-            shard = self._shards[(self._turn + offset) % len(self._shards)]
-            while len(entries) < limit:
-                found, again = self._claim(shard, limit - len(entries), age, within)
-                entries += found
-                if not again:
-                    break
+        first = self._turn % len(self._shards)
+        _, errors = self._rounds.over([*self._shards[first:], *self._shards[:first]], fill)
+        # Nobody else would have what was claimed before its lease ends.
+        self._rounds.settle("claim from", errors, done=bool(entries))
         return entries
 
     def ack(self, entry: Entry) -> bool:
@@ -101,11 +106,16 @@ class DelayQueue(DelayStore):
     def pop(self, limit: int = 1, *, older_than: Seconds = 0) -> builtins.list[Entry]:
         """Take up to *limit* due entries for good, for those who want data: a claim and an ack.
 
-        A crash between the two, or after them, may lose nothing: what was not acked is due again after its lease.
+        At most once from the ack on: what was acked is lost with who crashes before it has worked on it, or with an
+        ack whose every reply was lost, which raises StoreUnavailableError. What was not acked is due again after its
+        lease. For at least once, :meth:`claim`, work, then :meth:`ack`.
         """
         entries = self.claim(limit, older_than=older_than)
-        kept = self.ack_many(entries)
-        return [entry for entry, mine in zip(entries, kept, strict=True) if mine]
+        kept, errors = self._flags(entries, lambda shard, part: shard.ack(part))
+        popped = [entry for entry, mine in zip(entries, kept, strict=True) if mine]
+        # What was acked is nowhere else any more.
+        self._rounds.settle("ack in", errors, done=bool(popped))
+        return popped
 
     def move_due(self, limit: int = MANY) -> int:
         """Move up to *limit* due entries into the lists that they name, each in one atomic step; return how many.
@@ -124,7 +134,9 @@ class DelayQueue(DelayStore):
         """
         recent = duration_ms(within, name="within")
         total = Moved()
-        for shard in self._shards:
+
+        def move(shard: Shard) -> None:
+            nonlocal total
             offset, left = 0, limit - total.moved
             while left > 0:
                 size = min(left, CHUNK)
@@ -143,6 +155,9 @@ class DelayQueue(DelayStore):
                 if seen < size:
                     total = total.due_next(next_in)
                     break
+
+        moved, errors = self._rounds.over(self._shards, move)
+        self._rounds.settle("move from", errors, done=bool(moved))
         return total
 
     def deliver(self, rows: Sequence[Delivery]) -> builtins.list[bool | None]:
@@ -164,9 +179,14 @@ class DelayQueue(DelayStore):
     def bury_overdue(self, older_than: Seconds, *, reason: str) -> int:
         """Make dead letters of all that have been due for longer than *older_than*; return how many."""
         age, text, total = duration_ms(older_than, name="older_than"), reason.encode(errors="replace"), 0
-        for shard in self._shards:
+
+        def bury(shard: Shard) -> None:
+            nonlocal total
             while found := shard.run("delay/bury", now=shard.clock(), older_than=age, limit=CHUNK, reason=text):
                 total += found
+
+        buried, errors = self._rounds.over(self._shards, bury)
+        self._rounds.settle("bury in", errors, done=bool(buried))
         return total
 
     def note_dispatches(
@@ -188,13 +208,20 @@ class DelayQueue(DelayStore):
         return Leadership(bool(mine), leader.decode(errors="replace"), max(0, left) / 1000)
 
     def put_back(self, limit: int = MANY) -> PutBack:
-        """Make due again what up to *limit* expired leases hold; any number of callers may do so at once."""
-        left = check_limit(limit, MANY)
+        """Make due again what up to *limit* expired leases hold; any number of callers may do so at once.
+
+        A broken shard keeps no other from it; its error is raised where nothing was put back, else logged.
+        """
+        check_limit(limit, MANY)
         total = PutBack()
-        for shard in self._shards:
-            done = shard.put_back(left) if left > 0 else PutBack()
-            left -= done.returned + done.dead
-            total += done
+
+        def put_back(shard: Shard) -> None:
+            nonlocal total
+            left = limit - total.returned - total.dead
+            total += shard.put_back(left) if left > 0 else PutBack()
+
+        _, errors = self._rounds.over(self._shards, put_back)
+        self._rounds.settle("put back in", errors, done=total != PutBack())
         return total
 
     def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None) -> int:
@@ -249,11 +276,24 @@ class DelayQueue(DelayStore):
     def _each(
         self, entries: Sequence[Entry], call: Callable[[Shard, Sequence[Entry]], Sequence[bool]]
     ) -> builtins.list[bool]:
+        flags, errors = self._flags(entries, call)
+        self._rounds.settle("settle in", errors, done=False)
+        return flags
+
+    def _flags(
+        self, entries: Sequence[Entry], call: Callable[[Shard, Sequence[Entry]], Sequence[bool]]
+    ) -> tuple[builtins.list[bool], Sequence[StoreError]]:
+        """Return what *call* says of each of *entries*, False where a shard broke, and the errors."""
         flags = [False] * len(entries)
-        for shard, group in self._grouped([entry.id for entry in entries]):
+        groups = dict(self._grouped([entry.id for entry in entries]))
+
+        def settle(shard: Shard) -> None:
+            group = groups[shard]
             for index, flag in zip(group, call(shard, [entries[index] for index in group]), strict=True):
                 flags[index] = flag
-        return flags
+
+        _, errors = self._rounds.over(groups, settle)
+        return flags, errors
 
 
 _NO, _YES = b"01"

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from redis_queue.batches import CHUNK, check_limit, check_offset
 from redis_queue.codec import UnreadableError
 from redis_queue.connection import Client, connect
+from redis_queue.delay_rounds import Rounds
 from redis_queue.dispatch_log import DispatchLog
 from redis_queue.dispatching import DispatcherRow, Dispatches, Minute
 from redis_queue.errors import InvalidDelayError, InvalidValueError
@@ -52,6 +53,7 @@ class DelayView:
         self._registered = False
         self._shards = [Shard(self._scripts, key, self.settings, listed=False, clock=clock) for key in keys]
         self._log = DispatchLog(self._scripts, self._shards[0])
+        self._rounds = Rounds(name, self.client)
         self._turn = 0
 
     def __repr__(self) -> str:
@@ -167,7 +169,8 @@ class DelayView:
 
     def due_in(self) -> float:
         """Return the seconds until the next entry is due by the server's clock; 0 if one is, inf if none waits."""
-        found = [shard.run("delay/head", now=shard.clock()) for shard in self._shards]
+        found, errors = self._rounds.over(self._shards, lambda shard: shard.run("delay/head", now=shard.clock()))
+        self._rounds.settle("ask", errors, done=bool(found))
         return min((left / 1e6 for left in found if left >= 0), default=math.inf)
 
     def leader(self) -> str | None:

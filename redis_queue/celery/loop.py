@@ -121,8 +121,9 @@ class DispatchLoop:
         self._wake.listen()
         if now - self._put_back_at >= self._queue.settings.lease_ms / 1000:
             # What a dispatcher held that died between its claim and its ack; not every app has the beat task for it.
-            self._queue.put_back()
+            # Where that fails for one shard, it must not come before each dispatch.
             self._put_back_at = now
+            self._queue.put_back()
         done = self._dispatcher.run(RUN, due=self._due)
         self.total += done
         self._notes.add(done)

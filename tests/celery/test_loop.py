@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+import redis
 
 from redis_queue import DelayQueue
 from redis_queue.celery import DelayedTasks, DispatchLoop
@@ -39,3 +40,28 @@ def test_what_a_dead_dispatcher_held_is_sent_without_the_beat_task(
         loop.stop()
         thread.join()
     assert broker.take_ids(app.conf.task_default_queue) == [result.id]
+
+
+def test_a_broken_shard_keeps_no_other_from_being_dispatched(
+    broker: Broker, redis_url: str, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = broker.app(redis_queue_url=redis_url, redis_queue_shards=3)
+    delayed = DelayedTasks(app)
+    ids = {app.send_task("shop.remind", countdown=60).id for _ in range(20)}
+    shards = delayed.queue._shards
+    broken = {id_ for id_ in ids if delayed.queue._shard(id_) is shards[0]}
+    # A put-back, which a leader begins with, a claim and a move cannot do without them.
+    for key in (shards[0].keys.in_flight, shards[0].keys.errors):
+        client.set(key, "something else")
+    for id_ in ids:
+        assert delayed.run_now(id_)
+    loop = DispatchLoop(app)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        wait_until(lambda: loop.total.sent == len(ids - broken), description="the others to be sent")
+        wait_until(lambda: "cannot" in caplog.text and "another Redis type" in caplog.text, description="a warning")
+    finally:
+        loop.stop()
+        thread.join()
+    assert set(broker.take_ids(app.conf.task_default_queue)) == ids - broken

@@ -138,10 +138,11 @@ class DelayMachine(Machine):
     @precondition(lambda self: self.due() and self.readable_ids() == self.placed_ids())
     def claim_broken_off(self) -> None:
         """Claim where Redis refuses to record who has what."""
-        turn, shards = self.turn(), self.model.shards
+        self.turn()
         self.break_off(self.queue.claim)
-        order = (shards[(turn + offset) % len(shards)] for offset in range(len(shards)))
-        next(shard for shard in order if shard.due(self.clock.now)).meta["claims"] += 1
+        for shard in self.model.shards:
+            if shard.due(self.clock.now):
+                shard.meta["claims"] += 1
 
     @rule(limit=limits, age=ages, loss=losses)
     @precondition(lambda self: self.due() and self.seldom())
