@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Literal
 
-from redis_queue.batches import CHUNK, MANY, check_limit, chunks, gap_ms
-from redis_queue.delay_model import Delivery, Leadership, Moved
+from redis_queue.batches import CHUNK, MANY, MAX_CALL_BYTES, check_limit, gap_ms
+from redis_queue.delay_model import MAX_FIELDS, Delivery, Leadership, Moved
 from redis_queue.delay_store import OUTCOMES, DelayStore
 from redis_queue.dispatching import DispatcherRow, Dispatches
 from redis_queue.errors import InvalidValueError, StoreError
@@ -164,14 +164,15 @@ class DelayQueue(DelayStore):
         """Finish claimed entries and push what they became into lists of this Redis, each in one atomic step.
 
         True: delivered. False: the lease was lost, nothing happened. None: a list is no list, or Redis is full; the
-        entry is still held. Raises ConfigurationError on Cluster.
+        entry is still held. Raises ConfigurationError on Cluster, InvalidValueError for an entry with more lists and
+        expiring keys than :data:`redis_queue.delay_model.MAX_LISTS`.
         """
         self._check_one_server("deliver")
         flags: builtins.list[bool | None] = [None] * len(rows)
+        fields = [row.fields() for row in rows]
         for shard, group in self._grouped([row.entry.id for row in rows]):
-            for part in chunks(group, DELIVERIES):
-                fields = [field for index in part for field in rows[index].fields()]
-                reply = shard.call("delay/deliver", more=fields)
+            for part in _deliveries(group, rows, fields):
+                reply = shard.call("delay/deliver", more=[field for index in part for field in fields[index]])
                 for index, flag in zip(part, reply, strict=True):
                     flags[index] = OUTCOMES[flag]
         return flags
@@ -296,6 +297,25 @@ class DelayQueue(DelayStore):
         return flags, errors
 
 
+def _deliveries(
+    group: Sequence[int], rows: Sequence[Delivery], fields: Sequence[Sequence[Any]]
+) -> Iterator[builtins.list[int]]:
+    """Yield the positions in *group* in parts that one call takes."""
+    part: builtins.list[int] = []
+    width = size = 0
+    for index in group:
+        stored = len(rows[index].element) * len(rows[index].lists)
+        full = len(part) == DELIVERIES or width + len(fields[index]) > MAX_FIELDS or size + stored > MAX_CALL_BYTES
+        if part and full:
+            yield part
+            part, width, size = [], 0, 0
+        part.append(index)
+        width += len(fields[index])
+        size += stored
+    if part:
+        yield part
+
+
 _NO, _YES = b"01"
 DELIVERIES: Final = 200
-"""Most deliveries in one call: each takes seven arguments or more, and Lua unpacks no more than 8,000 at once."""
+"""Most deliveries in one call."""

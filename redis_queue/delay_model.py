@@ -6,12 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from redis_queue.dispatching import NO_LATENESS, Lateness
+from redis_queue.errors import InvalidValueError
 from redis_queue.leasing import pairs
 from redis_queue.model import Entry
 from redis_queue.times import Seconds
+
+MAX_FIELDS: Final = 3000
+"""Most arguments in one call of a script, which keeps it short: Lua unpacks fewer than 8,000 at once."""
+
+MAX_LISTS: Final = MAX_FIELDS - 10
+"""Most lists, and keys that expire, of one :class:`Delivery`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,9 @@ class Delivery:
     expiring: Sequence[str] = ()
 
     def fields(self) -> list[Any]:
-        """Return what the script takes."""
+        """Return what the script takes. Raises InvalidValueError for more than MAX_LISTS lists and expiring keys."""
+        if len(self.lists) + len(self.expiring) > MAX_LISTS:
+            raise InvalidValueError(f"{self.entry.id!r} goes to {len(self.lists)} lists: give at most {MAX_LISTS}")
         id_, token = pairs([self.entry])
         return [id_, token, self.element, self.ttl_ms, len(self.lists), *self.lists, len(self.expiring), *self.expiring]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import redis
 
-from redis_queue import DelayQueue, Entry, EntryExistsError, PutBack
-from redis_queue.batches import CHUNK
-from redis_queue.delay_model import Push
+from redis_queue import DelayQueue, Entry, EntryExistsError, InvalidValueError, PutBack
+from redis_queue.batches import CHUNK, MAX_CALL_BYTES
+from redis_queue.delay_model import MAX_LISTS, Delivery, Push
 from redis_queue.keys import Keys
 from redis_queue.registry import Known, Registry
 from redis_queue.scripts import Scripts
@@ -481,6 +481,37 @@ class TestMoveDue:
         assert timed.move_due() == 1
         assert not timed.ack(entry)
         assert keys_left(client) == [b"list"]
+
+
+class TestDeliver:
+    def test_many_that_go_to_many_lists_arrive(self, make: Callable[..., DelayQueue], client: redis.Redis) -> None:
+        timed = make()
+        timed.push_many(range(CHUNK))
+        lists = [f"list{number}" for number in range(40)]
+        rows = [Delivery(entry, str(entry.payload).encode(), lists) for entry in timed.claim(CHUNK)]
+        assert timed.deliver(rows) == [True] * CHUNK
+        arrived = [str(number).encode() for number in reversed(range(CHUNK))]
+        assert {name: client.lrange(name, 0, -1) == arrived for name in lists} == dict.fromkeys(lists, True)
+        assert keys_left(client) == sorted(name.encode() for name in lists)
+
+    def test_one_that_goes_to_more_lists_than_a_call_takes_is_refused(self, make: Callable[..., DelayQueue]) -> None:
+        timed = make()
+        timed.push_many([1, 2])
+        small, wide = timed.claim(2)
+        lists = [f"list{number}" for number in range(MAX_LISTS)]
+        with pytest.raises(InvalidValueError, match=f"goes to {MAX_LISTS + 1} lists: give at most {MAX_LISTS}"):
+            timed.deliver([Delivery(small, b"x", ["list"]), Delivery(wide, b"x", [*lists, "list"])])
+        assert timed.stats().in_flight == 2
+        assert timed.deliver([Delivery(small, b"x", ["list"]), Delivery(wide, b"x", lists)]) == [True, True]
+
+    def test_much_goes_in_several_calls(self, make: Callable[..., DelayQueue], client: redis.Redis) -> None:
+        timed = make()
+        timed.push_many(range(9))
+        rows = [Delivery(entry, b"x" * (MAX_CALL_BYTES // 8), ["one", "two"]) for entry in timed.claim(9)]
+        timed.deliver(rows[:1])
+        before = calls(client)
+        assert timed.deliver(rows[1:]) == [True] * 8
+        assert calls(client) - before == 2
 
 
 class TestDeadLetters:

@@ -111,6 +111,20 @@ class TestAMessage:
         assert message.delivery_info["exchange"] == events
         assert message.delivery_info["routing_key"] == "order.late"
 
+    @pytest.mark.parametrize("most", [3, 2], ids=["in one step", "to more than one step takes"])
+    def test_goes_to_all_queues_of_its_exchange(
+        self, app: Celery, broker: Broker, queue: DelayQueue, monkeypatch: pytest.MonkeyPatch, most: int
+    ) -> None:
+        monkeypatch.setattr("redis_queue.celery.brokers.redis.MAX_LISTS", most)
+        events, names = broker.name("events"), [broker.name(f"mail{number}") for number in range(3)]
+        for name in names:
+            broker.bind(name, events, "order.late")
+        ids = [push_task(queue, "shop.remind", exchange=events, routing_key="order.late") for _ in range(2)]
+
+        assert Dispatcher(app, queue).run_once() == Dispatched(sent=2)
+
+        assert [broker.take_ids(name) for name in names] == [ids] * 3
+
     def test_goes_through_the_topic_exchange_of_its_queue(self, broker: Broker, queue: DelayQueue) -> None:
         mail, events = broker.name("mail"), broker.name("events")
         app = broker.app(task_queues=[declared(mail, exchange_of(events, "topic"), routing_key="order.*")])

@@ -15,7 +15,7 @@ from redis_queue.celery.entities import build, lifetime_ms
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.lists import ListNames
 from redis_queue.connection import Client
-from redis_queue.delay_model import Delivery
+from redis_queue.delay_model import MAX_LISTS, Delivery
 from redis_queue.keeper import client_of
 from redis_queue.model import Entry
 
@@ -74,6 +74,8 @@ class RedisBroker(Broker):
         if lists is None:
             return None
         ttl, expiring = self._lifetime(envelope, lists)
+        if len(lists) + len(expiring) > MAX_LISTS:
+            return None
         return Delivery(entry, envelope.element(str(uuid4())).encode(), lists, ttl, expiring)
 
     def lists(self, envelope: Envelope) -> list[str] | None:
