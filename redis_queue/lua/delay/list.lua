@@ -16,6 +16,14 @@ local low, high, limit, after_due, after_id = ARGV[1], ARGV[2], tonumber(ARGV[3]
 
 -- A due time that was edited may lie before the epoch or between two milliseconds; a cursor tells neither.
 local function told(due) return math.max(0, math.floor(due)) end
+-- A sorted set compares bytes. Lua's own < goes by the server's locale.
+local function behind(id, other)
+  for i = 1, math.min(#id, #other) do
+    local mine, its = string.byte(id, i), string.byte(other, i)
+    if mine ~= its then return mine > its end
+  end
+  return #id > #other
+end
 local first = redis.call('ZCOUNT', waiting, '-inf', '(' .. low)
 local stop = redis.call('ZCOUNT', waiting, '-inf', '(' .. high)
 local last = after_due ~= '' and redis.call('ZSCORE', waiting, after_id)
@@ -27,7 +35,7 @@ elseif after_due ~= '' then
   local right = redis.call('ZCOUNT', waiting, '-inf', string.format('(%.0f', after_due + 1))
   while left < right do
     local middle = math.floor((left + right) / 2)
-    if redis.call('ZRANGE', waiting, middle, middle)[1] > after_id then right = middle else left = middle + 1 end
+    if behind(redis.call('ZRANGE', waiting, middle, middle)[1], after_id) then right = middle else left = middle + 1 end
   end
   first = math.max(first, left)
 end

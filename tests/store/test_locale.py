@@ -1,0 +1,79 @@
+"""A server with a locale of its own: pages are in the order of the sorted set, which is that of bytes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from redis_queue import DelayQueue
+from redis_queue.delay_model import Push
+from redis_queue.scripts import load
+from tests.support.clock import Clock
+from tests.support.locales import environment_with_locale
+from tests.support.servers import RedisServer
+
+NAMES = [
+    f"{word}{number}" for number in range(5) for word in ("Order-", "order-", "ORDER:", "_x", "cart.", "cart", "é")
+]
+
+
+@pytest.fixture
+def english(tmp_path: Path) -> Iterator[redis.Redis]:
+    """A client of a server for which "a" comes before "B"."""
+    environment = environment_with_locale(tmp_path)
+    with RedisServer(environment=environment) as server, server.client() as client:
+        assert not environment or client.eval("return 'a' < 'B' and 1 or 0", 0)
+        yield client
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_pages_show_everything_once(english: redis.Redis, clock: Clock, shards: int) -> None:
+    timed = DelayQueue("timed", english, clock=clock, shards=shards)
+    timed.push_many([Push(None, id=name, delay=60) for name in NAMES])
+    seen: list[str] = []
+    after = None
+    while page := timed.list(after=after, limit=3):
+        seen += [entry.id for entry in page]
+        after = timed.cursor(page[-1])
+        assert len(seen) <= len(NAMES)
+    assert seen == sorted(NAMES, key=str.encode)
+
+
+def test_a_page_goes_on_behind_one_that_is_gone(english: redis.Redis, clock: Clock) -> None:
+    timed = DelayQueue("timed", english, clock=clock)
+    order = sorted(NAMES, key=str.encode)
+    for number, gone in enumerate(order):
+        timed.push_many([Push(None, id=name, delay=60) for name in NAMES])
+        entry = timed.get(gone)
+        assert entry is not None
+        timed.cancel(gone)
+        assert [entry.id for entry in timed.list(after=timed.cursor(entry))] == order[number + 1 :]
+
+
+def test_the_script_compares_as_a_sorted_set_does(client: redis.Redis) -> None:
+    function = re.search(r"^local function behind.*?^end$", load("delay/list").source, re.MULTILINE | re.DOTALL)
+    assert function
+    texts = [
+        b"",
+        b"a",
+        b"A",
+        b"B",
+        b"_",
+        b"-",
+        b"aa",
+        b"a\0",
+        b"a\xff",
+        b"\xff",
+        b"\x00",
+        "é".encode(),
+        b"Order",
+        b"order",
+    ]
+    for one, other in itertools.product(texts, repeat=2):
+        behind = client.eval(f"{function[0]} return behind(ARGV[1], ARGV[2]) and 1 or 0", 0, one, other)
+        assert bool(behind) == (one > other), (one, other)
