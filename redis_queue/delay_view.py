@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import math
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -76,7 +77,8 @@ class DelayView:
 
         Left out are those that cannot be read, and those that are due after the end of the calendar. *after* is
         :meth:`cursor` of the last entry seen; pages stay stable while others come and go. What cannot be read does not
-        end a page: it is read over, 500 a round trip where there is much of it.
+        end a page: it is read over, 500 a round trip where there is much of it. Large entries come in round trips of
+        about a MiB from each shard, so that a page of them blocks Redis no longer than others.
         """
         check_limit(limit, CHUNK)
         after_due, after_id = _read_cursor(after) if after is not None else ("", b"")
@@ -85,11 +87,11 @@ class DelayView:
         entries: builtins.list[Entry] = []
         size = limit
         while len(entries) < limit:
-            rows = self._rows(low, high, size, after_due, after_id)
+            rows, more = self._rows(low, high, size, after_due, after_id)
             found = (self._entry(shard, row, None) for shard, row in rows)
             readable = [entry for entry in found if entry is not None]
             entries += readable
-            if len(rows) < size:
+            if not more:
                 break
             # On behind the last row, readable or not. An empty page would mean that nothing follows.
             after_id, _, after_due, _ = rows[-1][1]
@@ -217,16 +219,23 @@ class DelayView:
 
     def _rows(
         self, low: int | str, high: int | str, limit: int, after_due: int | str, after_id: bytes
-    ) -> builtins.list[tuple[Shard, Sequence[Any]]]:
-        """Return the next rows (id, deliveries, due, record) of all shards, by due time, then id."""
+    ) -> tuple[builtins.list[tuple[Shard, Sequence[Any]]], bool]:
+        """Return the next rows (id, deliveries, due, record) of all shards by due time, then id, and if more follow."""
         rows: builtins.list[tuple[Shard, Sequence[Any]]] = []
+        ends: builtins.list[tuple[int, bytes]] = []
         for shard in self._shards:
-            reply = iter(
-                shard.run("delay/list", low=low, high=high, limit=limit, after_due=after_due, after_id=after_id)
+            cut, *found = shard.run(
+                "delay/list", low=low, high=high, limit=limit, after_due=after_due, after_id=after_id
             )
+            reply = iter(found)
             rows += [(shard, row) for row in zip(reply, reply, reply, reply, strict=True)]
-        rows.sort(key=lambda found: (found[1][2], found[1][0]))
-        return rows[:limit]
+            if cut:
+                ends.append(_order(rows[-1]))
+        rows.sort(key=_order)
+        if ends:
+            # Behind the last row of a shard that stopped early others of it would come first.
+            rows = rows[: bisect_right(rows, min(ends), key=_order)]
+        return rows[:limit], bool(ends) or len(rows) >= limit
 
     def _entry(self, shard: Shard, row: Sequence[Any], lease: Lease | None) -> Entry | None:
         raw_id, deliveries, due, record = row
@@ -241,6 +250,11 @@ class DelayView:
 
     def _shard(self, id_: str) -> Shard:
         return self._shards[zlib.crc32(id_bytes(id_)) % len(self._shards)]
+
+
+def _order(found: tuple[Shard, Sequence[Any]]) -> tuple[int, bytes]:
+    id_, _, due, _ = found[1]
+    return due, id_
 
 
 def _read_cursor(text: str) -> tuple[int, bytes]:

@@ -288,6 +288,19 @@ class TestLook:
 
         assert calls(client) - before == timed.settings.shards
 
+    def test_a_page_of_large_entries_comes_in_several_round_trips(self, timed: DelayQueue, client: redis.Redis) -> None:
+        timed.push_many([Push("x" * 200_000, id=f"{number:02}", delay=number // 2) for number in range(40)])
+        timed.list(limit=1)
+        before = calls(client)
+
+        assert ids(timed.list()) == [f"{number:02}" for number in range(40)]
+
+        # Six of them make a MiB; the last look finds the end.
+        assert 40 / 6 <= calls(client) - before <= (40 / 6 + 1) * timed.settings.shards**2
+        assert ids(timed.list(limit=9, after=timed.cursor(timed.list(limit=9)[-1]))) == [
+            f"{number:02}" for number in range(9, 18)
+        ]
+
     def test_iteration_goes_over_all_pages(self, timed: DelayQueue) -> None:
         timed.push_many([Push(number, delay=number // 300) for number in range(1300)])
         assert [entry.payload for entry in timed] == list(range(1300))

@@ -9,10 +9,12 @@
 -- ARGV[4] after_due  go on behind this due time, ms; "" = from the start
 -- ARGV[5] after_id   and this id
 --
--- Returns {id, deliveries, due time, record or "", ...}
+-- Returns {1 if it stopped before its limit, id, deliveries, due time, record or "", ...}
+-- Stops after the entry that makes 1 MiB: a page of large entries must not keep Redis from others.
 -- O(log waiting ^ 2 + limit)
 local records, waiting, leases = KEYS[1], KEYS[2], KEYS[3]
 local low, high, limit, after_due, after_id = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local MAX_BYTES = 1048576
 
 -- A due time that was edited may lie before the epoch or between two milliseconds; a cursor tells neither.
 local function told(due) return math.max(0, math.floor(due)) end
@@ -39,7 +41,7 @@ elseif after_due ~= '' then
   end
   first = math.max(first, left)
 end
-local reply = {}
+local reply, bytes = {0}, 0
 if first >= stop then return reply end
 local found = redis.call('ZRANGE', waiting, first, math.min(first + limit, stop) - 1, 'WITHSCORES')
 for i = 1, #found, 2 do
@@ -47,6 +49,12 @@ for i = 1, #found, 2 do
   reply[#reply + 1] = id
   reply[#reply + 1] = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
   reply[#reply + 1] = told(found[i + 1])
-  reply[#reply + 1] = redis.call('HGET', records, id) or ''
+  local record = redis.call('HGET', records, id) or ''
+  reply[#reply + 1] = record
+  bytes = bytes + #record
+  if bytes >= MAX_BYTES and i + 1 < #found then
+    reply[1] = 1
+    break
+  end
 end
 return reply
