@@ -51,7 +51,8 @@ class DelayStore(DelayView):
         """Store *payload* until *delay* has passed or *due_at* (aware) is reached; return its id.
 
         Neither means due now. An *id* that is there already is replaced (a debounce; who holds it loses the lease),
-        kept as it is, or refused with EntryExistsError. *destination* names a list for :meth:`move_due`.
+        kept as it is, or refused with EntryExistsError. *destination* names a list for :meth:`move_due`. Raises
+        ConfigurationError where the queue was opened with another number of shards than it has.
         """
         item = Push(payload, delay, due_at, id, headers, destination)
         return self.push_many([item], on_conflict=on_conflict)[0]
@@ -81,6 +82,7 @@ class DelayStore(DelayView):
         """
         id_, _, _, record = self._row(item, iter(()))
         shard = self._shard(id_)
+        self._register()
         new, stored = shard.run(
             "dead/add",
             now=shard.clock(),
@@ -104,9 +106,7 @@ class DelayStore(DelayView):
         flags: builtins.list[bool | None] = [False] * len(rows)
         gone = _Gone()
         for shard, group in self._grouped([row[0] for row in rows]):
-            if not self._registered:
-                self._registry.add("delay", self.name, self.settings)
-                self._registered = True
+            self._register()
             sized = (
                 part for chunk in chunks(group, FOREIGN) for part in by_size((index, rows[index][3]) for index in chunk)
             )
@@ -190,9 +190,7 @@ class DelayStore(DelayView):
         return (next(names) if push.id is None else check_id(push.id)), wait, due, record
 
     def _push(self, shard: Shard, rows: Sequence[tuple[str, int, int, bytes]], on_conflict: OnConflict) -> bytes:
-        if not self._registered:
-            self._registry.add("delay", self.name, self.settings)
-            self._registered = True
+        self._register()
         new, flags = shard.call(
             "delay/push",
             now=shard.clock(),
@@ -205,6 +203,12 @@ class DelayStore(DelayView):
             # The first push ever, or the first after a FLUSHALL while this object lived.
             self._registry.add("delay", self.name, self.settings)
         return bytes(flags)
+
+    def _register(self) -> None:
+        """Write the queue into the registry before this object stores something for the first time."""
+        if not self._registered:
+            self._registry.add("delay", self.name, self.settings)
+            self._registered = True
 
     def _grouped(self, ids: Sequence[str]) -> Iterator[tuple[Shard, builtins.list[int]]]:
         """Yield each shard with the positions of its ids."""

@@ -9,9 +9,10 @@ from typing import Any
 
 from redis_queue import keys
 from redis_queue.batches import CHUNK, chunks
+from redis_queue.errors import ConfigurationError
 from redis_queue.keys import Kind
 from redis_queue.scripts import Scripts
-from redis_queue.settings import Settings
+from redis_queue.settings import MAX_SHARDS, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,22 @@ class Registry:
         self._key = keys.registry(prefix)
 
     def add(self, kind: Kind, name: str, settings: Settings) -> None:
-        """Write a queue into the registry; the last writer's settings win."""
+        """Write a queue into the registry; the last writer's settings win, but for the number of shards.
+
+        A DelayQueue keeps its first number: raises ConfigurationError for another one, and writes nothing.
+        """
+        field = f"{kind}:{name}"
         value = json.dumps({"max_deliveries": settings.max_deliveries, "shards": settings.shards})
-        self._scripts.command("HSET", self._key, f"{kind}:{name}", value)
+        if kind == "delay":
+            held = self._scripts.command("HGET", self._key, field)
+            if held is None and self._scripts.command("HSETNX", self._key, field, value):
+                return
+            # Somebody else may have been first, between the two.
+            held = held or self._scripts.command("HGET", self._key, field)
+            _check_shards(name, read(field.encode(), held), settings.shards)
+            if held == value.encode():
+                return
+        self._scripts.command("HSET", self._key, field, value)
 
     def forget(self, kind: Kind, name: str) -> None:
         """Take a queue out of the registry; its keys stay."""
@@ -49,6 +63,15 @@ class Registry:
         values = self._scripts.command("HMGET", self._key, *fields)
         found = map(read, fields, values)
         return (known for known in found if known is not None)
+
+
+def _check_shards(name: str, known: Known | None, shards: int) -> None:
+    # A number that nobody can have opened it with was written by hand, and holds nothing.
+    if known is not None and 1 <= known.shards <= MAX_SHARDS and known.shards != shards:
+        raise ConfigurationError(
+            f"{name} has shards={known.shards} and was opened with shards={shards}, so others would not find what is "
+            f"stored: open it with shards={known.shards}, or empty it, destroy() it and use one number everywhere"
+        )
 
 
 def read(field: bytes, value: bytes | None) -> Known | None:

@@ -34,7 +34,8 @@ class Settings:
     poll_interval: Seconds = 1.0
     #: Most expired leases that a ``get`` puts back on its way; 0 leaves them to ``put_back``.
     put_back_on_get: int = 10
-    #: DelayQueue only: hash tags that one queue is spread over, for Redis Cluster. Fixed once entries exist.
+    #: DelayQueue only: hash tags that one queue is spread over, for Redis Cluster. The first number counts: who opens
+    #: the queue with another one can store nothing.
     shards: int = 1
     #: How bodies other than bytes are written.
     serializer: Serializer = field(default=JSON)

@@ -52,6 +52,7 @@ def unreadable_registration(stage: Stage) -> None:
 
 
 def too_few_shards(stage: Stage) -> None:
+    stage.client.hdel(REGISTRY, "delay:reminders")
     shards = DelayQueue("reminders", stage.client, shards=4)
     for number in range(20):
         shards.push(number, delay=3600)

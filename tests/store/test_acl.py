@@ -147,7 +147,7 @@ ROLES = [
     Role(
         "producer",
         ("queue/put", "delay/push", "delay/cancel", "delay/reschedule", "delay/find"),
-        ("hkeys", "hset"),
+        ("hkeys", "hset", "hsetnx"),
         produce,
     ),
     Role("worker", ("queue/get", "queue/promote", "lease/extend", *LEASES), ("blpop",), consume),

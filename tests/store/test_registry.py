@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 import pytest
 import redis
 
+from redis_queue import ConfigurationError, DelayQueue
 from redis_queue.batches import CHUNK
+from redis_queue.delay_model import Foreign, Push
 from redis_queue.keys import registry
 from redis_queue.registry import Known, Registry
 from redis_queue.scripts import Scripts
@@ -43,3 +47,66 @@ def test_what_was_forgotten_while_it_was_read_is_left_out(client: redis.Redis, m
     monkeypatch.setattr(scripts, "command", forgetting)
 
     assert found.all() == [Known("delay", name, Settings().max_deliveries, 1) for name in ("first", "last")]
+
+
+def test_a_delay_queue_keeps_its_first_number_of_shards(client: redis.Redis) -> None:
+    first = DelayQueue("timed", client, shards=4)
+    first.push_many(range(8))
+    for shards in (1, 2, 8):
+        other = DelayQueue("timed", client, shards=shards)
+        match = rf"timed has shards=4 and was opened with shards={shards}, .* open it with shards=4, or empty it"
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=match):
+                other.push("new")
+            with pytest.raises(ConfigurationError, match=match):
+                other.bury(Push("new", id="new"), reason="bad", deliveries=1)
+            with pytest.raises(ConfigurationError, match=match):
+                other.adopt([(Push("new", id="new", due_at=datetime.now(timezone.utc)), Foreign(b"x", "list", -1))])
+    assert Registry(Scripts(client), "redis_queue").all() == [Known("delay", "timed", 20, 4)]
+    assert len(first) == 8
+
+    first.destroy()
+    DelayQueue("timed", client, shards=2).push("new")
+    assert Registry(Scripts(client), "redis_queue").all() == [Known("delay", "timed", 20, 2)]
+
+
+def test_the_last_max_deliveries_count(client: redis.Redis) -> None:
+    for most in (3, 7):
+        DelayQueue("timed", client, shards=2, max_deliveries=most).push("a")
+    assert Registry(Scripts(client), "redis_queue").all() == [Known("delay", "timed", 7, 2)]
+
+
+def test_what_was_first_meanwhile_counts(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = Scripts(client)
+    found = Registry(scripts, "redis_queue")
+    send = scripts.command
+
+    def overtaken(*command: str) -> object:
+        if command[0] == "HSETNX":
+            Registry(Scripts(client), "redis_queue").add("delay", "timed", Settings(shards=4))
+        return send(*command)
+
+    monkeypatch.setattr(scripts, "command", overtaken)
+
+    with pytest.raises(ConfigurationError, match="shards=4"):
+        found.add("delay", "timed", Settings(shards=2))
+
+
+@pytest.mark.parametrize(
+    "value", [b'{"max_deliveries": 20, "shards": 0}', b'{"max_deliveries": 20, "shards": 5000}', b"?"]
+)
+def test_what_cannot_be_is_written_anew(client: redis.Redis, value: bytes) -> None:
+    client.hset(registry("redis_queue"), "delay:timed", value)
+    DelayQueue("timed", client, shards=2).push("a")
+    assert Registry(Scripts(client), "redis_queue").all() == [Known("delay", "timed", 20, 2)]
+
+
+def test_a_push_asks_the_registry_once(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    DelayQueue("timed", client).push("a")
+    timed = DelayQueue("timed", client)
+    asked: list[object] = []
+    send = timed._scripts.command
+    monkeypatch.setattr(timed._scripts, "command", lambda *command: asked.append(command[0]) or send(*command))
+    for _ in range(3):
+        timed.push("b")
+    assert asked == ["HGET"]
