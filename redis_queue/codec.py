@@ -20,7 +20,6 @@ BYTES: Final = "bytes"
 
 _KIND = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,30}")
 _FRAME = re.compile(rb"v1 (\d{1,18}) (\S+) (\d{1,10}) (\d{1,10})(?: (\d{1,10}))?\n")
-_NO_HEADERS: Final[Mapping[str, Any]] = {}
 
 
 class UnreadableError(ValueError):
@@ -114,7 +113,7 @@ class Codec:
             raise UnreadableError("the length is wrong")
         if not 0 <= at <= END_OF_CALENDAR_MS:
             raise UnreadableError(f"put at {at} ms, which is outside the calendar")
-        headers = _load_headers(rest[:split]) if split else _NO_HEADERS
+        headers = _load_headers(rest[:split]) if split else {}
         target = rest[split:middle].decode(errors="replace") if frame[5] else None
         return Record(at, headers, self._loads(kind, rest[middle:]), target)
 

@@ -185,3 +185,10 @@ def test_the_name_of_a_serializer_is_short_and_simple(name: str) -> None:
     assert isinstance(serializer, Serializer)
     with pytest.raises(ConfigurationError, match="serializer"):
         Codec(serializer, 100)
+
+
+def test_what_is_done_to_the_headers_of_one_record_shows_in_no_other() -> None:
+    record = stored(CODEC.encode(1))
+    headers: Any = CODEC.decode(record).headers
+    headers["tenant"] = "A"
+    assert CODEC.decode(record).headers == {}
