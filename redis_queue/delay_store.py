@@ -60,7 +60,9 @@ class DelayStore(DelayView):
     def push_many(self, items: Iterable[Push | Any], *, on_conflict: OnConflict = "replace") -> builtins.list[str]:
         """Store many entries (:class:`Push`, or a bare payload that is due now); return their ids in order.
 
-        One round trip per 500 and shard. Each such chunk is stored all or none; chunks before a failing one stay.
+        One round trip per 500 and shard, and per MiB of records. What goes in one round trip is stored all or none; if
+        one fails (EntryExistsError, StoreUnavailableError), those before it stay stored. To call again with the same
+        ids and "replace" or "keep" completes it.
         """
         if on_conflict not in _MODES:
             raise InvalidValueError(f"on_conflict={on_conflict!r}: give one of {', '.join(_MODES)}")

@@ -65,10 +65,10 @@ class RedisQueue(QueueView):
         headers: Mapping[str, Any] | None = None,
         dedupe_key: Callable[[Any], str] | None = None,
     ) -> list[str]:
-        """Store each of *bodies* in order and return their ids; one round trip per 500.
+        """Store each of *bodies* in order and return their ids; one round trip per 500, and per MiB of records.
 
-        Each 500 are stored all or none. If a later chunk fails (QueueFullError, StoreUnavailableError), the earlier
-        ones stay stored. *dedupe_key* is called with each body.
+        What goes in one round trip is stored all or none. If a later one fails (QueueFullError, StoreUnavailableError),
+        what went before it stays stored. *dedupe_key* is called with each body.
         """
         wait = duration_ms(delay)
         encode = self._shard.codec.encode
