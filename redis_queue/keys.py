@@ -35,6 +35,7 @@ line        ZSET   id -> since when it waits for the lock
 ``<prefix>:registry`` is a HASH of all queues that were ever written to. ``<prefix>:starts:<task id>`` is a LIST of when
 and where a redelivered task was started; it is there until the task ends. ``<prefix>:audit`` is a LIST of what was
 changed by hand, newest first. ``<prefix>:operation:<id>`` is a STRING for a day after the dashboard acted.
+``<prefix>:probe:<x>`` is a STRING for the moment in which a dispatcher finds out whether the broker is this Redis.
 
 A Redis that is Celery's broker has the ZSET ``redis_queue:visibility_timeouts``: those in use, each with the time when
 a worker that has it was last seen; the LIST ``redis_queue:unreadable``: what workers found in queues and could not
@@ -165,6 +166,11 @@ def audit(prefix: str) -> bytes:
 def operation(prefix: str, operation: str) -> bytes:
     """Return the key that is there once an operation of the dashboard has begun."""
     return f"{_escape(prefix)}:operation:{_escape(operation)}".encode()
+
+
+def probe(prefix: str, mark: str) -> bytes:
+    """Return a key under *prefix* that tells whether two clients see the same Redis."""
+    return f"{_escape(prefix)}:probe:{mark}".encode()
 
 
 def visibility_timeouts(broker_prefix: str) -> bytes:

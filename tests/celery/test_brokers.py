@@ -21,6 +21,7 @@ from redis_queue.delay_model import Push
 from redis_queue.keys import Keys
 from tests.celery.brokers import Broker
 from tests.celery.clocks import ManualClock
+from tests.support.servers import RedisServer, client_options
 from tests.support.wait import wait_until
 
 pytestmark = [
@@ -82,6 +83,22 @@ def test_a_dispatcher_leaves_the_queues_of_its_app_alone(
     dispatcher.close()
     assert dict(other.amqp.queues) == before
     assert broker.take_ids(elsewhere) == [sent]
+
+
+def test_a_store_is_told_apart_by_keys_of_its_prefix(
+    broker: Broker, redis_url: str, redis_server: RedisServer, client: redis.Redis
+) -> None:
+    app = broker.app(redis_queue_url=redis_url, redis_queue_prefix="shop")
+    rules = "~{shop:* ~shop:* resetchannels &{shop:* +get +set +del"
+    client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", *rules.split())
+    limited = redis.Redis.from_url(redis_server.url, username="limited", password="pw", **client_options())
+    try:
+        opened = open_broker(app, limited)
+        assert opened.shares_store == (broker.url.startswith("redis") and "virtual_host" not in broker.url)
+        opened.close()
+    finally:
+        limited.close()
+        client.execute_command("ACL", "DELUSER", "limited")
 
 
 def test_an_exchange_that_leads_nowhere_makes_a_dead_letter_and_blocks_nobody(

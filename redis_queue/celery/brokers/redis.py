@@ -9,11 +9,13 @@ from uuid import uuid4
 
 import redis
 
+from redis_queue import keys
 from redis_queue.batches import CHUNK
 from redis_queue.celery.brokers.base import Broker, Settle
 from redis_queue.celery.entities import build, lifetime_ms
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.lists import ListNames
+from redis_queue.celery.settings import CelerySettings
 from redis_queue.connection import Client
 from redis_queue.delay_model import MAX_LISTS, Delivery
 from redis_queue.keeper import client_of
@@ -131,9 +133,10 @@ class RedisBroker(Broker):
 
     def _is(self, store: redis.Redis) -> bool:
         """Tell whether *store* and the broker are one database, by a key that one writes and the other one sees."""
-        probe = f"redis_queue:probe:{os.urandom(16).hex()}"
+        probe = keys.probe(CelerySettings.of(self.app).prefix, os.urandom(16).hex())
         store.set(probe, b"1", px=PROBE_MS)
         try:
-            return bool(self._client.exists(probe))
+            # Where both have the same user, GET is among its rules.
+            return self._client.get(probe) is not None
         finally:
             store.delete(probe)
