@@ -107,7 +107,7 @@ def redrive(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Bring dead letters back to life, with all their deliveries.
+    """Bring dead letters back to life, with their deliveries counted from zero.
 
     With --rate those of each queue are delayed, one after the other, and the command does not wait.
 

@@ -27,7 +27,7 @@ MOST_ERRORS: Final = 5
 @options.as_json
 @with_access
 def putback(access: Access, *, name: str | None, dry_run: bool, as_json: bool) -> None:
-    """Give back what expired leases hold, in all queues or those with one name.
+    """Put back what expired leases hold, in all queues or those with one name.
 
     Any number may run at once. A queue that cannot be worked on does not keep the others from it.
 

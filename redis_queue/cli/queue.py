@@ -113,7 +113,7 @@ def purge(access: Access, *, places: tuple[Place, ...], dry_run: bool, yes: bool
 @options.as_json
 @with_access
 def putback(access: Access, *, dry_run: bool, as_json: bool) -> None:
-    """Give back what expired leases of this queue hold."""
+    """Put back what expired leases of this queue hold."""
     chosen = _chosen(access)
     if dry_run:
         report("expired", access.inspector.expired(chosen), as_json=as_json)
