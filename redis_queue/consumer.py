@@ -14,6 +14,7 @@ from typing import Any, Final
 from redis_queue.backoff import Backoff, retry_delay
 from redis_queue.batches import CHUNK, check_limit
 from redis_queue.errors import Dead, InvalidDelayError, InvalidValueError, Nack, RedisQueueError, StoreUnavailableError
+from redis_queue.heartbeat import Turn
 from redis_queue.model import Message
 from redis_queue.queue import RedisQueue
 from redis_queue.times import Seconds, duration_ms
@@ -31,8 +32,9 @@ class Consumer:
     A handler that returns has finished its message: it is acked. One that raises gives it back after
     ``retry_delay(deliveries)`` seconds, with the exception as reason, until its deliveries are used up; it may raise
     :class:`~redis_queue.errors.Nack` or :class:`~redis_queue.errors.Dead` to decide itself. Leases are extended while
-    the handler works, up to *max_runtime* seconds. While Redis is away the threads wait with growing pauses, and a
-    finished message is acked as soon as Redis is back.
+    the handler works, up to *max_runtime* seconds for each message: one that hangs for longer gives up what else its
+    thread had claimed, too. While Redis is away the threads wait with growing pauses, and a finished message is acked
+    as soon as Redis is back.
 
     *batch* messages (1 to 500) are claimed per round trip and acked together when the last is done: much faster, and a
     crash delivers the whole batch again.
@@ -131,19 +133,26 @@ class Consumer:
         with self._claiming:
             if self._stop.is_set():
                 return []
-            messages = self._queue.get_many(self._batch, block=True, timeout=self._queue.settings.poll_interval)
-        self._heartbeat.add(*messages)
-        return messages
+            return self._queue.get_many(self._batch, block=True, timeout=self._queue.settings.poll_interval)
 
     def _handle(self, messages: list[Message]) -> None:
+        turn = self._heartbeat.add(*messages)
+        try:
+            self._work_off(messages, turn)
+        finally:
+            self._heartbeat.remove(*messages)
+
+    def _work_off(self, messages: list[Message], turn: Turn) -> None:
         done: list[Message] = []
         left = messages[::-1]
         try:
             while left and not self._stop.is_set():
                 message = left.pop()
+                self._heartbeat.restart(turn)
                 if not self._heartbeat.is_lost(message) and self._finish(message):
                     done.append(message)
         finally:
+            turn.pause()
             if done:
                 self._ack(done)
             if left:

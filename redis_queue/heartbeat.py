@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
-from redis_queue.errors import RedisQueueError
 from redis_queue.leasing import Held
 
 logger = logging.getLogger(__name__)
@@ -25,28 +25,49 @@ class Leases(Protocol):
         ...
 
 
+class Turn:
+    """Since when the work on what was added together goes on."""
+
+    def __init__(self) -> None:
+        self.since = time.monotonic()
+
+    def pause(self) -> None:
+        """Let nothing count until the next restart: what waits is extended for as long as it takes."""
+        self.since = math.inf
+
+
 class Heartbeat:
     """Extends every lease that was added, three times per visibility timeout, until it is removed or lost.
 
-    It runs beside the work, so a handler that never yields keeps its lease as long as the process lives. What is held
-    for longer than *max_runtime* seconds is no longer extended: a hung handler gives its message up.
+    It runs beside the work, so a handler that never yields keeps its lease as long as the process lives. What is worked
+    on for longer than *max_runtime* seconds is no longer extended: a hung handler gives its message up. That counts
+    from :meth:`add`, or from the last :meth:`restart`.
     """
 
     def __init__(self, leases: Leases, lease_ms: int, *, max_runtime: float | None = None) -> None:
         self._leases = leases
         self._lease_ms = lease_ms
         self._max_runtime = max_runtime
-        self._held: dict[tuple[str, str], tuple[Held, float]] = {}
+        self._held: dict[tuple[str, str], tuple[Held, Turn]] = {}
         self._lost: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="redis-queue-heartbeat", daemon=True)
 
-    def add(self, *held: Held) -> None:
-        """Begin to extend the leases of *held*."""
-        now = time.monotonic()
+    def add(self, *held: Held) -> Turn:
+        """Begin to extend the leases of *held*, which are worked on in one turn."""
+        turn = Turn()
         with self._lock:
-            self._held.update({_key(item): (item, now) for item in held})
+            self._held.update({_key(item): (item, turn) for item in held})
+        return turn
+
+    def restart(self, turn: Turn) -> None:
+        """Count *max_runtime* anew for all that was added with *turn*."""
+        late = not self._counts(turn)
+        turn.since = time.monotonic()
+        if late:
+            # Nobody extended it for a while: who works on must know what was given to someone else.
+            self._beat_or_log()
 
     def remove(self, *held: Held) -> None:
         """Stop extending the leases of *held*."""
@@ -62,9 +83,8 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Extend all leases once."""
-        oldest = -1.0 if self._max_runtime is None else time.monotonic() - self._max_runtime
         with self._lock:
-            held = [item for item, since in self._held.values() if since > oldest]
+            held = [item for item, turn in self._held.values() if self._counts(turn)]
         if not held:
             return
         kept = self._leases.extend(held, self._lease_ms)
@@ -94,10 +114,16 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._lease_ms / 1000 / BEATS_PER_LEASE):
-            try:
-                self.beat()
-            except RedisQueueError as error:
-                logger.warning("heartbeat failed, will try again: %s", error, extra={"action": "heartbeat_failed"})
+            self._beat_or_log()
+
+    def _beat_or_log(self) -> None:
+        try:
+            self.beat()
+        except Exception as error:  # without this thread all leases would end
+            logger.warning("heartbeat failed, will try again: %s", error, extra={"action": "heartbeat_failed"})
+
+    def _counts(self, turn: Turn) -> bool:
+        return self._max_runtime is None or turn.since > time.monotonic() - self._max_runtime
 
 
 def _key(held: Held) -> tuple[str, str]:
