@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import signal
 import threading
@@ -13,11 +14,12 @@ from typing import Any, Final
 
 from redis_queue.backoff import Backoff, retry_delay
 from redis_queue.batches import CHUNK, check_limit
-from redis_queue.errors import Dead, InvalidDelayError, InvalidValueError, Nack, RedisQueueError, StoreUnavailableError
+from redis_queue.errors import InvalidValueError, RedisQueueError, StoreUnavailableError, Verdict
 from redis_queue.heartbeat import Turn
 from redis_queue.model import Message
 from redis_queue.queue import RedisQueue
 from redis_queue.times import Seconds, duration_ms
+from redis_queue.verdict import GiveBack, verdict_on
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +56,7 @@ class Consumer:
         max_runtime: Seconds | None = None,
         retry_delay: Callable[[int], Seconds] = retry_delay,
     ) -> None:
-        if not callable(handler):
-            raise InvalidValueError(f"handler={handler!r}: give a function that takes a message")
+        _check_handler(handler)
         self._queue = queue
         self._handler = handler
         self._concurrency = check_limit(concurrency, MAX_THREADS, name="concurrency")
@@ -65,6 +66,7 @@ class Consumer:
         longest = None if max_runtime is None else duration_ms(max_runtime, name="max_runtime") / 1000
         self._heartbeat = queue.keep_alive(max_runtime=longest)
         self._claiming = threading.Lock()
+        self._begun = False
         self._stop = threading.Event()
         self._abandon = threading.Event()
         self._error: BaseException | None = None
@@ -74,7 +76,10 @@ class Consumer:
         self._stop.set()
 
     def run(self) -> None:
-        """Work until stopped."""
+        """Work until stopped. A consumer runs once: raises RuntimeError the second time."""
+        if self._begun:
+            raise RuntimeError("this Consumer has run already; make a new one")
+        self._begun = True
         threads = [
             threading.Thread(target=self._work, name=f"redis-queue-consumer-{number}", daemon=True)
             for number in range(self._concurrency)
@@ -162,16 +167,13 @@ class Consumer:
     def _finish(self, message: Message) -> bool:
         """Run the handler; True means that the message can be acked."""
         try:
-            self._handler(message)
-        except Nack as verdict:
-            self._nack(message, verdict.reason, delay=verdict.delay, counted=verdict.counted)
-        except Dead as verdict:
-            self._nack(message, verdict.reason, dead=True)
+            _check_ran(self._handler(message))
         except Exception as error:
-            logger.exception("handler failed", extra={"action": "handler_failed", "message_id": message.id})
-            self._nack(message, f"{type(error).__name__}: {error}", delay=self._retry_delay(message.deliveries))
+            if not isinstance(error, Verdict):
+                logger.exception("handler failed", extra={"action": "handler_failed", "message_id": message.id})
+            self._nack(message, verdict_on(message, error, self._retry_delay))
         except BaseException:
-            self._nack(message, "the handler ended its thread")
+            self._nack(message, GiveBack("the handler ended its thread"))
             raise
         else:
             return True
@@ -183,18 +185,8 @@ class Consumer:
             if not kept:
                 logger.warning("ack refused, lease lost", extra={"action": "ack_refused", "message_id": message.id})
 
-    def _nack(
-        self, message: Message, reason: str, *, delay: Seconds = 0, dead: bool = False, counted: bool = True
-    ) -> None:
-        try:
-            duration_ms(delay)
-        except InvalidDelayError:
-            # A handler's or retry_delay's mistake must not end the loop, nor bring the message back at once.
-            logger.exception("impossible delay", extra={"action": "delay_refused", "message_id": message.id})
-            delay = retry_delay(message.deliveries)
-        self._settle(
-            [message], lambda: [self._queue.nack(message, delay=delay, reason=reason, dead=dead, counted=counted)]
-        )
+    def _nack(self, message: Message, how: GiveBack) -> None:
+        self._settle([message], lambda: [self._queue.nack(message, **how._asdict())])
 
     def _settle(self, messages: list[Message], call: Callable[[], list[bool]]) -> list[bool]:
         """Do *call* until Redis answers: what the handler did is worth an ack, however long Redis is away."""
@@ -212,3 +204,26 @@ class Consumer:
             raise
         finally:
             self._heartbeat.remove(*messages)
+
+
+def _check_handler(handler: Any) -> None:
+    if not callable(handler):
+        raise InvalidValueError(f"handler={handler!r}: give a function that takes a message")
+    for found in (handler, type(handler).__call__):
+        if any(is_lazy(found) for is_lazy in _LAZY):
+            raise InvalidValueError(
+                f"handler={handler!r} runs nothing when it is called: give a plain function, one that calls"
+                " asyncio.run() for instance"
+            )
+
+
+_LAZY: Final = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+
+
+def _check_ran(result: object) -> None:
+    """Raise for what a handler returns that was called but did nothing yet."""
+    if result is None or not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
+        return
+    if inspect.iscoroutine(result):
+        result.close()
+    raise InvalidValueError(f"the handler ran nothing: it returned a {type(result).__name__}")

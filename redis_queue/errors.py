@@ -28,6 +28,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+Reason = str | BaseException | None
+"""Why a message is given back: text, or the exception that says it."""
+
 
 class RedisQueueError(Exception):
     """Something went wrong in redis_queue."""
@@ -103,7 +106,7 @@ class Verdict(Exception):  # noqa: N818 - a decision of the handler, not a failu
 class Nack(Verdict):
     """Give the message back, to come again after *delay* (seconds or timedelta); not *counted*: not as a delivery."""
 
-    def __init__(self, reason: str = "", *, delay: float | timedelta = 0, counted: bool = True) -> None:
+    def __init__(self, reason: Reason = "", *, delay: float | timedelta = 0, counted: bool = True) -> None:
         super().__init__(reason)
         self.reason = reason
         self.delay = delay
@@ -113,6 +116,6 @@ class Nack(Verdict):
 class Dead(Verdict):
     """Move the message to the dead letters now, whatever deliveries it has left."""
 
-    def __init__(self, reason: str = "") -> None:
+    def __init__(self, reason: Reason = "") -> None:
         super().__init__(reason)
         self.reason = reason

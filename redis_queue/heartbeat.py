@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
+from redis_queue.errors import RedisQueueError
 from redis_queue.leasing import Held
 
 logger = logging.getLogger(__name__)
@@ -119,8 +120,11 @@ class Heartbeat:
     def _beat_or_log(self) -> None:
         try:
             self.beat()
-        except Exception as error:  # without this thread all leases would end
+        except RedisQueueError as error:
             logger.warning("heartbeat failed, will try again: %s", error, extra={"action": "heartbeat_failed"})
+        except Exception:
+            # Without this thread all leases would end.
+            logger.exception("heartbeat failed, will try again", extra={"action": "heartbeat_failed"})
 
     def _counts(self, turn: Turn) -> bool:
         return self._max_runtime is None or turn.since > time.monotonic() - self._max_runtime

@@ -126,7 +126,7 @@ class Shard:
         """Finish what is *held*; False where the lease was lost."""
         return [flag == _YES for chunk in chunks(held) for flag in self.call("lease/ack", more=pairs(chunk))]
 
-    def release(self, held: Sequence[Held], *, delay: int, reason: str, counted: bool, dead: bool) -> list[bool]:
+    def release(self, held: Sequence[Held], *, delay: int, reason: object, counted: bool, dead: bool) -> list[bool]:
         """Give back what is *held* after *delay* ms; False where the lease was lost."""
         return [
             flag != _NO
@@ -273,9 +273,24 @@ class Shard:
         return DeadLetter(id_text(id_), body, headers, from_ms(died_at), deliveries, text)
 
 
-def reason_bytes(reason: str) -> bytes:
-    """Return *reason* as it is kept, cut if it is long."""
-    return reason[:MAX_REASON].encode(errors="replace")
+def reason_bytes(reason: object) -> bytes:
+    """Return *reason*, text or an exception, as it is kept, cut if it is long."""
+    return _reason_text(reason)[:MAX_REASON].encode(errors="replace")
+
+
+def _reason_text(reason: object) -> str:
+    if isinstance(reason, str):
+        return reason
+    if reason is None:
+        return ""
+    name = type(reason).__name__
+    try:
+        text = str(reason)
+    except Exception:
+        # It comes from an exception of somebody else's, whose message must be settled all the same.
+        logger.debug("a %s has no text", name, exc_info=True)
+        return name
+    return f"{name}: {text}" if isinstance(reason, BaseException) else text
 
 
 _NO, _YES = b"01"

@@ -11,12 +11,20 @@ from typing import Any, Final, Literal
 
 from redis_queue.backoff import Backoff
 from redis_queue.batches import CHUNK, MANY, by_size, check_limit, chunks, gap_ms, new_ids
-from redis_queue.errors import InvalidValueError, LeaseLostError, QueueFullError, RedisQueueError, StoreUnavailableError
+from redis_queue.errors import (
+    InvalidValueError,
+    LeaseLostError,
+    QueueFullError,
+    Reason,
+    RedisQueueError,
+    StoreUnavailableError,
+)
 from redis_queue.heartbeat import Heartbeat
 from redis_queue.keys import check_id
 from redis_queue.model import Lease, Message, PutBack
 from redis_queue.queue_view import QueueView
 from redis_queue.times import Seconds, duration_ms, from_ms
+from redis_queue.verdict import verdict_on
 
 SHORTEST_WAIT: Final = 0.005
 """Redis 6.2 cuts a timeout of a millisecond to 0, which means for ever."""
@@ -103,7 +111,7 @@ class RedisQueue(QueueView):
         return self._shard.ack(list(messages))
 
     def nack(
-        self, message: Message, *, delay: Seconds = 0, reason: str = "", dead: bool = False, counted: bool = True
+        self, message: Message, *, delay: Seconds = 0, reason: Reason = "", dead: bool = False, counted: bool = True
     ) -> bool:
         """Give *message* back, to be claimed again at once (before all others) or after *delay*.
 
@@ -117,7 +125,7 @@ class RedisQueue(QueueView):
         messages: Iterable[Message],
         *,
         delay: Seconds = 0,
-        reason: str = "",
+        reason: Reason = "",
         dead: bool = False,
         counted: bool = True,
     ) -> list[bool]:
@@ -145,7 +153,9 @@ class RedisQueue(QueueView):
     def lease(self, *, block: bool = True, timeout: Seconds | None = None) -> Iterator[Message | None]:
         """Claim a message for a ``with`` block: acked at its end, given back if it raises, extended while it runs.
 
-        Yields None where :meth:`get` would return None. Raises LeaseLostError at the end if the lease was lost.
+        :class:`~redis_queue.errors.Nack` and :class:`~redis_queue.errors.Dead` decide how, as in a Consumer; what was
+        raised leaves the block all the same. Yields None where :meth:`get` would return None. Raises LeaseLostError at
+        the end if the lease was lost.
         """
         message = self.get(block=block, timeout=timeout)
         if message is None:
@@ -158,7 +168,7 @@ class RedisQueue(QueueView):
             except BaseException as error:
                 heartbeat.remove(message)
                 with contextlib.suppress(RedisQueueError):
-                    self.nack(message, reason=f"{type(error).__name__}: {error}")
+                    self.nack(message, **verdict_on(message, error, lambda _: 0)._asdict())
                 raise
             heartbeat.remove(message)
             if not self.ack(message):

@@ -1,0 +1,43 @@
+"""What becomes of a message when the work on it raises."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from redis_queue.backoff import retry_delay
+from redis_queue.errors import Dead, Nack
+from redis_queue.model import Message
+from redis_queue.times import Seconds, duration_ms
+
+logger = logging.getLogger(__name__)
+
+
+class GiveBack(NamedTuple):
+    """How to nack a message."""
+
+    reason: object
+    delay: Seconds = 0
+    dead: bool = False
+    counted: bool = True
+
+
+def verdict_on(message: Message, error: BaseException, after: Callable[[int], Seconds]) -> GiveBack:
+    """Return how to give *message* back, whose work raised *error*: as a Verdict says, else *after* its deliveries."""
+    if isinstance(error, Dead):
+        return GiveBack(error.reason, dead=True)
+    if isinstance(error, Nack):
+        return GiveBack(error.reason, _checked(message, lambda: error.delay), counted=bool(error.counted))
+    return GiveBack(error, _checked(message, lambda: after(message.deliveries)))
+
+
+def _checked(message: Message, ask: Callable[[], Seconds]) -> Seconds:
+    try:
+        delay = ask()
+        duration_ms(delay)
+    except Exception:
+        # This mistake must neither end a loop nor bring the message back at once.
+        logger.exception("impossible delay", extra={"action": "delay_refused", "message_id": message.id})
+        return retry_delay(message.deliveries)
+    return delay

@@ -1,0 +1,169 @@
+"""Mistakes of handlers: none ends a consumer, and none acks what was not done."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, NoReturn
+
+import pytest
+import redis
+
+from redis_queue import Consumer, Dead, InvalidValueError, Message, Nack, RedisQueue
+
+
+@pytest.fixture
+def queue(client: redis.Redis) -> RedisQueue:
+    return RedisQueue("work", client)
+
+
+def run_one(queue: RedisQueue, handler: Callable[[Message], object], **options: Any) -> None:
+    """Put a message and let a consumer handle it."""
+    queue.put("body", dedupe_key="k")
+    consumer = Consumer(queue, handler, **options)
+    consumer._handle(consumer._claim())
+
+
+def raising(error: BaseException) -> Callable[[Message], NoReturn]:
+    def handle(message: Message) -> NoReturn:
+        raise error
+
+    return handle
+
+
+class MuteError(Exception):
+    """An exception that cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+class TestReasons:
+    @pytest.mark.parametrize(
+        ("reason", "text"),
+        [
+            (ValueError("no such customer"), "ValueError: no such customer"),
+            (None, ""),
+            (404, "404"),
+            (MuteError(), "MuteError"),
+        ],
+    )
+    def test_whatever_a_handler_gives_becomes_text(self, queue: RedisQueue, reason: Any, text: str) -> None:
+        run_one(queue, raising(Dead(reason)))
+        (letter,) = queue.dead_letters()
+        assert letter.reason == text
+
+        queue.purge("dead")
+        run_one(queue, raising(Nack(reason)))
+        item = queue.look("k")
+        assert item is not None
+        assert (item.state, item.reason) == ("ready", text)
+
+    def test_an_exception_that_cannot_be_shown_is_named(self, queue: RedisQueue) -> None:
+        run_one(queue, raising(MuteError()))
+        item = queue.look("k")
+        assert item is not None
+        assert (item.state, item.reason) == ("delayed", "MuteError")
+
+    @pytest.mark.parametrize(("reason", "text"), [(None, ""), (KeyError("x"), "KeyError: 'x'")])
+    def test_nack_takes_them_too(self, queue: RedisQueue, reason: Any, text: str) -> None:
+        queue.put(1, dedupe_key="k")
+        message = queue.get()
+        assert message is not None
+        assert queue.nack(message, reason=reason)
+        item = queue.look("k")
+        assert item is not None
+        assert item.reason == text
+
+
+class TestDelays:
+    @pytest.mark.parametrize(
+        "delays", [[0.01, 0.02].__getitem__, lambda _: -1, lambda _: "soon", lambda: 1, lambda _: None]
+    )
+    def test_a_wrong_retry_delay_is_replaced(
+        self, queue: RedisQueue, delays: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        queue.put("body", dedupe_key="k")
+        for _ in range(3):
+            message = queue.get()
+            assert message is not None
+            queue.nack(message)
+        with caplog.at_level(logging.ERROR):
+            run_one(queue, raising(ValueError("x")), retry_delay=delays)
+        assert "impossible delay" in caplog.text
+        assert queue.stats().delayed == 1
+
+    def test_so_is_that_of_a_nack(self, queue: RedisQueue) -> None:
+        run_one(queue, raising(Nack("later", delay="soon")))  # type: ignore[arg-type]
+        assert queue.stats().delayed == 1
+
+
+class Async:
+    async def __call__(self, message: Message) -> None:
+        """Do nothing."""
+
+
+async def coroutine(message: Message) -> None:
+    """Do nothing."""
+
+
+async def coroutines(message: Message) -> AsyncIterator[int]:
+    yield 1
+
+
+def steps(message: Message) -> Iterator[int]:
+    yield 1
+
+
+class TestHandlersThatDoNotRun:
+    @pytest.mark.parametrize("handler", [coroutine, functools.partial(coroutine), Async(), coroutines, steps])
+    def test_it_is_refused_at_once(self, queue: RedisQueue, handler: Callable[[Message], object]) -> None:
+        with pytest.raises(InvalidValueError, match="runs nothing when it is called"):
+            Consumer(queue, handler)
+
+    @pytest.mark.parametrize("function", [coroutine, steps])
+    def test_what_comes_to_light_late_is_a_failure(
+        self, queue: RedisQueue, function: Callable[[Message], object]
+    ) -> None:
+        def handle(message: Message) -> object:
+            return function(message)
+
+        run_one(queue, handle)
+        item = queue.look("k")
+        assert item is not None
+        assert item.state == "delayed"
+        assert "ran nothing" in item.reason
+
+
+def test_a_consumer_runs_once_and_says_so(queue: RedisQueue) -> None:
+    consumer = Consumer(queue, print)
+    consumer.stop()
+    consumer.run()
+    with pytest.raises(RuntimeError, match="make a new one"):
+        consumer.run()
+
+
+class TestVerdictsInALease:
+    def test_dead_is_dead(self, queue: RedisQueue) -> None:
+        queue.put("body")
+        with pytest.raises(Dead), queue.lease():
+            raise Dead("never")
+        (letter,) = queue.dead_letters()
+        assert letter.reason == "never"
+
+    def test_nack_has_its_delay_and_may_not_count(self, queue: RedisQueue) -> None:
+        queue.put("body", dedupe_key="k")
+        with pytest.raises(Nack), queue.lease():
+            raise Nack("busy", delay=30, counted=False)
+        item = queue.look("k")
+        assert item is not None
+        assert (item.state, item.deliveries, item.reason) == ("delayed", 0, "busy")
+
+    def test_any_other_exception_gives_it_back_at_once(self, queue: RedisQueue) -> None:
+        queue.put("body", dedupe_key="k")
+        with pytest.raises(MuteError), queue.lease():
+            raise MuteError
+        item = queue.look("k")
+        assert item is not None
+        assert (item.state, item.reason) == ("ready", "MuteError")
