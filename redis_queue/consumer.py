@@ -63,8 +63,7 @@ class Consumer:
         self._batch = check_limit(batch, CHUNK, name="batch")
         self._grace = duration_ms(grace, name="grace") / 1000
         self._retry_delay = retry_delay
-        longest = None if max_runtime is None else duration_ms(max_runtime, name="max_runtime") / 1000
-        self._heartbeat = queue.keep_alive(max_runtime=longest)
+        self._heartbeat = queue.keep_alive(max_runtime=max_runtime)
         self._claiming = threading.Lock()
         self._begun = False
         self._stop = threading.Event()

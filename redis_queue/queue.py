@@ -193,9 +193,13 @@ class RedisQueue(QueueView):
                 heartbeat.remove(message)
                 message = self._ack_and_get(message) or self.get(timeout=timeout)
 
-    def keep_alive(self, *, max_runtime: float | None = None) -> Heartbeat:
-        """Return a Heartbeat for leases of this queue; use it as a context manager."""
-        return Heartbeat(self._shard, self.settings.lease_ms, max_runtime=max_runtime)
+    def keep_alive(self, *, max_runtime: Seconds | None = None) -> Heartbeat:
+        """Return a Heartbeat for leases of this queue; use it as a context manager.
+
+        Raises InvalidDelayError for a *max_runtime* that cannot be.
+        """
+        longest = None if max_runtime is None else duration_ms(max_runtime, name="max_runtime") / 1000
+        return Heartbeat(self._shard, self.settings.lease_ms, max_runtime=longest)
 
     def put_back(self, limit: int = MANY) -> PutBack:
         """Return what up to *limit* expired leases hold; any number of callers may do so at once."""

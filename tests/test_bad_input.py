@@ -100,6 +100,7 @@ QUEUE_DELAYS: dict[str, tuple[str, Call]] = {
     "get_many": ("timeout", lambda q, value: q.get_many(2, block=True, timeout=value)),
     "consume": ("timeout", lambda q, value: next(q.consume(timeout=value))),
     "lease": ("timeout", lambda q, value: q.lease(timeout=value).__enter__()),
+    "keep_alive": ("max_runtime", lambda q, value: q.keep_alive(max_runtime=value)),
     "Consumer grace": ("grace", lambda q, value: Consumer(q, print, grace=value)),
     "Consumer max_runtime": ("max_runtime", lambda q, value: Consumer(q, print, max_runtime=value)),
 }
