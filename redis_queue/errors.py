@@ -64,11 +64,11 @@ class StoreError(RedisQueueError):
 
 
 class StoreUnavailableError(StoreError, ConnectionError):
-    """Redis cannot be reached or did not answer in time; whether the last call took effect is unknown."""
+    """Redis cannot be reached, takes no writes for now or did not answer: whether a call took effect is unknown."""
 
 
 class StoreRefusedError(StoreError):
-    """Redis refused the command: wrong password, missing permission, out of memory or read-only."""
+    """Redis refused the command: wrong password, missing permission or out of memory."""
 
 
 class UnsupportedServerError(StoreError):

@@ -59,7 +59,8 @@ _MEANINGS: Final[tuple[tuple[tuple[type[Exception], ...], tuple[str, ...], type[
         StoreRefusedError,
         "Redis is out of memory; nothing was changed",
     ),
-    ((), ("MISCONF", "NOREPLICAS"), StoreRefusedError, "Redis refuses writes"),
+    # Passing: a disk that is full, replicas that are away. Whoever waits for Redis waits for these, too.
+    ((), ("MISCONF", "NOREPLICAS"), StoreUnavailableError, "Redis refuses writes for now"),
     (
         # redis-py cuts the first word off where it has a class for it, and raises a plain ClusterError when it was sent
         # to and fro for long: a slot is moving.

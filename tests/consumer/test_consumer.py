@@ -209,6 +209,28 @@ def test_a_consumer_survives_a_restart_of_redis_and_acks_what_it_had_finished() 
         assert queue.stats().acked == 2
 
 
+def test_a_consumer_waits_while_redis_takes_no_writes(caplog: pytest.LogCaptureFixture) -> None:
+    with RedisServer() as server, server.client() as client:
+        queue = RedisQueue("work", client, poll_interval=0.1)
+        started, release, seen = threading.Event(), threading.Event(), []
+
+        def handle(message: Message) -> None:
+            seen.append(message.body)
+            started.set()
+            assert release.wait(30)
+
+        queue.put_many(["before", "after"])
+        with running(queue, handle):
+            assert started.wait(10)
+            client.config_set("min-replicas-to-write", 1)
+            release.set()
+            wait_until(lambda: "cannot settle yet" in caplog.text, description="a refused ack")
+            client.config_set("min-replicas-to-write", 0)
+            wait_until(lambda: queue.stats().acked == 2, description="both to be acked")
+
+        assert seen == ["before", "after"]
+
+
 def test_a_consumer_that_waits_is_not_stopped_by_a_killed_connection(queue: RedisQueue) -> None:
     seen: list[str] = []
     with running(queue, lambda message: seen.append(message.body)):

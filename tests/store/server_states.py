@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import redis
 
-from redis_queue import StoreError, StoreRefusedError, StoreUnavailableError
+from redis_queue import StoreError, StoreUnavailableError
 from tests.support.loading import loading
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
@@ -119,10 +119,10 @@ STATES = {
     "cut off": State(cut_off, StoreUnavailableError, "not ready|read-only replica"),
     "loading": State(loading, StoreUnavailableError, "not ready"),
     "busy": State(busy, StoreUnavailableError, "not ready"),
-    "unsaved": State(unsaved, StoreRefusedError, "refuses writes", reads=True),
+    "unsaved": State(unsaved, StoreUnavailableError, "refuses writes", reads=True),
     "without replicas": State(
         lambda server: configured(server, {"min-replicas-to-write": 1}, {"min-replicas-to-write": 0}),
-        StoreRefusedError,
+        StoreUnavailableError,
         "refuses writes",
         reads=True,
     ),
