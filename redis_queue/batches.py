@@ -61,6 +61,10 @@ class _Milliseconds:
 
     def __init__(self) -> None:
         self._last = 0
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Begin with a new lock: in a forked child nobody gives back one that another thread held."""
         self._lock = threading.Lock()
 
     def next(self) -> int:
@@ -71,6 +75,7 @@ class _Milliseconds:
 
 
 _clock: Final = _Milliseconds()
+os.register_at_fork(after_in_child=_clock.unlock)
 
 
 def new_ids(count: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -53,6 +54,7 @@ class Heartbeat:
         self._lost: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="redis-queue-heartbeat", daemon=True)
 
     def add(self, *held: Held) -> Turn:
@@ -97,11 +99,19 @@ class Heartbeat:
 
     def start(self) -> Heartbeat:
         """Start the thread."""
+        self._pid = os.getpid()
         self._thread.start()
         return self
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it was started in a parent of this process, which holds the leases."""
+        return self._pid != os.getpid()
+
     def stop(self) -> None:
         """Stop the thread; leases still held end by themselves."""
+        if self.elsewhere:
+            return
         self._stopped.set()
         self._thread.join()
 

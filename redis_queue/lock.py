@@ -162,7 +162,12 @@ class HeldLock:
         return kept
 
     def release(self) -> Released:
-        """Give the lock back; the same again answers the same. What Redis cannot be told ends with the lease."""
+        """Give the lock back; the same again answers the same. What Redis cannot be told ends with the lease.
+
+        A child forked while it was held gives nothing back.
+        """
+        if self._heartbeat.elsewhere:
+            return Released(mine=False, waiting=None)
         if self._released is None:
             self._heartbeat.stop()
             with contextlib.suppress(ValueError):

@@ -155,7 +155,7 @@ class RedisQueue(QueueView):
 
         :class:`~redis_queue.errors.Nack` and :class:`~redis_queue.errors.Dead` decide how, as in a Consumer; what was
         raised leaves the block all the same. Yields None where :meth:`get` would return None. Raises LeaseLostError at
-        the end if the lease was lost.
+        the end if the lease was lost. A child forked within the block settles nothing when it leaves it.
         """
         message = self.get(block=block, timeout=timeout)
         if message is None:
@@ -166,10 +166,13 @@ class RedisQueue(QueueView):
             try:
                 yield message
             except BaseException as error:
-                heartbeat.remove(message)
-                with contextlib.suppress(RedisQueueError):
-                    self.nack(message, **verdict_on(message, error, lambda _: 0)._asdict())
+                if not heartbeat.elsewhere:
+                    heartbeat.remove(message)
+                    with contextlib.suppress(RedisQueueError):
+                        self.nack(message, **verdict_on(message, error, lambda _: 0)._asdict())
                 raise
+            if heartbeat.elsewhere:
+                return
             heartbeat.remove(message)
             if not self.ack(message):
                 raise LeaseLostError
@@ -178,7 +181,8 @@ class RedisQueue(QueueView):
         """Yield messages for ever, or until none came for *timeout*.
 
         A message is acked when the loop asks for the next one, and given back when the loop is left before: by break,
-        return or an exception. Its lease is extended meanwhile.
+        return or an exception. Its lease is extended meanwhile. In a child forked within the loop it ends, and settles
+        nothing.
         """
         with self.keep_alive() as heartbeat:
             message = self.get(timeout=timeout)
@@ -187,9 +191,12 @@ class RedisQueue(QueueView):
                 try:
                     yield message
                 except BaseException:
-                    heartbeat.remove(message)
-                    self.nack(message, reason="consume() was left")
+                    if not heartbeat.elsewhere:
+                        heartbeat.remove(message)
+                        self.nack(message, reason="consume() was left")
                     raise
+                if heartbeat.elsewhere:
+                    return
                 heartbeat.remove(message)
                 message = self._ack_and_get(message) or self.get(timeout=timeout)
 
