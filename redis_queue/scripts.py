@@ -14,11 +14,13 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from typing import Any, Final, Protocol
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from redis_queue.connection import Client
 from redis_queue.errors import ConfigurationError, RedisQueueError, SchemaError, StoreUnavailableError, WrongTypeError
@@ -133,14 +135,15 @@ class DirectLink:
             connection.disconnect()
 
     def _connect(self) -> Any:
-        # Not through the pool: its check-out costs a system call per use, and its count would never go down.
-        connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        # Not through the pool: its check-out costs a system call per use, and its count would never go down. Without
+        # the client's own attempts, ten of them by default: a get with a timeout would wait for all of them.
+        connection = self._pool.connection_class(**{**self._pool.connection_kwargs, "retry": Retry(NoBackoff(), 0)})
         connection.connect()
         return connection
 
 
 class ClusterLink:
-    """A Redis Cluster: redis-py finds the node and follows redirections."""
+    """A Redis Cluster: redis-py finds the node and follows redirections, but repeats nothing."""
 
     def __init__(self, client: redis.RedisCluster) -> None:
         if client.get_encoder().decode_responses:
@@ -149,11 +152,19 @@ class ClusterLink:
 
     def send(self, *command: Argument) -> Any:
         """Send once, to the node that holds the keys."""
-        return self._client.execute_command(*command)
+        key = _FIRST_KEY.get(command[0])
+        if key is None:
+            return self._client.execute_command(*command)
+        # To a node that is named: else redis-py repeats a script whose reply was lost, and cannot tell it so.
+        node = self._client.get_node_from_key(command[key])
+        return self._client.execute_command(*command, target_nodes=node)
 
     def send_both(self, first: Command, second: Command) -> tuple[Any, Any]:
         """Send one after the other."""
         return self.send(*first), self.send(*second)
+
+
+_FIRST_KEY: Final[Mapping[Argument, int]] = {"EVALSHA": 3, "EVAL": 3, "BLPOP": 1}
 
 
 def link(client: Client) -> Link:

@@ -13,7 +13,7 @@ from redis_queue import ConfigurationError, DelayQueue, Message, PutBack, RedisQ
 from redis_queue.delay_model import Push
 from redis_queue.keys import Keys
 from redis_queue.registry import Registry
-from redis_queue.scripts import Scripts
+from redis_queue.scripts import CALL_ATTEMPTS, Scripts, load
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
 from tests.support.topologies import RedisCluster, SentinelSet
@@ -277,3 +277,41 @@ class TestSentinel:
         assert [message.body for message in persist(lambda: queue.get_many(5))] == ["before", "after"]
         persist(lambda: RedisQueue("empty", queue.client).put("wake up"))
         assert must(waiting.result(15)).body == "wake up"
+
+
+class TestAClientThatRepeatsByItself:
+    """One that the user made: redis-py would send a script again whose reply was lost, as if it were the first time."""
+
+    def test_a_cluster_client_is_kept_from_it(
+        self, cluster: RedisCluster, cluster_client: redis.RedisCluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert cluster_client.ping()
+        with redis.RedisCluster(host=cluster.nodes[0][0], port=cluster.nodes[0][1]) as client:
+            queue = RedisQueue("orders", client)
+            queue.put_many([1, 2])
+            assert queue.ack(must(queue.get()))
+            message = must(queue.get())
+            execute, lost = client._execute_command, []
+
+            def lossy(node: Any, *command: Any, **options: Any) -> Any:
+                reply = execute(node, *command, **options)
+                if command[1] == load("lease/ack").sha and not lost:
+                    lost.append(command)
+                    raise redis.ConnectionError("the reply is lost")
+                return reply
+
+            monkeypatch.setattr(client, "_execute_command", lossy)
+            assert queue.ack(message)
+            assert lost
+
+    def test_a_client_of_one_server_is_not_waited_for_ten_times(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        tried: list[object] = []
+
+        def refuse(connection: redis.Connection) -> None:
+            tried.append(connection)
+            raise ConnectionRefusedError
+
+        monkeypatch.setattr(redis.Connection, "_connect", refuse)
+        with pytest.raises(StoreUnavailableError):
+            RedisQueue("orders", redis.Redis()).put(1)
+        assert len(tried) == CALL_ATTEMPTS
