@@ -15,6 +15,7 @@
 -- ARGV[3] max_deliveries  0 = never dead
 -- ARGV[4] listed     1 = a queue with a ready list, 0 = only the sorted set
 --
+-- The reason of each becomes that its lease ran out, before what it was until then.
 -- Returns {leases looked at, returned, dead}; the rest had no record and went to quarantine. Any number of callers may
 -- run at once: each lease is ended once.
 -- O(limit * log N)
@@ -37,7 +38,7 @@ redis.call('ZCARD', dead)
 redis.call('LLEN', quarantine)
 local idle = redis.call('LLEN', wake) == 0
 local ids = redis.call('ZRANGEBYSCORE', in_flight, '-inf', at, 'LIMIT', 0, limit)
-local returned, died = 0, 0
+local expired, returned, died = 'lease expired', 0, 0
 -- A first write that needs no memory lets the others pass when Redis is full.
 redis.call('HDEL', errors, '')
 -- Who may not take away from in_flight is refused here, before anything stands in two places.
@@ -51,7 +52,12 @@ for i = #ids, 1, -1 do
     redis.call('RPUSH', quarantine, string.format('%s %d %d\n', at, #id, #reason) .. id .. reason)
     redis.call('HDEL', leases, id)
   else
-    if redis.call('HEXISTS', errors, id) == 0 then redis.call('HSET', errors, id, 'lease expired') end
+    local before = redis.call('HGET', errors, id)
+    if not before then
+      redis.call('HSET', errors, id, expired)
+    elseif string.sub(before, 1, #expired) ~= expired then
+      redis.call('HSET', errors, id, expired .. '; before that: ' .. before)
+    end
     if max_deliveries > 0 and deliveries >= max_deliveries then
       redis.call('ZADD', dead, at, id)
       died = died + 1
