@@ -467,3 +467,19 @@ def test_parent_and_forked_children_use_the_same_queue_objects(client: redis.Red
     assert (done.returncode, done.stderr) == (0, "")
     slots = [key for key in client.scan_iter() if b":queue:orders}:slot:" in key]
     assert len(slots) == 5, "nobody answers for another process"
+
+
+@pytest.mark.usefixtures("without_pauses")
+def test_a_claim_whose_reply_is_lost_is_found_beside_many_longer_leases(
+    client: redis.Redis, proxy: FaultProxy, through: redis.Redis
+) -> None:
+    queue = RedisQueue("orders", client)
+    queue.put_many(range(1100))
+    held = [message for _ in range(3) for message in queue.get_many(500)]
+    assert all(queue.extend_many(held, 3600))
+    queue.put("one")
+    proxy.drop_next_reply(matching=load("queue/get").sha.encode())
+    message = RedisQueue("orders", through).get(block=False)
+    assert proxy.pending_drops == 0
+    assert message is not None
+    assert message.body == "one"

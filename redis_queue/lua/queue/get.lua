@@ -33,8 +33,10 @@ if now == 0 then
 end
 
 if attempt > 1 then
-  -- The newest leases end last. If it is not among them, its messages come back when their lease ends.
-  local newest = redis.call('ZREVRANGE', in_flight, 0, 999)
+  -- It ends no later than one of this length that begins now, and few do between that claim and this call. If it is not
+  -- among the last 1,000 of them, its messages come back when their lease ends.
+  local latest = string.format('%.0f', now + lease)
+  local newest = redis.call('ZRANGE', in_flight, latest, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 1000)
   local held = #newest > 0 and redis.call('HMGET', leases, unpack(newest)) or {}
   local reply = {'', 0, -1}
   for i = #newest, 1, -1 do
