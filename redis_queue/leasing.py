@@ -187,8 +187,15 @@ class Shard:
 
     def dead_letters(self, offset: int, limit: int) -> list[DeadLetter]:
         """Return a page of dead letters, oldest first."""
-        reply = iter(self.run("dead/letters", offset=offset, limit=limit))
-        return [self._letter(*fields) for fields in zip(reply, reply, reply, reply, reply, strict=True)]
+        return [self._letter(*row) for row in self.pages("dead/letters", 5, offset, limit)]
+
+    def pages(self, name: str, width: int, offset: int, limit: int) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows that script *name* answers, which stops where they become large, until *limit* are there."""
+        more = 1
+        while more:
+            more, *reply = self.run(name, offset=offset, limit=limit)
+            yield from zip(*[iter(reply)] * width, strict=True)
+            offset, limit = offset + len(reply) // width, limit - len(reply) // width
 
     def look(self, id_: str) -> Item | None:
         """Return the message or entry *id_* wherever it is."""
@@ -254,9 +261,9 @@ class Shard:
         No more than that: what dies again meanwhile must not keep a redrive going for ever.
         """
         left = self._size("dead")
-        while left > 0 and (letters := self.dead_letters(0, min(CHUNK, left))):
-            left -= len(letters)
-            yield [letter.id for letter in letters]
+        while left > 0 and (ids := self._scripts.command("ZRANGE", self.keys.dead, 0, min(CHUNK, left) - 1)):
+            left -= len(ids)
+            yield [id_text(id_) for id_ in ids]
 
     def destroy(self) -> None:
         """Delete every key; the slots of callers end by themselves within a minute."""

@@ -45,9 +45,12 @@ class QueueView:
         return f"RedisQueue({self.name!r}, prefix={self.settings.prefix!r})"
 
     def peek(self, limit: int = 1) -> list[Message]:
-        """Return the next messages without claiming them; unreadable ones are left out."""
-        reply = iter(self._shard.run("queue/peek", limit=check_limit(limit, CHUNK)))
-        found = (self._read(id_, count, record, None) for id_, count, record in zip(reply, reply, reply, strict=True))
+        """Return the next messages without claiming them; unreadable ones are left out.
+
+        More than 8 MiB take several looks, between which some may be claimed.
+        """
+        rows = self._shard.pages("queue/peek", 3, 0, check_limit(limit, CHUNK))
+        found = (self._read(id_, count, record, None) for id_, count, record in rows)
         return [message for message in found if isinstance(message, Message)]
 
     def stats(self) -> QueueStats:
@@ -77,7 +80,7 @@ class QueueView:
         return True
 
     def dead_letters(self, *, offset: int = 0, limit: int = 100) -> list[DeadLetter]:
-        """Return a page of dead letters, oldest first."""
+        """Return a page of dead letters, oldest first. More than 8 MiB take several looks."""
         return self._shard.dead_letters(check_offset(offset), check_limit(limit, CHUNK))
 
     def quarantined(self, *, offset: int = 0, limit: int = 100) -> list[Quarantined]:

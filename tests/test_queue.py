@@ -307,9 +307,20 @@ class TestPutBack:
         clock.forward(60)
         assert queue.put_back() == PutBack(dead=1)
         assert [(letter.body, letter.reason) for letter in queue.dead_letters()] == [
-            ("a", "slow"),
+            ("a", "lease expired; before that: slow"),
             ("b", "lease expired"),
         ]
+
+    def test_the_reason_before_is_kept_once(self, queue: RedisQueue, clock: Clock) -> None:
+        id_ = queue.put("a")
+        queue.nack(must(queue.get()), reason="slow")
+        for _ in range(3):
+            queue.get()
+            clock.forward(60)
+            queue.put_back()
+        assert queue.look(id_).reason == "lease expired; before that: slow"  # type: ignore[union-attr]
+        queue.nack(must(queue.get()), reason="busy")
+        assert queue.look(id_).reason == "busy"  # type: ignore[union-attr]
 
     def test_a_get_puts_back_a_few_on_its_way(self, make: Callable[..., RedisQueue], clock: Clock) -> None:
         queue = make(put_back_on_get=2)
@@ -540,6 +551,11 @@ class TestPurge:
         assert queue.stats().dead == 1
         with pytest.raises(ValueError, match="limit=0"):
             queue.purge(limit=0)
+
+    def test_of_the_ready_ones_the_next_go_first(self, queue: RedisQueue) -> None:
+        queue.put_many(range(700))
+        assert queue.purge("ready", limit=600) == 600
+        assert bodies(queue.get_many(500)) == list(range(600, 700))
 
     def test_thousands_go_in_one_call(self, queue: RedisQueue, client: redis.Redis) -> None:
         queue.put_many(range(1234))
@@ -874,3 +890,43 @@ class TestManyAtOnce:
             assert (one.body, two.body) == (number, -number)
             assert first.ack(one)
             assert second.ack(two)
+
+
+LARGE = 256 * 1024
+
+
+class TestLargeBodies:
+    """No script reads more than 8 MiB at once."""
+
+    @pytest.fixture
+    def large(self, queue: RedisQueue) -> RedisQueue:
+        queue.put_many([bytes(LARGE - number) for number in range(80)])
+        return queue
+
+    def test_a_peek_takes_several_looks(self, large: RedisQueue, client: redis.Redis) -> None:
+        large.peek()
+        before = scripts_called(client)
+        assert [len(body) for body in bodies(large.peek(80))] == [LARGE - number for number in range(80)]
+        assert scripts_called(client) - before == 3
+
+    def test_a_page_of_dead_letters_takes_several_looks(self, large: RedisQueue, client: redis.Redis) -> None:
+        while messages := large.get_many(40):
+            large.nack_many(messages, dead=True)
+        large.dead_letters(limit=1)
+        before = scripts_called(client)
+        found = [len(letter.body) for letter in large.dead_letters(offset=1, limit=78)]
+        assert len(set(found)) == len(found) == 78
+        assert scripts_called(client) - before == 3
+
+    def test_a_redrive_reads_none_of_them(self, large: RedisQueue, client: redis.Redis) -> None:
+        while messages := large.get_many(40):
+            large.nack_many(messages, dead=True)
+        before = client.info("stats")["total_net_output_bytes"]
+        assert large.redrive() == 80
+        assert client.info("stats")["total_net_output_bytes"] - before < 100_000
+
+
+def scripts_called(client: redis.Redis) -> int:
+    """Return how many scripts *client*'s server has run."""
+    calls = client.info("commandstats")
+    return sum(calls.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha"))

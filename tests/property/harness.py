@@ -95,7 +95,7 @@ class LossyLink:
 
 def _may_change(command: tuple[Argument, ...]) -> bool:
     name, target = command[:2]
-    if name in ("LLEN", "ZCARD", "TYPE") or target in LOOKS:
+    if name in ("LLEN", "ZCARD", "ZRANGE", "TYPE") or target in LOOKS:
         return False
     return not (isinstance(target, bytes) and target.endswith(b":registry"))
 

@@ -273,7 +273,8 @@ class ShardModel:
                 self.quarantine.append((now, id_, SCRIPT_FLAWS[1], b""))
                 continue
             self.leases[id_] = (deliveries, None)
-            self.errors.setdefault(id_, "lease expired")
+            before = self.errors.get(id_, "lease expired")
+            self.errors[id_] = before if before.startswith("lease expired") else f"lease expired; before that: {before}"
             if 0 < self.settings.max_deliveries <= deliveries:
                 self.dead[id_] = now
                 died += 1
@@ -325,8 +326,8 @@ class ShardModel:
 
     def _purge(self, place: str, limit: int) -> int:
         if place == "ready":
-            ids = self.ready[:limit]
-            del self.ready[:limit]
+            ids = self.ready[-limit:]
+            del self.ready[-limit:]
         else:
             scores: dict[str, int] = getattr(self, place)
             ids = due_order(scores)[:limit]

@@ -7,12 +7,14 @@
 -- ARGV[1] offset     how many to pass over
 -- ARGV[2] limit      most letters
 --
--- Returns {id, time it died, deliveries, reason, record or "", ...}
+-- Returns {1 if it stopped before the limit, id, time it died, deliveries, reason, record or "", ...}.
+-- Stops after the letter that makes 8 MiB, so that one call never blocks Redis for long.
 -- O(log dead + limit)
 local dead, records, leases, errors = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local offset, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
+local MAX_BYTES = 8388608
 
-local reply = {}
+local reply, bytes = {0}, 0
 local found = redis.call('ZRANGE', dead, offset, offset + limit - 1, 'WITHSCORES')
 for i = 1, #found, 2 do
   local id = found[i]
@@ -20,6 +22,12 @@ for i = 1, #found, 2 do
   reply[#reply + 1] = tonumber(found[i + 1])
   reply[#reply + 1] = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
   reply[#reply + 1] = redis.call('HGET', errors, id) or ''
-  reply[#reply + 1] = redis.call('HGET', records, id) or ''
+  local record = redis.call('HGET', records, id) or ''
+  reply[#reply + 1] = record
+  bytes = bytes + #record
+  if bytes >= MAX_BYTES and i + 1 < #found then
+    reply[1] = 1
+    break
+  end
 end
 return reply

@@ -6,7 +6,7 @@
 -- KEYS[4] errors     HASH  id -> last reason
 -- ARGV[1] limit      most ids
 --
--- Returns how many were deleted.
+-- Returns how many were deleted, the next to be claimed, due or oldest before all others.
 -- O(limit * log N)
 local place, records, leases, errors = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local limit = tonumber(ARGV[1])
@@ -15,10 +15,11 @@ redis.call('HLEN', records)
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)
 local listed = redis.call('TYPE', place).ok == 'list'
-local ids = redis.call(listed and 'LRANGE' or 'ZRANGE', place, 0, limit - 1)
+-- What stands longest goes first: the next ones at the right end of a list.
+local ids = listed and redis.call('LRANGE', place, -limit, -1) or redis.call('ZRANGE', place, 0, limit - 1)
 if #ids == 0 then return 0 end
 redis.call('HDEL', records, unpack(ids))
 redis.call('HDEL', leases, unpack(ids))
 redis.call('HDEL', errors, unpack(ids))
-if listed then redis.call('LTRIM', place, #ids, -1) else redis.call('ZREM', place, unpack(ids)) end
+if listed then redis.call('LTRIM', place, 0, -#ids - 1) else redis.call('ZREM', place, unpack(ids)) end
 return #ids

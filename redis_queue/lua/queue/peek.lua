@@ -3,19 +3,28 @@
 -- KEYS[1] records    HASH  id -> record
 -- KEYS[2] ready      LIST  ids, next one at the right end
 -- KEYS[3] leases     HASH  id -> deliveries so far
--- ARGV[1] limit      most messages
+-- ARGV[1] offset     how many to pass over
+-- ARGV[2] limit      most messages
 --
--- Returns {id, deliveries so far, record or "", ...}, next message first.
--- O(limit)
+-- Returns {1 if it stopped before the limit, id, deliveries so far, record or "", ...}, next message first.
+-- Stops after the message that makes 8 MiB, so that one call never blocks Redis for long.
+-- O(offset + limit)
 local records, ready, leases = KEYS[1], KEYS[2], KEYS[3]
-local limit = tonumber(ARGV[1])
+local offset, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
+local MAX_BYTES = 8388608
 
-local reply = {}
-local ids = redis.call('LRANGE', ready, -limit, -1)
+local reply, bytes = {0}, 0
+local ids = redis.call('LRANGE', ready, -offset - limit, -offset - 1)
 for i = #ids, 1, -1 do
   local held = redis.call('HGET', leases, ids[i]) or '0'
   reply[#reply + 1] = ids[i]
   reply[#reply + 1] = tonumber(string.match(held, '^%d+')) or 0
-  reply[#reply + 1] = redis.call('HGET', records, ids[i]) or ''
+  local record = redis.call('HGET', records, ids[i]) or ''
+  reply[#reply + 1] = record
+  bytes = bytes + #record
+  if bytes >= MAX_BYTES and i > 1 then
+    reply[1] = 1
+    break
+  end
 end
 return reply
