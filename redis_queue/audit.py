@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -51,6 +52,8 @@ class Audit:
             "queue": action.queue,
             "count": action.count,
             "detail": action.detail[:MAX_DETAIL],
+            # Where a reply was lost the row stands there twice, and is read once.
+            "nonce": os.urandom(8).hex(),
         }
         self._scripts.command("LPUSH", self._key, json.dumps(row))
         self._scripts.command("LTRIM", self._key, 0, MOST - 1)
@@ -58,12 +61,16 @@ class Audit:
     def begin(self, operation: str) -> bool:
         """Tell whether *operation* is new: a form that is sent twice must not act twice. Remembered for a day."""
         key = keys.operation(self._prefix, operation)
-        return self._scripts.command("SET", key, "1", "NX", "PX", REMEMBERED_MS) is not None
+        nonce = os.urandom(8).hex().encode()
+        if self._scripts.command("SET", key, nonce, "NX", "PX", REMEMBERED_MS) is not None:
+            return True
+        # It may be there from this very call, whose reply was lost.
+        return bool(self._scripts.command("GET", key) == nonce)
 
     def last(self, limit: int = 100) -> list[Action]:
         """Return the newest actions; what cannot be read is left out."""
         rows: list[bytes] = self._scripts.command("LRANGE", self._key, 0, check_limit(limit, CHUNK) - 1)
-        return [action for action in map(_read, rows) if action is not None]
+        return [action for action in map(_read, dict.fromkeys(rows)) if action is not None]
 
 
 def _read(row: bytes) -> Action | None:
