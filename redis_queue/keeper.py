@@ -46,6 +46,9 @@ TAGS: Final = 2000
 
 READ: Final = 1 << 16
 
+LOOKS: Final = 1000
+"""So often a renewal that is being written is looked at again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -77,6 +80,7 @@ class Board:
         if os.fstat(file).st_size < self._RECORD.size:
             os.ftruncate(file, self._RECORD.size)
         self._memory = mmap.mmap(file, self._RECORD.size)
+        self._last = Renewed(0.0, 0.0)
 
     def write(self, renewed: Renewed) -> None:
         """Note a renewal."""
@@ -85,11 +89,16 @@ class Board:
         struct.pack_into("<ddQ", self._memory, 8, *renewed, count)
 
     def read(self) -> Renewed:
-        """Return the last renewal; zeros if there was none."""
-        while True:
-            before, at, score, after = self._RECORD.unpack_from(self._memory)
+        """Return the last renewal; zeros if there was none, the one before where the keeper died while it wrote."""
+        for _ in range(LOOKS):
+            # In the opposite order to that of writing: whatever changes meanwhile shows in the first count.
+            (after,) = struct.unpack_from("<Q", self._memory, 24)
+            at, score = struct.unpack_from("<dd", self._memory, 8)
+            (before,) = struct.unpack_from("<Q", self._memory)
             if before == after:
-                return Renewed(at, score)
+                self._last = Renewed(at, score)
+                break
+        return self._last
 
 
 class Renewal(NamedTuple):

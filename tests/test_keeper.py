@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import tempfile
 import threading
 import time
@@ -106,6 +107,18 @@ class TestABoard:
         for number in range(3):
             board.write(Renewed(number + 0.5, number * 1e9))
         assert board.read() == Renewed(2.5, 2e9)
+
+    def test_shows_the_last_one_where_the_keeper_died_while_it_wrote(self, board: Board) -> None:
+        board.write(Renewed(1.5, 1700.25))
+        assert board.read() == (1.5, 1700.25)
+        board._memory[0:16] = struct.pack("<Qd", 2, 2.5)
+        assert board.read() == (1.5, 1700.25)
+        board.write(Renewed(3.5, 1703.25))
+        assert board.read() == (3.5, 1703.25)
+
+    def test_shows_nothing_where_the_first_one_was_never_finished(self, board: Board) -> None:
+        board._memory[0:8] = struct.pack("<Q", 1)
+        assert board.read() == (0, 0)
 
     def test_never_shows_half_of_a_renewal(self, board: Board) -> None:
         done = threading.Event()
