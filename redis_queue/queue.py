@@ -198,7 +198,7 @@ class RedisQueue(QueueView):
                 if heartbeat.elsewhere:
                     return
                 heartbeat.remove(message)
-                message = self._ack_and_get(message) or self.get(timeout=timeout)
+                message = self._ack_and_wait(message, heartbeat, timeout) or self.get(timeout=timeout)
 
     def keep_alive(self, *, max_runtime: Seconds | None = None) -> Heartbeat:
         """Return a Heartbeat for leases of this queue; use it as a context manager.
@@ -276,7 +276,7 @@ class RedisQueue(QueueView):
             self._registry.add("queue", self.name, self.settings)
 
     def _claim_within(self, limit: int, *, block: bool, timeout: Seconds | None) -> list[Message]:
-        deadline = math.inf if timeout is None else time.monotonic() + duration_ms(timeout, name="timeout") / 1000
+        deadline = self._deadline(timeout)
         backoff = Backoff()
         while True:
             try:
@@ -289,12 +289,40 @@ class RedisQueue(QueueView):
                 self._wait(min(next_in, self._poll, left, self._longest_wait))
                 backoff.reset()
             except StoreUnavailableError as error:
-                left = deadline - time.monotonic()
-                if not block or left <= 0:
+                if not block or deadline <= time.monotonic():
                     raise
-                pause = min(backoff.next(), left)
-                logger.warning("Redis is away: %s", error, extra={"action": "store_unavailable", "retry_in": pause})
-                time.sleep(pause)
+                self._sit_out(error, backoff, deadline)
+
+    @staticmethod
+    def _deadline(timeout: Seconds | None) -> float:
+        return math.inf if timeout is None else time.monotonic() + duration_ms(timeout, name="timeout") / 1000
+
+    @staticmethod
+    def _sit_out(error: StoreUnavailableError, backoff: Backoff, deadline: float) -> None:
+        pause = max(0.0, min(backoff.next(), deadline - time.monotonic()))
+        logger.warning("Redis is away: %s", error, extra={"action": "store_unavailable", "retry_in": pause})
+        time.sleep(pause)
+
+    def _ack_and_wait(self, message: Message, heartbeat: Heartbeat, timeout: Seconds | None) -> Message | None:
+        """Finish *message* however long Redis is away, for *timeout* at most; claim the next one if it is there."""
+        try:
+            return self._ack_and_get(message)
+        except StoreUnavailableError as error:
+            away = error
+        # Whether it was acked is unknown: until it is, nobody else shall have it.
+        heartbeat.add(message)
+        deadline, backoff = self._deadline(timeout), Backoff()
+        while True:
+            self._sit_out(away, backoff, deadline)
+            try:
+                self.ack(message)
+            except StoreUnavailableError as error:
+                if deadline <= time.monotonic():
+                    raise
+                away = error
+            else:
+                heartbeat.remove(message)
+                return None
 
     def _ack_and_get(self, message: Message) -> Message | None:
         """Finish *message* and claim the next one that is ready, in one round trip."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 
-from redis_queue import LeaseLostError, Message, PutBack, QueueFullError, RedisQueue, Settings
+from redis_queue import LeaseLostError, Message, PutBack, QueueFullError, RedisQueue, Settings, StoreUnavailableError
 from redis_queue.keys import Keys
 from redis_queue.registry import Registry
 from redis_queue.scripts import DirectLink, Scripts
@@ -846,6 +846,46 @@ class TestConsume:
         assert seen == [(number, 1) for number in range(5)]
         stats = queue.stats()
         assert (stats.ready, stats.in_flight, stats.acked) == (0, 0, 5)
+
+    @pytest.mark.parametrize("timeout", [None, 30])
+    def test_the_loop_outlives_an_outage(
+        self, queue: RedisQueue, monkeypatch: pytest.MonkeyPatch, timeout: float | None
+    ) -> None:
+        queue.put_many(range(3))
+        send, left = DirectLink.send, [8]
+
+        def away(link: DirectLink, *command: Any) -> Any:
+            if left[0]:
+                left[0] -= 1
+                raise redis.ConnectionError("away")
+            return send(link, *command)
+
+        seen = []
+        loop = queue.consume(timeout=timeout)
+        for message in loop:
+            seen.append((message.body, message.deliveries))
+            if message.body == 2:
+                break
+            if message.body == 0:
+                monkeypatch.setattr(DirectLink, "send", away)
+                monkeypatch.setattr(DirectLink, "send_both", lambda link, *both: [link.send(*one) for one in both])
+        loop.close()
+        assert seen == [(0, 1), (1, 1), (2, 1)]
+        assert (queue.stats().acked, queue.stats().ready) == (2, 1)
+
+    def test_an_outage_longer_than_the_timeout_ends_it(
+        self, queue: RedisQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def away(link: DirectLink, *_: Any) -> Any:
+            raise redis.ConnectionError("away")
+
+        queue.put_many(range(3))
+        loop = queue.consume(timeout=0.1)
+        assert next(loop).body == 0
+        monkeypatch.setattr(DirectLink, "send", away)
+        monkeypatch.setattr(DirectLink, "send_both", away)
+        with pytest.raises(StoreUnavailableError):
+            next(loop)
 
     def test_a_lost_lease_is_logged_and_the_loop_goes_on(
         self, queue: RedisQueue, clock: Clock, caplog: pytest.LogCaptureFixture
