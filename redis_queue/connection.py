@@ -65,6 +65,7 @@ def check_server(client: Client) -> None:
 
     Raises UnsupportedServerError below Redis 6.2, for a read-only replica, and where ``maxmemory`` with an
     ``allkeys-*`` policy would evict queues without a word; StoreUnavailableError and StoreRefusedError as they come.
+    Logs a warning of a ``volatile-*`` policy, which may evict locks.
     """
     for info in _infos(client):
         version = str(info.get("redis_version", "0"))
@@ -78,6 +79,13 @@ def check_server(client: Client) -> None:
             if int(info.get("maxmemory", 0)) > 0:
                 raise UnsupportedServerError(message)
             logger.warning(message)
+        elif policy.startswith("volatile"):
+            # What keeps a lock or a repeated call safe has a TTL; a queue has none.
+            logger.warning(
+                "maxmemory-policy %s lets Redis drop locks that are held, and answers to repeated calls; set it to"
+                " noeviction",
+                policy,
+            )
 
 
 def _infos(client: Client) -> list[dict[str, Any]]:

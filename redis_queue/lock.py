@@ -39,6 +39,8 @@ class Lock:
     itself. All times are by the Redis server's clock. Raises InvalidNameError and InvalidDelayError for what cannot be,
     before anything is sent.
 
+    Its key has a TTL: a Redis that may evict such keys (``maxmemory-policy volatile-*``) may let two hold it.
+
     Safe for threads and after fork. Who waits gets it in no order that is promised.
     """
 

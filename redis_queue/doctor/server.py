@@ -54,7 +54,10 @@ def eviction(server: Server) -> Iterator[Finding]:
         when = "when memory is short" if limited else "as soon as maxmemory is set"
         yield say(f"{server.label}maxmemory-policy {policy}: Redis drops queues {when}", advice)
     elif policy.startswith("volatile"):
-        yield warning(f"{server.label}maxmemory-policy {policy}: Redis drops whatever has a TTL", advice)
+        yield warning(
+            f"{server.label}maxmemory-policy {policy}: Redis drops whatever has a TTL, locks that are held for one",
+            advice,
+        )
 
 
 def memory(server: Server) -> Iterator[Finding]:

@@ -170,6 +170,11 @@ class TestServerCheck:
                     client.config_set("maxmemory-policy", policy)
                     check_server(client)
 
+    def test_of_a_policy_that_drops_locks_it_is_warned(self, caplog: pytest.LogCaptureFixture) -> None:
+        with RedisServer("--maxmemory", "100mb", "--maxmemory-policy", "volatile-ttl") as server:
+            assert RedisQueue("orders", server.url).put(1)
+        assert "maxmemory-policy volatile-ttl lets Redis drop locks that are held" in caplog.text
+
     def test_a_policy_that_cannot_strike_without_a_limit_is_only_warned_of(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
