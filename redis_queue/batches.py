@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from redis_queue.errors import InvalidValueError
@@ -40,6 +40,13 @@ def check_limit(value: int, maximum: int, *, name: str = "limit") -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
         raise InvalidValueError(f"{name}={value!r}: give a whole number from 1 to {maximum}")
     return value
+
+
+def check_many(values: Iterable[T], *, name: str) -> Iterable[T]:
+    """Return *values* unless they are one text or one mapping, whose parts nobody means. Raises InvalidValueError."""
+    if isinstance(values, str | bytes | bytearray | Mapping):
+        raise InvalidValueError(f"{name}: give a list, not a {type(values).__name__}")
+    return values
 
 
 def by_size(rows: Iterable[Row]) -> Iterator[list[Row]]:

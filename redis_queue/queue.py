@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 from redis_queue.backoff import Backoff
-from redis_queue.batches import CHUNK, MANY, by_size, check_limit, chunks, gap_ms, new_ids
+from redis_queue.batches import CHUNK, MANY, by_size, check_limit, check_many, chunks, gap_ms, new_ids
 from redis_queue.errors import (
     InvalidValueError,
     LeaseLostError,
@@ -79,6 +79,7 @@ class RedisQueue(QueueView):
         what went before it stays stored. *dedupe_key* is called with each body.
         """
         wait = duration_ms(delay)
+        check_many(bodies, name="bodies")
         encode = self._shard.codec.encode
         ids: list[str] = []
         for chunk in chunks(bodies):
@@ -226,7 +227,9 @@ class RedisQueue(QueueView):
 
         *rate* spreads them over time, so many per second: they are delayed at once and this call does not wait.
         """
-        return self._shard.redrive(ids if ids is None else [check_id(id_) for id_ in ids], gap_ms(rate))
+        if ids is not None:
+            ids = [check_id(id_) for id_ in check_many(ids, name="ids")]
+        return self._shard.redrive(ids, gap_ms(rate))
 
     def purge(self, *places: Place, limit: int = MANY) -> int:
         """Delete up to *limit* messages in *places* (default: ready and delayed) and return how many went.

@@ -722,6 +722,13 @@ def test_a_generator_is_read_no_further_than_what_is_stored(client: redis.Redis,
     assert max(behind) == 400
 
 
+@pytest.mark.parametrize("values", ["abc", b"abc", {"a": 1}])
+def test_one_value_is_not_taken_for_many(client: redis.Redis, values: Any) -> None:
+    queue = RedisQueue("orders", client)
+    refused(InvalidValueError, "give a list", lambda: queue.put_many(values))
+    refused(InvalidValueError, "give a list", lambda: queue.redrive(values))
+
+
 def test_a_generator_that_fails_leaves_what_was_stored_before(client: redis.Redis) -> None:
     queue = RedisQueue("orders", client)
 

@@ -203,12 +203,12 @@ class TestNack:
         assert not queue.ack(message)
 
     def test_a_batch_comes_back_in_its_order(self, queue: RedisQueue) -> None:
-        queue.put_many("abcd")
+        queue.put_many(list("abcd"))
         assert queue.nack_many(queue.get_many(3)) == [True] * 3
         assert bodies(queue.get_many(4)) == list("abcd")
 
     def test_with_a_delay_it_comes_back_later(self, queue: RedisQueue, clock: Clock) -> None:
-        queue.put_many("ab")
+        queue.put_many(list("ab"))
         assert queue.nack(must(queue.get()), delay=timedelta(seconds=5))
         assert bodies(queue.get_many(5)) == ["b"]
         clock.forward(4.999)
@@ -270,7 +270,7 @@ class TestNack:
 
 class TestPutBack:
     def test_it_returns_what_expired_before_all_others_in_order(self, queue: RedisQueue, clock: Clock) -> None:
-        queue.put_many("abcde")
+        queue.put_many(list("abcde"))
         queue.get_many(2)
         clock.forward(1)
         queue.get_many(1)
@@ -279,7 +279,7 @@ class TestPutBack:
         assert bodies(queue.get_many(5)) == list("abcde")
 
     def test_it_leaves_what_has_not_expired(self, queue: RedisQueue, clock: Clock) -> None:
-        queue.put_many("ab")
+        queue.put_many(list("ab"))
         queue.get_many(1)
         clock.forward(59.999)
         assert queue.put_back() == PutBack()
@@ -298,7 +298,7 @@ class TestPutBack:
 
     def test_what_was_delivered_often_enough_is_dead(self, make: Callable[..., RedisQueue], clock: Clock) -> None:
         queue = make(max_deliveries=2)
-        queue.put_many("ab")
+        queue.put_many(list("ab"))
         queue.nack(must(queue.get()), reason="slow")
         queue.get_many(2)
         clock.forward(60)
@@ -324,7 +324,7 @@ class TestPutBack:
 
     def test_a_get_puts_back_a_few_on_its_way(self, make: Callable[..., RedisQueue], clock: Clock) -> None:
         queue = make(put_back_on_get=2)
-        queue.put_many("abc")
+        queue.put_many(list("abc"))
         queue.get_many(3)
         clock.forward(60)
         assert must(queue.get(block=False)).body == "a"
@@ -445,11 +445,11 @@ class TestMaxLength:
 
     def test_many_are_stored_all_or_none(self, make: Callable[..., RedisQueue]) -> None:
         queue = make(max_length=5)
-        queue.put_many("abc")
+        queue.put_many(list("abc"))
         with pytest.raises(QueueFullError):
-            queue.put_many("def")
+            queue.put_many(list("def"))
         assert len(queue) == 3
-        queue.put_many("de")
+        queue.put_many(list("de"))
         assert bodies(queue.get_many(9)) == list("abcde")
 
     def test_a_key_that_is_there_already_needs_no_room(self, make: Callable[..., RedisQueue]) -> None:
@@ -599,7 +599,7 @@ class TestPause:
 
 class TestLooking:
     def test_peek_claims_nothing(self, queue: RedisQueue) -> None:
-        queue.put_many("abc", headers={"h": 1})
+        queue.put_many(list("abc"), headers={"h": 1})
         queue.nack(must(queue.get()))
         assert [(message.body, message.deliveries, message.lease) for message in queue.peek(2)] == [
             ("a", 1, None),
@@ -721,7 +721,7 @@ class TestWakeUp:
     ) -> None:
         future = pool.submit(live.get_many, 10, block=True, timeout=20)
         wait_until(lambda: blocked(client) == 1, description="a waiting get")
-        RedisQueue("orders", client).put_many("abc")
+        RedisQueue("orders", client).put_many(list("abc"))
         assert bodies(future.result(5)) == list("abc")
 
 
@@ -779,7 +779,7 @@ class TestLease:
 
 class TestConsume:
     def test_each_message_is_acked_when_the_next_is_asked_for(self, queue: RedisQueue) -> None:
-        queue.put_many("abc")
+        queue.put_many(list("abc"))
         acked = []
         for message in queue.consume(timeout=0.05):
             acked.append((message.body, queue.stats().acked, queue.stats().in_flight))
@@ -787,7 +787,7 @@ class TestConsume:
         assert queue.stats().acked == 3
 
     def test_leaving_the_loop_gives_the_message_back(self, queue: RedisQueue) -> None:
-        queue.put_many("ab")
+        queue.put_many(list("ab"))
         for message in queue.consume():
             assert message.body == "a"
             break
@@ -795,7 +795,7 @@ class TestConsume:
         assert (again.body, again.deliveries) == ("a", 2)
 
     def test_an_exception_gives_the_message_back(self, queue: RedisQueue) -> None:
-        queue.put_many("ab")
+        queue.put_many(list("ab"))
 
         def work() -> None:
             for message in queue.consume():
