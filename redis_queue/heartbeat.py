@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
@@ -43,13 +44,16 @@ class Heartbeat:
 
     It runs beside the work, so a handler that never yields keeps its lease as long as the process lives. What is worked
     on for longer than *max_runtime* seconds is no longer extended: a hung handler gives its message up. That counts
-    from :meth:`add`, or from the last :meth:`restart`.
+    from :meth:`add`, or from the last :meth:`restart`. It ends by itself once its *owner*, if it has one, is gone.
     """
 
-    def __init__(self, leases: Leases, lease_ms: int, *, max_runtime: float | None = None) -> None:
+    def __init__(
+        self, leases: Leases, lease_ms: int, *, max_runtime: float | None = None, owner: object = None
+    ) -> None:
         self._leases = leases
         self._lease_ms = lease_ms
         self._max_runtime = max_runtime
+        self._owner = None if owner is None else weakref.ref(owner)
         self._held: dict[tuple[str, str], tuple[Held, Turn]] = {}
         self._lost: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
@@ -125,6 +129,8 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._lease_ms / 1000 / BEATS_PER_LEASE):
+            if self._owner is not None and self._owner() is None:
+                return
             self._beat_or_log()
 
     def _beat_or_log(self) -> None:

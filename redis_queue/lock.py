@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Final, NamedTuple
@@ -125,8 +126,26 @@ class Released(NamedTuple):
     waiting: str | None
 
 
+class _Term:
+    """The lease of a lock that was taken, for its heartbeat."""
+
+    def __init__(self, lock: Lock, lease: Lease, asked_at: float) -> None:
+        self.id = lock.name
+        self.lease = lease
+        self.sure_until = asked_at + lock.lease_ms / 1000
+        self._lock = lock
+
+    def extend(self, held: Sequence[Held], lease_ms: int) -> list[bool]:
+        """Lengthen it, as the heartbeat does."""
+        asked_at = time.monotonic()
+        kept = self._lock.extend(held, lease_ms)
+        if all(kept):
+            self.sure_until = asked_at + lease_ms / 1000
+        return kept
+
+
 class HeldLock:
-    """A lock that was taken; its lease is extended from a thread until it is given back.
+    """A lock that was taken; its lease is extended from a thread until it is given back, or this object is gone.
 
     *fence* is greater than that of every holder before: a third system that remembers the greatest number it has seen
     can refuse the late write of a holder that was stopped for longer than its lease. It follows the server's clock:
@@ -138,17 +157,18 @@ class HeldLock:
         self.fence = fence
         self.id = lock.name
         self.lease = Lease(token, from_ms(time.time() * 1000 + lock.lease_ms))
-        self._sure_until = asked_at + lock.lease_ms / 1000
         self._released: Released | None = None
-        self._heartbeat = Heartbeat(self, lock.lease_ms)
-        self._heartbeat.add(self)
+        # The heartbeat knows nothing of this object: one that is dropped must not be held for ever.
+        self._term = _Term(lock, self.lease, asked_at)
+        self._heartbeat = Heartbeat(self._term, lock.lease_ms, owner=self)
+        self._heartbeat.add(self._term)
         self._heartbeat.start()
-        _mine().append(self)
+        _HELD.own().append(weakref.ref(self))
 
     @property
     def lost(self) -> bool:
         """Whether another one may hold the lock by now: asked no server, but known within a third of the lease."""
-        return self._heartbeat.is_lost(self) or time.monotonic() > self._sure_until
+        return self._heartbeat.is_lost(self._term) or time.monotonic() > self._term.sure_until
 
     def check(self) -> None:
         """Ask Redis whether the lock is still held. Raises LeaseLostError if another one took it meanwhile."""
@@ -157,11 +177,7 @@ class HeldLock:
 
     def extend(self, held: Sequence[Held], lease_ms: int) -> list[bool]:
         """Lengthen the lease, as the heartbeat does."""
-        asked_at = time.monotonic()
-        kept = self.lock.extend(held, lease_ms)
-        if all(kept):
-            self._sure_until = asked_at + lease_ms / 1000
-        return kept
+        return self._term.extend(held, lease_ms)
 
     def release(self) -> Released:
         """Give the lock back; the same again answers the same. What Redis cannot be told ends with the lease.
@@ -172,8 +188,6 @@ class HeldLock:
             return Released(mine=False, waiting=None)
         if self._released is None:
             self._heartbeat.stop()
-            with contextlib.suppress(ValueError):
-                _mine().remove(self)
             self._released = self._give_back()
         return self._released
 
@@ -208,7 +222,7 @@ def held_here(lock: Lock) -> bool:
 @contextlib.contextmanager
 def holding_nothing() -> Iterator[None]:
     """Run a ``with`` block as another thread would, which has none of the locks of this one."""
-    before, _HELD.locks = _mine(), []
+    before, _HELD.locks = _HELD.own(), []
     try:
         yield
     finally:
@@ -241,16 +255,20 @@ class _Held(threading.local):
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.locks: list[HeldLock] = []
+        self.locks: list[weakref.ref[HeldLock]] = []
+
+    def own(self) -> list[weakref.ref[HeldLock]]:
+        """Return what was taken in this process and neither given back nor dropped."""
+        if self.pid != os.getpid():
+            # What the parent held when it forked is not its child's.
+            self.pid, self.locks = os.getpid(), []
+        # Another thread may have given back what this one took.
+        self.locks = [found for found in self.locks if (held := found()) is not None and held._released is None]
+        return self.locks
 
 
 _HELD: Final = _Held()
 
 
 def _mine() -> list[HeldLock]:
-    if _HELD.pid != os.getpid():
-        # What the parent held when it forked is not its child's.
-        _HELD.pid, _HELD.locks = os.getpid(), []
-    # Another thread may have given back what this one took.
-    _HELD.locks = [held for held in _HELD.locks if held._released is None]
-    return _HELD.locks
+    return [held for found in _HELD.own() if (held := found()) is not None]

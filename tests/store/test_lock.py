@@ -146,6 +146,12 @@ class TestLease:
             assert lock.acquire() is None
             assert not held.lost
 
+    def test_one_that_is_dropped_is_kept_no_longer(self, client: redis.Redis) -> None:
+        lock = Lock("dropped", client, lease=0.3)
+        assert lock.acquire() is not None
+        assert current_lock() is None
+        taken(lock.acquire(wait=5)).release()
+
     def test_the_heartbeat_learns_of_the_loss(self, client: redis.Redis) -> None:
         lock = Lock("lost", client, lease=0.3)
         held = taken(lock.acquire())
