@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlencode
 
 from redis_queue.celery.settings import CelerySettings
+from redis_queue.codec import JSON, Codec
 from redis_queue.connection import Client, connect
 from redis_queue.delay import DelayQueue
 from redis_queue.errors import ConfigurationError
@@ -23,6 +24,9 @@ SCHEMES: Final = ("redis", "rediss", "unix", "sentinel")
 
 MAX_BODY: Final = 64 * 1024 * 1024
 """Largest message in bytes: what a broker takes must not fail for the delay alone."""
+
+CODEC: Final = Codec(JSON, MAX_BODY)
+"""Writes what the DelayQueue of every store writes; what it refuses is known without asking Redis."""
 
 
 class Store:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 
+from redis_queue import DelayQueue
 from redis_queue.errors import EntryExistsError, InvalidDelayError, InvalidValueError
+from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.celery
 
@@ -17,6 +21,17 @@ pytestmark = pytest.mark.celery
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, shop: Path) -> str:
     return str(shop) if request.param == "sqlite" else str(request.getfixturevalue("postgres"))
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+    """A Redis of the test, which holds the tasks of an app that has not asked it for anything yet."""
+    with RedisServer() as server:
+        app = Celery("shop", broker="memory://", set_as_current=False)
+        app.conf.redis_queue_url = server.url
+        for module in ("relaying", "scheduling"):
+            monkeypatch.setattr(f"redis_queue.contrib.django.outbox.{module}.celery_app", lambda: app)
+        yield server
 
 
 def rows() -> list[Any]:
@@ -60,6 +75,17 @@ def test_what_was_committed_while_redis_was_away_is_relayed_later(
     assert [row.task_id for row in rows()] == ids
     assert outbox.relay() == outbox.Relayed(moved=3)
     assert sorted(entry.id for entry in delayed.list()) == sorted(ids)
+
+
+def test_a_process_that_never_saw_redis_schedules_all_the_same(tables: Any, outbox: Any, own: RedisServer) -> None:
+    own.kill()
+    with tables.atomic():
+        id_ = outbox.schedule("shop.remind", (1,), countdown=60)
+    assert [row.task_id for row in rows()] == [id_]
+    own.restart()
+    assert outbox.relay() == outbox.Relayed(moved=1)
+    with own.client() as client:
+        assert [entry.id for entry in DelayQueue("celery", client).list()] == [id_]
 
 
 def test_a_relay_that_died_before_its_commit_changes_nothing_the_second_time(

@@ -11,10 +11,10 @@ from django.db import router, transaction
 
 from redis_queue.celery.calls import TaskCall
 from redis_queue.celery.delayed import DelayedTasks
+from redis_queue.celery.store import CODEC
 from redis_queue.contrib.django.outbox.models import Call
 from redis_queue.contrib.django.outbox.relaying import relay_quietly
 from redis_queue.contrib.django.project import celery_app
-from redis_queue.delay_model import Push
 from redis_queue.errors import EntryExistsError, InvalidDelayError
 from redis_queue.keys import check_id
 from redis_queue.times import Seconds, duration_ms, point_ms
@@ -40,7 +40,8 @@ def schedule(
     call = TaskCall(getattr(task, "name", task), args, kwargs or {}, options)
     name = uuid() if task_id is None else check_id(task_id, name="task_id")
     due_at = _due(countdown, eta)
-    DelayedTasks.of(celery_app()).queue.check(Push(call.payload(), due_at=due_at, id=name))
+    # Without the queue itself, which only Redis can tell: it may be away, and that is what the outbox is for.
+    CODEC.encode(call.payload())
     using = using or router.db_for_write(Call)
     with transaction.atomic(using=using):
         _, new = Call.objects.using(using).get_or_create(
