@@ -88,6 +88,62 @@ def test_a_process_that_never_saw_redis_schedules_all_the_same(tables: Any, outb
         assert [entry.id for entry in DelayQueue("celery", client).list()] == [id_]
 
 
+def test_many_calls_of_one_transaction_are_relayed_once(
+    tables: Any, outbox: Any, own: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    own.kill()
+    with tables.atomic():
+        for number in range(20):
+            outbox.schedule("shop.remind", (number,), countdown=60)
+    refused = [record for record in caplog.records if record.message.startswith("not relayed yet")]
+    assert (len(rows()), len(refused)) == (20, 1)
+    own.restart()
+    with tables.atomic():
+        outbox.schedule("shop.remind", countdown=60)
+    assert rows() == []
+
+
+def test_more_calls_than_one_relay_takes_are_all_relayed_with_their_commit(
+    tables: Any, outbox: Any, delayed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redis_queue.contrib.django.outbox.relaying.CHUNK", 2)
+    with tables.atomic():
+        for number in range(5):
+            outbox.schedule("shop.remind", (number,), countdown=60)
+    assert (rows(), delayed.count()) == ([], 5)
+
+
+@pytest.mark.parametrize("undone", [0, 1, 2])
+def test_the_relay_of_a_transaction_outlives_a_savepoint_that_is_rolled_back(
+    tables: Any, outbox: Any, delayed: Any, undone: int
+) -> None:
+    with tables.atomic():
+        for number in range(3):
+            with tables.atomic():
+                outbox.schedule("shop.remind", countdown=60, task_id=f"x{number}")
+                if number == undone:
+                    tables.set_rollback(True)
+    assert rows() == []
+    assert sorted(entry.id for entry in delayed.list()) == [f"x{number}" for number in range(3) if number != undone]
+
+
+def test_the_relays_of_a_test_that_never_commits_are_captured_each_time(
+    tables: Any, outbox: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django.test import TestCase
+
+    relayed: list[Any] = []
+    monkeypatch.setattr(
+        "redis_queue.contrib.django.outbox.scheduling.relay_quietly", lambda **given: relayed.append(given)
+    )
+    with tables.atomic():
+        for count in (1, 2):
+            with TestCase.captureOnCommitCallbacks(execute=True):
+                outbox.schedule("shop.remind", countdown=60)
+            assert relayed == [{"calls": 1, "using": "default"}] * count
+        tables.set_rollback(True)
+
+
 def test_a_relay_that_died_before_its_commit_changes_nothing_the_second_time(
     tables: Any, outbox: Any, delayed: Any
 ) -> None:

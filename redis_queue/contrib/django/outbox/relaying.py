@@ -48,10 +48,11 @@ def relay(limit: int = CHUNK, *, using: str | None = None) -> Relayed:
         return Relayed(len(good), len(rows) - len(good))
 
 
-def relay_quietly(*, using: str | None = None) -> None:
-    """Relay now; what fails is left to the next relay."""
+def relay_quietly(*, calls: int = 1, using: str | None = None) -> None:
+    """Relay now as many as *calls*; what fails is left to the next relay."""
     try:
-        relay(using=using)
+        for _ in range(0, calls, CHUNK):
+            relay(CHUNK, using=using)
     # The caller's transaction is committed: nothing that happens here may look as if it were not.
     except (RedisQueueError, Error) as error:
         logger.warning("not relayed yet: %s", error, extra={"action": "relay_away"})

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery.utils import uuid
-from django.db import router, transaction
+from django.db import connections, router, transaction
 
 from redis_queue.celery.calls import TaskCall
 from redis_queue.celery.delayed import DelayedTasks
@@ -49,8 +49,7 @@ def schedule(
         )
     if not new:
         raise EntryExistsError(f"task_id={name!r} is in the outbox already")
-    # The relay that runs by itself comes a little later; whether this one does is not important.
-    transaction.on_commit(lambda: relay_quietly(using=using), using=using)
+    _relay_with_commit(using)
     return name
 
 
@@ -69,6 +68,32 @@ def cancel(task_id: str, *, using: str | None = None) -> bool:
         # The row first: then no relay can take it any more. One that died before its commit may have stored it.
         deleted, _ = Call.objects.using(using).filter(task_id=task_id).delete()
         return DelayedTasks.of(celery_app()).cancel(task_id) or bool(deleted)
+
+
+class _Relay:
+    """The relay behind one commit, however many calls it brings."""
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self.calls = 0
+        self.begun = False
+
+    def __call__(self) -> None:
+        # The relay that runs by itself comes a little later; whether this one does is not important. But each one that
+        # finds Redis away costs the request that commits its time.
+        if not self.begun:
+            self.begun = True
+            relay_quietly(calls=self.calls, using=self._using)
+
+
+def _relay_with_commit(using: str) -> None:
+    """Relay when the open transaction is committed; once, for all that is scheduled in it."""
+    waiting = (function for _, function, *_ in reversed(connections[using].run_on_commit))
+    known = next((function for function in waiting if isinstance(function, _Relay) and not function.begun), None)
+    relay = known or _Relay(using)
+    relay.calls += 1
+    # Registered each time: a savepoint that is rolled back takes with it what was registered behind it.
+    transaction.on_commit(relay, using=using)
 
 
 def _due(countdown: Seconds | None, eta: datetime | None) -> datetime:
