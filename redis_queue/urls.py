@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode
+from redis.connection import parse_url
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
@@ -28,6 +29,7 @@ _TYPES: Final[dict[str, Callable[[str], Any]]] = {
     "health_check_interval": float,
     "max_connections": int,
     "db": int,
+    "ssl_check_hostname": lambda text: text.lower() not in ("false", "0", "no"),
 }
 
 
@@ -48,6 +50,9 @@ def from_url(url: str, options: dict[str, Any]) -> redis.Redis | redis.RedisClus
     make = _MAKERS.get(scheme)
     if make is None:
         raise ConfigurationError(f"scheme {scheme!r} is unknown; known are {', '.join(_MAKERS)}")
+    for name, _ in parse_qsl(url.partition("?")[2]):
+        if name in _NO_TEXT:
+            raise ConfigurationError(f"{name} cannot stand in a URL: give it to connect() by keyword")
     try:
         return make(url, {"retry": Retry(NoBackoff(), 0), **options})
     except (TypeError, ValueError, *RedisErrors) as error:
@@ -58,6 +63,10 @@ def from_url(url: str, options: dict[str, Any]) -> redis.Redis | redis.RedisClus
             raise translate(error) from error
         # What redis-py and urllib say may quote a part of the URL, and that may be the password.
         raise ConfigurationError(f"cannot use this {scheme}:// URL: {_reason(error)}") from None
+
+
+_NO_TEXT: Final = ("credential_provider", "sentinel_kwargs")
+"""Options that are objects."""
 
 
 def _reason(error: Exception) -> str:
@@ -74,7 +83,9 @@ def _standalone(url: str, options: dict[str, Any]) -> redis.Redis:
     defaults = dict(_SOCKET_OPTIONS)
     if url.startswith("unix"):
         defaults.pop("socket_keepalive")
-    client = redis.Redis.from_url(url, **{**defaults, **options})
+    # What redis-py makes of both by itself lets the URL win.
+    found = parse_url(url)
+    client = redis.Redis.from_pool(redis.ConnectionPool(**{**defaults, **_without_login(found, options), **options}))
     # Making a connection object, without connecting, checks the names of the options.
     client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
     return client
@@ -89,13 +100,13 @@ def _sentinel(url: str, options: dict[str, Any]) -> redis.Redis:
     master = options.pop("master_name", service)
     if not master:
         raise ConfigurationError("a Sentinel URL needs the name of the primary: add ?master_name=…")
-    watcher_options = options.pop("sentinel_kwargs", {})
+    watcher_options = dict(options.pop("sentinel_kwargs", {}))
     options = {**_SOCKET_OPTIONS, **options}
     _check_options(options, {"max_connections", "check_connection"})
     for name in (*_SOCKET_OPTIONS, "retry"):
         watcher_options.setdefault(name, options[name])
     client: redis.Redis = Sentinel(nodes, sentinel_kwargs=watcher_options).master_for(
-        master, **addresses[0].login, **options
+        master, **{**_without_login(addresses[0].login, options), **options}
     )
     return client
 
@@ -109,7 +120,7 @@ def _cluster(url: str, options: dict[str, Any]) -> redis.RedisCluster:
     nodes = [ClusterNode(host, port) for host, port in address.nodes]
     if redis.VERSION < (6,):
         options["cluster_error_retry_attempts"] = 0
-    return redis.RedisCluster(startup_nodes=nodes, **address.login, **options)
+    return redis.RedisCluster(startup_nodes=nodes, **{**_without_login(address.login, options), **options})
 
 
 _MAKERS: Final[dict[str, Callable[[str, dict[str, Any]], redis.Redis | redis.RedisCluster]]] = {
@@ -123,6 +134,12 @@ _MAKERS: Final[dict[str, Callable[[str, dict[str, Any]], redis.Redis | redis.Red
     "rediss+cluster": _cluster,
     "redis+socket": _standalone,
 }
+
+
+def _without_login(found: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Return what a URL says, but for its login where somebody else knows that: redis-py refuses both."""
+    left_out = ("username", "password") if options.get("credential_provider") else ()
+    return {name: value for name, value in found.items() if name not in left_out}
 
 
 def _check_options(options: dict[str, Any], known: Container[str]) -> None:

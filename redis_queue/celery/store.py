@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, urlencode
+from typing import TYPE_CHECKING, Final
 
 from redis_queue.celery.settings import CelerySettings
+from redis_queue.celery.target import target_of
 from redis_queue.codec import JSON, Codec
 from redis_queue.connection import Client, connect
 from redis_queue.delay import DelayQueue
-from redis_queue.errors import ConfigurationError
 from redis_queue.inspector import Inspector
 from redis_queue.keys import Kind
 from redis_queue.queue import RedisQueue
 from redis_queue.registry import Known
 from redis_queue.settings import Settings
-from redis_queue.urls import scheme_of
 
 if TYPE_CHECKING:
     from celery import Celery
-
-SCHEMES: Final = ("redis", "rediss", "unix", "sentinel")
 
 MAX_BODY: Final = 64 * 1024 * 1024
 """Largest message in bytes: what a broker takes must not fail for the delay alone."""
@@ -40,8 +36,9 @@ class Store:
         self.settings = CelerySettings.of(app)
         self.prefix = self.settings.prefix
         self.delay_queue_name = self.settings.delay_queue
-        self.url = _target(app.conf)
-        self.client: Client = connect(self.url, check=False)
+        target = target_of(app.conf)
+        self.url = target.url
+        self.client: Client = connect(target.url, check=False, **target.options)
         self.inspector = Inspector(self.client, prefix=self.prefix)
 
     @classmethod
@@ -82,44 +79,3 @@ class Store:
             shards=shards,
             max_body=MAX_BODY,
         )
-
-
-def _target(conf: Any) -> str:
-    """Return the URL to use, with the name of the primary where it is a list of Sentinels."""
-    for name, transport in _PLACES:
-        value = getattr(conf, name, None) or ""
-        url = value if isinstance(value, str) else _joined(name, value)
-        scheme = url.partition("://")[0]
-        if scheme.partition("+")[0] in SCHEMES and _is_one(url):
-            master = (getattr(conf, transport, None) or {}).get("master_name")
-            return _with_master(url, str(master)) if master and "sentinel" in scheme else url
-        if name == "redis_queue_url" and url:
-            raise ConfigurationError(f"redis_queue_url has the scheme {scheme_of(url)!r}: it must be one Redis")
-    raise ConfigurationError("neither broker nor result backend is one Redis: set redis_queue_url")
-
-
-_PLACES: Final = (
-    ("redis_queue_url", "broker_transport_options"),
-    ("broker_url", "broker_transport_options"),
-    ("result_backend", "result_backend_transport_options"),
-)
-
-
-def _with_master(url: str, name: str) -> str:
-    # Of several URLs, the options of the last one count.
-    *others, last = url.rstrip(";").split(";")
-    bare, _, query = last.partition("?")
-    options = [(key, value) for key, value in parse_qsl(query) if key != "master_name"]
-    return ";".join([*others, f"{bare}?{urlencode([*options, ('master_name', name)])}"])
-
-
-def _joined(name: str, urls: Any) -> str:
-    """Return a list of URLs as Celery writes it into one."""
-    if isinstance(urls, list | tuple) and all(isinstance(url, str) for url in urls):
-        return ";".join(urls)
-    raise ConfigurationError(f"{name} is of type {type(urls).__name__}: give a URL, or a list of them")
-
-
-def _is_one(url: str) -> bool:
-    # A list of Sentinels is one Redis; several brokers are several, and which of them is meant cannot be known.
-    return "sentinel" in url.partition("://")[0] or ";" not in url

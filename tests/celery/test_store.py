@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 from celery import Celery
+from redis.credentials import UsernamePasswordCredentialProvider
 from redis.sentinel import SentinelConnectionPool
 
-from redis_queue import ConfigurationError, DelayQueue, RedisQueue
+from redis_queue import ConfigurationError, DelayQueue, RedisQueue, connect
 from redis_queue.celery import Dispatched, Dispatcher, Store, push_task
+from tests.support.ports import HOST
+from tests.support.servers import RedisServer
 from tests.support.topologies import SentinelSet
 
 pytestmark = pytest.mark.celery
@@ -141,6 +146,157 @@ class TestTheUrl:
 
         assert place(store.client) == ("three", 3, 4, None)
         assert (store.prefix, store.delay_queue_name) == ("shop", "later")
+
+
+class Login(UsernamePasswordCredentialProvider):
+    """Knows a login without being told."""
+
+    def __init__(self) -> None:
+        super().__init__("someone", "known")
+
+
+def options(client: Any, *names: str) -> list[Any]:
+    """Return some of what the connections of a client are made with."""
+    return [client.connection_pool.connection_kwargs.get(name) for name in names]
+
+
+@pytest.fixture(scope="module")
+def over_tls() -> Iterator[RedisServer]:
+    """A server that speaks TLS only, with a certificate that nobody knows."""
+    with RedisServer(tls=True) as server:
+        yield server
+
+
+class TestTheOtherSettingsOfItsPlace:
+    @pytest.mark.parametrize("scheme", ["redis", "rediss"])
+    @pytest.mark.parametrize("checked", [True, False])
+    def test_bring_tls_as_the_broker_has_it(self, over_tls: RedisServer, scheme: str, checked: bool) -> None:
+        authority = str(over_tls.directory / "ca.crt")
+        tls = {"ssl_ca_certs": authority} if checked else {"ssl_cert_reqs": ssl.CERT_NONE}
+        app = app_with(broker_url=f"{scheme}://{HOST}:{over_tls.port}/0", broker_use_ssl=tls)
+
+        push_task(Store(app).delay_queue(), "shop.remind")
+
+        with app.connection_for_write() as connection:
+            assert connection.default_channel.client.ping()
+        with connect(Store(app).url) as client:
+            assert client.ping(), "the URL alone says it, too"
+
+    def test_bring_tls_as_the_result_backend_has_it(self) -> None:
+        client: Any = Store(
+            app_with(
+                result_backend="rediss://one:1/2?ssl_cert_reqs=CERT_OPTIONAL",
+                redis_backend_use_ssl={"ssl_ca_certs": "/ca", "ssl_cert_reqs": "none", "ssl_certfile": None},
+            )
+        ).client
+
+        assert client.connection_pool.connection_class is redis.SSLConnection
+        assert options(client, "ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile") == ["/ca", "optional", None]
+
+    def test_give_way_to_tls_in_the_url_of_the_broker_as_in_kombu(self) -> None:
+        client: Any = Store(
+            app_with(broker_url="rediss://one:1/2?ssl_ca_certs=/ca", broker_use_ssl={"ssl_cert_reqs": ssl.CERT_NONE})
+        ).client
+
+        assert options(client, "ssl_ca_certs", "ssl_cert_reqs") == ["/ca", None]
+
+    def test_may_hold_what_no_url_can(self) -> None:
+        tls = {"ssl_min_version": ssl.TLSVersion.TLSv1_2, "ssl_check_hostname": False, "ssl_cert_reqs": None}
+        store = Store(app_with(broker_url="redis://one:1/2", broker_use_ssl=tls))
+
+        assert store.url == "rediss://one:1/2?ssl_check_hostname=false&ssl_cert_reqs=none"
+        assert options(store.client, "ssl_check_hostname", "ssl_cert_reqs") == [False, "none"]
+        assert options(store.client, "ssl_min_version") == [ssl.TLSVersion.TLSv1_2]
+
+    def test_are_those_of_no_other_place(self) -> None:
+        settings = {
+            "broker_use_ssl": {"ssl_cert_reqs": ssl.CERT_NONE},
+            "redis_backend_use_ssl": {"ssl_cert_reqs": ssl.CERT_NONE},
+            "broker_user": "broker",
+            "broker_password": "secret",
+        }
+        for url in ({"redis_queue_url": "redis://one:1/2"}, {"broker_url": "redis+socket:///run/redis.sock"}):
+            client: Any = Store(app_with(**settings, **url)).client
+            assert client.connection_pool.connection_class is not redis.SSLConnection
+        assert place(Store(app_with(**settings, redis_queue_url="redis://one:1/2")).client) == ("one", 1, 2, None)
+        assert place(Store(app_with(**settings, result_backend="redis://two:2/3")).client) == ("two", 2, 3, None)
+
+    @pytest.mark.parametrize("setting", [True, False, None])
+    def test_say_nothing_of_tls_without_its_options(self, setting: Any) -> None:
+        assert Store(app_with(broker_url="redis://one:1/2", broker_use_ssl=setting)).url == "redis://one:1/2"
+
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            ({"broker_url": "redis://one:1/2", "broker_password": "p@ss"}, [None, "p@ss"]),
+            ({"broker_url": "redis://one:1/2", "broker_user": "me", "broker_password": "p@ss"}, ["me", "p@ss"]),
+            ({"broker_url": "redis://you:own@one:1/2", "broker_user": "me"}, ["you", "own"]),
+            ({"broker_url": "redis://one:1/2", "broker_password": lambda: "p@ss"}, [None, None]),
+            ({"broker_url": "sentinel://one:1;sentinel://two:2", "broker_password": "p@ss"}, [None, "p@ss"]),
+            ({"result_backend": "redis://one:1/2", "redis_username": "me", "redis_password": "p"}, ["me", "p"]),
+        ],
+        ids=["a password", "both", "the url has one", "a function", "sentinels", "results"],
+    )
+    def test_bring_the_login_that_the_url_does_not_name(self, settings: dict[str, Any], expected: list[Any]) -> None:
+        app = app_with(broker_transport_options={"master_name": "primary"}, **settings)
+
+        assert options(Store(app).client, "username", "password") == expected
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"broker_url": f"redis://me:mine@one:1/2?credential_provider={__name__}.Login"},
+            {"redis_queue_url": f"redis://one:1/2?credential_provider={__name__}.Login"},
+            {"result_backend": "redis://:mine@one:1/2", "redis_backend_credential_provider": f"{__name__}.Login"},
+            {"result_backend": "redis://one:1/2", "redis_backend_credential_provider": Login()},
+            {"broker_url": f"sentinel://me:mine@one:1/2?credential_provider={__name__}.Login"},
+        ],
+        ids=["broker", "own", "results", "an object", "sentinels"],
+    )
+    def test_name_who_knows_the_login(self, settings: dict[str, Any]) -> None:
+        client: Any = Store(app_with(broker_transport_options={"master_name": "primary"}, **settings)).client
+
+        assert isinstance(client.connection_pool.connection_kwargs["credential_provider"], Login)
+        assert options(client, "username", "password") == [None, None]
+        assert client.connection_pool.make_connection()
+
+    @pytest.mark.parametrize("name", ["tests.celery.nowhere.Login", f"{__name__}.app_with", f"{__name__}.HOST"])
+    def test_must_name_somebody_who_does(self, name: str) -> None:
+        with pytest.raises(ConfigurationError, match=f"credential_provider='{name}'"):
+            Store(app_with(broker_url=f"redis://one:1/2?credential_provider={name}"))
+
+    @pytest.mark.parametrize("place", ["broker_url", "result_backend", "redis_queue_url"])
+    def test_say_how_sentinels_are_asked(self, place: str) -> None:
+        named = {"master_name": "primary", "sentinel_kwargs": {"password": "watch"}}
+        transport = "result_backend_transport_options" if place == "result_backend" else "broker_transport_options"
+        client = Store(app_with(**{place: "sentinel://one:1;sentinel://two:2", transport: named})).client
+
+        pool: Any = client.connection_pool
+        watchers = [watcher.connection_pool.connection_kwargs for watcher in pool.sentinel_manager.sentinels]
+        assert [watcher["password"] for watcher in watchers] == ["watch", "watch"]
+        assert named["sentinel_kwargs"] == {"password": "watch"}, "the settings are left as they are"
+
+    def test_bring_tls_to_what_sentinels_name(self) -> None:
+        client: Any = Store(
+            app_with(
+                broker_url="sentinel://one:1;sentinel://two:2",
+                broker_transport_options={"master_name": "primary"},
+                broker_use_ssl={"ssl_cert_reqs": ssl.CERT_NONE, "ssl_check_hostname": False},
+            )
+        ).client
+
+        assert sentinels(client) == ("primary", [("one", 1), ("two", 2)])
+        assert issubclass(client.connection_pool.connection_class, redis.SSLConnection)
+        assert options(client, "ssl_cert_reqs", "ssl_check_hostname") == ["none", False]
+
+    def test_do_not_rename_the_primary_of_another_set_of_sentinels(self) -> None:
+        app = app_with(
+            redis_queue_url="sentinel://one:1?master_name=other",
+            broker_url="sentinel://two:2",
+            broker_transport_options={"master_name": "primary"},
+        )
+
+        assert sentinels(Store(app).client) == ("other", [("one", 1)])
 
 
 class TestTheQueues:

@@ -11,6 +11,7 @@ import redis
 import redis.asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from redis.credentials import UsernamePasswordCredentialProvider
 from redis.sentinel import SentinelConnectionPool
 
 from redis_queue import ConfigurationError, connect
@@ -77,6 +78,17 @@ class TestStandalone:
     def test_options_win_over_the_url_and_the_url_over_the_defaults(self) -> None:
         assert chosen(made("redis://h/1?socket_timeout=2.5"), "socket_timeout") == [2.5]
         assert chosen(made("redis://h/1?client_name=me"), "client_name", "db") == ["me", 1]
+        found = made("redis://:old@h/1?client_name=me", client_name="you", password="new", db=2)
+        assert chosen(found, "client_name", "password", "db") == ["you", "new", 2]
+        found = made("redis+sentinel://:old@h/1?master_name=m&client_name=me", password="new", db=2)
+        assert chosen(found, "client_name", "password", "db") == ["me", "new", 2]
+
+    @pytest.mark.parametrize("url", ["redis://you:old@h/1", "redis+sentinel://you:old@h/1?master_name=main"])
+    def test_who_knows_the_login_goes_before_that_of_the_url(self, url: str) -> None:
+        knows = UsernamePasswordCredentialProvider("me", "mine")
+        found = made(url, credential_provider=knows)
+        assert found["credential_provider"] is knows
+        assert chosen(found, "username", "password") == [None, None]
 
 
 class TestSentinel:
@@ -203,6 +215,8 @@ MISTAKES = {
     "a bad value": "redis://user:{secret}@h/0?socket_timeout=soon",
     "a bad sentinel value": "redis+sentinel://user:{secret}@h:1/0?master_name=m&socket_timeout=soon",
     "a bad sentinel database": "redis+sentinel://user:{secret}@h:1/two?master_name=m",
+    "how to ask sentinels": 'redis+sentinel://h:1/0?master_name=m&sentinel_kwargs={{"password":"{secret}"}}',
+    "who knows the login": "redis://h/0?credential_provider={secret}",
     "no primary": "redis+sentinel://user:{secret}@h:1/0",
     "no sentinel": "redis+sentinel://user:{secret}@/0?master_name=m",
     "no cluster node": "redis+cluster://user:{secret}@/",
