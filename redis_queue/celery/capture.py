@@ -17,11 +17,13 @@ from kombu.utils.functional import retry_over_time
 
 from redis_queue.celery.arguments import check_eta, seconds_of
 from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.own_broker import OwnBroker
 from redis_queue.celery.tap import Tap
 from redis_queue.celery.tracing import without_schedule
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError, StoreUnavailableError
 from redis_queue.keys import check_id
 from redis_queue.times import from_ms
+from redis_queue.translation import redact
 
 if TYPE_CHECKING:
     from redis_queue.celery.delayed import DelayedTasks
@@ -54,6 +56,8 @@ class Capture:
         self._delayed = delayed
         self._app = delayed.app
         self._sending = _Sending()
+        self._own_broker = OwnBroker(delayed.app)
+        self._told: set[str] = set()
 
     def wrap(self, amqp: AMQP) -> None:
         """Capture what *amqp* sends from now on; doing so twice is harmless."""
@@ -117,6 +121,8 @@ class Capture:
                 if self._sending.batch is not None and not _eta(message):
                     raise InvalidValueError(f"{name} has no countdown and no eta: give push_many(countdown=…)")
                 return send(producer, name, message, **options)
+            if not self._is_ours(producer):
+                return send(producer, name, message, **options)
             task_id = _id(message)
             if task_id is not None and not _is_retry(task_id):
                 check_id(task_id, name="task_id")
@@ -124,6 +130,23 @@ class Capture:
             return send(tap, name, message, **options)
 
         return send_task_message
+
+    def _is_ours(self, producer: Any) -> bool:
+        """Tell whether the app's dispatchers would send where *producer* does; a call may bring one of its own."""
+        connection = producer.connection
+        if connection is None or self._own_broker.is_that_of(connection):
+            return True
+        broker = redact(connection.as_uri())
+        if self._sending.batch is not None:
+            raise InvalidValueError(f"push_many stores for the app's own broker: it cannot send to {broker}")
+        if broker not in self._told:
+            self._told.add(broker)
+            logger.warning(
+                "what is sent to %s with a delay waits there: only the app's own broker has its delayed tasks stored",
+                broker,
+                extra={"action": "other_broker"},
+            )
+        return False
 
     def _due(self, message: Any) -> Due | None:
         """Return when *message* is due, or None if it is not to be stored."""

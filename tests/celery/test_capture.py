@@ -24,6 +24,7 @@ from kombu.exceptions import OperationalError
 from redis_queue import ConfigurationError, InvalidValueError
 from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher
 from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.own_broker import OwnBroker
 from redis_queue.model import Entry
 from tests.celery.brokers import Broker, connect, declared, exchange_of
 from tests.celery.canvas_app import close_clients
@@ -222,6 +223,92 @@ WAYS: dict[str, tuple[Callable[[Celery], Any], list[str]]] = {
     "retry": (retry, ["shop.add"]),
     "beat": (beat, ["shop.add"]),
 }
+
+
+class TestAConnectionOfItsOwn:
+    @pytest.fixture
+    def other(self, redis_server: RedisServer) -> Iterator[Broker]:
+        """Another database of the same Redis."""
+        with Broker(f"redis+socket://{redis_server.socket}?virtual_host=5") as broker:
+            yield broker
+
+    @pytest.mark.parametrize("how", ["connection", "producer"])
+    def test_that_leads_elsewhere_sends_there_with_and_without_a_delay(
+        self, app: Celery, other: Broker, on_redis: Broker, how: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        queue = other.name()
+        with connect(other.url) as connection:
+            given = {how: connection if how == "connection" else app.amqp.Producer(connection, auto_declare=False)}
+            now, later, *_ = [
+                app.send_task("shop.add", (1, 2), queue=queue, **given, **delay)
+                for delay in ({}, {"countdown": HOUR}, {"countdown": HOUR})
+            ]
+
+        assert entries(app) == []
+        assert on_redis.take(queue) == []
+        first, second, _ = other.take(queue)
+        assert (first.headers["id"], first.headers["eta"]) == (now.id, None)
+        assert second.headers["id"] == later.id
+        assert second.headers["eta"]
+        told = [record for record in caplog.records if "waits there" in record.getMessage()]
+        assert [record.action for record in told] == ["other_broker"]
+
+    def test_that_leads_to_the_broker_stores(self, app: Celery, on_redis: Broker) -> None:
+        with connect(on_redis.url) as connection:
+            app.send_task("shop.add", (1, 2), countdown=HOUR, connection=connection)
+        with app.connection_for_write() as connection, app.amqp.Producer(connection) as producer:
+            app.send_task("shop.add", (1, 2), countdown=HOUR, producer=producer)
+
+        assert len(entries(app)) == 2
+
+    def test_that_leads_elsewhere_is_refused_to_push_many(self, app: Celery, other: Broker) -> None:
+        signature = app.tasks["shop.add"].s(1, 2)
+        with connect(other.url) as connection, pytest.raises(InvalidValueError, match="own broker"):
+            DelayedTasks.of(app).push_many([signature.set(connection=connection)], countdown=HOUR)
+
+        assert entries(app) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "same"),
+    [
+        ("redis://one", "redis://one:6379/0", True),
+        ("redis://one/0", "redis://me:secret@one/", True),
+        ("redis://one/0", "redis://one/1", False),
+        ("redis://one/0", "redis://one:6380/0", False),
+        ("redis://one/0", "rediss://one/0?ssl_cert_reqs=none", True),
+        ("redis://one/0", "amqp://one//", False),
+        ("amqp://one", "pyamqp://guest:guest@one:5672//", True),
+        ("amqp://one//", "amqp://one/shop", False),
+        ("redis://one/0;redis://two/0", "redis://one/0;redis://two/0", True),
+        ("redis://one/0;redis://two/0", "redis://two/0", False),
+        ("memory://", "memory://", True),
+    ],
+)
+def test_a_broker_is_known_by_where_it_is(own: str, given: str, same: bool) -> None:
+    app = Celery("tests", broker=own, set_as_current=False)
+    broker = OwnBroker(app)
+    with connect(given) as connection:
+        assert [broker.is_that_of(connection) for _ in range(2)] == [same, same]
+
+
+def test_a_connection_of_the_pool_leads_to_the_broker_wherever_it_went_meanwhile() -> None:
+    app = Celery("tests", broker="redis://one/0;redis://two/0", set_as_current=False)
+    broker = OwnBroker(app)
+    with app.connection_for_write() as connection:
+        for pooled in (connection, connection.clone()):
+            pooled.switch("redis://two/0")
+            assert broker.is_that_of(pooled)
+
+
+def test_the_same_server_with_other_names_of_queues_is_another_broker() -> None:
+    app = Celery("tests", broker="redis://one/0", set_as_current=False)
+    app.conf.broker_transport_options = {"global_keyprefix": "a:"}
+    broker = OwnBroker(app)
+    with connect("redis://one/0", transport_options={"global_keyprefix": "a:"}) as connection:
+        assert broker.is_that_of(connection)
+    with connect("redis://one/0") as connection:
+        assert not broker.is_that_of(connection)
 
 
 class TestEveryWayToPublish:
