@@ -206,13 +206,13 @@ class Keeper:
             found = self._renewer.renew(self._held)
         except (RedisQueueError, OSError) as error:
             if not self._away:
-                self._tell(away=str(error))
+                self.tell(away=str(error))
             self._away = True
             return False
         self._away = False
         for tag in found.lost:
             del self._held[tag]
-            self._tell(lost=tag)
+            self.tell(lost=tag)
         self._held = dict.fromkeys(self._held, found.score)
         self._board.write(Renewed(at, found.score))
         self._adapt(found.lowest)
@@ -221,11 +221,12 @@ class Keeper:
     def _adapt(self, lowest: float | None) -> None:
         if lowest is not None and lowest != self._lowest:
             self._every = min(self._every, lowest / RENEWALS)
-            self._tell(lowest=lowest)
+            self.tell(lowest=lowest)
         self._lowest = lowest
 
     @staticmethod
-    def _tell(**event: object) -> None:
+    def tell(**event: object) -> None:
+        """Write to the worker what it may log."""
         # Nobody may be reading; the worker sees what matters in the shared memory.
         with contextlib.suppress(OSError):
             os.write(sys.stdout.fileno(), json.dumps(event).encode() + b"\n")
@@ -274,11 +275,16 @@ def main(arguments: Iterable[str]) -> None:
     os.set_blocking(sys.stdout.fileno(), False)
     # From the parent alone, over a pipe that nobody else can write to.
     connection, place = pickle.loads(_read_exactly(*_LENGTH.unpack(_read_exactly(_LENGTH.size))))  # noqa: S301
+    Keeper.tell(up=True)
+    told = False
     while os.getppid() == worker:
         try:
             client = client_of(connection.channel())
             break
-        except (*connection.connection_errors, OSError):
+        except (*connection.connection_errors, OSError) as error:
+            if not told:
+                Keeper.tell(away=str(error))
+            told = True
             time.sleep(RETRY)
     else:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -14,14 +15,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, Final, cast
 
 import redis
 
+from redis_queue.backoff import Backoff
 from redis_queue.celery.leases.counters import Counters
 from redis_queue.celery.lists import InFlight
 from redis_queue.errors import ConfigurationError, RedisQueueError
-from redis_queue.keeper import Board, Place, Renewer, client_of, packed, write_line
+from redis_queue.keeper import RENEWALS, Board, Place, Renewer, client_of, packed, write_line
 from redis_queue.keys import unreadable, visibility_timeouts
 
 logger = logging.getLogger(__name__)
@@ -33,7 +36,13 @@ MOST_UNTOLD: Final = 10_000
 """Lines that wait for a keeper which reads nothing, before another one takes its place."""
 
 RESTART_AFTER: Final = 1.0
-"""Seconds between two starts of a keeper that dies."""
+"""Seconds between the end of a keeper and the start of the next one; more where one after the other dies."""
+
+LONGEST_PAUSE: Final = 30.0
+"""Seconds between two of them at most, and never more than between two renewals."""
+
+START: Final = 60.0
+"""Seconds that the first keeper may take until it is up."""
 
 
 @dataclass(slots=True)
@@ -50,7 +59,8 @@ class Keeping:
     """Renews the leases of one worker's messages while the process lives, whatever its threads do.
 
     *on_lost* is called with the delivery tag of a lease that was lost while its message was still held. Safe for
-    threads. Raises ConfigurationError if the connection cannot be handed to another process.
+    threads. Raises ConfigurationError if the connection cannot be handed to another process, and if that does not come
+    up: a worker without one would take tasks that others take again.
     """
 
     def __init__(self, connection: Any, on_lost: Callable[[str, float], None]) -> None:
@@ -82,9 +92,13 @@ class Keeping:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._untold: list[bytes] = []
+        longest = min(LONGEST_PAUSE, place.visibility_timeout / RENEWALS)
+        self._backoff = Backoff(first=RESTART_AFTER, cap=max(RESTART_AFTER, longest))
+        self._settled = threading.Event()
+        self._was_up = False
         self._closed = False
         self.lost = 0
-        self._start()
+        self._begin()
 
     def hold(self, tag: str, since: float, score: float) -> None:
         """Renew the lease of *tag* from now on; it began at *since* (monotonic), which is *score* on the wall clock."""
@@ -153,28 +167,50 @@ class Keeping:
             process, self._process = self._process, None
             if process is not None and process.stdin is not None:
                 process.stdin.close()
+            self._file.close()
         if process is not None:
             process.wait()
 
-    def _start(self) -> None:
+    def _begin(self) -> None:
+        """Return once the first keeper is up; raises ConfigurationError if it never is."""
+        try:
+            process = self._start()
+        except OSError as error:
+            self.close()
+            raise ConfigurationError(f"cannot start {sys.executable} to renew leases: {error}") from error
+        if not self._settled.wait(START):
+            process.kill()
+            self._settled.wait()
+        if not self._was_up:
+            self.close()
+            raise ConfigurationError(
+                f"the process that renews leases ended with {process.returncode} before it was up: "
+                f"{sys.executable} -m redis_queue.keeper must be able to import what this worker imports"
+            )
+
+    def _start(self) -> subprocess.Popen[bytes]:
         file = self._file.fileno()
         command = [sys.executable, "-m", "redis_queue.keeper", str(os.getpid()), str(file)]
         process = subprocess.Popen(  # noqa: S603 - nothing in it comes from outside
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(file,), bufsize=0
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(file,), bufsize=0, env=_environment()
         )
         pipe = cast("IO[bytes]", process.stdin)
-        pipe.write(self._greeting)
+        # It may be dead by now, which the thread that listens to it sees.
+        with contextlib.suppress(BrokenPipeError):
+            pipe.write(self._greeting)
         os.set_blocking(pipe.fileno(), False)
         self._process = process
         threading.Thread(target=self._hear, args=(process,), name="redis-queue-leases", daemon=True).start()
+        return process
 
     def _tell(self, line: bytes) -> bool:
         """Write to the keeper; what does not fit now goes before the next line. Returns whether all was written."""
         with self._lock:
-            self._untold.append(line)
             process = self._process
             if process is None or process.stdin is None:
+                # The next one is told of all that is held.
                 return False
+            self._untold.append(line)
             try:
                 while self._untold:
                     written = os.write(process.stdin.fileno(), self._untold[0])
@@ -192,21 +228,33 @@ class Keeping:
             for line in events:
                 self._take(json.loads(line))
         process.wait()
-        if not self._closed:
-            logger.error(
-                "the process that renews leases ended with %s; starting another one",
-                process.returncode,
-                extra={"action": "keeper_died"},
-            )
-            self._insist_on_another()
+        with self._lock:
+            if self._process is process:
+                self._process = None
+            cast("IO[bytes]", process.stdin).close()
+        if self._was_up and not self._closed:
+            self._insist_on_another(process.returncode)
+        self._settled.set()
 
-    def _insist_on_another(self) -> None:
+    def _insist_on_another(self, code: int) -> None:
+        pause = self._backoff.next()
+        logger.error(
+            "the process that renews leases ended with %s; starting another one in %.1f s",
+            code,
+            pause,
+            extra={"action": "keeper_died", "retry_in": round(pause, 2)},
+        )
         while not self._closed:
-            time.sleep(RESTART_AFTER)
+            time.sleep(pause)
             try:
                 return self._restart()
             except OSError:
-                logger.exception("cannot start the process that renews leases", extra={"action": "keeper_died"})
+                pause = self._backoff.next()
+                logger.exception(
+                    "cannot start the process that renews leases; trying again in %.1f s",
+                    pause,
+                    extra={"action": "keeper_died", "retry_in": round(pause, 2)},
+                )
         return None
 
     def _restart(self) -> None:
@@ -221,7 +269,11 @@ class Keeping:
             self._tell(write_line(tag, renewed.score if held.told_at < renewed.at else held.score))
 
     def _take(self, event: dict[str, Any]) -> None:
-        if "away" in event:
+        if "up" in event:
+            self._was_up = True
+            self._backoff.reset()
+            self._settled.set()
+        elif "away" in event:
             logger.warning("cannot renew leases: %s", event["away"], extra={"action": "leases_away"})
         elif "lowest" in event:
             logger.warning(
@@ -241,3 +293,10 @@ class Keeping:
             self.lost += 1
             self._on_lost(tag, time.monotonic() - held.since)
             self.counters.add("lost")
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a keeper, which imports what its worker imports, wherever that found it."""
+    # Not every place of a path is one that the interpreter looks at by itself: pex, shiv and Bazel add theirs later.
+    paths = [path or str(Path.cwd()) for path in sys.path if isinstance(path, str) and os.pathsep not in path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
