@@ -418,8 +418,8 @@ class TestClaim:
         assert timed.put_back() == PutBack(dead=2)
         letters = timed.dead_letters()
         assert [(letter.id, letter.body, letter.reason, letter.deliveries) for letter in letters] == [
-            ("a", {"a": 1}, "second", 3),
-            ("b", {"b": 1}, "second", 3),
+            ("a", {"a": 1}, "lease expired; before that: second", 3),
+            ("b", {"b": 1}, "lease expired; before that: second", 3),
         ]
         assert {letter.died_at for letter in letters} == {when(60)}
 

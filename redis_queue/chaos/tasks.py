@@ -28,6 +28,9 @@ ALONE: Final = 0.2
 
 RETRY_IN: Final = 0.1
 LEASE: Final = 2.0
+OUTDATED: Final = "'NoneType' object has no attribute 'client'"
+"""What kombu says, in the place of an OperationalError, of a channel whose connection broke while it published."""
+
 MOST_DELAY: Final = 1.0
 CANCELLED: Final = 0.1
 
@@ -37,7 +40,7 @@ class Tasks:
 
     crew: Sequence[str] = (PRODUCER, PRODUCER, "worker", "worker")
     lease = LEASE
-    calm = 30.0
+    calm = 60.0
 
     def __init__(self, broker: str, store: str, queue: str = "chaos", **settings: Any) -> None:
         self._broker = broker
@@ -112,7 +115,9 @@ class Tasks:
                     history.write(Event("cancel", "invoke", twin))
                     kind: Kind = "ok" if delayed.cancel(twin) else "refused"
                     history.write(Event("cancel", kind, twin, at=round(time.time() * 1000)))
-            except (OperationalError, StoreError):
+            except (OperationalError, StoreError, AttributeError) as error:
+                if isinstance(error, AttributeError) and str(error) != OUTDATED:
+                    raise
                 time.sleep(0.01)
             return True
 

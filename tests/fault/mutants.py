@@ -96,7 +96,7 @@ MUTANTS: Final = [
     Mutant(
         "reschedule what is not there (M8)",
         (
-            lua("delay/reschedule", "if not redis.call('ZSCORE', waiting, id) then return 0 end\n", ""),
+            lua("delay/reschedule", "if not before or (expected ~= 0 and", "if (before and expected ~= 0 and"),
             lua("delay/reschedule", "redis.call('ZADD', waiting, 'XX', ", "redis.call('ZADD', waiting, "),
             lua("delay/reschedule", "if due < tonumber(head)", "if head and due < tonumber(head)"),
         ),
