@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Final
+
+logger = logging.getLogger(__name__)
 
 IDLE: Final = 10.0
 """Seconds after which a thread without work ends."""
 
 
 class Aside:
-    """Runs calls in order; its thread lives while there are any. What a call raises is for the call to handle."""
+    """Runs calls in order; its thread lives while there are any. What a call raises is logged."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
@@ -29,7 +32,10 @@ class Aside:
 
     def _work(self) -> None:
         while (call := self._next()) is not None:
-            call()
+            try:
+                call()
+            except Exception:
+                logger.exception("a call beside the worker failed", extra={"action": "aside_failed"})
 
     def _next(self) -> Callable[[], Any] | None:
         try:

@@ -298,6 +298,8 @@ class NoStore:
         """Take ids as the store does."""
         assert all(isinstance(id_, str) and id_.isprintable() and 0 < len(id_) < 256 for id_ in ids)
 
+    settings = SimpleNamespace(prefix="redis_queue", delay_queue="celery")
+
     def cancel_matching(self, *, stamp: Any) -> None:
         """Take a stamp."""
 
@@ -309,7 +311,7 @@ class NoStore:
 @fuzzed
 @given(st.sampled_from(list(control._COMMANDS)), json_values, json_values)
 def test_a_request_of_a_foreign_client_leaves_the_workers_own_answer(name: str, first: Any, second: Any) -> None:
-    app = SimpleNamespace(delayed_tasks=NoStore())
+    app = SimpleNamespace(delayed_tasks=NoStore(), redis_queue_loop=SimpleNamespace(leads=True))
     own: Any = {"scheduled": [], "query_task": {}}.get(name, "own")
     command = control._COMMANDS[name](lambda *_, **__: own)
     arguments: dict[str, Any] = {
@@ -319,4 +321,6 @@ def test_a_request_of_a_foreign_client_leaves_the_workers_own_answer(name: str, 
         "scheduled": {"limit": first, "after": second},
         "query_task": {"ids": first},
     }[name]
-    assert command(SimpleNamespace(app=app), **arguments) == own
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(control, "_aside", SimpleNamespace(run=lambda call: call()))
+        assert command(SimpleNamespace(app=app), **arguments) == own
