@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment; nothing needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage test-oldest test-servers million chaos chaos-short mutants screenshots docs check lock bench bench-queue bench-delay bench-leases bench-peers compose-check clean
+.PHONY: help setup demo test test-thorough coverage test-oldest test-servers million chaos chaos-short mutants screenshots docs check lock bench bench-queue bench-delay bench-leases bench-peers compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -11,7 +11,7 @@ INSTALL := pyproject.toml scripts/environment $(LOCKED)/bootstrap.txt
 # What is asked of each other server; of a release, everything: make test-servers STORE_TESTS="tests/test_queue.py tests/test_delay.py tests/store tests/lua"
 STORE_TESTS := tests/test_queue.py tests/test_delay.py
 # What is asked of the oldest versions; of a release, everything: make test-oldest OLDEST_TESTS="tests/test_queue.py tests/test_delay.py tests/consumer tests/celery tests/django tests/flask tests/testing"
-OLDEST_TESTS := tests/test_queue.py tests/consumer tests/flask tests/django/test_outbox.py $(addprefix tests/celery/,test_capture.py test_defer.py test_dispatcher.py test_serialized.py)
+OLDEST_TESTS := tests/test_queue.py tests/django/test_outbox.py $(addprefix tests/celery/,test_capture.py test_dispatcher.py)
 PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
 
 help: ## show this help
@@ -32,8 +32,11 @@ demo: $(VENV)/.demo ## run the main job end to end, with a consumer killed and a
 
 test: setup ## run all tests: the default Redis, Cluster, Sentinel, RabbitMQ, PostgreSQL, then four servers, then oldest versions
 	scripts/need-redis
-	$(PYTEST) -q $(ARGS)
+	$(PYTEST) -q -m "not thorough" $(ARGS)
 	$(MAKE) --no-print-directory test-servers test-oldest
+
+test-thorough: setup ## run the tests that take long and that others nearly repeat; of a release
+	$(PYTEST) -q -m thorough $(ARGS)
 
 coverage: setup ## run the tests of the newest versions and tell which lines none of them reaches
 	$(PYTEST) -q --cov --cov-report=term $(ARGS)

@@ -113,8 +113,8 @@ def test_nothing_is_lost_by_a_killed_consumer_and_a_restarted_worker(own_server:
     ("number", "moment", "code"),
     [
         (signal.SIGINT, "killed consumer 1", 130),
-        (signal.SIGTERM, "starting a Celery worker", 143),
-        (signal.SIGHUP, "starting a Celery worker", 129),
+        pytest.param(signal.SIGTERM, "starting a Celery worker", 143, marks=pytest.mark.thorough),
+        pytest.param(signal.SIGHUP, "starting a Celery worker", 129, marks=pytest.mark.thorough),
         (signal.SIGKILL, "feeding 400 orders", -9),
     ],
 )

@@ -101,6 +101,7 @@ class TestATaskThatKills:
             one_redis.wait_until_settled()
             assert one_redis.client.hlen("unacked") == 0
 
+    @pytest.mark.thorough
     def test_does_not_count_for_what_waits_beside_it(self, one_redis: Leasing) -> None:
         one_redis.settings["worker_prefetch_multiplier"] = 4
         one_redis.tell("one")
@@ -127,6 +128,7 @@ class TestATaskThatKills:
         assert len(limit.starts(again)) == 1
         assert limit.starts(waited) == []
 
+    @pytest.mark.thorough
     def test_is_run_again_and_again_without_the_limit(self, one_redis: Leasing) -> None:
         with one_redis.worker("one", leases=False, pool="prefork") as one:
             one.wait_for_output("ready.")

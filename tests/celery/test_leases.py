@@ -148,6 +148,7 @@ class TestATaskLongerThanTheVisibilityTimeout:
             assert leasing.started == ids
 
 
+@pytest.mark.thorough
 class TestAColdShutdown:
     @pytest.mark.parametrize(
         ("leasing", "leases"), [(POP, False), *((fetch, True) for fetch in FETCHES)], indirect=["leasing"]
@@ -236,6 +237,7 @@ class TestAStoppedWorker:
                 leasing.wait_until_settled()
             assert sorted(leasing.started) == sorted([ids[0], *ids])
 
+    @pytest.mark.thorough
     @both_fetches
     def test_keeps_what_nobody_took_meanwhile(self, leasing: Leasing) -> None:
         leasing.settings["worker_prefetch_multiplier"] = 2
@@ -285,6 +287,7 @@ class TestAStoppedWorker:
 
 
 class TestTheKeeper:
+    @pytest.mark.thorough
     def test_sends_one_command_each_third_of_the_timeout_for_a_thousand_tasks(self, leasing: Leasing) -> None:
         leasing.settings["worker_prefetch_multiplier"] = 1000
         for _ in range(1000):
@@ -357,6 +360,7 @@ class TestTheKeeper:
             assert "another app" not in short.output
 
 
+@pytest.mark.thorough
 class TestNames:
     def test_a_prefix_and_other_keys_of_the_broker_are_used(self, leasing: Leasing) -> None:
         leasing.options = {"global_keyprefix": "shop:", "unacked_key": "held", "unacked_index_key": "held_index"}

@@ -202,6 +202,7 @@ class TestFaults:
             assert worker.wait() != 0
             assert "unknown setting redis_queue_min_dealy: did you mean redis_queue_min_delay?" in worker.output
 
+    @pytest.mark.thorough
     def test_dispatchers_killed_at_any_time_lose_and_double_nothing_in_one_redis(self, one_redis: Fleet) -> None:
         one_redis.settings["redis_queue_dispatch_interval"] = 0.2
         delayed = one_redis.delayed()

@@ -26,7 +26,14 @@ def validate(url: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(url, *options), capture_output=True, text=True, timeout=55)
 
 
-@pytest.mark.parametrize("options", [["--kill"], ["--batch", "1", "--consumers", "3"], ["--lose-every", "0"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--kill"],
+        pytest.param(["--batch", "1", "--consumers", "3"], marks=pytest.mark.thorough),
+        pytest.param(["--lose-every", "0"], marks=pytest.mark.thorough),
+    ],
+)
 def test_nothing_is_lost_or_doubled(options: list[str], redis_url: str, client: redis.Redis) -> None:
     done = validate(redis_url, "--messages", "3000", "--json", *options)
     report: dict[str, Any] = json.loads(done.stdout)
