@@ -36,6 +36,8 @@ class Aside:
                 call()
             except Exception:
                 logger.exception("a call beside the worker failed", extra={"action": "aside_failed"})
+            # Else what it needed would live until the next one comes.
+            del call
 
     def _next(self) -> Callable[[], Any] | None:
         try:

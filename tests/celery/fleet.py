@@ -26,6 +26,12 @@ class Fleet:
     broker_url: str
     queue: str
     settings: dict[str, Any] = field(default_factory=dict)
+    apps: list[Celery] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Close what the apps of this process have open: a collector that came to a socket first would complain."""
+        for app in self.apps:
+            app.close()
 
     @property
     def result_url(self) -> str:
@@ -76,6 +82,7 @@ class Fleet:
             event_exchange=f"{self.queue}-events",
             **{**self.settings, **settings},
         )
+        self.apps.append(app)
         return app
 
     def delayed(self, **settings: Any) -> DelayedTasks:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from threading import Event
 from types import SimpleNamespace
@@ -32,8 +33,12 @@ pytestmark = pytest.mark.celery
 @pytest.fixture
 def fleet() -> Iterator[Fleet]:
     """Store, broker and results in one Redis."""
-    with RedisServer() as store, store.client() as client:
-        yield Fleet(store, client, f"redis+socket://{store.socket}", "delaying")
+    with (
+        RedisServer() as store,
+        store.client() as client,
+        closing(Fleet(store, client, f"redis+socket://{store.socket}", "delaying")) as fleet,
+    ):
+        yield fleet
 
 
 @pytest.fixture
@@ -101,6 +106,7 @@ class TestRevokeWithNoWorkerAlive:
                 with pytest.raises(ConnectionError, match="Redis"):
                     result.revoke(terminate=True)
                 wait_until(lambda: heard.get_message(timeout=0.1), description="the broadcast")
+            fleet.close()
 
 
 class TestOddRequests:

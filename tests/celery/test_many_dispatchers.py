@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
@@ -46,7 +47,8 @@ def fleet(broker: Broker, store: RedisServer) -> Iterator[Fleet]:
     with store.client() as client:
         queue = broker.name("delaying")
         broker.forget_later(f"{queue}-ticks", f"{queue}-control.pidbox", f"{queue}-events")
-        yield Fleet(store, client, broker.url, queue, {"broker_transport_options": broker.options})
+        with closing(Fleet(store, client, broker.url, queue, {"broker_transport_options": broker.options})) as fleet:
+            yield fleet
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 import redis
@@ -29,14 +30,19 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
         with Broker(url) as broker:
             queue = broker.name("delaying")
             broker.forget_later(f"{queue}-control.pidbox", f"{queue}-events")
-            yield Fleet(store, client, url, queue)
+            with closing(Fleet(store, client, url, queue)) as fleet:
+                yield fleet
 
 
 @pytest.fixture
 def one_redis() -> Iterator[Fleet]:
     """Store and broker in one Redis."""
-    with RedisServer() as store, store.client() as client:
-        yield Fleet(store, client, f"redis+socket://{store.socket}", "delaying")
+    with (
+        RedisServer() as store,
+        store.client() as client,
+        closing(Fleet(store, client, f"redis+socket://{store.socket}", "delaying")) as fleet,
+    ):
+        yield fleet
 
 
 def leader(client: redis.Redis) -> bytes | None:

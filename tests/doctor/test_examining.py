@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import datetime, timezone
 
 import pytest
@@ -22,8 +23,12 @@ pytestmark = pytest.mark.celery
 @pytest.fixture
 def fleet() -> Iterator[Fleet]:
     """Store and broker in one Redis."""
-    with RedisServer() as store, store.client() as client:
-        yield Fleet(store, client, f"redis+socket://{store.socket}", "delaying")
+    with (
+        RedisServer() as store,
+        store.client() as client,
+        closing(Fleet(store, client, f"redis+socket://{store.socket}", "delaying")) as fleet,
+    ):
+        yield fleet
 
 
 def found(delayed: DelayedTasks, *, ask: bool = False) -> dict[str, Finding]:
