@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -113,13 +113,13 @@ class Inspector:
         """Return the queues of either kind with *name*; raises InvalidNameError if there is none."""
         return [self.open(known) for known in self.known(name)]
 
-    def queues(self) -> list[QueueRow]:
-        """Return one row for each queue, by kind and name; O(1) for each."""
-        return [self._row(known) for known in self.known()]
+    def queues(self, known: Iterable[Known] | None = None) -> list[QueueRow]:
+        """Return one row for each of *known*, or each queue, by kind and name; O(1) for each."""
+        return [self._row(one) for one in (self.known() if known is None else known)]
 
-    def overview(self) -> Overview:
-        """Return all rows and when they were read."""
-        return Overview(self.now(), self.queues())
+    def overview(self, known: Iterable[Known] | None = None) -> Overview:
+        """Return the same rows and when they were read."""
+        return Overview(self.now(), self.queues(known))
 
     def now(self) -> datetime:
         """Return the server's time."""

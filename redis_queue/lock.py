@@ -175,10 +175,6 @@ class HeldLock:
         if not self.lock.extend([self], 0)[0]:
             raise LeaseLostError(f"the lease of the lock {self.lock.name!r} ended, and another one has taken it")
 
-    def extend(self, held: Sequence[Held], lease_ms: int) -> list[bool]:
-        """Lengthen the lease, as the heartbeat does."""
-        return self._term.extend(held, lease_ms)
-
     def release(self) -> Released:
         """Give the lock back; the same again answers the same. What Redis cannot be told ends with the lease.
 

@@ -17,6 +17,7 @@ from redis_queue.delay import DelayQueue
 from redis_queue.dispatching import BOUNDS, Dispatches
 from redis_queue.errors import RedisQueueError
 from redis_queue.inspector import BROKEN, Count, Inspector, QueueRow
+from redis_queue.registry import Known
 
 logger = logging.getLogger(__name__)
 
@@ -129,10 +130,11 @@ class Collector:
             yield from _lease_metrics(counted)
 
     def _look(self) -> _Look:
-        overview = self._inspector.overview()
+        known = self._inspector.known()
+        overview = self._inspector.overview(known)
         readable = [row for row in overview.queues if not row.error]
         kept = self._chosen(readable)
-        dispatching, broken = self._dispatching({row.name for row in kept if row.kind == "delay"})
+        dispatching, broken = self._dispatching(known, {row.name for row in kept if row.kind == "delay"})
         unreadable = len({(row.kind, row.name) for row in overview.queues if row.error} | broken)
         return _Look(overview.at, _with_others(readable, kept), unreadable, dispatching)
 
@@ -154,21 +156,21 @@ class Collector:
         self._kept = frozenset((row.kind, row.name) for row in kept)
         return kept
 
-    def _dispatching(self, kept: set[str]) -> tuple[list[_Dispatching], set[tuple[str, str]]]:
+    def _dispatching(self, known: Iterable[Known], kept: set[str]) -> tuple[list[_Dispatching], set[tuple[str, str]]]:
         """Return what is told of the DelayQueues in *kept* and of all others together, and which cannot be read."""
         found: dict[str, _Dispatching] = {}
         broken: set[tuple[str, str]] = set()
-        for known in self._inspector.known():
-            if known.kind != "delay":
+        for one in known:
+            if one.kind != "delay":
                 continue
-            name = known.name if known.name in kept else OTHERS
+            name = one.name if one.name in kept else OTHERS
             before = found.get(name, _Dispatching(name))
             try:
-                queue = self._inspector.open(known)
+                queue = self._inspector.open(one)
                 assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
                 done, dispatchers = before.done + queue.dispatches(), before.dispatchers + len(queue.dispatchers())
             except BROKEN:
-                broken.add((known.kind, known.name))
+                broken.add((one.kind, one.name))
                 continue
             found[name] = _Dispatching(name, done, dispatchers)
         return [found[name] for name in sorted(found)], broken

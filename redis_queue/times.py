@@ -9,6 +9,8 @@ from redis_queue.errors import InvalidDelayError
 
 Seconds = float | timedelta
 
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
 MAX_DELAY = timedelta(days=3653)
 """Ten years: further away is almost surely a wrong unit."""
 
@@ -51,8 +53,12 @@ def point_ms(value: datetime, *, name: str = "due_at") -> int:
         raise InvalidDelayError(f"{name}={value!r}: outside the calendar once in UTC") from None
     if utc - now > MAX_DELAY:
         raise InvalidDelayError(f"{name}={value!r}: more than ten years away")
-    elapsed = utc - datetime(1970, 1, 1, tzinfo=timezone.utc)
-    return max(0, -(-elapsed // timedelta(milliseconds=1)))
+    return max(0, to_ms(utc))
+
+
+def to_ms(value: datetime) -> int:
+    """Return an aware datetime as milliseconds since the epoch, rounded up; negative before it."""
+    return -(-(value - EPOCH) // timedelta(milliseconds=1))
 
 
 def from_ms(value: float) -> datetime:

@@ -29,13 +29,10 @@ def seconds_of(countdown: Seconds | None) -> float | None:
 
 def check_eta(eta: Any, app: Celery) -> None:
     """Raise InvalidDelayError unless *eta* is a datetime, or one in ISO 8601, within ten years."""
+    if not isinstance(eta, str | datetime):
+        raise InvalidDelayError(f"eta={eta!r}: give a datetime")
     try:
-        moment = maybe_iso8601(eta) if isinstance(eta, str) else eta
-        if not isinstance(moment, datetime):
-            raise InvalidDelayError(f"eta={eta!r}: give a datetime")
-        moment = maybe_make_aware(moment, app.timezone)
-    except (ValueError, OverflowError) as error:
-        if isinstance(error, InvalidDelayError):
-            raise
+        moment = maybe_make_aware(maybe_iso8601(eta), app.timezone)
+    except (ValueError, OverflowError):
         raise InvalidDelayError(f"eta={eta!r}: give a datetime, or one in ISO 8601") from None
     point_ms(moment, name="eta")

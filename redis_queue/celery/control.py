@@ -10,6 +10,7 @@ from celery.utils.imports import instantiate
 from celery.worker.control import Panel
 
 from redis_queue.celery.aside import Aside
+from redis_queue.celery.deferring import delayed_of
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.errors import RedisQueueError
 from redis_queue.keys import is_id
@@ -49,7 +50,7 @@ class _Control:
 
     def __call__(self, app: Celery) -> Any:
         control = instantiate(self._kind, app=app)
-        delayed = vars(app).get("delayed_tasks")
+        delayed = delayed_of(app)
         if delayed is not None:
             _wrap(control, delayed)
         return control
@@ -117,15 +118,10 @@ def _store_of(delayed: DelayedTasks) -> str:
     return f"{delayed.settings.prefix}:{delayed.settings.delay_queue}"
 
 
-def _delayed_of(state: Any) -> DelayedTasks | None:
-    found: DelayedTasks | None = vars(state.app).get("delayed_tasks")
-    return found
-
-
 def _also_cancelling(name: str) -> Callable[[Any], Any]:
     def wrap(original: Any) -> Any:
         def command(state: Any, *args: Any, **kwargs: Any) -> Any:
-            delayed = _delayed_of(state)
+            delayed = delayed_of(state.app)
             cancelled = kwargs.pop(CANCELLED, None)
             if delayed is not None and cancelled != _store_of(delayed):
                 # A store that is slow to answer must not keep the worker from its tasks.
@@ -147,7 +143,7 @@ def _scheduled(original: Any) -> Any:
     def scheduled(state: Any, limit: int = PAGE, after: str | None = None, **kwargs: Any) -> Any:
         """List delayed tasks: those in the worker's memory, and a page of those stored."""
         rows = original(state, **kwargs)
-        delayed = _delayed_of(state)
+        delayed = delayed_of(state.app)
         if delayed is None or not _answers(state):
             return rows
         page = _quietly(lambda: delayed.queue.list(after=after, limit=max(1, min(int(limit), 500))))
@@ -160,7 +156,7 @@ def _query_task(original: Any) -> Any:
     def query_task(state: Any, ids: Any, **kwargs: Any) -> Any:
         """Find tasks by id, stored ones too."""
         found = original(state, ids, **kwargs)
-        delayed = _delayed_of(state)
+        delayed = delayed_of(state.app)
         missing = [id_ for id_ in _storable(ids) if id_ not in found]
         if delayed is None:
             return found

@@ -67,7 +67,7 @@ def _of_envelope(envelope: Envelope) -> dict[str, Any]:
     call = headers if envelope.task else _of_protocol_1(envelope)
     return {
         "task": str(call.get("task") or ""),
-        "queue": queue_of(envelope),
+        "queue": envelope.queue,
         "exchange": envelope.exchange,
         "routing_key": envelope.routing_key,
         "priority": envelope.priority,
@@ -78,12 +78,6 @@ def _of_envelope(envelope: Envelope) -> dict[str, Any]:
         "args": str(call.get("argsrepr", "")),
         "kwargs": str(call.get("kwargsrepr", "")),
     }
-
-
-def queue_of(envelope: Envelope) -> str:
-    """Return the Celery queue that a message is for, "" where only its exchange knows."""
-    queue = next((item for item in envelope.declare if isinstance(item, str)), None)
-    return queue or ("" if envelope.exchange else envelope.routing_key)
 
 
 def _of_protocol_1(envelope: Envelope) -> Mapping[str, Any]:

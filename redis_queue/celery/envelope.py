@@ -113,6 +113,12 @@ class Envelope:
         """The priority; 0 where none was given."""
         return priority_of(self.properties)
 
+    @property
+    def queue(self) -> str:
+        """The Celery queue that it is for; "" where only its exchange knows."""
+        declared = next((item for item in self.declare if isinstance(item, str)), "")
+        return declared or ("" if self.exchange else self.routing_key)
+
     def element(self, tag: str) -> str:
         """Return the element of a list of kombu's Redis transport, with *tag* as its delivery tag."""
         return _ENCODER.encode(self._element(tag))

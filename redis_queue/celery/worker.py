@@ -10,7 +10,7 @@ import click
 from celery import bootsteps
 
 from redis_queue.celery.control import wrap_panel
-from redis_queue.celery.deferring import DeferringStep
+from redis_queue.celery.deferring import DeferringStep, delayed_of
 from redis_queue.celery.loop import DispatchLoop
 from redis_queue.celery.store import Store
 
@@ -80,5 +80,5 @@ def answers(app: Celery) -> bool:
     loop: DispatchLoop | None = vars(app).get(LOOP)
     if loop is not None and loop.leads:
         return True
-    leader = Store.of(app).delay_queue().leader()
+    leader = delayed_of(app).queue.leader()
     return leader is None or not leader.startswith(WORKER)

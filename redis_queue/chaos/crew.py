@@ -142,8 +142,8 @@ class Crew:
         duty, producers = self.duty, list(self.workload.crew).count(PRODUCER)
         history = self.histories[place]
         is_producer = self.workload.crew[place] == PRODUCER
-        labels = range(place, duty.messages, producers) if is_producer else range(0)
-        return Post(history, seed, self._chance, labels[_begun(history) :], place + 1)
+        labels = range(place, duty.messages, producers)[_begun(history) :] if is_producer else range(0)
+        return Post(history, seed, self._chance, labels, place + 1)
 
 
 def _begun(history: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median_high
 from typing import Any
 
 from redis_queue.chaos.run import Outcome
@@ -42,4 +43,4 @@ def as_text(figures: Mapping[str, Any], found: Outcome) -> str:
 
 def middle(values: Sequence[int]) -> int:
     """Return the median, 0 of nothing."""
-    return sorted(values)[len(values) // 2] if values else 0
+    return median_high(values) if values else 0

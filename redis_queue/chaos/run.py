@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +12,7 @@ import redis
 
 from redis_queue.chaos.checker import Verdict, Violation, check
 from redis_queue.chaos.crew import Crew, Duty
-from redis_queue.chaos.history import read
+from redis_queue.chaos.history import Event, read
 from redis_queue.chaos.workload import Workload
 from redis_queue.errors import StoreError
 
@@ -73,14 +74,15 @@ class Run:
             drained = self._drain(started)
         finally:
             self._crew.end()
-        verdict = check(read(*self._crew.histories), self._workload.left())
+        events = list(read(*self._crew.histories))
+        verdict = check(events, self._workload.left())
         self._wrong.update(self._workload.wrong())
         verdict.violations += [Violation("not as it should stand", what, []) for what in sorted(self._wrong)]
         verdict.violations += [Violation("crashed", what, []) for what in self._crew.crashes]
         if not drained:
             verdict.violations.append(Violation("not drained", "", []))
         seconds = time.monotonic() - started
-        return Outcome(verdict, self._crew.kills, len(self._struck), self._undoing, self._recoveries(), seconds)
+        return Outcome(verdict, self._crew.kills, len(self._struck), self._undoing, self._recoveries(events), seconds)
 
     def _drain(self, started: float) -> bool:
         self._crew.calm()
@@ -122,7 +124,7 @@ class Run:
         except (StoreError, redis.RedisError):
             return False
 
-    def _recoveries(self) -> list[int]:
-        claims = sorted(event.at for event in read(*self._crew.histories) if event.op == "claim")
-        after = ([at for at in claims if at >= struck] for struck in self._struck)
-        return [found[0] - struck for struck, found in zip(self._struck, after, strict=True) if found]
+    def _recoveries(self, events: Iterable[Event]) -> list[int]:
+        claims = sorted(event.at for event in events if event.op == "claim")
+        firsts = ((struck, bisect_left(claims, struck)) for struck in self._struck)
+        return [claims[first] - struck for struck, first in firsts if first < len(claims)]

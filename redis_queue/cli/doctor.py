@@ -16,6 +16,7 @@ from redis_queue.cli.output import harmless, show_json
 from redis_queue.console.access import Access
 from redis_queue.console.examining import examine
 from redis_queue.doctor import Finding, repair
+from redis_queue.doctor.finding import ORDER
 
 
 @click.command(cls=StoreCommand)
@@ -54,12 +55,11 @@ def _show(findings: list[Finding], repairs: list[Finding], *, fix: bool, yes: bo
             click.echo(f"{finding.check}: {harmless(finding.found)}")
         done = "repaired" if yes else "would be repaired; nothing was changed, --fix --yes does it"
         click.echo(f"{len(repairs):,} {done}\n")
-    _table(sorted(findings, key=lambda finding: _ORDER[finding.severity]))
+    _table(sorted(findings, key=lambda finding: ORDER[finding.severity]))
     errors, warnings = (sum(finding.severity == kind for finding in findings) for kind in ("error", "warning"))
     click.echo(f"{errors:,} errors, {warnings:,} warnings")
 
 
-_ORDER: Final = {"error": 0, "warning": 1, "ok": 2}
 _STYLES: Final = {"error": "bold red", "warning": "yellow", "ok": "green"}
 NARROWEST: Final = 80
 

@@ -38,6 +38,11 @@ class Stop:
         self.asked = True
 
 
+def interrupt(*_: object) -> None:
+    """Be the handler of a signal that ends work at once, as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
 @contextmanager
 def stopping(stop: Callable[..., Any]) -> Iterator[None]:
     """Let Ctrl-C and SIGTERM call *stop* meanwhile."""

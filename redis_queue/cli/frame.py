@@ -9,7 +9,7 @@ from typing import Final, Literal, get_args
 
 from redis_queue.cli.output import age, encodable, harmless, moment
 from redis_queue.console.rates import QueueKey, Rates
-from redis_queue.inspector import Overview, QueueRow
+from redis_queue.inspector import Count, Overview, QueueRow
 
 Sort = Literal["backlog", "name", "dead", "rate"]
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
@@ -84,9 +84,8 @@ def _title(prefix: str, overview: Overview) -> str:
 
 
 def _totals(overview: Overview, speeds: Mapping[QueueKey, Rates]) -> str:
-    counts = (("ready", "ready"), ("delayed", "delayed"), ("in flight", "in_flight"), ("dead", "dead"))
-    parts = [f"{title} {short(sum(getattr(row, name) for row in overview.queues))}" for title, name in counts]
-    parts.append(f"quarantined {short(overview.total('quarantined'))}")
+    counts: tuple[Count, ...] = ("ready", "delayed", "in_flight", "dead", "quarantined")
+    parts = [f"{count.replace('_', ' ')} {short(overview.total(count))}" for count in counts]
     if speeds:
         parts.append(f"put {short(sum(speed.put for speed in speeds.values()))}/s")
         parts.append(f"acked {short(sum(speed.acked for speed in speeds.values()))}/s")

@@ -14,7 +14,7 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.ending import FAILED, stopping
+from redis_queue.cli.ending import FAILED, interrupt, stopping
 from redis_queue.cli.frame import SORTS, Sort, draw, in_order
 from redis_queue.cli.keyboard import keyboard
 from redis_queue.cli.output import WIDTH, harmless, screen_width, show_json
@@ -46,7 +46,7 @@ def top(access: Access, *, interval: float, sort: Sort, count: int | None, as_js
     """
     looks = Looks(access, sort)
     # That is a usual way out of it.
-    with contextlib.suppress(KeyboardInterrupt), stopping(_end):
+    with contextlib.suppress(KeyboardInterrupt), stopping(interrupt):
         if as_json or not sys.stdout.isatty():
             _write(looks, interval, count or 1, as_json=as_json)
         else:
@@ -140,7 +140,3 @@ def _screen() -> Iterator[tuple[Callable[[list[str]], None], Callable[[], tuple[
             live.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
 
         yield refresh, lambda: (console.width, console.height)
-
-
-def _end(*_: object) -> None:
-    raise KeyboardInterrupt

@@ -16,7 +16,7 @@ from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.acting import in_batches, report
 from redis_queue.cli.conditions import conditions
-from redis_queue.cli.ending import stopping
+from redis_queue.cli.ending import interrupt, stopping
 from redis_queue.cli.output import harmless
 from redis_queue.cli.whole import STDOUT, whole
 from redis_queue.console.access import Access
@@ -43,7 +43,7 @@ def export(access: Access, *, file: str, name: str | None, conditions: Condition
     Example: redis-queue scheduled export waiting.jsonl
     """
     count = 0
-    with stopping(_end), whole(file) as out:
+    with stopping(interrupt), whole(file) as out:
         for entry, _ in conditions.entries(access, access.delay_queue(name)):
             out.write(json.dumps(_written(entry)) + "\n")
             count += 1
@@ -84,10 +84,6 @@ def import_(
         return len(queue.push_many(part, on_conflict=on_conflict))
 
     in_batches("imported", pushes, store, size=CHUNK, as_json=as_json)
-
-
-def _end(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _written(entry: Entry) -> dict[str, Any]:

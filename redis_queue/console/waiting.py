@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from datetime import datetime
 
 from redis_queue.batches import CHUNK
 from redis_queue.celery.entry import TaskEntry
@@ -32,7 +33,7 @@ class Conditions:
 
     def entries(self, access: Access, queue: DelayQueue) -> Iterator[Waiting]:
         """Yield the waiting entries that match by due time, read a page at a time."""
-        before, since = (at(due, access.inspector.now) for due in (self.due_before, self.due_after))
+        before, since = self._window(access)
         after = None
         while page := queue.list(after=after, limit=CHUNK, due_before=before, due_after=since):
             for entry in page:
@@ -43,7 +44,7 @@ class Conditions:
 
     def page(self, access: Access, queue: DelayQueue, after: str | None, limit: int) -> Page[Waiting, str]:
         """Return up to *limit* entries that match behind the cursor *after*; reads at most :data:`MOST_LOOKED_AT`."""
-        before, since = (at(due, access.inspector.now) for due in (self.due_before, self.due_after))
+        before, since = self._window(access)
         found: list[Waiting] = []
         looked = 0
         while len(found) < limit and looked < MOST_LOOKED_AT:
@@ -72,12 +73,16 @@ class Conditions:
         """Return how many match, or None where they would have to be read."""
         if self.names:
             return None
-        before, since = (at(due, access.inspector.now) for due in (self.due_before, self.due_after))
+        before, since = self._window(access)
         return queue.count(due_before=before, due_after=since)
 
     def ids(self, access: Access, queue: DelayQueue) -> list[str]:
         """Return the ids that match; one that was written by hand may be one that no call takes."""
         return [entry.id for entry, _ in self.entries(access, queue) if is_id(entry.id)]
+
+    def _window(self, access: Access) -> tuple[datetime | None, datetime | None]:
+        """Return before and after when they are due."""
+        return at(self.due_before, access.inspector.now), at(self.due_after, access.inspector.now)
 
     def match(self, task: TaskEntry) -> bool:
         """Tell whether *task* has the names that are asked for; its due time is not looked at."""

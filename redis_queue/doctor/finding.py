@@ -10,6 +10,9 @@ from redis_queue.errors import SchemaError, StoreError, StoreUnavailableError, W
 
 Severity = Literal["error", "warning", "ok"]
 
+ORDER: Final[dict[Severity, int]] = {"error": 0, "warning": 1, "ok": 2}
+"""The worst first."""
+
 Subject = TypeVar("Subject")
 
 
@@ -32,9 +35,9 @@ def error(found: str, advice: str, *, repairable: bool = False) -> Finding:
     return Finding("", "error", found, advice, repairable)
 
 
-def warning(found: str, advice: str, *, repairable: bool = False) -> Finding:
+def warning(found: str, advice: str) -> Finding:
     """Return a warning; whoever runs the check puts its name in."""
-    return Finding("", "warning", found, advice, repairable)
+    return Finding("", "warning", found, advice)
 
 
 class WithheldError(StoreError):

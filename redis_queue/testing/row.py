@@ -14,7 +14,6 @@ from kombu.compression import decompress
 from kombu.serialization import loads, prepare_accept_content
 
 from redis_queue.celery.calls import TaskCall, envelope_of_call
-from redis_queue.celery.entry import queue_of
 from redis_queue.celery.envelope import Envelope
 from redis_queue.model import Entry
 
@@ -71,7 +70,7 @@ def row_of(app: Celery, envelope: Envelope, *, due_at: datetime, stored_at: date
         kwargs=dict(kwargs or {}),
         due_at=due_at,
         stored_at=stored_at,
-        queue=queue_of(envelope),
+        queue=envelope.queue,
         priority=envelope.priority,
         retries=headers.get("retries") or 0,
         expires_at=maybe_make_aware(maybe_iso8601(expires), app.timezone) if expires else None,

@@ -23,7 +23,7 @@ from redis_queue.console.faults import Faults
 from redis_queue.console.pages import Page, gather
 from redis_queue.console.when import When
 from redis_queue.delay import DelayQueue
-from redis_queue.inspector import AnyQueue
+from redis_queue.inspector import AnyQueue, kind_of
 from redis_queue.keys import is_id
 from redis_queue.queue import RedisQueue
 from redis_queue.web import asked
@@ -120,7 +120,6 @@ def preview() -> str:
         hidden=_hidden(verb, when, pairs),
         operation=secrets.token_urlsafe(16),
         back=url_for(verb.back, **_search(verb)),
-        when=when,
     )
 
 
@@ -217,7 +216,7 @@ def _ticked(verb: Verb) -> list[Pair]:
 def _grouped(pairs: Sequence[Pair]) -> list[tuple[AnyQueue, list[str]]]:
     groups: dict[tuple[str, str], tuple[AnyQueue, list[str]]] = {}
     for queue, id_ in pairs:
-        groups.setdefault((type(queue).__name__, queue.name), (queue, []))[1].append(id_)
+        groups.setdefault((kind_of(queue), queue.name), (queue, []))[1].append(id_)
     return list(groups.values())
 
 

@@ -64,7 +64,7 @@ def dashboard(
     )
     app.url_map.merge_slashes = False
     app.session_interface = Cookies()
-    app.extensions[DESK] = Desk(access, settings)
+    app.extensions[DESK] = Desk(access)
     app.before_request(Guard(settings).check)
     app.after_request(_finish)
     app.register_error_handler(Exception, _refuse)

@@ -8,18 +8,16 @@ from flask import current_app
 
 from redis_queue.audit import Audit
 from redis_queue.console.access import Access
-from redis_queue.web.settings import WebSettings
 
 DESK: Final = "redis_queue"
 
 
 class Desk:
-    """The queues that are shown, how, and the list of what was done to them."""
+    """The queues that are shown, and the list of what was done to them."""
 
-    def __init__(self, access: Access, settings: WebSettings) -> None:
+    def __init__(self, access: Access) -> None:
         self.access = access
         self.inspector = access.inspector
-        self.settings = settings
         self.audit = Audit(access.inspector.client, access.inspector.prefix)
 
 

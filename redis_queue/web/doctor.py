@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from flask import Blueprint, render_template
 
 from redis_queue.console.examining import examine
+from redis_queue.doctor.finding import ORDER
 from redis_queue.web import asked
 from redis_queue.web.desk import desk
 
 pages = Blueprint("doctor", __name__)
-
-ORDER: Final = {"error": 0, "warning": 1, "ok": 2}
 
 
 @pages.get("/doctor")

@@ -39,21 +39,24 @@ SPANS: Final = {
 def show() -> str:
     """Show the heat map of one DelayQueue, and its tasks."""
     asked.only("span", "queue")
-    span = SPANS[asked.choice("span", SPANS, "day")]
+    chosen = asked.choice("span", SPANS, "day")
+    span = SPANS[chosen]
     queue, names = delay_queues(asked.text("queue", exact=True))
     count = span.rows * span.columns
     windows = queue.forecast(count, width=span.width)
     start = windows[0][0]
-    totals = queue.forecast(span.rows, width=span.width * span.columns)
+    totals = [
+        (windows[first][0], sum(number for _, number in windows[first : first + span.columns]))
+        for first in range(0, count, span.columns)
+    ]
     tasks = by_task(queue, totals, span.width * span.columns)
     return render_template(
         "forecast.html",
         queue=queue,
         names=names,
         spans=SPANS,
-        chosen=next(name for name, known in SPANS.items() if known is span),
+        chosen=chosen,
         rows=_rows(windows, span),
-        times=[start + span.width * span.columns * row for row in range(span.rows)],
         tasks=_tasks(tasks.tasks, len(totals)),
         starts=[at for at, _ in totals],
         exact=tasks.exact,
@@ -61,7 +64,6 @@ def show() -> str:
         total=sum(number for _, number in windows),
         later=queue.count(due_after=start + span.width * count),
         columns=[span.width * column for column in range(span.columns)],
-        width=span.width,
     )
 
 

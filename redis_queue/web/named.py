@@ -38,8 +38,8 @@ def sound_queues(name: str | None, faults: Faults) -> tuple[list[AnyQueue], list
 
     What is wrong with the others goes into *faults*. Raises InvalidNameError.
     """
-    queues = desk().access.queues(name, faults)
-    rows = [row for row in desk().inspector.queues() if name in (None, row.name)]
+    queues, inspector = desk().access.queues(name, faults), desk().inspector
+    rows = inspector.queues(known for known in inspector.known() if name in (None, known.name))
     for row in rows:
         if row.error:
             faults.add(row)

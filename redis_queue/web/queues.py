@@ -37,7 +37,8 @@ def one() -> str:
         raise InvalidNameError("Which queue? Choose one from the list of all queues.")
     offset = asked.number("offset", 0, 0, MOST_OFFSET)
     inspector = desk().inspector
-    row = next((row for row in inspector.queues() if (row.kind, row.name) == (kind, name)), None)
+    known = [one for one in inspector.known() if (one.kind, one.name) == (kind, name)]
+    row = next(iter(inspector.queues(known)), None)
     if row is not None and row.error:
         # By the registry it may be one that cannot be opened.
         return render_template("queue.html", queue=row, kind=kind, row=row, now=inspector.now())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from flask import Blueprint, abort, render_template
 
+from redis_queue.console.examining import ANSWER_WITHIN
 from redis_queue.console.faults import Faults
 from redis_queue.delay import DelayQueue
 from redis_queue.dispatching import DispatcherRow
@@ -14,9 +15,6 @@ from redis_queue.web import asked
 from redis_queue.web.desk import desk
 
 pages = Blueprint("workers", __name__)
-
-ANSWER_WITHIN: Final = 1.0
-"""Seconds for the workers."""
 
 
 @pages.get("/workers")
@@ -63,7 +61,6 @@ def _row(name: str, stats: Any, active: Any, reserved: Any) -> dict[str, Any]:
     pool = stats.get("pool") or {}
     return {
         "name": name,
-        "pid": stats.get("pid"),
         "pool": str(pool.get("implementation") or "").rpartition(":")[2],
         "concurrency": pool.get("max-concurrency"),
         "active": len(active or ()),

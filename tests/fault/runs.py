@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from redis_queue.chaos.crew import Duty
-from redis_queue.chaos.figures import as_figures
+from redis_queue.chaos.figures import SHOWN, as_figures
 from redis_queue.chaos.run import Run
 from tests.fault.scenarios import SCENARIOS
 
@@ -33,7 +33,7 @@ def main(scenario: str, messages: int, seed: int, chance: float) -> dict[str, An
     with tempfile.TemporaryDirectory() as folder, SCENARIOS[scenario]() as site:
         duty = Duty(Path(folder), messages, chance, seed)
         found = Run(duty, site.workload, site.strikes, lambda line: sys.stderr.write(f"{scenario}: {line}\n")).go()
-    shown = [f"seed {seed}: {violation}" for violation in found.verdict.violations[:10]]
+    shown = [f"seed {seed}: {violation}" for violation in found.verdict.violations[:SHOWN]]
     return {"scenario": scenario, "seed": seed, **as_figures(found), "shown": shown}
 
 

@@ -98,7 +98,7 @@ def take_turns(queue: RedisQueue, _: DelayQueue) -> None:
     lock = Lock("customer:1", queue.client)
     with lock.hold() as held:
         lock.acquire(id="next")
-        held.extend([held], 60_000)
+        lock.extend([held], 60_000)
     lock.pass_over("next")
 
 

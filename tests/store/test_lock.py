@@ -123,7 +123,7 @@ class TestLease:
     def test_late_is_fine_as_long_as_nobody_took_it(self, lock: Lock, clock: Clock) -> None:
         held = taken(lock.acquire())
         clock.now += 90_000
-        assert held.extend([held], 60_000) == [True]
+        assert lock.extend([held], 60_000) == [True]
         assert lock.acquire() is None
         assert held.release().mine
 
@@ -236,7 +236,7 @@ class TestRepeats:
         proxy.drop_next_reply(matching=load(f"lock/{operation}").sha.encode())
         held = taken(lock.acquire())
         assert direct.acquire() is None
-        assert held.extend([held], 60_000) == [True]
+        assert lock.extend([held], 60_000) == [True]
         assert held.release().mine
         assert proxy.pending_drops == 0
         assert taken(direct.acquire()).release().mine

@@ -66,9 +66,6 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def _count_drop(self) -> None:
         self.count("dropped")
 
-    def start(self, consumer: Any) -> None:
-        """Nothing to start: the connection is in its hands already."""
-
     def _lease(self, consumer: Any, connection: Any) -> None:
         """Renew what comes by *connection*."""
         if connection.transport.driver_type != "redis":
@@ -98,9 +95,6 @@ class LimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
         limit: DeliveryLimit = getattr(consumer.app, ATTRIBUTE).limit
         make = consumer.create_task_handler
         consumer.create_task_handler = lambda *args, **options: _guarded(consumer, limit, make(*args, **options))
-
-    def start(self, consumer: Any) -> None:
-        """Nothing to start."""
 
 
 def _guarded(consumer: Any, limit: DeliveryLimit, handle: OnMessage) -> OnMessage:

@@ -43,5 +43,4 @@ def shown_name(task: str) -> str:
 
 def queue_of(envelope: Envelope) -> str:
     """Return where the message goes, as far as it tells."""
-    declared = next((item for item in envelope.declare if isinstance(item, str)), "")
-    return declared or envelope.exchange or envelope.routing_key
+    return envelope.queue or envelope.exchange

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import Any
 
 from django.db import models
 
-from redis_queue.times import from_ms
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+from redis_queue.times import from_ms, to_ms
 
 
 class Document(models.TextField):
@@ -37,4 +35,4 @@ class Moment(models.BigIntegerField):
 
     def get_prep_value(self, value: datetime) -> int:
         """Return the milliseconds."""
-        return -(-(value - _EPOCH) // timedelta(milliseconds=1))
+        return to_ms(value)

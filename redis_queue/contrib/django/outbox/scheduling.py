@@ -41,12 +41,11 @@ def schedule(
     name = uuid() if task_id is None else check_id(task_id, name="task_id")
     due_at = _due(countdown, eta)
     # Without the queue itself, which only Redis can tell: it may be away, and that is what the outbox is for.
-    CODEC.encode(call.payload())
+    payload = call.payload()
+    CODEC.encode(payload)
     using = using or router.db_for_write(Call)
     with transaction.atomic(using=using):
-        _, new = Call.objects.using(using).get_or_create(
-            task_id=name, defaults={"payload": call.payload(), "due_at": due_at}
-        )
+        _, new = Call.objects.using(using).get_or_create(task_id=name, defaults={"payload": payload, "due_at": due_at})
     if not new:
         raise EntryExistsError(f"task_id={name!r} is in the outbox already")
     _relay_with_commit(using)
