@@ -12,7 +12,10 @@ INSTALL := pyproject.toml scripts/environment $(LOCKED)/bootstrap.txt
 STORE_TESTS := tests/test_queue.py tests/test_delay.py
 # What is asked of the oldest versions; of a release, everything: make test-oldest OLDEST_TESTS="tests/test_queue.py tests/test_delay.py tests/consumer tests/celery tests/django tests/flask tests/testing"
 OLDEST_TESTS := tests/test_queue.py tests/django/test_outbox.py $(addprefix tests/celery/,test_capture.py test_dispatcher.py)
-PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
+# Failed tests are run once more, alone; those that pass then are named in this file and at the end.
+export REDIS_QUEUE_TEST_FLAKY := $(CURDIR)/build/flaky.txt
+IN_PARALLEL := -m tests.support.rerun -n 3 --dist worksteal
+PYTEST := $(BIN)/python $(IN_PARALLEL)
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -32,8 +35,10 @@ demo: $(VENV)/.demo ## run the main job end to end, with a consumer killed and a
 
 test: setup ## run all tests: the default Redis, Cluster, Sentinel, RabbitMQ, PostgreSQL, then four servers, then oldest versions
 	scripts/need-redis
+	@mkdir -p build && : > $$REDIS_QUEUE_TEST_FLAKY
 	$(PYTEST) -q -m "not thorough" $(ARGS)
 	$(MAKE) --no-print-directory test-servers test-oldest
+	@cat $$REDIS_QUEUE_TEST_FLAKY
 
 test-thorough: setup ## run the tests that take long and that others nearly repeat; of a release
 	$(PYTEST) -q -m thorough $(ARGS)
@@ -47,7 +52,7 @@ test-servers: setup ## run the store's tests on those of Redis 6.2, 7.0, 8.2 and
 
 test-oldest: $(OLDEST)/.ready ## run what depends on them on the oldest supported celery, redis-py, Django, Flask and pytest
 	@# Old redis-py and kombu leave sockets to the garbage collector.
-	$(OLDEST)/bin/python -m pytest -n 3 --dist worksteal -q -W "ignore:unclosed:ResourceWarning" $(OLDEST_TESTS)
+	$(OLDEST)/bin/python $(IN_PARALLEL) -q -W "ignore:unclosed:ResourceWarning" $(OLDEST_TESTS)
 
 $(OLDEST)/.ready: $(LOCKED)/oldest.txt $(INSTALL)
 	scripts/environment $(OLDEST) oldest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ RABBITMQ_VARIABLE = "REDIS_QUEUE_TEST_RABBITMQ"
 RABBITMQ_DEFAULT = "amqp://guest:guest@127.0.0.1:5672//"
 POSTGRES_VARIABLE = "REDIS_QUEUE_TEST_POSTGRES"
 POSTGRES_DEFAULT = "postgresql://postgres@127.0.0.1:5432/postgres"
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As under nohup. The processes that tests start would inherit it and could not be interrupted.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
