@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.worker.request import Request
 from kombu.connection import Connection
 
 from redis_queue import keys
@@ -179,6 +182,39 @@ def test_a_store_that_is_away_lets_tasks_run(one_redis: Leasing) -> None:
     assert len(limit.exceeded(message, task) or []) == 4
     one_redis.store.kill()
     assert limit.exceeded(message, task) is None
+
+
+def expire(app: Celery, task_id: str) -> None:
+    """Let a worker of *app* find that a redelivered task has expired."""
+    task = app.task(nothing, name="tests.nothing", shared=False)
+    with app.connection_for_write() as connection:
+        app.send_task(task.name, task_id=task_id, expires=datetime(2020, 1, 1, tzinfo=timezone.utc))
+        queue = app.amqp.queues[app.conf.task_default_queue].bind(connection.default_channel)
+        message = queue.get(no_ack=True)
+    assert message is not None
+    message.delivery_info["redelivered"] = True
+    assert Request(message, app=app, task=task).revoked()
+
+
+class TestATaskThatIsRevoked:
+    def test_is_no_error_in_an_app_without_the_extension(
+        self, one_redis: Leasing, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        app = one_redis.app()
+        TaskLeases(one_redis.app())
+
+        expire(app, "some")
+
+        assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+    def test_is_counted_no_more(self, one_redis: Leasing, caplog: pytest.LogCaptureFixture) -> None:
+        leases = one_redis.leases()
+        leases.limit.add_start("some")
+
+        expire(leases.app, "some")
+
+        assert leases.limit.starts("some") == []
+        assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_the_limit_is_that_of_the_task_or_the_app() -> None:

@@ -160,20 +160,25 @@ def _counted(app: Celery, delivery_info: Any) -> DeliveryLimit | None:
     return leases.limit if leases else None
 
 
-@signals.task_prerun.connect(weak=False)  # type: ignore[untyped-decorator]
+def count_starts() -> None:
+    """Let the workers of this process count the starts of redelivered tasks of apps with TaskLeases; once is enough."""
+    signals.task_prerun.connect(_count_start, weak=False, dispatch_uid="redis_queue_count_start")
+    signals.task_postrun.connect(_forget_starts, weak=False, dispatch_uid="redis_queue_forget_starts")
+    signals.task_revoked.connect(_forget_revoked, weak=False, dispatch_uid="redis_queue_forget_revoked")
+
+
 def _count_start(task_id: str, task: Any, **_: Any) -> None:
     # A task that is acknowledged before it starts never comes again.
     if task.acks_late and (limit := _counted(task.app, task.request.delivery_info)):
         limit.add_start(task_id)
 
 
-@signals.task_postrun.connect(weak=False)  # type: ignore[untyped-decorator]
 def _forget_starts(task_id: str, task: Any, **_: Any) -> None:
     if limit := _counted(task.app, task.request.delivery_info):
         limit.forget(task_id)
 
 
-@signals.task_revoked.connect(weak=False)  # type: ignore[untyped-decorator]
-def _forget_revoked(request: Any, **_: Any) -> None:
-    if hasattr(request, "task") and (limit := _counted(request.task.app, request.delivery_info)):
+def _forget_revoked(sender: Any, request: Any, **_: Any) -> None:
+    # The sender is the task; the request has no more than its name.
+    if limit := _counted(sender.app, request.delivery_info):
         limit.forget(request.id)

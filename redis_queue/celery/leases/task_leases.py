@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from redis_queue.celery.dispatcher import Dispatcher
-from redis_queue.celery.leases.limit import ATTRIBUTE, DeliveryLimit
+from redis_queue.celery.leases.limit import ATTRIBUTE, DeliveryLimit, count_starts
 from redis_queue.celery.leases.step import LeaseStep, LimitStep
 from redis_queue.celery.notes import DispatchNotes
 from redis_queue.celery.store import Store
@@ -41,6 +41,7 @@ class TaskLeases:
         self.limit = DeliveryLimit(app)
         setattr(app, ATTRIBUTE, self)
         app.steps["consumer"].update((LeaseStep, LimitStep))
+        count_starts()
 
     @cached_property
     def queue(self) -> DelayQueue:
