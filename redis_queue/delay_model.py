@@ -23,7 +23,7 @@ MAX_LISTS: Final = MAX_FIELDS - 10
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """One entry for :meth:`DelayQueue.push_many`; the same fields as :meth:`DelayQueue.push`."""
+    """One entry for :meth:`DelayQueue.push_many`, with the fields of :meth:`DelayQueue.push`."""
 
     payload: Any
     delay: Seconds | None = None
@@ -31,6 +31,8 @@ class Push:
     id: str | None = None
     headers: Mapping[str, Any] | None = None
     destination: str | None = None
+    #: What :meth:`DelayQueue.replace_own` looks for in a record; "" is in none.
+    mark: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ from redis_queue.times import Seconds, duration_ms, point_ms
 
 OnConflict = Literal["replace", "keep", "error"]
 
+Conflict = OnConflict | Literal["own"]
+
 _MODES: Final = ("replace", "keep", "error")
 MAX_DESTINATION: Final = 512
 FOREIGN: Final = 100
@@ -72,6 +74,10 @@ class DelayStore(DelayView):
         """Store entries as :meth:`push_many` does with "keep"; tell for each whether it was stored."""
         return [stored for _, stored in self._push_all(items, "keep")]
 
+    def replace_own(self, item: Push) -> bool:
+        """Store *item* unless its id is taken by a record without its mark; tell whether it was stored."""
+        return next(stored for _, stored in self._push_all([item], "own"))
+
     def check(self, item: Push) -> None:
         """Raise what :meth:`push_many` would raise for *item*; nothing is sent to Redis."""
         self._row(item, iter([""]))
@@ -82,7 +88,7 @@ class DelayStore(DelayView):
         One that died under its id before is replaced. False: an entry with its id waits or is in flight; nothing was
         stored.
         """
-        id_, _, _, record = self._row(item, iter(()))
+        id_, *_, record = self._row(item, iter(()))
         shard = self._shard(id_)
         self._register()
         new, stored = shard.run(
@@ -110,13 +116,15 @@ class DelayStore(DelayView):
         for shard, group in self._grouped([row[0] for row in rows]):
             self._register()
             sized = (
-                part for chunk in chunks(group, FOREIGN) for part in by_size((index, rows[index][3]) for index in chunk)
+                part
+                for chunk in chunks(group, FOREIGN)
+                for part in by_size((index, rows[index][-1]) for index in chunk)
             )
             for part in sized:
                 chosen = [index for index, _ in part]
                 fields: builtins.list[Any] = []
                 for index in chosen:
-                    id_, _, due, record = rows[index]
+                    id_, _, due, _, record = rows[index]
                     fields += [id_bytes(id_), due, *found[index][1].fields(gone.right_of(found[index][1])), record]
                 new, reply = shard.call("delay/adopt", now=shard.clock(), more=fields)
                 for index, flag in zip(chosen, reply, strict=True):
@@ -171,7 +179,7 @@ class DelayStore(DelayView):
         if isinstance(self.client, redis_py.RedisCluster):
             raise ConfigurationError(f"{verb} writes lists of other hash tags, which Redis Cluster forbids; use claim")
 
-    def _push_all(self, items: Iterable[Push | Any], on_conflict: OnConflict) -> Iterator[tuple[str, bool]]:
+    def _push_all(self, items: Iterable[Push | Any], on_conflict: Conflict) -> Iterator[tuple[str, bool]]:
         for chunk in chunks(items):
             names = iter(new_ids(sum(not isinstance(item, Push) or item.id is None for item in chunk)))
             rows = [self._row(item, names) for item in chunk]
@@ -183,15 +191,15 @@ class DelayStore(DelayView):
                         flags[next(positions)] = flag != _NO
             yield from zip([row[0] for row in rows], flags, strict=True)
 
-    def _row(self, item: Push | Any, names: Iterator[str]) -> tuple[str, int, int, bytes]:
+    def _row(self, item: Push | Any, names: Iterator[str]) -> tuple[str, int, int, str, bytes]:
         push = item if isinstance(item, Push) else Push(item)
         if push.destination is not None:
             _check_destination(push.destination)
         wait, due = _when(push.delay, push.due_at)
         record = self._shards[0].codec.encode(push.payload, push.headers, push.destination)
-        return (next(names) if push.id is None else check_id(push.id)), wait, due, record
+        return (next(names) if push.id is None else check_id(push.id)), wait, due, push.mark, record
 
-    def _push(self, shard: Shard, rows: Sequence[tuple[str, int, int, bytes]], on_conflict: OnConflict) -> bytes:
+    def _push(self, shard: Shard, rows: Sequence[tuple[str, int, int, str, bytes]], on_conflict: Conflict) -> bytes:
         self._register()
         new, flags = shard.call(
             "delay/push",

@@ -14,7 +14,7 @@ from redis_queue.backoff import retry_delay
 from redis_queue.batches import chunks
 from redis_queue.celery.brokers import Broker, UnroutableError
 from redis_queue.celery.brokers.redis import RedisBroker
-from redis_queue.celery.calls import TaskCall, envelope_of_call
+from redis_queue.celery.calls import envelope_of_entry
 from redis_queue.celery.envelope import VERSION, Envelope, UnknownVersionError, element_of
 from redis_queue.celery.tracing import DispatchSpans
 from redis_queue.delay import DelayQueue
@@ -113,9 +113,7 @@ class Batch:
 
     def _read(self, entry: Entry, open_entries: dict[str, Entry]) -> Envelope | None:
         try:
-            if isinstance(entry.payload, bytes):
-                return Envelope.unpack(entry.payload, entry.id, entry.headers)
-            return envelope_of_call(self._app, TaskCall.from_payload(entry.payload), entry.id)
+            return envelope_of_entry(self._app, entry)
         except UnknownVersionError as error:
             logger.warning("entry is left alone: %s", error, extra={"action": "dispatch_unknown", "entry_id": entry.id})
             del open_entries[entry.id]

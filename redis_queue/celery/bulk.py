@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import signals
@@ -21,6 +22,7 @@ from kombu.serialization import dumps
 from kombu.utils.uuid import uuid
 
 from redis_queue.celery.arguments import seconds_of
+from redis_queue.celery.attempt import ETA
 from redis_queue.celery.capture import Due
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.protocol import plain_body
@@ -115,6 +117,7 @@ class Bulk:
             "argsrepr": saferepr(args, app.amqp.argsrepr_maxsize, **self._levels),
             "kwargsrepr": saferepr(kwargs, app.amqp.kwargsrepr_maxsize, **self._levels),
             "root_id": task_id,
+            ETA: (app.now() + timedelta(seconds=delay)).isoformat(),
         }
         _, _, body = dumps((args, kwargs, _EMBED), serializer="json")
         envelope = replace(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.batches import new_ids
+from redis_queue.celery.attempt import CALL, ETA, call_name
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.tap import Tap
 from redis_queue.celery.tracing import scheduling_call, with_schedule
 from redis_queue.delay import DelayQueue
 from redis_queue.delay_store import OnConflict
 from redis_queue.errors import InvalidValueError
+from redis_queue.model import Entry
 from redis_queue.times import Seconds
 
 if TYPE_CHECKING:
@@ -99,6 +101,15 @@ def envelope_of_call(app: Celery, call: TaskCall, task_id: str) -> Envelope:
             call.task, list(call.args), dict(call.kwargs), task_id=task_id, producer=tap, add_to_parent=False, **options
         )
     return with_schedule(kept[0], call.options.get("headers"))
+
+
+def envelope_of_entry(app: Celery, entry: Entry) -> Envelope:
+    """Return the message that *entry* becomes; raises InvalidValueError for one that cannot be read."""
+    if isinstance(entry.payload, bytes):
+        return Envelope.unpack(entry.payload, entry.id, entry.headers)
+    envelope = envelope_of_call(app, TaskCall.from_payload(entry.payload), entry.id)
+    own = {ETA: entry.due_at.isoformat(), CALL: call_name(entry.id, entry.put_at.timestamp())}
+    return replace(envelope, headers={**envelope.headers, **own})
 
 
 def _task_options(app: Celery, name: str) -> dict[str, Any]:

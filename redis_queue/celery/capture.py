@@ -16,6 +16,7 @@ from kombu.exceptions import OperationalError
 from kombu.utils.functional import retry_over_time
 
 from redis_queue.celery.arguments import check_eta, seconds_of
+from redis_queue.celery.attempt import Attempt, without_own
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.own_broker import OwnBroker
 from redis_queue.celery.tap import Tap
@@ -115,7 +116,7 @@ class Capture:
     def _sender(self, send: Callable[..., Any]) -> Callable[..., Any]:
         def send_task_message(producer: Any, name: str, message: Any, **given: Any) -> Any:
             # A retry copies the headers of the message that its task came with.
-            options = without_schedule(given) if current_task else given
+            options = without_own(without_schedule(given)) if current_task else given
             due = None if name in LEFT_ALONE else self._due(message)
             if due is None:
                 if self._sending.batch is not None and not _eta(message):
@@ -168,7 +169,7 @@ class Capture:
             self._sending.batch.append((envelope, due))
             return None
         try:
-            return _insist(lambda: self._delayed.store_message(envelope, due), options)
+            return _insist(lambda: self._store(envelope, due), options)
         except StoreError as error:
             policy = self._delayed.settings.on_store_error
             if policy != "broker" and not (policy is None and _is_retry(envelope.id)):
@@ -183,6 +184,13 @@ class Capture:
             "%s waits in the broker: %s", envelope.id, reason, extra={"action": action, "task_id": envelope.id}
         )
         return publish()
+
+    def _store(self, envelope: Envelope, due: Due) -> None:
+        if not _is_retry(envelope.id):
+            self._delayed.store_message(envelope, due)
+            return
+        request = current_task.request
+        self._delayed.store_attempt(envelope, due, Attempt.of(vars(request), request.delivery_info))
 
 
 def _is_retry(task_id: Any) -> bool:

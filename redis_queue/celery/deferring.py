@@ -13,7 +13,9 @@ from celery.exceptions import Ignore, Reject
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 
+from redis_queue.celery.attempt import Attempt
 from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.protocol import json_body
 from redis_queue.errors import RedisQueueError, StoreError
 from redis_queue.times import duration_ms
 
@@ -105,21 +107,21 @@ def _info(error: Exception) -> Any:
 def defer(delayed: DelayedTasks, message: Any, seconds: float) -> None:
     """Store *message*, as it is, for *seconds*. Raises StoreError, or InvalidValueError for what cannot be stored.
 
-    What waits under the task id already stays: it is the same task, and may be newer. What a dispatcher still holds
-    under it is replaced: that may be the very message, whose end would take the new one with it.
+    An attempt of the same call that waits already stays: it may be newer. One that a dispatcher still holds is
+    replaced: that may be the very message, whose end would take the new one with it. Another call with its id stays
+    stored, too: then *message* gets an entry of its own.
     """
-    defer_envelope(delayed, Envelope.of_message(message), seconds)
+    defer_envelope(delayed, Envelope.of_message(message), seconds, message.delivery_info)
 
 
-def defer_envelope(delayed: DelayedTasks, envelope: Envelope, seconds: float) -> None:
-    """Do the same with the message as it was published."""
+def defer_envelope(delayed: DelayedTasks, envelope: Envelope, seconds: float, delivery_info: Any = None) -> None:
+    """Do the same with the message as it was published; *delivery_info* tells whether it was delivered again."""
+    attempt = Attempt.of({**(json_body(envelope) or {}), **envelope.headers}, delivery_info)
+    envelope = envelope.with_call(attempt.call)
     push = delayed.as_push(envelope, (seconds, None))
     push = replace(push, headers={**(push.headers or {}), AFTER: duration_ms(seconds)})
-    if delayed.queue.keep_many([push])[0]:
-        return
-    found = delayed.queue.look(str(push.id))
-    if found is None or found.state != "delayed":
-        delayed.queue.push_many([push])
+    if not delayed.queue.keep_many([push])[0] and not attempt.waits_in(delayed.queue.look(envelope.id)):
+        delayed.keep_attempt(push, envelope, attempt)
 
 
 def wake(delayed: DelayedTasks, id: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +13,7 @@ from celery.app.amqp import AMQP
 
 from redis_queue.batches import CHUNK, MANY, check_limit
 from redis_queue.celery.arguments import seconds_of
+from redis_queue.celery.attempt import Attempt, new_call, retry_id
 from redis_queue.celery.bulk import Bulk, Sent
 from redis_queue.celery.capture import Capture, Due
 from redis_queue.celery.control import wrap_control
@@ -20,6 +22,7 @@ from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.leases.task_leases import TaskLeases
 from redis_queue.celery.lists import ListNames
 from redis_queue.celery.revoked import mark_revoked
+from redis_queue.celery.run_request import restore_requests
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
 from redis_queue.celery.tracing import scheduling, trace_runs
@@ -64,6 +67,7 @@ class DelayedTasks:
         install_worker(self)
         wrap_control(self)
         trace_runs()
+        restore_requests()
         if not _being_made(app):
             self.attach(app.amqp)
 
@@ -112,7 +116,9 @@ class DelayedTasks:
         names = list(ids)
         # Read first: what is cancelled is gone, and with it the name of the chord that waits for it.
         entries = [self.queue.get(name) for name in names]
-        flags = self.queue.cancel_many(names)
+        flags = self.queue.cancel_many([*names, *map(retry_id, names)])
+        # A retry may wait beside a newer call of its task.
+        flags = [either or retry for either, retry in zip(flags, flags[len(names) :], strict=False)]
         for name, entry, cancelled in zip(names, entries, flags, strict=True):
             if cancelled:
                 mark_revoked(self.app, name, entry)
@@ -203,8 +209,26 @@ class DelayedTasks:
         self._store([(envelope, due)])
 
     def _store(self, messages: Sequence[tuple[Envelope, Due]]) -> None:
-        with scheduling(messages) as traced:
+        named = [(envelope.with_call(new_call()), due) for envelope, due in messages]
+        with scheduling(named) as traced:
             self.queue.push_many([self.as_push(*message) for message in traced])
+
+    def store_attempt(self, envelope: Envelope, due: Due, attempt: Attempt) -> None:
+        """Store a retry; an earlier attempt of the same call is replaced.
+
+        What is stored under its id and belongs to another call stays: then the retry gets an entry of its own.
+        """
+        with scheduling([(envelope.with_call(attempt.call), due)]) as traced:
+            ((message, _),) = traced
+            self.keep_attempt(self.as_push(message, due), message, attempt)
+
+    def keep_attempt(self, push: Push, envelope: Envelope, attempt: Attempt) -> None:
+        """Store *push*, made of *envelope*, under the first id at which it replaces no other call."""
+        for id_ in attempt.ids(envelope.id):
+            if self.queue.replace_own(replace(push, payload=envelope.pack(id_), id=id_, mark=attempt.mark)):
+                return
+        # Only an entry of that very name without the name of its call: somebody wrote it by hand.
+        raise InvalidValueError(f"{envelope.id!r}: other calls wait under its id and under those beside it")
 
     def as_push(self, envelope: Envelope, due: Due) -> Push:
         """Return what is stored for a captured message."""

@@ -11,13 +11,14 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from uuid import uuid4
 
 from kombu.compression import compress
 from kombu.utils.json import JSONEncoder, object_hook
 
+from redis_queue.celery.attempt import CALL
 from redis_queue.errors import InvalidValueError
 
 VERSION: Final = b"\x01"
@@ -42,10 +43,10 @@ _PHRASES: Final = (
     '","kwargsrepr":"{}","origin":"gen',
     '","kwargsrepr":"',
     '","origin":"gen',
-    '","ignore_result":false,"replaced_task_nesting":0,"stamped_headers":null,"stamps":{}},'
-    '"properties":{"correlation_id":"',
-    '","ignore_result":true,"replaced_task_nesting":0,"stamped_headers":null,"stamps":{}},'
-    '"properties":{"correlation_id":"',
+    '","ignore_result":false,"replaced_task_nesting":0,"stamped_headers":null,"stamps":{},"redis_queue_eta":"',
+    '","ignore_result":true,"replaced_task_nesting":0,"stamped_headers":null,"stamps":{},"redis_queue_eta":"',
+    '","redis_queue_call":"',
+    '"},"properties":{"correlation_id":"',
     '","ignore_result":',
     ',"replaced_task_nesting":0,"stamped_headers":',
     ',"stamps":{',
@@ -123,12 +124,12 @@ class Envelope:
         """Return the element of a list of kombu's Redis transport, with *tag* as its delivery tag."""
         return _ENCODER.encode(self._element(tag))
 
-    def pack(self) -> bytes:
-        """Return the compact form, whose id is that of the entry which holds it."""
+    def pack(self, entry_id: str | None = None) -> bytes:
+        """Return the compact form for the entry *entry_id*, by default one with the id of the task."""
         # The tag stands at the end; a body may hold the same character, which has to stay as it is.
         text = self.element("").removesuffix('"}}') + TAG + '"}}'
         task_id = self.id
-        if len(task_id) > MIN_ID and _is_left_out(task_id):
+        if entry_id in (None, task_id) and len(task_id) > MIN_ID and _is_left_out(task_id):
             text = text.replace(task_id, _ID)
         for phrase, code in _CODES:
             text = text.replace(phrase, code)
@@ -169,6 +170,10 @@ class Envelope:
             exchange=route.get("exchange") or "",
             routing_key=route.get("routing_key") or "",
         )
+
+    def with_call(self, name: str) -> Envelope:
+        """Return a copy that belongs to the call *name*."""
+        return replace(self, headers={**self.headers, CALL: name})
 
     def storage_headers(self) -> dict[str, Any]:
         """Return what the record keeps beside the packed message."""

@@ -10,6 +10,7 @@ from typing import Any
 from kombu.serialization import dumps
 from kombu.utils.json import loads
 
+from redis_queue.celery.attempt import OWN
 from redis_queue.celery.envelope import Envelope
 from redis_queue.errors import InvalidValueError
 
@@ -40,10 +41,13 @@ def retries_of(envelope: Envelope) -> int:
 def with_eta(envelope: Envelope, due_at: datetime) -> Envelope:
     """Return *envelope* as Celery itself delays it; raises InvalidValueError for a body that cannot take the eta."""
     eta = due_at.isoformat()
-    if "task" in envelope.headers:
-        return replace(envelope, headers={**envelope.headers, "eta": eta})
+    headers = {name: value for name, value in envelope.headers.items() if name not in OWN}
+    if "task" in headers:
+        return replace(envelope, headers={**headers, "eta": eta})
     body = json_body(envelope)
     if body is None:
         raise InvalidValueError("a message of protocol 1 has its eta in the body, and this body is no plain JSON")
     content_type, encoding, text = dumps({**body, "eta": eta}, serializer="json")
-    return replace(envelope, body=text.encode(encoding), content_type=content_type, content_encoding=encoding)
+    return replace(
+        envelope, body=text.encode(encoding), content_type=content_type, content_encoding=encoding, headers=headers
+    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from redis_queue.batches import CHUNK
 from redis_queue.celery.brokers import Broker
-from redis_queue.celery.calls import TaskCall, envelope_of_call
+from redis_queue.celery.calls import envelope_of_entry
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.outage import broker_of
@@ -117,7 +117,7 @@ class Release:
 
     def _message(self, broker: Broker, entry: Entry, left: dict[str, Entry]) -> Envelope | None:
         try:
-            envelope = self._envelope(entry)
+            envelope = envelope_of_entry(self._app, entry)
             return envelope if self._is_due(entry) else with_eta(envelope, entry.due_at)
         except InvalidValueError as error:
             self._refuse(entry, str(error), left)
@@ -126,11 +126,6 @@ class Release:
                 raise
             self._refuse(entry, f"{type(error).__name__}: {error}", left)
         return None
-
-    def _envelope(self, entry: Entry) -> Envelope:
-        if isinstance(entry.payload, bytes):
-            return Envelope.unpack(entry.payload, entry.id, entry.headers)
-        return envelope_of_call(self._app, TaskCall.from_payload(entry.payload), entry.id)
 
     def _publish(
         self, broker: Broker, ready: Sequence[tuple[Entry, Envelope]], left: dict[str, Entry], sent: list[Entry]

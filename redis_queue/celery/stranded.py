@@ -167,7 +167,7 @@ def envelope_and_eta(app: Celery, message: Mapping[str, Any], queue: str) -> tup
     call: Mapping[str, Any] = headers
     if "task" not in headers:
         call = json_body_of(options["content_type"], headers, body) or {}
-        body, options = {**call, "eta": None}, {"serializer": "json"}
+        body, options = call, {"serializer": "json"}
     if not call.get("eta"):
         return None
     due_at = _aware(app, call["eta"])

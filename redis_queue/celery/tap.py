@@ -11,6 +11,7 @@ from kombu.entity import Exchange, Queue, maybe_delivery_mode
 from kombu.serialization import dumps
 from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCHANGE, MAX_NUMBER_OF_BITS_TO_USE
 
+from redis_queue.celery.attempt import ETA
 from redis_queue.celery.entities import describe, lifetime_ms
 from redis_queue.celery.envelope import Envelope
 
@@ -45,7 +46,7 @@ class Tap:
         keep = self._keep
         if keep is None:
             return self._producer.publish(body, **options)
-        envelope = envelope_of(self._app, self._producer, _without_eta(body), options)
+        envelope = envelope_of(self._app, self._producer, body, options)
         result = keep(envelope, options, lambda: self._producer.publish(body, **options))
         # Only now: Celery publishes a second time where the first one failed.
         self._keep = None
@@ -53,11 +54,17 @@ class Tap:
 
 
 def envelope_of(app: Celery, producer: Any, body: Any, options: Mapping[str, Any]) -> Envelope:
-    """Return the message that ``producer.publish(body, **options)`` would send, its eta taken out."""
+    """Return the message that ``producer.publish(body, **options)`` would send, its eta in a header of our own."""
     properties = {name: value for name, value in options.items() if name not in _LOCAL}
     headers = dict(properties.pop("headers", None) or {})
+    # Protocol 1 has the eta in the body.
+    eta = headers.get("eta") or (body.get("eta") if isinstance(body, Mapping) else None)
     if "eta" in headers:
         headers["eta"] = None
+    elif eta:
+        body = {**body, "eta": None}
+    if eta:
+        headers[ETA] = eta
     exchange, mode = _exchange(properties.pop("exchange", None), properties.pop("delivery_mode", None))
     exchange, routing_key = _past_native_delay(exchange, properties.pop("routing_key", None) or "")
     expiration = properties.pop("expiration", None)
@@ -112,8 +119,3 @@ def _declare(declare: Any, exchange: str, routing_key: str, app: Celery) -> list
     # The usual case is told by the routing key: a queue of the app, reached by its name, that lives for ever.
     usual = not exchange and described == [routing_key] and not any(map(lifetime_ms, declare))
     return [] if usual else described
-
-
-def _without_eta(body: Any) -> Any:
-    # Protocol 1 has the eta in the body.
-    return {**body, "eta": None} if isinstance(body, Mapping) and "eta" in body else body

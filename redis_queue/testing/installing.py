@@ -13,7 +13,7 @@ from redis_queue.celery.delayed import ATTRIBUTE, DelayedTasks
 from redis_queue.celery.store import Store
 from redis_queue.delay import DelayQueue
 from redis_queue.delay_model import Push
-from redis_queue.delay_store import OnConflict
+from redis_queue.delay_store import Conflict
 from redis_queue.leasing import Clock
 from redis_queue.testing.overrides import Overrides
 from redis_queue.testing.results import MemoryResults
@@ -33,7 +33,7 @@ class TravelQueue(DelayQueue):
         self.order: dict[str, int] = {}
         self._count = itertools.count(1)
 
-    def _push_all(self, items: Iterable[Push | Any], on_conflict: OnConflict) -> Iterator[tuple[str, bool]]:
+    def _push_all(self, items: Iterable[Push | Any], on_conflict: Conflict) -> Iterator[tuple[str, bool]]:
         for id_, stored in super()._push_all(items, on_conflict):
             self.order[id_] = next(self._count)
             yield id_, stored

@@ -9,6 +9,7 @@ from celery import Celery, chain
 from celery.signals import before_task_publish
 
 from redis_queue.celery import DelayedTasks
+from redis_queue.celery.attempt import OWN
 from redis_queue.celery.envelope import Envelope
 from tests.celery.brokers import Broker
 
@@ -39,6 +40,7 @@ def comparable(envelope: Envelope) -> Any:
     """Return what two messages of one call have in common."""
     own = envelope.id
     headers = {name: "own" if value == own else value for name, value in envelope.headers.items()}
+    headers |= {name: type(headers[name]) for name in OWN}
     properties = {name: "own" if value == own else value for name, value in envelope.properties.items()}
     return headers, properties, envelope.body, envelope.exchange, envelope.routing_key, envelope.declare
 

@@ -23,6 +23,7 @@ from kombu.exceptions import OperationalError
 
 from redis_queue import ConfigurationError, InvalidValueError
 from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher
+from redis_queue.celery.attempt import OWN
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.own_broker import OwnBroker
 from redis_queue.model import Entry
@@ -448,6 +449,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+def without_own(headers: dict[str, Any]) -> dict[str, Any]:
+    """Return the headers that Celery itself sends."""
+    return {name: value for name, value in headers.items() if name not in OWN}
+
+
 def facts(message: Any) -> dict[str, Any]:
     """Return everything about a message that must not depend on its delay."""
     body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)
@@ -456,11 +462,13 @@ def facts(message: Any) -> dict[str, Any]:
         for name, value in message.properties.items()
         if name not in ("delivery_tag", "body_encoding", "expiration", "delivery_info")
     }
+    if "application_headers" in properties:
+        properties["application_headers"] = without_own(properties["application_headers"])
     return {
         "body": body,
         "content_type": message.content_type,
         "content_encoding": message.content_encoding,
-        "headers": message.headers,
+        "headers": without_own(message.headers),
         "properties": properties,
         "exchange": message.delivery_info["exchange"],
         "routing_key": message.delivery_info["routing_key"],
@@ -484,6 +492,7 @@ class TestADeliveredMessage:
         (message,) = broker.take(default_of(app))
 
         assert facts(message) == facts(expected)
+        assert set(message.headers) - set(expected.headers) == OWN
 
     def test_keeps_any_argument(self, app: Celery, on_redis: Broker) -> None:
         arguments = ["№ 🐍", "\x81 \\u0081 \x80", "\ud800", '"}}', {"__type": 1}, None, 2**70, 0.1, "a" * 100_000]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -18,6 +18,8 @@ from kombu.message import Message
 
 from redis_queue import ConfigurationError, HeldLock, InvalidValueError, Lock, LockTakenError, current_lock
 from redis_queue.celery import DelayedTasks, Dispatcher, serialized
+from redis_queue.celery.attempt import CALL
+from redis_queue.celery.calls import envelope_of_entry
 from redis_queue.celery.deferring import DEFERS, Deferred, defer, deferring, wake
 from tests.celery.brokers import Broker
 from tests.support.proxy import FaultProxy
@@ -44,7 +46,7 @@ def shown(message: Message) -> dict[str, Any]:
     return {
         "body": bytes(message.body, "utf-8") if isinstance(message.body, str) else bytes(message.body),
         "type": (message.content_type, message.content_encoding),
-        "headers": {name: value for name, value in message.headers.items() if name != "redelivered"},
+        "headers": {name: value for name, value in message.headers.items() if name not in ("redelivered", CALL)},
         "properties": properties,
         "route": (message.delivery_info["exchange"], message.delivery_info["routing_key"]),
     }
@@ -78,10 +80,15 @@ def test_a_message_goes_back_as_it_came(broker: Broker, redis_url: str, client: 
     assert entry is not None
     assert (entry.retries, entry.deliveries) == (2, 0)
     assert delayed.run_now(result.id)
-    dispatcher = Dispatcher(app, delayed.queue)
-    assert dispatcher.run().sent == 1
-    dispatcher.close()
+    dispatch(app, delayed)
     assert shown(take(app)) == shown(came)
+
+
+def dispatch(app: Celery, delayed: DelayedTasks) -> None:
+    """Send what is due."""
+    dispatcher = Dispatcher(app, delayed.queue)
+    dispatcher.run()
+    dispatcher.close()
 
 
 class TestConflicts:
@@ -97,24 +104,43 @@ class TestConflicts:
         """Its DelayedTasks."""
         return DelayedTasks(app)
 
-    def test_what_waits_under_the_id_stays(self, app: Celery, delayed: DelayedTasks) -> None:
+    def test_another_call_that_waits_under_the_id_stays_and_both_run(self, app: Celery, delayed: DelayedTasks) -> None:
         app.send_task("shop.remind", ("old",), task_id="one-customer")
         came = take(app)
         app.send_task("shop.remind", ("new",), task_id="one-customer", countdown=60)
         defer(delayed, came, 1)
-        found = delayed.get("one-customer")
-        assert found is not None
-        assert found.args == "('new',)"
+        assert {entry.id: entry.args for entry in delayed.list()} == {
+            "one-customer": "('new',)",
+            "one-customer~retry": "('old',)",
+        }
+        assert delayed.run_now("one-customer")
+        assert delayed.run_now("one-customer~retry")
+        dispatch(app, delayed)
+        assert {take(app).headers["id"] for _ in range(2)} == {"one-customer"}
 
-    def test_what_a_dispatcher_still_holds_is_replaced(self, app: Celery, delayed: DelayedTasks) -> None:
+    def test_an_attempt_of_the_same_call_that_waits_stays(self, app: Celery, delayed: DelayedTasks) -> None:
+        app.send_task("shop.remind", ("x",), task_id="one-customer", countdown=60)
+        delayed.run_now("one-customer")
+        dispatch(app, delayed)
+        came = take(app)
+        defer(delayed, came, 60)
+        defer(delayed, came, 3600)
+        (entry,) = delayed.list()
+        assert entry.due_at < datetime.now(timezone.utc) + timedelta(seconds=120)
+
+    @pytest.mark.parametrize("same", [True, False])
+    def test_what_a_dispatcher_still_holds_is_replaced_if_it_is_the_same_call(
+        self, app: Celery, delayed: DelayedTasks, same: bool
+    ) -> None:
         result = app.send_task("shop.remind", ("x",), countdown=60)
         delayed.run_now(result.id)
         (held,) = delayed.queue.claim(1)
         # Published, not acked yet: the worker may be faster.
-        app.send_task("shop.remind", ("x",), task_id=result.id)
+        headers = envelope_of_entry(app, held).headers if same else {}
+        app.send_task("shop.remind", ("x",), task_id=result.id, headers={CALL: headers[CALL]} if same else None)
         defer(delayed, take(app), 60)
-        assert not delayed.queue.ack(held)
-        assert delayed.get(result.id) is not None
+        assert delayed.queue.ack(held) is not same
+        assert [entry.id for entry in delayed.list()] == [result.id if same else f"{result.id}~retry"]
 
     def test_only_one_that_waits_as_it_was_deferred_is_woken(self, app: Celery, delayed: DelayedTasks) -> None:
         changes: dict[str, Any] = {

@@ -10,10 +10,10 @@
 -- KEYS[8] slot       STRING last outcome of this caller
 -- KEYS[9] wake       CHANNEL told when something is due earlier than all before
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] on_conflict  replace, keep or error
+-- ARGV[2] on_conflict  replace, keep, error, or own: replace only a record that has the mark in it
 -- ARGV[3] nonce      new for every call; the same again answers with the same flags
 -- ARGV[4] attempt    above 1 = the reply to this nonce may have been lost
--- ARGV[...] entries  id, delay in ms, due time in ms (0 = use the delay), record; four for each
+-- ARGV[...] entries  id, delay in ms, due time in ms (0 = use the delay), mark ("" is in none), record; five for each
 --
 -- Returns {1 if the queue is new, flags}: per entry 1 = stored, 2 = replaced one that was there (its holder, if any,
 -- lost the lease), 0 = the old one was kept. With error, flags "exists <id>": nothing was stored.
@@ -39,25 +39,26 @@ redis.call('HLEN', errors)
 redis.call('ZCARD', dead)
 
 local ids = {}
-for i = 1, #entries, 4 do ids[#ids + 1] = entries[i] end
+for i = 1, #entries, 5 do ids[#ids + 1] = entries[i] end
 local stored = redis.call('HMGET', records, unpack(ids))
 local head = 'v1 ' .. string.format('%.0f', now) .. ' '
 local flags, seen, fields, scores, taken, new = {}, {}, {}, {}, {}, {}
 local first = math.huge
 for i, id in ipairs(ids) do
-  local before = stored[i] or seen[id]
+  local before, mark = seen[id] or stored[i], entries[5 * i - 1]
   if before and on_conflict == 'error' then return {0, 'exists ' .. id} end
-  if before and on_conflict == 'keep' then
+  local other = on_conflict == 'own' and (mark == '' or not string.find(before or mark, mark, 1, true))
+  if before and (other or on_conflict == 'keep') then
     flags[i] = 0
   else
-    local delay, due = tonumber(entries[4 * i - 2]), tonumber(entries[4 * i - 1])
+    local delay, due = tonumber(entries[5 * i - 3]), tonumber(entries[5 * i - 2])
     if due == 0 then due = now + delay end
     first = math.min(first, due)
     flags[i] = before and 2 or 1
     if before then taken[#taken + 1] = id else new[#new + 1] = id end
-    seen[id] = true
+    seen[id] = entries[5 * i]
     fields[#fields + 1] = id
-    fields[#fields + 1] = head .. entries[4 * i]
+    fields[#fields + 1] = head .. entries[5 * i]
     scores[#scores + 1] = string.format('%.0f', due)
     scores[#scores + 1] = id
   end

@@ -1,0 +1,115 @@
+"""Attempt: which call of its task id a message belongs to, so that a retry replaces no other call of the same id."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redis_queue.keys import is_id
+from redis_queue.model import Item
+
+ETA: Final = "redis_queue_eta"
+"""The header of the eta that a stored message was sent with: its own is empty, or a worker would wait for it again."""
+
+CALL: Final = "redis_queue_call"
+"""The header that names the call: each publish with a delay has a new name, its retries and deferrals the same."""
+
+OWN: Final = frozenset({ETA, CALL})
+"""Headers of one stored message, which no message that a task sends may copy."""
+
+_BYTES: Final = 9
+_NAME: Final = re.compile(r"[\w-]{12}", re.ASCII)
+
+_LINEAGE: Final = ("id", "task", "origin", "root_id", "parent_id", "group", "group_index")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt of the call *call*. *first*: no attempt of this call can have been stored before."""
+
+    call: str
+    first: bool
+
+    @classmethod
+    def of(cls, headers: Mapping[str, Any], delivery_info: Any) -> Attempt:
+        """Return the attempt that a worker got with *headers*; *delivery_info* is that of its message.
+
+        A message that was never stored names no call. What it was sent with stands for the name; another message may
+        have been sent with the same, but only one that is delivered again can have stored something before.
+        """
+        name = call_in(headers)
+        if name is not None:
+            return cls(name, first=False)
+        return cls(call_name(*(headers.get(item) for item in _LINEAGE)), first=not is_redelivered(delivery_info))
+
+    @property
+    def mark(self) -> str:
+        """The text in a stored message by which it is known as one of this call; "" where there can be none."""
+        return "" if self.first else self.call
+
+    def waits_in(self, item: Item | None) -> bool:
+        """Tell whether *item* is an attempt of the same call that waits for its time."""
+        if item is None or item.state != "delayed" or not isinstance(item.body, bytes):
+            return False
+        return bool(self.mark) and self.mark.encode() in item.body
+
+    def ids(self, task_id: str) -> Iterator[str]:
+        """Yield the ids of entries that may hold this attempt, best first."""
+        yield task_id
+        yield retry_id(task_id)
+        yield beside(task_id, new_call() if self.first else self.call)
+
+
+def new_call() -> str:
+    """Return a name that no other call has."""
+    return _text(os.urandom(_BYTES))
+
+
+def call_name(*facts: object) -> str:
+    """Return a name that is always the same for the same *facts*."""
+    return _text(hashlib.sha256(repr(facts).encode(errors="replace")).digest()[:_BYTES])
+
+
+def call_in(headers: Mapping[str, Any]) -> str | None:
+    """Return the name of the call in *headers*; None for anything that is none."""
+    found = headers.get(CALL)
+    return found if isinstance(found, str) and _NAME.fullmatch(found) else None
+
+
+def retry_id(task_id: str) -> str:
+    """Return the id of the entry that holds a retry while another call of *task_id* waits under that id."""
+    return beside(task_id, "retry")
+
+
+def beside(task_id: str, name: str) -> str:
+    """Return an id for another entry of the same task."""
+    found = f"{task_id}~{name}"
+    return found if is_id(found) else f"{hashlib.sha256(task_id.encode(errors='replace')).hexdigest()}~{name}"
+
+
+def counted_id(task_id: str, headers: Mapping[str, Any]) -> str:
+    """Return the name under which starts of the message with *headers* are counted: a newer call begins anew."""
+    name = call_in(headers)
+    return task_id if name is None else beside(task_id, name)
+
+
+def without_own(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the *options* of a send without what Celery copied from the message that the current task came with."""
+    headers = options.get("headers")
+    if not headers or OWN.isdisjoint(headers):
+        return options
+    return {**options, "headers": {name: value for name, value in headers.items() if name not in OWN}}
+
+
+def is_redelivered(delivery_info: Any) -> bool:
+    """Tell whether a broker says that it delivers a message again."""
+    return bool((delivery_info or {}).get("redelivered"))
+
+
+def _text(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).decode()
