@@ -32,8 +32,9 @@ holder      HASH   who holds it until when, its fence, and who gave it back last
 line        ZSET   id -> since when it waits for the lock
 =========== ====== =====================================================================
 
-``<prefix>:registry`` is a HASH of all queues that were ever written to. ``<prefix>:starts:<task id>`` is a LIST of when
-and where a redelivered task was started; it is there until the task ends. ``<prefix>:audit`` is a LIST of what was
+``<prefix>:registry`` is a HASH of all queues that were ever written to. ``<prefix>:starts:<task id>`` (with
+``~<call>`` behind it for a call that was delayed) is a LIST of when and where a redelivered task was started; it is
+there until the task ends. ``<prefix>:audit`` is a LIST of what was
 changed by hand, newest first. ``<prefix>:operation:<id>`` is a STRING for a day after the dashboard acted.
 ``<prefix>:probe:<x>`` is a STRING for the moment in which a dispatcher finds out whether the broker is this Redis.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +15,12 @@ from kombu.connection import Connection
 
 from redis_queue import keys
 from redis_queue.celery import DelayedTasks, MaxDeliveriesExceededError, TaskLeases
+from redis_queue.celery.attempt import CALL, Attempt, beside, counted_id
 from redis_queue.celery.leases import counters
 from redis_queue.celery.leases.limit import DeliveryLimit
 from redis_queue.celery.leases.step import _guarded
 from redis_queue.delay_model import Push
+from redis_queue.keys import Keys
 from tests.celery.brokers import Broker
 from tests.celery.leasing import Leasing
 from tests.celery.leasing_names import DIE, DIE_TWICE, HEALED, WAIT
@@ -184,16 +186,92 @@ def test_a_store_that_is_away_lets_tasks_run(one_redis: Leasing) -> None:
     assert limit.exceeded(message, task) is None
 
 
+def redelivered(app: Celery, connection: Connection, task_id: str, **options: Any) -> Any:
+    """Send `tests.nothing` and return its message as *connection* gets it again."""
+    app.task(nothing, name="tests.nothing", shared=False, max_deliveries=2)
+    app.send_task("tests.nothing", task_id=task_id, **options)
+    message = app.amqp.queues[app.conf.task_default_queue].bind(connection.default_channel).get()
+    message.delivery_info["redelivered"] = True
+    return message
+
+
 def expire(app: Celery, task_id: str) -> None:
     """Let a worker of *app* find that a redelivered task has expired."""
-    task = app.task(nothing, name="tests.nothing", shared=False)
     with app.connection_for_write() as connection:
-        app.send_task(task.name, task_id=task_id, expires=datetime(2020, 1, 1, tzinfo=timezone.utc))
-        queue = app.amqp.queues[app.conf.task_default_queue].bind(connection.default_channel)
-        message = queue.get(no_ack=True)
-    assert message is not None
-    message.delivery_info["redelivered"] = True
-    assert Request(message, app=app, task=task).revoked()
+        message = redelivered(app, connection, task_id, expires=datetime(2020, 1, 1, tzinfo=timezone.utc))
+        assert Request(message, app=app, task=app.tasks["tests.nothing"]).revoked()
+
+
+class TestATaskThatMayNotBeStartedAgain:
+    @pytest.fixture
+    def connection(self, one_redis: Leasing) -> Iterator[Connection]:
+        """A connection to the broker."""
+        with Connection(one_redis.broker_url) as connection:
+            yield connection
+
+    @pytest.fixture
+    def meet(self, one_redis: Leasing) -> Callable[[DelayedTasks, Any], tuple[list[Any], list[str]]]:
+        """Let a worker meet a message; return what it started, and what it counted."""
+
+        def meet(delayed: DelayedTasks, message: Any) -> tuple[list[Any], list[str]]:
+            started: list[Any] = []
+            counted: list[str] = []
+            consumer = SimpleNamespace(
+                app=delayed.app,
+                hostname="tests",
+                event_dispatcher=None,
+                connection_errors=(),
+                redis_queue_leases=SimpleNamespace(count=counted.append),
+            )
+            _guarded(consumer, TaskLeases(delayed.app).limit, started.append)(message)
+            return started, counted
+
+        return meet
+
+    def test_is_a_dead_letter_beside_a_newer_call_of_its_id(
+        self, one_redis: Leasing, connection: Connection, meet: Any
+    ) -> None:
+        delayed = DelayedTasks(one_redis.app(), leases=True)
+        message = redelivered(delayed.app, connection, "order-42")
+        TaskLeases(delayed.app).limit.add_start("order-42")
+        delayed.app.send_task("tests.nothing", ("newer",), task_id="order-42", countdown=600)
+
+        assert meet(delayed, message) == ([], ["dead"])
+
+        assert message.acknowledged
+        assert [entry.args for entry in delayed.list()] == ["('newer',)"]
+        (letter,) = delayed.queue.dead_letters()
+        assert letter.id.startswith("order-42~")
+        assert delayed.app.AsyncResult("order-42").state == "FAILURE"
+        assert TaskLeases(delayed.app).redrive([letter.id]) == 1
+        again = delayed.app.amqp.queues["leasing"].bind(connection.default_channel).get()
+        assert again.headers["id"] == "order-42"
+
+    @pytest.mark.parametrize("trouble", ["taken", "away"])
+    def test_is_started_once_more_where_there_is_no_dead_letter(
+        self, one_redis: Leasing, connection: Connection, meet: Any, trouble: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        delayed = DelayedTasks(one_redis.app(), leases=True)
+        message = redelivered(delayed.app, connection, "order-42")
+        TaskLeases(delayed.app).limit.add_start("order-42")
+        ids = ["order-42", beside("order-42", Attempt.of(message.headers, None).call)]
+        if trouble == "taken":
+            delayed.queue.push_many([Push(b"other", id=id_, delay=600) for id_ in ids])
+        else:
+            one_redis.client.hset(Keys("redis_queue", "delay", "celery", 0).meta, "schema", 99)
+
+        assert meet(delayed, message) == ([message], [])
+
+        assert not message.acknowledged
+        assert "cannot make a dead letter" in caplog.text
+
+    def test_does_not_pass_its_starts_on_to_a_newer_call_of_its_id(
+        self, one_redis: Leasing, connection: Connection, meet: Any
+    ) -> None:
+        delayed = DelayedTasks(one_redis.app(), leases=True)
+        TaskLeases(delayed.app).limit.add_start(counted_id("order-42", {CALL: "the-call-one"}))
+        message = redelivered(delayed.app, connection, "order-42", headers={CALL: "the-call-two"})
+        assert meet(delayed, message) == ([message], [])
 
 
 class TestATaskThatIsRevoked:

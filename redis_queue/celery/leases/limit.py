@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -14,6 +15,7 @@ from celery.utils.dispatch import Signal
 from celery.worker.request import Request
 
 from redis_queue import keys
+from redis_queue.celery.attempt import Attempt, beside, counted_id, is_redelivered
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.store import Store
 from redis_queue.delay_model import Push
@@ -74,26 +76,34 @@ class DeliveryLimit:
     def exceeded(self, message: Any, task: Any) -> list[dict[str, Any]] | None:
         """Return the starts of a redelivered *message* if it may not be started again, else None."""
         try:
-            found = self.starts(str(message.headers["id"]))
+            found = self.starts(counted_id(str(message.headers["id"]), message.headers))
         except (RedisQueueError, *RedisErrors) as error:
             logger.warning("cannot count deliveries: %s", error, extra={"action": "deliveries_unknown"})
             return None
         # Without any, it may only have waited in a worker that was stopped.
         return found if found and len(found) + 1 >= self.of(task) else None
 
-    def bury(self, consumer: Any, message: Any, task: Any, starts: list[dict[str, Any]]) -> None:
-        """Make a dead letter of *message*, mark its task as failed, and settle the message."""
+    def bury(self, consumer: Any, message: Any, task: Any, starts: list[dict[str, Any]]) -> bool:
+        """Make a dead letter of *message*, mark its task as failed, and settle the message.
+
+        What is stored under its id stays: then the dead letter gets an id of its own. False: there is no dead letter,
+        which is in the log, and the message is still held.
+        """
         task_id = str(message.headers["id"])
         deliveries = len(starts) + 1
         places = ", ".join(f"{start['host']} at {_stamp(start['at'])}" for start in starts)
         reason = f"its worker died {deliveries} times: at the first delivery, then on {places}"
-        envelope = Envelope.of_message(message)
-        self._store.delay_queue().bury(
-            Push(envelope.pack(), id=task_id, headers=envelope.storage_headers() or None),
-            reason=reason,
-            deliveries=deliveries,
-        )
-        self.forget(task_id)
+        try:
+            buried = self._store_dead(message, task_id, reason, deliveries)
+            why = "other entries have its ids"
+        except RedisQueueError as failure:
+            buried, why = False, str(failure)
+        if not buried:
+            extra = {"action": "bury_failed", "task_id": task_id}
+            logger.error("cannot make a dead letter of %s[%s]: %s", task.name, task_id, why, extra=extra)
+            return False
+        with contextlib.suppress(RedisQueueError, *RedisErrors):
+            self.forget(counted_id(task_id, message.headers))
         logger.error(
             "task %s[%s] is a dead letter: %s",
             task.name,
@@ -104,6 +114,19 @@ class DeliveryLimit:
         error = MaxDeliveriesExceededError(f"{task.name}[{task_id}]: {reason}")
         _fail(consumer, message, task, error)
         task_poisoned.send(sender=task, task_id=task_id, deliveries=deliveries, exception=error)
+        return True
+
+    def _store_dead(self, message: Any, task_id: str, reason: str, deliveries: int) -> bool:
+        envelope, queue = Envelope.of_message(message), self._store.delay_queue()
+        attempt = Attempt.of(message.headers, message.delivery_info)
+        return any(
+            queue.bury(
+                Push(envelope.pack(id_), id=id_, headers=envelope.storage_headers() or None),
+                reason=reason,
+                deliveries=deliveries,
+            )
+            for id_ in (task_id, beside(task_id, attempt.call))
+        )
 
     @property
     def _store(self) -> Store:
@@ -120,11 +143,6 @@ def _read_start(row: bytes | str) -> dict[str, Any]:
         return {"host": str(found["host"]), "at": min(max(0.0, float(found["at"])), END_OF_CALENDAR_MS / 1000)}
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return {"host": "an unknown host", "at": 0.0}
-
-
-def is_redelivered(delivery_info: Any) -> bool:
-    """Tell whether a broker says that it delivers a message again."""
-    return bool((delivery_info or {}).get("redelivered"))
 
 
 def _fail(consumer: Any, message: Any, task: Any, error: Exception) -> None:
@@ -170,15 +188,15 @@ def count_starts() -> None:
 def _count_start(task_id: str, task: Any, **_: Any) -> None:
     # A task that is acknowledged before it starts never comes again.
     if task.acks_late and (limit := _counted(task.app, task.request.delivery_info)):
-        limit.add_start(task_id)
+        limit.add_start(counted_id(task_id, vars(task.request)))
 
 
 def _forget_starts(task_id: str, task: Any, **_: Any) -> None:
     if limit := _counted(task.app, task.request.delivery_info):
-        limit.forget(task_id)
+        limit.forget(counted_id(task_id, vars(task.request)))
 
 
 def _forget_revoked(sender: Any, request: Any, **_: Any) -> None:
     # The sender is the task; the request has no more than its name.
     if limit := _counted(sender.app, request.delivery_info):
-        limit.forget(request.id)
+        limit.forget(counted_id(request.id, vars(request)))

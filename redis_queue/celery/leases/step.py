@@ -10,14 +10,15 @@ from celery import bootsteps
 from celery.utils.dispatch import Signal
 from celery.worker import state
 
+from redis_queue.celery.attempt import is_redelivered
 from redis_queue.celery.leases.counters import Name
 from redis_queue.celery.leases.fetching import can_fetch
 from redis_queue.celery.leases.keeping import Keeping
-from redis_queue.celery.leases.limit import ATTRIBUTE, DeliveryLimit, is_redelivered
+from redis_queue.celery.leases.limit import ATTRIBUTE, DeliveryLimit
 from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.celery.leases.starting import guard_starts
 from redis_queue.celery.store import Store
-from redis_queue.errors import ConfigurationError, InvalidValueError
+from redis_queue.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
@@ -106,16 +107,11 @@ def _guarded(consumer: Any, limit: DeliveryLimit, handle: OnMessage) -> OnMessag
         name = headers.get("task") if headers.get("id") else None
         task = consumer.app.tasks.get(name) if isinstance(name, str) else None
         starts = limit.exceeded(message, task) if task is not None else None
-        if starts is not None:
-            try:
-                limit.bury(consumer, message, task, starts)
-            except InvalidValueError as error:
-                # Better to run it once more than to lose it.
-                logger.error("cannot make a dead letter: %s", error, extra={"action": "bury_failed"})
-                return handle(message)
-            consumer.redis_queue_leases.count("dead")
-            return None
-        return handle(message)
+        # Without a dead letter: better to run it once more than to lose it.
+        if starts is None or not limit.bury(consumer, message, task, starts):
+            return handle(message)
+        consumer.redis_queue_leases.count("dead")
+        return None
 
     return on_message
 
