@@ -64,7 +64,7 @@ class StoreError(RedisQueueError):
 
 
 class StoreUnavailableError(StoreError, ConnectionError):
-    """Redis cannot be reached, takes no writes for now or did not answer: whether a call took effect is unknown."""
+    """Redis is unreachable, refuses writes for now or did not answer; the text says where the outcome is unknown."""
 
 
 class StoreRefusedError(StoreError):

@@ -24,7 +24,7 @@ from redis.retry import Retry
 
 from redis_queue.connection import Client
 from redis_queue.errors import ConfigurationError, RedisQueueError, SchemaError, StoreUnavailableError, WrongTypeError
-from redis_queue.translation import RedisErrors, translate
+from redis_queue.translation import RedisErrors, may_have_arrived, translate
 
 Argument = bytes | str | int | float
 
@@ -37,6 +37,15 @@ ATTEMPT: Final = "attempt"
 
 # Found when this module is loaded: what `files` itself imports must not be half loaded when a worker forks.
 _LUA: Final = files("redis_queue").joinpath("lua")
+
+_READS: Final = (
+    "ACL CONFIG EXISTS GET HEXISTS HGET HGETALL HKEYS HLEN HMGET HRANDFIELD HSCAN INFO LINDEX LLEN LPOS LRANGE PING "
+    "PTTL SCAN TIME TYPE ZCARD ZCOUNT ZMSCORE ZRANGE ZRANGEBYSCORE ZRANK ZREVRANGE ZSCAN ZSCORE"
+)
+READS: Final = frozenset(_READS.split())
+"""Commands that change nothing (of ACL and CONFIG, redis_queue sends only those): a lost reply leaves no doubt."""
+
+_CALLED = re.compile(r"redis\.p?call\(\s*(?:'([A-Z]+)')?")
 
 _NAMED = re.compile(r"^-- (KEYS|ARGV)\[(\d+|\.\.\.)\] +(\w+)", re.MULTILINE)
 
@@ -53,6 +62,8 @@ class Script:
         self.keys = tuple(label for kind, _, label in found if kind == "KEYS")
         self.arguments = tuple(label for kind, slot, label in found if kind == "ARGV" and slot != "...")
         self.counts_attempts = ATTEMPT in self.arguments
+        # A command whose name is computed may be any one.
+        self.writes = not READS.issuperset(_CALLED.findall(self.source))
         self.takes_more = any(slot == "..." for _, slot, _ in found)
 
 
@@ -196,11 +207,13 @@ class Scripts:
 
     def command(self, *command: Argument) -> Any:
         """Send one plain command that is safe to repeat."""
+        unknown = False
         for attempt in itertools.count(1):
             try:
                 return self._link.send(*command)
             except RedisErrors as error:
-                ours = translate(error)
+                unknown = unknown or (command[0] not in READS and may_have_arrived(error))
+                ours = translate(error, unknown=unknown)
                 if isinstance(ours, WrongTypeError):
                     ours = WrongTypeError(f"{WrongTypeError.__doc__} {self.described(*command[1:])}")
                 pause(attempt, error, ours)
@@ -231,9 +244,10 @@ class BoundScript:
         first, second = self._command(more, own), following._command((), arguments)
         try:
             return self._link.send_both(first, second)
-        except (redis.exceptions.NoScriptError, *RedisErrors):
+        except (redis.exceptions.NoScriptError, *RedisErrors) as error:
             # Each by itself, as a repeat: whatever of it was done already answers as it did then.
-            return self._insist(first, 2), following._insist(second, 2)
+            unknown = may_have_arrived(error)
+            return self._insist(first, 2, unknown=unknown), following._insist(second, 2, unknown=unknown)
 
     def _command(self, more: Iterable[Argument], arguments: dict[str, Argument]) -> Command:
         script = self._script
@@ -247,25 +261,26 @@ class BoundScript:
             raise TypeError(f"script {script.name} takes {', '.join(script.arguments)}, not {', '.join(arguments)}")
         return (*self._head, *ordered, *more)
 
-    def _insist(self, command: Command, first: int) -> Any:
+    def _insist(self, command: Command, first: int, *, unknown: bool = False) -> Any:
         for attempt in itertools.count(first):
             if attempt > 1 and self._script.counts_attempts:
                 command = (*command[: self._attempt_at], attempt, *command[self._attempt_at + 1 :])
             try:
                 return self._link.send(*command)
             except redis.exceptions.NoScriptError:
-                return self._insist(("EVAL", self._script.source, *command[2:]), attempt)
+                return self._insist(("EVAL", self._script.source, *command[2:]), attempt, unknown=unknown)
             except RedisErrors as error:
-                pause(attempt, error, self._explain(error))
+                unknown = unknown or (self._script.writes and may_have_arrived(error))
+                pause(attempt, error, self._explain(error, unknown=unknown))
         raise AssertionError("unreachable")
 
-    def _explain(self, error: Exception) -> RedisQueueError:
+    def _explain(self, error: Exception, *, unknown: bool) -> RedisQueueError:
         text = str(error)
         if "WRONGTYPE" in text:
             return WrongTypeError(f"{WrongTypeError.__doc__} {describe(self._link, self._keys)}")
         if "NEWER_SCHEMA" in text:
             return SchemaError()
-        return translate(error)
+        return translate(error, unknown=unknown)
 
 
 def describe(server: Link, keys: Iterable[Argument]) -> str:

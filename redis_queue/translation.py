@@ -28,15 +28,35 @@ def redact(text: str) -> str:
     return _CREDENTIALS.sub(lambda found: "***@" if found[0].endswith("@") else "***", text)
 
 
-def translate(error: Exception) -> StoreError:
-    """Return the error of redis_queue for one of redis-py. The caller raises it ``from`` the original."""
+def translate(error: Exception, *, unknown: bool = False) -> StoreError:
+    """Return the error of redis_queue for one of redis-py. The caller raises it ``from`` the original.
+
+    *unknown*: a write whose reply was lost may have been executed; then the message says so.
+    """
     text = redact(_WRAPPED.sub("", str(error)))
     if text.startswith("WRONGTYPE"):
         return WrongTypeError(f"{WrongTypeError.__doc__} ({text})")
+    doubt = UNKNOWN if unknown else ""
     for kinds, words, ours, meaning in _MEANINGS:
         if isinstance(error, kinds) or text.startswith(words):
-            return ours(f"{meaning} ({text})")
-    return StoreError(text)
+            return ours(f"{meaning}{doubt} ({text})")
+    return StoreError(text + doubt)
+
+
+UNKNOWN: Final = "; whether the call took effect is unknown"
+
+
+def may_have_arrived(error: Exception) -> bool:
+    """Return whether the command that ended in *error* may have been executed: it was sent, and no reply came."""
+    if isinstance(error, redis.ResponseError | redis.AuthenticationError | redis.BusyLoadingError):
+        return False
+    return isinstance(error, _UNREACHABLE) and not _NOT_CONNECTED.search(str(error))
+
+
+_UNREACHABLE: Final = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.RedisClusterException, OSError)
+
+# In every supported redis-py, of TCP, TLS, unix sockets, Sentinel and Cluster.
+_NOT_CONNECTED: Final = re.compile(r"\bconnecting to |^No master found for |^Redis Cluster cannot be connected")
 
 
 _MEANINGS: Final[tuple[tuple[tuple[type[Exception], ...], tuple[str, ...], type[StoreError], str], ...]] = (
@@ -57,7 +77,7 @@ _MEANINGS: Final[tuple[tuple[tuple[type[Exception], ...], tuple[str, ...], type[
         (redis.exceptions.OutOfMemoryError,),
         ("OOM",),
         StoreRefusedError,
-        "Redis is out of memory; nothing was changed",
+        "Redis is out of memory and refused the write",
     ),
     # Passing: a disk that is full, replicas that are away. Whoever waits for Redis waits for these, too.
     ((), ("MISCONF", "NOREPLICAS"), StoreUnavailableError, "Redis refuses writes for now"),
@@ -76,9 +96,9 @@ _MEANINGS: Final[tuple[tuple[tuple[type[Exception], ...], tuple[str, ...], type[
         "this server belongs to a Redis Cluster and another one has these keys; connect to redis+cluster://",
     ),
     (
-        (redis.ConnectionError, redis.TimeoutError, redis.exceptions.RedisClusterException, OSError),
+        _UNREACHABLE,
         (),
         StoreUnavailableError,
-        "Redis cannot be reached or did not answer in time; whether the call took effect is unknown",
+        "Redis cannot be reached or did not answer in time",
     ),
 )

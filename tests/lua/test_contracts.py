@@ -354,3 +354,13 @@ def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
     assert sorted(calls) == [name for name in names() if not name.startswith(("held/", "lock/"))]
     assert all(len({key_slot(key) for key in keys}) == 1 for made in calls.values() for keys in made)
     check_types(client, calls)
+
+
+LOOKS = """
+    dead/letters delay/count delay/dispatchers delay/find delay/head delay/list delay/minutes delay/stats lease/held
+    lease/look lease/quarantined lease/recordless lease/tally queue/peek queue/stats
+"""
+
+
+def test_scripts_that_only_look_are_known_as_such() -> None:
+    assert {name for name in names() if not load(name).writes} == set(LOOKS.split())
