@@ -5,9 +5,10 @@ from __future__ import annotations
 import builtins
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Any, Final, Literal
 
-from redis_queue.batches import CHUNK, MANY, MAX_CALL_BYTES, check_limit, gap_ms
+from redis_queue.batches import CHUNK, MANY, MAX_CALL_BYTES, check_limit, check_many, gap_ms
 from redis_queue.delay_model import MAX_FIELDS, Delivery, Leadership, Moved
 from redis_queue.delay_store import OUTCOMES, DelayStore
 from redis_queue.dispatching import DispatcherRow, Dispatches
@@ -15,7 +16,7 @@ from redis_queue.errors import InvalidValueError, StoreError
 from redis_queue.keys import check_id
 from redis_queue.leasing import Shard
 from redis_queue.model import Entry, Lease, PutBack
-from redis_queue.times import MAX_DELAY_MS, Seconds, duration_ms, from_ms
+from redis_queue.times import MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
 
 Place = Literal["waiting", "dead", "quarantine"]
 
@@ -233,6 +234,17 @@ class DelayQueue(DelayStore):
         names = [check_id(id_) for id_ in ids]
         grouped = list(self._grouped(names))
         return sum(shard.redrive([names[index] for index in group], gap * len(grouped)) for shard, group in grouped)
+
+    def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
+        """Delete single dead letters and return how many went; of *until*, only those that died by then.
+
+        An entry that was redriven and died again after somebody looked at it stays, if *until* is when that was.
+        """
+        names = [check_id(id_) for id_ in check_many(ids, name="ids")]
+        latest = 0 if until is None else point_ms(until, name="until")
+        return sum(
+            shard.delete_dead([names[index] for index in group], latest) for shard, group in self._grouped(names)
+        )
 
     def purge(self, *places: Place, limit: int = MANY) -> int:
         """Delete up to *limit* entries in *places* (default: waiting) and return how many went.

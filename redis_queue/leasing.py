@@ -233,6 +233,11 @@ class Shard:
             moved += flags.count(_YES_BYTE)
         return moved
 
+    def delete_dead(self, ids: Iterable[str], latest: int) -> int:
+        """Delete dead letters that died by *latest* (ms, 0: whenever); return how many."""
+        flags = (self.run("dead/delete", latest=latest, more=map(id_bytes, chunk)) for chunk in chunks(ids))
+        return sum(found.count(_YES_BYTE) for found in flags)
+
     def purge(self, place: str, limit: int) -> int:
         """Delete up to *limit* of what stands in *place* (ready, waiting, dead) now; return how much.
 

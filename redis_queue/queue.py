@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, Final, Literal
 
 from redis_queue.backoff import Backoff
@@ -23,7 +24,7 @@ from redis_queue.heartbeat import Heartbeat
 from redis_queue.keys import check_id
 from redis_queue.model import Lease, Message, PutBack
 from redis_queue.queue_view import QueueView
-from redis_queue.times import Seconds, duration_ms, from_ms
+from redis_queue.times import Seconds, duration_ms, from_ms, point_ms
 from redis_queue.verdict import verdict_on
 
 SHORTEST_WAIT: Final = 0.005
@@ -230,6 +231,14 @@ class RedisQueue(QueueView):
         if ids is not None:
             ids = [check_id(id_) for id_ in check_many(ids, name="ids")]
         return self._shard.redrive(ids, gap_ms(rate))
+
+    def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
+        """Delete single dead letters and return how many went; of *until*, only those that died by then.
+
+        A message that was redriven and died again after somebody looked at it stays, if *until* is when that was.
+        """
+        ids = [check_id(id_) for id_ in check_many(ids, name="ids")]
+        return self._shard.delete_dead(ids, 0 if until is None else point_ms(until, name="until"))
 
     def purge(self, *places: Place, limit: int = MANY) -> int:
         """Delete up to *limit* messages in *places* (default: ready and delayed) and return how many went.

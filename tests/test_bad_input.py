@@ -226,6 +226,7 @@ QUEUE_IDS: dict[str, Call] = {
     "put": lambda q, value: q.put(1, dedupe_key=value),
     "put_many": lambda q, value: q.put_many([1], dedupe_key=lambda _body: value),
     "redrive": lambda q, value: q.redrive([value]),
+    "delete_dead": lambda q, value: q.delete_dead([value]),
 }
 TIMED_IDS: dict[str, Call] = {
     "push": lambda q, value: q.push(1, id=value),
@@ -236,6 +237,7 @@ TIMED_IDS: dict[str, Call] = {
     "run_now": lambda q, value: q.run_now(value),
     "get": lambda q, value: q.get(value),
     "redrive": lambda q, value: q.redrive([value]),
+    "delete_dead": lambda q, value: q.delete_dead([value]),
 }
 NONE_MEANS_A_NEW_ID = ("put", "push", "push_many")
 
@@ -727,6 +729,7 @@ def test_one_value_is_not_taken_for_many(client: redis.Redis, values: Any) -> No
     queue = RedisQueue("orders", client)
     refused(InvalidValueError, "give a list", lambda: queue.put_many(values))
     refused(InvalidValueError, "give a list", lambda: queue.redrive(values))
+    refused(InvalidValueError, "give a list", lambda: queue.delete_dead(values))
 
 
 def test_a_generator_that_fails_leaves_what_was_stored_before(client: redis.Redis) -> None:

@@ -553,6 +553,14 @@ class TestDeadLetters:
         assert timed.redrive() == 0
         assert len(timed.claim(9)) == 8
 
+    def test_single_ones_are_deleted(self, timed: DelayQueue, dead: list[str]) -> None:
+        timed.push("waiting", id="waiting", delay=60)
+        seen = timed.dead_letters()[2].died_at
+        assert timed.delete_dead([dead[3], "unknown", "waiting", dead[1]], until=seen) == 1
+        assert timed.delete_dead([dead[3]]) == 1
+        assert [letter.id for letter in timed.dead_letters()] == [dead[0], dead[2], *dead[4:]]
+        assert [entry.id for entry in timed] == ["waiting"]
+
     def test_a_rate_spreads_them_over_time(self, timed: DelayQueue, clock: Clock, dead: list[str]) -> None:
         assert timed.redrive(rate=2) == 10
         due = sorted((entry.due_at - when(10)).total_seconds() for entry in timed)

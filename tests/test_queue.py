@@ -486,6 +486,22 @@ class TestDeadLetters:
         assert queue.redrive() == 0
         assert bodies(queue.get_many(20)) == [0, 2, 4, 5, 6, 7, 8, 9]
 
+    def test_single_ones_are_deleted(self, queue: RedisQueue, client: redis.Redis, dead: list[str]) -> None:
+        ready = queue.put("ready")
+        assert queue.delete_dead([dead[3], "unknown", ready, dead[1], dead[3]]) == 2
+        assert [letter.id for letter in queue.dead_letters()] == [dead[0], dead[2], *dead[4:]]
+        assert client.hlen(KEYS.records) == 9
+        assert client.hexists(KEYS.errors, dead[3]) == client.hexists(KEYS.leases, dead[3]) == False  # noqa: E712
+        assert bodies(queue.get_many(5)) == ["ready"]
+
+    def test_one_that_died_after_it_was_looked_at_stays(self, queue: RedisQueue, clock: Clock, dead: list[str]) -> None:
+        seen = queue.dead_letters()[0].died_at
+        assert queue.delete_dead(dead[:2], until=seen) == 1
+        queue.redrive([dead[2]])
+        queue.nack(must(queue.get()), dead=True, reason="again")
+        assert queue.delete_dead([dead[2]], until=seen) == 0
+        assert [letter.reason for letter in queue.dead_letters() if letter.id == dead[2]] == ["again"]
+
     def test_a_rate_spreads_them_over_time(
         self, queue: RedisQueue, clock: Clock, client: redis.Redis, dead: list[str]
     ) -> None:

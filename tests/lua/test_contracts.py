@@ -313,6 +313,7 @@ def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
     assert queue.ack(message)
     queue.nack_many(others, dead=True)
     queue.redrive([others[0].id])
+    queue.delete_dead([others[1].id])
     queue.promote()
     look(queue)
     timed = DelayQueue(HOSTILE_NAME, client, shards=2)

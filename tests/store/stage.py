@@ -154,6 +154,7 @@ VERBS: dict[str, Verb] = {
     "dead_letters": Verb(lambda s: s.queue.dead_letters(), "dead/letters"),
     "redrive": Verb(lambda s: s.queue.redrive(), "dead/redrive"),
     "redrive slowly": Verb(lambda s: s.queue.redrive(["dead"], rate=1), "dead/redrive"),
+    "delete dead": Verb(lambda s: s.queue.delete_dead(["dead"]), "dead/delete", takes=("dead",)),
     "purge": Verb(lambda s: s.queue.purge("ready"), "lease/purge", takes=("ready", "ready 2")),
     "purge dead": Verb(lambda s: s.queue.purge("dead"), "lease/purge", takes=("dead",)),
     "quarantined": Verb(lambda s: s.queue.quarantined(), "lease/quarantined"),
@@ -203,12 +204,13 @@ VERBS: dict[str, Verb] = {
     "timed stats": Verb(lambda s: s.timed.stats(), "delay/stats", which="delay"),
     "timed dead_letters": Verb(lambda s: s.timed.dead_letters(), "dead/letters", which="delay"),
     "timed redrive": Verb(lambda s: s.timed.redrive(), "dead/redrive", which="delay"),
+    "timed delete dead": Verb(lambda s: s.timed.delete_dead(["dead"]), "dead/delete", takes=("dead",), which="delay"),
 }
 
 
 COUNTS = (
     *("promote", "put_back", "timed put_back", "purge", "purge dead", "redrive", "redrive slowly", "timed redrive"),
-    *("move_due", "bury_overdue"),
+    *("move_due", "bury_overdue", "delete dead", "timed delete dead"),
 )
 """What is done once whoever asks: a second call answers what was left to do."""
 

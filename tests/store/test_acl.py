@@ -133,6 +133,8 @@ def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
     """Redrive, pause, empty, delete."""
     queue.redrive()
     delayed.redrive()
+    queue.delete_dead(["gone"])
+    delayed.delete_dead(["gone"])
     queue.pause()
     queue.resume()
     for place in ("ready", "delayed", "dead", "quarantine"):
@@ -178,7 +180,7 @@ ROLES = [
     ),
     Role(
         "admin",
-        ("dead/letters", "dead/redrive", "lease/purge"),
+        ("dead/letters", "dead/redrive", "dead/delete", "lease/purge"),
         ("hset", "hdel", "rpush", "unlink", "llen", "zcard"),
         administer,
     ),
