@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment; nothing needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough coverage test-oldest test-servers million chaos chaos-short mutants screenshots docs check lock bench bench-queue bench-delay bench-leases bench-peers compose-check clean
+.PHONY: help setup demo test test-thorough coverage test-oldest test-servers million chaos chaos-short mutants screenshots docs check lock bench bench-scripts bench-queue bench-delay bench-leases bench-peers compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -90,7 +90,10 @@ compose-check: setup ## validate docker-compose.yml against the compose schema
 lock: setup ## pin what pyproject.toml asks for in requirements/; ARGS=--upgrade for the newest versions
 	scripts/lock $(ARGS)
 
-bench: bench-queue bench-delay bench-leases ## run the benchmarks against kombu and Celery
+bench: bench-scripts bench-queue bench-delay bench-leases ## run the benchmarks: scripts, and against kombu and Celery
+
+bench-scripts: setup ## how long each script keeps Redis busy, with 500 records of 240 kB and of 200 bytes
+	$(BIN)/python -m benchmarks.scripts $(ARGS)
 
 bench-queue: setup ## RedisQueue against kombu's SimpleQueue, ratios of one run
 	$(BIN)/python -m benchmarks.queue $(ARGS)

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from redis_queue.batches import CHUNK, MANY, MAX_CALL_BYTES, check_limit, check_many, gap_ms
-from redis_queue.delay_model import MAX_FIELDS, Delivery, Leadership, Moved
+from redis_queue.delay_model import MAX_FIELDS, Claimed, Delivery, Leadership, Moved
 from redis_queue.delay_store import OUTCOMES, DelayStore
 from redis_queue.dispatching import DispatcherRow, Dispatches
 from redis_queue.errors import InvalidValueError, StoreError
@@ -35,28 +35,33 @@ class DelayQueue(DelayStore):
         """Take up to *limit* (1 to 500) due entries under a lease; :meth:`ack` or :meth:`release` them.
 
         *older_than*: only those due for at least so long; *within*: only those that fell due so recently (0: however
-        long ago). Without an ack they are due again when the lease ends and :meth:`put_back` has run. A broken shard
+        long ago). Without an ack they are due again when the lease ends and :meth:`put_back` has run. One round trip to
+        each shard reads about 1 MiB of entries: fewer than *limit* may come though more are due. A broken shard
         keeps no other from it; its error is raised where nothing was claimed, else logged.
         """
-        check_limit(limit, CHUNK)
-        age, recent = duration_ms(older_than, name="older_than"), duration_ms(within, name="within")
-        return self._claim_all(limit, age, recent)
+        return self.claim_batch(limit, older_than=older_than, within=within).entries
 
-    def claim_early(self, limit: int = CHUNK) -> builtins.list[Entry]:
-        """Take up to *limit* (1 to 500) waiting entries under a lease, due or not: to empty a queue.
+    def claim_batch(
+        self, limit: int = CHUNK, *, older_than: Seconds = 0, within: Seconds = 0, early: bool = False
+    ) -> Claimed:
+        """Claim as :meth:`claim` does, and tell whether there may be more.
 
-        Without an ack they come back as those of :meth:`claim` do, but not before they are due.
+        *early*: entries that are not due, too, to empty a queue. Without an ack they do not come back before they are
+        due.
         """
-        return self._claim_all(check_limit(limit, CHUNK), -MAX_DELAY_MS, 0)
-
-    def _claim_all(self, limit: int, age: int, within: int) -> builtins.list[Entry]:
+        check_limit(limit, CHUNK)
+        age = -MAX_DELAY_MS if early else duration_ms(older_than, name="older_than")
+        recent = duration_ms(within, name="within")
         entries: builtins.list[Entry] = []
+        left = False
 
         def fill(shard: Shard) -> None:
+            nonlocal left
             again = True
             while again and len(entries) < limit:
-                found, again = self._claim(shard, limit - len(entries), age, within)
+                found, again, more = self._claim(shard, limit - len(entries), age, recent)
                 entries.extend(found)
+            left = left or more
 
         # Each call begins with another shard, so that a busy one cannot starve the rest.
         self._turn += 1
@@ -64,7 +69,7 @@ class DelayQueue(DelayStore):
         _, errors = self._rounds.over([*self._shards[first:], *self._shards[:first]], fill)
         # Nobody else would have what was claimed before its lease ends.
         self._rounds.settle("claim from", errors, done=bool(entries))
-        return entries
+        return Claimed(entries, left or len(entries) >= limit)
 
     def ack(self, entry: Entry) -> bool:
         """Finish *entry*. False: the lease was lost; nothing changed."""
@@ -141,7 +146,7 @@ class DelayQueue(DelayStore):
             offset, left = 0, limit - total.moved
             while left > 0:
                 size = min(left, CHUNK)
-                seen, moved, passed, next_in, *late = shard.run(
+                more, moved, passed, next_in, *late = shard.run(
                     "delay/move_due",
                     now=shard.clock(),
                     limit=size,
@@ -153,7 +158,7 @@ class DelayQueue(DelayStore):
                 offset += passed
                 left -= moved
                 total += Moved.told(moved, passed, late)
-                if seen < size:
+                if not more:
                     total = total.due_next(next_in)
                     break
 
@@ -269,8 +274,9 @@ class DelayQueue(DelayStore):
         self._registry.forget("delay", self.name)
         self._registered = False
 
-    def _claim(self, shard: Shard, limit: int, age: int, within: int) -> tuple[builtins.list[Entry], bool]:
-        token, expires, *found = shard.call(
+    def _claim(self, shard: Shard, limit: int, age: int, within: int) -> tuple[builtins.list[Entry], bool, bool]:
+        """Return what one call claims, whether another one is needed for what could not be read, and if more is due."""
+        token, expires, more, *found = shard.call(
             "delay/claim",
             now=shard.clock(),
             lease=self.settings.lease_ms,
@@ -279,12 +285,12 @@ class DelayQueue(DelayStore):
             within=within,
         )
         if not found:
-            return [], token == b"+"
+            return [], token == b"+", bool(more)
         lease = Lease(token.decode(), from_ms(expires))
         reply = iter(found)
         read = [self._entry(shard, row, lease) for row in zip(reply, reply, reply, reply, strict=True)]
         entries = [entry for entry in read if entry is not None]
-        return entries, len(entries) < len(read)
+        return entries, len(entries) < len(read), bool(more)
 
     def _each(
         self, entries: Sequence[Entry], call: Callable[[Shard, Sequence[Entry]], Sequence[bool]]

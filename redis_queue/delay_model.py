@@ -71,6 +71,14 @@ class Foreign:
 
 
 @dataclass(frozen=True, slots=True)
+class Claimed:
+    """What one claim took; *more* tells whether there may be more of the kind."""
+
+    entries: list[Entry]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Moved:
     """What one move did: *moved* entries, *passed* those without a list, and *next_in* seconds until another is due.
 

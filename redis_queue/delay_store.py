@@ -139,11 +139,12 @@ class DelayStore(DelayView):
         keys, gone = self._shards[0].keys, _Gone()
         script = Scripts(server).bind("delay/adopt", keys, slot=keys.slot(os.urandom(8).hex()))
         flags: builtins.list[bool] = []
-        for chunk in chunks(found, FOREIGN):
-            fields = [field for item in chunk for field in ("", 0, *item.fields(gone.right_of(item)), "")]
+        sized = (part for chunk in chunks(found, FOREIGN) for part in by_size((item, item.element) for item in chunk))
+        for part in sized:
+            fields = [field for item, _ in part for field in ("", 0, *item.fields(gone.right_of(item)), "")]
             _, reply = script(now=1, nonce=os.urandom(8).hex(), more=fields)
             flags += [flag == _YES for flag in reply]
-            gone.add([item for item, flag in zip(chunk, reply, strict=True) if flag == _YES])
+            gone.add([item for (item, _), flag in zip(part, reply, strict=True) if flag == _YES])
         return flags
 
     def cancel(self, id: str) -> bool:

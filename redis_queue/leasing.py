@@ -183,7 +183,7 @@ class Shard:
 
     def quarantined(self, offset: int, limit: int) -> list[Quarantined]:
         """Return a page of unreadable records."""
-        return [_read_quarantined(raw) for raw in self.run("lease/quarantined", offset=offset, limit=limit)]
+        return [_read_quarantined(raw) for (raw,) in self.pages("lease/quarantined", 1, offset, limit)]
 
     def dead_letters(self, offset: int, limit: int) -> list[DeadLetter]:
         """Return a page of dead letters, oldest first."""

@@ -101,7 +101,10 @@ class RedisQueue(QueueView):
         return messages[0] if messages else None
 
     def get_many(self, limit: int, *, block: bool = False, timeout: Seconds | None = None) -> list[Message]:
-        """Claim up to *limit* (1 to 500) messages in one round trip; waits only for the first, and only if *block*."""
+        """Claim up to *limit* (1 to 500) messages in one round trip; waits only for the first, and only if *block*.
+
+        One round trip reads about 1 MiB of messages: fewer than *limit* may come though more are ready.
+        """
         return self._claim_within(check_limit(limit, CHUNK), block=block, timeout=timeout)
 
     def ack(self, message: Message) -> bool:

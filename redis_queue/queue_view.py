@@ -47,7 +47,7 @@ class QueueView:
     def peek(self, limit: int = 1) -> list[Message]:
         """Return the next messages without claiming them; unreadable ones are left out.
 
-        More than 8 MiB take several looks, between which some may be claimed.
+        More than 1 MiB take several looks, between which some may be claimed.
         """
         rows = self._shard.pages("queue/peek", 3, 0, check_limit(limit, CHUNK))
         found = (self._read(id_, count, record, None) for id_, count, record in rows)
@@ -80,7 +80,7 @@ class QueueView:
         return True
 
     def dead_letters(self, *, offset: int = 0, limit: int = 100) -> list[DeadLetter]:
-        """Return a page of dead letters, oldest first. More than 8 MiB take several looks."""
+        """Return a page of dead letters, oldest first. More than 1 MiB take several looks."""
         return self._shard.dead_letters(check_offset(offset), check_limit(limit, CHUNK))
 
     def quarantined(self, *, offset: int = 0, limit: int = 100) -> list[Quarantined]:

@@ -17,6 +17,7 @@ from redis_queue.keys import Keys
 from redis_queue.registry import Known, Registry
 from redis_queue.scripts import Scripts
 from tests.support.clock import Clock, when
+from tests.support.record_reads import record_reads
 
 
 @pytest.fixture
@@ -494,6 +495,64 @@ class TestMoveDue:
         assert timed.move_due() == 1
         assert not timed.ack(entry)
         assert keys_left(client) == [b"list"]
+
+
+LARGE = 240_000
+"""Bytes of a payload; five make a MiB."""
+
+
+class TestLargeEntries:
+    """No script reads more than the record that makes a MiB."""
+
+    @pytest.fixture
+    def large(self, make: Callable[..., DelayQueue]) -> DelayQueue:
+        timed = make(max_deliveries=3)
+        timed.push_many([Push(bytes(LARGE), id=f"{number:02}", destination="list") for number in range(28)])
+        return timed
+
+    def test_a_claim_ends_there_and_nothing_behind_it_is_read(self, large: DelayQueue, client: redis.Redis) -> None:
+        for limit in (1, 500):
+            with record_reads(client) as read:
+                claimed = large.claim_batch(limit)
+            assert (len(claimed.entries), claimed.more) == (min(limit, 5), True)
+            assert read == ids(claimed.entries)
+
+    def test_a_queue_is_drained_in_as_many_calls_as_it_holds_mebibytes(
+        self, large: DelayQueue, client: redis.Redis
+    ) -> None:
+        scripts, found, more = calls(client), 0, True
+        with record_reads(client) as read:
+            while more:
+                claimed = large.claim_batch()
+                found, more = found + len(claimed.entries), claimed.more
+        assert (found, len(read)) == (28, 28)
+        assert calls(client) - scripts == 6
+
+    def test_a_move_takes_a_call_for_each_mebibyte(self, large: DelayQueue, client: redis.Redis) -> None:
+        scripts = calls(client)
+        with record_reads(client) as read:
+            assert large.move_due() == 28
+        assert [len(element) for element in client.lrange("list", 0, -1)] == [LARGE] * 28
+        assert len(read) == 28
+        assert calls(client) - scripts == 6
+
+    def test_a_push_over_them_reads_none(self, large: DelayQueue, client: redis.Redis) -> None:
+        with record_reads(client) as read:
+            large.push_many([Push(b"small", id=f"{number:02}") for number in range(28)])
+        assert read == []
+        assert payloads(large.claim(500)) == [b"small"] * 28
+
+    def test_what_stands_in_a_packed_one_is_written_out(
+        self, make: Callable[..., DelayQueue], client: redis.Redis
+    ) -> None:
+        timed = make()
+        plain = b"x" * 5000
+        timed.push(b"\x01\x82" + plain + b"\x80\x81\x83\xff" + plain + b"\x82", id="a", destination="list")
+        assert timed.move(phrases=[b"first", b"second"]).moved == 1
+        (element,) = client.lrange("list", 0, -1)
+        tag = element.split(plain)[1].removeprefix(b"a").removesuffix(b"second\xff")
+        assert element == b"first" + plain + b"a" + tag + b"second\xff" + plain + b"first"
+        assert len(tag) > 16
 
 
 class TestDeliver:

@@ -36,13 +36,14 @@ UNKNOWN_WAIT: Final = 60.0
 class Dispatched:
     """What one run did: *sent* reached the broker, *failed* went back or to the dead letters.
 
-    *next_in*: seconds until the next entry is due, inf where that is not known. *lateness* is that of the sent ones,
-    *worst* the greatest of it in seconds.
+    *next_in*: seconds until the next entry is due, inf where that is not known. *more*: it ended at a limit, and more
+    may be due. *lateness* is that of the sent ones, *worst* the greatest of it in seconds.
     """
 
     sent: int = 0
     failed: int = 0
     next_in: float = field(default=math.inf, compare=False)
+    more: bool = field(default=False, compare=False)
     lateness: Lateness = field(default=NO_LATENESS, compare=False)
     worst: float = field(default=0.0, compare=False)
 
@@ -51,6 +52,7 @@ class Dispatched:
             self.sent + other.sent,
             self.failed + other.failed,
             other.next_in,
+            other.more,
             self.lateness + other.lateness,
             max(self.worst, other.worst),
         )

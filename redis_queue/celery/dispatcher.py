@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +18,8 @@ from redis_queue.celery.brokers.base import only_wait
 from redis_queue.celery.envelope import PHRASES
 from redis_queue.celery.settings import CelerySettings, Overdue
 from redis_queue.delay import DelayQueue
+from redis_queue.delay_model import Claimed
 from redis_queue.errors import StoreError
-from redis_queue.model import Entry
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -64,7 +63,7 @@ class Dispatcher:
             while time.monotonic() < stop_at:
                 done = self.run_once(due=due)
                 total += done
-                if self._ahead is None and done.sent + done.failed < self._batch:
+                if self._ahead is None and not done.more:
                     break
         finally:
             self._goes_on = False
@@ -118,7 +117,9 @@ class Dispatcher:
         if allowed:
             late = self._take(allowed, within=0)
             self._allowance.spend(late.sent + late.failed)
-            done += late
+            # Where the allowance ended it, the rest has to wait.
+            spent = allowed < self._batch and late.sent + late.failed >= allowed
+            done = replace(done + late, more=done.more or (late.more and not spent))
         return replace(done, next_in=min(max(done.next_in, 0.1), FRESH))
 
     def _take(self, limit: int, *, within: float) -> Dispatched:
@@ -126,20 +127,20 @@ class Dispatcher:
         done = Dispatched()
         if broker.shares_store:
             moved = self._queue.move(limit, within=within, phrases=PHRASES)
-            done = Dispatched(moved.moved, 0, moved.next_in, moved.lateness, moved.worst)
+            done = Dispatched(moved.moved, 0, moved.next_in, moved.moved >= limit, moved.lateness, moved.worst)
             if not moved.passed:
                 return done
         claim, self._ahead = self._ahead or self._claim(limit, within), None
-        if not claim.entries:
+        if not claim.claimed.entries:
             return replace(done, next_in=0 if within else self._queue.due_in())
-        broker.meanwhile = self._claim_ahead if self._goes_on and len(claim.entries) == self._batch else only_wait
-        done += Batch(self._app, self._queue, broker, claim.stop_at).dispatch(claim.entries)
-        return replace(done, next_in=0)
+        broker.meanwhile = self._claim_ahead if self._goes_on and claim.claimed.more else only_wait
+        done += Batch(self._app, self._queue, broker, claim.stop_at).dispatch(claim.claimed.entries)
+        return replace(done, next_in=0, more=claim.claimed.more)
 
     def _claim(self, limit: int, within: float) -> _Claim:
         # Half of the lease is left for a slow publish: past its end another dispatcher may hold the entry.
         stop_at = time.monotonic() + self._queue.settings.lease_ms / 2000
-        return _Claim(self._queue.claim(limit, within=within), stop_at)
+        return _Claim(self._queue.claim_batch(limit, within=within), stop_at)
 
     def _claim_ahead(self) -> None:
         """Claim the next batch. Raises nothing: the batch that is under way has yet to hear its confirms."""
@@ -150,14 +151,14 @@ class Dispatcher:
     def _give_back(self) -> None:
         """Give back what was claimed for a batch that will not come; where Redis is away, its lease ends."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.entries:
+        if ahead is not None and ahead.claimed.entries:
             with contextlib.suppress(StoreError):
-                self._queue.release_many(list(ahead.entries), reason="not sent: out of time", counted=False)
+                self._queue.release_many(ahead.claimed.entries, reason="not sent: out of time", counted=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
     """Claimed entries, to be sent before *stop_at* of the monotonic clock."""
 
-    entries: Sequence[Entry]
+    claimed: Claimed
     stop_at: float

@@ -83,13 +83,14 @@ class Release:
                 self._give_back([entry], reason)
 
     def _empty(self, broker: Broker, total: int) -> None:
-        while entries := self._queue.claim_early(CHUNK):
+        more = True
+        while more:
+            claimed = self._queue.claim_batch(CHUNK, early=True)
             # What was refused stays claimed until the end, or each claim would bring it again.
-            new = [entry for entry in entries if not self._again(entry)]
+            new = [entry for entry in claimed.entries if not self._again(entry)]
             if new:
                 self._send(broker, new)
-            elif len(entries) < CHUNK:
-                break
+            more = bool(new) or claimed.more
             if self._progress is not None:
                 self._progress(self.released, max(total, self.released))
 

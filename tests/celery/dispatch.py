@@ -18,6 +18,7 @@ from celery import Celery
 
 from redis_queue import DelayQueue
 from redis_queue.celery import Dispatcher
+from redis_queue.delay_model import Claimed
 from redis_queue.model import Entry
 
 
@@ -28,11 +29,11 @@ class DeadlyQueue(DelayQueue):
         super().__init__(*arguments)
         self._left = dies
 
-    def claim(self, limit: int = 1, *, older_than: Any = 0, within: Any = 0) -> list[Entry]:
+    def claim_batch(self, *arguments: Any, **options: Any) -> Claimed:
         """Claim; dead afterwards if that is the point."""
-        entries = super().claim(limit, older_than=older_than, within=within)
+        claimed = super().claim_batch(*arguments, **options)
         self._pass()
-        return entries
+        return claimed
 
     def ack_many(self, entries: Sequence[Entry]) -> list[bool]:
         """Ack, unless this is the point."""

@@ -415,7 +415,7 @@ class TestAnIdThatIsStored:
     def test_of_a_dead_letter_leaves_both_where_they_are(self, app: Celery, stock: Celery, client: redis.Redis) -> None:
         stock.send_task("shop.remind", eta=LATER, task_id="the-task")
         app.send_task("shop.remind", eta=LATER, task_id="the-task")
-        (entry,) = stored(app).claim_early()
+        (entry,) = stored(app).claim_batch(early=True).entries
         stored(app).release(entry, dead=True)
 
         adoption = Adoption(app)

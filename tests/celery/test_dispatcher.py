@@ -20,8 +20,7 @@ from redis_queue import DelayQueue, InvalidValueError
 from redis_queue.celery import Dispatched, Dispatcher, batch, dispatcher, push_task
 from redis_queue.celery.brokers.amqp import AmqpBroker
 from redis_queue.celery.brokers.redis import RedisBroker
-from redis_queue.delay_model import Push
-from redis_queue.model import Entry
+from redis_queue.delay_model import Claimed, Push
 from tests.celery.brokers import Broker, declared, exchange_of
 from tests.celery.clocks import ManualClock
 from tests.celery.processes import DispatchProcess
@@ -221,11 +220,11 @@ class TestWhatIsSent:
         self, app: Celery, broker: Broker, client: redis.Redis, clock: ManualClock, default: str
     ) -> None:
         class Replaced(DelayQueue):
-            def claim(self, limit: int = 1, **how: Any) -> list[Entry]:
-                entries = super().claim(limit, **how)
-                for entry in entries[:1]:
+            def claim_batch(self, *arguments: Any, **how: Any) -> Claimed:
+                claimed = super().claim_batch(*arguments, **how)
+                for entry in claimed.entries[:1]:
                     push_task(queue, "shop.save", ["new"], id=entry.id, delay=5)
-                return entries
+                return claimed
 
         queue = DelayQueue("celery", client, clock=clock)
         push_task(queue, "shop.save", ["old"], id="form-7")
@@ -254,6 +253,15 @@ class TestARun:
         ids = queue.push_many([call(number) for number in range(230)])
 
         assert Dispatcher(app, queue, batch=50).run() == Dispatched(sent=230)
+        assert broker.take_ids(default) == ids
+
+    def test_goes_on_where_a_claim_ends_for_the_size_of_its_entries(
+        self, app: Celery, broker: Broker, delayed: Callable[..., DelayQueue], default: str
+    ) -> None:
+        queue = delayed(max_body=2**20)
+        ids = queue.push_many([{**call(), "args": ["x" * 300_000]}] * 9)
+
+        assert Dispatcher(app, queue, batch=50).run() == Dispatched(sent=9)
         assert broker.take_ids(default) == ids
 
     def test_ends_with_its_budget_and_leaves_the_rest_due(

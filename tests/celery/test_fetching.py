@@ -291,3 +291,15 @@ class TestAFetch:
             leasing.wait_for_ends(2)
             leasing.wait_until_settled()
             assert one.finish() == 0
+
+
+def test_large_messages_are_fetched_a_mebibyte_at_a_time(server: RedisServer, client: redis.Redis) -> None:
+    with connected(server) as connection:
+        for number in range(9):
+            publish(connection, [number, "x" * 300_000])
+        taker = Taker(connection, ["q"], prefetch=9)
+        wait_until(lambda: connection.drain_events(timeout=1) or taker.got, description="the first")
+        assert client.hlen("unacked") == 3
+        assert [number for number, _ in taker.take(9)] == list(range(9))
+        taker.settle()
+    assert client.llen("q") == 0

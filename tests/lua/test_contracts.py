@@ -199,6 +199,13 @@ def test_nothing_slow_unsafe_or_lossy_is_called(text: Text) -> None:
     assert not re.search(r"\bLRANGE', \w+, 0, -1\b", text.rest)
 
 
+def test_records_are_read_one_by_one(text: Text) -> None:
+    # How large they are is not known before: what reads many by one command reads any number of bytes.
+    assert not re.search(r"'H(?:MGET|GETALL|VALS)', records\b", text.rest)
+    if re.search(r"for .*\n(?:  .*\n)*?.*'HGET', records\b", text.rest) and text.name != "delay/mend":
+        assert "MAX_BYTES" in text.rest, "a loop over records ends at a number of bytes"
+
+
 def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: Text) -> None:
     declared = {label for _, label, _ in text.keys}
     # Cancel picks one of two declared keys; what a broker keeps in the same Redis is the one documented exception.

@@ -8,11 +8,11 @@
 -- ARGV[2] limit      most letters
 --
 -- Returns {1 if it stopped before the limit, id, time it died, deliveries, reason, record or "", ...}.
--- Stops after the letter that makes 8 MiB, so that one call never blocks Redis for long.
+-- Stops after the letter that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
 -- O(log dead + limit)
 local dead, records, leases, errors = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local offset, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
-local MAX_BYTES = 8388608
+local MAX_BYTES = 1048576
 
 local reply, bytes = {0}, 0
 local found = redis.call('ZRANGE', dead, offset, offset + limit - 1, 'WITHSCORES')

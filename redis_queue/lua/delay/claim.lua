@@ -14,15 +14,15 @@
 -- ARGV[6] nonce      new for every call, part of the token
 -- ARGV[7] attempt    above 1 = the reply to this nonce may have been lost: answer with what it claimed, if anything
 --
--- Returns {token, end of the lease, then id, deliveries, due time and record of each entry}. Token "" = nothing due,
--- "+" = only unreadable entries were found and moved out of the way: claim again.
--- Stops after the entry that makes 8 MiB, so that one call never blocks Redis for long.
+-- Returns {token, end of the lease, 1 = there may be more, then id, deliveries, due time and record of each entry}.
+-- Token "" = nothing due, "+" = only unreadable entries were found and moved out of the way: claim again.
+-- Stops after the entry that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
 -- O(limit * log waiting)
 local meta, records, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local leases, quarantine = KEYS[5], KEYS[6]
 local now, lease, limit, older_than = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local within, nonce, attempt = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
-local SCHEMA, MAX_BYTES = 1, 8388608
+local SCHEMA, MAX_BYTES = 1, 1048576
 
 local known = tonumber(redis.call('HGET', meta, 'schema')) or 0
 if known > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
@@ -35,7 +35,7 @@ if attempt > 1 then
   -- The newest leases end last. If it is not among them, its messages come back when their lease ends.
   local newest = redis.call('ZREVRANGE', in_flight, 0, 999)
   local held = #newest > 0 and redis.call('HMGET', leases, unpack(newest)) or {}
-  local reply = {'', 0}
+  local reply = {'', 0, 1}
   for i = #newest, 1, -1 do
     local deliveries, token = string.match(held[i] or '', '^(%d+) (%d+%-(.+))$')
     if token and string.sub(token, -#nonce) == nonce then
@@ -57,18 +57,17 @@ local due = redis.call('ZRANGEBYSCORE', waiting, low, string.format('%.0f', now 
   'WITHSCORES', 'LIMIT', 0, limit)
 redis.call('LLEN', quarantine)
 redis.call('ZCARD', in_flight)
-if #due == 0 then return {'', 0} end
+if #due == 0 then return {'', 0, 0} end
 local ids = {}
 for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
-local found = redis.call('HMGET', records, unpack(ids))
 local held = redis.call('HMGET', leases, unpack(ids))
 -- A first write that needs no memory lets the others pass when Redis is full: a full queue can be worked off.
 redis.call('HDEL', leases, '')
 local token = string.format('%.0f-%s', redis.call('HINCRBY', meta, 'claims', 1), nonce)
 local expires = now + lease
-local reply, scores, fields, lost, gone, bytes = {token, expires}, {}, {}, {}, {}, 0
+local reply, scores, fields, lost, gone, bytes = {token, expires, #ids == limit and 1 or 0}, {}, {}, {}, {}, 0
 for i, id in ipairs(ids) do
-  local record = found[i]
+  local record = redis.call('HGET', records, id)
   local head, body, target, start = string.match(record or '', '^v1 %d+ %S+ (%d+) (%d+) ?(%d*)\n()')
   gone[i] = id
   if head and start + head + body + (tonumber(target) or 0) == #record + 1 then
@@ -83,13 +82,16 @@ for i, id in ipairs(ids) do
     reply[#reply + 1] = deliveries
     reply[#reply + 1] = tonumber(due[2 * i])
     reply[#reply + 1] = record
-    bytes = bytes + #record
   else
     local reason = record and 'not a whole record' or 'record missing'
     redis.call('RPUSH', quarantine, string.format('%.0f %d %d\n', now, #id, #reason) .. id .. reason .. (record or ''))
     lost[#lost + 1] = id
   end
-  if bytes >= MAX_BYTES then break end
+  bytes = bytes + #(record or '')
+  if bytes >= MAX_BYTES and i < #ids then
+    reply[3] = 1
+    break
+  end
 end
 if #scores > 0 then
   redis.call('ZADD', in_flight, unpack(scores))

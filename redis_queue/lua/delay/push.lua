@@ -40,12 +40,14 @@ redis.call('ZCARD', dead)
 
 local ids = {}
 for i = 1, #entries, 5 do ids[#ids + 1] = entries[i] end
-local stored = redis.call('HMGET', records, unpack(ids))
 local head = 'v1 ' .. string.format('%.0f', now) .. ' '
 local flags, seen, fields, scores, taken, new = {}, {}, {}, {}, {}, {}
 local first = math.huge
 for i, id in ipairs(ids) do
-  local before, mark = seen[id] or stored[i], entries[5 * i - 1]
+  local before, mark = seen[id], entries[5 * i - 1]
+  -- The record itself is read only where it tells whose it is.
+  if not before and on_conflict == 'own' then before = redis.call('HGET', records, id) end
+  if not before then before = redis.call('HEXISTS', records, id) == 1 end
   if before and on_conflict == 'error' then return {0, 'exists ' .. id} end
   local other = on_conflict == 'own' and (mark == '' or not string.find(before or mark, mark, 1, true))
   if before and (other or on_conflict == 'keep') then

@@ -10,11 +10,13 @@
 -- ARGV[3] tag        beginning of the tags; a number follows
 -- ARGV[...] lists    list, JSON of exchange and routing key, ...; first come, first served
 --
+-- Stops after the message that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
 -- Returns {the time, number of the list, message, number of the list, message, ...}; tags are counted from 1.
 -- O(lists + messages * log index)
 local index, unacked = KEYS[1], KEYS[2]
 local now, limit, tag = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local lists = {unpack(ARGV, 4)}
+local MAX_BYTES = 1048576
 
 if now == 0 then
   local time = redis.call('TIME')
@@ -23,18 +25,20 @@ end
 redis.call('ZCARD', index)
 redis.call('HLEN', unacked)
 local text = string.format('%.3f', now / 1000)
-local reply, count = {text}, 0
+local reply, count, bytes = {text}, 0, 0
 for i = 1, #lists, 2 do
   local list = lists[i]
-  local found = count < limit and redis.call('LRANGE', list, count - limit, -1) or {}
-  for j = #found, 1, -1 do
-    count = count + 1
+  local taken = 0
+  while count < limit and bytes < MAX_BYTES do
+    local message = redis.call('LINDEX', list, -1 - taken)
+    if not message then break end
+    taken, count, bytes = taken + 1, count + 1, bytes + #message
     local name = tag .. string.format('%.0f', count)
-    redis.call('HSET', unacked, name, '[' .. found[j] .. ', ' .. lists[i + 1] .. ']')
+    redis.call('HSET', unacked, name, '[' .. message .. ', ' .. lists[i + 1] .. ']')
     redis.call('ZADD', index, text, name)
     reply[#reply + 1] = (i + 1) / 2
-    reply[#reply + 1] = found[j]
+    reply[#reply + 1] = message
   end
-  if #found > 0 then redis.call('RPOP', list, #found) end
+  if taken > 0 then redis.call('RPOP', list, taken) end
 end
 return reply

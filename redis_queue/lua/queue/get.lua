@@ -17,13 +17,13 @@
 -- Returns {token, end of the lease, ms until the next delayed message or expired lease (-1 = none), then id,
 -- deliveries and record of each message}. Token "" = nothing ready, "-" = paused, "+" = only unreadable messages were
 -- found and moved out of the way: claim again.
--- Stops after the message that makes 8 MiB, so that one call never blocks Redis for long.
+-- Stops after the message that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
 -- O(limit * log in flight)
 local meta, records, ready, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local leases, quarantine, wake = KEYS[6], KEYS[7], KEYS[8]
 local now, lease, limit, nonce = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local attempt = tonumber(ARGV[5])
-local SCHEMA, MAX_BYTES = 1, 8388608
+local SCHEMA, MAX_BYTES = 1, 1048576
 
 local state = redis.call('HMGET', meta, 'schema', 'paused')
 if (tonumber(state[1]) or 0) > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
@@ -65,7 +65,6 @@ if #ids == 0 then
   return {'', 0, next_in}
 end
 local first = math.max(1, #ids - limit + 1)
-local found = redis.call('HMGET', records, unpack(ids, first))
 local held = redis.call('HMGET', leases, unpack(ids, first))
 -- A first write that needs no memory lets the others pass when Redis is full: a full queue can be worked off.
 redis.call('HDEL', leases, '')
@@ -73,24 +72,24 @@ local token = string.format('%.0f-%s', redis.call('HINCRBY', meta, 'claims', 1),
 local expires = now + lease
 local reply, scores, fields, lost, bytes, taken = {token, expires, next_in}, {}, {}, {}, 0, 0
 local size, width, unread = 3, 0, {}
-for i = #found, 1, -1 do
-  local id, record = ids[i + first - 1], found[i]
+for i = #ids, first, -1 do
+  local id, count = ids[i], held[i - first + 1]
+  local record = redis.call('HGET', records, id)
   local head, body, start = string.match(record or '', '^v1 %d+ %S+ (%d+) (%d+)\n()')
   if head and start + head + body == #record + 1 then
     local deliveries = 1
-    if held[i] then deliveries = (tonumber(string.match(held[i], '^%d+')) or 0) + 1 end
+    if count then deliveries = (tonumber(string.match(count, '^%d+')) or 0) + 1 end
     scores[width + 1], scores[width + 2] = expires, id
     fields[width + 1], fields[width + 2] = id, deliveries .. ' ' .. token
     width = width + 2
     reply[size + 1], reply[size + 2], reply[size + 3] = id, deliveries, record
     size = size + 3
-    bytes = bytes + #record
   else
     local reason = record and 'not a whole record' or 'record missing'
     unread[#unread + 1] = string.format('%.0f %d %d\n', now, #id, #reason) .. id .. reason .. (record or '')
     lost[#lost + 1] = id
   end
-  taken = taken + 1
+  taken, bytes = taken + 1, bytes + #(record or '')
   if bytes >= MAX_BYTES then break end
 end
 local wakes = taken < #ids and redis.call('LLEN', wake) == 0

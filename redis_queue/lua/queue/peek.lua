@@ -7,11 +7,11 @@
 -- ARGV[2] limit      most messages
 --
 -- Returns {1 if it stopped before the limit, id, deliveries so far, record or "", ...}, next message first.
--- Stops after the message that makes 8 MiB, so that one call never blocks Redis for long.
+-- Stops after the message that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
 -- O(offset + limit)
 local records, ready, leases = KEYS[1], KEYS[2], KEYS[3]
 local offset, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
-local MAX_BYTES = 8388608
+local MAX_BYTES = 1048576
 
 local reply, bytes = {0}, 0
 local ids = redis.call('LRANGE', ready, -offset - limit, -offset - 1)

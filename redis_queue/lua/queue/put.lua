@@ -33,12 +33,11 @@ local idle = redis.call('LLEN', wake) == 0
 
 local ids = {}
 for i = 1, #messages, 3 do ids[#ids + 1] = messages[i] end
-local stored = redis.call('HMGET', records, unpack(ids))
 local head = 'v1 ' .. string.format('%.0f', now) .. ' '
 local flags, fields, pushed, delayed, seen = {}, {}, {}, {}, {}
 for i, id in ipairs(ids) do
   local delay, record = tonumber(messages[3 * i - 1]), messages[3 * i]
-  if stored[i] or seen[id] then
+  if seen[id] or redis.call('HEXISTS', records, id) == 1 then
     flags[i] = 0
   else
     flags[i] = 1
