@@ -34,6 +34,11 @@ def translate(error: Exception, *, unknown: bool = False) -> StoreError:
     *unknown*: a write whose reply was lost may have been executed; then the message says so.
     """
     text = redact(_WRAPPED.sub("", str(error)))
+    if "to run the 'eval' command" in text:
+        return StoreUnavailableError(
+            "the scripts are not loaded into this Redis, and its user may not run EVAL, so nothing was done: run"
+            " `redis-queue load-scripts` with a user who may load them (docs/security.md)"
+        )
     if text.startswith("WRONGTYPE"):
         return WrongTypeError(f"{WrongTypeError.__doc__} ({text})")
     doubt = UNKNOWN if unknown else ""

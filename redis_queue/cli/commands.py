@@ -9,6 +9,7 @@ import click
 from redis_queue.cli.dead import dead
 from redis_queue.cli.dispatch import dispatch
 from redis_queue.cli.doctor import doctor
+from redis_queue.cli.load_scripts import load_scripts
 from redis_queue.cli.metrics import metrics
 from redis_queue.cli.moving import adopt, release_all
 from redis_queue.cli.putback import putback
@@ -34,6 +35,7 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     adopt,
     release_all,
     doctor,
+    load_scripts,
     metrics,
     web,
 )

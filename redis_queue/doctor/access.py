@@ -89,7 +89,6 @@ def _commands(keys: Keys) -> list[tuple[bytes | str, ...]]:
     key = keys.wake
     return [
         ("TIME",),
-        ("EVAL", "return 1", "1", key),
         ("EVALSHA", "0" * 40, "1", key),
         *((name, key) for name in KEY.split()),
         *((name, key, "1") for name in KEY_AND_ONE.split()),

@@ -19,6 +19,7 @@ from kombu.messaging import Consumer
 
 from redis_queue.celery.leases.fetching import FetchingChannel
 from redis_queue.celery.leases.qos import lease_channels
+from redis_queue.script_cache import load_scripts
 from tests.celery import taking
 from tests.celery.leasing import Leasing
 from tests.celery.leasing_names import WAIT
@@ -201,6 +202,24 @@ class TestAFetch:
             for count in range(1, 5):
                 assert taker.take(count) == list(range(count))
                 taker.settle()
+
+    def test_without_the_script_and_without_eval_the_worker_tries_again(
+        self, server: RedisServer, client: redis.Redis
+    ) -> None:
+        with connected(server) as connection:
+            publish(connection, 1)
+            client.script_flush()
+            client.execute_command("ACL", "SETUSER", "default", "-eval")
+            try:
+                taker = Taker(connection, ["q"], 1)
+                # One of those after which kombu connects again.
+                with pytest.raises(connection.connection_errors, match="run `redis-queue load-scripts`"):
+                    connection.drain_events(timeout=5)
+                load_scripts(client)
+                assert taker.take(1) == [1]
+                taker.settle()
+            finally:
+                client.execute_command("ACL", "SETUSER", "default", "+eval")
 
     def test_takes_no_more_than_the_worker_wants(self, server: RedisServer, client: redis.Redis) -> None:
         with connected(server) as connection:

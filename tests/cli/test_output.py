@@ -119,6 +119,7 @@ ACTIONS = {
     "release-all",
     # These have tests of their own.
     "doctor",
+    "load-scripts",
     "metrics",
     "web",
 }

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.script_cache import load_scripts
 from tests.cli.conftest import Run
 from tests.cli.test_docs import EXAMPLES
 from tests.cli.test_output import LOOKS
@@ -31,6 +32,7 @@ def user(client: redis.Redis, orders: RedisQueue, tasks: DelayQueue) -> Iterator
 def allow(client: redis.Redis, *roles: str) -> None:
     rules = dict.fromkeys(rule for role in roles for rule in RULES[role].split())
     client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", *rules)
+    load_scripts(client)
 
 
 @pytest.mark.usefixtures("user")
@@ -54,7 +56,8 @@ class TestRoles:
     def test_all_roles_but_the_worker_run_everything(
         self, run: Run, client: redis.Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        allow(client, "dashboard", "producer", "dispatcher", "admin")
+        # The loader's rules are for load-scripts.
+        allow(client, "dashboard", "producer", "dispatcher", "admin", "loader")
         monkeypatch.chdir(tmp_path)
 
         for example in EXAMPLES:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from importlib.resources import files
 from pathlib import Path
@@ -21,6 +23,8 @@ from redis_queue.keeper import Place, Renewer
 from redis_queue.keys import Keys
 from redis_queue.leasing import Shard
 from redis_queue.scripts import BoundScript, load
+from tests.store.stage import Copy, Stage
+from tests.support.servers import RedisServer
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -251,6 +255,34 @@ def test_all_keys_of_a_call_stand_in_one_cluster_slot(name: str) -> None:
         bound = [keys.slot("thread") if key == "slot" else getattr(keys, key, keys.dead) for key in script.keys]
         assert len({key_slot(key) for key in bound}) == 1
         assert len(set(bound)) == len(bound) or name == "lease/purge"
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[RedisServer]:
+    """A server that a script may block: it is killed at the end."""
+    with RedisServer() as server:
+        yield server
+
+
+def test_no_argument_makes_a_script_endless(name: str, own_server: RedisServer) -> None:
+    """Whoever may run the scripts chooses their arguments."""
+    script = load(name)
+    kind, shard = ("delay", 0) if name.startswith("delay/") else ("queue", None)
+    keys = Keys("redis_queue", kind, "orders", shard)
+    bound = [keys.slot("caller") if key == "slot" else getattr(keys, key, key.encode()) for key in script.keys]
+    with own_server.client(socket_timeout=4.0) as client:
+        client.flushall()
+        Stage(client)
+        stage = Copy(client)
+        client.script_load(script.source)
+        plain = ["1"] * (len(script.arguments) + 8 * script.takes_more)
+        for number in range(len(plain)):
+            stage.restore()
+            for hostile in ("1e300", "-1e300", "1e18", "inf", "-inf", "nan", "-1", "0.5", ""):
+                arguments = [*plain[:number], hostile, *plain[number + 1 :]]
+                # Refusing it is fine; no answer is a TimeoutError.
+                with contextlib.suppress(redis.ResponseError):
+                    client.evalsha(script.sha, len(bound), *bound, *arguments)
 
 
 @pytest.fixture

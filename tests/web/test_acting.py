@@ -16,6 +16,7 @@ from celery import Celery
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.audit import Action, Audit
 from redis_queue.delay_model import Push
+from redis_queue.script_cache import load_scripts
 from redis_queue.web import acting, dashboard, scheduled
 from tests.store.test_acl import ROLES
 from tests.support.servers import RedisServer, client_options
@@ -377,6 +378,7 @@ class TestRoles:
         def limited(*roles: str) -> Browser:
             rules = dict.fromkeys(rule for role in roles for rule in RULES[role].split())
             filled.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", *rules)
+            load_scripts(filled)
             client = redis.Redis.from_url(redis_server.url, username="limited", password="pw", **client_options())
             clients.append(client)
             return Browser(dashboard(client, allow_write=True, secret_key=KEY))
@@ -408,8 +410,8 @@ class TestRoles:
             assert (page.status, "lacks a permission" in page.text) == (503, True), verb
         assert everything(filled) == before
 
-    def test_acting_needs_four_roles(self, limited: Any, filled: redis.Redis) -> None:
-        browser = limited("dashboard", "producer", "dispatcher", "admin")
+    def test_acting_needs_five_roles(self, limited: Any, filled: redis.Redis) -> None:
+        browser = limited("dashboard", "producer", "dispatcher", "admin", "operator")
         for path, verb in (
             ("/scheduled", "run-now"),
             ("/scheduled", "reschedule"),

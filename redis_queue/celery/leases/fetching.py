@@ -26,6 +26,7 @@ from redis_queue.batches import CHUNK
 from redis_queue.celery.lists import InFlight
 from redis_queue.keeper import client_of
 from redis_queue.scripts import load
+from redis_queue.translation import translate
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,11 @@ class Fetch:
         try:
             score, *found = self._send("EVALSHA", self._script.sha, *arguments)
         except redis.exceptions.NoScriptError:
-            score, *found = self._send("EVAL", self._script.source, *arguments)
+            try:
+                score, *found = self._send("EVAL", self._script.source, *arguments)
+            except redis.exceptions.NoPermissionError as error:
+                # An error of the connection to kombu: the worker tries again.
+                raise translate(error) from error
         rows = zip(found[::2], found[1::2], strict=True)
         return Fetched(since, float(score), [(row[0], row[1], f"{tag}{n}") for n, row in enumerate(rows, 1)])
 

@@ -2,7 +2,7 @@
 --
 -- KEYS[1] minutes    HASH  minute of the day -> "<minute> <sent> <failed> <sum_ms> <worst_ms>"
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] limit      how many minutes, with the current one
+-- ARGV[2] limit      how many minutes, with the current one; at most a day of them
 --
 -- Returns {the current minute since the epoch, then the field of each minute or false, oldest first}. A field may hold
 -- a minute of another day: the caller looks.
@@ -17,5 +17,6 @@ if now == 0 then
 end
 local minute = math.floor(now / 60000)
 local fields = {}
+limit = math.min(limit, MINUTES)
 for i = 1, limit do fields[i] = (minute - limit + i) % MINUTES end
 return {minute, unpack(redis.call('HMGET', minutes, unpack(fields)))}

@@ -1,0 +1,72 @@
+"""``redis-queue load-scripts``: what Redis users without EVAL need to be loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Final
+
+import click
+
+from redis_queue.cli import options
+from redis_queue.cli.access import UrlCommand, with_url
+from redis_queue.cli.acting import report
+from redis_queue.cli.ending import interrupt, stopping
+from redis_queue.cli.output import harmless
+from redis_queue.connection import connect
+from redis_queue.errors import StoreError
+from redis_queue.script_cache import all_scripts
+from redis_queue.script_cache import load_scripts as load
+
+SLOWEST: Final = 3600
+
+
+@click.command("load-scripts", cls=UrlCommand)
+@click.option(
+    "--every",
+    type=options.Number(0.2, SLOWEST),
+    help="Look again after so many seconds and load what Redis has forgotten, until SIGTERM or Ctrl-C.",
+)
+@options.as_json
+@with_url
+def load_scripts(url: str, *, every: float | None, as_json: bool) -> None:
+    """Load the scripts into Redis, for users who may run them but no other ones.
+
+    Redis forgets them when it restarts: run this with --every beside it, as a user who may do nothing else. While Redis
+    is away that goes on.
+
+    Example: redis-queue load-scripts
+    """
+    if every is None:
+        _tell(_load(url), as_json=as_json)
+        return
+    # That is the usual way out of it.
+    with contextlib.suppress(KeyboardInterrupt), stopping(interrupt):
+        told = ""
+        while True:
+            error = _load_again(url, as_json=as_json)
+            if error and error != told:
+                click.echo(f"error: {harmless(error)}", err=True)
+            told = error
+            time.sleep(every)
+
+
+def _load_again(url: str, *, as_json: bool) -> str:
+    """Load what is missing and tell of it; return what went wrong."""
+    try:
+        if count := _load(url):
+            _tell(count, as_json=as_json)
+    except StoreError as error:
+        return str(error)
+    return ""
+
+
+def _load(url: str) -> int:
+    # A new client each time: after a failover or a move of slots, an old one may hold on to other servers.
+    client: Any = connect(url, check=False)
+    with contextlib.closing(client):
+        return load(client)
+
+
+def _tell(count: int, *, as_json: bool) -> None:
+    report("loaded", count, as_json=as_json, more={"scripts": len(all_scripts())})

@@ -1,0 +1,82 @@
+"""``redis-queue load-scripts``, once and beside a Redis that forgets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from redis_queue.script_cache import all_scripts, missing_scripts
+from tests.cli.conftest import Run
+from tests.cli.terminal import ROOT
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+
+def test_it_loads_what_is_missing(run: Run, client: redis.Redis) -> None:
+    client.script_flush()
+    script, *_ = all_scripts()
+    client.script_load(script.source)
+
+    done = run("load-scripts", "--json")
+
+    assert json.loads(done.stdout) == {"loaded": len(all_scripts()) - 1, "scripts": len(all_scripts())}
+    assert missing_scripts(client) == []
+    assert run("load-scripts").stdout == f"0 loaded, {len(all_scripts())} scripts\n"
+
+
+def test_a_user_who_may_not_is_refused(run: Run, client: redis.Redis, redis_url: str) -> None:
+    client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", "+evalsha")
+
+    done = run("load-scripts", "--url", redis_url.replace("://", "://limited:pw@"))
+
+    client.execute_command("ACL", "DELUSER", "limited")
+    assert done.exit_code == 1
+    assert "lacks a permission" in done.stderr
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A server that may be restarted."""
+    with RedisServer() as server:
+        yield server
+
+
+def test_with_every_it_loads_again_what_redis_forgot(server: RedisServer) -> None:
+    def loaded() -> bool:
+        try:
+            with server.client() as client:
+                return missing_scripts(client) == []
+        except redis.ConnectionError:
+            return False
+
+    with subprocess.Popen(
+        [sys.executable, "-m", "redis_queue", "load-scripts", "--every", "0.2"],
+        cwd=ROOT,
+        env={**os.environ, "REDIS_QUEUE_URL": server.url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            wait_until(loaded, description="the scripts to be loaded")
+            with server.client() as client:
+                client.script_flush()
+            wait_until(loaded, description="the scripts to be loaded after SCRIPT FLUSH")
+            server.restart()
+            wait_until(loaded, description="the scripts to be loaded after a restart")
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+
+    assert process.returncode == 0
+    assert out.splitlines() == [f"{len(all_scripts())} loaded, {len(all_scripts())} scripts"] * 3
