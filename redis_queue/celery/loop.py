@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import random
-import socket
 import threading
 import time
 from functools import cached_property
@@ -21,9 +19,11 @@ import redis
 from redis_queue.backoff import Backoff
 from redis_queue.celery.batch import Dispatched
 from redis_queue.celery.dispatcher import Dispatcher
+from redis_queue.celery.identity import has_ended, new_name
 from redis_queue.celery.notes import DispatchNotes
 from redis_queue.celery.store import Store
 from redis_queue.delay import DelayQueue
+from redis_queue.delay_model import Leadership
 from redis_queue.errors import RedisQueueError, StoreError
 from redis_queue.translation import RedisErrors, translate
 
@@ -59,7 +59,8 @@ class DispatchLoop:
         self._led_at = -math.inf
         self._put_back_at = -math.inf
         self._due = False
-        self.name = f"{kind}{socket.gethostname()}:{os.getpid()}:{random.getrandbits(32):08x}"
+        self._first = True
+        self.name = new_name(kind)
         self.leads = False
         self.total = Dispatched()
 
@@ -113,7 +114,7 @@ class DispatchLoop:
         """Lead if nobody else does and dispatch what is due; return the seconds to wait."""
         now = time.monotonic()
         if now - self._led_at >= self._interval * 0.9:
-            leadership = self._queue.lead(self.name, self._interval * LEASES)
+            leadership = self._lead()
             self.leads = leadership.mine
             if not self.leads:
                 return self._follow(leadership.left)
@@ -129,6 +130,16 @@ class DispatchLoop:
         self._notes.add(done)
         self._due = done.next_in < self._interval
         return min(self._interval, done.next_in)
+
+    def _lead(self) -> Leadership:
+        lease = self._interval * LEASES
+        leadership = self._queue.lead(self.name, lease)
+        first, self._first = self._first, False
+        # Only at the start: two that cannot see each other's processes must not take turns for ever.
+        if first and not leadership.mine and has_ended(leadership.leader):
+            self._queue.lead(leadership.leader, 0)
+            leadership = self._queue.lead(self.name, lease)
+        return leadership
 
     def _note_trouble(self, error: Exception) -> None:
         """Let others see what is wrong, unless it is Redis itself that is away."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -47,8 +48,14 @@ class Background:
         """End it by SIGKILL, children and all."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
+        self.end()
+
+    def end(self) -> None:
+        """Wait for the end of a process that was killed; its children end with it."""
         self._guard.dismiss()
         self._process.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _is_ready(self) -> bool:
         assert self._process.poll() is None, self.output
@@ -79,7 +86,9 @@ class Reader:
             self._running[block.text] = background = Background(text, self._directory, self._environment)
             self._said = background.output
         elif block.mark == "kills":
-            self._running.pop(f"{block.detail}\n").kill()
+            background = self._running.pop(f"{block.detail}\n")
+            self.run(["/bin/sh", "-ec", text])
+            background.end()
         elif block.mark == "output of":
             background = self._running[f"{block.detail}\n"]
             wait_until(lambda: matches(text, background.output), description=text)
