@@ -25,6 +25,7 @@ from redis_queue.script_cache import all_scripts, load_scripts, missing_scripts
 from redis_queue.scripts import load
 from tests.store.stage import snapshot
 from tests.support.servers import RedisServer, client_options
+from tests.support.topologies import RedisCluster
 from tests.support.wait import wait_until
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
@@ -429,9 +430,11 @@ def test_only_its_writer_changes_the_audit(client: redis.Redis, limited: Limit) 
     assert client.dump(AUDIT) == before
 
 
-def test_in_a_cluster_the_scripts_are_loaded_into_every_node(cluster_client: redis.RedisCluster) -> None:
+def test_in_a_cluster_the_scripts_are_loaded_into_every_node(
+    cluster: RedisCluster, cluster_client: redis.RedisCluster
+) -> None:
     (more,) = re.findall(r"In Redis Cluster each user needs `([^`]+)`", DOCUMENT.read_text())
-    nodes = [cluster_client.get_redis_connection(node) for node in cluster_client.get_nodes()]
+    nodes = [server.client() for server in cluster.servers]
     for node in nodes:
         node.script_flush()
         for name in ("loader", "producer"):
@@ -439,15 +442,24 @@ def test_in_a_cluster_the_scripts_are_loaded_into_every_node(cluster_client: red
             node.execute_command("ACL", "SETUSER", name, *BEGIN, *as_known(node, rules))
 
     def user(name: str) -> redis.RedisCluster:
-        (host, port), *_ = ((node.host, node.port) for node in cluster_client.get_primaries())
-        return redis.RedisCluster(host=host, port=port, username=name, password="pw")
+        (host, port), *_ = cluster.nodes
+        # A replica is told of once its primary has heard that it follows.
+        whole = wait_until(lambda: whole_client(host, port, name), description="six nodes")
+        assert isinstance(whole, redis.RedisCluster)
+        return whole
+
+    def whole_client(host: str, port: int, name: str) -> redis.RedisCluster | None:
+        found = redis.RedisCluster(host=host, port=port, username=name, password="pw")
+        if len(found.get_nodes()) == len(nodes):
+            return found
+        found.close()
+        return None
 
     loader, producer = user("loader"), user("producer")
     try:
         with pytest.raises(StoreUnavailableError, match="run `redis-queue load-scripts`"):
             DelayQueue("later", producer, shards=8).push("x")
         assert load_scripts(loader) == len(all_scripts())
-        assert len(nodes) > 3
         assert [missing_scripts(node) for node in nodes] == [[]] * len(nodes)
         DelayQueue("later", producer, shards=8).push_many([Push(number) for number in range(32)])
         assert DelayQueue("later", cluster_client, shards=8).count() == 32
@@ -456,6 +468,7 @@ def test_in_a_cluster_the_scripts_are_loaded_into_every_node(cluster_client: red
             client.close()
         for node in nodes:
             node.execute_command("ACL", "DELUSER", "loader", "producer")
+            node.close()
 
 
 AppOf = Callable[..., Celery]

@@ -10,7 +10,7 @@
 -- KEYS[8] slot       STRING last outcome of this caller
 -- KEYS[9] wake       CHANNEL told when something is due earlier than all before
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] on_conflict  replace, keep, error, or own: replace only a record that has the mark in it
+-- ARGV[2] on_conflict  replace, keep, error, or own, of one entry: replace only a record that has the mark in it
 -- ARGV[3] nonce      new for every call; the same again answers with the same flags
 -- ARGV[4] attempt    above 1 = the reply to this nonce may have been lost
 -- ARGV[...] entries  id, delay in ms, due time in ms (0 = use the delay), mark ("" is in none), record; five for each
@@ -38,16 +38,16 @@ redis.call('HLEN', leases)
 redis.call('HLEN', errors)
 redis.call('ZCARD', dead)
 
+-- No other case needs more of a record than that it is there.
+local own = on_conflict == 'own' and redis.call('HGET', records, entries[1])
 local ids = {}
 for i = 1, #entries, 5 do ids[#ids + 1] = entries[i] end
 local head = 'v1 ' .. string.format('%.0f', now) .. ' '
 local flags, seen, fields, scores, taken, new = {}, {}, {}, {}, {}, {}
 local first = math.huge
 for i, id in ipairs(ids) do
-  local before, mark = seen[id], entries[5 * i - 1]
-  -- The record itself is read only where it tells whose it is.
-  if not before and on_conflict == 'own' then before = redis.call('HGET', records, id) end
-  if not before then before = redis.call('HEXISTS', records, id) == 1 end
+  local before, mark = seen[id] or own, entries[5 * i - 1]
+  if not before and on_conflict ~= 'own' then before = redis.call('HEXISTS', records, id) == 1 end
   if before and on_conflict == 'error' then return {0, 'exists ' .. id} end
   local other = on_conflict == 'own' and (mark == '' or not string.find(before or mark, mark, 1, true))
   if before and (other or on_conflict == 'keep') then
