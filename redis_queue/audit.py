@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -20,12 +20,25 @@ MOST: Final = 1000
 
 MAX_DETAIL: Final = 500
 
+MOST_SUBJECTS: Final = 10
+"""Subjects of one action that are kept."""
+
 REMEMBERED_MS: Final = 24 * 3600 * 1000
 
 
 @dataclass(frozen=True, slots=True)
+class Subject:
+    """A message or entry of *queue* that an action is about; *at* is when it was due or when it died."""
+
+    id: str
+    queue: str
+    task: str = ""
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Action:
-    """What *user* did to *count* messages or entries of *queue*."""
+    """What *user* did to *count* messages or entries of *queue*; *subjects* are the first of them."""
 
     at: datetime
     user: str
@@ -33,6 +46,7 @@ class Action:
     queue: str
     count: int
     detail: str = ""
+    subjects: Sequence[Subject] = ()
 
 
 class Audit:
@@ -52,6 +66,7 @@ class Audit:
             "queue": action.queue,
             "count": action.count,
             "detail": action.detail[:MAX_DETAIL],
+            "subjects": [_written(subject) for subject in action.subjects[:MOST_SUBJECTS]],
             # Where a reply was lost the row stands there twice, and is read once.
             "nonce": os.urandom(8).hex(),
         }
@@ -73,12 +88,22 @@ class Audit:
         return [action for action in map(_read, dict.fromkeys(rows)) if action is not None]
 
 
+def _written(subject: Subject) -> list[Any]:
+    return [subject.id, subject.task[:MAX_DETAIL], subject.at and round(subject.at.timestamp() * 1000)]
+
+
+def _subjects(rows: Any, queue: str) -> Iterator[Subject]:
+    for id_, task, at in rows:
+        yield Subject(str(id_), queue, str(task), None if at is None else from_ms(at))
+
+
 def _read(row: bytes) -> Action | None:
     try:
         found: Any = json.loads(row)
         if not isinstance(found, Mapping):
             return None
         texts = {name: str(found.get(name, "")) for name in ("user", "verb", "queue", "detail")}
-        return Action(at=from_ms(found["at"]), count=int(found["count"]), **texts)
+        subjects = tuple(_subjects(found.get("subjects", ()), texts["queue"]))
+        return Action(at=from_ms(found["at"]), count=int(found["count"]), subjects=subjects, **texts)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None

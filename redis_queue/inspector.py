@@ -18,6 +18,7 @@ from redis_queue.registry import Known, Registry
 from redis_queue.scripts import Scripts
 from redis_queue.settings import Settings
 from redis_queue.times import from_ms
+from redis_queue.urls import url_of
 
 AnyQueue = RedisQueue | DelayQueue
 
@@ -76,6 +77,8 @@ class Inspector:
 
     def __init__(self, redis: str | Client, *, prefix: str = "redis_queue", clock: Clock = server_clock) -> None:
         self.client = connect(redis, check=isinstance(redis, str))
+        #: Where that is, without user and password.
+        self.url = url_of(self.client)
         self.prefix = Settings(prefix=prefix).prefix
         self._clock = clock
         self._scripts = Scripts(self.client)
@@ -146,7 +149,8 @@ class Inspector:
             if (known.kind, known.name) == (kind, name):
                 return known
         names = sorted({known.name for known in everything if known.kind == kind})
-        raise InvalidNameError(f"no {CLASSES[kind]} {name!r} under the prefix {self.prefix!r}: {_hint(name, names)}")
+        hint = _hint(name, names) if names else f"there is none in {self.url}"
+        raise InvalidNameError(f"no {CLASSES[kind]} {name!r} under the prefix {self.prefix!r}: {hint}")
 
     def _row(self, known: Known) -> QueueRow:
         try:
@@ -224,7 +228,7 @@ def _hint(name: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if near:
         return f"did you mean {near[0]!r}?"
-    return f"known are {', '.join(map(repr, names[:MOST_NAMES]))}" if names else "there is none"
+    return f"known are {', '.join(map(repr, names[:MOST_NAMES]))}"
 
 
 MOST_NAMES: Final = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode
 from redis.connection import parse_url
 from redis.retry import Retry
-from redis.sentinel import Sentinel
+from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from redis_queue.errors import ConfigurationError
 from redis_queue.translation import RedisErrors, translate
@@ -64,6 +64,32 @@ def from_url(url: str, options: dict[str, Any]) -> redis.Redis | redis.RedisClus
         # What redis-py and urllib say may quote a part of the URL, and that may be the password.
         raise ConfigurationError(f"cannot use this {scheme}:// URL: {_reason(error)}") from None
 
+
+def url_of(client: redis.Redis | redis.RedisCluster) -> str:
+    """Return the URL of what *client* connects to, without user, password and options."""
+    if isinstance(client, redis.RedisCluster):
+        nodes = [(node.host, node.port) for node in client.nodes_manager.startup_nodes.values()]
+        return f"redis+cluster://{_hosts(nodes)}"
+    pool = client.connection_pool
+    options = pool.connection_kwargs
+    database = options.get("db") or 0
+    if "path" in options:
+        return f"unix://{options['path']}{f'?db={database}' if database else ''}"
+    scheme = "rediss" if issubclass(pool.connection_class, redis.SSLConnection) else "redis"
+    if isinstance(pool, SentinelConnectionPool):
+        watchers = [watcher.connection_pool.connection_kwargs for watcher in pool.sentinel_manager.sentinels]
+        hosts = _hosts([(str(known.get("host")), int(known.get("port", 0))) for known in watchers])
+        return f"{scheme}+sentinel://{hosts}/{database}?master_name={pool.service_name}"
+    return f"{scheme}://{_hosts([(options.get('host', 'localhost'), options.get('port', 6379))])}/{database}"
+
+
+def _hosts(nodes: Sequence[tuple[str, int]]) -> str:
+    known = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in nodes]
+    return ",".join([*known[:MOST_HOSTS], *(["..."] if known[MOST_HOSTS:] else [])])
+
+
+MOST_HOSTS: Final = 3
+"""Hosts that a URL names."""
 
 _NO_TEXT: Final = ("credential_provider", "sentinel_kwargs")
 """Options that are objects."""

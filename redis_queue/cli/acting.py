@@ -10,9 +10,10 @@ from typing import Any
 
 import click
 
+from redis_queue.audit import Subject
 from redis_queue.batches import CHUNK, chunks
 from redis_queue.cli.ending import FAILED, INTERRUPTED, Stop, stopping
-from redis_queue.cli.output import harmless, show_json
+from redis_queue.cli.output import harmless, show_json, show_table
 from redis_queue.console.faults import Faults
 from redis_queue.errors import RedisQueueError
 from redis_queue.inspector import AnyQueue
@@ -28,14 +29,41 @@ def _nothing(_: int) -> str:
     return ""
 
 
-def agree(question: str, *, yes: bool) -> None:
-    """Go on only if somebody says yes: on a terminal, or with ``--yes``."""
+def agree(
+    question: str, first: Callable[[], Sequence[Subject]] = tuple, count: int = 0, *, at: str = "", yes: bool
+) -> None:
+    """Go on only if somebody says yes: on a terminal, or with ``--yes``. Whoever is asked sees the *first* of *count*.
+
+    *at* says what their time is: when they are due, or when they died.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(f"{harmless(question)} There is nobody to ask: add --yes")
+    show_subjects(first(), count, at=at, err=True)
     if not click.confirm(harmless(question), err=True):
         raise click.ClickException("nothing was done")
+
+
+def show_subjects(found: Sequence[Subject], count: int, *, at: str, err: bool = False) -> None:
+    """Print the first of *count* messages or entries, each with its task and its time."""
+    if not found:
+        return
+    rows = [(subject.id, subject.queue, subject.at, subject.task or None) for subject in found]
+    show_table(("id", "queue", at, "task"), rows, keep=("id", at), below=("task",), err=err)
+    if count > len(found):
+        click.echo(f"and {count - len(found):,} more", err=err)
+
+
+def preview(verb: str, count: int, found: Sequence[Subject], *, at: str, as_json: bool, error: str = "") -> None:
+    """Print what would be changed: *count*, and the first ones."""
+    if not as_json:
+        show_subjects(found, count, at=at)
+    first = [
+        {"id": subject.id, "queue": subject.queue, f"{at}_at": subject.at, "task": subject.task or None}
+        for subject in found
+    ]
+    report(verb, count, error=error, as_json=as_json, more={"first": first} if as_json else None)
 
 
 def in_batches(

@@ -9,15 +9,19 @@ from typing import Any
 
 import click
 
+from redis_queue.audit import Subject
+from redis_queue.cli import options
 from redis_queue.cli.acting import agree
 from redis_queue.cli.ids import Named, named
 from redis_queue.cli.options import when
+from redis_queue.cli.output import harmless
 from redis_queue.console.access import Access
+from redis_queue.console.subjects import subjects
+from redis_queue.console.tasks import Seen
 from redis_queue.console.waiting import Conditions
 from redis_queue.delay import DelayQueue
 
 _OPTIONS = (
-    click.option("--task", help="Only calls of the task with this name."),
     click.option("--queue", help="Only what goes into this Celery queue."),
     click.option("--id-prefix", help="Only ids that begin like this."),
     click.option("--due-before", type=when, help="Only what is due before: 2030-01-01T00:00Z, or 2h from now."),
@@ -26,14 +30,17 @@ _OPTIONS = (
 
 
 def conditions(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options and pass them as *conditions*."""
+    """Add the options of a command that looks, and pass them as *conditions*."""
+    return _with_conditions(function, options.task_part)
 
+
+def _with_conditions(function: Callable[..., Any], task: Callable[[Any], Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        values = {item.name: kwargs.pop(item.name) for item in fields(Conditions)}
+        values = {item.name: kwargs.pop(item.name, None) for item in fields(Conditions)}
         return function(*args, conditions=Conditions(**values), **kwargs)
 
-    for option in reversed(_OPTIONS):
+    for option in reversed((task, *_OPTIONS)):
         wrapper = option(wrapper)
     return wrapper
 
@@ -47,16 +54,30 @@ class Chosen:
     conditions: Conditions
 
     def find(self, access: Access, queue: DelayQueue) -> list[str]:
-        """Return the ids; ends with a message where they are not said in exactly one way."""
+        """Return the ids; ends with a message where they are not said in exactly one way.
+
+        Where none matches, it tells among how many, and which task may have been meant.
+        """
         ways = (self.named.given, bool(self.conditions), self.everything)
         if sum(ways) != 1:
             raise click.UsageError("give ids, or conditions like --task, or --all")
-        return list(self.named.ids) if self.named.given else self.conditions.ids(access, queue)
+        if self.named.given:
+            return list(self.named.ids)
+        seen = Seen()
+        ids = self.conditions.ids(access, queue, seen)
+        if self.conditions and not ids:
+            click.echo(harmless(seen.no_match("entries") + seen.hint(self.conditions.task)), err=True)
+        return ids
 
-    def confirm(self, verb: str, ids: list[str], *, yes: bool, always: bool = False) -> None:
-        """Ask with the count, unless single entries were typed and nothing would be destroyed."""
+    def confirm(self, verb: str, queue: DelayQueue, ids: list[str], *, yes: bool, always: bool = False) -> None:
+        """Ask with the count and the first ones, unless single entries were typed and nothing would be destroyed."""
         if ids and (always or not self.named.typed):
-            agree(f"{verb} {len(ids):,} entries?", yes=yes)
+            agree(f"{verb} {len(ids):,} entries?", lambda: first_of(queue, ids), len(ids), at="due", yes=yes)
+
+
+def first_of(queue: DelayQueue, ids: list[str]) -> list[Subject]:
+    """Return the first entries with *ids* that wait."""
+    return subjects(((queue, id_) for id_ in ids), ("delayed", "in_flight"))
 
 
 def chosen(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,4 +88,4 @@ def chosen(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, chosen=Chosen(named, everything, conditions), **kwargs)
 
     wrapper = click.option("--all", "everything", is_flag=True, help="All that wait.")(wrapper)
-    return named(conditions(wrapper))
+    return named(_with_conditions(wrapper, options.task))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -12,35 +13,73 @@ import click
 from redis_queue.batches import CHUNK, MAX_RATE, MIN_RATE
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
-from redis_queue.cli.acting import agree, at_once, end_with, in_batches, report
+from redis_queue.cli.acting import agree, at_once, end_with, in_batches, preview
 from redis_queue.cli.acting import purge as delete_all
 from redis_queue.cli.ids import Named, named
 from redis_queue.cli.one import show_one
-from redis_queue.cli.output import show_count, show_table, shown_body
+from redis_queue.cli.output import harmless, show_count, show_place, show_table, shown_body
 from redis_queue.console.access import Access
-from redis_queue.console.dead import Filter, task_of
+from redis_queue.console.dead import Filter, Pair, task_of
+from redis_queue.console.dead import delete as delete_pairs
 from redis_queue.console.dead import redrive as redrive_pairs
 from redis_queue.console.faults import Faults
 from redis_queue.console.pages import first, sized
+from redis_queue.console.subjects import DEAD, subjects
+from redis_queue.console.tasks import Seen
 from redis_queue.inspector import AnyQueue, kind_of
 from redis_queue.keys import is_id
 from redis_queue.model import DeadLetter
 
 
-def _filtered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options and pass them as *only*."""
+def _filtered(task: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what adds the options, *task* among them, and passes them as *only*."""
 
-    @functools.wraps(function)
-    def wrapper(*args: Any, reason: str | None, id_prefix: str | None, task: str | None, **kwargs: Any) -> Any:
-        return function(*args, only=Filter(reason, id_prefix, task), **kwargs)
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            values = {item.name: kwargs.pop(item.name, None) for item in fields(Filter)}
+            return function(*args, only=Filter(**values), **kwargs)
 
-    for option in (
-        click.option("--task", help="Only calls of the task with this name."),
-        click.option("--id-prefix", help="Only ids that begin like this."),
-        click.option("--reason", help="Only those with this text in their reason."),
-    ):
-        wrapper = option(wrapper)
-    return wrapper
+        for option in (
+            task,
+            click.option("--id-prefix", help="Only ids that begin like this."),
+            click.option("--reason", help="Only those with this text in their reason."),
+        ):
+            wrapper = option(wrapper)
+        return wrapper
+
+    return add
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Dead letters that a command is to change: ids that were *named*, or what matches."""
+
+    named: Named
+    only: Filter
+
+    def find(self, queues: Sequence[AnyQueue], faults: Faults, *, exact: bool) -> list[Pair]:
+        """Return queues and ids; where ids were given, every place where they may be, unless *exact*."""
+        if self.named.given and not exact:
+            # Whether they are dead is seen when they are acted on.
+            return [(queue, id_) for queue in queues for id_ in self.named.ids]
+        seen = Seen()
+        # Ids that were written by hand may be such as no call takes.
+        pairs = [(queue, letter.id) for queue, letter in self.only.letters(queues, faults, seen) if is_id(letter.id)]
+        if self.only and not pairs:
+            click.echo(harmless(seen.no_match("dead letters") + seen.hint(self.only.task)), err=True)
+        ids = frozenset(self.named.ids)
+        return [pair for pair in pairs if pair[1] in ids] if self.named.given else pairs
+
+    def confirm(self, verb: str, pairs: Sequence[Pair], *, yes: bool, always: bool = False) -> None:
+        """Ask with the count and the first ones, unless single ones were typed and nothing would be destroyed."""
+        if pairs and (always or not self.named.typed):
+            count = len(self.named.ids) or len(pairs)
+            agree(f"{verb} {count:,} dead letters?", lambda: subjects(pairs, DEAD), count, at="died", yes=yes)
+
+    def lacking(self, done: int, faults: Faults) -> str:
+        """Return what was wrong though nothing failed."""
+        return faults.text() or ("" if done else self.named.missing("dead letter"))
 
 
 @click.group(cls=Group)
@@ -50,9 +89,10 @@ def dead() -> None:
 
 @dead.command("list", cls=StoreCommand)
 @options.name
-@_filtered
+@_filtered(options.task_part)
 @options.limit()
 @options.body
+@options.utc
 @options.as_json
 @with_access
 def list_(access: Access, *, name: str | None, only: Filter, limit: int, with_body: bool, as_json: bool) -> None:
@@ -60,15 +100,21 @@ def list_(access: Access, *, name: str | None, only: Filter, limit: int, with_bo
 
     Example: redis-queue dead list --name orders --reason Timeout
     """
-    faults = Faults()
-    letters, more = first(only.letters(access.queues(name, faults), faults), limit)
+    faults, seen = Faults(), Seen()
+    letters, more = first(only.letters(access.queues(name, faults), faults, seen), limit)
     if as_json:
         shown = {"dead": [_fields(*pair, with_body=with_body) for pair in letters], "more": more}
         end_with(faults, shown, as_json=True)
         return
-    heads = ("id", "queue", "died (UTC)", "deliveries", "reason", *(("body",) if with_body else ()))
-    show_table(heads, [_row(*pair, with_body=with_body) for pair in letters], keep=("id", "died (UTC)"))
-    show_count(len(letters), more=more)
+    if not letters:
+        nothing = seen.no_match("dead letters") if only else "no dead letters"
+        show_place(access.inspector, nothing, seen.hint(only.task_part))
+        end_with(faults)
+        return
+    heads = ("id", "queue", "died", "deliveries", "task", "reason", *(("body",) if with_body else ()))
+    rows = [_row(*pair, with_body=with_body) for pair in letters]
+    show_table(heads, rows, keep=("id", "died"), below=("task", "reason", "body"))
+    show_count(access.inspector, len(letters), more=more)
     end_with(faults)
 
 
@@ -76,6 +122,7 @@ def list_(access: Access, *, name: str | None, only: Filter, limit: int, with_bo
 @click.argument("id")
 @options.name
 @options.body
+@options.utc
 @options.as_json
 @with_access
 def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json: bool) -> None:
@@ -89,7 +136,8 @@ def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json:
 @named
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @options.name
-@_filtered
+@_filtered(options.task)
+@options.utc
 @click.option("--rate", type=options.Number(MIN_RATE, MAX_RATE), help="So many per second.  [default: all at once]")
 @options.dry_run
 @options.yes
@@ -115,26 +163,14 @@ def redrive(
     """
     if sum((named.given, bool(only), everything)) != 1:
         raise click.UsageError("give ids, or conditions like --reason, or --all")
-    ids = frozenset(named.ids)
-    faults = Faults()
+    faults, chosen = Faults(), _Chosen(named, only)
     queues = access.queues(name, faults)
-    if named.given and not dry_run:
-        # Whether they are dead is seen when they are redriven.
-        pairs = [(queue, id_) for queue in queues for id_ in named.ids]
-    else:
-        letters = only.letters(queues, faults)
-        # One that was written by hand may have an id that no call takes.
-        pairs = [(queue, letter.id) for queue, letter in letters if is_id(letter.id)]
-        pairs = [pair for pair in pairs if pair[1] in ids] if named.given else pairs
+    pairs = chosen.find(queues, faults, exact=dry_run)
     if dry_run:
-        report("to_be_redriven", len(pairs), error=faults.text(), as_json=as_json)
+        _preview("to_be_redriven", pairs, faults, as_json=as_json)
         return
-    if pairs and not named.typed:
-        agree(f"Redrive {len(named.ids) or len(pairs):,} dead letters?", yes=yes)
-
-    def lacking(done: int) -> str:
-        return faults.text() or ("" if done else named.missing("dead letter"))
-
+    chosen.confirm("Redrive", pairs, yes=yes)
+    lacking = partial(chosen.lacking, faults=faults)
     if rate is None:
         act = partial(redrive_pairs, faults=faults)
         in_batches("redriven", pairs, act, size=CHUNK, as_json=as_json, lacking=lacking)
@@ -146,6 +182,40 @@ def redrive(
             as_json=as_json,
             lacking=lacking,
         )
+
+
+@dead.command(cls=StoreCommand)
+@named
+@options.name
+@_filtered(options.task)
+@options.utc
+@options.dry_run
+@options.yes
+@options.as_json
+@with_access
+def delete(
+    access: Access, *, named: Named, name: str | None, only: Filter, dry_run: bool, yes: bool, as_json: bool
+) -> None:
+    """Delete single dead letters, or those that match.
+
+    What dies after the command began stays, under the same id, too. To delete all: redis-queue dead purge.
+
+    Example: redis-queue dead delete order-42 --dry-run
+    """
+    if sum((named.given, bool(only))) != 1:
+        raise click.UsageError("give ids, or conditions like --reason; dead purge deletes all")
+    faults, chosen, now = Faults(), _Chosen(named, only), access.inspector.now()
+    pairs = chosen.find(access.queues(name, faults), faults, exact=dry_run)
+    if dry_run:
+        _preview("to_be_deleted", pairs, faults, as_json=as_json)
+        return
+    chosen.confirm("Delete", pairs, yes=yes, always=True)
+    act = partial(delete_pairs, faults=faults, until=now)
+    in_batches("deleted", pairs, act, size=CHUNK, as_json=as_json, lacking=partial(chosen.lacking, faults=faults))
+
+
+def _preview(verb: str, pairs: Sequence[Pair], faults: Faults, *, as_json: bool) -> None:
+    preview(verb, len(pairs), subjects(pairs, DEAD), at="died", as_json=as_json, error=faults.text())
 
 
 @dead.command(cls=StoreCommand)
@@ -169,7 +239,7 @@ def _dead(queue: AnyQueue) -> int:
 
 
 def _row(queue: AnyQueue, letter: DeadLetter, *, with_body: bool) -> list[Any]:
-    row = [letter.id, queue.name, letter.died_at, letter.deliveries, letter.reason]
+    row = [letter.id, queue.name, letter.died_at, letter.deliveries, task_of(letter) or None, letter.reason]
     return [*row, shown_body(letter.body)] if with_body else row
 
 

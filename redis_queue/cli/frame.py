@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final, Literal, get_args
 
-from redis_queue.cli.output import age, encodable, harmless, moment
+from redis_queue.cli import zone
+from redis_queue.cli.output import age, encodable, harmless
 from redis_queue.console.rates import QueueKey, Rates
 from redis_queue.inspector import Count, Overview, QueueRow
 
@@ -37,7 +38,7 @@ EXACT: Final = 10_000
 
 
 def draw(
-    prefix: str,
+    place: str,
     overview: Overview | None,
     speeds: Mapping[QueueKey, Rates],
     sort: Sort,
@@ -51,7 +52,7 @@ def draw(
     if overview is None:
         return [_fit(harmless(error), width).rstrip()]
     below = _below(overview)
-    head = [_title(prefix, overview), _totals(overview, speeds), *([harmless(error)] if error else []), ""]
+    head = [_title(place, overview), _totals(overview, speeds), *([harmless(error)] if error else []), ""]
     rows = in_order(overview.queues, speeds, sort)
     # The heads of the columns, and what tells that some are not shown.
     room = len(rows) if height is None else max(1, height - len(head) - len(below) - 2)
@@ -79,8 +80,9 @@ def in_order(rows: Sequence[QueueRow], speeds: Mapping[QueueKey, Rates], sort: S
     return sorted(rows, key=key)
 
 
-def _title(prefix: str, overview: Overview) -> str:
-    return f"{harmless(prefix)}: {len(overview.queues):,} queues at {moment(overview.at)} UTC"
+def _title(place: str, overview: Overview) -> str:
+    at = f"{zone.moment(overview.at)} {zone.name(overview.at)}"
+    return harmless(f"{len(overview.queues):,} queues at {at} in {place}")
 
 
 def _totals(overview: Overview, speeds: Mapping[QueueKey, Rates]) -> str:

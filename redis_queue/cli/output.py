@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from redis_queue.cli import zone
+from redis_queue.inspector import Inspector
+from redis_queue.settings import Settings
+
 if TYPE_CHECKING:
-    from rich.console import OverflowMethod
+    from rich.console import Console, JustifyMethod, OverflowMethod
 
 MARGIN: Final = 2
 WIDTH: Final = 80
@@ -22,6 +28,16 @@ WHOLE: Final = 36
 """Longest text of a column that is not folded: that of a UUID."""
 
 NUMBER: Final = (int, float)
+
+NOTHING: Final = "-"
+
+INDENT: Final = 4
+"""Columns before what stands below its row."""
+
+NARROW: Final = 8
+"""Columns that are left of a text however little room there is."""
+
+DEFAULT_PREFIX: Final = Settings().prefix
 
 
 def harmless(value: Any) -> str:
@@ -41,30 +57,123 @@ def show_json(value: Mapping[str, Any]) -> None:
     click.echo(json.dumps(value, default=_plain, allow_nan=False))
 
 
-def show_table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, keep: Sequence[str] = ()) -> None:
-    """Print rows under *heads*, folded where they are too wide; short texts in the columns *keep* are not."""
+def show_table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    keep: Sequence[str] = (),
+    below: Sequence[str] = (),
+    err: bool = False,
+) -> None:
+    """Print rows under *heads*, folded where they are too wide; short texts in the columns *keep* are not.
+
+    Where a table would be wider than the screen, the columns *below* stand under each row instead. The head of a column
+    of times names their zone; where that changes on the way, each time does. With *err* they go to stderr.
+    """
     try:
         from rich.console import Console  # noqa: PLC0415 - an extra that not every command needs
-        from rich.table import Table  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
     except ImportError as error:
         raise click.ClickException("tables need rich: pip install 'celery-redis-queue[cli]', or add --json") from error
-    table = Table(box=None, pad_edge=False, padding=(0, MARGIN, 0, 0), header_style="bold")
-    lines = [list(row) for row in rows]
-    for number, head in enumerate(heads):
-        right = bool(lines) and all(isinstance(line[number], NUMBER) for line in lines)
-        # What is not folded is cut off where it is too long, so only short texts stay whole.
-        whole = head in keep and all(len(_cell(line[number])) <= WHOLE for line in lines)
-        # A number that does not fit must not look like a smaller one.
-        overflow: OverflowMethod = "ellipsis" if right else "fold"
-        table.add_column(head, justify="right" if right else "left", overflow=overflow, no_wrap=whole or right)
-    for line in lines:
-        table.add_row(*(Text(_cell(value)) for value in line))
     console = Console(file=sys.stdout, width=screen_width(), markup=False, highlight=False, emoji=False)
+    columns = [_Column.of(head, list(values)) for head, values in zip(heads, _columns(len(heads), rows), strict=True)]
+    if sum(column.width + MARGIN for column in columns) - MARGIN <= console.width or not below:
+        lines = _folded(console, columns, keep)
+    else:
+        lines = _stacked(console, columns, keep, below)
+    for line in lines:
+        click.echo(line, err=err)
+
+
+def _columns(count: int, rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    return list(zip(*rows, strict=True)) or [()] * count
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column as text: its *name*, what stands above it, its cells; *right* if they are numbers."""
+
+    name: str
+    head: str
+    cells: list[str]
+    right: bool
+    width: int
+
+    @classmethod
+    def of(cls, name: str, values: list[Any]) -> _Column:
+        from rich.cells import cell_len  # noqa: PLC0415 - as above
+
+        zones = {zone.name(value) for value in values if isinstance(value, datetime)}
+        head = f"{name} ({harmless(*zones)})" if len(zones) == 1 else name
+        cells = [_cell(value, named=len(zones) > 1) for value in values]
+        right = bool(values) and all(isinstance(value, NUMBER) for value in values)
+        return cls(name, head, cells, right, max(map(cell_len, (head, *cells))))
+
+
+def _folded(console: Console, columns: Sequence[_Column], keep: Sequence[str]) -> Iterator[str]:
+    from rich.table import Table  # noqa: PLC0415 - as above
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, padding=(0, MARGIN, 0, 0), header_style="bold")
+    for column in columns:
+        # What is not folded is cut off where it is too long, so only short texts stay whole.
+        whole = column.name in keep and all(len(cell) <= WHOLE for cell in column.cells)
+        # A number that does not fit must not look like a smaller one.
+        overflow: OverflowMethod = "ellipsis" if column.right else "fold"
+        justify: JustifyMethod = "right" if column.right else "left"
+        table.add_column(column.head, justify=justify, overflow=overflow, no_wrap=whole or column.right)
+    for row in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*map(Text, row))
     with console.capture() as captured:
         console.print(table)
     for text in captured.get().splitlines():
-        click.echo(encodable(text.rstrip()))
+        yield encodable(text.rstrip())
+
+
+def _stacked(console: Console, columns: Sequence[_Column], keep: Sequence[str], below: Sequence[str]) -> Iterator[str]:
+    beside = [column for column in columns if column.name not in below]
+    under = [column for column in columns if column.name in below]
+    widths = _shrunk(beside, console.width, keep)
+    yield click.style(_beside(console, beside, widths, [column.head for column in beside]), bold=True)
+    for number in range(len(beside[0].cells)):
+        yield _beside(console, beside, widths, [column.cells[number] for column in beside])
+        for column in under:
+            if column.cells[number] != NOTHING:
+                lines = _wrapped(console, f"{column.head}: {column.cells[number]}", console.width - INDENT)
+                yield from (f"{'':{INDENT}}{line}" for line in lines)
+
+
+def _shrunk(columns: Sequence[_Column], room: int, keep: Sequence[str]) -> list[int]:
+    """Return widths that fit into *room* together, where that can be; the widest columns give way."""
+    widths = [column.width for column in columns]
+    giving = [number for number, column in enumerate(columns) if column.name not in keep or column.width > WHOLE]
+    while giving and sum(widths) + MARGIN * (len(widths) - 1) > room:
+        widest = max(giving, key=lambda number: widths[number])
+        if widths[widest] <= NARROW:
+            break
+        widths[widest] -= 1
+    return widths
+
+
+def _beside(console: Console, columns: Sequence[_Column], widths: Sequence[int], cells: Sequence[str]) -> str:
+    from rich.cells import set_cell_size  # noqa: PLC0415 - as above
+
+    folded = [_wrapped(console, cell, width) for cell, width in zip(cells, widths, strict=True)]
+    lines = []
+    for parts in zip_longest(*folded, fillvalue=""):
+        filled = [
+            f"{part:>{width}}" if column.right else set_cell_size(part, width)
+            for part, column, width in zip(parts, columns, widths, strict=True)
+        ]
+        lines.append((" " * MARGIN).join(filled).rstrip())
+    return "\n".join(lines)
+
+
+def _wrapped(console: Console, text: str, width: int) -> list[str]:
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    if text.isascii() and len(text) <= width:
+        return [text]
+    return [line.plain.rstrip() for line in Text(text).wrap(console, width, overflow="fold")]
 
 
 def screen_width() -> int | None:
@@ -75,22 +184,26 @@ def screen_width() -> int | None:
     return int(columns) if columns.isdecimal() and int(columns) else WIDTH
 
 
-def show_count(shown: int, *, more: bool) -> None:
-    """Print how many rows stand above, and whether there are more."""
-    click.echo(f"{shown:,} shown{', there are more: raise --limit' if more else ''}")
+def show_place(inspector: Inspector, told: str = "", more: str = "") -> None:
+    """Print which Redis and prefix was looked at, between what is *told* of it and *more*."""
+    click.echo(harmless(f"{told} in {place_of(inspector)}{more}".lstrip()))
+
+
+def place_of(inspector: Inspector) -> str:
+    """Return the URL without user and password, and the prefix unless it is the usual one."""
+    return inspector.url if inspector.prefix == DEFAULT_PREFIX else f"{inspector.url}, prefix {inspector.prefix}"
+
+
+def show_count(inspector: Inspector, shown: int, *, more: bool) -> None:
+    """Print how many rows stand above, of which Redis, and whether there are more."""
+    show_place(inspector, f"{shown:,} shown", "; there are more: raise --limit" if more else "")
 
 
 def show_fields(fields: Mapping[str, Any]) -> None:
     """Print one name and value in a line."""
     width = max(map(len, fields)) + MARGIN
     for name, value in fields.items():
-        zone = " UTC" if isinstance(value, datetime) else ""
-        click.echo(f"{name.replace('_', ' '):{width}}{_cell(value)}{zone}".rstrip())
-
-
-def moment(at: datetime | None) -> str:
-    """Return a time point in UTC, to the second."""
-    return "-" if at is None else at.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+        click.echo(f"{name.replace('_', ' '):{width}}{_cell(value, named=True)}".rstrip())
 
 
 def age(span: timedelta) -> str:
@@ -109,14 +222,15 @@ def shown_body(body: Any) -> str:
     return json.dumps(body, ensure_ascii=False, default=repr)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, *, named: bool) -> str:
+    """Return *value* as it is shown; a time point with the name of its zone where that is to be *named*."""
     if isinstance(value, datetime):
-        return moment(value)
+        return f"{zone.moment(value)} {harmless(zone.name(value))}" if named else zone.moment(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return "-" if value is None else harmless(value)
+    return NOTHING if value is None else harmless(value)
 
 
 def _plain(value: Any) -> Any:

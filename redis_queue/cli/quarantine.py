@@ -28,6 +28,7 @@ def quarantine() -> None:
 @quarantine.command("list", cls=StoreCommand)
 @options.name
 @options.limit()
+@options.utc
 @options.as_json
 @with_access
 def list_(access: Access, *, name: str | None, limit: int, as_json: bool) -> None:
@@ -41,10 +42,10 @@ def list_(access: Access, *, name: str | None, limit: int, as_json: bool) -> Non
         shown = {"quarantined": [_fields(*pair, with_body=False) for pair in records], "more": more}
         end_with(faults, shown, as_json=True)
         return
-    heads = ("id", "queue", "found (UTC)", "bytes", "reason")
+    heads = ("id", "queue", "found", "bytes", "reason")
     rows = [(record.id, queue.name, record.found_at, len(record.raw), record.reason) for queue, record in records]
-    show_table(heads, rows, keep=("id", "found (UTC)"))
-    show_count(len(records), more=more)
+    show_table(heads, rows, keep=("id", "found"), below=("reason",))
+    show_count(access.inspector, len(records), more=more)
     end_with(faults)
 
 
@@ -52,6 +53,7 @@ def list_(access: Access, *, name: str | None, limit: int, as_json: bool) -> Non
 @click.argument("id")
 @options.name
 @options.body
+@options.utc
 @options.as_json
 @with_access
 def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json: bool) -> None:

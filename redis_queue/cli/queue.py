@@ -11,7 +11,7 @@ from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.acting import purge as delete_all
 from redis_queue.cli.acting import report
-from redis_queue.cli.output import harmless, show_json, show_table, shown_body
+from redis_queue.cli.output import harmless, show_json, show_place, show_table, shown_body
 from redis_queue.console.access import Access
 from redis_queue.console.faults import Faults
 from redis_queue.queue import Place, RedisQueue
@@ -37,6 +37,7 @@ def _chosen(access: Access) -> RedisQueue:
 @queue.command(cls=StoreCommand)
 @options.limit(10, CHUNK)
 @options.body
+@options.utc
 @options.as_json
 @with_access
 def peek(access: Access, *, limit: int, with_body: bool, as_json: bool) -> None:
@@ -54,8 +55,9 @@ def peek(access: Access, *, limit: int, with_body: bool, as_json: bool) -> None:
     if as_json:
         show_json({"messages": rows})
         return
-    heads = ["id", "put (UTC)", "deliveries", *(["body"] if with_body else [])]
-    show_table(heads, [_cells(row) for row in rows], keep=heads[:2])
+    heads = ["id", "put", "deliveries", *(["body"] if with_body else [])]
+    show_table(heads, [_cells(row) for row in rows], keep=heads[:2], below=["body"])
+    show_place(access.inspector)
 
 
 def _cells(row: dict[str, Any]) -> list[Any]:

@@ -13,12 +13,13 @@ from redis_queue.batches import CHUNK
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
-from redis_queue.cli.acting import in_batches, report
-from redis_queue.cli.conditions import Chosen, chosen, conditions
-from redis_queue.cli.output import show_count, show_fields, show_json, show_table, shown_body
+from redis_queue.cli.acting import in_batches, preview, report
+from redis_queue.cli.conditions import Chosen, chosen, conditions, first_of
+from redis_queue.cli.output import show_count, show_fields, show_json, show_place, show_table, shown_body
 from redis_queue.cli.transfer import export, import_
 from redis_queue.console.access import Access
 from redis_queue.console.pages import first
+from redis_queue.console.tasks import Seen
 from redis_queue.console.waiting import Conditions
 from redis_queue.console.when import When
 from redis_queue.delay import DelayQueue
@@ -43,6 +44,7 @@ def scheduled() -> None:
 @conditions
 @options.limit()
 @options.body
+@options.utc
 @options.as_json
 @with_access
 def list_(
@@ -52,13 +54,20 @@ def list_(
 
     Example: redis-queue scheduled list --task shop.remind --due-before 2h
     """
-    entries, more = first(conditions.entries(access, access.delay_queue(name)), limit)
+    queue, seen = access.delay_queue(name), Seen()
+    entries, more = first(conditions.entries(access, queue, seen), limit)
     if as_json:
         show_json({"entries": [_fields(*pair, with_body=with_body) for pair in entries], "more": more})
         return
-    heads = ("id", "due (UTC)", "task", "arguments" if with_body else "queue")
-    show_table(heads, [_row(*pair, with_body=with_body) for pair in entries], keep=("id", "due (UTC)"))
-    show_count(len(entries), more=more)
+    if not entries:
+        nothing = seen.no_match("entries") if conditions else f"nothing waits in {queue.name!r}"
+        show_place(access.inspector, nothing, seen.hint(conditions.task_part))
+        return
+    heads = ("id", "due", "task", "arguments" if with_body else "queue")
+    show_table(
+        heads, [_row(*pair, with_body=with_body) for pair in entries], keep=("id", "due"), below=("task", "arguments")
+    )
+    show_count(access.inspector, len(entries), more=more)
 
 
 def _row(entry: Entry, task: TaskEntry, *, with_body: bool) -> list[Any]:
@@ -91,6 +100,7 @@ def _fields(entry: Entry, task: TaskEntry, *, with_body: bool) -> dict[str, Any]
 @click.argument("id")
 @options.delay_queue
 @options.body
+@options.utc
 @options.as_json
 @with_access
 def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json: bool) -> None:
@@ -111,6 +121,7 @@ def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json:
 @scheduled.command(cls=StoreCommand)
 @chosen
 @options.delay_queue
+@options.utc
 @options.dry_run
 @options.yes
 @options.as_json
@@ -131,6 +142,7 @@ def cancel(access: Access, *, chosen: Chosen, name: str | None, dry_run: bool, y
 @chosen
 @click.option("--to", "when", type=options.when, required=True, help="2030-01-01T00:00Z, or 2h from now.")
 @options.delay_queue
+@options.utc
 @options.dry_run
 @options.yes
 @options.as_json
@@ -158,6 +170,7 @@ def reschedule(
 @scheduled.command("run-now", cls=StoreCommand)
 @chosen
 @options.delay_queue
+@options.utc
 @options.dry_run
 @options.yes
 @options.as_json
@@ -192,9 +205,10 @@ def _act(
 ) -> None:
     ids = chosen.find(access, queue)
     if dry_run:
-        report(f"to_be_{work.verb}", _waiting(queue, chosen, ids), as_json=as_json)
+        count = _waiting(queue, chosen, ids)
+        preview(f"to_be_{work.verb}", count, first_of(queue, ids), at="due", as_json=as_json)
         return
-    chosen.confirm(work.question, ids, yes=yes, always=work.destroys)
+    chosen.confirm(work.question, queue, ids, yes=yes, always=work.destroys)
 
     def lacking(done: int) -> str:
         return "" if done else chosen.named.missing("entry that waits")
@@ -211,6 +225,7 @@ def _waiting(queue: DelayQueue, chosen: Chosen, ids: list[str]) -> int:
 @click.option("--hours", type=options.Number(0.01, 24 * 3650), default=24.0, show_default=True, help="How far ahead.")
 @click.option("--buckets", type=click.IntRange(1, CHUNK), default=24, show_default=True, help="Into how many windows.")
 @options.delay_queue
+@options.utc
 @options.as_json
 @with_access
 def forecast(access: Access, *, hours: float, buckets: int, name: str | None, as_json: bool) -> None:
@@ -224,7 +239,8 @@ def forecast(access: Access, *, hours: float, buckets: int, name: str | None, as
         return
     most = max(count for _, count in found) or 1
     rows = [(start, count, "#" * -(-count * BAR // most)) for start, count in found]
-    show_table(("from (UTC)", "due", ""), rows)
+    show_table(("from", "due", ""), rows)
+    show_place(access.inspector)
 
 
 scheduled.add_command(export)

@@ -10,15 +10,18 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.output import age, harmless, show_fields, show_json, show_table
+from redis_queue.cli.output import age, harmless, show_fields, show_json, show_place, show_table
 from redis_queue.console.access import Access
 from redis_queue.inspector import Count, Overview, QueueRow
 
 SIZES: Final[tuple[Count, ...]] = ("ready", "delayed", "in_flight", "dead", "quarantined")
+OTHERS: Final = "--url or REDIS_QUEUE_URL names another Redis, --prefix or REDIS_QUEUE_PREFIX another prefix"
+
 TOTALS: Final[tuple[Count, ...]] = ("put", "acked", "redelivered")
 
 
 @click.command(cls=StoreCommand)
+@options.utc
 @options.as_json
 @with_access
 def stats(access: Access, *, as_json: bool) -> None:
@@ -28,7 +31,7 @@ def stats(access: Access, *, as_json: bool) -> None:
     """
     overview = access.inspector.overview()
     counts: dict[str, Any] = {count: overview.total(count) for count in (*SIZES, *TOTALS)}
-    known = {"prefix": access.inspector.prefix, "queues": len(overview.queues), **counts}
+    known = {"redis": access.inspector.url, "prefix": access.inspector.prefix, "queues": len(overview.queues), **counts}
     times = {
         "oldest_at": min((row.oldest_at for row in overview.queues if row.oldest_at), default=None),
         "next_due": min((row.next_due for row in overview.queues if row.next_due), default=None),
@@ -55,10 +58,12 @@ def queues(access: Access, *, as_json: bool) -> None:
         show_json({"at": overview.at, "queues": [asdict(row) for row in overview.queues]})
         return
     if not overview.queues:
-        click.echo(f"no queues under the prefix {harmless(repr(access.inspector.prefix))}")
+        click.echo(harmless(f"no queues under the prefix {access.inspector.prefix!r} in {access.inspector.url}"))
+        click.echo(OTHERS if access.app is None else "the settings of the app say which Redis")
         return
     heads = ("queue", "kind", "ready", "delayed", "in flight", "dead", "quar.", "oldest", "")
     show_table(heads, [_row(row, overview.at) for row in overview.queues if not row.error])
+    show_place(access.inspector)
     _tell_errors(overview)
 
 

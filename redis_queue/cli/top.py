@@ -17,7 +17,7 @@ from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.ending import FAILED, interrupt, stopping
 from redis_queue.cli.frame import SORTS, Sort, draw, in_order
 from redis_queue.cli.keyboard import keyboard
-from redis_queue.cli.output import WIDTH, harmless, screen_width, show_json
+from redis_queue.cli.output import WIDTH, harmless, place_of, screen_width, show_json
 from redis_queue.console.access import Access
 from redis_queue.console.rates import QueueKey, Rates, rates
 from redis_queue.errors import StoreUnavailableError
@@ -34,6 +34,7 @@ QUIT: Final = "q"
 @click.option(
     "--count", type=click.IntRange(1, 1_000_000), help="Looks before it ends.  [default: 1 where it is no live view]"
 )
+@options.utc
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each look, each on a line.")
 @with_access
 def top(access: Access, *, interval: float, sort: Sort, count: int | None, as_json: bool) -> None:
@@ -67,6 +68,7 @@ class Looks:
 
     def __init__(self, access: Access, sort: Sort) -> None:
         self.prefix = access.inspector.prefix
+        self.place = place_of(access.inspector)
         self.sort: Final = sort
         self._overview = access.inspector.overview
         self._last: Overview | None = None
@@ -82,7 +84,7 @@ class Looks:
 
     def text(self, look: Look, *, width: int, height: int | None = None) -> list[str]:
         """Return *look* as lines."""
-        return draw(self.prefix, look.overview, look.speeds, self.sort, error=look.error, width=width, height=height)
+        return draw(self.place, look.overview, look.speeds, self.sort, error=look.error, width=width, height=height)
 
 
 def _write(looks: Looks, interval: float, count: int, *, as_json: bool) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from redis_queue.batches import CHUNK
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.console.faults import Faults
 from redis_queue.console.pages import MOST_LOOKED_AT, Found, Page, through
+from redis_queue.console.tasks import Seen
 from redis_queue.inspector import AnyQueue
 from redis_queue.model import DeadLetter, Entry
+
+Pair = tuple[AnyQueue, str]
+"""A queue and an id."""
 
 Place = tuple[int, int]
 """Which queue of a sequence, and how many of its letters to pass over."""
@@ -19,26 +24,29 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What must hold of a dead letter; None: anything."""
+    """What must hold of a dead letter; None: anything. *task_part* is a part of the task's name, *task* all of it."""
 
     reason: str | None = None
     id_prefix: str | None = None
     task: str | None = None
+    task_part: str | None = None
 
     def __bool__(self) -> bool:
-        return (self.reason, self.id_prefix, self.task) != (None, None, None)
+        return any(value is not None for value in (self.reason, self.id_prefix, self.task, self.task_part))
 
-    def letters(self, queues: Sequence[AnyQueue], faults: Faults) -> Iterator[Found[DeadLetter]]:
-        """Yield those that match, queue after queue, oldest first, read a page at a time."""
+    def letters(
+        self, queues: Sequence[AnyQueue], faults: Faults, seen: Seen | None = None
+    ) -> Iterator[Found[DeadLetter]]:
+        """Yield those that match, queue after queue, oldest first, read a page at a time; *seen* is told of all."""
         found = through(queues, lambda queue, offset, limit: queue.dead_letters(offset=offset, limit=limit), faults)
-        return (pair for pair in found if self.match(pair[1]))
+        return (pair for pair in found if self.match(pair[1], seen))
 
     def page(
-        self, queues: Sequence[AnyQueue], start: Place | None, limit: int, faults: Faults
+        self, queues: Sequence[AnyQueue], start: Place | None, limit: int, faults: Faults, seen: Seen | None = None
     ) -> Page[Found[DeadLetter], Place]:
         """Return up to *limit* letters that match from *start* on; reads at most :data:`MOST_LOOKED_AT`.
 
-        A queue that cannot be read is noted in *faults*.
+        A queue that cannot be read is noted in *faults*; *seen* is told of all that were read.
         """
         number, offset = start or (0, 0)
         found: list[Found[DeadLetter]] = []
@@ -54,18 +62,24 @@ class Filter:
             for letter in letters:
                 looked += 1
                 offset += 1
-                if self.match(letter):
+                if self.match(letter, seen):
                     found.append((queues[number], letter))
                     if len(found) == limit:
                         break
         return Page(found, None, looked)
 
-    def match(self, letter: DeadLetter) -> bool:
-        """Tell whether *letter* is meant."""
+    def match(self, letter: DeadLetter, seen: Seen | None = None) -> bool:
+        """Tell whether *letter* is meant; *seen* is told of it."""
+        # Only where it counts: to read a task's name takes a while.
+        named = (self.task, self.task_part) != (None, None)
+        task = task_of(letter) if named else ""
+        if seen is not None:
+            seen.add(task)
         return (
             (self.reason is None or self.reason in letter.reason)
             and (self.id_prefix is None or letter.id.startswith(self.id_prefix))
-            and (self.task is None or task_of(letter) == self.task)
+            and (self.task is None or task == self.task)
+            and (self.task_part is None or self.task_part in task)
         )
 
 
@@ -79,13 +93,22 @@ def as_task(letter: DeadLetter) -> TaskEntry:
     return TaskEntry.of(Entry(letter.id, letter.body, letter.headers, letter.died_at, letter.died_at))
 
 
-def redrive(pairs: Sequence[tuple[AnyQueue, str]], faults: Faults, rate: float | None = None) -> int:
+def redrive(pairs: Sequence[Pair], faults: Faults, rate: float | None = None) -> int:
     """Redrive the ids of *pairs*; return how many came back. With *rate*, so many per second in each queue.
 
     A queue in which that cannot be done is noted in *faults*.
     """
+    return _each_queue(pairs, faults, lambda queue, ids: queue.redrive(ids, rate=rate))
+
+
+def delete(pairs: Sequence[Pair], faults: Faults, until: datetime) -> int:
+    """Delete the ids of *pairs* that died by *until*; return how many. Broken queues are noted in *faults*."""
+    return _each_queue(pairs, faults, lambda queue, ids: queue.delete_dead(ids, until=until))
+
+
+def _each_queue(pairs: Sequence[Pair], faults: Faults, act: Callable[[AnyQueue, list[str]], int]) -> int:
     count = 0
     for queue, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
         with faults.of_queue(queue):
-            count += queue.redrive([id_ for _, id_ in group], rate=rate)
+            count += act(queue, [id_ for _, id_ in group])
     return count

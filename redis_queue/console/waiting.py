@@ -10,6 +10,7 @@ from redis_queue.batches import CHUNK
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.console.access import Access
 from redis_queue.console.pages import MOST_LOOKED_AT, Page
+from redis_queue.console.tasks import Seen
 from redis_queue.console.when import When, at
 from redis_queue.delay import DelayQueue
 from redis_queue.keys import is_id
@@ -20,9 +21,10 @@ Waiting = tuple[Entry, TaskEntry]
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What must hold of an entry; None: anything."""
+    """What must hold of an entry; None: anything. *task_part* is a part of the task's name, *task* all of it."""
 
     task: str | None = None
+    task_part: str | None = None
     queue: str | None = None
     id_prefix: str | None = None
     due_before: When | None = None
@@ -31,19 +33,27 @@ class Conditions:
     def __bool__(self) -> bool:
         return any(getattr(self, item.name) is not None for item in fields(self))
 
-    def entries(self, access: Access, queue: DelayQueue) -> Iterator[Waiting]:
-        """Yield the waiting entries that match by due time, read a page at a time."""
+    def entries(self, access: Access, queue: DelayQueue, seen: Seen | None = None) -> Iterator[Waiting]:
+        """Yield the waiting entries that match by due time, read a page at a time; *seen* is told of all."""
+        seen = seen or Seen()
         before, since = self._window(access)
         after = None
         while page := queue.list(after=after, limit=CHUNK, due_before=before, due_after=since):
             for entry in page:
                 task = TaskEntry.of(entry)
+                seen.add(task.task)
                 if self.match(task):
                     yield entry, task
             after = queue.cursor(page[-1])
 
-    def page(self, access: Access, queue: DelayQueue, after: str | None, limit: int) -> Page[Waiting, str]:
-        """Return up to *limit* entries that match behind the cursor *after*; reads at most :data:`MOST_LOOKED_AT`."""
+    def page(
+        self, access: Access, queue: DelayQueue, after: str | None, limit: int, seen: Seen | None = None
+    ) -> Page[Waiting, str]:
+        """Return up to *limit* entries that match behind the cursor *after*; reads at most :data:`MOST_LOOKED_AT`.
+
+        *seen* is told of all that were read.
+        """
+        seen = seen or Seen()
         before, since = self._window(access)
         found: list[Waiting] = []
         looked = 0
@@ -54,6 +64,7 @@ class Conditions:
                 looked += 1
                 after = queue.cursor(entry)
                 task = TaskEntry.of(entry)
+                seen.add(task.task)
                 if self.match(task):
                     found.append((entry, task))
                     if len(found) == limit:
@@ -67,7 +78,7 @@ class Conditions:
     @property
     def names(self) -> bool:
         """Whether entries have to be read to know which match."""
-        return (self.task, self.queue, self.id_prefix) != (None, None, None)
+        return any(name is not None for name in (self.task, self.task_part, self.queue, self.id_prefix))
 
     def count(self, access: Access, queue: DelayQueue) -> int | None:
         """Return how many match, or None where they would have to be read."""
@@ -76,9 +87,9 @@ class Conditions:
         before, since = self._window(access)
         return queue.count(due_before=before, due_after=since)
 
-    def ids(self, access: Access, queue: DelayQueue) -> list[str]:
+    def ids(self, access: Access, queue: DelayQueue, seen: Seen | None = None) -> list[str]:
         """Return the ids that match; one that was written by hand may be one that no call takes."""
-        return [entry.id for entry, _ in self.entries(access, queue) if is_id(entry.id)]
+        return [entry.id for entry, _ in self.entries(access, queue, seen) if is_id(entry.id)]
 
     def _window(self, access: Access) -> tuple[datetime | None, datetime | None]:
         """Return before and after when they are due."""
@@ -88,6 +99,7 @@ class Conditions:
         """Tell whether *task* has the names that are asked for; its due time is not looked at."""
         return (
             (self.task is None or task.task == self.task)
+            and (self.task_part is None or self.task_part in task.task)
             and (self.queue is None or task.queue == self.queue)
             and (self.id_prefix is None or task.id.startswith(self.id_prefix))
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from inspect import signature
@@ -27,6 +28,20 @@ NOW = int(datetime(2030, 1, 1, tzinfo=timezone.utc).timestamp() * 1000)
 DUE = datetime(2030, 1, 1, 2, tzinfo=timezone.utc)
 
 Run = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def local_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Sets the time zone of this process, as TZ names it; at first that is UTC."""
+
+    def choose(zone: str) -> None:
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+
+    choose("UTC")
+    yield choose
+    monkeypatch.undo()
+    time.tzset()
 
 
 def runner() -> CliRunner:

@@ -38,6 +38,10 @@ def ids(queue: DelayQueue) -> list[str]:
     return [entry.id for entry in queue]
 
 
+def last_line(done: Result) -> str:
+    return done.stdout.splitlines()[-1]
+
+
 def answer(done: Result) -> Any:
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
@@ -122,7 +126,6 @@ class TestPutback:
 
 FILTERS: list[tuple[str, list[str]]] = [
     ("--task shop.remind", [TASK]),
-    ("--task shop", []),
     ("--queue slow", ["task-2"]),
     ("--queue celery", [TASK]),
     ("--id-prefix 0000", [TASK]),
@@ -155,6 +158,37 @@ class TestFilters:
 
         assert answer(run("scheduled", "cancel", *options.split(), "--yes", "--json")) == {"cancelled": len(expected)}
         assert ids(tasks) == [id_ for id_ in before if id_ not in expected]
+
+
+class TestParts:
+    """A part of a task's name is enough to look; to act takes all of it."""
+
+    @pytest.mark.parametrize(("part", "expected"), [("shop", [TASK, "task-2"]), ("remi", [TASK]), ("nobody", [])])
+    def test_a_part_finds(self, part: str, expected: list[str], run: Run, tasks: DelayQueue) -> None:
+        found = answer(run("scheduled", "list", "--task", part, "--json"))
+
+        assert [entry["id"] for entry in found["entries"]] == expected
+
+    def test_a_part_changes_nothing_and_the_names_are_told(self, run: Run, tasks: DelayQueue) -> None:
+        done = run("scheduled", "cancel", "--task", "remi", "--yes")
+
+        assert (done.exit_code, done.stdout) == (0, "0 cancelled\n")
+        assert done.stderr == "no match among 3 entries; did you mean 'shop.remind'?\n"
+        assert len(tasks) == 3
+
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            ("scheduled list --task remidn", "no match among 3 entries in {url}; did you mean 'shop.remind'?"),
+            ("scheduled list --task xyz", "no match among 3 entries in {url}"),
+            ("scheduled list --due-after 9d", "no match among 0 entries in {url}"),
+            ("dead list --task remind", "no match among 1 dead letters in {url}"),
+            ("dead list --name celery", "no dead letters in {url}"),
+        ],
+    )
+    @pytest.mark.usefixtures("orders", "tasks")
+    def test_a_list_without_rows_says_among_how_many(self, line: str, words: str, run: Run, redis_url: str) -> None:
+        assert run(*line.split()).stdout == words.format(url=redis_url.partition("?")[0]) + "\n"
 
 
 class TestScheduled:
@@ -324,6 +358,7 @@ class TestDead:
             ("--reason Timeout", ["dead"]),
             ("--reason route --id-prefix 0", [TASK]),
             ("--task shop.cancel", ["task-2"]),
+            ("--task remi", [TASK]),
             ("--limit 2", [TASK, "data"]),
         ],
     )
@@ -347,7 +382,7 @@ class TestDead:
     def test_redrive_brings_back_what_it_said(
         self, arguments: str, number: int, run: Run, orders: RedisQueue, tasks: DelayQueue
     ) -> None:
-        assert run("dead", "redrive", *arguments.split(), "--dry-run").stdout == f"{number} to be redriven\n"
+        assert last_line(run("dead", "redrive", *arguments.split(), "--dry-run")) == f"{number} to be redriven"
         assert answer(run("dead", "redrive", *arguments.split(), "--json")) == {"redriven": number}
         assert orders.stats().dead + tasks.stats().dead == 4 - number
 
@@ -356,6 +391,40 @@ class TestDead:
 
         due = [entry.due_at for entry in tasks]
         assert [at - due[0] for at in due] == [timedelta(seconds=2 * number) for number in range(3)]
+
+    @pytest.mark.parametrize(
+        ("arguments", "number"),
+        [("--reason route", 3), ("--task shop.remind", 1), ("dead nobody data", 2), ("--name orders --id-prefix d", 1)],
+    )
+    def test_delete_deletes_what_it_said(
+        self, arguments: str, number: int, run: Run, orders: RedisQueue, tasks: DelayQueue
+    ) -> None:
+        assert last_line(run("dead", "delete", *arguments.split(), "--dry-run")) == f"{number} to be deleted"
+        assert answer(run("dead", "delete", *arguments.split(), "--yes", "--json")) == {"deleted": number}
+        assert orders.stats().dead + tasks.stats().dead == 4 - number
+
+    def test_delete_tells_that_there_is_none(self, run: Run) -> None:
+        done = run("dead", "delete", "nobody", "--yes")
+
+        assert (done.exit_code, done.stdout) == (1, "0 deleted\n")
+        assert "no dead letter: 'nobody'" in done.stderr
+
+    def test_delete_leaves_what_died_after_the_command_began(
+        self, run: Run, orders: RedisQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        delete: Callable[..., int] = RedisQueue.delete_dead
+
+        def after_another_death(self: RedisQueue, ids: list[str], *, until: datetime) -> int:
+            clock.now += 1
+            orders.redrive(["dead"])
+            found = [message for message in orders.get_many(9) if message.id == "dead"]
+            orders.nack(found[0], dead=True, reason="again")
+            return delete(self, ids, until=until)
+
+        monkeypatch.setattr(RedisQueue, "delete_dead", after_another_death)
+
+        assert run("dead", "delete", "dead", "--name", "orders", "--yes").exit_code == 1
+        assert [letter.reason for letter in orders.dead_letters()] == ["again"]
 
     def test_purge_deletes_them(self, run: Run, orders: RedisQueue, tasks: DelayQueue) -> None:
         assert run("dead", "purge", "--name", "orders", "--yes").stdout == "1 deleted\n"
@@ -384,7 +453,7 @@ class TestMany:
         assert len(found["entries"]) == MANY
         assert found["more"] is False
         assert run("scheduled", "export", "--id-prefix", "many").stdout.count("\n") == MANY
-        assert run("scheduled", "cancel", "--id-prefix", "many", "--dry-run").stdout == "10,000 to be cancelled\n"
+        assert last_line(run("scheduled", "cancel", "--id-prefix", "many", "--dry-run")) == "10,000 to be cancelled"
         assert run("scheduled", "cancel", "--id-prefix", "many", "--yes").stdout == "10,000 cancelled\n"
         assert len(many) == 3
 

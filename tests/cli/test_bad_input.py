@@ -162,7 +162,13 @@ class TestConditions:
         assert time.process_time() - began < 5
 
 
-IDS = ["scheduled cancel --yes", "scheduled reschedule --to 2h --yes", "scheduled run-now --yes", "dead redrive --yes"]
+IDS = [
+    "scheduled cancel --yes",
+    "scheduled reschedule --to 2h --yes",
+    "scheduled run-now --yes",
+    "dead redrive --yes",
+    "dead delete --yes",
+]
 
 
 class TestIdsFile:
@@ -178,6 +184,7 @@ class TestIdsFile:
         said = json.loads(run(*line.split(), "--dry-run", "--json", "--ids-file", str(file)).stdout)
         done = json.loads(run(*line.split(), "--json", "--ids-file", str(file)).stdout)
 
+        assert len(said.pop("first")) == 1
         assert [*said.values()] == [*done.values()] == [1]
 
     @pytest.mark.parametrize("line", IDS)

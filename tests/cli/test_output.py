@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 import redis
+from rich.cells import cell_len
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.cli import group
@@ -47,6 +48,7 @@ LOOKS: dict[str, str] = {
     "dead-show": "dead show dead",
     "dead-show-body": "dead show dead --body",
     "dead-redrive-dry": "dead redrive --all --dry-run",
+    "dead-delete-dry": "dead delete dead --dry-run",
     "dead-purge-dry": "dead purge --dry-run",
     "quarantine-list": "quarantine list",
     "quarantine-show": "quarantine show unreadable",
@@ -189,6 +191,7 @@ class TestTheEnd:
             ("scheduled forecast --buckets 501", "--buckets"),
             ("dead redrive", "give ids, or conditions like --reason, or --all"),
             ("dead redrive --all --rate 0", "--rate"),
+            ("dead delete", "give ids, or conditions like --reason; dead purge deletes all"),
             ("queue orders purge everywhere", "everywhere"),
             ("nonsense", "nonsense"),
         ],
@@ -209,6 +212,7 @@ class TestTheEnd:
             "scheduled run-now --all",
             "scheduled reschedule --all --to 2h",
             "dead redrive --all",
+            "dead delete dead",
             "dead purge",
             "quarantine purge",
         ],
@@ -262,8 +266,11 @@ def test_a_broken_queue_does_not_hide_the_others(run: Run, client: redis.Redis) 
     assert list(found["errors"]) == ["queue:orders"]
 
 
-def test_an_empty_prefix_says_so(run: Run) -> None:
-    assert run("queues", "--prefix", "nope").stdout == "no queues under the prefix 'nope'\n"
+def test_an_empty_prefix_says_so(run: Run, redis_url: str) -> None:
+    said = run("queues", "--prefix", "nope").stdout
+
+    assert said.startswith(f"no queues under the prefix 'nope' in {redis_url.partition('?')[0]}\n")
+    assert "--url or REDIS_QUEUE_URL names another Redis" in said
 
 
 class TestTables:
@@ -290,6 +297,28 @@ class TestTables:
         out = capsys.readouterr().out
         assert out.count("i") - 1 == 255
         assert max(map(len, out.splitlines())) <= 80
+
+    def test_what_does_not_fit_stands_below_its_row(self, capsys: pytest.CaptureFixture[str]) -> None:
+        rows = [["i" * 36, "celery", 5, "shop.tasks.send", "why " * 30], ["j", "celery", 1, None, "short"]]
+        show_table(["id", "queue", "n", "task", "reason"], rows, keep=["id"], below=["task", "reason"])
+
+        assert capsys.readouterr().out.splitlines() == [
+            "id                                    queue   n",
+            f"{'i' * 36}  celery  5",
+            "    task: shop.tasks.send",
+            "    reason: " + "why " * 16 + "why",
+            "    " + "why " * 12 + "why",
+            "j                                     celery  1",
+            "    reason: short",
+        ]
+
+    def test_wide_names_give_way(self, capsys: pytest.CaptureFixture[str]) -> None:
+        show_table(["id", "queue", "reason"], [["i" * 36, "界" * 60, "r" * 100]], keep=["id"], below=["reason"])
+
+        out = capsys.readouterr().out
+        assert out.count("界") == 60
+        assert f"{'i' * 36}  界" in out
+        assert max(map(cell_len, out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

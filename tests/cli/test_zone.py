@@ -1,0 +1,112 @@
+"""Times are shown in the zone of the user, which is named; JSON stays in UTC. And every table says of which Redis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timezone
+
+import pytest
+import redis
+
+from redis_queue import DelayQueue, RedisQueue, connect
+from redis_queue.urls import url_of
+from tests.cli.conftest import DUE, Run
+from tests.cli.terminal import terminal
+from tests.support.clock import Clock
+
+pytestmark = pytest.mark.celery
+
+BERLIN = "CET-1CEST,M3.5.0,M10.5.0/3"
+
+Choose = Callable[[str], None]
+
+
+@pytest.fixture(autouse=True)
+def filled(orders: RedisQueue, tasks: DelayQueue, local_zone: Choose) -> None:
+    """Both queues are there, and the user is in Berlin."""
+    local_zone(BERLIN)
+
+
+LINES = {
+    "scheduled list": "due (CET)",
+    "scheduled show data": "2030-01-01 01:00:30 CET",
+    "scheduled forecast --hours 1 --buckets 1": "from (CET)",
+    "scheduled cancel data --dry-run": "due (CET)",
+    "dead list": "died (CET)",
+    "dead show dead": "2030-01-01 01:00:00 CET",
+    "dead delete dead --dry-run": "died (CET)",
+    "quarantine list": "found (CET)",
+    "queue orders peek": "put (CET)",
+    "stats": "2030-01-01 01:00:30 CET",
+    "top --count 1": "2030-01-01 01:00:00 CET",
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_times_are_local_and_the_zone_is_named(line: str, run: Run) -> None:
+    assert LINES[line] in run(*line.split()).stdout
+
+    utc = run(*line.split(), "--utc").stdout
+    assert "CET" not in utc
+    assert "UTC" in utc
+
+
+def test_a_table_across_a_change_of_the_clocks_names_the_zone_of_each_time(
+    run: Run, client: redis.Redis, clock: Clock
+) -> None:
+    summer = DelayQueue("summer", client, clock=clock)
+    summer.push("x", id="winter", due_at=datetime(2030, 3, 30, 12, tzinfo=timezone.utc))
+    summer.push("x", id="summer", due_at=datetime(2030, 3, 31, 12, tzinfo=timezone.utc))
+
+    lines = run("scheduled", "list", "--delay-queue", "summer").stdout.splitlines()
+
+    assert lines[0].split() == ["id", "due", "task", "queue"]
+    assert "2030-03-30 13:00:00 CET " in lines[1]
+    assert "2030-03-31 14:00:00 CEST " in lines[2]
+
+
+def test_json_stays_in_utc(run: Run) -> None:
+    (entry, *_) = json.loads(run("scheduled", "list", "--task", "remind", "--json").stdout)["entries"]
+
+    assert entry["due_at"] == DUE.isoformat()
+
+
+@pytest.mark.parametrize("line", [*LINES, "queues"])
+def test_it_says_which_redis_was_looked_at(line: str, run: Run, redis_url: str) -> None:
+    if "show" not in line and "dry-run" not in line:
+        assert redis_url.partition("?")[0] in run(*line.split()).stdout
+
+
+def test_another_prefix_is_named(run: Run, client: redis.Redis) -> None:
+    RedisQueue("x", client, prefix="other").put("x")
+
+    assert run("queues", "--prefix", "other").stdout.splitlines()[-1].endswith(", prefix other")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://ann:secret@localhost:6380/3", "redis://localhost:6380/3"),
+        ("redis://:secret@[::1]", "redis://[::1]:6379/0"),
+        ("rediss://:secret@example.org?password=secret", "rediss://example.org:6379/0"),
+        ("unix:///run/redis.sock?db=2&password=secret", "unix:///run/redis.sock?db=2"),
+        (
+            "redis+sentinel://:secret@a:1,b:2,c:3,d:4/1?master_name=m",
+            "redis+sentinel://a:1,b:2,c:3,.../1?master_name=m",
+        ),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert url_of(connect(url, check=False)) == shown
+
+
+def test_whoever_is_asked_sees_what_it_is_about(redis_url: str, orders: RedisQueue) -> None:
+    with terminal("dead", "delete", "dead", "--utc", REDIS_QUEUE_URL=redis_url) as shown:
+        shown.wait_for("Delete 1 dead letters?")
+        shown.type("n\n")
+        assert shown.end() == 1
+
+    assert "died (UTC)" in shown.printed
+    assert "orders" in shown.printed
+    assert orders.stats().dead == 1
