@@ -12,7 +12,7 @@ import click
 
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.ending import FAILED
-from redis_queue.cli.output import harmless, show_json
+from redis_queue.cli.output import harmless, show_json, show_place
 from redis_queue.console.access import Access
 from redis_queue.console.examining import examine
 from redis_queue.doctor import Finding, repair
@@ -22,9 +22,10 @@ from redis_queue.doctor.finding import ORDER
 @click.command(cls=StoreCommand)
 @click.option("--fix", is_flag=True, help="Tell what would be repaired; with --yes, repair it.")
 @click.option("--yes", is_flag=True, help="With --fix: act.")
+@click.option("--all", "everything", is_flag=True, help="Show the checks that found nothing, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @with_access
-def doctor(access: Access, *, fix: bool, yes: bool, as_json: bool) -> None:
+def doctor(access: Access, *, fix: bool, yes: bool, everything: bool, as_json: bool) -> None:
     """Look at Redis and at what redis_queue keeps in it; say what is wrong and what to do.
 
     Changes nothing but with --fix --yes, which loses nothing.
@@ -44,18 +45,27 @@ def doctor(access: Access, *, fix: bool, yes: bool, as_json: bool) -> None:
             shown |= {"repairs": [asdict(finding) for finding in repairs], "dry_run": not yes}
         show_json(shown)
     else:
-        _show(findings, repairs, fix=fix, yes=yes)
+        if fix:
+            _show_repairs(repairs, yes=yes)
+        _show(findings, everything=everything)
+        show_place(access.inspector)
     if any(finding.severity == "error" for finding in [*findings, *repairs]):
         sys.exit(FAILED)
 
 
-def _show(findings: list[Finding], repairs: list[Finding], *, fix: bool, yes: bool) -> None:
-    if fix:
-        for finding in repairs:
-            click.echo(f"{finding.check}: {harmless(finding.found)}")
-        done = "repaired" if yes else "would be repaired; nothing was changed, --fix --yes does it"
-        click.echo(f"{len(repairs):,} {done}\n")
-    _table(sorted(findings, key=lambda finding: ORDER[finding.severity]))
+def _show_repairs(repairs: list[Finding], *, yes: bool) -> None:
+    for finding in repairs:
+        click.echo(f"{finding.check}: {harmless(finding.found)}")
+    done = "repaired" if yes else "would be repaired; nothing was changed, --fix --yes does it"
+    click.echo(f"{len(repairs):,} {done}\n")
+
+
+def _show(findings: list[Finding], *, everything: bool) -> None:
+    shown = [finding for finding in findings if everything or not finding.silent]
+    if shown:
+        _table(sorted(shown, key=lambda finding: ORDER[finding.severity]))
+    if not everything:
+        click.echo(f"{sum(finding.silent for finding in findings):,} checks ok: --all shows them")
     errors, warnings = (sum(finding.severity == kind for finding in findings) for kind in ("error", "warning"))
     click.echo(f"{errors:,} errors, {warnings:,} warnings")
 

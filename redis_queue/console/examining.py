@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from redis_queue.batches import CHUNK
@@ -31,27 +31,47 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
     found = examine_redis(access.inspector.client, access.inspector.prefix)
     if access.app is None:
         return found
-    queue = access.delay_queue()
-    unknown = functools.partial(_unknown_tasks, _known(access.app, ask=ask))
-    unknown.__doc__ = _unknown_tasks.__doc__
-    return [*found, *run("dispatchers", _dispatchers, [queue]), *run("tasks", unknown, [queue])]
+    workers = _workers(access.app) if ask else {}
+    subject = Subject(access.delay_queue(), workers, _known(access.app, workers))
+    return [*found, *run("dispatchers", _dispatchers, [subject]), *run("tasks", _unknown_tasks, [subject])]
 
 
-def _dispatchers(queue: DelayQueue) -> Iterator[Finding]:
-    """Somebody sends what falls due."""
-    if queue.count() and not queue.dispatchers():
-        yield error(
-            f"delay {queue.name}: entries wait, and no dispatcher was seen within the last minute",
-            "start a worker, or celery -A app redis-queue dispatch",
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The DelayQueue of an app, the workers that answered with the tasks of each, and the tasks that are known."""
+
+    queue: DelayQueue
+    workers: Mapping[str, frozenset[str]]
+    known: frozenset[str]
+
+
+def _dispatchers(subject: Subject) -> Iterator[Finding]:
+    """A dispatcher sends what falls due."""
+    queue = subject.queue
+    if queue.dispatchers():
+        return
+    say, what = (error, "entries wait, and") if queue.count() else (warning, "nothing waits yet, but")
+    names = sorted(subject.workers)
+    if names:
+        more = f" and {len(names) - NAMED:,} more" if names[NAMED:] else ""
+        found = f"{what} none of the workers that run dispatches: {', '.join(names[:NAMED])}{more}"
+        advice = (
+            "put DelayedTasks(app) into the module that the workers load, or take --without-dispatch or "
+            "redis_queue_dispatch=False away, and restart them; or celery -A app redis-queue dispatch"
         )
+    else:
+        found = f"{what} no dispatcher was seen within the last minute"
+        advice = "start a worker whose app has DelayedTasks(app), or celery -A app redis-queue dispatch"
+    yield say(f"delay {queue.name}: {found}", advice)
 
 
-def _unknown_tasks(known: frozenset[str], queue: DelayQueue) -> Iterator[Finding]:
+def _unknown_tasks(subject: Subject) -> Iterator[Finding]:
     """The tasks that wait are known."""
+    queue = subject.queue
     # The next ones: a look at all would take long.
     entries = queue.list(limit=CHUNK)
     tasks = Counter(TaskEntry.of(entry).task for entry in entries)
-    strange = [(name, count) for name, count in tasks.most_common() if name and name not in known]
+    strange = [(name, count) for name, count in tasks.most_common() if name and name not in subject.known]
     if strange:
         named = ", ".join(f"{name} ({count:,})" for name, count in strange[:NAMED])
         more = f" and {len(strange) - NAMED:,} more" if len(strange) > NAMED else ""
@@ -61,19 +81,19 @@ def _unknown_tasks(known: frozenset[str], queue: DelayQueue) -> Iterator[Finding
         )
 
 
-def _known(app: Any, *, ask: bool) -> frozenset[str]:
-    """Return the tasks of the workers that answer; of the app where none does."""
-    names = _registered(app) if ask else frozenset()
+def _known(app: Any, workers: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """Return the tasks of the workers that answered; of the app where none did."""
+    names = frozenset[str]().union(*workers.values())
     if names:
         return names
     app.loader.import_default_modules()
     return frozenset(app.tasks)
 
 
-def _registered(app: Any) -> frozenset[str]:
+def _workers(app: Any) -> dict[str, frozenset[str]]:
     # A broker that is away, whichever it is, is not what is examined here.
     with contextlib.suppress(Exception):
         answers = app.control.inspect(timeout=ANSWER_WITHIN).registered() or {}
         # As "name [rate_limit=10/m]" where a task has one.
-        return frozenset(str(row).partition(" ")[0] for rows in answers.values() for row in rows)
-    return frozenset()
+        return {str(name): frozenset(str(row).partition(" ")[0] for row in rows) for name, rows in answers.items()}
+    return {}

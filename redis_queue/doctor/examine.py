@@ -9,7 +9,7 @@ import redis
 
 from redis_queue.connection import Client
 from redis_queue.doctor import access, keyspace, queues, server
-from redis_queue.doctor.finding import PERMIT, Finding, run
+from redis_queue.doctor.finding import COVERAGE, PERMIT, Finding, run
 from redis_queue.doctor.reading import Server, servers
 from redis_queue.doctor.survey import survey
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
@@ -51,7 +51,7 @@ def _of_servers(nodes: list[Server], prefix: str) -> Iterator[Finding]:
         if node.withheld:
             names = ", ".join(sorted(node.withheld))
             found = f"{node.label}this Redis has no {names}: what only that tells cannot be looked at here"
-            yield Finding("coverage", "ok", found, "ask your provider how it is set")
+            yield Finding(COVERAGE, "ok", found, "ask your provider how it is set")
 
 
 def _of_queues(client: Client, nodes: list[Server], prefix: str) -> Iterator[Finding]:
@@ -60,7 +60,7 @@ def _of_queues(client: Client, nodes: list[Server], prefix: str) -> Iterator[Fin
     except StoreUnavailableError:
         raise
     except StoreError as error:
-        yield Finding("coverage", "warning", f"no queue could be looked at: {error}", PERMIT)
+        yield Finding(COVERAGE, "warning", f"no queue could be looked at: {error}", PERMIT)
         return
     for name, check in keyspace.CHECKS.items():
         yield from run(name, check, [found])

@@ -10,6 +10,9 @@ from redis_queue.errors import SchemaError, StoreError, StoreUnavailableError, W
 
 Severity = Literal["error", "warning", "ok"]
 
+COVERAGE: Final = "coverage"
+"""The check that tells what was not looked at."""
+
 ORDER: Final[dict[Severity, int]] = {"error": 0, "warning": 1, "ok": 2}
 """The worst first."""
 
@@ -25,6 +28,11 @@ class Finding:
     found: str
     advice: str = ""
     repairable: bool = False
+
+    @property
+    def silent(self) -> bool:
+        """Whether the check found nothing; what was not looked at is told even if nothing is wrong."""
+        return self.severity == "ok" and self.check != COVERAGE
 
 
 Check = Callable[[Subject], Iterable[Finding]]

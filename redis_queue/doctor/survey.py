@@ -8,7 +8,7 @@ from typing import Final
 
 from redis_queue import keys
 from redis_queue.connection import Client
-from redis_queue.doctor.finding import Finding
+from redis_queue.doctor.finding import COVERAGE, Finding
 from redis_queue.doctor.reading import STEP, Server, Shard, pairs
 from redis_queue.errors import StoreRefusedError, WrongTypeError
 from redis_queue.keys import Keys, Kind, Part
@@ -57,7 +57,7 @@ class Survey:
 
     def note(self, text: str) -> None:
         """Say what was not looked at."""
-        self.notes.append(Finding("coverage", "ok", text))
+        self.notes.append(Finding(COVERAGE, "ok", text))
 
 
 def survey(client: Client, servers: list[Server], prefix: str) -> Survey:
@@ -68,7 +68,7 @@ def survey(client: Client, servers: list[Server], prefix: str) -> Survey:
         found.standing = {part[:3] for server in servers for part in _scanned(found, server)}
     except StoreRefusedError as error:
         found.notes.append(
-            Finding("coverage", "warning", f"only queues in the registry were looked at: {error}", "allow SCAN")
+            Finding(COVERAGE, "warning", f"only queues in the registry were looked at: {error}", "allow SCAN")
         )
     registered = {root for known in found.known.values() for root in _roots(known)}
     roots = sorted(registered | found.standing, key=lambda root: (root[0], root[1], root[2] or 0))

@@ -20,4 +20,5 @@ def show() -> str:
     found = examine(desk().access, ask=False)
     findings = sorted(found, key=lambda finding: ORDER[finding.severity])
     counts = {severity: sum(finding.severity == severity for finding in found) for severity in ORDER}
+    counts["ok"] = sum(finding.silent for finding in found)
     return render_template("doctor.html", findings=findings, counts=counts)

@@ -17,7 +17,8 @@ from click.testing import CliRunner, Result
 from redis_queue import keys
 from redis_queue.cli import celery as cli
 from redis_queue.cli import group
-from redis_queue.doctor import examine
+from redis_queue.cli.doctor import _show
+from redis_queue.doctor import Finding, examine
 from tests.doctor import test_stored_faults as faults
 from tests.doctor.conftest import Limit, Stage
 from tests.doctor.test_repair import keyspace
@@ -50,7 +51,29 @@ def test_nothing_wrong_ends_with_0(stage: Stage, sound: RedisServer) -> None:
     done = doctor(sound.url)
     assert (done.returncode, done.stderr) == (0, "")
     assert "0 errors, " in done.stdout
-    assert "Redis drops no keys when memory is short" in done.stdout
+    assert "Redis drops no keys when memory is short" not in done.stdout
+
+
+def test_checks_that_found_nothing_are_one_line(stage: Stage, sound: RedisServer) -> None:
+    ok = [finding for finding in examine(stage.queue.client) if finding.silent]
+    folded, everything = run(sound.url).output, run(sound.url, "--all").output
+
+    assert f"{len(ok):,} checks ok: --all shows them\n" in folded
+    assert not any(line.startswith("ok ") for line in folded.splitlines())
+    assert "checks ok" not in everything
+    assert sum(line.startswith("ok ") for line in everything.splitlines()) == len(ok) > 10
+
+
+def test_what_was_not_looked_at_is_told_though_nothing_is_wrong(sound: RedisServer, capsys: Any) -> None:
+    _show([Finding("coverage", "ok", "read 10,000 fields"), Finding("memory", "ok", "far")], everything=False)
+
+    said = capsys.readouterr().out
+    assert "read 10,000 fields" in said
+    assert "1 checks ok" in said
+
+
+def test_it_says_which_redis_it_looked_at(sound: RedisServer) -> None:
+    assert run(sound.url).output.splitlines()[-1] == f"in {sound.url.partition('?')[0]}"
 
 
 def test_warnings_alone_end_with_0(stage: Stage, sound: RedisServer) -> None:

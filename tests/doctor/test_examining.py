@@ -37,8 +37,12 @@ def found(delayed: DelayedTasks, *, ask: bool = False) -> dict[str, Finding]:
     return {finding.check: finding for finding in findings if finding.check in ("dispatchers", "tasks")}
 
 
-def test_nothing_waits_and_nothing_is_wrong(fleet: Fleet) -> None:
-    assert {finding.severity for finding in found(fleet.delayed()).values()} == {"ok"}
+def test_without_a_dispatcher_all_is_not_well_though_nothing_waits(fleet: Fleet) -> None:
+    said = found(fleet.delayed())
+
+    assert (said["dispatchers"].severity, said["tasks"].severity) == ("warning", "ok")
+    assert "nothing waits yet, but no dispatcher was seen" in said["dispatchers"].found
+    assert said["dispatchers"].advice.startswith("start a worker")
 
 
 def test_entries_that_nobody_will_send_are_an_error(fleet: Fleet) -> None:
@@ -60,6 +64,20 @@ def test_tasks_that_the_app_does_not_know_are_named(fleet: Fleet) -> None:
     assert "of the next 7, " in said.found
     assert "shop.gone_0 (1)" in said.found
     assert said.found.endswith("and 2 more")
+
+
+def test_a_worker_that_does_not_dispatch_is_named(fleet: Fleet) -> None:
+    delayed = fleet.delayed()
+    send(delayed, 600)
+    with fleet.worker(pool="solo", delayed=False) as worker:
+        worker.wait_for_output("ready.")
+        said = found(delayed, ask=True)["dispatchers"]
+
+    assert said.severity == "error"
+    assert "none of the workers that run dispatches: " in said.found
+    assert "@" in said.found
+    assert "DelayedTasks(app)" in said.advice
+    assert "start a worker" not in said.advice
 
 
 def test_workers_are_asked_what_they_know(fleet: Fleet) -> None:
