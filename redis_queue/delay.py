@@ -283,6 +283,7 @@ class DelayQueue(DelayStore):
             limit=limit,
             older_than=age,
             within=within,
+            nonce=os.urandom(8).hex(),
         )
         if not found:
             return [], token == b"+", bool(more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import os
 import zlib
 from bisect import bisect_right, insort
@@ -91,7 +92,7 @@ class DelayStore(DelayView):
         id_, *_, record = self._row(item, iter(()))
         shard = self._shard(id_)
         self._register()
-        new, stored = shard.run(
+        new, stored = shard.call(
             "dead/add",
             now=shard.clock(),
             id=id_bytes(id_),
@@ -139,10 +140,11 @@ class DelayStore(DelayView):
         keys, gone = self._shards[0].keys, _Gone()
         script = Scripts(server).bind("delay/adopt", keys, slot=keys.slot(os.urandom(8).hex()))
         flags: builtins.list[bool] = []
+        calls = itertools.count(1)
         sized = (part for chunk in chunks(found, FOREIGN) for part in by_size((item, item.element) for item in chunk))
         for part in sized:
             fields = [field for item, _ in part for field in ("", 0, *item.fields(gone.right_of(item)), "")]
-            _, reply = script(now=1, nonce=os.urandom(8).hex(), more=fields)
+            _, reply = script(now=1, sequence=next(calls), more=fields)
             flags += [flag == _YES for flag in reply]
             gone.add([item for (item, _), flag in zip(part, reply, strict=True) if flag == _YES])
         return flags
@@ -174,7 +176,7 @@ class DelayStore(DelayView):
     def _reschedule(self, id: str, delay: int, due: int, *, expected: int = 0) -> bool:
         shard = self._shard(check_id(id))
         changes = {"delay": delay, "due": due, "expected": expected}
-        return bool(shard.run("delay/reschedule", now=shard.clock(), id=id_bytes(id), **changes))
+        return bool(shard.call("delay/reschedule", now=shard.clock(), id=id_bytes(id), **changes))
 
     def _check_one_server(self, verb: str) -> None:
         if isinstance(self.client, redis_py.RedisCluster):

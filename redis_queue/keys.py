@@ -22,7 +22,8 @@ leader      STRING name of the dispatcher that waits for due entries
 lateness    HASH   what was dispatched since ever: sent, failed, sum_ms, and a field per bucket
 minutes     HASH   minute of the day -> "<minute> <sent> <failed> <sum_ms> <worst_ms>"
 dispatchers HASH   name -> "<ms when it was seen> <JSON>"
-slot:<x>    STRING outcome of the last call of client thread x, so that a retry is answered, not repeated
+slot:<x>    STRING number and outcome of the last call of client thread x (x_claim: of its last claim), for a minute:
+                   a retry is answered, not repeated, and an attempt that comes late is refused
 =========== ====== =====================================================================
 
 A lock has two keys, ``{<prefix>:lock:<name>}:<part>``; they end by themselves an hour after the last use:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -21,6 +22,8 @@ from redis_queue.times import from_ms
 logger = logging.getLogger(__name__)
 
 MAX_REASON: Final = 2000
+
+CLAIMS: Final = ("queue/get", "delay/claim")
 
 Clock = Callable[[], int]
 """Milliseconds since the epoch; 0 means that the server's clock counts. Anything else is for tests."""
@@ -66,16 +69,16 @@ def pairs(held: Sequence[Held]) -> list[bytes]:
 
 
 class _Caller(threading.local):
-    """What one thread calls: scripts bound to the slot in which Redis keeps this thread's last outcome."""
+    """What one thread calls: scripts bound to the slots in which Redis keeps the number of this thread's last call."""
 
     def __init__(self) -> None:
-        self.name = os.urandom(8).hex()
-        self.pid = os.getpid()
-        self.bound: dict[str, BoundScript] = {}
+        self.own()
 
     def own(self) -> None:
-        """Take a new name in a forked child: it must not answer for its parent."""
-        self.name, self.pid, self.bound = os.urandom(8).hex(), os.getpid(), {}
+        """Take a new name, in a forked child, too: it must not answer for its parent."""
+        self.name, self.pid = os.urandom(8).hex(), os.getpid()
+        self.bound: dict[str, BoundScript] = {}
+        self.calls = itertools.count(1)
 
 
 class Shard:
@@ -95,25 +98,30 @@ class Shard:
         self._bound: dict[str, Callable[..., Any]] = {}
 
     def call(self, name: str, **arguments: Any) -> Any:
-        """Call script *name*, one that remembers this thread's last outcome, with a new nonce."""
-        return self._remembering(name)(nonce=os.urandom(8).hex(), **arguments)
+        """Call script *name*, one that remembers this thread's last call, as the next one of it."""
+        script = self._remembering(name)
+        return script(sequence=next(self._caller.calls), **arguments)
 
     def ack_and(self, held: Held, name: str, **arguments: Any) -> tuple[bool, Any]:
         """Finish what is *held* and call script *name*, as :meth:`call` does, in one round trip."""
-        following = {"nonce": os.urandom(8).hex(), **arguments}
-        flags, reply = self._remembering("lease/ack").with_next(
-            pairs([held]), self._remembering(name), following, nonce=os.urandom(8).hex()
-        )
+        ack, script = self._remembering("lease/ack"), self._remembering(name)
+        sequence = next(self._caller.calls)
+        following = {**arguments, "sequence": next(self._caller.calls)}
+        flags, reply = ack.with_next(pairs([held]), script, following, sequence=sequence)
         return flags[0] == _YES, reply
 
-    def _remembering(self, name: str) -> BoundScript:
+    def _remembering(self, name: str, **keys: bytes) -> BoundScript:
         caller = self._caller
         if caller.pid != os.getpid():
             caller.own()
         script = caller.bound.get(name)
-        if script is None:
-            script = caller.bound[name] = self._scripts.bind(name, self.keys, slot=self.keys.slot(caller.name))
+        if script is None or keys:
+            script = caller.bound[name] = self._scripts.bind(name, self.keys, slot=self._slot(name), **keys)
         return script
+
+    def _slot(self, name: str) -> bytes:
+        # Apart, as an ack and the next claim go out together: whichever is repeated, its number is still the last.
+        return self.keys.slot(f"{self._caller.name}_claim" if name in CLAIMS else self._caller.name)
 
     def run(self, name: str, **arguments: Any) -> Any:
         """Call script *name*, one that needs no memory of its last outcome."""
@@ -227,7 +235,7 @@ class Shard:
         started, moved = time.monotonic(), 0
         for chunk in self._dead_ids() if ids is None else chunks(ids):
             after = max(0.0, moved * gap - (time.monotonic() - started) * 1000) if moved else 0
-            flags = self.run(
+            flags = self.call(
                 "dead/redrive", now=self.clock(), after=after, gap=gap, listed=self._listed, more=map(id_bytes, chunk)
             )
             moved += flags.count(_YES_BYTE)
@@ -248,13 +256,16 @@ class Shard:
         if place == "quarantine":
             self._scripts.command("UNLINK", key)
             return size
-        purge = self._scripts.bind("lease/purge", self.keys, place=key)
         total = 0
         # Up to the size at the beginning: a busy producer must not keep a purge going for ever.
         most = min(size, limit)
-        while total < most and (deleted := purge(limit=min(CHUNK, most - total))):
+        while total < most and (deleted := self._purge_some(key, min(CHUNK, most - total))):
             total += deleted
         return total
+
+    def _purge_some(self, place: bytes, limit: int) -> int:
+        purge = self._remembering("lease/purge", place=place)
+        return int(purge(limit=limit, sequence=next(self._caller.calls)))
 
     def _size(self, place: str) -> int:
         command = "LLEN" if place in ("ready", "quarantine") else "ZCARD"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
@@ -379,8 +380,8 @@ class RedisQueue(QueueView):
             if messages := [message for message in read if message is not None]:
                 return messages, wait
 
-    def _claim_arguments(self, limit: int) -> dict[str, int]:
-        return {"now": self._shard.clock(), "lease": self._lease_ms, "limit": limit}
+    def _claim_arguments(self, limit: int) -> dict[str, Any]:
+        return {"now": self._shard.clock(), "lease": self._lease_ms, "limit": limit, "nonce": os.urandom(8).hex()}
 
     def _maintain(self) -> bool:
         moved = self._shard.run("queue/promote", now=self._shard.clock(), limit=CHUNK)

@@ -23,7 +23,14 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from redis_queue.connection import Client
-from redis_queue.errors import ConfigurationError, RedisQueueError, SchemaError, StoreUnavailableError, WrongTypeError
+from redis_queue.errors import (
+    ConfigurationError,
+    RedisQueueError,
+    SchemaError,
+    StoreError,
+    StoreUnavailableError,
+    WrongTypeError,
+)
 from redis_queue.translation import RedisErrors, may_have_arrived, translate
 
 Argument = bytes | str | int | float
@@ -31,9 +38,6 @@ Argument = bytes | str | int | float
 Command = tuple[Argument, ...]
 
 CALL_ATTEMPTS: Final = 3
-
-ATTEMPT: Final = "attempt"
-"""The argument that a call fills itself: above 1, an earlier reply may have been lost."""
 
 # Found when this module is loaded: what `files` itself imports must not be half loaded when a worker forks.
 _LUA: Final = files("redis_queue").joinpath("lua")
@@ -61,7 +65,6 @@ class Script:
         found = _NAMED.findall(self.source)
         self.keys = tuple(label for kind, _, label in found if kind == "KEYS")
         self.arguments = tuple(label for kind, slot, label in found if kind == "ARGV" and slot != "...")
-        self.counts_attempts = ATTEMPT in self.arguments
         # A command whose name is computed may be any one.
         self.writes = not READS.issuperset(_CALLED.findall(self.source))
         self.takes_more = any(slot == "..." for _, slot, _ in found)
@@ -231,7 +234,6 @@ class BoundScript:
         self._link = server
         self._script = script
         self._keys = keys
-        self._attempt_at = 3 + len(keys) + (script.arguments.index(ATTEMPT) if script.counts_attempts else 0)
         self._head: tuple[Argument, ...] = ("EVALSHA", script.sha, len(keys), *keys)
 
     def __call__(self, *, more: Iterable[Argument] = (), **arguments: Argument) -> Any:
@@ -251,8 +253,6 @@ class BoundScript:
 
     def _command(self, more: Iterable[Argument], arguments: dict[str, Argument]) -> Command:
         script = self._script
-        if script.counts_attempts:
-            arguments[ATTEMPT] = 1
         try:
             ordered = [arguments[name] for name in script.arguments]
         except KeyError as error:
@@ -263,8 +263,6 @@ class BoundScript:
 
     def _insist(self, command: Command, first: int, *, unknown: bool = False) -> Any:
         for attempt in itertools.count(first):
-            if attempt > 1 and self._script.counts_attempts:
-                command = (*command[: self._attempt_at], attempt, *command[self._attempt_at + 1 :])
             try:
                 return self._link.send(*command)
             except redis.exceptions.NoScriptError:
@@ -280,6 +278,10 @@ class BoundScript:
             return WrongTypeError(f"{WrongTypeError.__doc__} {describe(self._link, self._keys)}")
         if "NEWER_SCHEMA" in text:
             return SchemaError()
+        if "LATE_CALL" in text:
+            return StoreError(
+                "Redis has carried out a later call of this thread; this one came too late, and did nothing"
+            )
         return translate(error, unknown=unknown)
 
 

@@ -129,7 +129,7 @@ MUTANTS: Final = [
     ),
     Mutant(
         "repeat a call as if it were new (M11)",
-        (Edit("scripts.py", "if attempt > 1 and self._script.counts_attempts:", "if attempt < 0:"),),
+        (lua("queue/put", "if last == sequence then", "if last == '' then"),),
         "tests/store/test_faults.py -k LostReply",
     ),
     Mutant(

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
-from redis_queue import RedisQueue, StoreUnavailableError
+from redis_queue import DelayQueue, EntryExistsError, RedisQueue, StoreUnavailableError
+from redis_queue.delay_model import Push
+from redis_queue.model import Lease, Message
 from redis_queue.scripts import load
 from tests.store.stage import (
     COUNTS,
@@ -21,20 +23,17 @@ from tests.store.stage import (
     drain_of_a_copy,
     load_scripts,
     lost,
+    raised,
+    snapshot,
     state,
     verbs,
 )
+from tests.support.clock import when
 from tests.support.proxy import FaultProxy
 from tests.support.servers import client_options
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.usefixtures("without_pauses")
-
-CLAIMS = ("get", "get_many", "claim", "pop")
-"""What takes more when it is done again; that comes back when the lease ends."""
-
-REPLACES = ("push", "push over")
-"""What counts as put again when it is done again."""
 
 TIMEOUT = 0.15
 
@@ -131,8 +130,7 @@ class TestEveryVerb:
         assert proxy.pending_drops == 0
         proxy.release()
         settle(proxy, 1)
-        if verb not in CLAIMS + REPLACES:
-            assert state(client) == known.after
+        assert state(client) == known.after
         assert Counter(drain(client)) == known.bodies
 
     @verbs
@@ -148,8 +146,130 @@ class TestEveryVerb:
             proxy.mode = "pass"
             settle(proxy, 0)
         assert lost(client, VERBS[verb]) == []
-        if verb not in CLAIMS + REPLACES:
-            assert state(client) in (known.before, known.after)
+        assert state(client) in (known.before, known.after)
+
+
+class Both(NamedTuple):
+    """Both queues through one client, and what the call answered."""
+
+    queue: RedisQueue
+    timed: DelayQueue
+    answer: Any = None
+
+
+class Late(NamedTuple):
+    """A call whose first attempt is held back, what is done after it was answered, and what must be true in the end."""
+
+    script: str
+    call: Callable[[Both], Any]
+    then: Callable[[Both], Any]
+    check: Callable[[Both], bool]
+
+
+LATE: dict[str, Late] = {
+    "a put, and the message is done": Late(
+        "queue/put",
+        lambda on: on.queue.put("late", dedupe_key="late"),
+        lambda on: on.queue.ack_many(on.queue.get_many(9)),
+        lambda on: on.queue.look("late") is None,
+    ),
+    "a claim of a message, and it is done": Late(
+        "queue/get",
+        lambda on: on.queue.get_many(1),
+        lambda on: on.queue.ack_many(on.answer),
+        lambda on: (on.queue.stats().ready, on.queue.stats().in_flight) == (2, 0),
+    ),
+    "a claim of a message that found none, and one comes": Late(
+        "queue/get",
+        lambda on: (on.queue.pause(), on.queue.get(block=False)),
+        lambda on: on.queue.resume(),
+        lambda on: (on.queue.stats().ready, on.queue.stats().in_flight) == (3, 0),
+    ),
+    "an ack that found nothing, and the message is claimed again": Late(
+        "lease/ack",
+        lambda on: on.queue.ack(GONE),
+        lambda on: on.queue.get_many(1),
+        lambda on: on.queue.stats().in_flight == 1,
+    ),
+    "a push, and the entry is cancelled": Late(
+        "delay/push",
+        lambda on: on.timed.push("late", id="late", delay=60),
+        lambda on: on.timed.cancel("late"),
+        lambda on: on.timed.look("late") is None,
+    ),
+    "a push that was refused, and the other one is cancelled": Late(
+        "delay/push",
+        lambda on: raised(EntryExistsError, lambda: on.timed.push("late", id="a", on_conflict="error")),
+        lambda on: on.timed.cancel("a"),
+        lambda on: on.timed.look("a") is None,
+    ),
+    "a cancel, and the entry is stored anew": Late(
+        "delay/cancel",
+        lambda on: on.timed.cancel("a"),
+        lambda on: on.timed.push("anew", id="a"),
+        lambda on: on.timed.look("a") is not None,
+    ),
+    "a claim of an entry, and it is done": Late(
+        "delay/claim",
+        lambda on: on.timed.claim(),
+        lambda on: on.timed.ack_many(on.answer),
+        lambda on: (on.timed.stats().waiting, on.timed.stats().in_flight) == (2, 0),
+    ),
+    "a reschedule, and another one": Late(
+        "delay/reschedule",
+        lambda on: on.timed.run_now("later"),
+        lambda on: on.timed.reschedule("later", delay=3600),
+        lambda on: on.timed.stats().due == 2,
+    ),
+    "a purge, and more is put": Late(
+        "lease/purge",
+        lambda on: on.queue.purge("ready"),
+        lambda on: on.queue.put("more"),
+        lambda on: len(on.queue) == 1,
+    ),
+    "a redrive, and it dies again": Late(
+        "dead/redrive",
+        lambda on: on.timed.redrive(["dead"]),
+        lambda on: on.timed.release_many(on.timed.claim(9), dead=True),
+        lambda on: on.timed.stats().dead == 3,
+    ),
+    "a burial, and the dead letter is redriven and done": Late(
+        "dead/add",
+        lambda on: on.timed.bury(Push("late", id="late"), reason="on purpose", deliveries=1),
+        lambda on: (on.timed.redrive(["late"]), on.timed.cancel("late")),
+        lambda on: on.timed.look("late") is None,
+    ),
+}
+
+GONE = Message("gone", None, {}, when(0), 1, Lease("1-nobody", when(0)))
+
+
+class TestAFirstAttempt:
+    @pytest.mark.parametrize("late", LATE)
+    def test_that_arrives_after_the_second_and_the_next_call_does_nothing(
+        self, client: redis.Redis, proxy: FaultProxy, hasty: redis.Redis, late: str
+    ) -> None:
+        load_scripts(client)
+        script, call, then, check = LATE[late]
+        queue, timed = RedisQueue("orders", client), DelayQueue("orders", client)
+        queue.put_many(["a", "b", "c"])
+        timed.push("dead", id="dead")
+        timed.release_many(timed.claim(), dead=True)
+        timed.push_many([Push("a", id="a"), Push("b", id="b"), Push("later", id="later", delay=60)])
+        if script == "delay/claim":
+            timed.purge("dead")
+            timed.cancel("later")
+            timed.push("c", id="c")
+        mine = Both(RedisQueue("orders", hasty), DelayQueue("orders", hasty))
+        proxy.hold_next_request(matching=load(script).sha.encode())
+        answer = call(mine)
+        assert proxy.pending_drops == 0
+        then(mine._replace(answer=answer))
+        assert check(Both(queue, timed))
+        before = snapshot(client)
+        proxy.release()
+        settle(proxy, 1)
+        assert snapshot(client) == before
 
 
 ACK, GET = load("lease/ack").sha.encode(), load("queue/get").sha.encode()

@@ -7,20 +7,26 @@
 -- KEYS[5] waiting    ZSET  id -> due time (ms)
 -- KEYS[6] quarantine LIST  unreadable records
 -- KEYS[7] wake       LIST  at most one token
+-- KEYS[8] slot       STRING number and outcome of this caller's last call
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] after      ms from now until the first one
 -- ARGV[3] gap        ms between one and the next, may be a fraction
 -- ARGV[4] listed     1 = a queue with a ready list, 0 = only the sorted set
+-- ARGV[5] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
 -- ARGV[...] ids      of dead letters; others are passed over
 --
--- Returns flags: 1 = alive again, 0 = was not dead (also when an earlier call revived it), or has no record any more
+-- Returns flags: 1 = alive again, 0 = was not dead, or has no record any more
 -- and went to quarantine.
 -- O(ids * log N)
 local dead, records, leases, ready = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local waiting, quarantine, wake = KEYS[5], KEYS[6], KEYS[7]
+local waiting, quarantine, wake, slot = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local now, after, gap, listed = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == '1'
-local ids = {unpack(ARGV, 5)}
+local sequence = ARGV[5]
+local ids = {unpack(ARGV, 6)}
 
+local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+if last == sequence then return outcome end
+if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 if now == 0 then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -53,4 +59,6 @@ for i, id in ipairs(ids) do
   end
 end
 if moved > 0 and idle and listed then redis.call('RPUSH', wake, '1') end
-return table.concat(flags)
+flags = table.concat(flags)
+redis.pcall('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
+return flags

@@ -6,11 +6,10 @@
 -- KEYS[1] meta       HASH  schema, counters
 -- KEYS[2] records    HASH  id -> record
 -- KEYS[3] waiting    ZSET  id -> due time (ms)
--- KEYS[4] slot       STRING last outcome of this caller
+-- KEYS[4] slot       STRING number and outcome of this caller's last call
 -- KEYS[5] wake       CHANNEL told when something is due earlier than all before
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] nonce      new for every call; the same again answers with the same flags
--- ARGV[3] attempt    above 1 = the reply to this nonce may have been lost
+-- ARGV[2] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
 -- ARGV[...] found    for each: id, due time in ms, key, index, place, score, element, record ("" = only take it out).
 --                    Without an index, key is a list and place a position in it; else key is a hash, place a field of
 --                    it, and index a sorted set in which the field has this score ("" = none)
@@ -19,14 +18,15 @@
 -- 2 = an entry with its id is stored; with 0 and 2 nothing was done.
 -- O(found * log waiting + length of the lists up to the last place)
 local meta, records, waiting, slot, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local now, nonce, attempt = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
+local now, sequence = tonumber(ARGV[1]), ARGV[2]
 local SCHEMA = 1
-local found = {unpack(ARGV, 4)}
+local found = {unpack(ARGV, 3)}
 
 local known = tonumber(redis.call('HGET', meta, 'schema'))
 if known and known > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
-local last = attempt > 1 and redis.call('GET', slot)
-if last and string.sub(last, 1, #nonce) == nonce then return {0, string.sub(last, #nonce + 2)} end
+local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+if last == sequence then return {0, outcome} end
+if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 if now == 0 then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -45,7 +45,7 @@ end
 
 -- A first write that needs no memory lets the others pass when Redis is full: what is stored goes away elsewhere.
 redis.call('HDEL', records, '')
-local head, mark = 'v1 ' .. string.format('%.0f', now) .. ' ', 'redis_queue ' .. nonce
+local head, mark = 'v1 ' .. string.format('%.0f', now) .. ' ', 'redis_queue ' .. slot .. ' ' .. sequence
 local flags, marked, stored, first = {}, {}, 0, math.huge
 for i = 1, #found, 8 do
   local id, due, key, index, place, score, element, record = unpack(found, i, i + 7)
@@ -75,10 +75,10 @@ for i = 1, #found, 8 do
 end
 for key, count in pairs(marked) do redis.call('LREM', key, count, mark) end
 flags = table.concat(flags)
+redis.pcall('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
 if stored > 0 then
   redis.call('HINCRBY', meta, 'put', stored)
   if not known then redis.call('HSET', meta, 'schema', SCHEMA) end
-  redis.call('SET', slot, nonce .. ' ' .. flags, 'PX', 60000)
   -- A user without this permission only makes others look later.
   if first < tonumber(earliest or math.huge) then redis.pcall('PUBLISH', wake, '1') end
 end

@@ -5,24 +5,24 @@
 -- KEYS[3] leases     HASH  id -> deliveries
 -- KEYS[4] errors     HASH  id -> last reason
 -- KEYS[5] dead       ZSET  id -> time it died (ms)
--- KEYS[6] slot       STRING last outcome of this caller
--- ARGV[1] nonce      new for every call; the same again answers with the same flags
--- ARGV[2] attempt    above 1 = the reply to this nonce may have been lost
+-- KEYS[6] slot       STRING number and outcome of this caller's last call
+-- ARGV[1] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
 -- ARGV[...] ids      to cancel
 --
 -- Returns flags: 1 = cancelled, it will never run; 0 = unknown id, or claimed already.
 -- O(ids * log waiting)
 local records, waiting, leases, errors, dead, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local nonce, attempt = ARGV[1], tonumber(ARGV[2])
-local ids = {unpack(ARGV, 3)}
+local sequence = ARGV[1]
+local ids = {unpack(ARGV, 2)}
 
-local last = attempt > 1 and redis.call('GET', slot)
-if last and string.sub(last, 1, #nonce) == nonce then return string.sub(last, #nonce + 2) end
+local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+if last == sequence then return outcome end
+if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 redis.call('HLEN', records)
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)
 redis.call('ZCARD', dead)
-local flags, any = {}, false
+local flags = {}
 for i, id in ipairs(ids) do
   flags[i] = 0
   local place = redis.call('ZSCORE', waiting, id) and waiting or redis.call('ZSCORE', dead, id) and dead
@@ -32,9 +32,8 @@ for i, id in ipairs(ids) do
     redis.call('HDEL', errors, id)
     redis.call('ZREM', place, id)
     flags[i] = 1
-    any = true
   end
 end
 flags = table.concat(flags)
-if any then redis.call('SET', slot, nonce .. ' ' .. flags, 'PX', 60000) end
+redis.pcall('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
 return flags

@@ -6,22 +6,23 @@
 -- KEYS[4] in_flight  ZSET  id -> end of its lease (ms)
 -- KEYS[5] leases     HASH  id -> "<deliveries> <token>"
 -- KEYS[6] quarantine LIST  unreadable records
+-- KEYS[7] slot       STRING number of this caller's last claim
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] lease      length in ms
 -- ARGV[3] limit      most entries to claim
 -- ARGV[4] older_than only what has been due for so many ms; below 0 = what will be due by then, too
 -- ARGV[5] within     only what fell due within the last so many ms; 0 = however long ago
 -- ARGV[6] nonce      new for every call, part of the token
--- ARGV[7] attempt    above 1 = the reply to this nonce may have been lost: answer with what it claimed, if anything
+-- ARGV[7] sequence   number of the claim, grows by caller; the same again: what it claimed, a lower one: refused
 --
 -- Returns {token, end of the lease, 1 = there may be more, then id, deliveries, due time and record of each entry}.
 -- Token "" = nothing due, "+" = only unreadable entries were found and moved out of the way: claim again.
 -- Stops after the entry that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
 -- O(limit * log waiting)
 local meta, records, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local leases, quarantine = KEYS[5], KEYS[6]
+local leases, quarantine, slot = KEYS[5], KEYS[6], KEYS[7]
 local now, lease, limit, older_than = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local within, nonce, attempt = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
+local within, nonce, sequence = tonumber(ARGV[5]), ARGV[6], ARGV[7]
 local SCHEMA, MAX_BYTES = 1, 1048576
 
 local known = tonumber(redis.call('HGET', meta, 'schema')) or 0
@@ -31,7 +32,9 @@ if now == 0 then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
-if attempt > 1 then
+local last = string.match(redis.call('GET', slot) or '', '^%d+')
+if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
+if last == sequence then
   -- The newest leases end last. If it is not among them, its messages come back when their lease ends.
   local newest = redis.call('ZREVRANGE', in_flight, 0, 999)
   local held = #newest > 0 and redis.call('HMGET', leases, unpack(newest)) or {}
@@ -49,7 +52,11 @@ if attempt > 1 then
       reply[#reply + 1] = redis.call('HGET', records, newest[i])
     end
   end
-  if reply[1] ~= '' then return reply end
+  return reply
+end
+local function kept(reply)
+  redis.pcall('SET', slot, sequence, 'PX', 60000)
+  return reply
 end
 
 local low = within > 0 and string.format('%.0f', now - within) or '-inf'
@@ -57,7 +64,7 @@ local due = redis.call('ZRANGEBYSCORE', waiting, low, string.format('%.0f', now 
   'WITHSCORES', 'LIMIT', 0, limit)
 redis.call('LLEN', quarantine)
 redis.call('ZCARD', in_flight)
-if #due == 0 then return {'', 0, 0} end
+if #due == 0 then return kept({'', 0, 0}) end
 local ids = {}
 for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
 local held = redis.call('HMGET', leases, unpack(ids))
@@ -103,4 +110,4 @@ if #lost > 0 then
   redis.call('HDEL', leases, unpack(lost))
 end
 if #scores == 0 then reply[1] = '+' end
-return reply
+return kept(reply)

@@ -8,20 +8,20 @@
 -- KEYS[3] in_flight  ZSET  id -> end of its lease (ms)
 -- KEYS[4] leases     HASH  id -> "<deliveries> <token>"
 -- KEYS[5] errors     HASH  id -> last reason
--- KEYS[6] slot       STRING last outcome of this caller
--- ARGV[1] nonce      new for every call; the same again answers with the same flags
--- ARGV[2] attempt    above 1 = the reply to this nonce may have been lost
+-- KEYS[6] slot       STRING number and outcome of this caller's last call
+-- ARGV[1] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
 -- ARGV[...] held     id, token, element, ms after which lists expire (0 = never), number of lists, the lists, number of
 --                    keys that expire, those keys; for each
 --
 -- Returns flags: 1 = delivered, 0 = lease lost, 2 = a list is something else or may not be written: still held.
 -- O(held)
 local meta, records, in_flight, leases, errors, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local nonce, attempt = ARGV[1], tonumber(ARGV[2])
-local held = {unpack(ARGV, 3)}
+local sequence = ARGV[1]
+local held = {unpack(ARGV, 2)}
 
-local last = attempt > 1 and redis.call('GET', slot)
-if last and string.sub(last, 1, #nonce) == nonce then return string.sub(last, #nonce + 2) end
+local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+if last == sequence then return outcome end
+if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 redis.call('HLEN', records)
 redis.call('ZCARD', in_flight)
 redis.call('HLEN', meta)
@@ -60,11 +60,11 @@ while at <= #held do
   flags[#flags + 1] = flag
 end
 flags = table.concat(flags)
+redis.pcall('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
 if #done == 0 then return flags end
 redis.call('HDEL', records, unpack(done))
 redis.call('HDEL', leases, unpack(done))
 redis.call('HDEL', errors, unpack(done))
 redis.call('ZREM', in_flight, unpack(done))
 redis.call('HINCRBY', meta, 'acked', #done)
-redis.call('SET', slot, nonce .. ' ' .. flags, 'PX', 60000)
 return flags

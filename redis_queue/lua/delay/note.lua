@@ -3,9 +3,9 @@
 -- KEYS[1] lateness    HASH  totals: sent, failed, sum_ms, le_<ms> or le_inf for each bucket
 -- KEYS[2] minutes     HASH  minute of the day -> "<minute> <sent> <failed> <sum_ms> <worst_ms>"
 -- KEYS[3] dispatchers HASH  name -> "<ms when it was seen> <JSON>"
--- KEYS[4] slot        STRING last outcome of this caller
+-- KEYS[4] slot        STRING number and outcome of this caller's last call
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] nonce      new for every call; the same again changes nothing
+-- ARGV[2] sequence   number of the call, grows by caller; the same again changes nothing, a lower one is refused
 -- ARGV[3] sent       entries sent
 -- ARGV[4] failed     entries that could not be sent
 -- ARGV[5] sum        of their lateness in ms
@@ -14,17 +14,19 @@
 -- ARGV[8] row        JSON about it; empty = it left
 -- ARGV[...] counts   field of a bucket and how many to add; two for each
 --
--- Returns 1 = noted, 0 = an earlier call with this nonce did. Of ten dispatchers that it looks at
+-- Returns 1 = noted, 0 = an earlier attempt did. Of ten dispatchers that it looks at
 -- it takes out those not seen for an hour.
 -- O(counts)
 local lateness, minutes, dispatchers, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local now, nonce = tonumber(ARGV[1]), ARGV[2]
+local now, sequence = tonumber(ARGV[1]), ARGV[2]
 local sent, failed, sum, worst = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local member, row = ARGV[7], ARGV[8]
 local MINUTES, GONE, LOOK = 1440, 3600000, 10
 local counts = {unpack(ARGV, 9)}
 
-if redis.call('GET', slot) == nonce then return 0 end
+local last = string.match(redis.call('GET', slot) or '', '^%d+')
+if last == sequence then return 0 end
+if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 if now == 0 then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -52,5 +54,5 @@ for i = 1, #there, 2 do
 end
 if member ~= '' and row == '' then redis.call('HDEL', dispatchers, member) end
 if row ~= '' then redis.call('HSET', dispatchers, member, string.format('%.0f ', now) .. row) end
-redis.call('SET', slot, nonce, 'PX', 60000)
+redis.call('SET', slot, sequence .. ' ', 'PX', 60000)
 return 1

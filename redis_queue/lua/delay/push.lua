@@ -7,12 +7,11 @@
 -- KEYS[5] leases     HASH  id -> "<deliveries> <token>"
 -- KEYS[6] errors     HASH  id -> last reason
 -- KEYS[7] dead       ZSET  id -> time it died (ms)
--- KEYS[8] slot       STRING last outcome of this caller
+-- KEYS[8] slot       STRING number and outcome of this caller's last call
 -- KEYS[9] wake       CHANNEL told when something is due earlier than all before
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] on_conflict  replace, keep, error, or own, of one entry: replace only a record that has the mark in it
--- ARGV[3] nonce      new for every call; the same again answers with the same flags
--- ARGV[4] attempt    above 1 = the reply to this nonce may have been lost
+-- ARGV[3] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
 -- ARGV[...] entries  id, delay in ms, due time in ms (0 = use the delay), mark ("" is in none), record; five for each
 --
 -- Returns {1 if the queue is new, flags}: per entry 1 = stored, 2 = replaced one that was there (its holder, if any,
@@ -20,14 +19,19 @@
 -- O(entries * log waiting)
 local meta, records, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local leases, errors, dead, slot, wake = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local now, on_conflict, nonce, attempt = tonumber(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4])
+local now, on_conflict, sequence = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local SCHEMA = 1
-local entries = {unpack(ARGV, 5)}
+local entries = {unpack(ARGV, 4)}
 
 local known = tonumber(redis.call('HGET', meta, 'schema'))
 if known and known > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
-local last = attempt > 1 and redis.call('GET', slot)
-if last and string.sub(last, 1, #nonce) == nonce then return {0, string.sub(last, #nonce + 2)} end
+local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+if last == sequence then return {0, outcome} end
+if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
+local function kept(flags)
+  redis.pcall('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
+  return flags
+end
 if now == 0 then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -48,7 +52,7 @@ local first = math.huge
 for i, id in ipairs(ids) do
   local before, mark = seen[id] or own, entries[5 * i - 1]
   if not before and on_conflict ~= 'own' then before = redis.call('HEXISTS', records, id) == 1 end
-  if before and on_conflict == 'error' then return {0, 'exists ' .. id} end
+  if before and on_conflict == 'error' then return {0, kept('exists ' .. id)} end
   local other = on_conflict == 'own' and (mark == '' or not string.find(before or mark, mark, 1, true))
   if before and (other or on_conflict == 'keep') then
     flags[i] = 0
@@ -83,8 +87,7 @@ if #fields > 0 then
   end
   redis.call('HINCRBY', meta, 'put', #fields / 2)
   if not known then redis.call('HSET', meta, 'schema', SCHEMA) end
-  redis.call('SET', slot, nonce .. ' ' .. flags, 'PX', 60000)
   -- A user without this permission only makes others look later.
   if first < tonumber(head or math.huge) then redis.pcall('PUBLISH', wake, '1') end
 end
-return {known and 0 or 1, flags}
+return {known and 0 or 1, kept(flags)}

@@ -4,22 +4,31 @@
 -- KEYS[2] records    HASH  id -> record
 -- KEYS[3] leases     HASH  id -> deliveries
 -- KEYS[4] errors     HASH  id -> last reason
+-- KEYS[5] slot       STRING number and outcome of this caller's last call
 -- ARGV[1] limit      most ids
+-- ARGV[2] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
 --
 -- Returns how many were deleted, the next to be claimed, due or oldest before all others.
 -- O(limit * log N)
-local place, records, leases, errors = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local limit = tonumber(ARGV[1])
+local place, records, leases, errors, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local limit, sequence = tonumber(ARGV[1]), ARGV[2]
 
+local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+if last == sequence then return tonumber(outcome) end
+if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
+local function kept(count)
+  redis.pcall('SET', slot, sequence .. ' ' .. count, 'PX', 60000)
+  return count
+end
 redis.call('HLEN', records)
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)
 local listed = redis.call('TYPE', place).ok == 'list'
 -- What stands longest goes first: the next ones at the right end of a list.
 local ids = listed and redis.call('LRANGE', place, -limit, -1) or redis.call('ZRANGE', place, 0, limit - 1)
-if #ids == 0 then return 0 end
+if #ids == 0 then return kept(0) end
 redis.call('HDEL', records, unpack(ids))
 redis.call('HDEL', leases, unpack(ids))
 redis.call('HDEL', errors, unpack(ids))
 if listed then redis.call('LTRIM', place, 0, -#ids - 1) else redis.call('ZREM', place, unpack(ids)) end
-return #ids
+return kept(#ids)

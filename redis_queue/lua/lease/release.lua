@@ -8,28 +8,28 @@
 -- KEYS[6] waiting    ZSET  id -> due time (ms)
 -- KEYS[7] dead       ZSET  id -> time it died (ms)
 -- KEYS[8] wake       LIST  at most one token
--- KEYS[9] slot       STRING last outcome of this caller
--- ARGV[1] nonce      new for every call; the same again answers with the same flags
--- ARGV[2] attempt    above 1 = the reply to this nonce may have been lost
--- ARGV[3] now        ms; 0 = the server's TIME
--- ARGV[4] delay      ms; 0 = at once, before all others
--- ARGV[5] reason     kept with the message; "" keeps the one before
--- ARGV[6] max_deliveries  1 = dead now, 0 = never dead
--- ARGV[7] counted    0 = this delivery does not count
--- ARGV[8] listed     1 = a queue with a ready list, 0 = only the sorted set
+-- KEYS[9] slot       STRING number and outcome of this caller's last call
+-- ARGV[1] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
+-- ARGV[2] now        ms; 0 = the server's TIME
+-- ARGV[3] delay      ms; 0 = at once, before all others
+-- ARGV[4] reason     kept with the message; "" keeps the one before
+-- ARGV[5] max_deliveries  1 = dead now, 0 = never dead
+-- ARGV[6] counted    0 = this delivery does not count
+-- ARGV[7] listed     1 = a queue with a ready list, 0 = only the sorted set
 -- ARGV[...] held     id, token; two for each
 --
 -- Returns flags: 0 = lease lost, 1 = given back, 2 = dead.
 -- O(held * log N)
 local meta, in_flight, leases, errors, ready = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local waiting, dead, wake, slot = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local nonce, attempt, now = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local delay, reason = tonumber(ARGV[4]), ARGV[5]
-local max_deliveries, counted, listed = tonumber(ARGV[6]), ARGV[7] == '1', ARGV[8] == '1'
-local held = {unpack(ARGV, 9)}
+local sequence, now = ARGV[1], tonumber(ARGV[2])
+local delay, reason = tonumber(ARGV[3]), ARGV[4]
+local max_deliveries, counted, listed = tonumber(ARGV[5]), ARGV[6] == '1', ARGV[7] == '1'
+local held = {unpack(ARGV, 8)}
 
-local last = attempt > 1 and redis.call('GET', slot)
-if last and string.sub(last, 1, #nonce) == nonce then return string.sub(last, #nonce + 2) end
+local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+if last == sequence then return outcome end
+if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 if now == 0 then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -79,7 +79,6 @@ for i = #held - 1, 1, -2 do
   flags[(i + 1) / 2] = flag
 end
 flags = table.concat(flags)
-if #done == 0 then return flags end
-if idle and listed then redis.call('RPUSH', wake, '1') end
-redis.call('SET', slot, nonce .. ' ' .. flags, 'PX', 60000)
+redis.pcall('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
+if #done > 0 and idle and listed then redis.call('RPUSH', wake, '1') end
 return flags

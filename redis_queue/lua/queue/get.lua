@@ -8,11 +8,12 @@
 -- KEYS[6] leases     HASH  id -> "<deliveries> <token>"
 -- KEYS[7] quarantine LIST  unreadable records
 -- KEYS[8] wake       LIST  at most one token
+-- KEYS[9] slot       STRING number of this caller's last claim
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] lease      length in ms
 -- ARGV[3] limit      most messages to claim
 -- ARGV[4] nonce      new for every call, part of the token
--- ARGV[5] attempt    above 1 = the reply to this nonce may have been lost: answer with what it claimed, if anything
+-- ARGV[5] sequence   number of the claim, grows by caller; the same again: what it claimed, a lower one: refused
 --
 -- Returns {token, end of the lease, ms until the next delayed message or expired lease (-1 = none), then id,
 -- deliveries and record of each message}. Token "" = nothing ready, "-" = paused, "+" = only unreadable messages were
@@ -20,9 +21,9 @@
 -- Stops after the message that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
 -- O(limit * log in flight)
 local meta, records, ready, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local leases, quarantine, wake = KEYS[6], KEYS[7], KEYS[8]
+local leases, quarantine, wake, slot = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local now, lease, limit, nonce = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-local attempt = tonumber(ARGV[5])
+local sequence = ARGV[5]
 local SCHEMA, MAX_BYTES = 1, 1048576
 
 local state = redis.call('HMGET', meta, 'schema', 'paused')
@@ -32,7 +33,9 @@ if now == 0 then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
-if attempt > 1 then
+local last = string.match(redis.call('GET', slot) or '', '^%d+')
+if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
+if last == sequence then
   -- It ends no later than one of this length that begins now, and few do between that claim and this call. If it is not
   -- among the last 1,000 of them, its messages come back when their lease ends.
   local latest = string.format('%.0f', now + lease)
@@ -49,20 +52,24 @@ if attempt > 1 then
       reply[#reply + 1] = redis.call('HGET', records, newest[i])
     end
   end
-  if reply[1] ~= '' then return reply end
+  return reply
+end
+local function kept(reply)
+  redis.pcall('SET', slot, sequence, 'PX', 60000)
+  return reply
 end
 
 local soonest = redis.call('ZRANGE', in_flight, 0, 0, 'WITHSCORES')[2]
 local due = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
 soonest = math.min(tonumber(soonest or math.huge), tonumber(due or math.huge))
 local next_in = soonest < math.huge and math.max(0, soonest - now) or -1
-if state[2] then return {'-', 0, -1} end
+if state[2] then return kept({'-', 0, -1}) end
 
 -- One more than the limit tells whether any are left.
 local ids = redis.call('LRANGE', ready, -limit - 1, -1)
 if #ids == 0 then
   redis.call('DEL', wake)
-  return {'', 0, next_in}
+  return kept({'', 0, next_in})
 end
 local first = math.max(1, #ids - limit + 1)
 local held = redis.call('HMGET', leases, unpack(ids, first))
@@ -105,4 +112,4 @@ if #lost > 0 then
 end
 if wakes then redis.call('RPUSH', wake, '1') end
 if width == 0 then reply[1] = '+' end
-return reply
+return kept(reply)

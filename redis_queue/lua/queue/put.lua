@@ -5,25 +5,29 @@
 -- KEYS[3] ready      LIST  ids, next one at the right end
 -- KEYS[4] waiting    ZSET  id -> due time (ms)
 -- KEYS[5] wake       LIST  at most one token
--- KEYS[6] slot       STRING last outcome of this caller
+-- KEYS[6] slot       STRING number and outcome of this caller's last call
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] max_length most waiting messages; 0 = no limit
--- ARGV[3] nonce      new for every call; the same again answers with the same flags
--- ARGV[4] attempt    above 1 = the reply to this nonce may have been lost
+-- ARGV[3] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
 -- ARGV[...] messages id, delay in ms, record without version and time; three for each message
 --
 -- Returns {1 if the queue is new, flags}: per message 1 = stored, 0 = a message with this id is there already.
 -- Flags "full": the queue would hold more than max_length waiting messages, nothing was stored.
 -- O(messages * log waiting)
 local meta, records, ready, waiting, wake, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local now, max_length, nonce, attempt = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local now, max_length, sequence = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local SCHEMA = 1
-local messages = {unpack(ARGV, 5)}
+local messages = {unpack(ARGV, 4)}
 
 local known = tonumber(redis.call('HGET', meta, 'schema'))
 if known and known > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
-local last = attempt > 1 and redis.call('GET', slot)
-if last and string.sub(last, 1, #nonce) == nonce then return {0, string.sub(last, #nonce + 2)} end
+local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+if last == sequence then return {0, outcome} end
+if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
+local function kept(flags)
+  redis.pcall('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
+  return flags
+end
 if now == 0 then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -54,8 +58,8 @@ for i, id in ipairs(ids) do
 end
 flags = table.concat(flags)
 local added = #fields / 2
-if added == 0 then return {0, flags} end
-if max_length > 0 and length + added > max_length then return {0, 'full'} end
+if added == 0 then return {0, kept(flags)} end
+if max_length > 0 and length + added > max_length then return {0, kept('full')} end
 
 redis.call('HSET', records, unpack(fields))
 local stored_at = #delayed > 0 and redis.pcall('ZADD', waiting, unpack(delayed)) or 0
@@ -69,5 +73,4 @@ end
 if idle then redis.call('RPUSH', wake, '1') end
 redis.call('HINCRBY', meta, 'put', added)
 if not known then redis.call('HSET', meta, 'schema', SCHEMA) end
-redis.call('SET', slot, nonce .. ' ' .. flags, 'PX', 60000)
-return {known and 0 or 1, flags}
+return {known and 0 or 1, kept(flags)}
