@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from redis_queue.batches import CHUNK, MANY, MAX_CALL_BYTES, check_limit, check_many, gap_ms
-from redis_queue.delay_model import MAX_FIELDS, Claimed, Delivery, Leadership, Moved
+from redis_queue.delay_model import MAX_FIELDS, MAX_MOVE_LISTS, Claimed, Delivery, Leadership, Moved
 from redis_queue.delay_store import OUTCOMES, DelayStore
 from redis_queue.dispatching import DispatcherRow, Dispatches
 from redis_queue.errors import InvalidValueError, StoreError
@@ -123,22 +123,34 @@ class DelayQueue(DelayStore):
         self._rounds.settle("ack in", errors, done=bool(popped))
         return popped
 
-    def move_due(self, limit: int = MANY) -> int:
+    def move_due(self, limit: int = MANY, *, lists: Sequence[str] | None = None) -> int:
         """Move up to *limit* due entries into the lists that they name, each in one atomic step; return how many.
 
-        The payload arrives as its stored bytes, at the left end. Entries without a destination stay. What cannot be
-        moved becomes a dead letter. Only where the lists are in the same Redis: raises ConfigurationError on Cluster.
+        *lists*: only into these (at most 2,000). Without it, whoever may push entries writes into any list that the
+        caller may write. The payload arrives as its stored bytes, at the left end. Entries stay due, for :meth:`claim`,
+        that have no destination, one that is not among *lists*, or one that holds something else than a list. Only
+        where the lists are in the same Redis: raises ConfigurationError on Cluster, InvalidValueError for more lists.
         """
         self._check_one_server("move_due")
-        return self.move(check_limit(limit, MANY)).moved
+        return self.move(check_limit(limit, MANY), lists=lists).moved
 
-    def move(self, limit: int = MANY, *, within: Seconds = 0, phrases: Sequence[bytes] = ()) -> Moved:
+    def move(
+        self,
+        limit: int = MANY,
+        *,
+        within: Seconds = 0,
+        phrases: Sequence[bytes] = (),
+        lists: Sequence[str] | None = None,
+    ) -> Moved:
         """Move as :meth:`move_due` does, and tell more.
 
         *within*: only what fell due so recently. A payload that begins with byte 1 is written out with *phrases*: each
         byte from 0x82 up stands for one of them, 0x80 for the id and 0x81 for a tag that no other message gets.
         """
         recent = duration_ms(within, name="within")
+        if lists is not None and len(lists) > MAX_MOVE_LISTS:
+            raise InvalidValueError(f"{len(lists)} lists: give at most {MAX_MOVE_LISTS}")
+        names = [] if lists is None else [name.encode() for name in lists]
         total = Moved()
 
         def move(shard: Shard) -> None:
@@ -153,7 +165,8 @@ class DelayQueue(DelayStore):
                     offset=offset,
                     within=recent,
                     nonce=f"{os.urandom(8).hex()}-",
-                    more=phrases,
+                    lists=-1 if lists is None else len(names),
+                    more=[*names, *phrases],
                 )
                 offset += passed
                 left -= moved

@@ -21,6 +21,10 @@ MAX_LISTS: Final = MAX_FIELDS - 10
 """Most lists, and keys that expire, of one :class:`Delivery`."""
 
 
+MAX_MOVE_LISTS: Final = 2000
+"""Most lists that one move may be told to write."""
+
+
 @dataclass(frozen=True, slots=True)
 class Push:
     """One entry for :meth:`DelayQueue.push_many`, with the fields of :meth:`DelayQueue.push`."""

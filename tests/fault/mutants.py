@@ -70,9 +70,8 @@ MUTANTS: Final = [
         (
             lua(
                 "delay/move_due",
-                "    local pushed = (kind == 'none'",
-                "    redis.call('ZREM', waiting, id)\n    redis.call('HDEL', records, id)\n"
-                "    local pushed = (kind == 'none'",
+                "    local pushed = element",
+                "    redis.call('ZREM', waiting, id)\n    redis.call('HDEL', records, id)\n    local pushed = element",
             ),
         ),
         "tests/store/test_foreign_data.py tests/store/test_refused.py",

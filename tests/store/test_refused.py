@@ -68,7 +68,7 @@ class TestMissingPermission:
     ) -> None:
         for command, error in self.outcomes(client, limit, VERBS[verb]):
             if (verb, command) in (("move_due", "lpush"), ("deliver", "lpush")):
-                # What cannot be pushed to its destination is a dead letter or stays held, and the others move on.
+                # What cannot be pushed to its destination stays where it is, and the others move on.
                 assert error is None
             else:
                 assert type(error) is StoreRefusedError, (command, error)

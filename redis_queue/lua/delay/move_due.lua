@@ -1,56 +1,70 @@
 -- Move due entries that have a destination into that list of the same Redis.
 --
--- Destinations stand in the entries, so this is the one script that writes keys it does not declare; it must not be
--- called on Redis Cluster.
+-- Destinations stand in the entries, so this script writes keys that it does not declare; it must not be called on
+-- Redis Cluster. Who stores an entry chooses its destination: the caller says which lists may be written.
 --
 -- KEYS[1] meta       HASH  schema
 -- KEYS[2] records    HASH  id -> record
 -- KEYS[3] waiting    ZSET  id -> due time (ms)
 -- KEYS[4] leases     HASH  id -> deliveries
 -- KEYS[5] errors     HASH  id -> last reason
--- KEYS[6] dead       ZSET  id -> time it died (ms)
--- KEYS[7] quarantine LIST  unreadable records
+-- KEYS[6] quarantine LIST  unreadable records
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] limit      most entries to look at
--- ARGV[3] offset     due entries to pass over: those without a destination that an earlier call saw
+-- ARGV[3] offset     due entries to pass over: those that an earlier call saw and passed over
 -- ARGV[4] within     only what fell due within the last so many ms; 0 = however long ago
 -- ARGV[5] nonce      new for every call; with a number behind it, the tag of one message
--- ARGV[...] phrases  what bytes from 0x82 up stand for in a packed payload, one that begins with byte 1; there 0x80
---                    stands for the id and 0x81 for the tag. Without any, payloads arrive as they are
+-- ARGV[6] lists      number of lists that may be written; -1 = all
+-- ARGV[...] more     these lists, then what bytes from 0x82 up stand for in a packed payload, one that begins with byte
+--                    1; there 0x80 stands for the id and 0x81 for the tag. Without any, payloads arrive as they are
 --
 -- Returns {1 = there may be more, moved, passed over, microseconds until the next waiting entry is due (-1 = none)}
 -- and, if any was moved, how many ms late they were: the sum, the worst, and how many in each bucket of
--- redis_queue.dispatching. What cannot be moved becomes a dead letter with the reason, or goes to quarantine, and never
--- keeps others from moving. A second call moves others: the move itself is done once. When Redis is full nothing is
--- moved, and the error says so.
+-- redis_queue.dispatching.
+-- Passed over, and left as they are: entries without a destination, those whose destination is no list or may not be
+-- written, messages that have to be read first. What is no record goes to quarantine. None keeps others from moving.
+-- A second call moves others: the move itself is done once. When Redis is full nothing is moved, and the error says so.
 -- Stops after the entry that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
 -- O(limit * log waiting)
 local meta, records, waiting, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local errors, dead, quarantine = KEYS[5], KEYS[6], KEYS[7]
+local errors, quarantine = KEYS[5], KEYS[6]
 local now, limit, offset, within = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local nonce = ARGV[5]
-local SCHEMA, FIRST, MOST, MAX_BYTES, LARGE = 1, 130, 315619200000, 1048576, 4096
-local phrases = {unpack(ARGV, 6)}
+local nonce, lists = ARGV[5], tonumber(ARGV[6])
+local SCHEMA, FIRST, MOST, MOST_CODES, MAX_ID = 1, 130, 315619200000, 5000, 1020
+local MAX_BYTES, LARGE = 1048576, 4096
+local items = {unpack(ARGV, 7)}
 
-local codes = {}
-for i, phrase in ipairs(phrases) do codes[string.char(FIRST + i - 1)] = phrase end
+-- What each destination is: a list that may not be written is none.
+local kinds, codes, phrases = setmetatable({}, {__index = function() return lists >= 0 and 'barred' end}), {}, 0
+for i, item in ipairs(items) do
+  if i <= lists then kinds[item] = false else codes[string.char(FIRST + phrases)], phrases = item, phrases + 1 end
+end
+-- Answers nil for a message that has to be read first: it grows beyond measure, or claims types that JSON lacks.
 local function unpacked(record, from, id, tag)
-  if #phrases == 0 or string.byte(record, from) ~= 1 then return string.sub(record, from) end
+  if phrases == 0 or string.byte(record, from) ~= 1 then return string.sub(record, from) end
   codes['\128'], codes['\129'] = id, tag
-  if #record < LARGE then return (string.gsub(string.sub(record, from + 1), '[\128-\255]', codes)) end
-  -- gsub begins anew at each byte: a step over all that stands for itself takes a seventh of the time.
-  local parts, at, plain, code = {}, from + 1, nil, nil
-  while at <= #record do
-    plain, code, at = string.match(record, '^([^\128-\255]*)([\128-\255]?)()', at)
-    parts[#parts + 1], parts[#parts + 2] = plain, codes[code] or code
+  local text, count = nil, 0
+  if #record < LARGE then
+    text, count = string.gsub(string.sub(record, from + 1), '[\128-\255]', codes, MOST_CODES)
+  else
+    -- gsub begins anew at each byte: a step over all that stands for itself takes a seventh of the time.
+    local parts, at, plain, code = {}, from + 1, nil, nil
+    while at <= #record and count < MOST_CODES do
+      plain, code, at = string.match(record, '^([^\128-\255]*)([\128-\255]?)()', at)
+      parts[#parts + 1], parts[#parts + 2], count = plain, codes[code] or code, count + 1
+    end
+    text = table.concat(parts)
   end
-  return table.concat(parts)
+  -- No writer of JSON escapes letters, unless it has something to hide.
+  local hides = string.find(text, '\\u00', 1, true) and string.find(text, '\\u00[2-7]')
+  return not hides and count < MOST_CODES and not string.find(text, '"__type__"', 1, true) and text
 end
 -- Payloads that begin with another control character have a form that this caller does not know: they stay. So do those
 -- whose id was edited into one that would break what is pushed.
 local function unknown(record, from, id)
-  local first = #phrases > 0 and string.byte(record, from)
-  if first == 1 then return string.find(id, '[%c"\\\127-\255]') and string.find(record, '\128', from, true) end
+  local first = phrases > 0 and string.byte(record, from)
+  local odd = #id > MAX_ID or string.find(id, '[%c"\\\127-\255]')
+  if first == 1 then return odd and string.find(record, '\128', from, true) end
   return first and first < 32
 end
 local micros = 0
@@ -66,7 +80,6 @@ if now == 0 then
 end
 local at = string.format('%.0f', now)
 local held, reasons = redis.call('HLEN', leases), redis.call('HLEN', errors)
-redis.call('ZCARD', dead)
 redis.call('LLEN', quarantine)
 local bounds = {5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 60000, 300000, 3600000, math.huge}
 local low = within > 0 and string.format('%.0f', now - within) or '-inf'
@@ -77,7 +90,7 @@ for i = 1, #due / 2 do ids[i] = due[2 * i - 1] end
 for i = 1, #bounds do counts[i] = 0 end
 -- They come in the order of their due times: each is at most as late as the one before it.
 local bucket, above = #bounds, bounds[#bounds - 1]
-local gone, moved, passed, full, kinds, bytes, more = {}, 0, 0, nil, {}, 0, #ids == limit and 1 or 0
+local gone, moved, passed, full, bytes, more = {}, 0, 0, nil, 0, #ids == limit and 1 or 0
 for i, id in ipairs(ids) do
   if bytes >= MAX_BYTES then
     more = 1
@@ -96,8 +109,9 @@ for i, id in ipairs(ids) do
     local split = start + head
     local destination = string.sub(record, split, split + target - 1)
     local kind = kinds[destination] or redis.call('TYPE', destination).ok
-    local pushed = (kind == 'none' or kind == 'list')
-      and redis.pcall('LPUSH', destination, unpacked(record, split + target, id, nonce .. i))
+    kinds[destination] = kind
+    local element = (kind == 'none' or kind == 'list') and unpacked(record, split + target, id, nonce .. i)
+    local pushed = element and redis.pcall('LPUSH', destination, element)
     if type(pushed) == 'number' then
       gone[#gone + 1] = id
       moved = moved + 1
@@ -105,14 +119,11 @@ for i, id in ipairs(ids) do
       if late > MOST then late = MOST end
       while late <= above do bucket, above = bucket - 1, bounds[bucket - 2] or -1 end
       counts[bucket], sum, worst = counts[bucket] + 1, sum + late, worst or late
-      kinds[destination] = 'list'
     elseif pushed and string.find(pushed.err, 'OOM', 1, true) then
       full = pushed.err
       break
     else
-      redis.call('ZADD', dead, at, id)
-      redis.call('HSET', errors, id, pushed and pushed.err or 'the destination is a ' .. kind)
-      redis.call('ZREM', waiting, id)
+      passed = passed + 1
     end
   end
 end
