@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from redis_queue import keys
 from redis_queue.batches import CHUNK, check_limit
+from redis_queue.codec import read_document, small_integer
 from redis_queue.connection import Client
 from redis_queue.scripts import Scripts
 from redis_queue.times import from_ms
@@ -93,17 +94,20 @@ def _written(subject: Subject) -> list[Any]:
 
 
 def _subjects(rows: Any, queue: str) -> Iterator[Subject]:
-    for id_, task, at in rows:
-        yield Subject(str(id_), queue, str(task), None if at is None else from_ms(at))
+    for id_, task, at in rows[:MOST_SUBJECTS]:
+        yield Subject(
+            str(id_)[:MAX_DETAIL], queue, str(task)[:MAX_DETAIL], None if at is None else from_ms(small_integer(at))
+        )
 
 
 def _read(row: bytes) -> Action | None:
     try:
-        found: Any = json.loads(row)
+        found: Any = read_document(row)
         if not isinstance(found, Mapping):
             return None
-        texts = {name: str(found.get(name, "")) for name in ("user", "verb", "queue", "detail")}
+        texts = {name: str(found.get(name, ""))[:MAX_DETAIL] for name in ("user", "verb", "queue", "detail")}
         subjects = tuple(_subjects(found.get("subjects", ()), texts["queue"]))
-        return Action(at=from_ms(found["at"]), count=int(found["count"]), subjects=subjects, **texts)
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        at, count = small_integer(found["at"]), small_integer(found["count"])
+        return Action(at=from_ms(at), count=count, subjects=subjects, **texts)
+    except (ValueError, TypeError, KeyError):
         return None

@@ -9,6 +9,7 @@ lengths, so a truncated record is seen where it is claimed; nothing in Redis loo
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, runtime_checkable
@@ -41,8 +42,65 @@ class Serializer(Protocol):
         ...
 
 
+MAX_DIGITS: Final = 4300
+"""Most characters of an integer. Newer versions of Python have the same limit; reading takes quadratic time."""
+
+MAX_INTEGER: Final = 2**63 - 1
+
+MAX_DEPTH: Final = 200
+"""Most levels of a document: whatever goes through all of it calls itself for each."""
+
+
 def _refuse_constant(value: str) -> NoReturn:
     raise ValueError(f"{value} is not JSON")
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"an integer of {len(text)} characters, more than {MAX_DIGITS}")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse_constant(text)
+
+
+_DOCUMENT: Final = json.JSONDecoder(parse_int=_integer)
+
+
+def read_document(text: str | bytes) -> Any:
+    """Return the JSON of a record that others may have written: plain values, whatever types they claim to have.
+
+    Raises ValueError for anything else, for integers of more than MAX_DIGITS characters and for more than MAX_DEPTH
+    levels.
+    """
+    text = text.decode() if isinstance(text, bytes) else text
+    try:
+        found = _DOCUMENT.decode(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    # Counting brackets is cheap, and few documents have so many.
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(found)
+    return found
+
+
+def small_integer(value: Any) -> int:
+    """Return *value*, a part of a document; raises TypeError unless it is an integer of up to 63 bits."""
+    if isinstance(value, bool) or not isinstance(value, int) or not -MAX_INTEGER <= value <= MAX_INTEGER:
+        raise TypeError(f"expected an integer of up to 63 bits, got {type(value).__name__}")
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        if not level:
+            return
+        held = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [inner for several in held for inner in several]
+    raise ValueError("nested too deeply")
 
 
 class JsonSerializer:
@@ -52,7 +110,7 @@ class JsonSerializer:
 
     def __init__(self) -> None:
         self._encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
-        self._decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+        self._decode = json.JSONDecoder(parse_int=_integer, parse_float=_finite, parse_constant=_refuse_constant).decode
 
     def dumps(self, body: Any, /) -> bytes:
         """Return *body* as compact JSON."""

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from redis_queue.batches import CHUNK, check_limit, chunks
+from redis_queue.codec import read_document, small_integer
 from redis_queue.dispatching import BOUNDS, DispatcherRow, Dispatches, Lateness, Minute
 from redis_queue.leasing import Shard
 from redis_queue.scripts import Scripts
@@ -113,15 +114,15 @@ def _dispatcher(name: bytes, value: bytes | None, now: int) -> DispatcherRow | N
 
 def _read(name: str, seen_at: datetime, text: bytes) -> DispatcherRow | None:
     try:
-        row: Any = json.loads(text)
+        row: Any = read_document(text)
         return DispatcherRow(
             name,
             seen_at,
             bool(row["leads"]),
-            str(row["version"]),
-            int(row["sent"]),
-            int(row["failed"]),
+            str(row["version"])[:MOST_ERROR],
+            small_integer(row["sent"]),
+            small_integer(row["failed"]),
             str(row["error"])[:MOST_ERROR],
         )
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None

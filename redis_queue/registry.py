@@ -9,6 +9,7 @@ from typing import Any
 
 from redis_queue import keys
 from redis_queue.batches import CHUNK, chunks
+from redis_queue.codec import read_document, small_integer
 from redis_queue.errors import ConfigurationError
 from redis_queue.keys import Kind
 from redis_queue.scripts import Scripts
@@ -78,10 +79,10 @@ def read(field: bytes, value: bytes | None) -> Known | None:
     """Return what a field of the registry says, or None if it cannot be read."""
     kind, _, name = field.decode(errors="replace").partition(":")
     try:
-        loaded: dict[str, Any] = json.loads(value or b"")
-        limits = {"max_deliveries": int(loaded["max_deliveries"]), "shards": int(loaded["shards"])}
+        loaded: dict[str, Any] = read_document(value or b"")
+        limits = {"max_deliveries": small_integer(loaded["max_deliveries"]), "shards": small_integer(loaded["shards"])}
         keys.check_name(name)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None
     if kind == "queue":
         return Known("queue", name, **limits)

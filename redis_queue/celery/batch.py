@@ -15,7 +15,7 @@ from redis_queue.batches import chunks
 from redis_queue.celery.brokers import Broker, UnroutableError
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.calls import envelope_of_entry
-from redis_queue.celery.envelope import VERSION, Envelope, UnknownVersionError, element_of
+from redis_queue.celery.envelope import VERSION, Envelope, UnknownVersionError, element_of, needs_reading
 from redis_queue.celery.tracing import DispatchSpans
 from redis_queue.delay import DelayQueue
 from redis_queue.delay_model import Delivery
@@ -136,7 +136,10 @@ class Batch:
         for entry in entries:
             # What cannot be read is refused where messages are read.
             with contextlib.suppress(InvalidValueError):
-                rows.append((str(entry.destination), element_of(entry.payload, entry.id)))
+                element = element_of(entry.payload, entry.id)
+                if needs_reading(element):
+                    continue
+                rows.append((str(entry.destination), element))
                 plain.append(entry)
                 self._spans.begin(entry)
         broker.push(rows, lambda number, why: self._settle(plain[number], why, open_entries))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from redis_queue.celery.calls import TaskCall
-from redis_queue.celery.envelope import Envelope, priority_of
+from redis_queue.celery.envelope import MAX_NAME, Envelope, priority_of
 from redis_queue.celery.protocol import json_body, retries_of
+from redis_queue.celery.typed_values import restored
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.times import from_ms
@@ -52,6 +53,9 @@ class TaskEntry:
             return cls(**known, **_NOTHING)
 
 
+MAX_TEXT: Final = 20_000
+"""Characters that are shown of arguments, which Celery itself cuts at a thousand."""
+
 _NOTHING: Mapping[str, Any] = {
     **dict.fromkeys(("task", "queue", "exchange", "routing_key", "args", "kwargs"), ""),
     "priority": 0,
@@ -66,17 +70,17 @@ def _of_envelope(envelope: Envelope) -> dict[str, Any]:
     headers = envelope.headers
     call = headers if envelope.task else _of_protocol_1(envelope)
     return {
-        "task": str(call.get("task") or ""),
+        "task": str(call.get("task") or "")[:MAX_NAME],
         "queue": envelope.queue,
         "exchange": envelope.exchange,
         "routing_key": envelope.routing_key,
         "priority": envelope.priority,
         "retries": retries_of(envelope),
         "expires_at": None if envelope.expires_at is None else from_ms(envelope.expires_at),
-        "stamps": _mapping(headers.get("stamps")),
+        "stamps": {name: restored(value) for name, value in _mapping(headers.get("stamps")).items()},
         "headers": headers,
-        "args": str(call.get("argsrepr", "")),
-        "kwargs": str(call.get("kwargsrepr", "")),
+        "args": str(call.get("argsrepr", ""))[:MAX_TEXT],
+        "kwargs": str(call.get("kwargsrepr", ""))[:MAX_TEXT],
     }
 
 
@@ -93,12 +97,10 @@ def _of_call(call: TaskCall) -> dict[str, Any]:
     options = call.options
     return {
         **_NOTHING,
-        "task": call.task,
-        "queue": str(options.get("queue") or ""),
-        "exchange": str(options.get("exchange") or ""),
-        "routing_key": str(options.get("routing_key") or ""),
+        "task": call.task[:MAX_NAME],
+        **{name: str(options.get(name) or "")[:MAX_NAME] for name in ("queue", "exchange", "routing_key")},
         "priority": priority_of(options),
         "headers": _mapping(options.get("headers")),
-        "args": repr(tuple(call.args)),
-        "kwargs": repr(dict(call.kwargs)),
+        "args": repr(tuple(call.args))[:MAX_TEXT],
+        "kwargs": repr(dict(call.kwargs))[:MAX_TEXT],
     }

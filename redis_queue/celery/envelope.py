@@ -8,7 +8,7 @@ Redis can put the phrases back with one substitution.
 from __future__ import annotations
 
 import base64
-import json
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,10 +16,14 @@ from typing import Any, Final
 from uuid import uuid4
 
 from kombu.compression import compress
-from kombu.utils.json import JSONEncoder, object_hook
+from kombu.messaging import Producer
+from kombu.utils.json import JSONEncoder
 
 from redis_queue.celery.attempt import CALL
+from redis_queue.codec import MAX_DIGITS, read_document, small_integer
 from redis_queue.errors import InvalidValueError
+from redis_queue.keys import MAX_ID
+from redis_queue.times import END_OF_CALENDAR_MS
 
 VERSION: Final = b"\x01"
 """First byte of a packed message. A later form gets another one; JSON never begins with a control character."""
@@ -71,6 +75,7 @@ PHRASES: Final[Sequence[bytes]] = tuple(phrase.encode("latin-1") for phrase in _
 _CODES: Final = tuple((phrase, chr(_FIRST + number)) for number, phrase in enumerate(_PHRASES))
 _BY_CODE: Final = {code: phrase for phrase, code in _CODES}
 _PACKED = re.compile("[\x82-\xff]")
+_ESCAPED = re.compile(r"\\u00[2-7]")
 
 _PUBLISHED: Final = ("correlation_id", "reply_to", "delivery_mode", "priority", "message_id", "app_id")
 """Properties that a publisher gives."""
@@ -78,9 +83,27 @@ _PUBLISHED: Final = ("correlation_id", "reply_to", "delivery_mode", "priority", 
 MIN_ID: Final = 8
 """Ids as short as this could stand anywhere in a message; they are left as they are."""
 
+MOST_IDS: Final = 1000
+MOST_PHRASES: Final = 100
+"""How often the id, and each phrase, is left out of a message: what is stored must not grow without limit when read."""
+
+MOST_CODES: Final = MOST_IDS + MOST_PHRASES * len(_PHRASES) + 1
+
+MAX_NAME: Final = 1000
+"""Characters of what a message is called by, and is sent to."""
+
+MAX_DECLARE: Final = 100
+"""Queues and exchanges that one message may need."""
+
+MAX_PRIORITY: Final = 2**31 - 1
+"""What a priority may be, below 0 as well. Brokers know fewer, and each treats the rest in its own way."""
+
+_OF_THE_PUBLISH: Final = frozenset(inspect.signature(Producer.publish).parameters) - {"priority", "delivery_mode"}
+"""What a property must not be called: kombu would take it for an option of the publish."""
+
+_ASCII: Final = bytes(range(128))
+
 _ENCODER: Final = JSONEncoder(separators=(",", ":"))
-_PLAIN: Final = json.JSONDecoder()
-_TYPED: Final = json.JSONDecoder(object_hook=object_hook)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,26 +153,24 @@ class Envelope:
         text = self.element("").removesuffix('"}}') + TAG + '"}}'
         task_id = self.id
         if entry_id in (None, task_id) and len(task_id) > MIN_ID and _is_left_out(task_id):
-            text = text.replace(task_id, _ID)
+            text = text.replace(task_id, _ID, MOST_IDS)
         for phrase, code in _CODES:
-            text = text.replace(phrase, code)
+            text = text.replace(phrase, code, MOST_PHRASES)
         return VERSION + text.encode("latin-1")
 
     @classmethod
     def unpack(cls, data: bytes, entry_id: str, headers: Mapping[str, Any] | None = None) -> Envelope:
         """Return what :meth:`pack` stored in the entry *entry_id*, whose record has *headers*.
 
-        Raises InvalidValueError for bytes that are no packed message, UnknownVersionError for those of a later form.
+        Values of headers are plain JSON, also where kombu would give them a type of its own. Raises InvalidValueError
+        for bytes that are no packed message, UnknownVersionError for those of a later form.
         """
         if not data.startswith(VERSION):
             kind = UnknownVersionError if data[:1] and data[0] < ord(" ") else InvalidValueError
             raise kind(f"stored message begins with {data[:1]!r}: not a form that this version reads")
         try:
-            text = expand(data, entry_id)
-            # A hook is asked for each object in the message: spared where none can be of a type of its own.
-            decoder = _TYPED if '"__type__"' in text else _PLAIN
-            return cls._from_element(decoder.decode(text), headers or {})
-        except Exception as error:  # what decodes a type of its own in a header may raise anything
+            return cls._from_element(read_document(expand(data, entry_id)), headers or {})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidValueError(f"stored message cannot be read: {type(error).__name__}: {error}") from error
 
     @classmethod
@@ -190,7 +211,7 @@ class Envelope:
         if encoding:
             properties["body_encoding"] = encoding
         properties["delivery_info"] = {"exchange": self.exchange, "routing_key": self.routing_key}
-        properties["priority"] = self.properties.get("priority") or 0
+        properties["priority"] = self.priority
         properties["delivery_tag"] = tag
         return {
             "body": body,
@@ -211,24 +232,24 @@ class Envelope:
 
     @classmethod
     def _from_element(cls, element: Mapping[str, Any], kept: Mapping[str, Any]) -> Envelope:
-        properties = dict(element["properties"])
+        properties, headers = dict(element["properties"]), dict(element["headers"])
         route = properties.pop("delivery_info")
         properties.pop("delivery_tag")
         body = element["body"]
         encoded = properties.pop("body_encoding", "") == "base64"
-        declare, expires_at = kept.get("declare", ()), kept.get("expires_at")
-        if not isinstance(declare, list | tuple) or not isinstance(expires_at, int | None):
-            raise TypeError("its record has headers of other types")
+        _check_properties(properties)
+        for name in ("id", "task"):
+            _check_name(headers.get(name, ""), name)
         return cls(
             body=base64.b64decode(body, validate=True) if encoded else body.encode(),
-            content_type=element["content-type"],
-            content_encoding=element["content-encoding"],
-            headers=dict(element["headers"]),
+            content_type=_check_name(element["content-type"], "content-type"),
+            content_encoding=_check_name(element["content-encoding"], "content-encoding"),
+            headers=headers,
             properties=properties,
-            exchange=route["exchange"],
-            routing_key=route["routing_key"],
-            declare=declare,
-            expires_at=expires_at,
+            exchange=_check_name(route["exchange"], "exchange"),
+            routing_key=_check_name(route["routing_key"], "routing_key"),
+            declare=_declare_of(kept),
+            expires_at=_expiry_of(kept),
         )
 
 
@@ -236,19 +257,57 @@ class UnknownVersionError(InvalidValueError):
     """A stored message has a form of a later version; it is left alone."""
 
 
+def _check_name(value: Any, name: str) -> str:
+    if not isinstance(value, str) or len(value) > MAX_NAME:
+        raise TypeError(f"{name} must be text of up to {MAX_NAME} characters")
+    return value
+
+
+def _check_properties(properties: Mapping[str, Any]) -> None:
+    if abs(small_integer(properties.get("priority", 0))) > MAX_PRIORITY:
+        raise ValueError(f"the priority is above {MAX_PRIORITY}")
+    if not _OF_THE_PUBLISH.isdisjoint(properties):
+        raise ValueError(f"properties named {', '.join(sorted(_OF_THE_PUBLISH.intersection(properties)))}")
+    _check_name(properties.get("correlation_id") or "", "correlation_id")
+
+
+def _declare_of(kept: Mapping[str, Any]) -> Sequence[Any]:
+    declare = kept.get("declare", ())
+    if not isinstance(declare, list | tuple) or len(declare) > MAX_DECLARE:
+        raise TypeError(f"declare must be a list of up to {MAX_DECLARE} queues and exchanges")
+    for item in declare:
+        if not isinstance(item, Mapping):
+            _check_name(item, "declare")
+    return declare
+
+
+def _expiry_of(kept: Mapping[str, Any]) -> int | None:
+    expires_at = kept.get("expires_at")
+    if expires_at is not None and not 0 <= small_integer(expires_at) <= END_OF_CALENDAR_MS:
+        raise ValueError("expires_at is outside the calendar")
+    return expires_at
+
+
 def priority_of(properties: Mapping[str, Any]) -> int:
-    """Return the priority among *properties* as kombu reads it; 0 where none was given."""
+    """Return the priority among *properties* as kombu reads it, at most MAX_PRIORITY; 0 where none was given."""
+    value = properties.get("priority") or 0
+    # An exponent or many digits would make a number of any size: int() is for what a caller may well give.
+    if not isinstance(value, int | float) and not (isinstance(value, str) and len(value) <= MAX_DIGITS):
+        return 0
     try:
-        return int(properties.get("priority") or 0)
-    except (TypeError, ValueError, OverflowError):
+        return max(-MAX_PRIORITY, min(int(value), MAX_PRIORITY))
+    except (ValueError, OverflowError):
         return 0
 
 
 def expand(data: bytes, entry_id: str) -> str:
     """Return the element that *data* stands for; the delivery tag is left as one byte 0x81.
 
-    Raises InvalidValueError for an unknown phrase, and for an id that :meth:`Envelope.pack` does not leave out.
+    Raises InvalidValueError for an unknown phrase, for an id that :meth:`Envelope.pack` does not leave out, and where
+    more is left out than it leaves out.
     """
+    if len(data) > MOST_CODES and len(data.translate(None, _ASCII)) > MOST_CODES:
+        raise InvalidValueError(f"stored message leaves out more than {MOST_CODES} phrases")
     text = _PACKED.sub(_phrase, data[1:].decode("latin-1"))
     if _ID in text and not _is_left_out(entry_id):
         raise InvalidValueError(f"stored message has another id: {entry_id!r} has to stand in it")
@@ -260,9 +319,16 @@ def element_of(data: bytes, entry_id: str) -> str:
     return expand(data, entry_id).replace(TAG, str(uuid4()))
 
 
+def needs_reading(element: str) -> bool:
+    """Tell whether *element* may hold values of kombu's own types, which a worker would make numbers of any size of."""
+    # No writer of JSON escapes letters, unless it has something to hide.
+    return '"__type__"' in element or (r"\u00" in element and _ESCAPED.search(element) is not None)
+
+
 def _is_left_out(task_id: str) -> bool:
     """Tell whether JSON writes an id as it is."""
-    return task_id.isascii() and task_id.isprintable() and '"' not in task_id and "\\" not in task_id
+    plain = len(task_id) <= MAX_ID and task_id.isascii() and task_id.isprintable()
+    return plain and '"' not in task_id and "\\" not in task_id
 
 
 def _phrase(found: re.Match[str]) -> str:

@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from kombu.serialization import dumps
-from kombu.utils.json import loads
 
 from redis_queue.celery.attempt import OWN
 from redis_queue.celery.envelope import Envelope
+from redis_queue.codec import read_document
 from redis_queue.errors import InvalidValueError
+
+MOST_RETRIES: Final = 2**31
 
 
 def plain_body(envelope: Envelope) -> Any:
-    """Return the body, or None where it is no plain JSON. Nothing else is ever decoded."""
+    """Return the body, or None where it is no plain JSON. Nothing else is ever decoded, nor are kombu's own types."""
     if envelope.content_type != "application/json" or "compression" in envelope.headers:
         return None
     try:
-        return loads(envelope.body.decode())
-    except Exception:  # noqa: BLE001 - what decodes a type of its own may raise anything
+        return read_document(envelope.body)
+    except ValueError:
         return None
 
 
@@ -35,7 +37,7 @@ def retries_of(envelope: Envelope) -> int:
     """Return which retry of its task *envelope* is; 0 where that cannot be known."""
     call = envelope.headers if "task" in envelope.headers else json_body(envelope) or {}
     found = call.get("retries")
-    return found if isinstance(found, int) else 0
+    return found if isinstance(found, int) and 0 <= found <= MOST_RETRIES else 0
 
 
 def with_eta(envelope: Envelope, due_at: datetime) -> Envelope:

@@ -10,7 +10,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
-from kombu.utils.json import loads
 
 from redis_queue.batches import CHUNK, chunks
 from redis_queue.celery.brokers import Broker
@@ -19,11 +18,12 @@ from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.lists import InFlight, ListNames
 from redis_queue.celery.protocol import json_body
 from redis_queue.celery.tap import envelope_of
+from redis_queue.codec import MAX_DIGITS, read_document
 from redis_queue.delay_model import Foreign
 from redis_queue.errors import ConfigurationError
 from redis_queue.keeper import client_of
 from redis_queue.scripts import Scripts
-from redis_queue.times import from_ms
+from redis_queue.times import END_OF_CALENDAR_MS, from_ms
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -146,8 +146,8 @@ class _Plain:
 def loads_element(data: bytes) -> Any:
     """Return what *data* holds, or None if it is no JSON."""
     try:
-        return loads(data.decode())
-    except Exception:  # noqa: BLE001 - what decodes a type of its own may raise anything
+        return read_document(data)
+    except ValueError:
         return None
 
 
@@ -196,7 +196,7 @@ def _expires_at(app: Celery, call: Mapping[str, Any], properties: Mapping[str, A
     if call.get("expires"):
         return round(_aware(app, call["expires"]).timestamp() * 1000)
     # When it was sent is not known: it lives too long rather than too short.
-    return round(time.time() * 1000) + int(left)
+    return min(round(time.time() * 1000) + int(str(left)[:MAX_DIGITS]), END_OF_CALENDAR_MS)
 
 
 def _aware(app: Celery, value: Any) -> datetime:

@@ -13,7 +13,8 @@ from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCH
 
 from redis_queue.celery.attempt import ETA
 from redis_queue.celery.entities import describe, lifetime_ms
-from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.envelope import Envelope, priority_of
+from redis_queue.times import END_OF_CALENDAR_MS
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -78,12 +79,19 @@ def envelope_of(app: Celery, producer: Any, body: Any, options: Mapping[str, Any
         content_type=content_type,
         content_encoding=encoding,
         headers=headers,
-        properties={**{name: value for name, value in properties.items() if value is not None}, "delivery_mode": mode},
+        properties=_given(properties, mode),
         exchange=exchange,
         routing_key=routing_key,
         declare=_declare(declare, exchange, routing_key, app),
-        expires_at=None if expiration is None else round((time.time() + expiration) * 1000),
+        expires_at=None if expiration is None else min(round((time.time() + expiration) * 1000), END_OF_CALENDAR_MS),
     )
+
+
+def _given(properties: Mapping[str, Any], mode: int) -> dict[str, Any]:
+    given = {name: value for name, value in properties.items() if value is not None}
+    if "priority" in given:
+        given["priority"] = priority_of(given)
+    return {**given, "delivery_mode": mode}
 
 
 def _serialised(

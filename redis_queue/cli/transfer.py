@@ -19,6 +19,7 @@ from redis_queue.cli.conditions import conditions
 from redis_queue.cli.ending import interrupt, stopping
 from redis_queue.cli.output import harmless
 from redis_queue.cli.whole import STDOUT, whole
+from redis_queue.codec import read_document
 from redis_queue.console.access import Access
 from redis_queue.console.waiting import Conditions
 from redis_queue.delay import DelayQueue
@@ -102,9 +103,9 @@ def _read(lines: Iterable[str], queue: DelayQueue) -> Iterator[Push]:
         if not line.strip():
             continue
         try:
-            push = _push(json.loads(line))
+            push = _push(read_document(line))
             queue.check(push)
-        except (ValueError, TypeError, KeyError, RecursionError, binascii.Error) as error:
+        except (ValueError, TypeError, KeyError, binascii.Error) as error:
             reason = f"misses {error}" if isinstance(error, KeyError) else str(error)
             raise InvalidValueError(f"line {number}: {harmless(reason)}; nothing was stored") from error
         yield push

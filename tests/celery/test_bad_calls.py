@@ -284,7 +284,7 @@ def test_a_priority_leads_into_the_list_where_kombu_puts_it(app: Celery, client:
 
 
 @pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
-@pytest.mark.parametrize("options", [{"priority": 256}, {"priority": "high"}, {"queue": "x" * 300}])
+@pytest.mark.parametrize("options", [{"priority": 256}, {"queue": "x" * 300}])
 def test_what_rabbitmq_cannot_take_goes_back_and_holds_nobody_up(
     app: Celery, broker: Broker, client: redis.Redis, options: dict[str, Any]
 ) -> None:

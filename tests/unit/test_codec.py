@@ -10,7 +10,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from redis_queue import BodyError, ConfigurationError
-from redis_queue.codec import JSON, MAX_HEADERS, Codec, Record, Serializer, UnreadableError
+from redis_queue.codec import (
+    JSON,
+    MAX_DEPTH,
+    MAX_DIGITS,
+    MAX_HEADERS,
+    Codec,
+    Record,
+    Serializer,
+    UnreadableError,
+    read_document,
+    small_integer,
+)
 
 relaxed = settings(deadline=None, max_examples=50)
 
@@ -192,3 +203,29 @@ def test_what_is_done_to_the_headers_of_one_record_shows_in_no_other() -> None:
     headers: Any = CODEC.decode(record).headers
     headers["tenant"] = "A"
     assert CODEC.decode(record).headers == {}
+
+
+@pytest.mark.parametrize("number", ["9" * (MAX_DIGITS + 1), "1e999", "-1e999", "NaN", "Infinity"])
+def test_numbers_without_measure_are_unreadable(number: str) -> None:
+    with pytest.raises(UnreadableError, match="body is not json: ValueError"):
+        CODEC.decode(stored(b"json 0 %d\n%b" % (len(number), number.encode())))
+    with pytest.raises(UnreadableError, match="headers are not JSON"):
+        CODEC.decode(stored(b'bytes %d 0\n{"a":%b}' % (len(number) + 6, number.encode())))
+
+
+class TestADocument:
+    @pytest.mark.parametrize("text", ["9" * (MAX_DIGITS + 1), "[" * 100_000, "[" * 201 + "]" * 201, "{", b"\xff", b""])
+    def test_without_measure_is_refused(self, text: str | bytes) -> None:
+        with pytest.raises(ValueError):  # noqa: PT011 - one of several errors of Python
+            read_document(text)
+
+    def test_is_read_up_to_its_limits(self) -> None:
+        assert read_document("9" * MAX_DIGITS) == int("9" * MAX_DIGITS)
+        assert read_document("[" * MAX_DEPTH + "]" * MAX_DEPTH)
+        assert read_document(f"[{'[],' * 1000}[]]") == [[]] * 1001
+        assert read_document(b'{"__type__":"decimal","__value__":"1E+10000000"}')["__type__"] == "decimal"
+
+    @pytest.mark.parametrize("value", [None, True, 1.5, "1", 2**63, [1]])
+    def test_has_small_integers_where_integers_are_wanted(self, value: Any) -> None:
+        with pytest.raises(TypeError, match="expected an integer of up to 63 bits"):
+            small_integer(value)

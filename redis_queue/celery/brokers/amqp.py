@@ -14,6 +14,7 @@ from redis_queue.celery.brokers.amqp_message import TaskMessage, TooLargeError
 from redis_queue.celery.brokers.base import Broker, Settle, properties
 from redis_queue.celery.entities import build
 from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.typed_values import restored
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -112,7 +113,7 @@ class AmqpBroker(Broker):
             found.pop("priority", 0) or 0,
             envelope.content_type,
             envelope.content_encoding,
-            dict(envelope.headers),
+            restored(envelope.headers),
             found,
             _Message=TaskMessage,
         )

@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections import deque
+from decimal import Decimal
 from functools import cached_property
 from queue import Empty
 from typing import Any, Final, NamedTuple
@@ -241,6 +242,10 @@ class FetchingChannel(Channel):
         try:
             payload = loads(bytes_to_str(item))
             payload["properties"]["delivery_tag"] = tag
+            # Whoever puts it back makes an integer of its priority: of a decimal with an exponent one of any size.
+            if isinstance(payload["properties"].get("priority"), Decimal):
+                raise TypeError("the priority is a decimal")
+            self._get_message_priority(payload)
             # What ends in an error here would end the worker, and the next one that gets it.
             message = self.Message(payload, channel=self)
         except Exception:

@@ -18,6 +18,7 @@ from redis_queue import keys
 from redis_queue.celery.attempt import Attempt, beside, counted_id, is_redelivered
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.store import Store
+from redis_queue.codec import read_document
 from redis_queue.delay_model import Push
 from redis_queue.errors import RedisQueueError
 from redis_queue.times import END_OF_CALENDAR_MS
@@ -33,6 +34,9 @@ ATTRIBUTE: Final = "task_leases"
 
 REMEMBER: Final = 7 * 86400
 """Seconds for which the starts of a task are kept if it never ends."""
+
+MOST_HOST: Final = 255
+"""Characters of a host's name, as DNS has it."""
 
 task_poisoned: Final = Signal(name="task_poisoned", providing_args={"task_id", "deliveries", "exception"})
 """Sent by a worker that makes a dead letter of a task; the sender is the task. ``task_failure`` is sent as well."""
@@ -139,9 +143,10 @@ class DeliveryLimit:
 def _read_start(row: bytes | str) -> dict[str, Any]:
     """Return a start; one that cannot be read still counts."""
     try:
-        found = json.loads(row)
-        return {"host": str(found["host"]), "at": min(max(0.0, float(found["at"])), END_OF_CALENDAR_MS / 1000)}
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        found = read_document(row)
+        at = min(max(0.0, float(found["at"])), END_OF_CALENDAR_MS / 1000)
+        return {"host": str(found["host"])[:MOST_HOST], "at": at}
+    except (ValueError, TypeError, KeyError, OverflowError):
         return {"host": "an unknown host", "at": 0.0}
 
 

@@ -97,7 +97,7 @@ def _begun(task_id: str, task: Any, due: Any) -> _Run | None:
             **describe(task.name, task_id, route.get("routing_key")),
             **operation("run", PROCESS),
             **attributes,
-            "celery.retries": int(request.retries or 0),
+            "celery.retries": request.retries if isinstance(request.retries, int) else 0,
         },
     )
     return _Run(attributes, span, contexts.attach(trace.set_span_in_context(span)))
