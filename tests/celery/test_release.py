@@ -251,7 +251,7 @@ def _twice(call: Callable[..., Any]) -> Callable[..., Any]:
 
     def again(name: str, **arguments: Any) -> Any:
         script = call.__self__._remembering(name)  # type: ignore[attr-defined]
-        command = script._command((), {"sequence": 1, **arguments})
+        command = script._command((), {"sequence": next(call.__self__._caller.calls), **arguments})  # type: ignore[attr-defined]
         script._link.send(*command)
         return script._insist(command, 2)
 

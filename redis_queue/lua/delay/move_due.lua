@@ -2,7 +2,6 @@
 --
 -- Destinations stand in the entries, so this script writes keys that it does not declare; it must not be called on
 -- Redis Cluster. Who stores an entry chooses its destination: the caller says which lists may be written.
---
 -- KEYS[1] meta       HASH  schema
 -- KEYS[2] records    HASH  id -> record
 -- KEYS[3] waiting    ZSET  id -> due time (ms)
@@ -19,24 +18,22 @@
 --                    1; there 0x80 stands for the id and 0x81 for the tag. Without any, payloads arrive as they are
 --
 -- Returns {1 = there may be more, moved, passed over, microseconds until the next waiting entry is due (-1 = none)}
--- and, if any was moved, how many ms late they were: the sum, the worst, and how many in each bucket of
--- redis_queue.dispatching.
--- Passed over, and left as they are: entries without a destination, those whose destination is no list or may not be
--- written, messages that have to be read first. What is no record goes to quarantine. None keeps others from moving.
--- A second call moves others: the move itself is done once. When Redis is full nothing is moved, and the error says so.
--- Stops after the entry that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
+-- and, if any was moved, how many ms late they were: the sum, the worst, how many in each bucket of
+-- redis_queue.dispatching. Passed over, and left as they are: entries without a destination, those whose destination is
+-- not a list or may not be written, messages that have to be read first. Broken records go to quarantine. None of these
+-- keeps others from moving. A second call moves others. When Redis is full nothing is moved, and the error says so.
+-- Stops after the entry that makes 1 MiB: one call never blocks Redis for long.
 -- O(limit * log waiting)
 local meta, records, waiting, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local errors, quarantine = KEYS[5], KEYS[6]
 local now, limit, offset, within = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local nonce, lists = ARGV[5], tonumber(ARGV[6])
-local SCHEMA, FIRST, MOST, MOST_CODES, MAX_ID = 1, 130, 315619200000, 5000, 1020
-local MAX_BYTES, LARGE = 1048576, 4096
-local items = {unpack(ARGV, 7)}
+local SCHEMA, FIRST, MOST, MOST_CODES, MAX_ID, MAX_BYTES, LARGE = 1, 130, 315619200000, 5000, 1020, 1048576, 4096
+local more = {unpack(ARGV, 7)}
 
 -- What each destination is: a list that may not be written is none.
 local kinds, codes, phrases = setmetatable({}, {__index = function() return lists >= 0 and 'barred' end}), {}, 0
-for i, item in ipairs(items) do
+for i, item in ipairs(more) do
   if i <= lists then kinds[item] = false else codes[string.char(FIRST + phrases)], phrases = item, phrases + 1 end
 end
 -- Answers nil for a message that has to be read first: it grows beyond measure, or claims types that JSON lacks.
@@ -48,7 +45,7 @@ local function unpacked(record, from, id, tag)
     text, count = string.gsub(string.sub(record, from + 1), '[\128-\255]', codes, MOST_CODES)
   else
     -- gsub begins anew at each byte: a step over all that stands for itself takes a seventh of the time.
-    local parts, at, plain, code = {}, from + 1, nil, nil
+    local parts, at, plain, code = {}, from + 1
     while at <= #record and count < MOST_CODES do
       plain, code, at = string.match(record, '^([^\128-\255]*)([\128-\255]?)()', at)
       parts[#parts + 1], parts[#parts + 2], count = plain, codes[code] or code, count + 1
@@ -90,12 +87,9 @@ for i = 1, #due / 2 do ids[i] = due[2 * i - 1] end
 for i = 1, #bounds do counts[i] = 0 end
 -- They come in the order of their due times: each is at most as late as the one before it.
 local bucket, above = #bounds, bounds[#bounds - 1]
-local gone, moved, passed, full, bytes, more = {}, 0, 0, nil, 0, #ids == limit and 1 or 0
+local gone, moved, passed, full, bytes, rest = {}, 0, 0, nil, 0, #ids == limit and 1 or 0
 for i, id in ipairs(ids) do
-  if bytes >= MAX_BYTES then
-    more = 1
-    break
-  end
+  if bytes >= MAX_BYTES then rest = 1 break end
   local record = redis.call('HGET', records, id)
   bytes = bytes + #(record or '')
   local head, body, target, start = string.match(record or '', '^v1 %d+ %S+ (%d+) (%d+) ?(%d*)\n()')
@@ -113,10 +107,8 @@ for i, id in ipairs(ids) do
     local element = (kind == 'none' or kind == 'list') and unpacked(record, split + target, id, nonce .. i)
     local pushed = element and redis.pcall('LPUSH', destination, element)
     if type(pushed) == 'number' then
-      gone[#gone + 1] = id
-      moved = moved + 1
-      local late = now - due[2 * i]
-      if late > MOST then late = MOST end
+      gone[#gone + 1], moved = id, moved + 1
+      local late = math.min(now - due[2 * i], MOST)
       while late <= above do bucket, above = bucket - 1, bounds[bucket - 2] or -1 end
       counts[bucket], sum, worst = counts[bucket] + 1, sum + late, worst or late
     elseif pushed and string.find(pushed.err, 'OOM', 1, true) then
@@ -134,5 +126,5 @@ if #gone > 0 then
   if reasons > 0 then redis.call('HDEL', errors, unpack(gone)) end
 end
 if full and #gone == 0 then return redis.error_reply(full) end
-if moved == 0 then return {more, 0, passed, next_in()} end
-return {more, moved, passed, next_in(), sum, worst, unpack(counts)}
+if moved == 0 then return {rest, 0, passed, next_in()} end
+return {rest, moved, passed, next_in(), sum, worst, unpack(counts)}
