@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment; nothing needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough coverage test-oldest test-servers million chaos chaos-short mutants screenshots docs check lock bench bench-scripts bench-queue bench-delay bench-leases bench-peers compose-check clean
+.PHONY: help setup demo test test-thorough coverage test-oldest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-leases bench-peers compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -79,7 +79,11 @@ check: setup compose-check docs ## format, lint, types, layers, lock files, docu
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m docs.generated --check
 	$(BIN)/python -m pytest -q tests/unit/test_requirements.py
+
+reference: setup ## write into docs/reference what its pages take from the code
+	$(BIN)/python -m docs.generated
 
 docs: setup ## build the documentation into build/docs; a broken link or reference is an error
 	$(BIN)/sphinx-build -E -W --keep-going -q -d build/doctrees docs build/docs

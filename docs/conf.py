@@ -13,18 +13,12 @@ project = "redis_queue"
 author = "The redis_queue authors"
 release = installed("celery-redis-queue")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "docs.generated"]
+extensions = ["myst_parser", "sphinx_copybutton", "docs.generated"]
 exclude_patterns = ["README.md"]
 
 # Links to headings are written as GitHub makes them.
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "deflist"]
-
-autodoc_typehints = "signature"
-autodoc_member_order = "bysource"
-autodoc_class_signature = "mixed"
-# As they stand in the source: a function as a default says nothing as an object.
-autodoc_preserve_defaults = True
 
 # They would make other characters of options such as --json.
 smartquotes = False

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, get_args
+
+from docs.generated.tables import markdown, prose
 
 PLACES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "api-core": ("redis_queue", ()),
@@ -23,8 +27,10 @@ PLACES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "api-flask": ("redis_queue.contrib.flask", ("RedisQueue",)),
 }
 
-FOREIGN: Final = "AMQP, Exception, tuple"
-"""Classes of others: what is inherited from them is not ours to tell of."""
+WIDTH: Final = 90
+_NEXT: Final = ",\n    "
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def names(place: str) -> list[str]:
@@ -35,21 +41,114 @@ def names(place: str) -> list[str]:
 
 
 def page(place: str) -> str:
-    """Return what makes Sphinx read the docstrings."""
+    """Return a section for each public name."""
     module, _ = PLACES[place]
     found = importlib.import_module(module)
-    return "\n".join(_entry(module, name, getattr(found, name)) for name in names(place))
+    return "\n".join(_section(module, name, getattr(found, name)) for name in names(place))
 
 
-def _entry(module: str, name: str, thing: Any) -> str:
+def _section(module: str, name: str, thing: Any) -> str:
     if inspect.isclass(thing):
-        directive = f"autoclass:: {module}.{name}\n   :members:\n   :inherited-members: {FOREIGN}\n"
+        text = _class(name, thing)
     elif inspect.isfunction(thing):
-        directive = f"autofunction:: {module}.{name}\n"
+        text = _functions([_parsed(thing)])
     else:
         # A value has no docstring of its own: what stands behind it in the source is for it.
-        directive = f"py:data:: {module}.{name}\n\n   {_said_of(module, name)}\n"
-    return f"### {name}\n\n```{{eval-rst}}\n.. {directive}```\n"
+        text = f"{prose(_said_of(module, name))}\n"
+    return f"### {name}\n\n{text}"
+
+
+def _class(name: str, thing: type) -> str:
+    tree = _parsed(thing)
+    if dataclasses.is_dataclass(thing):
+        lines = [f"class {name}:", *(f"    {_text(node)}" for node in tree.body if _is_field(node))]
+    else:
+        made = [node for node in _written(thing) if node.name == "__init__"]
+        lines = [_call(f"class {name}", made[0]) if made else f"class {name}"]
+    parts = [_block(lines), markdown(ast.get_docstring(tree) or "")]
+    return "\n".join([*parts, *(_functions(group) for group in _members(thing))])
+
+
+def _is_field(node: ast.stmt) -> bool:
+    return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and not node.target.id.startswith("_")
+
+
+def _members(thing: type) -> Iterator[list[Function]]:
+    """Yield the public functions of a class; overloads stand together."""
+    found: dict[str, list[Function]] = {}
+    for node in _written(thing):
+        if not node.name.startswith("_"):
+            found.setdefault(node.name, []).append(node)
+    yield from found.values()
+
+
+def _written(thing: type) -> Iterator[Function]:
+    """Yield the functions of a class, then those that it inherits from classes of ours and does not replace."""
+    seen: set[str] = set()
+    for base in thing.__mro__:
+        own = _parsed(base).body if base.__module__.startswith("redis_queue") else []
+        found = [node for node in own if isinstance(node, Function) and node.name not in seen]
+        yield from found
+        seen |= {node.name for node in found}
+
+
+def _functions(group: list[Function]) -> str:
+    """Return the signatures of a function, or of its overloads, and what the last one says."""
+    shown = group[:-1] or group
+    lines = [line for node in shown for line in _signature(node)]
+    return f"{_block(lines)}\n{markdown(ast.get_docstring(group[-1]) or '')}"
+
+
+def _signature(node: Function) -> Iterator[str]:
+    decorators = [ast.unparse(each).rpartition(".")[2] for each in node.decorator_list]
+    returns = f" -> {_text(node.returns)}" if node.returns else ""
+    if any("property" in each for each in decorators):
+        yield f"{node.name}{returns.replace(' ->', ':')}"
+        return
+    yield from (f"@{each}" for each in decorators if each in ("classmethod", "staticmethod", "contextmanager"))
+    yield _call(node.name, node) + returns
+
+
+def _call(name: str, node: Function) -> str:
+    line = f"{name}({_arguments(node)})"
+    return line if len(line) <= WIDTH else f"{name}(\n    {_arguments(node, _NEXT)},\n)"
+
+
+def _arguments(node: Function, between: str = ", ") -> str:
+    """Return the arguments of a function, but for ``self``."""
+    found = node.args
+    listed = [*found.posonlyargs, *found.args]
+    defaults = [None] * (len(listed) - len(found.defaults)) + [*found.defaults]
+    parts = [_argument(*pair) for pair in zip(listed, defaults, strict=True) if pair[0].arg not in ("self", "cls")]
+    if found.vararg:
+        parts.append(f"*{_argument(found.vararg, None)}")
+    elif found.kwonlyargs:
+        parts.append("*")
+    parts += [_argument(*pair) for pair in zip(found.kwonlyargs, found.kw_defaults, strict=True)]
+    if found.kwarg:
+        parts.append(f"**{_argument(found.kwarg, None)}")
+    return between.join(parts)
+
+
+def _argument(argument: ast.arg, default: ast.expr | None) -> str:
+    if default is None:
+        return _text(argument)
+    return f"{_text(argument)}{' = ' if argument.annotation else '='}{_text(default)}"
+
+
+def _text(node: ast.AST) -> str:
+    # As in the source, but for the module of a type that a method of the same name hides.
+    return re.sub(r"'([^'\"]*)'", r'"\1"', ast.unparse(node)).replace("builtins.", "")
+
+
+def _block(lines: Iterable[str]) -> str:
+    # Blocks of "python" are carried out by a test.
+    return "\n".join(["```py", *lines, "```", ""])
+
+
+def _parsed(thing: Any) -> Any:
+    """Return the syntax of a class or function: what was written, which no version of Python shows otherwise."""
+    return ast.parse(inspect.cleandoc("\n" + inspect.getsource(thing))).body[0]
 
 
 def _said_of(module: str, name: str) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from typing import Final
 
+from docs.generated.tables import markdown
 from redis_queue import keys
 
 
 def page() -> str:
-    """Return the docstring, which is reStructuredText."""
-    return f"```{{eval-rst}}\n{inspect.cleandoc(keys.__doc__ or '')}\n```\n"
+    """Return the docstring."""
+    return markdown(inspect.cleandoc(keys.__doc__ or ""))
 
 
 MAKERS: Final = {"keys": page}

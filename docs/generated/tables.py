@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -16,9 +17,42 @@ def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
+def markdown(text: str) -> str:
+    """Return a docstring as Markdown, paragraph by paragraph; lists and tables stay what they are."""
+    return "".join(f"{_paragraph(part)}\n\n" for part in text.split("\n\n") if part.strip()).removesuffix("\n")
+
+
+def _paragraph(text: str) -> str:
+    lines = text.split("\n")
+    if set(lines[0]) == {"=", " "}:
+        return _simple_table(lines)
+    items = re.split(r"\n(?=- )", text)
+    return "\n".join(map(prose, items))
+
+
+def _simple_table(lines: list[str]) -> str:
+    """Return a table of reStructuredText as one of Markdown."""
+    starts = [found.start() for found in re.finditer("=+", lines[0])]
+    ends: list[int | None] = [*starts[1:], None]
+    rows: list[list[str]] = []
+    for line in lines[1:]:
+        if set(line) <= {"=", " "}:
+            continue
+        cells = [line[start:end].strip() for start, end in zip(starts, ends, strict=True)]
+        if cells[0]:
+            rows.append(cells)
+        else:
+            # A row goes on.
+            rows[-1] = [f"{before} {cell}".strip() for before, cell in zip(rows[-1], cells, strict=True)]
+    # A head stands between two rules.
+    head = rows.pop(0) if sum(set(line) <= {"=", " "} for line in lines) > 2 else [""] * len(starts)  # noqa: PLR2004
+    return table(head, ([code(first), *map(prose, others)] for first, *others in rows)).rstrip("\n")
+
+
 def prose(text: str) -> str:
-    """Return a docstring as Markdown: its ``code`` and its roles become code."""
-    return re_roles(" ".join(text.split())).replace("``", "`")
+    """Return a paragraph of a docstring as Markdown: its ``code`` and its roles become code, ``<`` stays one."""
+    parts = re_roles(" ".join(text.split())).replace("``", "`").split("`")
+    return "`".join(part.replace("<", "\\<") if number % 2 == 0 else part for number, part in enumerate(parts))
 
 
 def re_roles(text: str) -> str:

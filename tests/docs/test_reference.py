@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from docs.generated import MAKERS, MARK, fill
+from docs.generated import MAKERS, MARK, SITE, stale
+from docs.generated import pages as contents
 from docs.generated.api import PLACES
 from redis_queue import Settings, errors, keys
 from redis_queue.celery import CelerySettings
@@ -24,8 +25,8 @@ NOT_FOR_OTHERS = {"validation"}
 
 
 def page(name: str) -> str:
-    """Return a page of the reference as the site has it."""
-    return fill((DOCS / "reference" / f"{name}.md").read_text("utf-8"))
+    """Return a page of the reference."""
+    return (DOCS / "reference" / f"{name}.md").read_text("utf-8")
 
 
 def rows(text: str) -> dict[str, str]:
@@ -35,12 +36,33 @@ def rows(text: str) -> dict[str, str]:
 
 
 def test_every_mark_is_used_and_every_one_used_is_made() -> None:
-    used = [name for path in pages() for name in MARK.findall(path.read_text("utf-8"))]
-    assert sorted(used) == sorted(MAKERS)
+    texts = [path.read_text("utf-8") for path in pages()]
+    assert sorted(found[1] for text in texts for found in MARK.finditer(text)) == sorted(MAKERS)
+    assert [name for text in texts for name in SITE.findall(text)] == [*contents.MAKERS]
+
+
+def test_the_pages_are_as_the_code_is() -> None:
+    assert [*stale()] == [], "make reference"
+
+
+def test_a_page_that_is_not_as_the_code_is_is_found_and_written(tmp_path: Path) -> None:
+    good = page("settings")
+    told = tmp_path / "settings.md"
+    told.write_text(good.replace("| `redis_queue_shards` | `1` |", "| `redis_queue_shards` | `2` |"), "utf-8")
+    assert stale(tmp_path) == {told: good}
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "reference").glob("*.md")), ids=lambda path: path.stem)
+def test_the_reference_is_whole_on_github(path: Path) -> None:
+    text = path.read_text("utf-8")
+    for found in MARK.finditer(text):
+        assert len(found[2]) > 100, found[1]
+    # What only Sphinx knows.
+    assert not re.search(r"```\{|:\w+:`", text)
 
 
 def test_every_page_is_in_the_contents_once() -> None:
-    listed = re.findall(r"^[\w/-]+$", fill("<!-- generated: contents -->"), re.MULTILINE)
+    listed = re.findall(r"^[\w/-]+$", contents.contents(), re.MULTILINE)
     there = [str(path.relative_to(DOCS).with_suffix("")) for path in pages()]
     assert sorted([*listed, "index"]) == there
 
@@ -77,10 +99,11 @@ def test_every_command_has_its_options() -> None:
 
 
 def test_every_public_name_is_in_the_api_or_an_error() -> None:
-    text, told = page("api"), rows(page("errors"))
+    told = rows(page("errors"))
+    sections = dict(re.findall(r"^## ([\w.]+)\n(.*?)(?=^## |\Z)", page("api"), re.MULTILINE | re.DOTALL))
     for place, _ in PLACES.values():
         for name in getattr(importlib.import_module(place), "__all__", ()):
-            assert f"{place}.{name}\n" in text or name in told, f"{place}.{name}"
+            assert f"### {name}\n" in sections[place] or name in told, f"{place}.{name}"
 
 
 def test_every_package_with_public_names_is_in_the_api() -> None:
@@ -109,7 +132,7 @@ def test_every_metric_that_the_guide_names_is_there_and_none_besides() -> None:
 def test_every_part_of_a_key_is_there() -> None:
     text = page("keys")
     for name in vars(keys.Keys("p", "delay", "name", 0)):
-        assert name == "_root" or re.search(rf"^{name}\b", text, re.MULTILINE), name
+        assert name == "_root" or re.search(rf"^\| `{name}\b", text, re.MULTILINE), name
     for function in ("registry", "starts", "audit", "visibility_timeouts", "unreadable", "sweep", "counters"):
         assert f":{function}" in text, function
 

@@ -1,0 +1,24 @@
+"""``python -m docs.generated``: write what pages take from the code; with ``--check``, only name those that differ."""
+
+from __future__ import annotations
+
+import sys
+
+from docs.generated import FOLDER, stale
+
+
+def main() -> int:
+    """Return 1 if a page was not as the code is and nothing was written."""
+    check = "--check" in sys.argv[1:]
+    found = stale()
+    for path, text in found.items():
+        sys.stdout.write(
+            f"{path.relative_to(FOLDER.parent)} {'is not as the code is: make reference' if check else ''}\n"
+        )
+        if not check:
+            path.write_text(text, "utf-8")
+    return int(check and bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
