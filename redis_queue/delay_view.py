@@ -9,7 +9,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from redis_queue.batches import CHUNK, check_limit, check_offset
 from redis_queue.codec import UnreadableError
@@ -23,8 +23,11 @@ from redis_queue.leasing import Clock, Shard, id_bytes, id_text, server_clock
 from redis_queue.model import DeadLetter, DelayStats, Entry, InFlight, Item, Lease, Quarantined
 from redis_queue.registry import Registry
 from redis_queue.scripts import Scripts
-from redis_queue.settings import Settings
+from redis_queue.settings import Overrides, Settings
 from redis_queue.times import END_OF_CALENDAR_MS, MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Found = TypeVar("Found", DeadLetter, Quarantined, InFlight)
 
@@ -42,7 +45,7 @@ class DelayView:
         *,
         settings: Settings | None = None,
         clock: Clock = server_clock,
-        **overrides: Any,
+        **overrides: Unpack[Overrides],
     ) -> None:
         self.name = name
         self.settings = Settings.choose(settings, overrides)

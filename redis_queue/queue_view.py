@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from redis_queue.batches import CHUNK, check_limit, check_offset
 from redis_queue.codec import UnreadableError
@@ -12,8 +12,11 @@ from redis_queue.leasing import Clock, Shard, id_text, server_clock
 from redis_queue.model import DeadLetter, InFlight, Item, Lease, Message, Quarantined, QueueStats
 from redis_queue.registry import Registry
 from redis_queue.scripts import Scripts
-from redis_queue.settings import Settings
+from redis_queue.settings import Overrides, Settings
 from redis_queue.times import from_ms
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class QueueView:
@@ -26,7 +29,7 @@ class QueueView:
         *,
         settings: Settings | None = None,
         clock: Clock = server_clock,
-        **overrides: Any,
+        **overrides: Unpack[Overrides],
     ) -> None:
         self.name = name
         self.settings = Settings.choose(settings, overrides)

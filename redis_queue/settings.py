@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypedDict
 
 from redis_queue.codec import JSON, Serializer
 from redis_queue.errors import ConfigurationError, InvalidDelayError
@@ -82,6 +82,20 @@ class Settings:
                 hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
                 raise ConfigurationError(f"unknown setting {name!r}: {hint}")
         return cls(**values)
+
+
+class Overrides(TypedDict, total=False):
+    """The fields of :class:`Settings` as keyword arguments of a queue, for type checkers."""
+
+    prefix: str
+    visibility_timeout: Seconds
+    max_deliveries: int
+    max_length: int
+    max_body: int
+    poll_interval: Seconds
+    put_back_on_get: int
+    shards: int
+    serializer: Serializer
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery
 from flask import Flask, Response, current_app, g, render_template, request
@@ -19,7 +19,10 @@ from redis_queue.web import acting, dead, doctor, entry, forecast, overview, que
 from redis_queue.web.desk import DESK, Desk
 from redis_queue.web.guard import Cookies, Guard, Unknown, form_token, seal
 from redis_queue.web.named import reference
-from redis_queue.web.settings import WebSettings
+from redis_queue.web.settings import WebOverrides, WebSettings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MAX_FORM: Final = 1024 * 1024
 """Bytes of a form."""
@@ -43,7 +46,7 @@ def dashboard(
     settings: WebSettings | None = None,
     *,
     prefix: str = "redis_queue",
-    **options: Any,
+    **options: Unpack[WebOverrides],
 ) -> Flask:
     """Return the dashboard of *source* as a WSGI application: of a Celery app, or of a Redis by URL or client.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypedDict
 
 from redis_queue.errors import ConfigurationError
 
@@ -48,3 +48,15 @@ class WebSettings:
             raise ConfigurationError(f"secret_key is shorter than {MIN_SECRET} characters")
         if len(self.label) > MAX_LABEL:
             raise ConfigurationError(f"label {self.label[:MAX_LABEL]!r}... is longer than {MAX_LABEL} characters")
+
+
+class WebOverrides(TypedDict, total=False):
+    """The fields of :class:`WebSettings` as keyword arguments of a dashboard, for type checkers."""
+
+    allow_write: bool
+    users: Mapping[str, str] | None
+    identify: Callable[[Mapping[str, object]], str | None] | None
+    may_write: Callable[[Mapping[str, object]], bool] | None
+    hosts: Sequence[str] | None
+    secret_key: str | None
+    label: str
