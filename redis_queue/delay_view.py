@@ -9,7 +9,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from redis_queue.batches import CHUNK, check_limit, check_offset
 from redis_queue.codec import UnreadableError
@@ -33,6 +33,20 @@ Found = TypeVar("Found", DeadLetter, Quarantined, InFlight)
 
 MAX_DIGITS: Final = 15
 """Digits of a due time in ms within the calendar."""
+
+
+class HasDueTime(Protocol):
+    """What has an id and a due time: an entry, or a task that is one."""
+
+    @property
+    def id(self) -> str:
+        """The id."""
+        ...
+
+    @property
+    def due_at(self) -> datetime:
+        """When it is due."""
+        ...
 
 
 class DelayView:
@@ -76,7 +90,7 @@ class DelayView:
         due_before: datetime | None = None,
         due_after: datetime | None = None,
     ) -> builtins.list[Entry]:
-        """Return a page of waiting entries by due time, then id.
+        """Return a page of up to *limit* (1 to 500) waiting entries by due time, then id; :meth:`scan` yields all.
 
         Left out are those that cannot be read, and those that are due after the end of the calendar. *after* is
         :meth:`cursor` of the last entry seen; pages stay stable while others come and go. What cannot be read does not
@@ -102,16 +116,21 @@ class DelayView:
         return entries[:limit]
 
     @staticmethod
-    def cursor(entry: Entry) -> str:
-        """Return what :meth:`list` takes as *after* to go on behind *entry*."""
+    def cursor(entry: HasDueTime) -> str:
+        """Return what :meth:`list` and :meth:`scan` take as *after* to go on behind *entry*."""
         return f"{round(entry.due_at.timestamp() * 1000)}:{entry.id}"
 
-    def __iter__(self) -> Iterator[Entry]:
-        """Yield all waiting entries by due time, a page at a time."""
-        after = None
-        while page := self.list(after=after, limit=CHUNK):
+    def scan(
+        self, *, after: str | None = None, due_before: datetime | None = None, due_after: datetime | None = None
+    ) -> Iterator[Entry]:
+        """Yield all waiting entries that :meth:`list` would return, read a page of 500 at a time."""
+        while page := self.list(after=after, limit=CHUNK, due_before=due_before, due_after=due_after):
             yield from page
             after = self.cursor(page[-1])
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Yield all waiting entries by due time, as :meth:`scan` does."""
+        return self.scan()
 
     def count(self, *, due_before: datetime | None = None, due_after: datetime | None = None) -> int:
         """Count waiting entries, all or those due in a time window (*due_after* included, *due_before* not)."""

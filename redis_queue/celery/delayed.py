@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from celery.app.amqp import AMQP
 
@@ -35,10 +36,22 @@ from redis_queue.times import Seconds, duration_ms
 
 if TYPE_CHECKING:
     from celery import Celery
+    from typing_extensions import Unpack
 
 ATTRIBUTE: Final = "delayed_tasks"
 
 Match = Callable[[TaskEntry], bool]
+
+
+class TaskConditions(TypedDict, total=False):
+    """Which waiting tasks are meant, for type checkers."""
+
+    task: str | None
+    queue: str | None
+    stamp: Mapping[str, Any] | None
+    id_prefix: str | None
+    due_before: datetime | None
+    due_after: datetime | None
 
 
 class DelayedTasks:
@@ -135,7 +148,30 @@ class DelayedTasks:
         return self.queue.run_now(id)
 
     def list(
+        self, *, after: str | None = None, limit: int = 100, **conditions: Unpack[TaskConditions]
+    ) -> builtins.list[TaskEntry]:
+        """Return a page of up to *limit* (1 to 500) waiting tasks by due time; :meth:`scan` yields all.
+
+        All *conditions* must hold: ``task``, ``queue``, ``id_prefix``, ``due_before``, ``due_after``, and ``stamp``,
+        which maps names of stamps to a value, or to several of which one must be there. *after* is :meth:`cursor` of
+        the last task seen.
+        """
+        check_limit(limit, CHUNK)
+        return [*islice(self._scan(after, limit, **conditions), limit)]
+
+    def scan(self, *, after: str | None = None, **conditions: Unpack[TaskConditions]) -> Iterator[TaskEntry]:
+        """Yield all waiting tasks that :meth:`list` would return, read a page of 500 at a time."""
+        return self._scan(after, CHUNK, **conditions)
+
+    @staticmethod
+    def cursor(task: TaskEntry) -> str:
+        """Return what :meth:`list` and :meth:`scan` take as *after* to go on behind *task*."""
+        return DelayQueue.cursor(task)
+
+    def _scan(
         self,
+        after: str | None,
+        size: int,
         *,
         task: str | None = None,
         queue: str | None = None,
@@ -144,15 +180,11 @@ class DelayedTasks:
         due_before: datetime | None = None,
         due_after: datetime | None = None,
     ) -> Iterator[TaskEntry]:
-        """Yield waiting tasks by due time, read a page of 500 at a time; all given conditions must hold.
-
-        *stamp* maps names of stamps to a value, or to several of which one must be there.
-        """
+        """Yield what matches behind *after*; the first page that is read has *size* entries, the others 500."""
         matches = _matcher(task, queue, stamp, id_prefix)
-        after = None
-        while page := self.queue.list(after=after, limit=CHUNK, due_before=due_before, due_after=due_after):
+        while page := self.queue.list(after=after, limit=size, due_before=due_before, due_after=due_after):
             yield from filter(matches, map(TaskEntry.of, page))
-            after = self.queue.cursor(page[-1])
+            after, size = self.queue.cursor(page[-1]), CHUNK
 
     def count(self, *, due_before: datetime | None = None, due_after: datetime | None = None) -> int:
         """Count waiting tasks, all or those due in a time window."""
@@ -167,15 +199,15 @@ class DelayedTasks:
         duration_ms(hours, name="hours")
         return self.queue.forecast(buckets, width=hours * 3600 / buckets)
 
-    def cancel_matching(self, *, dry_run: bool = False, **conditions: Any) -> int:
-        """Cancel all tasks that :meth:`list` yields for *conditions*, at least one; return how many.
+    def cancel_matching(self, *, dry_run: bool = False, **conditions: Unpack[TaskConditions]) -> int:
+        """Cancel all tasks that :meth:`scan` yields for *conditions*, at least one; return how many.
 
         With *dry_run* they are only counted.
         """
         if not any(value is not None for value in conditions.values()):
             raise InvalidValueError("cancel_matching() without a condition would cancel everything: give one")
         # One that was written by hand may have an id that no call takes.
-        ids = [entry.id for entry in self.list(**conditions) if is_id(entry.id)]
+        ids = [entry.id for entry in self.scan(**conditions) if is_id(entry.id)]
         return len(ids) if dry_run else sum(self.cancel_many(ids))
 
     def push_many(self, signatures: Iterable[Any], *, countdown: Seconds | None = None) -> builtins.list[Any]:

@@ -67,7 +67,7 @@ class Tasks:
 
     def left(self) -> Iterator[str]:
         """Yield the ids of tasks that wait or are dead."""
-        yield from (entry.id for entry in self._delayed.list())
+        yield from (entry.id for entry in self._delayed.scan())
         yield from (letter.id for letter in self._delayed.queue.dead_letters(limit=500))
 
     def wrong(self) -> Iterator[str]:

@@ -37,14 +37,11 @@ class Conditions:
         """Yield the waiting entries that match by due time, read a page at a time; *seen* is told of all."""
         seen = seen or Seen()
         before, since = self._window(access)
-        after = None
-        while page := queue.list(after=after, limit=CHUNK, due_before=before, due_after=since):
-            for entry in page:
-                task = TaskEntry.of(entry)
-                seen.add(task.task)
-                if self.match(task):
-                    yield entry, task
-            after = queue.cursor(page[-1])
+        for entry in queue.scan(due_before=before, due_after=since):
+            task = TaskEntry.of(entry)
+            seen.add(task.task)
+            if self.match(task):
+                yield entry, task
 
     def page(
         self, access: Access, queue: DelayQueue, after: str | None, limit: int, seen: Seen | None = None

@@ -910,7 +910,7 @@ class TestPushMany:
         calls: Any = client.info("commandstats")
         assert calls["cmdstat_evalsha"]["calls"] == 3
         assert delayed.count() == 1201
-        stored = {entry.id: entry.args for entry in delayed.list()}
+        stored = {entry.id: entry.args for entry in delayed.scan()}
         assert [stored[result.id] for result in results] == [f"({n}, {n})" for n in range(1200)]
         assert dispatch(app).sent == 0
         assert on_redis.take(default_of(app)) == []

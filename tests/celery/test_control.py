@@ -259,21 +259,41 @@ class TestLooking:
         assert entry.expires_at is not None
         assert delayed.get("unknown") is None
 
-    def test_list_takes_conditions_and_reads_page_after_page(
+    def test_scan_takes_conditions_and_reads_page_after_page(
         self, delayed: DelayedTasks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("redis_queue.celery.delayed.CHUNK", 2)
         names = [f"order-{number}" for number in range(5)]
         for number, name in enumerate(names):
             delayed.app.send_task(f"shop.t{number % 2}", countdown=60 + number, task_id=name, queue=f"q{number % 3}")
-        assert [entry.id for entry in delayed.list()] == names
-        assert [entry.id for entry in delayed.list(task="shop.t1")] == ["order-1", "order-3"]
-        assert [entry.id for entry in delayed.list(queue="q0", id_prefix="order-")] == ["order-0", "order-3"]
+        assert [entry.id for entry in delayed.scan()] == names
+        assert [entry.id for entry in delayed.scan(task="shop.t1")] == ["order-1", "order-3"]
+        assert [entry.id for entry in delayed.scan(queue="q0", id_prefix="order-")] == ["order-0", "order-3"]
         middle = datetime.now(timezone.utc) + timedelta(seconds=61.5)
-        assert [entry.id for entry in delayed.list(due_before=middle)] == names[:2]
+        assert [entry.id for entry in delayed.scan(due_before=middle)] == names[:2]
         assert delayed.count() == 5
         assert delayed.count(due_before=middle) == 2
         assert sum(count for _, count in delayed.forecast(hours=1, buckets=6)) == 5
+
+    def test_list_is_a_page_for_tasks_and_for_entries(self, delayed: DelayedTasks) -> None:
+        names = [f"order-{number}" for number in range(5)]
+        for number, name in enumerate(names):
+            delayed.app.send_task(f"shop.t{number % 2}", countdown=60 + number, task_id=name)
+        for place in (delayed, delayed.queue):
+            page = place.list(limit=2)
+            assert isinstance(page, list)
+            assert [entry.id for entry in page] == names[:2]
+            after = place.cursor(page[-1])
+            assert [entry.id for entry in place.list(after=after)] == names[2:]
+            assert [entry.id for entry in place.scan(after=after)] == names[2:]
+            for limit in (0, 501):
+                with pytest.raises(InvalidValueError, match=f"limit={limit}"):
+                    place.list(limit=limit)
+        (first,) = delayed.list(task="shop.t1", limit=1)
+        (second,) = delayed.list(task="shop.t1", limit=1, after=delayed.cursor(first))
+        assert (first.id, second.id) == ("order-1", "order-3")
+        with pytest.raises(TypeError, match="tsk"):
+            delayed.list(tsk="shop.t1")
 
     def test_reschedule_and_run_now(self, delayed: DelayedTasks) -> None:
         result = send(delayed, 60)

@@ -213,7 +213,7 @@ class TestFaults:
         one_redis.settings["redis_queue_dispatch_interval"] = 0.2
         delayed = one_redis.delayed()
         delayed.push_many([delayed.app.signature(NOTE) for _ in range(8_000)], countdown=0.05)
-        ids = [entry.id for entry in delayed.list()]
+        ids = [entry.id for entry in delayed.scan()]
         for _ in range(4):
             with one_redis.dispatcher() as dispatcher:
                 before = one_redis.client.llen("delaying")

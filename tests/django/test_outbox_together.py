@@ -107,7 +107,7 @@ def rows() -> list[str]:
 
 
 def scheduled(delayed: Any) -> list[str]:
-    return sorted(entry.id for entry in delayed.list())
+    return sorted(entry.id for entry in delayed.scan())
 
 
 def relay_and_die(redis_url: str, database: str) -> None:

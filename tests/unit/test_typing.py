@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 CALLS = """
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.celery import DelayedTasks
 from redis_queue.web import dashboard
 
 RedisQueue("orders", "redis://", max_deliveries=5, visibility_timeout=30)
@@ -22,6 +23,11 @@ RedisQueue("orders", "redis://", max_delivery=5)  # wrong
 RedisQueue("orders", "redis://", max_deliveries="5")  # wrong
 DelayQueue("later", "redis://", shards=4)
 DelayQueue("later", "redis://", shard=4)  # wrong
+def look(delayed: DelayedTasks) -> None:
+    delayed.list(task="shop.remind", limit=5)[0]
+    delayed.list(tasks="shop.remind")  # wrong
+    delayed.scan(task="shop.remind")[0]  # wrong
+    delayed.cancel_matching(quue="mail")  # wrong
 dashboard("redis://", allow_write=True)
 dashboard("redis://", allow_writes=True)  # wrong
 """
