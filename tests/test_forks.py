@@ -107,3 +107,28 @@ def test_a_child_that_leaves_a_lock_keeps_it_for_its_parent(redis_url: str) -> N
             print(os.waitstatus_to_exitcode(status), lock.acquire())
     """
     assert run(redis_url, code) == "7 None"
+
+
+def test_a_child_opens_the_store_although_a_thread_of_its_parent_was_at_it(redis_url: str) -> None:
+    code = """
+        import contextlib, socket, threading
+        from celery import Celery
+        from redis_queue import StoreUnavailableError
+        from redis_queue.celery import DelayedTasks, TaskLeases
+
+        def first_look(owner):
+            with contextlib.suppress(StoreUnavailableError):
+                owner.queue
+
+        for kind in (DelayedTasks, TaskLeases):
+            listener = socket.create_server(("127.0.0.1", 0))
+            app = Celery(broker=f"redis://127.0.0.1:{listener.getsockname()[1]}", set_as_current=False)
+            app.conf.broker_transport_options = {"socket_timeout": 0.5}
+            owner = kind(app)
+            thread = threading.Thread(target=first_look, args=[owner], daemon=True)
+            thread.start()
+            silent, _ = listener.accept()
+            silent.recv(1)
+            print(fork(lambda: first_look(owner)))
+    """
+    assert run(redis_url, code) == "0\n0"

@@ -18,6 +18,10 @@ class Aside:
     """Runs calls in order; its thread lives while there are any. What a call raises is logged."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin without calls and with a new lock: in a forked child there is no thread that would run or free them."""
         self._calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
         self._lock = threading.Lock()
         self._running = False

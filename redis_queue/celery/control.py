@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -106,6 +107,7 @@ _CANCELS: Final[Mapping[str, Callable[[DelayedTasks, Mapping[str, Any]], None]]]
 
 
 _aside: Final = Aside()
+os.register_at_fork(after_in_child=_aside.forget)
 
 
 def _storable(ids: Any) -> list[str]:

@@ -6,7 +6,6 @@ import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
@@ -32,6 +31,7 @@ from redis_queue.delay import DelayQueue
 from redis_queue.delay_model import Push
 from redis_queue.errors import InvalidDelayError, InvalidValueError
 from redis_queue.keys import is_id
+from redis_queue.lazy_property import LazyProperty
 from redis_queue.times import Seconds, duration_ms
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class DelayedTasks:
         """Capture what *amqp* sends."""
         self._capture.wrap(amqp)
 
-    @cached_property
+    @LazyProperty
     def settings(self) -> CelerySettings:
         """The settings of the app."""
         return self.store.settings
@@ -103,12 +103,12 @@ class DelayedTasks:
         """Where the app keeps its queues."""
         return Store.of(self.app)
 
-    @cached_property
+    @LazyProperty
     def queue(self) -> DelayQueue:
         """The DelayQueue that holds the tasks; its dead letters are what could not be sent."""
         return self.store.delay_queue()
 
-    @cached_property
+    @LazyProperty
     def _lists(self) -> ListNames | None:
         """How the broker names its lists, or None where it has none."""
         with self.app.connection_for_write() as connection:

@@ -11,7 +11,6 @@ import math
 import random
 import threading
 import time
-from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import redis
@@ -25,6 +24,7 @@ from redis_queue.celery.store import Store
 from redis_queue.delay import DelayQueue
 from redis_queue.delay_model import Leadership
 from redis_queue.errors import RedisQueueError, StoreError
+from redis_queue.lazy_property import LazyProperty
 from redis_queue.translation import RedisErrors, translate
 
 if TYPE_CHECKING:
@@ -64,20 +64,20 @@ class DispatchLoop:
         self.leads = False
         self.total = Dispatched()
 
-    @cached_property
+    @LazyProperty
     def _queue(self) -> DelayQueue:
         """The queue as it was written, which only Redis knows: it may be away when a worker starts."""
         return self._store.delay_queue()
 
-    @cached_property
+    @LazyProperty
     def _dispatcher(self) -> Dispatcher:
         return Dispatcher(self._app, self._queue, settings=self._store.settings)
 
-    @cached_property
+    @LazyProperty
     def _notes(self) -> DispatchNotes:
         return DispatchNotes(self._queue, self.name)
 
-    @cached_property
+    @LazyProperty
     def _wake(self) -> _Wake:
         return _Wake(self._queue, min(self._interval, 0.25))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
 import redis
@@ -14,6 +13,7 @@ from redis_queue.connection import Client
 from redis_queue.doctor.finding import WithheldError
 from redis_queue.errors import StoreError
 from redis_queue.keys import Keys, Kind
+from redis_queue.lazy_property import LazyProperty
 from redis_queue.scripts import Argument, BoundScript, Scripts
 
 STEP: Final = 500
@@ -44,7 +44,7 @@ class Server:
             self.withheld.add(text(command[0]))
             raise WithheldError(str(error)) from error
 
-    @cached_property
+    @LazyProperty
     def info(self) -> dict[str, str]:
         """What INFO tells."""
         lines = text(self.command("INFO")).splitlines()

@@ -14,7 +14,6 @@ import os
 import time
 from collections import deque
 from decimal import Decimal
-from functools import cached_property
 from queue import Empty
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +25,7 @@ from kombu.utils.json import dumps, loads
 from redis_queue.batches import CHUNK
 from redis_queue.celery.lists import InFlight
 from redis_queue.keeper import client_of
+from redis_queue.lazy_property import LazyProperty
 from redis_queue.scripts import load
 from redis_queue.translation import translate
 
@@ -118,7 +118,7 @@ class FetchingChannel(Channel):
     _in_poll: Any
     _brpop_sent_at: Any
 
-    @cached_property
+    @LazyProperty
     def _received(self) -> deque[tuple[str, Any, Any]]:
         """What was taken and not handed on yet: queue, payload and message."""
         return deque()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from functools import cached_property
 from typing import Any, Final
 
 from celery.worker import state
@@ -17,6 +16,7 @@ from redis_queue.celery.leases.fetching import FetchingChannel
 from redis_queue.celery.leases.keeping import Keeping
 from redis_queue.celery.lists import InFlight
 from redis_queue.keys import sweeping
+from redis_queue.lazy_property import LazyProperty
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +47,12 @@ class LeasedQoS(QoS):
     _swept_at = 0.0
     _looked_at = 0.0
 
-    @cached_property
+    @LazyProperty
     def _recorded(self) -> set[str]:
         """Tags of messages that are on their way to the worker."""
         return set()
 
-    @cached_property
+    @LazyProperty
     def _outliving(self) -> set[str]:
         """Tags whose tasks still run though the connection by which they came is gone."""
         return set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from redis_queue.celery.dispatcher import Dispatcher
@@ -12,6 +11,7 @@ from redis_queue.celery.leases.step import LeaseStep, LimitStep
 from redis_queue.celery.notes import DispatchNotes
 from redis_queue.celery.store import Store
 from redis_queue.delay import DelayQueue
+from redis_queue.lazy_property import LazyProperty
 from redis_queue.model import DeadLetter
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class TaskLeases:
         app.steps["consumer"].update((LeaseStep, LimitStep))
         count_starts()
 
-    @cached_property
+    @LazyProperty
     def queue(self) -> DelayQueue:
         """The DelayQueue that keeps the dead letters."""
         return Store.of(self.app).delay_queue()

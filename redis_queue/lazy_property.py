@@ -1,0 +1,39 @@
+"""A property that is computed once, without a lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+
+class LazyProperty(Generic[T]):
+    """Compute a property at its first access and keep the value in the object.
+
+    Threads that come at the same time may compute it more than once; all of them get the value of the first one.
+    ``functools.cached_property`` has a lock before Python 3.12, one for all objects: a child that was forked while
+    another thread computed waits for it for ever.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: object | None, owner: type) -> T | Self:
+        if instance is None:
+            return self
+        value: T = vars(instance).setdefault(self._name, self._compute(instance))
+        return value
