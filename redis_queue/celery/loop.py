@@ -11,7 +11,7 @@ import math
 import random
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import redis
 
@@ -79,7 +79,7 @@ class DispatchLoop:
 
     @LazyProperty
     def _wake(self) -> _Wake:
-        return _Wake(self._queue, min(self._interval, 0.25))
+        return _Wake(self._queue, self._interval)
 
     def open(self) -> None:
         """Connect now instead of at the first turn; raises StoreUnavailableError if the store is away."""
@@ -172,20 +172,55 @@ class DispatchLoop:
 
 
 class _Wake:
-    """The channels that tell of something due earlier than all before, and a sleep that they end."""
+    """The channels that tell of something due earlier than all before, and a sleep that they end.
 
-    def __init__(self, queue: DelayQueue, step: float) -> None:
+    A connection that is silent looks like one on which nothing is told: every *interval* seconds Redis is asked for an
+    answer on it, and without one until the next time it is replaced.
+    """
+
+    def __init__(self, queue: DelayQueue, interval: float) -> None:
         self._queue = queue
-        self._step = step
+        self._interval = interval
+        self._step = min(interval, 0.25)
         self._pubsub: redis.client.PubSub | None = None
+        self._asked_at = 0.0
+        self._answered = True
 
     def listen(self) -> None:
-        """Subscribe, if that is not done."""
-        if self._pubsub is not None:
+        """Subscribe, or find out whether the subscription still lives; to be called before a look at what is due."""
+        try:
+            self._check()
+        except RedisErrors:
+            self.close()
+        if self._pubsub is None:
+            self._subscribe()
+
+    def _check(self) -> None:
+        if self._pubsub is None or time.monotonic() - self._asked_at < self._interval:
             return
-        pubsub = self._queue.client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+        # The turn that follows looks by itself at what these tell of.
+        while (found := self._pubsub.get_message(timeout=0)) is not None:
+            self._hear(found)
+        if not self._answered:
+            logger.warning("the wake-up subscription is silent: it is replaced", extra={"action": "wake_silent"})
+            self.close()
+            return
+        self._ask(self._pubsub)
+
+    def _ask(self, pubsub: redis.client.PubSub) -> None:
+        pubsub.ping()
+        self._asked_at, self._answered = time.monotonic(), False
+
+    def _hear(self, message: dict[str, Any]) -> bool:
+        """Note an answer; tell whether *message* is a wake-up."""
+        self._answered = self._answered or message["type"] == "pong"
+        return bool(message["type"] == "message")
+
+    def _subscribe(self) -> None:
+        pubsub = self._queue.client.pubsub()  # type: ignore[no-untyped-call]
         try:
             pubsub.subscribe(*self._queue.wake_channels())
+            self._ask(pubsub)
         except RedisErrors as error:
             pubsub.close()
             raise translate(error) from error
@@ -202,7 +237,8 @@ class _Wake:
                 return
             try:
                 # A short step lets a stop be seen.
-                if self._pubsub.get_message(timeout=min(left - SOCKET_STEP, self._step)) is not None:
+                found = self._pubsub.get_message(timeout=min(left - SOCKET_STEP, self._step))
+                if found is not None and self._hear(found):
                     return
             except RedisErrors as error:
                 raise translate(error) from error

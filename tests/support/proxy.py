@@ -107,7 +107,7 @@ class FaultProxy(Running):
         An exchange is what a client sends without a pause of 50 ms: a command or a pipeline. The client sees the reset
         after the server has executed all of it. What a client says to introduce itself (HELLO, AUTH, CLIENT, SELECT,
         READONLY) passes and does not count. `matching` is looked for in each piece of up to 64 KiB as it comes in. Only
-        the last planned fault of this and the following three kinds is in force.
+        the last planned fault of this and the following four kinds is in force.
         """
         self._run(self._plan(LOST_REPLY, n, matching))
 
@@ -122,6 +122,10 @@ class FaultProxy(Running):
     def hold_next_request(self, n: int = 1, *, matching: bytes = b"") -> None:
         """Keep such an exchange back until `release()`, after which it arrives though its client may be gone."""
         self._run(self._plan(Cut("hold"), n, matching))
+
+    def mute_next(self, *, matching: bytes = b"") -> None:
+        """Let nothing more arrive on the connection of the next such exchange, once that has passed; it stays open."""
+        self._run(self._plan(Cut("mute"), 1, matching))
 
     def release(self) -> None:
         """Let what is held arrive."""

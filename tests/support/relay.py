@@ -24,10 +24,11 @@ class Cut:
     """Where an exchange breaks off.
 
     `request`: what stands before `before` arrives, nothing if that is empty. `reply`: all is executed and the client
-    gets `after` bytes, half of the first piece if that is None. `hold`: the request waits until it is released.
+    gets `after` bytes, half of the first piece if that is None. `hold`: the request waits until it is released. `mute`:
+    it passes, and nothing after it does.
     """
 
-    what: Literal["request", "reply", "hold"]
+    what: Literal["request", "reply", "hold", "mute"]
     before: bytes = b""
     after: int | None = 0
 
@@ -102,6 +103,7 @@ class Relay:
         self._lost_reply = False
         self._passes_requests = True
         self._ended_well = False
+        self.muted = False
 
     async def run(self) -> None:
         """Connect to the target and carry; `close()` is the caller's, as a cancelled task may never have begun."""
@@ -133,12 +135,19 @@ class Relay:
         self._carrying_request = False
         self._end_requests()
 
-    async def _carry_request(self, request: bytes) -> None:
+    async def _delay(self) -> None:
         await self._faults.delay()
+        if self.muted:
+            await self._loop.create_future()
+
+    async def _carry_request(self, request: bytes) -> None:
+        await self._delay()
         # A client may send one pipeline in many pieces.
         cut = None if self._cut else self._faults.cut_for(request)
         if cut and cut.what == "hold":
             await self._faults.released.wait()
+        elif cut and cut.what == "mute":
+            self.muted = True
         elif cut:
             self._cut = cut
             if cut.what == "request":
@@ -151,7 +160,7 @@ class Relay:
     async def _carry_replies(self) -> bool:
         """Carry until the server ends; return False if the client must see a reset instead of an end."""
         while reply := await self._loop.sock_recv(self._server, CHUNK):
-            await self._faults.delay()
+            await self._delay()
             if self._cut:
                 kept = self._cut.reply_part(reply)
                 self._faults.bytes_to_client += len(kept)
