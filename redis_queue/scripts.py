@@ -39,6 +39,9 @@ Command = tuple[Argument, ...]
 
 CALL_ATTEMPTS: Final = 3
 
+SILENT_ATTEMPTS: Final = 2
+"""Attempts where Redis is silent: each one lasts as long as the timeouts of the client."""
+
 # Found when this module is loaded: what `files` itself imports must not be half loaded when a worker forks.
 _LUA: Final = files("redis_queue").joinpath("lua")
 
@@ -297,6 +300,7 @@ def describe(server: Link, keys: Iterable[Argument]) -> str:
 
 def pause(attempt: int, error: Exception, ours: RedisQueueError) -> None:
     """Wait a moment before the next attempt, or raise *ours* where that would not help or was tried enough."""
-    if attempt == CALL_ATTEMPTS or not isinstance(ours, StoreUnavailableError):
+    most = SILENT_ATTEMPTS if isinstance(error, redis.TimeoutError) else CALL_ATTEMPTS
+    if attempt >= most or not isinstance(ours, StoreUnavailableError):
         raise ours from error
     time.sleep(random.uniform(0.01, 0.05) * attempt)

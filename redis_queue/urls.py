@@ -19,8 +19,8 @@ from redis_queue.errors import ConfigurationError
 from redis_queue.translation import RedisErrors, translate
 
 _SOCKET_OPTIONS: Final[dict[str, Any]] = {
-    "socket_timeout": 10.0,
-    "socket_connect_timeout": 5.0,
+    "socket_timeout": 5.0,
+    "socket_connect_timeout": 3.0,
     "socket_keepalive": True,
 }
 _TYPES: Final[dict[str, Callable[[str], Any]]] = {

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import redis
 from celery import current_task
 from celery.app.amqp import AMQP
 from celery.utils.time import maybe_iso8601, maybe_make_aware
@@ -228,18 +229,30 @@ def _insist(store: Callable[[], Any], options: Mapping[str, Any]) -> Any:
     """Store under Celery's own policy for retrying a publish."""
     try:
         return store()
-    except StoreUnavailableError:
+    except StoreUnavailableError as error:
         policy = options.get("retry_policy") or {}
-        if not options.get("retry") or policy.get("max_retries") == 0:
+        if not options.get("retry") or policy.get("max_retries") == 0 or _was_silent(error):
             raise
     return retry_over_time(
         store,
         (StoreUnavailableError,),
+        errback=_next_interval,
         max_retries=policy.get("max_retries", 3),
         interval_start=policy.get("interval_start", 0),
         interval_step=policy.get("interval_step", 0.2),
         interval_max=policy.get("interval_max", 0.2),
     )
+
+
+def _next_interval(error: StoreUnavailableError, intervals: Iterator[float], _retries: int) -> float:
+    if _was_silent(error):
+        raise error
+    return next(intervals)
+
+
+def _was_silent(error: StoreUnavailableError) -> bool:
+    """Tell whether Redis did not answer in time: more attempts would take as long, and the caller has waited."""
+    return isinstance(error.__cause__, redis.TimeoutError)
 
 
 class DelayedAMQP(AMQP):  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -81,8 +82,30 @@ def _completed(conf: Any, place: _Place, url: str) -> Target:
         options["credential_provider"] = _provider(provider)
     else:
         url = _with_login(url, _setting(conf, place.username), _setting(conf, place.password))
+    if place is _BROKER or _setting(conf, _BROKER.url) == _setting(conf, place.url):
+        options |= _socket_options(transport, given, tcp=not url.startswith(("unix", "redis+socket")))
     url, rest = _with_tls(url, _tls(conf, place, given))
     return Target(url, {**options, **rest})
+
+
+_SHORTEST: Final = {"socket_timeout": 0.001, "socket_connect_timeout": 0.001, "health_check_interval": 0}
+_KEEPALIVE: Final = ("socket_keepalive", "socket_keepalive_options")
+
+
+def _socket_options(transport: Mapping[str, Any], given: Mapping[str, str], *, tcp: bool) -> Mapping[str, Any]:
+    """Return what the broker's *transport* options say of sockets, but for what is *given* in the URL.
+
+    None leaves the store's own, which are never without end. Raises ConfigurationError.
+    """
+    named = (*_SHORTEST, *_KEEPALIVE) if tcp else tuple(_SHORTEST)
+    found = {name: transport[name] for name in named if transport.get(name) is not None and name not in given}
+    for name in _SHORTEST:
+        value = found.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _SHORTEST[name] <= value < math.inf:
+            raise ConfigurationError(
+                f"broker_transport_options: {name}={value!r}: must be a number of seconds from {_SHORTEST[name]}"
+            )
+    return found
 
 
 def _setting(conf: Any, name: str) -> Any:

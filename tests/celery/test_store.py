@@ -352,3 +352,48 @@ def test_a_sentinel_set_can_be_broker_and_store(sentinel: SentinelSet, sentinel_
 
     assert sentinel_client.llen("celery") == 1
     app.close()
+
+
+OF_THE_BROKER = {
+    "socket_timeout": 2,
+    "socket_connect_timeout": 1.5,
+    "socket_keepalive": False,
+    "health_check_interval": 30,
+    "visibility_timeout": 60,
+}
+
+
+class TestTheSocketsOfTheStore:
+    """What the options of the broker say of sockets counts where the store is the broker."""
+
+    def sockets(self, **settings: Any) -> list[Any]:
+        """Return the timeouts and the keepalive of the store of an app."""
+        store = Store(app_with(broker_transport_options=OF_THE_BROKER, **settings))
+        options = store.client.connection_pool.connection_kwargs
+        return [options.get(name) for name in OF_THE_BROKER]
+
+    def test_are_those_of_the_broker(self) -> None:
+        told = [2, 1.5, False, 30, None]
+        assert self.sockets(broker_url="redis://one:1/2") == told
+        assert self.sockets(broker_url="redis://one:1/2", redis_queue_url="redis://one:1/2") == told
+        assert self.sockets(broker_url="sentinel://one:1/2?master_name=main") == told
+
+    def test_of_a_unix_socket_have_no_keepalive(self) -> None:
+        assert self.sockets(broker_url="redis+socket:///run/redis.sock") == [2, 1.5, None, 30, None]
+
+    def test_are_those_of_the_url_first(self) -> None:
+        assert self.sockets(broker_url="redis://one:1/2?socket_timeout=7")[:2] == [7.0, 1.5]
+
+    def test_elsewhere_are_its_own_and_have_an_end(self) -> None:
+        own = [5.0, 3.0, True, None, None]
+        assert self.sockets(redis_queue_url="redis://three:3/4") == own
+        assert self.sockets(broker_url="redis://one:1/2", redis_queue_url="redis://three:3/4") == own
+        unset = {"broker_transport_options": {"socket_timeout": None}}
+        client = Store(app_with(broker_url="redis://one:1/2", **unset)).client
+        assert client.connection_pool.connection_kwargs["socket_timeout"] == 5.0  # type: ignore[union-attr]
+
+    @pytest.mark.parametrize("value", ["2", -1, 0, True, float("nan")])
+    def test_with_an_impossible_timeout_are_refused(self, value: object) -> None:
+        options = {"socket_timeout": value}
+        with pytest.raises(ConfigurationError, match=r"broker_transport_options: socket_timeout=.*must be a number"):
+            Store(app_with(broker_url="redis://one:1/2", broker_transport_options=options))

@@ -64,7 +64,7 @@ class TestStandalone:
 
     def test_time_is_limited_and_nothing_is_sent_twice(self) -> None:
         found = made("redis://h/0")
-        assert chosen(found, "socket_timeout", "socket_connect_timeout", "socket_keepalive") == [10.0, 5.0, True]
+        assert chosen(found, "socket_timeout", "socket_connect_timeout", "socket_keepalive") == [5.0, 3.0, True]
         attempts = []
 
         def fail() -> None:
