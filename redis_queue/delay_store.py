@@ -32,6 +32,10 @@ MAX_DESTINATION: Final = 512
 FOREIGN: Final = 100
 """Most foreign messages in one call: Redis walks along a list to each of them."""
 _NO, _YES = b"01"
+_RENEWED: Final = ord("3")
+
+REMEMBERED: Final = 86_400_000
+"""Milliseconds for which it is known that an id was revoked. A worker remembers it for three hours."""
 
 #: What a flag of a script says of one message.
 OUTCOMES: Final = {ord("0"): False, ord("1"): True, ord("2"): None}
@@ -73,11 +77,31 @@ class DelayStore(DelayView):
 
     def keep_many(self, items: Iterable[Push]) -> builtins.list[bool]:
         """Store entries as :meth:`push_many` does with "keep"; tell for each whether it was stored."""
-        return [stored for _, stored in self._push_all(items, "keep")]
+        return [flag != _NO for _, flag in self._push_all(items, "keep")]
+
+    def renew_many(self, items: Iterable[Push]) -> builtins.list[bool]:
+        """Store entries as :meth:`push_many` does with "replace"; tell for each whether its id had been revoked."""
+        return [flag == _RENEWED for _, flag in self._push_all(items, "replace")]
+
+    def note_revoked(self, ids: Iterable[str]) -> None:
+        """Note that the tasks *ids* are revoked now; what is stored under one of them later, by a mark, is newer."""
+        for chunk in chunks(check_id(id_) for id_ in ids):
+            for shard, group in self._grouped(chunk):
+                known = [id_bytes(chunk[index]) for index in group]
+                shard.run("delay/revoke", now=shard.clock(), age=REMEMBERED, more=known)
+
+    def is_renewed(self, id: str, mark: str) -> bool:
+        """Tell whether an entry with *mark* was stored after its *id* was revoked; False if that was not noted."""
+        key, member = self._shard(check_id(id)).keys.revoked, id_bytes(id)
+        stored = self._scripts.command("ZSCORE", key, member + b"\n" + mark.encode())
+        if stored is None:
+            return False
+        revoked = self._scripts.command("ZSCORE", key, member)
+        return revoked is not None and float(stored) >= float(revoked)
 
     def replace_own(self, item: Push) -> bool:
         """Store *item* unless its id is taken by a record without its mark; tell whether it was stored."""
-        return next(stored for _, stored in self._push_all([item], "own"))
+        return next(flag != _NO for _, flag in self._push_all([item], "own"))
 
     def check(self, item: Push) -> None:
         """Raise what :meth:`push_many` would raise for *item*; nothing is sent to Redis."""
@@ -182,16 +206,16 @@ class DelayStore(DelayView):
         if isinstance(self.client, redis_py.RedisCluster):
             raise ConfigurationError(f"{verb} writes lists of other hash tags, which Redis Cluster forbids; use claim")
 
-    def _push_all(self, items: Iterable[Push | Any], on_conflict: Conflict) -> Iterator[tuple[str, bool]]:
+    def _push_all(self, items: Iterable[Push | Any], on_conflict: Conflict) -> Iterator[tuple[str, int]]:
         for chunk in chunks(items):
             names = iter(new_ids(sum(not isinstance(item, Push) or item.id is None for item in chunk)))
             rows = [self._row(item, names) for item in chunk]
-            flags = [False] * len(rows)
+            flags = [_NO] * len(rows)
             for shard, group in self._grouped([row[0] for row in rows]):
                 positions = iter(group)
                 for part in by_size([rows[index] for index in group]):
                     for flag in self._push(shard, part, on_conflict):
-                        flags[next(positions)] = flag != _NO
+                        flags[next(positions)] = flag
             yield from zip([row[0] for row in rows], flags, strict=True)
 
     def _row(self, item: Push | Any, names: Iterator[str]) -> tuple[str, int, int, str, bytes]:

@@ -16,6 +16,7 @@ leases      HASH   id -> "<deliveries> <token>" while in flight, "<deliveries>" 
 errors      HASH   id -> last reason it was given back
 dead        ZSET   id -> time it died
 quarantine  LIST   unreadable records with id and reason
+revoked     ZSET   id -> when its task was revoked, id and call -> when that call was stored since; for a day
 wake        LIST   at most one token that wakes one waiting consumer; for a DelayQueue the name of a channel
 leader      STRING name of the dispatcher that waits for due entries
                    (first shard of a DelayQueue only, as are the next three)
@@ -78,6 +79,7 @@ class Keys:
         self.errors = self._key("errors")
         self.dead = self._key("dead")
         self.quarantine = self._key("quarantine")
+        self.revoked = self._key("revoked")
         self.wake = self._key("wake")
         self.leader = self._key("leader")
         self.lateness = self._key("lateness")
@@ -100,6 +102,7 @@ class Keys:
             self.errors,
             self.dead,
             self.quarantine,
+            self.revoked,
             self.wake,
             self.leader,
             self.lateness,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from typing import TYPE_CHECKING, Any, Final
 
 from celery.utils.imports import instantiate
@@ -13,6 +13,8 @@ from celery.worker.control import Panel
 from redis_queue.celery.aside import Aside
 from redis_queue.celery.deferring import delayed_of
 from redis_queue.celery.entry import TaskEntry
+from redis_queue.celery.renewal import held_newer
+from redis_queue.celery.revoked import clear_revoked
 from redis_queue.errors import RedisQueueError
 from redis_queue.keys import is_id
 
@@ -25,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 PAGE: Final = 100
 """Stored tasks in one reply of ``inspect scheduled``, unless the caller asks for another number."""
+
+CLEARED: Final = 100
+"""Tasks of one revoke whose states are looked at by each worker."""
 
 CANCELLED: Final = "stored_cancelled"
 """The argument that names the store in which who asks has cancelled by itself; its workers need not search it again."""
@@ -66,10 +71,16 @@ def _wrap(control: Any, delayed: DelayedTasks) -> None:
             return broadcast(command, *args, **kwargs)
         arguments = kwargs.pop("arguments", None) or (args[0] if args else None) or {}
         try:
-            cancel(delayed, arguments)
+            unseen = cancel(delayed, arguments)
         except RedisQueueError:
             broadcast(command, arguments, *args[1:], **kwargs)
             raise
+        if unseen and not arguments.get("terminate"):
+            # Workers would discard the next call with the same id, for hours.
+            heard = [id_ for id_ in _several(arguments["task_id"]) if str(id_) not in unseen]
+            if not heard and not kwargs.get("reply"):
+                return None
+            arguments = {**arguments, "task_id": heard}
         return broadcast(command, {**arguments, CANCELLED: _store_of(delayed)}, *args[1:], **kwargs)
 
     control.broadcast = cancelling_broadcast
@@ -87,19 +98,20 @@ def wrap_panel() -> None:
                 Panel.data[alias] = wrapped
 
 
-def _cancel_ids(delayed: DelayedTasks, arguments: Mapping[str, Any]) -> None:
-    delayed.cancel_many(_storable(arguments.get("task_id")))
+def _cancel_ids(delayed: DelayedTasks, arguments: Mapping[str, Any]) -> Set[str]:
+    return delayed.revoke_many(_storable(arguments.get("task_id")))
 
 
-def _cancel_stamped(delayed: DelayedTasks, arguments: Mapping[str, Any]) -> None:
+def _cancel_stamped(delayed: DelayedTasks, arguments: Mapping[str, Any]) -> Set[str]:
     headers = arguments.get("headers") or {}
     if isinstance(headers, list):
         headers = dict(item.split("=", 1) for item in headers)
     for name, value in headers.items():
         delayed.cancel_matching(stamp={name: value})
+    return frozenset()
 
 
-_CANCELS: Final[Mapping[str, Callable[[DelayedTasks, Mapping[str, Any]], None]]] = {
+_CANCELS: Final[Mapping[str, Callable[[DelayedTasks, Mapping[str, Any]], Set[str]]]] = {
     "revoke": _cancel_ids,
     "terminate": _cancel_ids,
     "revoke_by_stamped_headers": _cancel_stamped,
@@ -112,8 +124,11 @@ os.register_at_fork(after_in_child=_aside.forget)
 
 def _storable(ids: Any) -> list[str]:
     """Return those of one or several *ids* under which a task can be stored; the workers hear of all."""
-    several = ids if isinstance(ids, list | tuple | set | frozenset) else [] if ids is None else [ids]
-    return [id_ for id_ in map(str, several) if is_id(id_)]
+    return [id_ for id_ in map(str, _several(ids)) if is_id(id_)]
+
+
+def _several(ids: Any) -> Collection[Any]:
+    return ids if isinstance(ids, list | tuple | set | frozenset) else [] if ids is None else [ids]
 
 
 def _store_of(delayed: DelayedTasks) -> str:
@@ -125,14 +140,29 @@ def _also_cancelling(name: str) -> Callable[[Any], Any]:
         def command(state: Any, *args: Any, **kwargs: Any) -> Any:
             delayed = delayed_of(state.app)
             cancelled = kwargs.pop(CANCELLED, None)
-            if delayed is not None and cancelled != _store_of(delayed):
-                # A store that is slow to answer must not keep the worker from its tasks.
-                _aside.run(lambda: _quietly(lambda: _CANCELS[name](delayed, _arguments(name, args, kwargs))))
+            if delayed is None:
+                return original(state, *args, **kwargs)
+            arguments = _arguments(name, args, kwargs)
+            # A store that is slow to answer must not keep the worker from its tasks.
+            if cancelled != _store_of(delayed):
+                _aside.run(lambda: _quietly(lambda: _CANCELS[name](delayed, arguments)))
+            elif "task_id" in kwargs:
+                # One who stored a newer call since then was faster than this broadcast.
+                older = [id_ for id_ in _several(kwargs["task_id"]) if not held_newer(state.app, str(id_))]
+                kwargs = {**kwargs, "task_id": older}
+                _aside.run(lambda: _quietly(lambda: _clear(delayed, arguments)))
             return original(state, *args, **kwargs)
 
         return command
 
     return wrap
+
+
+def _clear(delayed: DelayedTasks, arguments: Mapping[str, Any]) -> None:
+    """Clear the state that Celery has just set where a newer call waits by now."""
+    for id_ in _storable(arguments["task_id"])[:CLEARED]:
+        if delayed.get(id_) is not None:
+            clear_revoked(delayed.app, id_)
 
 
 def _arguments(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

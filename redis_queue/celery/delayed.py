@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
@@ -13,15 +14,16 @@ from celery.app.amqp import AMQP
 
 from redis_queue.batches import CHUNK, MANY, check_limit
 from redis_queue.celery.arguments import seconds_of
-from redis_queue.celery.attempt import Attempt, new_call, retry_id
+from redis_queue.celery.attempt import Attempt, call_in, new_call, retry_id
 from redis_queue.celery.bulk import Bulk, Sent
 from redis_queue.celery.capture import Capture, Due
 from redis_queue.celery.control import wrap_control
+from redis_queue.celery.deferring import AFTER
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.leases.task_leases import TaskLeases
 from redis_queue.celery.lists import ListNames
-from redis_queue.celery.revoked import mark_revoked
+from redis_queue.celery.revoked import clear_revoked, mark_revoked
 from redis_queue.celery.run_request import restore_requests
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
@@ -29,9 +31,10 @@ from redis_queue.celery.tracing import scheduling, trace_runs
 from redis_queue.celery.worker import install_worker
 from redis_queue.delay import DelayQueue
 from redis_queue.delay_model import Push
-from redis_queue.errors import InvalidDelayError, InvalidValueError
+from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError
 from redis_queue.keys import is_id
 from redis_queue.lazy_property import LazyProperty
+from redis_queue.model import Entry
 from redis_queue.times import Seconds, duration_ms
 
 if TYPE_CHECKING:
@@ -127,15 +130,32 @@ class DelayedTasks:
     def cancel_many(self, ids: Iterable[str]) -> builtins.list[bool]:
         """Take tasks out, as :meth:`cancel` does."""
         names = list(ids)
+        flags, _ = self._cancel(names)
+        # They are out already: what is missing now is only that a newer call clears their state.
+        with suppress(StoreError):
+            self.queue.note_revoked(name for name, cancelled in zip(names, flags, strict=True) if cancelled)
+        return flags
+
+    def revoke_many(self, ids: Iterable[str]) -> builtins.set[str]:
+        """Take out what is stored of the tasks *ids*, and note that they are revoked.
+
+        Returns those whose messages never left the store: of them no worker needs to hear.
+        """
+        names = list(ids)
+        self.queue.note_revoked(names)
+        return self._cancel(names)[1]
+
+    def _cancel(self, names: Sequence[str]) -> tuple[builtins.list[bool], builtins.set[str]]:
         # Read first: what is cancelled is gone, and with it the name of the chord that waits for it.
         entries = [self.queue.get(name) for name in names]
         flags = self.queue.cancel_many([*names, *map(retry_id, names)])
-        # A retry may wait beside a newer call of its task.
-        flags = [either or retry for either, retry in zip(flags, flags[len(names) :], strict=False)]
-        for name, entry, cancelled in zip(names, entries, flags, strict=True):
-            if cancelled:
+        rows = list(zip(names, entries, flags, flags[len(names) :], strict=False))
+        for name, entry, cancelled, retry in rows:
+            # A retry may wait beside a newer call of its task.
+            if cancelled or retry:
                 mark_revoked(self.app, name, entry)
-        return flags
+        unseen = {name for name, entry, cancelled, retry in rows if cancelled and not retry and _is_unseen(entry)}
+        return [cancelled or retry for _, _, cancelled, retry in rows], unseen
 
     def reschedule(self, id: str, *, countdown: Seconds | None = None, eta: datetime | None = None) -> bool:
         """Change when a task is due: *countdown* from now, or at *eta* (aware). False: unknown, or on its way."""
@@ -243,7 +263,11 @@ class DelayedTasks:
     def _store(self, messages: Sequence[tuple[Envelope, Due]]) -> None:
         named = [(envelope.with_call(new_call()), due) for envelope, due in messages]
         with scheduling(named) as traced:
-            self.queue.push_many([self.as_push(*message) for message in traced])
+            pushes = [replace(self.as_push(*message), mark=call_in(message[0].headers) or "") for message in traced]
+            renewed = self.queue.renew_many(pushes)
+        for (envelope, _), was_revoked in zip(messages, renewed, strict=True):
+            if was_revoked:
+                clear_revoked(self.app, envelope.id)
 
     def store_attempt(self, envelope: Envelope, due: Due, attempt: Attempt) -> None:
         """Store a retry; an earlier attempt of the same call is replaced.
@@ -279,6 +303,11 @@ class DelayedTasks:
         if self._lists is None or envelope.exchange or envelope.declare or not envelope.routing_key:
             return None
         return self._lists.of_queue(envelope.routing_key, envelope.priority)
+
+
+def _is_unseen(entry: Entry | None) -> bool:
+    """Tell whether the message of *entry*, and every earlier attempt of its call, never left the store."""
+    return entry is not None and not entry.deliveries and AFTER not in entry.headers and not TaskEntry.of(entry).retries
 
 
 def _being_made(app: Celery) -> bool:

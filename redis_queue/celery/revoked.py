@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from celery import states
 from celery.app.task import Context
 
 from redis_queue.celery.envelope import Envelope
@@ -31,6 +32,18 @@ def mark_revoked(app: Celery, id: str, entry: Entry | None) -> None:
         app.backend.mark_as_revoked(id, "revoked", request=_request(entry), store_result=True)
     except Exception as error:  # noqa: BLE001 - every backend has errors of its own
         logger.warning("cannot mark %s as revoked: %s", id, error, extra={"action": "state_unknown", "task_id": id})
+
+
+def clear_revoked(app: Celery, id: str) -> None:
+    """Clear the state REVOKED of a task: a newer call with its id waits."""
+    try:
+        if app.backend.get_state(id) == states.REVOKED:
+            app.backend.forget(id)
+    except NotImplementedError:
+        # A backend that keeps nothing, or that forgets nothing.
+        return
+    except Exception as error:  # noqa: BLE001 - every backend has errors of its own
+        logger.warning("cannot clear the state of %s: %s", id, error, extra={"action": "state_unknown", "task_id": id})
 
 
 def _request(entry: Entry | None) -> Any:

@@ -30,6 +30,7 @@ TYPES: Final = {
     "errors": "hash",
     "dead": "zset",
     "quarantine": "list",
+    "revoked": "zset",
     "wake": "list",
     "leader": "string",
     "lateness": "hash",
@@ -37,7 +38,7 @@ TYPES: Final = {
     "dispatchers": "hash",
 }
 
-TRACES: Final = ("leader", "wake", "lateness", "minutes", "dispatchers")
+TRACES: Final = ("leader", "wake", "lateness", "minutes", "dispatchers", "revoked")
 """Parts that a dispatcher or a consumer leaves where nothing was ever put."""
 
 Root = tuple[Kind, str, int | None]

@@ -33,10 +33,10 @@ class TravelQueue(DelayQueue):
         self.order: dict[str, int] = {}
         self._count = itertools.count(1)
 
-    def _push_all(self, items: Iterable[Push | Any], on_conflict: Conflict) -> Iterator[tuple[str, bool]]:
-        for id_, stored in super()._push_all(items, on_conflict):
+    def _push_all(self, items: Iterable[Push | Any], on_conflict: Conflict) -> Iterator[tuple[str, int]]:
+        for id_, flag in super()._push_all(items, on_conflict):
             self.order[id_] = next(self._count)
-            yield id_, stored
+            yield id_, flag
 
 
 class TravelStore(Store):
@@ -108,6 +108,7 @@ def _configure(app: Celery, overrides: Overrides, url: str) -> None:
 def _remember_parts(app: Celery, overrides: Overrides) -> None:
     """Note what an app without DelayedTasks gets by them."""
     overrides.keep(app.steps["worker"])
+    overrides.keep(app.steps["consumer"])
     overrides.keep(app.user_options["worker"])
     overrides.drop(vars(app), ATTRIBUTE)
     overrides.drop(vars(app), "control")

@@ -14,6 +14,7 @@ from typing import Any
 from celery import Celery, Task
 
 from redis_queue.celery import DelayedTasks
+from redis_queue.celery.attempt import CALL
 
 VARIABLE = "CANVAS_SETTINGS"
 
@@ -36,6 +37,7 @@ def tell(self: Task, *_: Any) -> dict[str, Any]:
     return {
         "ran": time.time(),
         "eta": request.eta,
+        "stored": CALL in vars(request),
         "shadow": request.shadow,
         "stamps": request.stamps,
         "tenant": (request.headers or {}).get("tenant"),
@@ -48,7 +50,7 @@ def retry(self: Task, times: int, countdown: float) -> list[Any]:
     """Retry so many times."""
     if self.request.retries < times:
         raise self.retry(countdown=countdown)
-    return [self.request.retries, self.request.id, self.request.eta]
+    return [self.request.retries, self.request.id, CALL in vars(self.request)]
 
 
 def autoretry(self: Task, times: int) -> int:

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -18,6 +19,8 @@ from celery import Celery
 from redis_queue import ConfigurationError, DelayQueue
 from redis_queue.celery import DelayedTasks, listeners
 from redis_queue.celery.adopt import Adoption, HeldByWorkersError
+from redis_queue.celery.attempt import CALL
+from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.listeners import Listeners, SilentWorkersError
 from redis_queue.celery.stranded import Left
 from redis_queue.delay_model import Foreign, Push
@@ -79,7 +82,9 @@ def fetch(client: redis.Redis, key: str = "celery", *, prefix: str = "", unacked
 
 def settled(entry: Entry) -> tuple[Any, ...]:
     """Return what two entries of the same call have in common."""
-    payload = re.sub(rb"T\d\d:\d\d:\d\d\.\d+", b"", entry.payload)
+    envelope = Envelope.unpack(entry.payload, entry.id, entry.headers)
+    headers = {name: value for name, value in envelope.headers.items() if name != CALL}
+    payload = re.sub(rb"T\d\d:\d\d:\d\d\.\d+", b"", replace(envelope, headers=headers).pack())
     return payload, entry.destination, entry.due_at, sorted(entry.headers)
 
 

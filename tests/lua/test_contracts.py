@@ -368,6 +368,7 @@ def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
     timed.count()
     timed.stats()
     timed.cancel("later")
+    timed.note_revoked(["later"])
     timed.quarantined()
     timed.move_due()
     timed.due_in()

@@ -22,7 +22,7 @@ from tests.store.stage import LATER, VERBS, Copy, Stage, Verb, differences, rais
 
 TYPES = {
     **dict.fromkeys(("meta", "records", "leases", "errors", "lateness", "minutes", "dispatchers"), "hash"),
-    **dict.fromkeys(("waiting", "in_flight", "dead"), "zset"),
+    **dict.fromkeys(("waiting", "in_flight", "dead", "revoked"), "zset"),
     **dict.fromkeys(("ready", "quarantine", "wake"), "list"),
     **dict.fromkeys(("leader", "slot"), "string"),
 }

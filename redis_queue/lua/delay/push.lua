@@ -8,17 +8,19 @@
 -- KEYS[6] errors     HASH  id -> last reason
 -- KEYS[7] dead       ZSET  id -> time it died (ms)
 -- KEYS[8] slot       STRING number and outcome of this caller's last call
--- KEYS[9] wake       CHANNEL told when something is due earlier than all before
+-- KEYS[9] revoked    ZSET  id -> when it was revoked, id and call -> when that call was stored since (ms)
+-- KEYS[10] wake      CHANNEL told when something is due earlier than all before
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] on_conflict  replace, keep, error, or own, of one entry: replace only a record that has the mark in it
 -- ARGV[3] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
 -- ARGV[...] entries  id, delay in ms, due time in ms (0 = use the delay), mark ("" is in none), record; five for each
 --
 -- Returns {1 if the queue is new, flags}: per entry 1 = stored, 2 = replaced one that was there (its holder, if any,
--- lost the lease), 0 = the old one was kept. With error, flags "exists <id>": nothing was stored.
+-- lost the lease), 3 = stored, and its id had been revoked (only with replace and a mark: a new call), 0 = the old one
+-- was kept. With error, flags "exists <id>": nothing was stored.
 -- O(entries * log waiting)
 local meta, records, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local leases, errors, dead, slot, wake = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local leases, errors, dead, slot, revoked, wake = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local now, on_conflict, sequence = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local SCHEMA = 1
 local entries = {unpack(ARGV, 4)}
@@ -41,13 +43,14 @@ redis.call('ZCARD', in_flight)
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)
 redis.call('ZCARD', dead)
+local notes = redis.call('ZCARD', revoked) > 0 and on_conflict == 'replace'
 
 -- No other case needs more of a record than that it is there.
 local own = on_conflict == 'own' and redis.call('HGET', records, entries[1])
 local ids = {}
 for i = 1, #entries, 5 do ids[#ids + 1] = entries[i] end
 local head = 'v1 ' .. string.format('%.0f', now) .. ' '
-local flags, seen, fields, scores, taken, new = {}, {}, {}, {}, {}, {}
+local flags, seen, fields, scores, taken, new, renewed = {}, {}, {}, {}, {}, {}, {}
 local first = math.huge
 for i, id in ipairs(ids) do
   local before, mark = seen[id] or own, entries[5 * i - 1]
@@ -62,6 +65,11 @@ for i, id in ipairs(ids) do
     first = math.min(first, due)
     flags[i] = before and 2 or 1
     if before then taken[#taken + 1] = id else new[#new + 1] = id end
+    if notes and mark ~= '' and redis.call('ZSCORE', revoked, id) then
+      flags[i] = 3
+      renewed[#renewed + 1] = string.format('%.0f', now)
+      renewed[#renewed + 1] = id .. '\n' .. mark
+    end
     seen[id] = entries[5 * i]
     fields[#fields + 1] = id
     fields[#fields + 1] = head .. entries[5 * i]
@@ -85,6 +93,7 @@ if #fields > 0 then
     redis.call('HDEL', errors, unpack(taken))
     redis.call('ZREM', dead, unpack(taken))
   end
+  if #renewed > 0 then redis.call('ZADD', revoked, unpack(renewed)) end
   redis.call('HINCRBY', meta, 'put', #fields / 2)
   if not known then redis.call('HSET', meta, 'schema', SCHEMA) end
   -- A user without this permission only makes others look later.

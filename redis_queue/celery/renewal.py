@@ -1,0 +1,66 @@
+"""Renewal: a call that was stored after its task id was revoked runs, though workers remember the id."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from celery import bootsteps
+from celery.worker import state
+
+from redis_queue.celery.attempt import call_in
+from redis_queue.celery.deferring import delayed_of
+from redis_queue.errors import RedisQueueError
+from redis_queue.keys import is_id
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logging.getLogger(__name__)
+
+
+class RenewalStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Looks at each message whose task id this worker remembers as revoked, before the worker discards it."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        make = consumer.create_task_handler
+        consumer.create_task_handler = lambda *args, **options: forgetting(consumer.app, make(*args, **options))
+
+
+def forgetting(app: Celery, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return *handle*, with the worker made to forget the id of each message that is newer than its revoke."""
+
+    def on_message(message: Any) -> Any:
+        headers = message.headers or {}
+        task_id = headers.get("id") or (message.properties or {}).get("correlation_id")
+        if isinstance(task_id, str) and task_id in state.revoked and is_newer(app, task_id, headers):
+            state.revoked.discard(task_id)
+        return handle(message)
+
+    return on_message
+
+
+def is_newer(app: Celery, task_id: str, headers: Mapping[str, Any]) -> bool:
+    """Tell whether the call in *headers* was stored after *task_id* was revoked; asks Redis.
+
+    False where that is not known: then Celery's rule holds, and a revoked id is revoked.
+    """
+    delayed, call = delayed_of(app), call_in(headers)
+    if delayed is None or call is None or not is_id(task_id):
+        return False
+    try:
+        return bool(delayed.queue.is_renewed(task_id, call))
+    except RedisQueueError as error:
+        extra = {"action": "store_unavailable", "task_id": task_id}
+        logger.warning("cannot tell whether %s is newer than its revoke: %s", task_id, error, extra=extra)
+        return False
+
+
+def held_newer(app: Celery, task_id: str) -> bool:
+    """Tell whether this worker holds a call of *task_id* that is newer than its revoke."""
+    request = state.requests.get(task_id)
+    return request is not None and is_newer(app, task_id, request.request_dict)

@@ -1,0 +1,31 @@
+-- Note that task ids were revoked, so that a newer call under one of them is known as such.
+--
+-- KEYS[1] revoked    ZSET  id -> when it was revoked, id and call -> when that call was stored since (ms)
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] age        ms after which a note is forgotten
+-- ARGV[...] ids      that were revoked
+--
+-- Returns how many old notes were forgotten, 200 and two for each id at most.
+-- O((ids + 200) * log notes)
+local revoked = KEYS[1]
+local now, age = tonumber(ARGV[1]), tonumber(ARGV[2])
+local ids = {unpack(ARGV, 3)}
+local MOST, PAGE = 100000, 200
+
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local scores = {}
+for _, id in ipairs(ids) do
+  scores[#scores + 1] = string.format('%.0f', now)
+  scores[#scores + 1] = id
+end
+redis.call('ZADD', revoked, unpack(scores))
+local over = redis.call('ZCARD', revoked) - MOST
+local oldest, gone = redis.call('ZRANGE', revoked, 0, PAGE + 2 * #ids - 1, 'WITHSCORES'), {}
+for i = 1, #oldest, 2 do
+  if #gone < over or tonumber(oldest[i + 1]) < now - age then gone[#gone + 1] = oldest[i] end
+end
+if #gone > 0 then redis.call('ZREM', revoked, unpack(gone)) end
+return #gone
