@@ -13,6 +13,7 @@ from redis_queue.celery.control import wrap_panel
 from redis_queue.celery.deferring import DeferringStep, delayed_of
 from redis_queue.celery.loop import DispatchLoop
 from redis_queue.celery.renewal import RenewalStep
+from redis_queue.celery.startup import StartupStep
 from redis_queue.celery.store import Store
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class DispatchStep(bootsteps.StartStopStep):  # type: ignore[misc]
 def install_worker(delayed: DelayedTasks) -> None:
     """Add the steps and their option to the workers of the app."""
     app = delayed.app
-    app.steps["worker"].update((DispatchStep, DeferringStep))
+    app.steps["worker"].update((DispatchStep, DeferringStep, StartupStep))
     app.steps["consumer"].add(RenewalStep)
     app.user_options["worker"].add(
         click.Option(["--without-dispatch"], is_flag=True, help="Leave due entries to other workers (redis_queue).")

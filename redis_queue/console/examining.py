@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from redis_queue.batches import CHUNK
 from redis_queue.celery.entry import TaskEntry
+from redis_queue.celery.safe_settings import ATTRIBUTE, turned_off
 from redis_queue.console.access import Access
 from redis_queue.delay import DelayQueue
 from redis_queue.doctor import Finding
@@ -33,7 +34,9 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
         return found
     workers = _workers(access.app) if ask else {}
     subject = Subject(access.delay_queue(), workers, _known(access.app, workers))
-    return [*found, *run("dispatchers", _dispatchers, [subject]), *run("tasks", _unknown_tasks, [subject])]
+    checks = {"dispatchers": _dispatchers, "tasks": _unknown_tasks}
+    of_queue = (finding for name, check in checks.items() for finding in run(name, check, [subject]))
+    return [*found, *of_queue, *run("lease settings", _lease_settings, [access.app])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,12 @@ def _dispatchers(subject: Subject) -> Iterator[Finding]:
         found = f"{what} no dispatcher was seen within the last minute"
         advice = "start a worker whose app has DelayedTasks(app), or celery -A app redis-queue dispatch"
     yield say(f"delay {queue.name}: {found}", advice)
+
+
+def _lease_settings(app: Any) -> Iterator[Finding]:
+    """A killed worker's tasks come back, where there are leases."""
+    for name in turned_off(app) if ATTRIBUTE in vars(app) else ():
+        yield warning(f"{name} is off: a task whose worker is killed is lost", f"leave {name} out, or set it to True")
 
 
 def _unknown_tasks(subject: Subject) -> Iterator[Finding]:

@@ -979,7 +979,7 @@ class TestInstalling:
 
         assert fired == ["shop.add"]
         assert len(entries(app)) == 1
-        assert len(app.steps["worker"]) == 2
+        assert len(app.steps["worker"]) == 3
         assert [option.opts for option in app.user_options["worker"]].count(["--without-dispatch"]) == 1
 
     def test_before_the_app_is_configured(self, on_redis: Broker, redis_url: str) -> None:

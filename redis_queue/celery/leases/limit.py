@@ -17,6 +17,7 @@ from celery.worker.request import Request
 from redis_queue import keys
 from redis_queue.celery.attempt import Attempt, beside, counted_id, is_redelivered
 from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.safe_settings import ATTRIBUTE
 from redis_queue.celery.store import Store
 from redis_queue.codec import read_document
 from redis_queue.delay_model import Push
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from celery import Celery
 
 logger = logging.getLogger(__name__)
-
-ATTRIBUTE: Final = "task_leases"
-"""Under this name an app has its TaskLeases."""
 
 REMEMBER: Final = 7 * 86400
 """Seconds for which the starts of a task are kept if it never ends."""

@@ -14,9 +14,10 @@ from redis_queue.celery.attempt import is_redelivered
 from redis_queue.celery.leases.counters import Name
 from redis_queue.celery.leases.fetching import can_fetch
 from redis_queue.celery.leases.keeping import Keeping
-from redis_queue.celery.leases.limit import ATTRIBUTE, DeliveryLimit
+from redis_queue.celery.leases.limit import DeliveryLimit
 from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.celery.leases.starting import guard_starts
+from redis_queue.celery.safe_settings import ATTRIBUTE
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError
 

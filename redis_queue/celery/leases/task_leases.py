@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from redis_queue.celery.dispatcher import Dispatcher
-from redis_queue.celery.leases.limit import ATTRIBUTE, DeliveryLimit, count_starts
+from redis_queue.celery.leases.limit import DeliveryLimit, count_starts
 from redis_queue.celery.leases.step import LeaseStep, LimitStep
 from redis_queue.celery.notes import DispatchNotes
+from redis_queue.celery.safe_settings import ATTRIBUTE, prefer_safe_settings
+from redis_queue.celery.startup import StartupStep
 from redis_queue.celery.store import Store
 from redis_queue.delay import DelayQueue
 from redis_queue.lazy_property import LazyProperty
@@ -23,7 +25,8 @@ class TaskLeases:
 
     On a Redis broker a task may then run for longer than ``visibility_timeout`` and still runs once, so the timeout can
     be short: 60 brings the tasks of a killed worker back in at most 90 s. Give all apps on one broker the same, and
-    lower it only once all their workers renew.
+    lower it only once all their workers renew; it is left as it is here. ``task_acks_late`` and
+    ``task_reject_on_worker_lost`` are True unless the app, or a task, says otherwise.
 
     On any broker, a task that takes its worker down ``redis_queue_max_deliveries`` times (5; a task may have its own
     ``max_deliveries``) is not run again: it becomes a dead letter of the app's DelayQueue, and its state is FAILURE.
@@ -40,7 +43,9 @@ class TaskLeases:
         self.app = app
         self.limit = DeliveryLimit(app)
         setattr(app, ATTRIBUTE, self)
+        app.steps["worker"].add(StartupStep)
         app.steps["consumer"].update((LeaseStep, LimitStep))
+        prefer_safe_settings(app)
         count_starts()
 
     @LazyProperty

@@ -1,0 +1,78 @@
+"""What a worker says when it starts: that the extension is active, and whether its Redis may drop what it keeps."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from celery import bootsteps
+
+from redis_queue.celery.aside import Aside
+from redis_queue.celery.deferring import delayed_of
+from redis_queue.celery.safe_settings import ATTRIBUTE, set_for, turned_off
+from redis_queue.celery.store import Store
+from redis_queue.connection import check_server
+from redis_queue.errors import StoreError, UnsupportedServerError
+from redis_queue.translation import redact
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logging.getLogger(__name__)
+
+_aside: Final = Aside()
+
+
+class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Logs one line about the extension, and warns of a store that evicts keys."""
+
+    # After the pool: a process should not fork while its threads are at work.
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, parent: Any, without_dispatch: bool = False, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        self._dispatches = Store.of(parent.app).settings.dispatch and not without_dispatch
+
+    def start(self, parent: Any) -> None:
+        """Log the line; ask the store beside the worker, which does not wait for the answer."""
+        logger.info(describe(parent.app, dispatches=self._dispatches), extra={"action": "worker_starts"})
+        store = Store.of(parent.app)
+        _aside.run(lambda: warn_of_eviction(store))
+
+
+def describe(app: Celery, *, dispatches: bool) -> str:
+    """Return what the extension does in a worker of *app*, in a line."""
+    store = Store.of(app)
+    parts = [f"store {redact(store.url)}"]
+    if delayed_of(app) is not None:
+        parts += [f"delay queue {store.delay_queue_name}", f"dispatching {_on(dispatches)}"]
+    leases = ATTRIBUTE in vars(app)
+    parts += [f"leases {_on(leases)}"]
+    if leases:
+        parts += [f"atomic fetch {_on(store.settings.atomic_fetch)}"]
+        parts += [f"{name} on by default" for name in set_for(app)]
+        parts += [f"{name} off: a killed worker loses its tasks" for name in turned_off(app)]
+        parts += [_timeout(app)]
+    return f"redis_queue: {', '.join(part for part in parts if part)}"
+
+
+def warn_of_eviction(store: Store) -> None:
+    """Log a warning if the Redis of *store* may drop what is kept in it."""
+    try:
+        check_server(store.client)
+    except UnsupportedServerError as error:
+        logger.warning("the store: %s", error, extra={"action": "store_unsafe"})
+    except StoreError as error:
+        logger.info("the store cannot be checked: %s", error, extra={"action": "store_unknown"})
+
+
+def _timeout(app: Celery) -> str:
+    with app.connection_for_read() as connection:
+        if connection.transport.driver_type != "redis":
+            return ""
+        default = connection.transport.Channel.visibility_timeout
+        return f"visibility_timeout {connection.transport_options.get('visibility_timeout', default)} s"
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"

@@ -1,0 +1,157 @@
+"""A worker says what the extension does in it, and an app with leases has the settings that they need."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from redis_queue.celery import DelayedTasks, TaskLeases
+from redis_queue.celery.safe_settings import SAFE
+from redis_queue.celery.startup import StartupStep, describe
+from redis_queue.celery.store import Store
+from redis_queue.console.examining import _lease_settings
+from tests.celery.fleet import Fleet
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "new names": {"task_acks_late": False, "task_reject_on_worker_lost": False},
+    "old names": {"CELERY_ACKS_LATE": False, "CELERY_REJECT_ON_WORKER_LOST": False},
+}
+
+
+def nothing() -> None:
+    """What a task of these tests does."""
+
+
+def namespaced(app: Celery) -> None:
+    """Configure as Django projects do."""
+    source = {f"CELERY_{name.upper()}": False for name in SAFE}
+    app.config_from_object(SimpleNamespace(**source), namespace="CELERY")
+
+
+def first_read(app: Celery) -> None:
+    """Change settings that were read before."""
+    assert app.conf.task_serializer
+    app.conf.update(SETTINGS["new names"])
+
+
+WAYS: dict[str, Callable[[Celery], Any]] = {
+    "object": lambda app: app.config_from_object(SimpleNamespace(**SETTINGS["new names"])),
+    "dict": lambda app: app.config_from_object(SETTINGS["new names"]),
+    "namespace": namespaced,
+    "update": lambda app: app.conf.update(SETTINGS["new names"]),
+    "defaults": lambda app: app.add_defaults(SETTINGS["new names"]),
+    "update later": first_read,
+}
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    """An app without any setting that matters here."""
+    with closing(Celery("startup", broker="redis://localhost:1", set_as_current=False)) as app:
+        yield app
+
+
+class TestSafeSettings:
+    def test_are_on_where_the_app_says_nothing(self, app: Celery) -> None:
+        DelayedTasks(app, leases=True)
+        app.conf.task_serializer = "json"
+        task = app.task(nothing, name="tests.nothing", shared=False)
+        own = app.task(nothing, name="tests.own", shared=False, acks_late=False)
+        assert (task.acks_late, task.reject_on_worker_lost) == (True, True)
+        assert (own.acks_late, own.reject_on_worker_lost) == (False, True)
+
+    @pytest.mark.parametrize("order", ["before", "after"])
+    @pytest.mark.parametrize("way", WAYS)
+    def test_are_left_as_the_app_has_them(self, app: Celery, way: str, order: str) -> None:
+        steps = [TaskLeases, WAYS[way]]
+        for step in steps if order == "before" else reversed(steps):
+            step(app)
+        assert [app.conf[name] for name in SAFE] == [False, False]
+        assert [finding.found.split()[0] for finding in _lease_settings(app)] == list(SAFE)
+
+    def test_under_old_names_are_left_as_well(self, app: Celery) -> None:
+        TaskLeases(app)
+        app.config_from_object(SETTINGS["old names"])
+        assert [app.conf[name] for name in SAFE] == [False, False]
+
+    def test_are_on_in_an_app_with_old_names(self, app: Celery) -> None:
+        TaskLeases(app)
+        app.config_from_object({"CELERY_TASK_SERIALIZER": "json"})
+        assert [app.conf[name] for name in SAFE] == [True, True]
+
+    def test_of_an_app_without_leases_are_those_of_celery(self, app: Celery) -> None:
+        TaskLeases(Celery("other", broker="redis://localhost:1", set_as_current=False))
+        DelayedTasks(app)
+        assert [app.conf[name] for name in SAFE] == [False, None]
+        assert list(_lease_settings(app)) == []
+
+    def test_do_not_touch_the_visibility_timeout(self, app: Celery) -> None:
+        TaskLeases(app)
+        assert "visibility_timeout" not in app.conf.broker_transport_options
+
+
+class TestTheLine:
+    def test_tells_what_is_on(self, app: Celery) -> None:
+        app.conf.broker_url = "redis://:secret@localhost:1"
+        DelayedTasks(app, leases=True)
+        app.conf.task_acks_late = False
+        assert describe(app, dispatches=False) == (
+            "redis_queue: store redis://***@localhost:1, delay queue celery, dispatching off, leases on, "
+            "atomic fetch off, task_reject_on_worker_lost on by default, "
+            "task_acks_late off: a killed worker loses its tasks, visibility_timeout 3600 s"
+        )
+
+    def test_is_short_without_leases_or_delays(self, app: Celery) -> None:
+        DelayedTasks(app)
+        assert describe(app, dispatches=True).endswith("delay queue celery, dispatching on, leases off")
+        app.conf.broker_transport_options = {"visibility_timeout": 60}
+        other = Celery("other", broker="redis://localhost:1", set_as_current=False)
+        TaskLeases(other)
+        assert "delay queue" not in describe(other, dispatches=True)
+
+    def test_is_in_the_log_of_a_worker_once(self) -> None:
+        with (
+            RedisServer() as store,
+            store.client() as client,
+            closing(Fleet(store, client, f"redis+socket://{store.socket}", "delaying")) as fleet,
+        ):
+            client.config_set("maxmemory-policy", "allkeys-lru")
+            client.config_set("maxmemory", "1gb")
+            with fleet.worker("--without-dispatch") as worker:
+                worker.wait_for_output("maxmemory-policy allkeys-lru lets Redis drop queues")
+                worker.wait_for_output("ready.")
+                assert worker.output.count("redis_queue: store ") == 1
+                assert "delay queue celery, dispatching off, leases off" in worker.output
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"), [("allkeys-lru", "lets Redis drop queues"), ("volatile-ttl", "lets Redis drop locks")]
+)
+def test_a_store_that_evicts_is_a_warning(policy: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    with RedisServer() as server, server.client() as client:
+        client.config_set("maxmemory-policy", policy)
+        client.config_set("maxmemory", "1gb")
+        with closing(Celery("startup", broker=f"redis+socket://{server.socket}", set_as_current=False)) as app:
+            DelayedTasks(app)
+            StartupStep(SimpleNamespace(app=app)).start(SimpleNamespace(app=app))
+            wait_until(lambda: said in caplog.text, description="the warning")
+            assert [record.levelno for record in caplog.records if said in record.message] == [logging.WARNING]
+
+
+def test_a_store_that_is_away_keeps_no_worker_from_starting(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with closing(Celery("startup", broker="redis://localhost:1", set_as_current=False)) as app:
+        DelayedTasks(app)
+        StartupStep(SimpleNamespace(app=app)).start(SimpleNamespace(app=app))
+        wait_until(lambda: "the store cannot be checked" in caplog.text, description="the answer")
+        assert Store.of(app).url in caplog.text
