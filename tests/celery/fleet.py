@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +100,17 @@ class Fleet:
         """Return what ran once it is at least so much."""
         wait_until(lambda: len(self.ran) >= count, timeout=timeout, description=f"{count} tasks to run")
         return self.ran
+
+
+@contextmanager
+def fleet_on_one_redis() -> Iterator[Fleet]:
+    """Yield a fleet whose store and broker are one Redis of its own."""
+    with (
+        RedisServer() as store,
+        store.client() as client,
+        closing(Fleet(store, client, f"redis+socket://{store.socket}", "delaying")) as fleet,
+    ):
+        yield fleet
 
 
 def send(delayed: DelayedTasks, countdown: float, **options: Any) -> Any:

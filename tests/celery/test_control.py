@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from threading import Event
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from redis_queue import InvalidDelayError, InvalidValueError
 from redis_queue.celery import DelayedTasks, control
 from redis_queue.celery.worker import answers
 from tests.celery.delaying_names import NOTE
-from tests.celery.fleet import Fleet, send
+from tests.celery.fleet import Fleet, fleet_on_one_redis, send
 from tests.celery.processes import ROOT
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -33,11 +32,7 @@ pytestmark = pytest.mark.celery
 @pytest.fixture
 def fleet() -> Iterator[Fleet]:
     """Store, broker and results in one Redis."""
-    with (
-        RedisServer() as store,
-        store.client() as client,
-        closing(Fleet(store, client, f"redis+socket://{store.socket}", "delaying")) as fleet,
-    ):
+    with fleet_on_one_redis() as fleet:
         yield fleet
 
 
@@ -159,11 +154,11 @@ class TestOddRequests:
     ) -> None:
         answered, asked = Event(), list[list[str]]()
 
-        def cancel_many(ids: list[str]) -> None:
+        def revoke_many(ids: list[str]) -> None:
             assert answered.wait(30)
             asked.append(ids)
 
-        monkeypatch.setattr(delayed, "cancel_many", cancel_many)
+        monkeypatch.setattr(delayed, "revoke_many", revoke_many)
         wrapped = control._COMMANDS["revoke"](lambda *_, **__: "own")
         for id_ in ("a", "b"):
             assert wrapped(SimpleNamespace(app=delayed.app), task_id=id_) == "own"

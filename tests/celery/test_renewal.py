@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +15,7 @@ from redis_queue.celery.attempt import CALL
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.renewal import forgetting
 from tests.celery.delaying_names import NOTE
-from tests.celery.fleet import Fleet
-from tests.support.servers import RedisServer
+from tests.celery.fleet import Fleet, fleet_on_one_redis
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
@@ -28,11 +26,7 @@ ORDER = "order-42"
 @pytest.fixture
 def fleet() -> Iterator[Fleet]:
     """Store, broker and results in one Redis."""
-    with (
-        RedisServer() as store,
-        store.client() as client,
-        closing(Fleet(store, client, f"redis+socket://{store.socket}", "delaying")) as fleet,
-    ):
+    with fleet_on_one_redis() as fleet:
         yield fleet
 
 

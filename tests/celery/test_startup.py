@@ -16,7 +16,7 @@ from redis_queue.celery.safe_settings import SAFE
 from redis_queue.celery.startup import StartupStep, describe
 from redis_queue.celery.store import Store
 from redis_queue.console.examining import _lease_settings
-from tests.celery.fleet import Fleet
+from tests.celery.fleet import fleet_on_one_redis
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -120,13 +120,9 @@ class TestTheLine:
         assert "delay queue" not in describe(other, dispatches=True)
 
     def test_is_in_the_log_of_a_worker_once(self) -> None:
-        with (
-            RedisServer() as store,
-            store.client() as client,
-            closing(Fleet(store, client, f"redis+socket://{store.socket}", "delaying")) as fleet,
-        ):
-            client.config_set("maxmemory-policy", "allkeys-lru")
-            client.config_set("maxmemory", "1gb")
+        with fleet_on_one_redis() as fleet:
+            fleet.client.config_set("maxmemory-policy", "allkeys-lru")
+            fleet.client.config_set("maxmemory", "1gb")
             with fleet.worker("--without-dispatch") as worker:
                 worker.wait_for_output("maxmemory-policy allkeys-lru lets Redis drop queues")
                 worker.wait_for_output("ready.")
