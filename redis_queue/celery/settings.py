@@ -136,12 +136,16 @@ class CelerySettings:
 
 def _names(conf: Any) -> Iterator[str]:
     """Yield what is set under the namespace, however the app was configured; the values come from ``conf.get``."""
-    for source in conf.maps:
-        for key in source:
-            name = key.lower() if isinstance(key, str) else ""
-            name = name.removeprefix(str(getattr(conf, "prefix", None) or "").lower())
-            if name.startswith(NAMESPACE):
-                yield name.removeprefix(NAMESPACE)
+    # Read first: only then does Celery know the prefix.
+    keys = [key for source in conf.maps for key in source if isinstance(key, str)]
+    prefix = str(getattr(conf, "prefix", None) or "").lower()
+    for key in keys:
+        name = key.lower()
+        # Without the app's prefix Celery reads a name only as it is written in Celery's own code.
+        if prefix and not name.startswith(prefix) and key != name:
+            continue
+        if name.removeprefix(prefix).startswith(NAMESPACE):
+            yield name.removeprefix(prefix).removeprefix(NAMESPACE)
 
 
 def _check_timezone(app: Celery) -> None:

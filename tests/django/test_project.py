@@ -42,11 +42,18 @@ def test_migrations_are_complete(shop: Path) -> None:
 
 
 def test_check_finds_a_wrong_setting(redis_url: str, shop: Path, tmp_path: Path) -> None:
-    (tmp_path / "wrong.py").write_text("from examples.shop.settings import *\nCELERY_REDIS_QUEUE_DELAY_QEUE = 'x'\n")
+    (tmp_path / "wrong.py").write_text(
+        "from examples.shop.settings import *\nCELERY_REDIS_QUEUE_DELAY_QEUE = 'x'\nREDIS_QUEUE_OVERDUE = 'run'\n"
+    )
     path = os.pathsep.join([str(tmp_path), str(Path.cwd())])
     done = manage(redis_url, shop, "check", DJANGO_SETTINGS_MODULE="wrong", PYTHONPATH=path)
     assert done.returncode == 1
-    assert "(redis_queue.E002) unknown setting CELERY_REDIS_QUEUE_delay_qeue: did you mean" in done.stderr
+    assert (
+        "(redis_queue.E002) unknown setting CELERY_REDIS_QUEUE_DELAY_QEUE: did you mean CELERY_REDIS_QUEUE_DELAY_QUEUE?"
+        in done.stderr
+    )
+    assert "(redis_queue.W003) The setting REDIS_QUEUE_OVERDUE is not read." in done.stderr
+    assert "HINT: Write CELERY_REDIS_QUEUE_OVERDUE." in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -90,6 +97,50 @@ def test_which_app_it_is_is_checked(shop: Path, setting: Any, found: list[str]) 
         assert [message.id for message in check_settings()] == found
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "examples.shop.celery:ap",
+            "module 'examples.shop.celery' has no 'ap'; its Celery app is 'examples.shop.celery:app'",
+        ),
+        ("os:nothing", "module 'os' has no 'nothing'"),
+        ("os", "'os' has no Celery app"),
+        ("os:path", "is not a Celery app but of type module"),
+        ("examples.nowhere:app", "No module named 'examples.nowhere'"),
+    ],
+)
+def test_a_wrong_name_of_the_app_is_told_as_what_it_is(shop: Path, name: str, said: str) -> None:
+    from django.test import override_settings
+
+    from redis_queue.contrib.django.checks import check_settings
+
+    del shop
+    with override_settings(REDIS_QUEUE={"CELERY_APP": name}):
+        (message,) = check_settings()
+    assert str(message.msg).startswith(f"REDIS_QUEUE['CELERY_APP']={name!r}")
+    assert str(message.msg).endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("setting", "meant"),
+    [
+        ("REDIS_QUEUE_OVERDUE", "CELERY_REDIS_QUEUE_OVERDUE"),
+        ("REDIS_QUEUE_OVERDUES", "CELERY_REDIS_QUEUE_OVERDUE"),
+        ("REDIS_QUEUE_OF_ANOTHER_PACKAGE", None),
+    ],
+)
+def test_a_setting_without_celerys_prefix_is_told(shop: Path, setting: str, meant: str | None) -> None:
+    from django.test import override_settings
+
+    from redis_queue.contrib.django.checks import check_settings
+
+    del shop
+    with override_settings(**{setting: "run"}):
+        found = [(message.id, message.hint) for message in check_settings()]
+    assert found == ([("redis_queue.W003", f"Write {meant}.")] if meant else [])
+
+
 def test_the_command_is_that_of_celery(redis_url: str, shop: Path, tables: Any) -> None:
     from redis_queue.contrib.django import outbox
 
@@ -126,7 +177,7 @@ def test_the_relay_moves_what_is_there_and_ends(redis_url: str, shop: Path, tabl
     del tables
     for number in range(3):
         Call.objects.create(
-            task_id=f"x{number}", payload={"task": "shop.remind"}, due_at=datetime(2030, 1, 1, tzinfo=timezone.utc)
+            task_id=f"x{number}", task="shop.remind", payload={}, due_at=datetime(2030, 1, 1, tzinfo=timezone.utc)
         )
     done = manage(redis_url, shop, "redis_queue_relay", "--once")
     assert (done.returncode, done.stdout) == (0, "3 relayed, 0 failed\n"), done.stderr

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from typing import Any, Final
 
+from celery import Celery
+from django.conf import settings
 from django.core import checks
 
 from redis_queue.celery.delayed import ATTRIBUTE
+from redis_queue.celery.settings import NAMESPACE, CelerySettings
 from redis_queue.celery.store import Store
 from redis_queue.contrib.django.project import CELERY_APP, celery_app
 from redis_queue.errors import RedisQueueError
+
+_SETTING: Final = re.compile(rf"\b{NAMESPACE}(\w+)")
+
+
+def _in_django(app: Celery, name: str) -> str:
+    """Return what the setting *name* is called in the settings of Django, from which *app* reads its own."""
+    return f"{app.conf.prefix or 'CELERY_'}{NAMESPACE}{name}".upper()
+
+
+def _ignored(app: Celery) -> Iterator[checks.CheckMessage]:
+    """Yield settings of Django that look like ours and that *app* does not read."""
+    known = {f"{NAMESPACE}{item.name}".upper(): item.name for item in fields(CelerySettings)}
+    for name in dir(settings):
+        if not name.startswith(NAMESPACE.upper()):
+            continue
+        near = [name, *difflib.get_close_matches(name, known, n=1, cutoff=0.8)]
+        meant = next((known[one] for one in near if one in known), None)
+        if meant is not None:
+            text = f"The setting {name} is not read."
+            yield checks.Warning(text, hint=f"Write {_in_django(app, meant)}.", id="redis_queue.W003")
 
 
 @checks.register("redis_queue")
@@ -37,10 +63,11 @@ def check_settings(app_configs: Any = None, **_: Any) -> Iterable[checks.CheckMe
     try:
         Store(app)
     except RedisQueueError as error:
-        text = str(error).replace("redis_queue_", "CELERY_REDIS_QUEUE_")
+        text = _SETTING.sub(lambda name: _in_django(app, name[1]), str(error))
         found.append(
             checks.Error(text, hint="The settings are listed in docs/delayed-tasks.md.", id="redis_queue.E002")
         )
+    found += _ignored(app)
     if ATTRIBUTE not in vars(app):
         found.append(
             checks.Warning(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 from celery import Celery, current_app
 from celery.app.utils import find_app
+from celery.utils.imports import import_from_cwd
 from django.conf import settings
 
 from redis_queue.errors import ConfigurationError
@@ -35,10 +37,20 @@ def celery_app() -> Celery:
     name = option("CELERY_APP")
     if name is None:
         return current_app._get_current_object()
+    module, _, attribute = str(name).partition(":")
     try:
-        found: Any = find_app(name)
-    except (ImportError, AttributeError, ValueError) as error:
+        # find_app looks for a module of that name where there is no such attribute, and says that it found none.
+        found: Any = find_app(module) if not attribute else getattr(import_from_cwd(module), attribute)
+    except AttributeError:
+        raise ConfigurationError(f"{CELERY_APP}={name!r}: {_missing(module, attribute)}") from None
+    except (ImportError, ValueError) as error:
         raise ConfigurationError(f"{CELERY_APP}={name!r}: {error}") from error
     if not isinstance(found, Celery):
-        raise ConfigurationError(f"{CELERY_APP}={name!r} is no Celery app")
+        raise ConfigurationError(f"{CELERY_APP}={name!r} is not a Celery app but of type {type(found).__name__}")
     return found
+
+
+def _missing(module: str, attribute: str) -> str:
+    known = [key for key, value in vars(sys.modules.get(module, sys)).items() if isinstance(value, Celery)]
+    wanted = f"module {module!r} has no {attribute!r}" if attribute else f"{module!r} has no Celery app"
+    return f"{wanted}; its Celery app is {module + ':' + known[0]!r}" if known else wanted
