@@ -1,21 +1,31 @@
-"""A task call as the payload of an entry: name, arguments and options, as plain JSON."""
+"""A task call as the payload of an entry: name, arguments and options, as plain JSON.
+
+Arguments of other types (UUID, datetime, Decimal and what else kombu writes as JSON) are stored as kombu writes them:
+an object with ``__type__`` and ``__value__``. Only the worker that runs the task makes values of them again.
+"""
 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
+
+from celery.app.amqp import AMQP
+from celery.utils.saferepr import saferepr
+from kombu.utils.json import dumps
 
 from redis_queue.batches import new_ids
 from redis_queue.celery.attempt import CALL, ETA, call_name
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.tap import Tap
 from redis_queue.celery.tracing import scheduling_call, with_schedule
+from redis_queue.codec import JSON
 from redis_queue.delay import DelayQueue
 from redis_queue.delay_store import OnConflict
-from redis_queue.errors import InvalidValueError
+from redis_queue.errors import BodyError, InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.times import Seconds
 
@@ -24,11 +34,13 @@ if TYPE_CHECKING:
 
 OPTIONS: Final = frozenset(
     {
+        "argsrepr",
         "compression",
         "exchange",
         "expires",
         "headers",
         "ignore_result",
+        "kwargsrepr",
         "priority",
         "queue",
         "reply_to",
@@ -42,6 +54,9 @@ OPTIONS: Final = frozenset(
     }
 )
 """What ``apply_async`` takes and an entry can carry. *expires* counts from the dispatch."""
+
+
+_REPRS: Final = ("argsrepr", "kwargsrepr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +85,33 @@ class TaskCall:
                 hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(OPTIONS))}"
                 raise InvalidValueError(f"option {name!r} cannot be stored: {hint}")
 
-    def payload(self) -> dict[str, Any]:
-        """Return the call as a JSON object."""
-        return {
-            "task": self.task,
-            "args": list(self.args),
-            "kwargs": dict(self.kwargs),
-            "options": {name: _plain(value) for name, value in self.options.items()},
+    def payload(self, app: Celery | None = None) -> dict[str, Any]:
+        """Return the call as a JSON object.
+
+        Raises BodyError, which names task and argument, for values that Celery's JSON serializer refuses. Where *app*
+        sends the task with another serializer, only plain JSON is taken.
+        """
+        typed = _writes_types(app, self)
+        args = [self._written(f"args[{number}]", value, typed=typed) for number, value in enumerate(self.args)]
+        kwargs = {name: self._written(f"kwargs[{name!r}]", value, typed=typed) for name, value in self.kwargs.items()}
+        options = {
+            name: self._written(f"option {name!r}", _plain(value), typed=False) for name, value in self.options.items()
         }
+        if (args, kwargs) != (list(self.args), dict(self.kwargs)):
+            # What people and logs read: the values, not what stands for them.
+            args_text = saferepr(tuple(self.args), AMQP.argsrepr_maxsize)
+            kwargs_text = saferepr(dict(self.kwargs), AMQP.kwargsrepr_maxsize)
+            options = {"argsrepr": args_text, "kwargsrepr": kwargs_text, **options}
+        return {"task": self.task, "args": args, "kwargs": kwargs, "options": options}
+
+    def _written(self, name: str, value: Any, *, typed: bool) -> Any:
+        try:
+            written = json.loads(dumps(value) if typed else json.dumps(value))
+            JSON.dumps(written)
+        except Exception as error:  # a value of the caller's own class may raise anything
+            kind = type(value).__name__
+            raise BodyError(f"{self.task}: {name} of type {kind} cannot be stored as JSON: {error}") from error
+        return written
 
     @classmethod
     def from_payload(cls, payload: Any) -> TaskCall:
@@ -88,7 +122,17 @@ class TaskCall:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
     return dict(value) if isinstance(value, Mapping) else value
+
+
+def _writes_types(app: Celery | None, call: TaskCall) -> bool:
+    """Tell whether a worker gets back what kombu writes for a UUID and the like; yes where nothing else is known."""
+    if app is None:
+        return True
+    serializer = call.options.get("serializer") or getattr(app.tasks.get(call.task), "serializer", None)
+    return bool((serializer or app.conf.task_serializer) == "json")
 
 
 def envelope_of_call(app: Celery, call: TaskCall, task_id: str) -> Envelope:
@@ -100,7 +144,10 @@ def envelope_of_call(app: Celery, call: TaskCall, task_id: str) -> Envelope:
         app.send_task(
             call.task, list(call.args), dict(call.kwargs), task_id=task_id, producer=tap, add_to_parent=False, **options
         )
-    return with_schedule(kept[0], call.options.get("headers"))
+    envelope = kept[0]
+    # Celery takes these two options for properties of the message as well.
+    properties = {name: value for name, value in envelope.properties.items() if name not in _REPRS}
+    return with_schedule(replace(envelope, properties=properties), call.options.get("headers"))
 
 
 def envelope_of_entry(app: Celery, entry: Entry) -> Envelope:
@@ -135,9 +182,12 @@ def push_task(
     """Store a call of *task* (a Celery task or its name) in *delay_queue* until it is due; return the task id.
 
     *id* becomes the task id: the same again replaces what waits. *options* are those of ``apply_async``, such as
-    ``queue=`` and ``priority=``. Raises what :meth:`redis_queue.DelayQueue.push` raises.
+    ``queue=`` and ``priority=``. Arguments are what Celery writes as JSON. Raises what
+    :meth:`redis_queue.DelayQueue.push` raises.
     """
     call = TaskCall(getattr(task, "name", task), args, kwargs or {}, options)
     name = new_ids(1)[0] if id is None else id
     with scheduling_call(call, name, delay, due_at) as traced:
-        return delay_queue.push(traced.payload(), delay=delay, due_at=due_at, id=name, on_conflict=on_conflict)
+        return delay_queue.push(
+            traced.payload(getattr(task, "app", None)), delay=delay, due_at=due_at, id=name, on_conflict=on_conflict
+        )

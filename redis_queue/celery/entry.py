@@ -101,6 +101,6 @@ def _of_call(call: TaskCall) -> dict[str, Any]:
         **{name: str(options.get(name) or "")[:MAX_NAME] for name in ("queue", "exchange", "routing_key")},
         "priority": priority_of(options),
         "headers": _mapping(options.get("headers")),
-        "args": repr(tuple(call.args))[:MAX_TEXT],
-        "kwargs": repr(dict(call.kwargs))[:MAX_TEXT],
+        "args": str(options.get("argsrepr") or repr(tuple(call.args)))[:MAX_TEXT],
+        "kwargs": str(options.get("kwargsrepr") or repr(dict(call.kwargs)))[:MAX_TEXT],
     }

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from kombu.utils.json import dumps
 
 from redis_queue import BodyError, DelayQueue, EntryExistsError, InvalidDelayError, InvalidNameError, InvalidValueError
 from redis_queue.celery import TaskCall, push_task
@@ -179,15 +180,24 @@ class TestPushTask:
         assert entry.payload["kwargs"] == {"tone": "kind"}
         assert entry.payload["options"] == {"headers": {"tone": "kind"}}
 
+    def test_stores_other_types_as_celery_writes_them(self, queue: DelayQueue) -> None:
+        given = [Decimal("1.5"), datetime(2030, 1, 1, tzinfo=timezone.utc), b"bytes"]
+
+        push_task(queue, "shop.remind", given, {"deep": {"list": given}})
+
+        (entry,) = queue.list()
+        written = json.loads(dumps(given))
+        assert written[0] == {"__type__": "decimal", "__value__": "1.5"}
+        assert (entry.payload["args"], entry.payload["kwargs"]) == (written, {"deep": {"list": written}})
+        assert entry.payload["options"]["argsrepr"] == repr(tuple(given))
+
     @pytest.mark.parametrize(
         "argument",
         [
             object(),
             {1, 2},
-            b"bytes",
             float("nan"),
-            Decimal(1),
-            datetime(2030, 1, 1, tzinfo=timezone.utc),
+            "\ud800",
             threading.Lock(),
             iter([1]),
             Point(),
@@ -195,9 +205,10 @@ class TestPushTask:
         ids=lambda argument: type(argument).__name__,
     )
     def test_refuses_arguments_that_are_not_json(self, queue: DelayQueue, argument: Any) -> None:
-        with pytest.raises(BodyError):
-            push_task(queue, "shop.remind", [argument])
-        with pytest.raises(BodyError):
+        kind = type(argument).__name__
+        with pytest.raises(BodyError, match=rf"^shop\.remind: args\[1\] of type {kind} cannot be stored as JSON: "):
+            push_task(queue, "shop.remind", [1, argument])
+        with pytest.raises(BodyError, match=r"^shop\.remind: kwargs\['deep'\] of type dict cannot be stored as JSON: "):
             push_task(queue, "shop.remind", (), {"deep": {"list": [argument]}})
 
         assert len(queue) == 0
