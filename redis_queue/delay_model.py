@@ -35,7 +35,7 @@ class Push:
     id: str | None = None
     headers: Mapping[str, Any] | None = None
     destination: str | None = None
-    #: What :meth:`DelayQueue.replace_own` looks for in a record; "" is in none.
+    #: What :meth:`DelayQueue.replace_own` and :meth:`DelayQueue.replace_older` look for in a record; "" is in none.
     mark: str = ""
 
 

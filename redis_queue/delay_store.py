@@ -25,7 +25,7 @@ from redis_queue.times import Seconds, duration_ms, point_ms
 
 OnConflict = Literal["replace", "keep", "error"]
 
-Conflict = OnConflict | Literal["own"]
+Conflict = OnConflict | Literal["own"] | int
 
 _MODES: Final = ("replace", "keep", "error")
 MAX_DESTINATION: Final = 512
@@ -102,6 +102,14 @@ class DelayStore(DelayView):
     def replace_own(self, item: Push) -> bool:
         """Store *item* unless its id is taken by a record without its mark; tell whether it was stored."""
         return next(flag != _NO for _, flag in self._push_all([item], "own"))
+
+    def replace_older(self, item: Push, *, age: Seconds) -> bool:
+        """Store *item*; tell whether it was stored.
+
+        A record under its id that has its mark, or was stored less than *age* ago by the Redis clock, is kept; an older
+        one is replaced, waiting, in flight or dead.
+        """
+        return next(stored for _, stored in self._push_all([item], duration_ms(age, name="age")))
 
     def check(self, item: Push) -> None:
         """Raise what :meth:`push_many` would raise for *item*; nothing is sent to Redis."""

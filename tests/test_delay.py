@@ -117,6 +117,23 @@ class TestPush:
         (entry,) = timed.list()
         assert (entry.payload, entry.due_at) == ("new", when(30))
 
+    @pytest.mark.parametrize("dead", [False, True])
+    def test_an_entry_replaces_only_older_ones_without_its_mark(
+        self, make: Callable[..., DelayQueue], clock: Clock, dead: bool
+    ) -> None:
+        timed = make()
+        if dead:
+            timed.bury(Push("old", id="x"), reason="none", deliveries=1)
+        else:
+            timed.push("old", id="x")
+        clock.forward(2)
+        assert timed.replace_older(Push("other", id="y"), age=0)
+        assert not timed.replace_older(Push("new", id="x"), age=2.001)
+        assert not timed.replace_older(Push("new", id="x", mark='"old"'), age=2)
+        assert timed.replace_older(Push("new", id="x", mark='"new"'), age=2)
+        assert sorted(entry.payload for entry in timed) == ["new", "other"]
+        assert timed.dead_letters() == []
+
     def test_the_same_id_twice_in_one_call_ends_as_one(self, timed: DelayQueue) -> None:
         timed.push_many([Push("first", id="x", delay=1), Push("last", id="x", delay=2)])
         timed.push_many([Push("first", id="y", delay=1), Push("last", id="y", delay=2)], on_conflict="keep")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Final
 
 from redis_queue.celery.settings import CelerySettings
@@ -36,10 +37,21 @@ class Store:
         self.settings = CelerySettings.of(app)
         self.prefix = self.settings.prefix
         self.delay_queue_name = self.settings.delay_queue
-        target = target_of(app.conf)
-        self.url = target.url
-        self.client: Client = connect(target.url, check=False, **target.options)
+        self._target = target_of(app.conf)
+        self.url = self._target.url
+        self.client: Client = connect(self.url, check=False, **self._target.options)
         self.inspector = Inspector(self.client, prefix=self.prefix)
+
+    def within(self, seconds: float) -> Store:
+        """Return this store with a client of its own, which waits up to *seconds* for each connection and each reply.
+
+        Raises StoreError if a Cluster cannot be asked for its nodes.
+        """
+        other = copy(self)
+        timeouts = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
+        other.client = connect(self.url, check=False, **{**self._target.options, **timeouts})
+        other.inspector = Inspector(other.client, prefix=self.prefix)
+        return other
 
     @classmethod
     def of(cls, app: Celery) -> Store:

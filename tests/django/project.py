@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
-from celery import _state
+from celery import Celery, _state
 
 SETTINGS = "examples.shop.settings"
 
@@ -65,3 +67,26 @@ def served_by(database: str) -> Iterator[None]:
         yield
     finally:
         use(before)
+
+
+def rows() -> list[Any]:
+    """Return what is in the outbox."""
+    from redis_queue.contrib.django.outbox.models import Call
+
+    return list(Call.objects.all())
+
+
+def write(**fields: Any) -> None:
+    """Leave a call in the outbox, as a process that died right behind its commit."""
+    from redis_queue.contrib.django.outbox.models import Call
+
+    Call.objects.create(**{"task": "shop.remind", "payload": {}, "due_at": DUE_AT, **fields})
+
+
+DUE_AT = datetime(2030, 1, 1, tzinfo=timezone.utc)
+
+
+def use_app(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the outbox use *app* instead of the one of the shop."""
+    for module in ("relaying", "scheduling"):
+        monkeypatch.setattr(f"redis_queue.contrib.django.outbox.{module}.celery_app", lambda: app)

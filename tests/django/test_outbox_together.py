@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import datetime, timezone
 from threading import Event
 from typing import Any
 
@@ -17,11 +16,11 @@ import pytest
 
 from redis_queue.delay_store import DelayStore
 from tests.django.project import environment
+from tests.django.project import write as write_row
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
 
-DUE_AT = datetime(2030, 1, 1, tzinfo=timezone.utc)
 LOCKED = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 KILL_OTHERS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
@@ -94,10 +93,8 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
 
 def write(*ids: str) -> None:
     """Leave calls in the outbox, as processes that died right behind their commits."""
-    from redis_queue.contrib.django.outbox.models import Call
-
     for id_ in ids:
-        Call.objects.create(task_id=id_, payload={"task": "shop.remind"}, due_at=DUE_AT)
+        write_row(task_id=id_)
 
 
 def rows() -> list[str]:

@@ -11,7 +11,8 @@
 -- KEYS[9] revoked    ZSET  id -> when it was revoked, id and call -> when that call was stored since (ms)
 -- KEYS[10] wake      CHANNEL told when something is due earlier than all before
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] on_conflict  replace, keep, error, or own, of one entry: replace only a record that has the mark in it
+-- ARGV[2] on_conflict  replace, keep, error; of one entry also own: replace only a record that has the mark in it, or
+--                      a number: replace only one without the mark that was stored so many ms ago or earlier
 -- ARGV[3] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
 -- ARGV[...] entries  id, delay in ms, due time in ms (0 = use the delay), mark ("" is in none), record; five for each
 --
@@ -46,18 +47,24 @@ redis.call('ZCARD', dead)
 local notes = redis.call('ZCARD', revoked) > 0 and on_conflict == 'replace'
 
 -- No other case needs more of a record than that it is there.
-local own = on_conflict == 'own' and redis.call('HGET', records, entries[1])
+local age = tonumber(on_conflict)
+local one = (age or on_conflict == 'own') and redis.call('HGET', records, entries[1])
 local ids = {}
 for i = 1, #entries, 5 do ids[#ids + 1] = entries[i] end
 local head = 'v1 ' .. string.format('%.0f', now) .. ' '
 local flags, seen, fields, scores, taken, new, renewed = {}, {}, {}, {}, {}, {}, {}
 local first = math.huge
 for i, id in ipairs(ids) do
-  local before, mark = seen[id] or own, entries[5 * i - 1]
-  if not before and on_conflict ~= 'own' then before = redis.call('HEXISTS', records, id) == 1 end
+  local before, mark, stays = seen[id] or one, entries[5 * i - 1], on_conflict == 'keep'
+  if one then
+    local marked = mark ~= '' and string.find(one, mark, 1, true)
+    stays = not marked
+    if age then stays = marked or tonumber(string.match(one, '^v1 (%d+) ') or 0) > now - age end
+  elseif not before then
+    before = redis.call('HEXISTS', records, id) == 1
+  end
   if before and on_conflict == 'error' then return {0, kept('exists ' .. id)} end
-  local other = on_conflict == 'own' and (mark == '' or not string.find(before or mark, mark, 1, true))
-  if before and (other or on_conflict == 'keep') then
+  if before and stays then
     flags[i] = 0
   else
     local delay, due = tonumber(entries[5 * i - 3]), tonumber(entries[5 * i - 2])

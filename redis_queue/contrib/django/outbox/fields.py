@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import datetime
 from typing import Any
 
 from django.db import models
+from django.db.models.expressions import Func
 
 from redis_queue.times import from_ms, to_ms
 
@@ -36,3 +38,26 @@ class Moment(models.BigIntegerField):
     def get_prep_value(self, value: datetime) -> int:
         """Return the milliseconds."""
         return to_ms(value)
+
+
+class ServerTime(Func):
+    """The time now in milliseconds since the epoch, by the clock of the database; of a file, by that of this host."""
+
+    output_field = models.BigIntegerField()
+
+    def as_sql(self, *_: Any, **__: Any) -> Any:
+        """Use the clock of this host."""
+        return "%s", [time.time_ns() // 1_000_000]
+
+    def as_postgresql(self, *_: Any, **__: Any) -> Any:
+        """Use the clock of the server, not the beginning of the transaction."""
+        return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS bigint)", []
+
+
+class Stamp(Moment):
+    """When the row was written, by the clock of the database."""
+
+    def pre_save(self, model_instance: models.Model, add: bool) -> Any:
+        """Return the time now for a new row that brings none."""
+        value = super().pre_save(model_instance, add)
+        return ServerTime() if add and value is None else value

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.db import models
 
-from redis_queue.contrib.django.outbox.fields import Document, Moment
+from redis_queue.contrib.django.outbox.fields import Document, Moment, Stamp
 
 
 class Call(models.Model):
-    """A task call that is committed and not yet in the DelayQueue."""
+    """A task call that is committed and not yet in the DelayQueue.
+
+    *failures* counts how often Redis refused the call while it took others. A call that is set aside can never be
+    relayed as it is; *error* says why.
+    """
 
     task_id = models.CharField(max_length=255, unique=True)
+    task = models.TextField()
     payload = Document()
     due_at = Moment()
-    stored_at = models.DateTimeField(auto_now_add=True)
+    stored_at = Stamp(editable=False)
     failures = models.PositiveIntegerField(default=0)
+    set_aside = models.BooleanField(default=False)
     error = models.TextField(blank=True, default="")
 
     class Meta:
@@ -25,5 +29,4 @@ class Call(models.Model):
         ordering = ("id",)
 
     def __str__(self) -> str:
-        payload: Any = self.payload
-        return f"{payload.get('task', '?')} {self.task_id}"
+        return f"{self.task} {self.task_id}"

@@ -5,18 +5,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
 
 from django.db import Error, connections, router, transaction
+from django.db.models import F, QuerySet
 
 from redis_queue.batches import CHUNK, check_limit
-from redis_queue.celery.delayed import DelayedTasks
+from redis_queue.celery.calls import TaskCall
+from redis_queue.codec import JSON
+from redis_queue.contrib.django.outbox.fields import ServerTime
 from redis_queue.contrib.django.outbox.models import Call
+from redis_queue.contrib.django.outbox.reach import COMMIT_TIMEOUT, RELAY_TIMEOUT, breaker_of, check_answers, reach
 from redis_queue.contrib.django.project import celery_app
+from redis_queue.delay import DelayQueue
 from redis_queue.delay_model import Push
-from redis_queue.errors import InvalidValueError, RedisQueueError
+from redis_queue.errors import RedisQueueError, StoreError, StoreRefusedError
+from redis_queue.times import MAX_DELAY, to_ms
 
 logger = logging.getLogger(__name__)
+
+ROW: Final = "outbox"
+"""The header of an entry that tells from which row it came."""
+
+FAILURES: Final = 3
+"""Calls that one relay tries by themselves in vain; the next relay goes on with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,60 +43,166 @@ class Relayed:
         return Relayed(self.moved + other.moved, self.failed + other.failed)
 
 
-def relay(limit: int = CHUNK, *, using: str | None = None) -> Relayed:
+def relay(limit: int = CHUNK, *, using: str | None = None, timeout: float = RELAY_TIMEOUT) -> Relayed:
     """Move up to *limit* calls, the oldest first; any number may run at once.
 
     Each is stored under its task id before its row goes: a relay that dies in between stores it once more, which
-    changes nothing while it waits. Raises StoreError if Redis cannot take them; the rows stay. Raises RuntimeError in
-    an open transaction, whose rows may yet be rolled back.
+    changes nothing while it waits. It replaces an older call that waits, or died, under its id; a newer one stays. A
+    call that can never be stored is set aside; one that Redis refuses while it takes others is tried again later.
+
+    *timeout*: seconds for one answer of Redis. Raises StoreError if Redis cannot take them; the rows stay. Raises
+    RuntimeError in an open transaction, whose rows may yet be rolled back.
     """
     check_limit(limit, CHUNK)
     using = using or router.db_for_write(Call)
     with transaction.atomic(using=using, durable=True):
-        rows = _take(limit, using)
-        if not rows:
+        if not waiting(using).exists():
             return Relayed()
-        good = _stored(rows)
-        Call.objects.using(using).filter(pk__in=[row.pk for row in good]).delete()
-        return Relayed(len(good), len(rows) - len(good))
+    # Before the rows are locked, and on SQLite the whole database: nobody shall wait for a Redis that is silent.
+    queue = reach(celery_app(), timeout)
+    with transaction.atomic(using=using, durable=True):
+        return _Round(queue, using).run(limit)
 
 
 def relay_quietly(*, calls: int = 1, using: str | None = None) -> None:
-    """Relay now as many as *calls*; what fails is left to the next relay."""
+    """Relay now as many as *calls*, within a second; what fails is left to the next relay.
+
+    After a failure it does nothing for a while.
+    """
     try:
-        for _ in range(0, calls, CHUNK):
-            relay(CHUNK, using=using)
+        breaker = breaker_of(celery_app())
+        if not breaker.allows():
+            return
+        try:
+            for _ in range(0, calls, CHUNK):
+                relay(CHUNK, using=using, timeout=COMMIT_TIMEOUT)
+        except StoreError:
+            breaker.failed()
+            raise
+        breaker.succeeded()
     # The caller's transaction is committed: nothing that happens here may look as if it were not.
     except (RedisQueueError, Error) as error:
         logger.warning("not relayed yet: %s", error, extra={"action": "relay_away"})
 
 
-def _take(limit: int, using: str) -> list[Any]:
-    """Return rows that nobody can cancel before this transaction ends."""
-    rows = Call.objects.using(using).filter(failures=0)
-    features: Any = connections[using].features
-    if features.has_select_for_update:
-        rows = rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked)
-    else:
-        # SQLite locks as a whole, with the first write.
-        Call.objects.using(using).filter(pk=-1).update(failures=0)
-    return list(rows[:limit])
+def waiting(using: str) -> QuerySet[Any]:
+    """Return the calls that a relay would move, those that were never refused before the others."""
+    return Call.objects.using(using).filter(set_aside=False).order_by("failures", "id")
 
 
-def _stored(rows: Sequence[Any]) -> list[Any]:
-    """Store *rows*; return those that need not stay."""
-    queue = DelayedTasks.of(celery_app()).queue
-    good, pushes = [], []
-    for row in rows:
-        push = Push(row.payload, due_at=row.due_at, id=row.task_id)
+class _Item(NamedTuple):
+    row: Any
+    push: Push
+
+
+class _Round:
+    """What one relay does in its transaction."""
+
+    def __init__(self, queue: DelayQueue, using: str) -> None:
+        self._queue = queue
+        self._calls = Call.objects.using(using)
+        self._using = using
+        self._moved: list[int] = []
+        self._failed = 0
+
+    def run(self, limit: int) -> Relayed:
+        """Store what can be stored and delete its rows. Raises StoreError where Redis stores nothing."""
+        items = [item for row in self._take(limit) if (item := self._item(row)) is not None]
+        self._store_together([item for item in items if not item.row.failures])
+        for item in items:
+            if item.row.failures and not self._store_alone(item):
+                break
+        self._calls.filter(pk__in=self._moved).delete()
+        return Relayed(len(self._moved), self._failed)
+
+    def _take(self, limit: int) -> list[Any]:
+        """Return rows that nobody can cancel before this transaction ends."""
+        rows = waiting(self._using)
+        features: Any = connections[self._using].features
+        if features.has_select_for_update:
+            rows = rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked)
+        else:
+            # SQLite locks as a whole, with the first write.
+            self._calls.filter(pk=-1).update(failures=0)
         try:
-            queue.check(push)
-        except InvalidValueError as error:
-            logger.exception("cannot be relayed", extra={"action": "relay_refused", "task_id": row.task_id})
-            row.failures, row.error = row.failures + 1, str(error)
-            row.save(update_fields=["failures", "error"])
-            continue
-        good.append(row)
-        pushes.append(push)
-    queue.keep_many(pushes)
-    return good
+            return list(rows.annotate(now=ServerTime())[:limit])
+        except Exception:  # noqa: BLE001 - one of them cannot be read; where it is the database, the next line raises
+            names = list(rows.values_list("pk", "task_id", "task")[:limit])
+        return [row for name in names if (row := self._read(*name)) is not None]
+
+    def _read(self, key: int, task_id: str, task: str) -> Any:
+        try:
+            return self._calls.annotate(now=ServerTime()).get(pk=key)
+        except Exception as error:  # noqa: BLE001 - whatever a broken value makes a field raise
+            self._set_aside(key, task_id, task, error)
+            return None
+
+    def _item(self, row: Any) -> _Item | None:
+        try:
+            payload = {**row.payload, "task": row.task}
+            TaskCall.from_payload(payload)
+            own = {ROW: f"{row.pk} {to_ms(row.stored_at)}"}
+            push = Push(payload, due_at=row.due_at, id=row.task_id, headers=own, mark=JSON.dumps(own).decode()[1:-1])
+            self._queue.check(push)
+        except Exception as error:  # noqa: BLE001 - a row that somebody else wrote may hold anything
+            self._set_aside(row.pk, row.task_id, row.task, error)
+            return None
+        return _Item(row, push)
+
+    def _set_aside(self, key: int, task_id: str, task: str, error: Exception) -> None:
+        why = f"{type(error).__name__}: {error}"
+        logger.error(
+            "%s[%s] is set aside in the outbox: %s",
+            task,
+            task_id,
+            why,
+            extra={"action": "relay_refused", "task_id": task_id, "task": task},
+        )
+        self._calls.filter(pk=key).update(set_aside=True, error=why)
+        self._failed += 1
+
+    def _store_together(self, items: Sequence[_Item]) -> None:
+        try:
+            self._store(items)
+        except StoreRefusedError:
+            # A login, a permission, a full Redis: no call alone fares better.
+            raise
+        except StoreError:
+            for item in items:
+                if not self._store_alone(item) and self._failed >= FAILURES:
+                    break
+
+    def _store_alone(self, item: _Item) -> bool:
+        row = item.row
+        try:
+            self._store([item])
+        except StoreRefusedError:
+            raise
+        except StoreError as error:
+            # It is the call's own failure only if Redis answers others.
+            check_answers(self._queue)
+            logger.warning(
+                "%s[%s] cannot be relayed, the next relays try again: %s",
+                row.task,
+                row.task_id,
+                error,
+                extra={"action": "relay_failed", "task_id": row.task_id, "task": row.task},
+            )
+            self._calls.filter(pk=row.pk).update(failures=F("failures") + 1, error=str(error))
+            self._failed += 1
+            return False
+        return True
+
+    def _store(self, items: Sequence[_Item]) -> None:
+        flags = self._queue.keep_many([push for _, push in items])
+        for item, stored in zip(items, flags, strict=True):
+            if not stored:
+                self._replace_older(*item)
+        self._moved += [row.pk for row, _ in items]
+
+    def _replace_older(self, row: Any, push: Push) -> None:
+        """Store *push* in place of what has its id, unless an earlier relay stored that of this row, or it is newer."""
+        # Two ages, each by one clock: that of the row by the database's, that of the entry by Redis'. A millisecond of
+        # the first one may come from rounding.
+        age = timedelta(milliseconds=max(0, row.now - to_ms(row.stored_at) - 1))
+        self._queue.replace_older(push, age=min(age, MAX_DELAY))

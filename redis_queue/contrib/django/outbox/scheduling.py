@@ -7,12 +7,13 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery.utils import uuid
-from django.db import connections, router, transaction
+from django.db import IntegrityError, connections, router, transaction
 
 from redis_queue.celery.calls import TaskCall
 from redis_queue.celery.delayed import DelayedTasks
 from redis_queue.celery.store import CODEC
 from redis_queue.contrib.django.outbox.models import Call
+from redis_queue.contrib.django.outbox.reach import COMMIT_TIMEOUT, reach
 from redis_queue.contrib.django.outbox.relaying import relay_quietly
 from redis_queue.contrib.django.project import celery_app
 from redis_queue.errors import EntryExistsError, InvalidDelayError
@@ -34,20 +35,25 @@ def schedule(
     """Write a call of *task* (a Celery task or its name) into the outbox, in the open transaction; return its id.
 
     It runs no earlier than after *countdown* (counted from now) or at *eta* (aware), and not before the commit.
-    *options* are those of ``apply_async``. Arguments must be JSON. Raises InvalidValueError, before anything is
-    written, for what could not be sent, and EntryExistsError for a *task_id* that is in the outbox already.
+    *options* are those of ``apply_async``, and arguments what Celery writes as JSON, a UUID, datetime or Decimal
+    included. An older call that waits in Redis under *task_id* is replaced. Raises InvalidValueError, before anything
+    is written, for what could not be sent, and EntryExistsError for a *task_id* that is in the outbox already.
     """
     call = TaskCall(getattr(task, "name", task), args, kwargs or {}, options)
     name = uuid() if task_id is None else check_id(task_id, name="task_id")
     due_at = _due(countdown, eta)
     # Without the queue itself, which only Redis can tell: it may be away, and that is what the outbox is for.
-    payload = call.payload()
+    payload = call.payload(celery_app())
     CODEC.encode(payload)
     using = using or router.db_for_write(Call)
-    with transaction.atomic(using=using):
-        _, new = Call.objects.using(using).get_or_create(task_id=name, defaults={"payload": payload, "due_at": due_at})
-    if not new:
-        raise EntryExistsError(f"task_id={name!r} is in the outbox already")
+    calls = Call.objects.using(using)
+    try:
+        with transaction.atomic(using=using):
+            calls.create(task_id=name, task=payload.pop("task"), payload=payload, due_at=due_at)
+    except IntegrityError:
+        if not calls.filter(task_id=name).exists():
+            raise
+        raise EntryExistsError(f"task_id={name!r} is in the outbox already") from None
     _relay_with_commit(using)
     return name
 
@@ -59,10 +65,13 @@ def cancel(task_id: str, *, using: str | None = None) -> bool:
     has been sent since.
 
     While it is in the outbox this is part of the transaction: after a rollback it is scheduled as before. In Redis it
-    is gone at once, and no rollback brings it back. Raises StoreError if Redis cannot be asked; the row stays.
+    is gone at once, and no rollback brings it back. Raises StoreError if Redis does not answer within a second; the
+    row stays.
     """
     check_id(task_id, name="task_id")
     using = using or router.db_for_write(Call)
+    # Before the row is locked, and on SQLite the whole database.
+    reach(celery_app(), COMMIT_TIMEOUT)
     with transaction.atomic(using=using):
         # The row first: then no relay can take it any more. One that died before its commit may have stored it.
         deleted, _ = Call.objects.using(using).filter(task_id=task_id).delete()
@@ -78,8 +87,8 @@ class _Relay:
         self.begun = False
 
     def __call__(self) -> None:
-        # The relay that runs by itself comes a little later; whether this one does is not important. But each one that
-        # finds Redis away costs the request that commits its time.
+        # One relay moves all of them. The relay that runs by itself comes a little later; whether this one does is not
+        # important, but it takes the time of the request that commits.
         if not self.begun:
             self.begun = True
             relay_quietly(calls=self.calls, using=self._using)

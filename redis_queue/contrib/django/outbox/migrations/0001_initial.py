@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from django.db import migrations, models
 
-from redis_queue.contrib.django.outbox.fields import Document, Moment
+from redis_queue.contrib.django.outbox.fields import Document, Moment, Stamp
 
 
 class Migration(migrations.Migration):
@@ -20,10 +20,12 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("task_id", models.CharField(max_length=255, unique=True)),
+                ("task", models.TextField()),
                 ("payload", Document()),
                 ("due_at", Moment()),
-                ("stored_at", models.DateTimeField(auto_now_add=True)),
+                ("stored_at", Stamp(editable=False)),
                 ("failures", models.PositiveIntegerField(default=0)),
+                ("set_aside", models.BooleanField(default=False)),
                 ("error", models.TextField(blank=True, default="")),
             ],
             options={"ordering": ("id",)},

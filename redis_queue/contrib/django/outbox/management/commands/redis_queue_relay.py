@@ -8,12 +8,13 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db import Error, close_old_connections
+from django.db import Error, close_old_connections, router
 
 from redis_queue.backoff import Backoff
 from redis_queue.batches import CHUNK
 from redis_queue.cli.ending import stopping
-from redis_queue.contrib.django.outbox.relaying import Relayed, relay
+from redis_queue.contrib.django.outbox.models import Call
+from redis_queue.contrib.django.outbox.relaying import Relayed, relay, waiting
 from redis_queue.errors import RedisQueueError
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,8 @@ class Command(BaseCommand):
     help = "Move delayed tasks from the outbox into Redis."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take how often it looks."""
+        """Take what to do and how often."""
+        parser.add_argument("--status", action="store_true", help="Tell what waits and what is set aside, and end.")
         parser.add_argument("--once", action="store_true", help="Move what is there and end.")
         parser.add_argument("--interval", type=float, default=1.0, help="Seconds between two looks (default: 1).")
         parser.add_argument("--database", default=None, help="The database of the outbox (default: as it is routed).")
@@ -34,6 +36,9 @@ class Command(BaseCommand):
         """Relay."""
         if not 0.05 <= options["interval"] <= 3600:  # noqa: PLR2004
             raise CommandError(f"--interval {options['interval']:g}: give 0.05 to 3600 seconds")
+        if options["status"]:
+            self._tell(options["database"] or router.db_for_read(Call))
+            return
         if options["once"]:
             try:
                 done = self._all(options["database"])
@@ -44,6 +49,18 @@ class Command(BaseCommand):
         stopped = threading.Event()
         with stopping(lambda *_: stopped.set()):
             self._until(stopped, options["database"], options["interval"])
+
+    def _tell(self, database: str) -> None:
+        # Without payload and times: those of a call that is set aside may be unreadable.
+        aside = Call.objects.using(database).filter(set_aside=True).order_by("id")
+        refused = waiting(database).filter(failures__gt=0)
+        self.stdout.write(
+            f"{waiting(database).count():,} waiting, {refused.count():,} of them refused by Redis before, "
+            f"{aside.count():,} set aside"
+        )
+        for title, calls in (("set aside", aside), ("refused", refused)):
+            for task_id, task, error in calls.values_list("task_id", "task", "error")[:CHUNK]:
+                self.stdout.write(f"{title}: {task} {task_id}: {error}")
 
     def _until(self, stopped: threading.Event, database: str | None, interval: float) -> None:
         backoff = Backoff()
