@@ -36,6 +36,9 @@ LEFT_ALONE: Final = frozenset({"celery.chord_unlock"})
 """Tasks that poll: they come each second and mean nothing when late."""
 
 CAPTURED: Final = "redis_queue_captured"
+"""Under this name an AMQP object that is wrapped has what it had of WRAPPED before, by itself and not by its class."""
+
+WRAPPED: Final = ("create_task_message", "send_task_message")
 
 
 class _Sending(threading.local):
@@ -63,9 +66,9 @@ class Capture:
 
     def wrap(self, amqp: AMQP) -> None:
         """Capture what *amqp* sends from now on; doing so twice is harmless."""
-        if getattr(amqp, CAPTURED, False):
+        if CAPTURED in vars(amqp):
             return
-        setattr(amqp, CAPTURED, True)
+        setattr(amqp, CAPTURED, [found for name in WRAPPED if (found := vars(amqp).get(name)) is not None])
         amqp.create_task_message = self._noting(_made_late(amqp, "create_task_message"))
         amqp.send_task_message = self._sender(_made_late(amqp, "send_task_message"))
 
