@@ -174,7 +174,7 @@ ROLES = [
         "producer",
         (*QUEUES, REGISTRY, "&{redis_queue:delay:*"),
         ("queue/put", "delay/push", "delay/cancel", "delay/reschedule", "delay/find"),
-        ("hkeys", "hset", "hsetnx"),
+        ("hkeys", "hmget", "hset", "hsetnx"),
         produce,
     ),
     Role("worker", QUEUES[:1], ("queue/get", "queue/promote", "lease/extend", *LEASES), ("blpop",), consume),
@@ -191,7 +191,7 @@ ROLES = [
             "lease/extend",
             *LEASES,
         ),
-        ("hkeys", "hmget", "subscribe"),
+        ("hkeys", "hmget", "ping", "subscribe"),
         dispatch,
     ),
     Role(

@@ -26,7 +26,7 @@ local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$'
 if last == sequence then return {0, tonumber(outcome)} end
 if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 local function kept(stored)
-  redis.pcall('SET', slot, sequence .. ' ' .. stored, 'PX', 60000)
+  redis.call('SET', slot, sequence .. ' ' .. stored, 'PX', 60000)
   return stored
 end
 if now == 0 then

@@ -60,5 +60,5 @@ for i, id in ipairs(ids) do
 end
 if moved > 0 and idle and listed then redis.call('RPUSH', wake, '1') end
 flags = table.concat(flags)
-redis.pcall('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
+redis.call('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
 return flags

@@ -75,7 +75,7 @@ for i = 1, #found, 8 do
 end
 for key, count in pairs(marked) do redis.call('LREM', key, count, mark) end
 flags = table.concat(flags)
-redis.pcall('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
+redis.call('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
 if stored > 0 then
   redis.call('HINCRBY', meta, 'put', stored)
   if not known then redis.call('HSET', meta, 'schema', SCHEMA) end

@@ -32,16 +32,16 @@ if now == 0 then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
-local last = string.match(redis.call('GET', slot) or '', '^%d+')
+local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
 if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 if last == sequence then
   -- The newest leases end last. If it is not among them, its messages come back when their lease ends.
   local newest = redis.call('ZREVRANGE', in_flight, 0, 999)
   local held = #newest > 0 and redis.call('HMGET', leases, unpack(newest)) or {}
-  local reply = {'', 0, 1}
+  local reply = {outcome == '+' and outcome or '', 0, 1}
   for i = #newest, 1, -1 do
-    local deliveries, token = string.match(held[i] or '', '^(%d+) (%d+%-(.+))$')
-    if token and string.sub(token, -#nonce) == nonce then
+    local deliveries, token = string.match(held[i] or '', '^(%d+) (.+)$')
+    if token == outcome then
       reply[1] = token
       local ends = tonumber(redis.call('ZSCORE', in_flight, newest[i]))
       reply[2] = math.min(ends, now + lease)
@@ -55,7 +55,7 @@ if last == sequence then
   return reply
 end
 local function kept(reply)
-  redis.pcall('SET', slot, sequence, 'PX', 60000)
+  redis.call('SET', slot, sequence .. ' ' .. reply[1], 'PX', 60000)
   return reply
 end
 
@@ -64,12 +64,12 @@ local due = redis.call('ZRANGEBYSCORE', waiting, low, string.format('%.0f', now 
   'WITHSCORES', 'LIMIT', 0, limit)
 redis.call('LLEN', quarantine)
 redis.call('ZCARD', in_flight)
+-- A first write that needs no memory lets the others pass when Redis is full: a full queue can be worked off.
+redis.call('HDEL', leases, '')
 if #due == 0 then return kept({'', 0, 0}) end
 local ids = {}
 for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
 local held = redis.call('HMGET', leases, unpack(ids))
--- A first write that needs no memory lets the others pass when Redis is full: a full queue can be worked off.
-redis.call('HDEL', leases, '')
 local token = string.format('%.0f-%s', redis.call('HINCRBY', meta, 'claims', 1), nonce)
 local expires = now + lease
 local reply, scores, fields, lost, gone, bytes = {token, expires, #ids == limit and 1 or 0}, {}, {}, {}, {}, 0

@@ -60,11 +60,11 @@ while at <= #held do
   flags[#flags + 1] = flag
 end
 flags = table.concat(flags)
-redis.pcall('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
 if #done == 0 then return flags end
 redis.call('HDEL', records, unpack(done))
 redis.call('HDEL', leases, unpack(done))
 redis.call('HDEL', errors, unpack(done))
 redis.call('ZREM', in_flight, unpack(done))
 redis.call('HINCRBY', meta, 'acked', #done)
+redis.call('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
 return flags

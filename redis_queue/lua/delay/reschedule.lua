@@ -20,7 +20,7 @@ local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$'
 if last == sequence then return tonumber(outcome) end
 if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 local function kept(changed)
-  redis.pcall('SET', slot, sequence .. ' ' .. changed, 'PX', 60000)
+  redis.call('SET', slot, sequence .. ' ' .. changed, 'PX', 60000)
   return changed
 end
 if now == 0 then
@@ -29,7 +29,11 @@ if now == 0 then
 end
 if due == 0 then due = now + delay end
 local before = tonumber(redis.call('ZSCORE', waiting, id) or '')
-if not before or (expected ~= 0 and before ~= expected) then return kept(0) end
+if not before or (expected ~= 0 and before ~= expected) then
+  -- A first write that needs no memory lets the other pass when Redis is full.
+  redis.call('ZREM', waiting, '')
+  return kept(0)
+end
 local head = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
 -- XX: an entry that was claimed meanwhile must not come back to life.
 redis.call('ZADD', waiting, 'XX', string.format('%.0f', due), id)

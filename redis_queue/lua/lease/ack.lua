@@ -18,10 +18,6 @@ local held = {unpack(ARGV, 2)}
 local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
 if last == sequence then return outcome end
 if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
-local function kept(flags)
-  redis.pcall('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
-  return flags
-end
 local ids = {}
 for i = 1, #held, 2 do ids[#ids + 1] = held[i] end
 local current = redis.call('HMGET', leases, unpack(ids))
@@ -41,10 +37,11 @@ for i, id in ipairs(ids) do
   end
 end
 flags = table.concat(flags)
-if #done == 0 then return kept(flags) end
+if #done == 0 then return flags end
 redis.call('HDEL', records, unpack(done))
 redis.call('HDEL', leases, unpack(done))
 if reasons > 0 then redis.call('HDEL', errors, unpack(done)) end
 redis.call('ZREM', in_flight, unpack(done))
 redis.call('HINCRBY', meta, 'acked', #done)
-return kept(flags)
+redis.call('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
+return flags

@@ -17,7 +17,7 @@ local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$'
 if last == sequence then return tonumber(outcome) end
 if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 local function kept(count)
-  redis.pcall('SET', slot, sequence .. ' ' .. count, 'PX', 60000)
+  redis.call('SET', slot, sequence .. ' ' .. count, 'PX', 60000)
   return count
 end
 redis.call('HLEN', records)
@@ -26,6 +26,8 @@ redis.call('HLEN', errors)
 local listed = redis.call('TYPE', place).ok == 'list'
 -- What stands longest goes first: the next ones at the right end of a list.
 local ids = listed and redis.call('LRANGE', place, -limit, -1) or redis.call('ZRANGE', place, 0, limit - 1)
+-- A first write that needs no memory lets the others pass when Redis is full.
+redis.call('HDEL', leases, '')
 if #ids == 0 then return kept(0) end
 redis.call('HDEL', records, unpack(ids))
 redis.call('HDEL', leases, unpack(ids))

@@ -79,6 +79,7 @@ for i = #held - 1, 1, -2 do
   flags[(i + 1) / 2] = flag
 end
 flags = table.concat(flags)
-redis.pcall('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
-if #done > 0 and idle and listed then redis.call('RPUSH', wake, '1') end
+if #done == 0 then return flags end
+if idle and listed then redis.call('RPUSH', wake, '1') end
+redis.call('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
 return flags

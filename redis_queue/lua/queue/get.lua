@@ -33,7 +33,7 @@ if now == 0 then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
-local last = string.match(redis.call('GET', slot) or '', '^%d+')
+local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
 if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 if last == sequence then
   -- It ends no later than one of this length that begins now, and few do between that claim and this call. If it is not
@@ -41,10 +41,10 @@ if last == sequence then
   local latest = string.format('%.0f', now + lease)
   local newest = redis.call('ZRANGE', in_flight, latest, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 1000)
   local held = #newest > 0 and redis.call('HMGET', leases, unpack(newest)) or {}
-  local reply = {'', 0, -1}
+  local reply = {outcome == '+' and outcome or '', 0, -1}
   for i = #newest, 1, -1 do
-    local deliveries, token = string.match(held[i] or '', '^(%d+) (%d+%-(.+))$')
-    if token and string.sub(token, -#nonce) == nonce then
+    local deliveries, token = string.match(held[i] or '', '^(%d+) (.+)$')
+    if token == outcome then
       reply[1] = token
       reply[2] = tonumber(redis.call('ZSCORE', in_flight, newest[i]))
       reply[#reply + 1] = newest[i]
@@ -55,7 +55,7 @@ if last == sequence then
   return reply
 end
 local function kept(reply)
-  redis.pcall('SET', slot, sequence, 'PX', 60000)
+  redis.call('SET', slot, sequence .. ' ' .. reply[1], 'PX', 60000)
   return reply
 end
 
@@ -63,6 +63,8 @@ local soonest = redis.call('ZRANGE', in_flight, 0, 0, 'WITHSCORES')[2]
 local due = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
 soonest = math.min(tonumber(soonest or math.huge), tonumber(due or math.huge))
 local next_in = soonest < math.huge and math.max(0, soonest - now) or -1
+-- A first write that needs no memory lets the others pass when Redis is full: a full queue can be worked off.
+redis.call('HDEL', leases, '')
 if state[2] then return kept({'-', 0, -1}) end
 
 -- One more than the limit tells whether any are left.
@@ -73,8 +75,6 @@ if #ids == 0 then
 end
 local first = math.max(1, #ids - limit + 1)
 local held = redis.call('HMGET', leases, unpack(ids, first))
--- A first write that needs no memory lets the others pass when Redis is full: a full queue can be worked off.
-redis.call('HDEL', leases, '')
 local token = string.format('%.0f-%s', redis.call('HINCRBY', meta, 'claims', 1), nonce)
 local expires = now + lease
 local reply, scores, fields, lost, bytes, taken = {token, expires, next_in}, {}, {}, {}, 0, 0

@@ -25,7 +25,7 @@ local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$'
 if last == sequence then return {0, outcome} end
 if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 local function kept(flags)
-  redis.pcall('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
+  redis.call('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
   return flags
 end
 if now == 0 then
