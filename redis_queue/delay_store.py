@@ -109,7 +109,7 @@ class DelayStore(DelayView):
         A record under its id that has its mark, or was stored less than *age* ago by the Redis clock, is kept; an older
         one is replaced, waiting, in flight or dead.
         """
-        return next(stored for _, stored in self._push_all([item], duration_ms(age, name="age")))
+        return next(flag != _NO for _, flag in self._push_all([item], duration_ms(age, name="age")))
 
     def check(self, item: Push) -> None:
         """Raise what :meth:`push_many` would raise for *item*; nothing is sent to Redis."""
