@@ -3,7 +3,8 @@
 A thread of the worker would stand still with a task that holds the interpreter, and take a lease for lost that is not.
 The worker writes each message that it takes or settles into a pipe, before anything else can run; the keeper renews
 what is open every third of the visibility timeout, in one call, and notes when it did in memory that both share. It
-ends with the worker, and renews nothing while the worker is stopped, so that a dead worker's leases run out.
+ends with the worker, whatever it waits for, and renews nothing while the worker is stopped, so that a dead worker's
+leases run out.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import select
 import signal
 import struct
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,6 +33,12 @@ from redis_queue.scripts import BoundScript, Scripts
 
 RENEWALS: Final = 3
 """Renewals per visibility timeout."""
+
+TIMEOUTS: Final = 6
+"""Socket timeouts per lease: a renewal that is due, its timeout and a second attempt fit into one."""
+
+LONGEST_TIMEOUT: Final = 10.0
+"""Seconds after which a connection counts as dead, however long the lease."""
 
 RETRY: Final = 1.0
 """Seconds between two attempts while Redis is away or the worker is stopped."""
@@ -164,13 +172,12 @@ class Keeper:
         self._every = visibility_timeout / RENEWALS
         self._held: dict[str, float] = {}
         self._rest = b""
-        self._away = False
         self._lowest: float | None = None
 
     def run(self) -> None:
-        """Renew until the worker is gone."""
+        """Renew until the worker closes the pipe."""
         due = 0.0
-        while self._listen(max(0.0, due - time.monotonic())) and os.getppid() == self._worker:
+        while self._listen(max(0.0, due - time.monotonic())):
             if time.monotonic() >= due:
                 done = not _is_stopped(self._worker) and self._renew()
                 due = time.monotonic() + (self._every if done else min(RETRY, self._every))
@@ -205,11 +212,8 @@ class Keeper:
         try:
             found = self._renewer.renew(self._held)
         except (RedisQueueError, OSError) as error:
-            if not self._away:
-                self.tell(away=str(error))
-            self._away = True
+            self.tell(away=str(error))
             return False
-        self._away = False
         for tag in found.lost:
             del self._held[tag]
             self.tell(lost=tag)
@@ -232,10 +236,30 @@ class Keeper:
             os.write(sys.stdout.fileno(), json.dumps(event).encode() + b"\n")
 
 
+def socket_timeout(lease: float) -> float:
+    """Return the seconds that a connection which keeps leases of *lease* seconds may be silent: a sixth, 10 at most."""
+    return min(lease / TIMEOUTS, LONGEST_TIMEOUT)
+
+
 def client_of(channel: Any) -> redis.Redis:
     """Return a client for the Redis of kombu's *channel*; its own would put a prefix before some keys, not all."""
     with channel.conn_or_acquire() as client:
         return redis.Redis(connection_pool=client.connection_pool)
+
+
+def _bound(connection: Any, lease: float) -> None:
+    """Let no call of kombu's *connection* wait for longer than fits into *lease*, whatever its options say."""
+    longest = socket_timeout(lease)
+    for name in ("socket_timeout", "socket_connect_timeout"):
+        connection.transport_options[name] = min(connection.transport_options.get(name) or longest, longest)
+
+
+def _end_with(worker: int) -> None:
+    """End this process soon after *worker*, even in the middle of a call."""
+    # The end of the pipe does not tell: children of the worker may hold it open.
+    while os.getppid() == worker:
+        time.sleep(RETRY)
+    os._exit(0)
 
 
 def _is_stopped(pid: int) -> bool:
@@ -244,6 +268,16 @@ def _is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except OSError:
         return False
+
+
+def _connect(connection: Any) -> redis.Redis:
+    """Return a client for the Redis of kombu's *connection*, as soon as that can be reached."""
+    while True:
+        try:
+            return client_of(connection.channel())
+        except (*connection.connection_errors, OSError) as error:
+            Keeper.tell(away=str(error))
+            time.sleep(RETRY)
 
 
 def packed(connection: Any, place: Place) -> bytes:
@@ -273,23 +307,13 @@ def main(arguments: Iterable[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     os.set_blocking(sys.stdout.fileno(), False)
+    threading.Thread(target=_end_with, args=(worker,), daemon=True).start()
     # From the parent alone, over a pipe that nobody else can write to.
     connection, place = pickle.loads(_read_exactly(*_LENGTH.unpack(_read_exactly(_LENGTH.size))))  # noqa: S301
     Keeper.tell(up=True)
-    told = False
-    while os.getppid() == worker:
-        try:
-            client = client_of(connection.channel())
-            break
-        except (*connection.connection_errors, OSError) as error:
-            if not told:
-                Keeper.tell(away=str(error))
-            told = True
-            time.sleep(RETRY)
-    else:
-        return
+    _bound(connection, place.visibility_timeout)
     Keeper(
-        Renewer(client, place),
+        Renewer(_connect(connection), place),
         Board(board),
         pipe=sys.stdin.fileno(),
         worker=worker,

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
+import psutil
 import pytest
 import redis
 
 from redis_queue.errors import StoreUnavailableError, WrongTypeError
 from redis_queue.keeper import TAGS, Board, Place, Renewed, Renewer
 from tests.support.ports import free_port
+from tests.support.wait import wait_until
 
 INDEX = "unacked_index"
 TIMEOUTS = "timeouts"
@@ -97,6 +102,24 @@ class TestARenewal:
     def test_without_a_server_is_a_clear_error(self) -> None:
         with redis.Redis(port=free_port()) as nowhere, pytest.raises(StoreUnavailableError):
             renewer(nowhere).renew({"a": 1.0})
+
+
+def test_a_keeper_ends_with_its_worker_whatever_it_waits_for() -> None:
+    start = (
+        "import os, subprocess, sys; print(subprocess.Popen([*sys.argv[1:], str(os.getpid()), '0']).pid, flush=True)"
+    )
+    command = [sys.executable, "-c", f"{start}; sys.stdin.read()", sys.executable, "-m", "redis_queue.keeper"]
+    # This end of the pipe stays open, as that of a child of the worker does.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout
+        keeper = psutil.Process(int(worker.stdout.readline()))
+        worker.kill()
+        worker.wait()
+        try:
+            wait_until(lambda: not keeper.is_running(), description="the keeper to end")
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                keeper.kill()
 
 
 class TestABoard:

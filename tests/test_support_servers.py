@@ -355,6 +355,16 @@ class TestFaultProxy:
         proxy.mode = "pass"
         wait_until(lambda: client.get("counter") == b"1", description="the held back request to arrive")
 
+    def test_muted_connections_stay_silent_and_new_ones_pass(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
+    ) -> None:
+        assert through.ping()
+        proxy.mute()
+        with pytest.raises(redis.TimeoutError):
+            through.incr("counter")
+        assert through.incr("counter") == 1  # a new connection
+        assert client.get("counter") == b"1"
+
     def test_refuse_turns_new_connections_away_until_it_ends(self, proxy: FaultProxy, through: redis.Redis) -> None:
         for _ in range(3):
             proxy.mode = "refuse"

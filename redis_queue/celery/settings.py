@@ -120,6 +120,11 @@ class CelerySettings:
         """The dispatch interval in seconds."""
         return duration_ms(self.dispatch_interval) / 1000
 
+    @property
+    def lease_seconds(self) -> float:
+        """The dispatch lease in seconds."""
+        return duration_ms(self.dispatch_lease) / 1000
+
     @classmethod
     def of(cls, app: Celery) -> CelerySettings:
         """Return the settings of *app*; raises ConfigurationError for unknown and impossible ones."""

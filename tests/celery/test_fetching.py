@@ -17,6 +17,7 @@ from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.messaging import Consumer
 
+from redis_queue.celery import timeouts
 from redis_queue.celery.leases.fetching import FetchingChannel
 from redis_queue.celery.leases.qos import lease_channels
 from redis_queue.script_cache import load_scripts
@@ -25,6 +26,7 @@ from tests.celery.leasing import Leasing
 from tests.celery.leasing_names import WAIT
 from tests.celery.processes import ROOT
 from tests.celery.trusting import Trusting
+from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -291,6 +293,19 @@ class TestAFetch:
             taker = Taker(connection, ["q"], 1, no_ack=True)
             assert taker.take(1) == [1]
             assert client.hlen("unacked") == 0
+
+    def test_gives_a_silent_connection_up(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(timeouts, "LEAST", 0.5)
+        with FaultProxy(str(server.socket)) as proxy, Connection(proxy.url) as connection:
+            timeouts.add_timeouts(connection, 3)
+            publish(connection, 1)
+            taker = Taker(connection, ["q"], 1)
+            taker.take(1)
+            proxy.mute()
+            fetch = taker.channel._fetch
+            assert fetch is not None
+            with pytest.raises(redis.TimeoutError):
+                fetch.take([("q", '"", "q"')], 1)
 
     @pytest.mark.parametrize("kind", ["normal", "pubsub"])
     def test_goes_on_after_its_connections_were_cut(self, server: RedisServer, client: redis.Redis, kind: str) -> None:

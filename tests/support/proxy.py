@@ -135,6 +135,10 @@ class FaultProxy(Running):
         """Reset all open connections, towards the client and the target; new ones are as welcome as the mode says."""
         self._run(self._cut())
 
+    def mute(self) -> None:
+        """Let nothing more arrive on the connections that are open now; they stay open, and new ones pass."""
+        self._run(self._mute())
+
     def start(self) -> None:
         """Listen on a new port."""
         self._faults = Faults()
@@ -170,6 +174,10 @@ class FaultProxy(Running):
 
     async def _release(self) -> None:
         self._faults.released.set()
+
+    async def _mute(self) -> None:
+        for relay in self._relays.values():
+            relay.muted = True
 
     async def _listen(self) -> None:
         self._listener = _socket_on(self.port)

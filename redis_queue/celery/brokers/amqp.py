@@ -15,6 +15,7 @@ from redis_queue.celery.brokers.base import Broker, Settle, properties
 from redis_queue.celery.entities import build
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.typed_values import restored
+from redis_queue.keeper import socket_timeout
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -32,7 +33,10 @@ class AmqpBroker(Broker):
 
     at_once = CHUNK
 
-    def __init__(self, app: Celery, connection: Any) -> None:
+    def __init__(self, app: Celery, connection: Any, lease: float) -> None:
+        # Before the first channel: without it each wait for an answer but that for confirms has no end.
+        timeout = connection.transport_options.get("read_timeout") or socket_timeout(lease)
+        connection.connection.transport.sock.settimeout(timeout)
         super().__init__(app, connection)
         self._published = 0
         self._waiting: dict[int, int] = {}

@@ -10,6 +10,8 @@ from kombu.transport.redis import Channel as RedisChannel
 from redis_queue.celery.brokers.amqp import AmqpBroker
 from redis_queue.celery.brokers.base import Broker
 from redis_queue.celery.brokers.redis import RedisBroker
+from redis_queue.celery.settings import CelerySettings
+from redis_queue.celery.timeouts import add_timeouts
 from redis_queue.connection import Client
 
 if TYPE_CHECKING:
@@ -23,10 +25,12 @@ def open_broker(app: Celery, store: Client) -> Broker:
     """
     # Confirms are awaited for many messages at once, so the connection must not wait for each.
     connection = app.connection_for_write(heartbeat=0, transport_options={"confirm_publish": False})
+    lease = CelerySettings.of(app).lease_seconds
     try:
+        add_timeouts(connection, lease)
         connection.ensure_connection(max_retries=1, interval_start=0)
         if connection.transport.driver_type == "amqp":
-            return AmqpBroker(app, connection)
+            return AmqpBroker(app, connection, lease)
         if issubclass(connection.transport.Channel, RedisChannel):
             return RedisBroker(app, connection, store)
         return Broker(app, connection)

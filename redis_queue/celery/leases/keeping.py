@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import pickle
 import random
@@ -22,6 +23,7 @@ import redis
 
 from redis_queue.backoff import Backoff
 from redis_queue.celery.leases.counters import Counters
+from redis_queue.celery.leases.records import Records
 from redis_queue.celery.lists import InFlight
 from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.keeper import RENEWALS, Board, Place, Renewer, client_of, packed, write_line
@@ -41,8 +43,23 @@ RESTART_AFTER: Final = 1.0
 LONGEST_PAUSE: Final = 30.0
 """Seconds between two of them at most, and never more than between two renewals."""
 
+STALE: Final = 2 / RENEWALS
+"""Share of the visibility timeout without a renewal after which another keeper takes the place of one that hangs."""
+
+STALE_AT_LEAST: Final = 10.0
+"""Least seconds of it: on a busy machine a keeper may take some to connect."""
+
+LOOKS: Final = 12
+"""Looks at the last renewal per visibility timeout."""
+
+LONGEST_LOOK: Final = 5.0
+"""Most seconds between two of them."""
+
+GRACE: Final = 2.0
+"""Seconds that a keeper has to end by itself."""
+
 START: Final = 60.0
-"""Seconds that the first keeper may take until it is up."""
+"""Seconds that a keeper may take until it is up."""
 
 
 @dataclass(slots=True)
@@ -86,6 +103,7 @@ class Keeping:
         self.counters = Counters(self._client, prefix)
         self._unreadable = unreadable(prefix)
         self._renewer = Renewer(self._client, place)
+        self._records = Records(self._client, self._in_flight)
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         self._board = Board(self._file.fileno())
         self._held: dict[str, Held] = {}
@@ -96,9 +114,16 @@ class Keeping:
         self._backoff = Backoff(first=RESTART_AFTER, cap=max(RESTART_AFTER, longest))
         self._settled = threading.Event()
         self._was_up = False
-        self._closed = False
+        self._closed = threading.Event()
+        self._stale = max(place.visibility_timeout * STALE, STALE_AT_LEAST)
+        self._look = min(place.visibility_timeout / LOOKS, LONGEST_LOOK)
+        # On the monotonic clock.
+        self._heard_at = time.monotonic()
+        self._is_up = False
+        self._warned_at = -math.inf
         self.lost = 0
         self._begin()
+        threading.Thread(target=self._watch, name="redis-queue-leases-watch", daemon=True).start()
 
     def hold(self, tag: str, since: float, score: float) -> None:
         """Renew the lease of *tag* from now on; it began at *since* (monotonic), which is *score* on the wall clock."""
@@ -146,30 +171,30 @@ class Keeping:
         """Take the record of *tag* out and keep its message where nobody looks for work."""
         with self._client.pipeline() as pipe:
             pipe.rpush(self._unreadable, item)
-            self._take_out(pipe, tag)
+            pipe.zrem(self._in_flight.index, tag)
+            pipe.hdel(self._in_flight.records, tag)
+            pipe.execute()
         self.drop(tag)
 
     def settle(self, tag: str) -> None:
         """Take the record of *tag* out, by a connection of its own; a lost lease leaves it to its new holder."""
         if self.is_ours(tag):
-            with self._client.pipeline() as pipe:
-                self._take_out(pipe, tag)
-
-    def _take_out(self, pipe: Any, tag: str) -> None:
-        pipe.zrem(self._in_flight.index, tag)
-        pipe.hdel(self._in_flight.records, tag)
-        pipe.execute()
+            self._records.settle(tag)
 
     def close(self) -> None:
-        """End the keeper."""
+        """End the keeper, within a few seconds whatever it waits for."""
+        self._closed.set()
         with self._lock:
-            self._closed = True
             process, self._process = self._process, None
             if process is not None and process.stdin is not None:
                 process.stdin.close()
             self._file.close()
+        self._records.close()
         if process is not None:
-            process.wait()
+            try:
+                process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
     def _begin(self) -> None:
         """Return once the first keeper is up; raises ConfigurationError if it never is."""
@@ -200,6 +225,7 @@ class Keeping:
             pipe.write(self._greeting)
         os.set_blocking(pipe.fileno(), False)
         self._process = process
+        self._heard_at, self._is_up = time.monotonic(), False
         threading.Thread(target=self._hear, args=(process,), name="redis-queue-leases", daemon=True).start()
         return process
 
@@ -232,7 +258,7 @@ class Keeping:
             if self._process is process:
                 self._process = None
             cast("IO[bytes]", process.stdin).close()
-        if self._was_up and not self._closed:
+        if self._was_up and not self._closed.is_set():
             self._insist_on_another(process.returncode)
         self._settled.set()
 
@@ -244,8 +270,7 @@ class Keeping:
             pause,
             extra={"action": "keeper_died", "retry_in": round(pause, 2)},
         )
-        while not self._closed:
-            time.sleep(pause)
+        while not self._closed.wait(pause):
             try:
                 return self._restart()
             except OSError:
@@ -259,7 +284,7 @@ class Keeping:
 
     def _restart(self) -> None:
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 return
             self._untold = []
             self._start()
@@ -268,13 +293,36 @@ class Keeping:
         for tag, held in open_tags.items():
             self._tell(write_line(tag, renewed.score if held.told_at < renewed.at else held.score))
 
+    def _watch(self) -> None:
+        """Kill a keeper that neither renews nor says why, so that another one takes its place."""
+        looked_at = time.monotonic()
+        while not self._closed.wait(self._look):
+            now = time.monotonic()
+            if now - looked_at > 2 * self._look:
+                # This process stood still, and nothing is renewed for one that is stopped.
+                self._heard_at = now
+            looked_at = now
+            process, silent = self._process, now - max(self._heard_at, self._board.read().at)
+            if process is not None and silent > (self._stale if self._is_up else START):
+                logger.warning(
+                    "the process that renews leases has renewed nothing for %.0f s and is replaced",
+                    silent,
+                    extra={"action": "keeper_stale"},
+                )
+                self._heard_at = now
+                process.kill()
+
     def _take(self, event: dict[str, Any]) -> None:
+        self._heard_at = time.monotonic()
         if "up" in event:
-            self._was_up = True
+            self._was_up = self._is_up = True
             self._backoff.reset()
             self._settled.set()
         elif "away" in event:
-            logger.warning("cannot renew leases: %s", event["away"], extra={"action": "leases_away"})
+            # It says so at each attempt.
+            if self._board.read().at > self._warned_at:
+                self._warned_at = self._heard_at
+                logger.warning("cannot renew leases: %s", event["away"], extra={"action": "leases_away"})
         elif "lowest" in event:
             logger.warning(
                 "another app on this broker has visibility_timeout=%g: it takes tasks from workers that renew less "

@@ -14,6 +14,7 @@ from kombu.utils.encoding import bytes_to_str
 
 from redis_queue.celery.leases.fetching import FetchingChannel
 from redis_queue.celery.leases.keeping import Keeping
+from redis_queue.celery.leases.records import Records
 from redis_queue.celery.lists import InFlight
 from redis_queue.keys import sweeping
 from redis_queue.lazy_property import LazyProperty
@@ -27,7 +28,7 @@ SWEEP: Final = 60.0
 """Most seconds between two of them."""
 
 LOOK: Final = 10.0
-"""Seconds after which a channel looks for messages though nobody told it of any."""
+"""Most seconds until a channel looks for messages though nobody told it of any, and so whether it would be told."""
 
 MUTEX_EXPIRE: Final = 20.0
 """Most seconds for which nobody else looks if a worker dies while it does.
@@ -46,6 +47,10 @@ class LeasedQoS(QoS):
     keeping: Keeping
     _swept_at = 0.0
     _looked_at = 0.0
+
+    @LazyProperty
+    def _records(self) -> Records:
+        return Records.of(self.channel)
 
     @LazyProperty
     def _recorded(self) -> set[str]:
@@ -85,10 +90,8 @@ class LeasedQoS(QoS):
         if delivery_tag in self._outliving:
             self._outliving.discard(delivery_tag)
             self.keeping.settle(delivery_tag)
-        elif self.keeping.is_ours(delivery_tag):
-            super().ack(delivery_tag)
         else:
-            virtual.QoS.ack(self, delivery_tag)
+            self._settle(delivery_tag)
         self.keeping.drop(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
@@ -98,11 +101,24 @@ class LeasedQoS(QoS):
             self._outliving.discard(delivery_tag)
             if not requeue:
                 self.keeping.settle(delivery_tag)
-        elif self.keeping.is_ours(delivery_tag):
-            super().reject(delivery_tag, requeue=requeue)
-        else:
+        elif requeue and self.keeping.is_ours(delivery_tag):
+            super().reject(delivery_tag, requeue=True)
+        elif requeue:
             virtual.QoS.ack(self, delivery_tag)
+        else:
+            self._settle(delivery_tag)
         self.keeping.drop(delivery_tag)
+
+    def _settle(self, delivery_tag: str) -> None:
+        if self.keeping.is_ours(delivery_tag):
+            self._records.settle(delivery_tag)
+        virtual.QoS.ack(self, delivery_tag)
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """Return what was not settled, as the channel closes."""
+        super().restore_unacked_once(stderr)
+        if "_records" in vars(self):
+            self._records.close()
 
     def restore_unacked(self, client: Any = None) -> Any:
         """Return what was not settled; what others have by now stays theirs.
@@ -126,11 +142,12 @@ class LeasedQoS(QoS):
     def restore_visible(self, start: int = 0, num: int | None = 10, interval: int = 10) -> None:  # noqa: ARG002
         """Return up to *num* messages whose lease ran out by the clock of Redis; may be called often."""
         now = time.monotonic()
-        if now - self._swept_at >= min(SWEEP, self.visibility_timeout / SWEEPS):
+        sixth = self.visibility_timeout / SWEEPS
+        if now - self._swept_at >= min(SWEEP, sixth):
             self._swept_at = now
             with contextlib.suppress(MutexHeld):
                 self._sweep(num)
-        if isinstance(self.channel, FetchingChannel) and now - self._looked_at >= LOOK:
+        if isinstance(self.channel, FetchingChannel) and now - self._looked_at >= min(LOOK, sixth):
             self._looked_at = now
             self.channel.look_again()
 

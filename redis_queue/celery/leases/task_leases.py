@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from redis_queue.celery.dispatcher import Dispatcher
+from redis_queue.celery.leases.connections import prepare_connections
 from redis_queue.celery.leases.limit import DeliveryLimit, count_starts
 from redis_queue.celery.leases.step import LeaseStep, LimitStep
 from redis_queue.celery.notes import DispatchNotes
@@ -46,6 +47,7 @@ class TaskLeases:
         app.steps["worker"].add(StartupStep)
         app.steps["consumer"].update((LeaseStep, LimitStep))
         prefer_safe_settings(app)
+        prepare_connections(app)
         count_starts()
 
     @LazyProperty
