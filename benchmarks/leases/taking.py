@@ -11,6 +11,7 @@ from kombu.entity import Queue
 from kombu.messaging import Consumer
 
 from benchmarks.leases.modes import ATOMIC, QUEUE, STOCK, make_app
+from redis_queue.celery.leases.connections import worker_connection
 from redis_queue.celery.leases.keeping import Keeping
 from redis_queue.celery.leases.qos import lease_channels
 
@@ -29,7 +30,7 @@ def main(url: str, mode: str) -> None:
         message.ack()
 
     app = make_app(url, mode, visibility_timeout=TIMEOUT, unacked_restore_throttle=1)
-    connection: Connection = app.connection_for_read()
+    connection: Connection = app.connection_for_read() if mode == STOCK else worker_connection(app, None)
     if mode != STOCK:
         lease_channels(connection.transport, Keeping(connection, lambda *_: None), fetching=mode == ATOMIC)
     with Consumer(connection.default_channel, [Queue(QUEUE)], callbacks=[take], prefetch_count=PREFETCH):

@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 from kombu.connection import Connection
 
+from redis_queue.celery import TaskLeases
 from redis_queue.celery.leases import qos
+from redis_queue.celery.leases.connections import SWEEP_LIMIT, worker_connection
 from redis_queue.celery.leases.qos import lease_channels
+from redis_queue.celery.leases.records import Records
+from redis_queue.celery.lists import InFlight
 from redis_queue.keys import sweeping
 from tests.celery.trusting import Trusting
 from tests.support.servers import RedisServer
@@ -66,6 +71,76 @@ def test_the_clock_of_the_worker_does_not_matter(
     monkeypatch.setattr("kombu.transport.redis.time", lambda: now() + wrong)
     channel.qos.restore_visible(num=None)
     assert back(client) == ["out"]
+
+
+@pytest.mark.parametrize("wrong", [-90, 90])
+def test_a_message_is_in_flight_by_the_clock_of_redis_from_the_start(
+    channel: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, wrong: int
+) -> None:
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + wrong)
+    monkeypatch.setattr("kombu.transport.redis.time", lambda: now() + wrong)
+    channel.queue_declare("q")
+    before = client.time()
+    channel.connection.client.Producer().publish("body", routing_key="q")
+    message = channel.basic_get("q")
+    ((tag, score),) = client.zrange("unacked_index", 0, -1, withscores=True)
+    assert tag.decode() == message.delivery_tag
+    assert before[0] <= score <= client.time()[0] + 1
+    assert channel.qos.keeping.held == {message.delivery_tag: score}
+    payload, *place = json.loads(client.hget("unacked", tag) or b"")
+    assert (payload["properties"]["delivery_tag"], place) == (message.delivery_tag, ["", "q"])
+    channel.qos._swept_at = 0.0
+    channel.qos.restore_visible()
+    assert client.llen("q") == 0
+    # It goes back as kombu puts it back.
+    message.reject(requeue=True)
+    assert channel.basic_get("q").delivery_info["redelivered"]
+
+
+def test_a_message_is_recorded_and_settled_without_scripts(
+    redis_server: RedisServer, client: redis.Redis, channel: Any
+) -> None:
+    client.execute_command("ACL", "SETUSER", "plain", "reset", "on", ">pw", "~*", "&*", "+@all", "-eval", "-script")
+    client.script_flush()
+    try:
+        with redis_server.client(username="plain", password="pw") as plain:
+            records = Records(plain, InFlight.of(channel))
+            before = client.time()[0]
+            score = records.add("tag", "[]")
+            assert before <= score <= client.time()[0] + 1
+            assert client.zscore("unacked_index", "tag") == score
+            assert client.hget("unacked", "tag") == b"[]"
+            records.settle("tag")
+            records.close()
+        assert not client.exists("unacked", "unacked_index")
+    finally:
+        client.execute_command("ACL", "DELUSER", "plain")
+
+
+def test_a_client_returns_nothing_by_its_clock(
+    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(client, "fresh", 0)
+    app = Celery("tests", broker=f"redis+socket://{redis_server.socket}", set_as_current=False)
+    app.conf.broker_transport_options = {"visibility_timeout": TIMEOUT}
+    TaskLeases(app)
+    now = time.time
+    monkeypatch.setattr("kombu.transport.redis.time", lambda: now() + 90)
+    # A probe of Kubernetes does this.
+    app.control.ping(timeout=0.2)
+    app.close()
+    assert back(client) == []
+    assert client.hexists("unacked", "fresh")
+
+
+def test_a_worker_returns_as_many_at_once_as_the_app_says() -> None:
+    app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
+    TaskLeases(app)
+    assert worker_connection(app, None).transport_options[SWEEP_LIMIT] is None
+    app.conf.broker_transport_options = {SWEEP_LIMIT: 7}
+    assert worker_connection(app, None).transport_options[SWEEP_LIMIT] == 7
+    assert app.connection_for_write().transport_options[SWEEP_LIMIT] == 0
 
 
 def test_it_looks_no_more_often_than_it_should(

@@ -1,10 +1,10 @@
-"""Connections of an app whose workers keep leases: with timeouts."""
+"""Connections of an app whose workers keep leases: with timeouts, and only those of workers look for expired leases."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kombu.transport.redis import Channel
 
@@ -14,18 +14,34 @@ from redis_queue.errors import ConfigurationError
 if TYPE_CHECKING:
     from celery import Celery
 
+SWEEP_LIMIT: Final = "unacked_restore_limit"
+"""The transport option that says how many expired messages one look returns; None is all, 0 none."""
+
 
 def prepare_connections(app: Celery) -> None:
-    """Let every connection that *app* makes to a Redis broker from now on have timeouts."""
+    """Let every connection that *app* makes to a Redis broker from now on have timeouts and return no expired messages.
+
+    kombu returns them on each connection that consumes anything, be it the replies to a ping, by the clock of its host.
+    """
     for name in ("connection_for_read", "connection_for_write"):
         setattr(app, name, _prepared(getattr(app, name)))
+
+
+def worker_connection(app: Celery, heartbeat: float | None) -> Any:
+    """Return a connection, not open yet, for the consumer of a worker, which does return expired messages."""
+    connection = app.connection_for_read(heartbeat=heartbeat)
+    if SWEEP_LIMIT in connection.transport_options:
+        connection.transport_options[SWEEP_LIMIT] = app.conf.broker_transport_options.get(SWEEP_LIMIT)
+    return connection
 
 
 def _prepared(connect: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(connect)
     def connection(*args: Any, **kwargs: Any) -> Any:
         found = connect(*args, **kwargs)
-        add_timeouts(found, _visibility_timeout(found))
+        if found.get_transport_cls().driver_type == "redis":
+            add_timeouts(found, _visibility_timeout(found))
+            found.transport_options[SWEEP_LIMIT] = 0
         return found
 
     return connection

@@ -11,6 +11,7 @@ from celery.worker import state
 from kombu.transport import virtual
 from kombu.transport.redis import Mutex, MutexHeld, QoS
 from kombu.utils.encoding import bytes_to_str
+from kombu.utils.json import dumps
 
 from redis_queue.celery.leases.fetching import FetchingChannel
 from redis_queue.celery.leases.keeping import Keeping
@@ -68,8 +69,10 @@ class LeasedQoS(QoS):
             self._recorded.discard(delivery_tag)
             virtual.QoS.append(self, message, delivery_tag)
             return
-        since, score = time.monotonic(), time.time()
-        super().append(message, delivery_tag)
+        since, delivery = time.monotonic(), message.delivery_info
+        record = dumps([message._raw, delivery["exchange"], delivery["routing_key"]])
+        score = self._records.add(delivery_tag, record)
+        virtual.QoS.append(self, message, delivery_tag)
         self.keeping.hold(delivery_tag, since, score)
 
     def record(self, delivery_tag: str, since: float, score: float) -> None:
@@ -116,9 +119,11 @@ class LeasedQoS(QoS):
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """Return what was not settled, as the channel closes."""
-        super().restore_unacked_once(stderr)
-        if "_records" in vars(self):
-            self._records.close()
+        try:
+            super().restore_unacked_once(stderr)
+        finally:
+            if "_records" in vars(self):
+                self._records.close()
 
     def restore_unacked(self, client: Any = None) -> Any:
         """Return what was not settled; what others have by now stays theirs.

@@ -15,12 +15,16 @@ from redis_queue.scripts import BoundScript, DirectLink, load
 class Records:
     """The in-flight records of one broker. A call whose reply does not come is sent again on a new connection.
 
-    Raises the errors of redis-py, which kombu and Celery know.
+    Works without the permission to load scripts, too, in more commands. Raises the errors of redis-py, which kombu and
+    Celery know.
     """
 
     def __init__(self, client: redis.Redis, in_flight: InFlight) -> None:
+        self._client = client
+        self._in_flight = in_flight
         self._link = DirectLink(client)
         keys = [in_flight.index.encode(), in_flight.records.encode()]
+        self._record = BoundScript(self._link, load("held/record"), keys)
         self._settle = BoundScript(self._link, load("held/settle"), keys)
 
     @classmethod
@@ -28,9 +32,29 @@ class Records:
         """Return those of the broker behind kombu's *channel*."""
         return cls(client_of(channel), InFlight.of(channel))
 
+    def add(self, tag: str, record: str) -> float:
+        """Write the *record* of a message that was popped; return the time of Redis from which its lease counts."""
+        try:
+            return float(_call(self._record, now=0, tag=tag, record=record))
+        except redis.exceptions.NoPermissionError:
+            # The message stands nowhere else by now.
+            seconds, microseconds = self._client.time()
+            score = seconds + microseconds / 1e6
+            with self._client.pipeline() as pipe:
+                pipe.hset(self._in_flight.records, tag, record)
+                pipe.zadd(self._in_flight.index, {tag: score})
+                pipe.execute()
+            return float(score)
+
     def settle(self, tag: str) -> None:
         """Remove the record of *tag*; no-op if there is none."""
-        _call(self._settle, tag=tag)
+        try:
+            _call(self._settle, tag=tag)
+        except redis.exceptions.NoPermissionError:
+            with self._client.pipeline() as pipe:
+                pipe.zrem(self._in_flight.index, tag)
+                pipe.hdel(self._in_flight.records, tag)
+                pipe.execute()
 
     def close(self) -> None:
         """Close the connections; the next call opens another one."""

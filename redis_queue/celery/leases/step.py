@@ -11,6 +11,7 @@ from celery.utils.dispatch import Signal
 from celery.worker import state
 
 from redis_queue.celery.attempt import is_redelivered
+from redis_queue.celery.leases.connections import worker_connection
 from redis_queue.celery.leases.counters import Name
 from redis_queue.celery.leases.fetching import can_fetch
 from redis_queue.celery.leases.keeping import Keeping
@@ -40,10 +41,10 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if Store.of(consumer.app).settings.atomic_fetch and not can_fetch():
             raise ConfigurationError("redis_queue_atomic_fetch needs kombu 5.7: upgrade kombu or leave it out")
 
-        connect, connection_for_read = consumer.connect, consumer.connection_for_read
+        connect = consumer.connect
 
-        def leased(*args: Any, **options: Any) -> Any:
-            connection = connection_for_read(*args, **options)
+        def leased(heartbeat: float | None = None) -> Any:
+            connection = consumer.ensure_connected(worker_connection(consumer.app, heartbeat))
             self._lease(consumer, connection)
             return connection
 
