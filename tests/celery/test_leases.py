@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import takewhile
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ import redis
 from celery import Celery
 
 from redis_queue.celery.leases import counters, step
+from redis_queue.celery.leases.connections import check_broker
 from redis_queue.celery.leases.counters import LeaseCounters
 from redis_queue.celery.leases.fetching import can_fetch
 from redis_queue.errors import ConfigurationError
@@ -409,6 +410,37 @@ class TestNames:
                 leasing.wait_for_renewal(tag, since, 1.5)
                 leasing.tell("one")
                 leasing.wait_until_settled()
+
+
+ONE = "redis://user:secret@one:6379/0"
+SENTINELS = ["sentinel://one:26379", "sentinel://two:26379"]
+
+
+@pytest.mark.parametrize("join", [list, ";".join])
+@pytest.mark.parametrize(
+    ("others", "count"),
+    [
+        (["redis://two"], 2),
+        (["rediss://two", "redis://three"], 3),
+        (["redis+socket:///tmp/two"], 2),
+        (["amqp://two"], 2),
+        (SENTINELS, 3),
+    ],
+)
+def test_several_brokers_are_refused_with_a_clear_error(
+    others: list[str], count: int, join: Callable[[list[str]], Any]
+) -> None:
+    for urls in ([ONE, *others], [*others, ONE]):
+        app = Celery("tests", broker=join(urls), set_as_current=False)
+        with pytest.raises(ConfigurationError, match=rf"broker_url names {count} brokers .*give one URL") as caught:
+            step.LeaseStep(SimpleNamespace(app=app, steps=[]))
+        assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("urls", [[ONE], [ONE, ONE], SENTINELS, ["amqp://one", "amqp://two"]])
+def test_what_is_one_broker_or_keeps_its_own_leases_is_not_refused(urls: list[str]) -> None:
+    for broker in (urls, ";".join(urls)):
+        check_broker(Celery("tests", broker=broker, set_as_current=False))
 
 
 def test_atomic_fetch_is_refused_with_a_clear_error_where_kombu_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:

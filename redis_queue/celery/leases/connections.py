@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
-from kombu.transport.redis import Channel
+from kombu.transport import get_transport_cls
+from kombu.transport.redis import Channel, SentinelChannel
 
 from redis_queue.celery.timeouts import add_timeouts
 from redis_queue.errors import ConfigurationError
+from redis_queue.translation import redact
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -25,6 +28,25 @@ def prepare_connections(app: Celery) -> None:
     """
     for name in ("connection_for_read", "connection_for_write"):
         setattr(app, name, _prepared(getattr(app, name)))
+
+
+def check_broker(app: Celery) -> None:
+    """Raise ConfigurationError if the workers of *app* may change from one Redis to another while they hold messages.
+
+    What they hold on the one can be neither renewed nor settled on the other. Several Sentinels of one set are one.
+    """
+    connection = app.connection_for_read()
+    urls = sorted({url.strip() for url in connection.alt if url.strip()})
+    kinds = (urlsplit(url).scheme.partition("+")[0] or connection.transport_cls for url in urls)
+    if len(urls) > 1 and any(_is_one_redis(get_transport_cls(kind)) for kind in kinds):
+        raise ConfigurationError(
+            f"broker_url names {len(urls)} brokers ({', '.join(map(redact, urls))}); a worker with leases needs one: "
+            "give one URL; for failover, that of a set of Sentinels (sentinel://host1;sentinel://host2)"
+        )
+
+
+def _is_one_redis(transport: Any) -> bool:
+    return transport.driver_type == "redis" and not issubclass(transport.Channel, SentinelChannel)
 
 
 def worker_connection(app: Celery, heartbeat: float | None) -> Any:

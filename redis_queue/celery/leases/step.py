@@ -11,7 +11,7 @@ from celery.utils.dispatch import Signal
 from celery.worker import state
 
 from redis_queue.celery.attempt import is_redelivered
-from redis_queue.celery.leases.connections import worker_connection
+from redis_queue.celery.leases.connections import check_broker, worker_connection
 from redis_queue.celery.leases.counters import Name
 from redis_queue.celery.leases.fetching import can_fetch
 from redis_queue.celery.leases.keeping import Keeping
@@ -38,6 +38,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self.keeping: Keeping | None = None
+        check_broker(consumer.app)
         if Store.of(consumer.app).settings.atomic_fetch and not can_fetch():
             raise ConfigurationError("redis_queue_atomic_fetch needs kombu 5.7: upgrade kombu or leave it out")
 
