@@ -59,7 +59,16 @@ Kind = Literal["queue", "delay"]
 MAX_NAME: Final = 200
 MAX_ID: Final = 255
 
+_RESERVED: Final = re.compile(
+    r"\{[^{}]+:(?:queue|delay|lock):.*|[^{}:]+:(?:registry|audit|(?:starts|operation|probe):.*)|redis_queue:.*",
+    re.DOTALL,
+)
 _KEY: Final = re.compile(r"\{([^{}:]+):(queue|delay):([^{}:]+)(?::(\d{1,4}))?\}:([a-z_]+)(?::\w+)?")
+
+
+def is_reserved(key: str) -> bool:
+    """Tell whether *key* is one of redis_queue's own, under whatever prefix."""
+    return _RESERVED.fullmatch(key) is not None
 
 
 class Keys:

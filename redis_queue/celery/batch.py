@@ -78,6 +78,7 @@ class Batch:
         self._sent: list[Entry] = []
         self._delivered = 0
         self._failed = 0
+        self._refused: dict[str, list[str]] = {}
         self._spans = DispatchSpans()
         self._late_ms: list[float] = []
         self._claimed_at = stop_at - queue.settings.lease_ms / 2000
@@ -106,6 +107,7 @@ class Batch:
             self._queue.ack_many(self._sent)
             left = list(open_entries.values())
             self._queue.release_many(left, reason="not sent: the broker is away or slow", counted=False)
+            self._tell()
         return Dispatched(
             len(self._sent) + self._delivered,
             self._failed,
@@ -113,9 +115,18 @@ class Batch:
             worst=max(self._late_ms, default=0.0) / 1000,
         )
 
+    def _tell(self) -> None:
+        """Log once for each reason why entries were refused: one list may be that of thousands."""
+        for why, ids in self._refused.items():
+            several = f" ({len(ids)} entries)" if len(ids) > 1 else ""
+            fields = {"action": "dispatch_refused", "entry_id": ids[0], "count": len(ids)}
+            logger.error("not sent: %s%s", why, several, extra=fields)
+
     def _read(self, entry: Entry, open_entries: dict[str, Entry]) -> Envelope | None:
         try:
-            return envelope_of_entry(self._app, entry)
+            envelope = envelope_of_entry(self._app, entry, self._broker.destinations)
+            self._broker.check(entry, envelope)
+            return envelope
         except UnknownVersionError as error:
             logger.warning("entry is left alone: %s", error, extra={"action": "dispatch_unknown", "entry_id": entry.id})
             del open_entries[entry.id]
@@ -137,6 +148,7 @@ class Batch:
             # What cannot be read is refused where messages are read.
             with contextlib.suppress(InvalidValueError):
                 element = element_of(entry.payload, entry.id)
+                broker.destinations.check_list(str(entry.destination), broker.names)
                 if needs_reading(element):
                     continue
                 rows.append((str(entry.destination), element))
@@ -167,7 +179,8 @@ class Batch:
                 rows.append(row)
         for row, flag in zip(rows, self._queue.deliver(rows), strict=True):
             if flag is None:
-                self._refuse(row.entry, f"cannot push to {', '.join(row.lists)}", open_entries)
+                lists = ", ".join(row.lists)
+                self._refuse(row.entry, f"cannot push to {lists}: it is no list, or may not be written", open_entries)
                 continue
             del open_entries[row.entry.id]
             self._spans.end(row.entry, None if flag else "its lease was lost")
@@ -200,7 +213,8 @@ class Batch:
             self._late_ms.append(max(0.0, at_claim) + max(0.0, time.monotonic() - self._claimed_at) * 1000)
 
     def _refuse(self, entry: Entry, why: str, open_entries: dict[str, Entry], *, dead: bool = False) -> None:
-        logger.error("not sent: %s", why, extra={"action": "dispatch_refused", "entry_id": entry.id})
+        refused = self._refused.setdefault(why, [])
+        refused.append(entry.id)
         del open_entries[entry.id]
         self._failed += 1
         self._spans.end(entry, why)

@@ -19,6 +19,7 @@ from kombu.utils.json import dumps
 
 from redis_queue.batches import new_ids
 from redis_queue.celery.attempt import CALL, ETA, call_name
+from redis_queue.celery.destinations import Destinations
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.tap import Tap
 from redis_queue.celery.tracing import scheduling_call, with_schedule
@@ -150,11 +151,16 @@ def envelope_of_call(app: Celery, call: TaskCall, task_id: str) -> Envelope:
     return with_schedule(replace(envelope, properties=properties), call.options.get("headers"))
 
 
-def envelope_of_entry(app: Celery, entry: Entry) -> Envelope:
-    """Return the message that *entry* becomes; raises InvalidValueError for one that cannot be read."""
+def envelope_of_entry(app: Celery, entry: Entry, destinations: Destinations) -> Envelope:
+    """Return the message that *entry* becomes.
+
+    Raises InvalidValueError for one that cannot be read, and for a call to a forbidden queue.
+    """
     if isinstance(entry.payload, bytes):
         return Envelope.unpack(entry.payload, entry.id, entry.headers)
-    envelope = envelope_of_call(app, TaskCall.from_payload(entry.payload), entry.id)
+    call = TaskCall.from_payload(entry.payload)
+    destinations.check_call(call.options)
+    envelope = envelope_of_call(app, call, entry.id)
     own = {ETA: entry.due_at.isoformat(), CALL: call_name(entry.id, entry.put_at.timestamp())}
     return replace(envelope, headers={**envelope.headers, **own})
 

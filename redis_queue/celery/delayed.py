@@ -19,6 +19,7 @@ from redis_queue.celery.bulk import Bulk, Sent
 from redis_queue.celery.capture import Capture, Due
 from redis_queue.celery.control import wrap_control
 from redis_queue.celery.deferring import AFTER
+from redis_queue.celery.entities import build, lifetime_ms
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.leases.task_leases import TaskLeases
@@ -114,9 +115,7 @@ class DelayedTasks:
     @LazyProperty
     def _lists(self) -> ListNames | None:
         """How the broker names its lists, or None where it has none."""
-        with self.app.connection_for_write() as connection:
-            is_redis = connection.transport.driver_type == "redis"
-            return ListNames.of(connection.transport_options) if is_redis else None
+        return ListNames.of_app(self.app)
 
     def get(self, id: str) -> TaskEntry | None:
         """Return a task that waits, or None."""
@@ -300,7 +299,9 @@ class DelayedTasks:
 
     def _destination(self, envelope: Envelope) -> str | None:
         """Return the list that the message goes to, if that is known without asking the broker."""
-        if self._lists is None or envelope.exchange or envelope.declare or not envelope.routing_key:
+        if self._lists is None or envelope.exchange or not envelope.routing_key:
+            return None
+        if any(isinstance(item, Mapping) and lifetime_ms(build(item)) for item in envelope.declare):
             return None
         return self._lists.of_queue(envelope.routing_key, envelope.priority)
 

@@ -126,7 +126,8 @@ class Dispatcher:
         broker = self._broker = self._broker or open_broker(self._app, self._queue.client)
         done = Dispatched()
         if broker.shares_store:
-            moved = self._queue.move(limit, within=within, phrases=PHRASES)
+            lists = broker.lists_of_queues()
+            moved = self._queue.move(limit, within=within, phrases=PHRASES, lists=lists)
             done = Dispatched(moved.moved, 0, moved.next_in, moved.moved >= limit, moved.lateness, moved.worst)
             if not moved.passed:
                 return done

@@ -3,50 +3,111 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-from kombu.entity import Exchange, Queue
+from kombu.entity import Exchange, Queue, binding
+
+from redis_queue.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from celery import Celery
 
-_QUEUE: Final = ("durable", "auto_delete", "exclusive", "expires", "message_ttl", "max_length", "max_priority")
-_EXCHANGE: Final = ("type", "durable", "auto_delete", "arguments")
+_NUMBER: Final = (int, float)
+_QUEUE: Final[Mapping[str, Any]] = {
+    "routing_key": str,
+    "queue_arguments": Mapping,
+    "binding_arguments": Mapping,
+    "durable": bool,
+    "auto_delete": bool,
+    "exclusive": bool,
+    "no_declare": bool,
+    "expires": _NUMBER,
+    "message_ttl": _NUMBER,
+    "max_length": _NUMBER,
+    "max_length_bytes": _NUMBER,
+    "max_priority": _NUMBER,
+}
+_EXCHANGE: Final[Mapping[str, Any]] = {
+    "name": str,
+    "type": str,
+    "durable": bool,
+    "auto_delete": bool,
+    "passive": bool,
+    "no_declare": bool,
+    "arguments": Mapping,
+}
+_BINDING: Final[Mapping[str, Any]] = {"routing_key": str, "arguments": Mapping}
+_ORDINARY: Final = {"durable": True, "auto_delete": False, "exclusive": False, "no_declare": False}
 
 
 def describe(entity: Any, app: Celery) -> Any:
-    """Return *entity* as JSON: its name where the configuration of the app says the rest."""
+    """Return *entity* as JSON: only its name where any app makes the same queue of it.
+
+    Else all that a broker is told of it, for the app that sends the message on need not know it.
+    """
     if isinstance(entity, str):
         return entity
     if isinstance(entity, Exchange):
-        return {"exchange": _exchange(entity)}
-    if app.amqp.queues.get(entity.name) is entity:
-        return entity.name
-    return {
-        "queue": entity.name,
-        "exchange": _exchange(entity.exchange),
-        "routing_key": entity.routing_key,
-        "queue_arguments": entity.queue_arguments,
-        **_set(entity, _QUEUE),
-    }
+        return {"exchange": _set(entity, _EXCHANGE)}
+    described = {"queue": entity.name, **_set(entity, _QUEUE)}
+    if entity.exchange is not None:
+        described["exchange"] = _set(entity.exchange, _EXCHANGE)
+    if entity.bindings:
+        described["bindings"] = [
+            {"exchange": _set(item.exchange, _EXCHANGE), **_set(item, _BINDING)} for item in entity.bindings
+        ]
+    return entity.name if _is_ordinary(entity, app) else described
 
 
-def build(description: Any, app: Celery) -> Queue | Exchange:
-    """Return the entity that :func:`describe` described; raises KeyError for a queue that the app may not create."""
-    if not isinstance(description, Mapping):
-        return _named(str(description), app)
-    options = dict(description)
-    exchange = Exchange(**options.pop("exchange"))
-    name = options.pop("queue", None)
-    return exchange if name is None else Queue(name, exchange, **options)
+def _is_ordinary(queue: Any, app: Celery) -> bool:
+    """Tell whether *queue* is what Celery makes of its name; the default exchange leads to it by that."""
+    exchange = queue.exchange
+    if exchange is None or queue.bindings or exchange.type not in (None, "direct"):
+        return False
+    special = {name: value for name, value in _set(queue, _QUEUE).items() if name != "routing_key" and value != {}}
+    return {**_ORDINARY, **special} == _ORDINARY and (
+        exchange.name in ("", queue.name) or app.amqp.queues.get(queue.name) is queue
+    )
 
 
-def _named(name: str, app: Celery) -> Queue:
-    known = app.amqp.queues
-    if name not in known and name not in known.aliases:
-        # Looked up there, it would stay: before Celery 5.7 a worker that reconnects takes from all that is there.
-        known = app.amqp.Queues(app.conf.task_queues or ())
-    return cast(Queue, known[name])
+def build(description: Any) -> Queue | Exchange:
+    """Return the entity that :func:`describe` described; raises InvalidValueError for anything else."""
+    rest = dict(_mapping(description, "declare"))
+    name, found = rest.pop("queue", None), rest.pop("exchange", None)
+    exchange = None if found is None else Exchange(**_checked(found, _EXCHANGE))
+    if name is None:
+        if exchange is None or rest:
+            raise InvalidValueError("declare: expected a queue or an exchange")
+        return exchange
+    if not isinstance(name, str):
+        raise InvalidValueError("declare: the name of a queue must be text")
+    several = rest.pop("bindings", [])
+    if not isinstance(several, list):
+        raise InvalidValueError("declare: bindings must be a list")
+    return Queue(name, exchange, bindings=[_binding(item) for item in several], **_checked(rest, _QUEUE))
+
+
+def _binding(description: Any) -> Any:
+    rest = dict(_mapping(description, "bindings"))
+    return binding(Exchange(**_checked(rest.pop("exchange", None), _EXCHANGE)), **_checked(rest, _BINDING))
+
+
+def exchanges_of(entity: Any) -> list[str]:
+    """Return the names of the exchanges that are declared with *entity*."""
+    if isinstance(entity, Exchange):
+        return [entity.name]
+    several = [*([entity.exchange] if entity.exchange else []), *(item.exchange for item in entity.bindings)]
+    return [exchange.name for exchange in several if exchange.name]
+
+
+def exchange_type(declare: Any, exchange: str) -> str:
+    """Return the type that the descriptions in *declare* say *exchange* has; "direct" if they say none."""
+    for item in declare:
+        described = item.get("exchange") if isinstance(item, Mapping) else None
+        if isinstance(described, Mapping) and described.get("name") == exchange:
+            found = described.get("type")
+            return found if found in ("topic", "fanout") else "direct"
+    return "direct"
 
 
 def lifetime_ms(entity: Any) -> int:
@@ -59,9 +120,22 @@ def lifetime_ms(entity: Any) -> int:
     return int((queue.queue_arguments or {}).get("x-expires") or 0)
 
 
-def _exchange(exchange: Exchange) -> dict[str, Any]:
-    return {"name": exchange.name, **_set(exchange, _EXCHANGE)}
-
-
-def _set(entity: Any, names: tuple[str, ...]) -> dict[str, Any]:
+def _set(entity: Any, names: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(entity, name, None)) is not None}
+
+
+def _mapping(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidValueError(f"{name}: expected a queue or an exchange, got {type(value).__name__}")
+    return value
+
+
+def _checked(value: Any, names: Mapping[str, Any]) -> dict[str, Any]:
+    options = dict(_mapping(value, "declare"))
+    for name, given in options.items():
+        kind = names.get(name)
+        if kind is None or not isinstance(given, kind) or (isinstance(given, bool) and kind is not bool):
+            raise InvalidValueError(
+                f"declare: {name[:50]!r} of type {type(given).__name__} is no part of a declaration"
+            )
+    return options

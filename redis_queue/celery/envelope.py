@@ -140,7 +140,8 @@ class Envelope:
     @property
     def queue(self) -> str:
         """The Celery queue that it is for; "" where only its exchange knows."""
-        declared = next((item for item in self.declare if isinstance(item, str)), "")
+        names = (item.get("queue") if isinstance(item, Mapping) else item for item in self.declare)
+        declared = next((name for name in names if isinstance(name, str)), "")[:MAX_NAME]
         return declared or ("" if self.exchange else self.routing_key)
 
     def element(self, tag: str) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from celery import Celery
 
 SEPARATOR: Final = "\x06\x16"
 STEPS: Final = (0, 3, 6, 9)
@@ -26,6 +29,13 @@ class ListNames:
         prefix, steps = options.get("global_keyprefix") or "", options.get("priority_steps") or STEPS
         return cls(prefix, options.get("sep") or SEPARATOR, steps)
 
+    @classmethod
+    def of_app(cls, app: Celery) -> ListNames | None:
+        """Return the names under which the broker of *app* has its lists, or None where it is no Redis."""
+        with app.connection_for_write() as connection:
+            is_redis = connection.transport.driver_type == "redis"
+            return cls.of(connection.transport_options) if is_redis else None
+
     def of_queue(self, queue: str, priority: int) -> str:
         """Return the list for messages of *priority*."""
         step = self.steps[bisect(self.steps, max(0, min(priority, HIGHEST))) - 1]
@@ -34,6 +44,13 @@ class ListNames:
     def all_of(self, queue: str) -> list[str]:
         """Return the lists of all priorities."""
         return [self._key(queue, step) for step in self.steps]
+
+    def queue_of(self, key: str) -> str | None:
+        """Return the queue that *key* is a list of; None for keys without the prefix."""
+        if not key.startswith(self.prefix):
+            return None
+        queue, separator, step = key.removeprefix(self.prefix).rpartition(self.separator)
+        return queue if separator and step in map(str, self.steps) and step != "0" else key.removeprefix(self.prefix)
 
     def _key(self, queue: str, step: int) -> str:
         return f"{self.prefix}{queue}{self.separator}{step}" if step else f"{self.prefix}{queue}"

@@ -118,7 +118,8 @@ class Release:
 
     def _message(self, broker: Broker, entry: Entry, left: dict[str, Entry]) -> Envelope | None:
         try:
-            envelope = envelope_of_entry(self._app, entry)
+            envelope = envelope_of_entry(self._app, entry, broker.destinations)
+            broker.check(entry, envelope)
             return envelope if self._is_due(entry) else with_eta(envelope, entry.due_at)
         except InvalidValueError as error:
             self._refuse(entry, str(error), left)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -84,6 +84,9 @@ class CelerySettings:
     #: With TaskLeases on a Redis broker: whether workers record a message as in flight in the step that takes it out of
     #: its queue. kombu does so afterwards and loses what it holds when it is killed in between. Needs kombu 5.7.
     atomic_fetch: bool = False
+    #: Names, with ``*`` and ``?``, of queues and exchanges beside those of the configuration that stored tasks may be
+    #: sent to; these may be declared as their senders do. Default: all, made without bindings where they are missing.
+    allowed_queues: Sequence[str] | None = None
     #: When the store is away: "raise" or "broker" (the broker's own eta). Default: a publish raises, a retry goes to
     #: the broker, for Celery drops a task whose retry raises.
     on_store_error: OnStoreError | None = None
@@ -102,6 +105,8 @@ class CelerySettings:
         for name, value in (("dispatch", self.dispatch), ("atomic_fetch", self.atomic_fetch)):
             if not isinstance(value, bool):
                 raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: give True or False")
+        if self.allowed_queues is not None:
+            _check_names("allowed_queues", self.allowed_queues)
         if self.on_store_error not in (None, "raise", "broker"):
             raise ConfigurationError(f"redis_queue_on_store_error={self.on_store_error!r}: give 'raise' or 'broker'")
 
@@ -158,6 +163,11 @@ def _check_timezone(app: Celery) -> None:
         str(app.timezone)
     except (LookupError, ValueError, TypeError, AttributeError, OSError) as error:
         raise ConfigurationError(f"timezone={app.conf.timezone!r}: no time zone has this name") from error
+
+
+def _check_names(name: str, value: object) -> None:
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item for item in value):
+        raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: give a list of names")
 
 
 def _check_whole(name: str, value: object, high: int) -> None:

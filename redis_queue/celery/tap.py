@@ -12,7 +12,7 @@ from kombu.serialization import dumps
 from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCHANGE, MAX_NUMBER_OF_BITS_TO_USE
 
 from redis_queue.celery.attempt import ETA
-from redis_queue.celery.entities import describe, lifetime_ms
+from redis_queue.celery.entities import describe
 from redis_queue.celery.envelope import Envelope, priority_of
 from redis_queue.times import END_OF_CALENDAR_MS
 
@@ -124,6 +124,5 @@ def _past_native_delay(exchange: str, routing_key: str) -> tuple[str, str]:
 
 def _declare(declare: Any, exchange: str, routing_key: str, app: Celery) -> list[Any]:
     described = [describe(entity, app) for entity in declare]
-    # The usual case is told by the routing key: a queue of the app, reached by its name, that lives for ever.
-    usual = not exchange and described == [routing_key] and not any(map(lifetime_ms, declare))
-    return [] if usual else described
+    # The usual case is told by the routing key: a queue that is reached by its name, and made of nothing else.
+    return [] if not exchange and described == [routing_key] else described

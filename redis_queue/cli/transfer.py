@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import IO, Any, Final
 
 import click
 
 from redis_queue.batches import CHUNK
+from redis_queue.celery.destinations import Destinations, check_key
+from redis_queue.celery.entry import TaskEntry
+from redis_queue.celery.lists import ListNames
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.acting import in_batches, report
@@ -27,8 +30,12 @@ from redis_queue.delay_model import Push
 from redis_queue.delay_store import OnConflict
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
+from redis_queue.times import EPOCH
 
 MODES: Final[tuple[OnConflict, ...]] = ("keep", "replace", "error")
+
+
+Check = Callable[[Push], None]
 
 
 @click.command(cls=StoreCommand)
@@ -69,12 +76,13 @@ def import_(
 ) -> None:
     """Store what an export wrote; doing so twice is harmless.
 
-    The whole FILE is read and checked before anything is stored.
+    The whole FILE is read and checked before anything is stored: a task may only go where a dispatcher of the app would
+    send it.
 
     Example: redis-queue scheduled import waiting.jsonl --dry-run
     """
     queue = access.delay_queue(name)
-    pushes = list(_read(file, queue))
+    pushes = list(_read(file, queue, _check_of(access, queue)))
     if dry_run:
         report("to_be_imported", len(pushes), as_json=as_json)
         return
@@ -98,13 +106,29 @@ def _written(entry: Entry) -> dict[str, Any]:
     return {**known, "payload": entry.payload}
 
 
-def _read(lines: Iterable[str], queue: DelayQueue) -> Iterator[Push]:
+def _check_of(access: Access, queue: DelayQueue) -> Check:
+    """Return what raises InvalidValueError for an entry that names a forbidden destination."""
+    if access.app is None or queue.name != access.default_delay_queue:
+        return lambda push: None if push.destination is None else check_key(push.destination)
+    destinations, names = Destinations(access.app), ListNames.of_app(access.app)
+
+    def check(push: Push) -> None:
+        if push.destination is not None:
+            destinations.check_list(push.destination, names or ListNames())
+        at = push.due_at or EPOCH
+        destinations.check_task(TaskEntry.of(Entry(push.id or "", push.payload, push.headers or {}, at, at)))
+
+    return check
+
+
+def _read(lines: Iterable[str], queue: DelayQueue, check: Check) -> Iterator[Push]:
     for number, line in _numbered(lines):
         if not line.strip():
             continue
         try:
             push = _push(read_document(line))
             queue.check(push)
+            check(push)
         except (ValueError, TypeError, KeyError, binascii.Error) as error:
             reason = f"misses {error}" if isinstance(error, KeyError) else str(error)
             raise InvalidValueError(f"line {number}: {harmless(reason)}; nothing was stored") from error

@@ -14,6 +14,7 @@ from kombu.compression import decompress
 from kombu.serialization import loads, prepare_accept_content
 
 from redis_queue.celery.calls import envelope_of_entry
+from redis_queue.celery.destinations import Destinations
 from redis_queue.celery.envelope import Envelope
 from redis_queue.model import Entry
 
@@ -50,7 +51,7 @@ class TaskRow:
 
 def row_of_entry(app: Celery, entry: Entry) -> TaskRow:
     """Return a stored task; raises what a worker raises for a message that it cannot read."""
-    envelope = envelope_of_entry(app, entry)
+    envelope = envelope_of_entry(app, entry, Destinations(app))
     # As a worker, which reads nothing else either.
     accept = prepare_accept_content(app.conf.accept_content)
     return row_of(app, envelope, due_at=entry.due_at, stored_at=entry.put_at, accept=accept)

@@ -90,6 +90,12 @@ class Broker:
             channel.queue_declare(queue, durable=True, auto_delete=False)
             channel.queue_bind(queue, exchange, routing_key)
 
+    def forget_exchanges(self) -> None:
+        """Forget the types of exchanges, which kombu's virtual transports keep for the whole process."""
+        with connect(self.url) as connection:
+            if not self.url.startswith("amqp"):
+                connection.default_channel.state.exchanges.clear()
+
     def take(self, queue: str) -> list[Any]:
         """Take every message out of *queue*, the next one first; none if there is no such queue."""
         with connect(self.url) as connection, contextlib.suppress(*connection.channel_errors):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 import redis
 from celery import Celery
-from kombu.entity import Exchange, Queue
+from kombu.entity import Exchange, Queue, binding
 
 from redis_queue import DelayQueue
-from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher
+from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher, push_task
 from redis_queue.celery.brokers import open_broker
 from redis_queue.celery.brokers.amqp import AmqpBroker
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.release import Release
 from redis_queue.codec import JSON, Codec
 from redis_queue.delay_model import Push
 from redis_queue.keys import Keys
@@ -31,6 +34,7 @@ pytestmark = [
 
 make_queue: Any = Queue  # kombu annotates neither
 make_exchange: Any = Exchange
+make_binding: Any = binding
 
 
 @pytest.fixture
@@ -48,6 +52,20 @@ def work(app: Celery, delayed: DelayedTasks) -> Iterator[Dispatcher]:
     dispatcher = Dispatcher(app, delayed.queue)
     yield dispatcher
     dispatcher.close()
+
+
+def elsewhere(broker: Broker, redis_url: str, **settings: Any) -> DelayedTasks:
+    """Return the delayed tasks of another app, whose queues the dispatching one does not know."""
+    return DelayedTasks(broker.app(redis_queue_url=redis_url, **settings))
+
+
+def dispatched(app: Celery) -> Dispatched:
+    """Dispatch what is due."""
+    dispatcher = Dispatcher(app, DelayedTasks(app).queue)
+    try:
+        return dispatcher.run()
+    finally:
+        dispatcher.close()
 
 
 def send_due(delayed: DelayedTasks, name: str = "shop.remind", **options: Any) -> str:
@@ -128,21 +146,231 @@ def test_an_exchange_that_is_not_there_makes_a_dead_letter(
     assert sorted(broker.take_ids(app.conf.task_default_queue)) == sorted(good)
 
 
-def test_a_queue_that_exists_with_other_arguments_makes_a_dead_letter_and_blocks_nobody(
-    broker: Broker, app: Celery, delayed: DelayedTasks, work: Dispatcher
+@pytest.mark.parametrize("configured", [True, False], ids=["in the configuration", "by name"])
+def test_a_queue_that_exists_with_other_arguments_is_used_as_it_is(
+    *, broker: Broker, redis_url: str, caplog: pytest.LogCaptureFixture, configured: bool
 ) -> None:
     name = broker.name("other")
+    queues = {"task_queues": [make_queue(name, routing_key=name)]} if configured else {}
+    app = broker.app(redis_queue_url=redis_url, **queues)
     with app.connection_for_write() as connection:
         make_queue(name, make_exchange(name), routing_key=name, max_priority=5)(connection.default_channel).declare()
-    send_due(delayed, queue=name)
-    good = send_due(delayed)
-    refused = broker.url.startswith("amqp")
-    assert work.run() == Dispatched(sent=1 if refused else 2, failed=int(refused))
-    assert broker.take_ids(app.conf.task_default_queue) == [good]
+    delayed = elsewhere(broker, redis_url)
+    sent = [send_due(delayed, queue=name) for _ in range(2)]
+
+    assert dispatched(app) == Dispatched(sent=2)
+
+    assert sorted(broker.take_ids(name)) == sorted(sent)
+    told = [record for record in caplog.records if "used as it is" in record.message]
+    assert len(told) == int(configured and broker.url.startswith("amqp"))
 
 
-def test_a_queue_that_refuses_makes_a_dead_letter_and_blocks_nobody(
-    broker: Broker, app: Celery, delayed: DelayedTasks, work: Dispatcher, client: redis.Redis
+class TestAppsThatShareADelayQueue:
+    """The app that dispatches does not know the queues of the one that sends."""
+
+    @pytest.fixture
+    def other(self, broker: Broker, redis_url: str) -> Iterator[Dispatcher]:
+        app = broker.app(redis_queue_url=redis_url)
+        dispatcher = Dispatcher(app, DelayedTasks(app).queue)
+        yield dispatcher
+        dispatcher.close()
+
+    def test_leave_queues_with_attributes_as_they_were_declared(
+        self, broker: Broker, redis_url: str, other: Dispatcher
+    ) -> None:
+        name = broker.name("urgent")
+        queue = make_queue(name, make_exchange(name), routing_key=name, max_priority=5, max_length_bytes=10_000)
+        app = broker.app(redis_queue_url=redis_url, task_queues=[queue])
+        delayed = DelayedTasks(app)
+        # Its workers were never up, so nobody has made it.
+        sent = send_due(delayed, queue=name)
+
+        assert other.run() == Dispatched(sent=1)
+
+        with app.connection_for_write() as connection:
+            # RabbitMQ refuses a declaration that differs from what is there.
+            queue(connection.default_channel).declare()
+        assert broker.take_ids(name) == [sent]
+
+    @pytest.mark.parametrize("kind", ["topic", "direct"])
+    def test_reach_the_exchanges_of_each_other(
+        self, broker: Broker, redis_url: str, other: Dispatcher, kind: str
+    ) -> None:
+        name, events = broker.name("mail"), broker.name("events")
+        key = "order.*" if kind == "topic" else "order.late"
+        queue = make_queue(name, make_exchange(events, kind), routing_key=key)
+        app = broker.app(redis_queue_url=redis_url, task_queues=[queue])
+        with app.connection_for_write() as connection:
+            queue(connection.default_channel).declare()
+        delayed = DelayedTasks(app)
+        # As in the process of another app, which has declared no exchange.
+        broker.forget_exchanges()
+        sent = send_due(delayed, queue=name, exchange=events, routing_key="order.late")
+
+        assert other.run() == Dispatched(sent=1)
+
+        assert broker.take_ids(name) == [sent]
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_queue_object_is_bound_as_it_says_only_where_the_setting_names_it(
+    *, broker: Broker, redis_url: str, allowed: bool
+) -> None:
+    exchange, second, name = broker.name("exchange"), broker.name("second"), broker.name("bound")
+    queue = make_queue(
+        name,
+        bindings=[
+            make_binding(make_exchange(exchange, "topic"), "order.*", {"x": "y"}),
+            make_binding(make_exchange(second, "direct"), "paid"),
+        ],
+        max_length_bytes=10_000,
+    )
+    setting = {"redis_queue_allowed_queues": ["test-*", "celery"]} if allowed else {}
+    app = broker.app(redis_queue_url=redis_url, **setting)
+    delayed = elsewhere(broker, redis_url)
+    # So that an exchange of others is there already, which has messages for the queue.
+    broker.bind(broker.name("others"), second, "paid")
+    id_ = send_due(delayed, exchange=exchange, routing_key="order.late", declare=[queue])
+    plain = send_due(delayed, exchange=second, routing_key="paid", declare=[queue])
+
+    done = dispatched(app)
+
+    assert done == (Dispatched(sent=2) if allowed else Dispatched(sent=1, failed=1))
+    assert sorted(broker.take_ids(name)) == (sorted([id_, plain]) if allowed else [])
+
+
+def test_a_queue_object_that_is_not_to_be_declared_is_not(
+    broker: Broker, app: Celery, delayed: DelayedTasks, work: Dispatcher
+) -> None:
+    name = broker.name("foreign")
+    send_due(delayed, queue=make_queue(name, no_declare=True))
+    amqp = broker.url.startswith("amqp")
+
+    assert work.run() == (Dispatched(failed=1) if amqp else Dispatched(sent=1))
+
+    assert len(delayed.queue.list()) == int(amqp)
+
+
+FORBIDDEN = {
+    "a list of redis_queue": {"queue": "{redis_queue:queue:orders}:ready"},
+    "a list of another prefix": {"queue": "{shop:delay:celery:0}:quarantine"},
+    "the audit": {"queue": "redis_queue:audit"},
+    "what is in flight": {"queue": "unacked_index"},
+    "a binding": {"queue": "_kombu.binding.celery"},
+    "a result": {"queue": "celery-task-meta-order-42"},
+    "a mailbox": {"queue": "worker@host.celery.pidbox"},
+    "remote control": {"exchange": "celery.pidbox", "routing_key": "x", "declare": []},
+    "events": {"exchange": "celeryev", "routing_key": "task.sent", "declare": []},
+    "an exchange of RabbitMQ": {"exchange": "amq.topic", "routing_key": "x", "declare": []},
+}
+
+
+class TestAForbiddenDestination:
+    def test_is_a_dead_letter_with_a_reason_and_the_others_go(
+        self,
+        *,
+        broker: Broker,
+        redis_url: str,
+        delayed: DelayedTasks,
+        work: Dispatcher,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        other = elsewhere(broker, redis_url)
+        bad = {send_due(other, **options): what for what, options in FORBIDDEN.items()}
+        good = send_due(other)
+
+        assert work.run() == Dispatched(sent=1, failed=len(bad))
+
+        letters = delayed.queue.dead_letters()
+        assert {bad.get(letter.id) for letter in letters} == set(FORBIDDEN)
+        assert [letter.deliveries for letter in letters] == [1] * len(bad)
+        assert all("is not for tasks" in letter.reason for letter in letters)
+        told = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert sum(record.count for record in told) == len(bad)  # type: ignore[attr-defined]
+        assert broker.take_ids(other.app.conf.task_default_queue) == [good]
+
+    def test_in_the_record_alone_is_one_too(self, *, broker: Broker, redis_url: str, client: redis.Redis) -> None:
+        app = broker.app(redis_queue_url=redis_url, redis_queue_allowed_queues=[])
+        delayed = DelayedTasks(app)
+        push = late(app)
+        keys = {"{redis_queue:queue:orders}:ready", "celery-task-meta-x", "elsewhere"}
+        delayed.queue.push_many([replace(push, destination=key, id=key) for key in keys])
+        delayed.queue.push_many([replace(push, id="good")])
+
+        done = dispatched(app)
+
+        # RabbitMQ has no lists: what a record says of one is not looked at.
+        amqp = broker.url.startswith("amqp")
+        assert done == (Dispatched(sent=4) if amqp else Dispatched(sent=1, failed=3))
+        assert {letter.id for letter in delayed.queue.dead_letters()} == (set() if amqp else keys)
+        assert len(broker.take(app.conf.task_default_queue)) == done.sent
+        assert not client.exists(*keys)
+
+    def test_of_a_stored_call_stays_forbidden_however_often_it_is_tried(
+        self, app: Celery, delayed: DelayedTasks, work: Dispatcher, client: redis.Redis
+    ) -> None:
+        for _ in range(2):
+            push_task(delayed.queue, "shop.remind", id="bad", queue="redis_queue:audit")
+            assert work.run() == Dispatched(failed=1)
+
+        assert [letter.id for letter in delayed.queue.dead_letters()] == ["bad"]
+        assert not client.exists("redis_queue:audit")
+
+    def test_is_any_other_queue_where_the_setting_names_those_that_are_allowed(
+        self, broker: Broker, redis_url: str
+    ) -> None:
+        named, other = broker.name("named"), broker.name("other")
+        app = broker.app(redis_queue_url=redis_url, redis_queue_allowed_queues=["test-named-*"])
+        delayed = elsewhere(broker, redis_url, task_default_queue=app.conf.task_default_queue)
+        good, bad = send_due(delayed, queue=named), send_due(delayed, queue=other)
+        again = send_due(delayed, exchange=broker.name("exchange"), routing_key="x", declare=[])
+        own = send_due(delayed)
+
+        assert dispatched(app) == Dispatched(sent=2, failed=2)
+
+        assert broker.take_ids(named) == [good]
+        assert broker.take_ids(app.conf.task_default_queue) == [own]
+        letters = delayed.queue.dead_letters()
+        assert {letter.id for letter in letters} == {bad, again}
+        assert all("redis_queue_allowed_queues" in letter.reason for letter in letters)
+
+    @pytest.mark.parametrize("as_call", [True, False], ids=["a call", "a message"])
+    def test_is_named_at_release_and_stays_stored(
+        self, *, app: Celery, broker: Broker, delayed: DelayedTasks, redis_url: str, as_call: bool
+    ) -> None:
+        if as_call:
+            id_ = push_task(delayed.queue, "shop.remind", delay=60, queue="redis_queue:audit")
+        else:
+            other = elsewhere(broker, redis_url).app
+            id_ = other.send_task("shop.remind", countdown=60, queue="redis_queue:audit").id
+
+        release = Release(app)
+        release.run()
+
+        assert (release.released, list(release.refused)) == (0, [id_])
+        assert "is not for tasks" in release.refused[id_]
+
+
+def test_a_queue_of_the_configuration_may_be_called_anything(broker: Broker, redis_url: str) -> None:
+    name = f"{broker.name('unusual')}.pidbox"
+    broker.forget_later(name)
+    app = broker.app(redis_queue_url=redis_url, task_queues=[make_queue(name, routing_key=name)])
+    delayed = DelayedTasks(app)
+    sent = send_due(delayed, queue=name)
+
+    assert dispatched(app) == Dispatched(sent=1)
+
+    assert broker.take_ids(name) == [sent]
+
+
+def test_a_queue_that_refuses_is_tried_again_with_growing_pauses_and_blocks_nobody(
+    *,
+    broker: Broker,
+    app: Celery,
+    delayed: DelayedTasks,
+    work: Dispatcher,
+    client: redis.Redis,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     name = broker.name("full")
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
@@ -158,9 +386,19 @@ def test_a_queue_that_refuses_makes_a_dead_letter_and_blocks_nobody(
     taken = int(broker.url.startswith("amqp"))
     done = work.run()
     assert done.sent == 1 + taken
-    left = [letter.id for letter in delayed.queue.dead_letters()] + [entry.id for entry in delayed.list()]
-    assert len(left) == 3 - taken
+    left = [entry.id for entry in delayed.list()]
+    assert len(left) == done.failed == 3 - taken
+    assert not delayed.queue.dead_letters()
     assert set(left) <= set(bad)
+    assert [record.count for record in caplog.records if record.levelname == "ERROR"] == [3 - taken]  # type: ignore[attr-defined]
+    pauses = [entry.due_at - datetime.now(timezone.utc) for entry in delayed.list()]
+    assert all(pause <= timedelta(seconds=1) for pause in pauses)
+    assert [entry.deliveries for entry in delayed.list()] == [1] * (3 - taken)
+    for _ in left:
+        for id_ in left:
+            delayed.run_now(id_)
+        work.run()
+    assert min(entry.due_at - datetime.now(timezone.utc) for entry in delayed.list()) > timedelta(seconds=1)
     assert broker.take_ids(app.conf.task_default_queue) == [good]
 
 
@@ -244,7 +482,7 @@ class TestOverdue:
         app = broker.app(redis_queue_url=redis_url)
         delayed = DelayedTasks(app)
         delayed.queue.push_many([late(app) for _ in range(30)])
-        assert Dispatcher(app, delayed.queue).run() == Dispatched(sent=30)
+        assert dispatched(app) == Dispatched(sent=30)
 
     def test_skip_makes_dead_letters_of_what_is_too_late(self, broker: Broker, redis_url: str) -> None:
         app = broker.app(redis_queue_url=redis_url, redis_queue_overdue="skip:3600")
@@ -253,7 +491,7 @@ class TestOverdue:
         old.advance(-7200)
         DelayQueue("celery", redis_url, clock=old).push_many([late(app) for _ in range(3)])
         good = send_due(delayed)
-        assert Dispatcher(app, delayed.queue).run() == Dispatched(sent=1)
+        assert dispatched(app) == Dispatched(sent=1)
         assert broker.take_ids(app.conf.task_default_queue) == [good]
         letters = delayed.queue.dead_letters()
         assert [letter.reason for letter in letters] == ["overdue by more than 3600 s"] * 3

@@ -132,7 +132,6 @@ def virtual() -> Iterator[Broker]:
 @given(st.lists(json_values | like(queue=st.text(), exchange=like(name=st.text())), max_size=2))
 def test_whatever_a_message_has_declared_it_is_sent_or_refused(virtual: Broker, declare: list[Any]) -> None:
     found: list[Any] = []
-    virtual.declare_entity = lambda description: build(description, APP)  # type: ignore[method-assign,assignment]
     stored = message()
     envelope = outcome(lambda: Envelope.unpack(stored.pack(), stored.id, {"declare": declare}), InvalidValueError)
     if isinstance(envelope, InvalidValueError):
@@ -159,7 +158,10 @@ def test_whatever_a_message_has_declared_it_is_sent_or_refused(virtual: Broker, 
 def test_a_queue_comes_back_as_it_was_described(name: str, kind: str, options: dict[str, Any]) -> None:
     queue = declared(name, exchange_of(f"exchange of {name}", kind), routing_key=name, **options)
     description = json.loads(json.dumps(describe(queue, APP)))
-    built = build(description, APP)
+    if isinstance(description, str):
+        assert (description, set(options) - {"durable"}) == (name, set())
+        return
+    built: Any = build(description)
     assert built == queue
     assert describe(built, APP) == description
 

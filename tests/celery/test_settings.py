@@ -28,6 +28,7 @@ DEFAULTS = {
     "overdue": "run",
     "max_deliveries": 5,
     "atomic_fetch": False,
+    "allowed_queues": None,
     "on_store_error": None,
 }
 
@@ -76,6 +77,7 @@ class TestEveryFormOfConfiguration:
             "overdue": "spread:20",
             "max_deliveries": 3,
             "atomic_fetch": True,
+            "allowed_queues": ["mail", "shop-*"],
             "on_store_error": "broker",
         }
 
@@ -109,6 +111,7 @@ class TestEveryFormOfConfiguration:
         *(("dispatch_interval", value) for value in (0, 0.09, 61, math.nan, "5", timedelta(minutes=2))),
         *(("dispatch", value) for value in (0, 1, "no")),
         *(("on_store_error", value) for value in ("ignore", True, "Raise")),
+        *(("allowed_queues", value) for value in ("mail", ["mail", ""], [5], {"mail": 1}, True)),
         *(
             ("overdue", value)
             for value in ("", "run:1", "spread", "spread:0", "spread:x", "spread:nan", "spread:1e7", "skip", "skip:0")
@@ -132,6 +135,7 @@ def test_what_cannot_be_is_refused_by_its_name(name: str, value: Any) -> None:
         *(("dispatch_interval", value) for value in (0.1, 60, timedelta(minutes=1))),
         *(("overdue", value) for value in ("run", "spread:0.001", "spread:1e6", "skip:0.5")),
         *(("on_store_error", value) for value in ("raise", "broker")),
+        *(("allowed_queues", value) for value in ([], ["*"], ("mail", "shop-?"))),
     ],
 )
 def test_the_ends_of_a_range_are_in_it(name: str, value: Any) -> None:

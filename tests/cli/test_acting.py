@@ -305,6 +305,50 @@ class TestTransfer:
 
         assert run("scheduled", "import", input=text + "\n").stdout == "1 imported\n"
 
+    @pytest.mark.parametrize(
+        ("line", "reason"),
+        [
+            ({"destination": "{redis_queue:queue:orders}:ready"}, "list '{redis_queue:queue:orders}:ready' is not for"),
+            ({"destination": "celery-task-meta-1"}, "list 'celery-task-meta-1' is not for tasks"),
+            ({"destination": "elsewhere"}, ""),
+        ],
+        ids=["a list of redis_queue", "a result", "any list"],
+    )
+    def test_import_refuses_keys_that_others_keep_for_themselves(
+        self, run: Run, tasks: DelayQueue, line: dict[str, Any], reason: str
+    ) -> None:
+        before = len(tasks)
+        good = {"id": "good", "due_at": "2030-01-01T00:00:00+00:00", "payload": 1}
+        text = f"{json.dumps(good)}\n{json.dumps({**good, 'id': 'bad', **line})}\n"
+
+        done = run("scheduled", "import", input=text)
+
+        assert (done.exit_code, len(tasks)) == ((2, before) if reason else (0, before + 2))
+        assert reason in done.stderr
+        assert ("line 2: " in done.stderr) == bool(reason)
+
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            ({"destination": "elsewhere"}, "queue 'elsewhere' is not in the app's configuration"),
+            ({"payload": {"task": "x", "options": {"queue": "elsewhere"}}}, "queue 'elsewhere' is not in"),
+            ({"payload": {"task": "x", "options": {"exchange": "celery.pidbox", "routing_key": "y"}}}, "not for tasks"),
+            ({"destination": "celery\x06\x169", "payload": {"task": "x", "options": {"queue": "celery"}}}, ""),
+        ],
+        ids=["by its list", "by its queue", "by its exchange", "its own"],
+    )
+    def test_import_refuses_what_a_dispatcher_of_the_app_would(
+        self, *, run_in_app: Run, app: Celery, tasks: DelayQueue, options: dict[str, Any], reason: str
+    ) -> None:
+        app.conf.redis_queue_allowed_queues = []
+        before = len(tasks)
+        line = {"id": "new", "due_at": "2030-01-01T00:00:00+00:00", "payload": {"task": "x"}, **options}
+
+        done = run_in_app("scheduled", "import", input=json.dumps(line))
+
+        assert (done.exit_code, len(tasks)) == ((2, before) if reason else (0, before + 1)), done.stderr
+        assert reason in done.stderr
+
     def test_import_replaces_or_refuses_where_it_is_told_to(self, run: Run, tasks: DelayQueue) -> None:
         line = json.dumps({"id": "data", "due_at": DUE.isoformat(), "payload": "new"})
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 from kombu.exceptions import OperationalError
 
 from redis_queue.batches import CHUNK
 from redis_queue.celery.brokers.amqp_message import TaskMessage, TooLargeError
 from redis_queue.celery.brokers.base import Broker, Settle, properties
-from redis_queue.celery.entities import build
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.typed_values import restored
 from redis_queue.keeper import socket_timeout
@@ -32,6 +32,7 @@ class AmqpBroker(Broker):
     """A channel in confirm mode. Messages are mandatory: one that reaches no queue comes back and is refused."""
 
     at_once = CHUNK
+    conflicts = (PreconditionFailed, AccessRefused, ResourceLocked)
 
     def __init__(self, app: Celery, connection: Any, lease: float) -> None:
         # Before the first channel: without it each wait for an answer but that for confirms has no end.
@@ -76,10 +77,21 @@ class AmqpBroker(Broker):
                 else:
                     batches[:0] = [[number] for number in left]
 
-    def declare_entity(self, description: Any) -> None:
+    def declare_entity(self, entity: Any) -> None:
         """Declare one queue or exchange on a channel that may break."""
         with self._scratch() as channel:
-            build(description, self.app)(channel).declare()
+            entity(channel).declare()
+
+    def make_queue(self, queue: Any) -> None:
+        """Make *queue* unless it is there, whatever it is like, and bind it to nothing."""
+        if queue.no_declare:
+            return
+        try:
+            with self._scratch() as channel:
+                queue(channel).queue_declare(passive=True)
+        except NotFound:
+            with self._scratch() as channel:
+                queue(channel).queue_declare()
 
     def declare_again(self, envelope: Envelope) -> None:
         """Declare what *envelope* needs, and look for its exchange, once more."""

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from kombu.exceptions import OperationalError
 from kombu.transport.virtual import Channel as VirtualChannel
+from kombu.transport.virtual.base import NotEquivalentError
 
-from redis_queue.celery.entities import build
+from redis_queue.celery.destinations import Destinations, described_name
+from redis_queue.celery.entities import build, exchange_type
 from redis_queue.celery.envelope import Envelope
+from redis_queue.model import Entry
 
 if TYPE_CHECKING:
     from celery import Celery
+
+logger = logging.getLogger(__name__)
 
 Settle = Callable[[int, str | None], None]
 """Takes the number of a message in its batch and why it was refused; None means that the broker has it."""
@@ -27,6 +33,10 @@ class UnroutableError(LookupError):
     """A message reaches no queue."""
 
 
+MOST_DECLARED: Final = 10_000
+"""Declarations that one connection remembers."""
+
+
 class Broker:
     """Publishes on a connection of its own, one message at a time: for transports that know nothing faster."""
 
@@ -34,14 +44,18 @@ class Broker:
     shares_store: bool = False
     #: Messages between two looks at the time: a slow broker must not outlast the leases.
     at_once: int = 20
+    #: How a broker says that something with that name is there and is not like it.
+    conflicts: tuple[type[Exception], ...] = (NotEquivalentError,)
 
     def __init__(self, app: Celery, connection: Any) -> None:
         self.app = app
         self.connection = connection
         self.channel: Any = connection.channel()
+        self.destinations = Destinations(app)
         #: Called where there is a wait for confirms, before it.
         self.meanwhile: Callable[[], None] = only_wait
         self._declared: set[str] = set()
+        self._told: set[str] = set()
 
     def publish(self, envelopes: Sequence[Envelope], settle: Settle) -> None:
         """Publish in order and call *settle* for each message as soon as its fate is known.
@@ -57,26 +71,71 @@ class Broker:
         """Close the connection, whatever state it is in."""
         self.connection.release()
 
+    def lists_of_queues(self) -> list[str]:
+        """Return the lists of Redis that a move may write; only brokers that share the store have any."""
+        return []
+
+    def check(self, entry: Entry, envelope: Envelope) -> None:  # noqa: ARG002 - others look at the entry, too
+        """Raise ForbiddenDestinationError where *entry*, which holds *envelope*, may not be sent where it says."""
+        self.destinations.check(envelope)
+
     def declare(self, envelope: Envelope) -> None:
-        """Declare what *envelope* needs, once per connection."""
-        for item in self.needs(envelope):
-            key = repr(item)
+        """Declare what *envelope* needs, once per connection.
+
+        Queues of the app's configuration are declared as that says. What differs in the broker is used as it is, since
+        it belongs to whoever made it. A queue that the app does not know is made where it is missing, as its sender
+        declared it, and bound to nothing, unless the setting allows that.
+        """
+        for item, key in self._needs(envelope):
             if key not in self._declared:
-                self.declare_entity(item)
+                self._declare(item, by_name=not envelope.exchange)
+                if len(self._declared) >= MOST_DECLARED:
+                    self._declared.clear()
                 self._declared.add(key)
 
     def declare_again(self, envelope: Envelope) -> None:
         """Declare what *envelope* needs once more when the next one needs it: something of it has gone."""
-        self._declared -= {repr(item) for item in self.needs(envelope)}
+        self._declared -= {key for _, key in self._needs(envelope)}
 
-    def declare_entity(self, description: Any) -> None:
+    def _declare(self, item: Any, *, by_name: bool) -> None:
+        name = described_name(item)
+        entity = self.destinations.own(name)
+        if entity is None and isinstance(item, Mapping):
+            described: Any = build(item)
+            if self.destinations.may_declare(described):
+                entity = described
+        if entity is not None:
+            self._declare_unless_other(entity)
+        elif by_name and name is not None:
+            self.make_queue(described if isinstance(item, Mapping) else self.destinations.missing(name))
+
+    def _declare_unless_other(self, entity: Any) -> None:
+        try:
+            self.declare_entity(entity)
+        except self.conflicts as error:
+            if entity.name not in self._told:
+                self._told.add(entity.name)
+                logger.warning(
+                    "%s exists and is not as configured here; it is used as it is: %s",
+                    entity.name,
+                    error,
+                    extra={"action": "declaration_differs"},
+                )
+
+    def declare_entity(self, entity: Any) -> None:
         """Declare one queue or exchange."""
-        build(description, self.app)(self.channel).declare()
+        entity(self.channel).declare()
+
+    def make_queue(self, queue: Any) -> None:
+        """Make *queue* unless it is there, and bind it to nothing."""
+        if not queue.no_declare:
+            queue(self.channel).queue_declare()
 
     @staticmethod
-    def needs(envelope: Envelope) -> Sequence[Any]:
-        """Return what has to exist before *envelope* is published."""
-        return envelope.declare or ([] if envelope.exchange else [envelope.routing_key])
+    def _needs(envelope: Envelope) -> list[tuple[Any, str]]:
+        """Return what has to exist before *envelope* is published, each with a key."""
+        needed = envelope.declare or ([] if envelope.exchange else [envelope.routing_key])
+        return [(item, f"{bool(envelope.exchange)} {item!r}") for item in needed]
 
     def _refusal(self, attempt: Callable[[], Any]) -> str | None:
         """Run *attempt* and return why its message was refused; raises where the broker is away."""
@@ -114,7 +173,9 @@ class Broker:
 
         Raises UnroutableError if it leads nowhere: its transport would drop the message.
         """
-        channel, kind = self.channel, self.channel.typeof(envelope.exchange)
+        # An exchange that this process did not declare is of the type that its sender knew.
+        known = exchange_type(envelope.declare, envelope.exchange)
+        channel, kind = self.channel, self.channel.typeof(envelope.exchange, known)
         if kind.type == "fanout":
             return None
         found = list(kind.lookup(channel.get_table(envelope.exchange), envelope.exchange, envelope.routing_key, None))

@@ -12,7 +12,7 @@ import redis
 from redis_queue import keys
 from redis_queue.batches import CHUNK
 from redis_queue.celery.brokers.base import Broker, Settle
-from redis_queue.celery.entities import build, lifetime_ms
+from redis_queue.celery.entities import lifetime_ms
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.lists import ListNames
 from redis_queue.celery.settings import CelerySettings
@@ -87,10 +87,22 @@ class RedisBroker(Broker):
         queues = self.queues_of(envelope) if envelope.exchange else [envelope.routing_key]
         return None if queues is None else [self.names.of_queue(queue, envelope.priority) for queue in queues]
 
-    def declare_entity(self, description: Any) -> None:
+    def lists_of_queues(self) -> list[str]:
+        """Return the lists that a move may write."""
+        return self.destinations.lists(self.names)
+
+    def check(self, entry: Entry, envelope: Envelope) -> None:
+        """Raise ForbiddenDestinationError where *entry*, which holds *envelope*, may not be sent where it says."""
+        if entry.destination is not None:
+            self.destinations.check_list(entry.destination, self.names)
+        super().check(entry, envelope)
+
+    def make_queue(self, queue: Any) -> None:
+        """Do nothing: a list is made by the first message."""
+
+    def declare_entity(self, entity: Any) -> None:
         """Declare one queue or exchange, and remember how long its lists live."""
-        entity = build(description, self.app)
-        entity(self.channel).declare()
+        super().declare_entity(entity)
         if ttl := lifetime_ms(entity):
             self._lifetimes[entity.name] = ttl
 
