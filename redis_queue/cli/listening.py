@@ -14,6 +14,10 @@ HIGHEST_PORT: Final = 65535
 
 bind: Final = click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen on.")
 
+hosts: Final = click.option(
+    "--host", "hosts", multiple=True, help="A name under which it may be called, besides localhost; repeat it."
+)
+
 
 def port(default: int) -> Callable[[Any], Any]:
     """Return the option for the port."""

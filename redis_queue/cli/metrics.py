@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from redis_queue.cli import listening
 from redis_queue.cli.access import StoreCommand, with_access, with_url
-from redis_queue.cli.ending import stopping
 from redis_queue.connection import connect
 from redis_queue.console.access import Access
+from redis_queue.console.addresses import is_own_host
 from redis_queue.inspector import Inspector
 
 if TYPE_CHECKING:
@@ -24,14 +24,15 @@ PATIENCE: Final = 2.0
 @click.command(cls=StoreCommand)
 @listening.port(8056)
 @listening.bind
+@listening.hosts
 @click.option("--once", is_flag=True, help="Print the metrics and end.")
 @with_access
 @with_url
-def metrics(url: str, access: Access, *, port: int, bind: str, once: bool) -> None:
+def metrics(url: str, access: Access, *, port: int, bind: str, hosts: tuple[str, ...], once: bool) -> None:
     """Serve the metrics of all queues to Prometheus, until SIGTERM or Ctrl-C.
 
     Needs the extra "metrics". While Redis is away it answers, with redis_queue_up 0. Whoever reaches the port may read
-    the names and sizes of all queues.
+    the names and sizes of all queues. It answers under localhost, any IP address, and the names of --host.
 
     Example: redis-queue metrics --port 8056
     """
@@ -41,7 +42,7 @@ def metrics(url: str, access: Access, *, port: int, bind: str, once: bool) -> No
 
         click.echo(generate_latest(registry).decode(), nl=False)
         return
-    _serve(registry, bind, port)
+    _serve(registry, bind, port, hosts)
 
 
 def _registry(url: str, access: Access) -> CollectorRegistry:
@@ -50,8 +51,7 @@ def _registry(url: str, access: Access) -> CollectorRegistry:
 
         from redis_queue.metrics import Collector  # noqa: PLC0415
     except ImportError as error:
-        text = f"metrics need prometheus_client ({error}): pip install 'celery-redis-queue[metrics]'"
-        raise click.ClickException(text) from None
+        raise _missing(error) from None
     registry = CollectorRegistry()
     registry.register(Collector(_impatient(url, access), leases=access.lease_counters))
     return registry
@@ -62,18 +62,29 @@ def _impatient(url: str, access: Access) -> Inspector:
     return Inspector(client, prefix=access.inspector.prefix)
 
 
-def _serve(registry: CollectorRegistry, bind: str, port: int) -> None:
-    from prometheus_client import start_http_server  # noqa: PLC0415 - it is an extra
+def _serve(registry: CollectorRegistry, bind: str, port: int, hosts: tuple[str, ...]) -> None:
+    try:
+        from prometheus_client import make_wsgi_app  # noqa: PLC0415 - an extra
 
-    asked = threading.Event()
-    with stopping(lambda *_: asked.set()):
-        with listening.listening(bind, port):
-            server, thread = start_http_server(port, bind, registry)
-        host, chosen = server.server_address[:2]
-        click.echo(f"metrics at http://{listening.address(host, chosen)}/metrics", err=True)
-        # A short wait lets a signal in on every system.
-        while not asked.wait(0.5):
-            pass
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        from redis_queue.cli import http_server  # noqa: PLC0415
+    except ImportError as error:
+        raise _missing(error) from None
+    app = _only_for(hosts, make_wsgi_app(registry))
+    http_server.serve(app, bind, port, "metrics at http://{}/metrics", http_server.Limits())
+
+
+def _only_for(hosts: Iterable[str], app: Any) -> Callable[..., Any]:
+    names = frozenset(host.lower() for host in hosts)
+
+    def guarded(environment: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        if is_own_host(environment.get("HTTP_HOST", ""), names):
+            return app(environment, start_response)
+        start_response("400 Bad Request", [("Content-Type", "text/plain")])
+        return [b"This host name is not one of the exporter's: start it with --host NAME.\n"]
+
+    return guarded
+
+
+def _missing(error: ImportError) -> click.ClickException:
+    text = f"metrics need prometheus_client and waitress ({error}): pip install 'celery-redis-queue[metrics]'"
+    return click.ClickException(text)

@@ -13,7 +13,6 @@ import click
 
 from redis_queue.cli import listening
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.ending import stopping
 from redis_queue.cli.output import harmless
 from redis_queue.console.access import Access
 
@@ -21,17 +20,6 @@ PASSWORD: Final = "REDIS_QUEUE_WEB_PASSWORD"  # noqa: S105 - the name of a varia
 USER: Final = "admin"
 
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
-
-SERVER: Final[Mapping[str, Any]] = {
-    "threads": 8,
-    "connection_limit": 200,
-    # Seconds after which a client that sends nothing is let go.
-    "channel_timeout": 30,
-    "max_request_header_size": 16 * 1024,
-    "max_request_body_size": 1024 * 1024,
-    "ident": None,
-    "clear_untrusted_proxy_headers": False,
-}
 
 
 @click.command(cls=StoreCommand)
@@ -43,9 +31,7 @@ SERVER: Final[Mapping[str, Any]] = {
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help=f"Lines of name:password that get in; or set {PASSWORD} for the user {USER!r}.",
 )
-@click.option(
-    "--host", "hosts", multiple=True, help="A name under which it may be called, besides localhost; repeat it."
-)
+@listening.hosts
 @click.option("--trust-proxy", is_flag=True, help="Believe X-Forwarded-* of one proxy in front of it.")
 @click.option("--label", default="", help='A name on every page, such as "production".')
 @with_access
@@ -73,9 +59,9 @@ def web(
             f"--bind {bind}: whoever reaches this address would get in. Give --auth-file, or set {PASSWORD}"
         )
     try:
-        import waitress  # noqa: PLC0415 - an extra
-        from werkzeug.middleware.proxy_fix import ProxyFix  # noqa: PLC0415
+        from werkzeug.middleware.proxy_fix import ProxyFix  # noqa: PLC0415 - an extra
 
+        from redis_queue.cli import http_server  # noqa: PLC0415
         from redis_queue.web import WebSettings, dashboard  # noqa: PLC0415
         from redis_queue.web.guard import https_only  # noqa: PLC0415
     except ImportError as error:
@@ -85,18 +71,10 @@ def web(
     app.after_request(https_only)
     if trust_proxy:
         app = ProxyFix(app, x_for=1, x_proto=1, x_host=1, x_prefix=1)
-    with listening.listening(bind, port):
-        server = waitress.create_server(app, host=bind, port=port, **SERVER)
-    host, chosen = getattr(server, "effective_listen", [(bind, getattr(server, "effective_port", port))])[0][:2]
-    shown = listening.address(host, chosen)
-    click.echo(f"dashboard on http://{shown}/, {'it may act' if allow_write else 'read-only'}", err=True)
-    # The server ends its threads for this.
-    with stopping(_end):
-        server.run()
-
-
-def _end(*_: object) -> None:
-    raise SystemExit(0)
+    # All clients of a proxy have its address.
+    limits = http_server.Limits(per_address=None) if trust_proxy else http_server.Limits()
+    told = f"dashboard on http://{{}}/, {'it may act' if allow_write else 'read-only'}"
+    http_server.serve(app, bind, port, told, limits)
 
 
 def is_loopback(bind: str) -> bool:

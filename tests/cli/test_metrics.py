@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -11,7 +12,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 import redis
@@ -128,3 +130,25 @@ def test_without_the_extra_it_is_named(run: Run, client: redis.Redis, monkeypatc
     (line,) = done.stderr.splitlines()
     assert line.startswith("Error: metrics need prometheus_client")
     assert line.endswith("pip install 'celery-redis-queue[metrics]'")
+
+
+def test_a_page_of_another_site_cannot_read_them(client: redis.Redis, redis_url: str) -> None:
+    """A name that somebody else resolves to this machine (DNS rebinding) is not answered."""
+    with serving("--host", "metrics.example.org", url=redis_url) as (_, address):
+        for host in ("metrics.example.org", "10.1.2.3:8056"):
+            with urlopen(Request(address, headers={"Host": host}), timeout=20) as reply:  # noqa: S310
+                assert reply.status == 200
+        with pytest.raises(HTTPError) as refused:
+            urlopen(Request(address, headers={"Host": "evil.example"}), timeout=20)  # noqa: S310
+        with refused.value as answer:
+            assert (answer.code, b"redis_queue_up" in answer.read()) == (400, False)
+
+
+def test_half_open_requests_do_not_keep_prometheus_out(client: redis.Redis, redis_url: str) -> None:
+    with serving(url=redis_url) as (process, address), contextlib.ExitStack() as ends:
+        port = int(address.split(":")[2].partition("/")[0])
+        for _ in range(120):
+            ends.enter_context(socket.create_connection((HOST, port))).sendall(b"GET /metrics HTTP/1.1\r\nHost: l")
+        assert "redis_queue_up 1.0" in read(address)
+        # Each one had a thread for as long as it lasted.
+        assert len(os.listdir(f"/proc/{process.pid}/task")) < 40  # noqa: PTH208

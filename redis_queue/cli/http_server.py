@@ -1,0 +1,143 @@
+"""The HTTP server of the commands that serve: waitress, with limits that hold before a request is read.
+
+Needs the extra ``web`` or ``metrics``.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+import waitress
+from waitress import wasyncore
+from waitress.channel import HTTPChannel
+from waitress.server import BaseWSGIServer
+
+from redis_queue.cli import listening
+from redis_queue.cli.ending import stopping
+from redis_queue.console.addresses import network
+
+SERVER: Final[Mapping[str, Any]] = {
+    "threads": 8,
+    # select() cannot watch descriptors above 1023.
+    "asyncore_use_poll": True,
+    "max_request_header_size": 16 * 1024,
+    "max_request_body_size": 1024 * 1024,
+    "ident": None,
+    "clear_untrusted_proxy_headers": False,
+}
+
+SPARE: Final = 32
+"""Descriptors beside the connections: listening sockets, the trigger, connections about to be closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds and connections that a client gets.
+
+    *head*: from the connection, or the end of the last answer, to the end of the next request's headers. *request*: the
+    same to the end of its body. *answer*: to take the answer. *connections*: in all. *per_address*: from one IPv4
+    address or one /64 of IPv6; None where all come from one proxy.
+    """
+
+    head: float = 10.0
+    request: float = 30.0
+    answer: float = 60.0
+    connections: int = 200
+    per_address: int | None = 50
+
+
+class Connection(HTTPChannel):
+    """A connection that is closed when it is late, or when a newer one needs its place.
+
+    Waitress counts inactivity only: one byte now and then would keep a connection for ever.
+    """
+
+    def __init__(self, limits: Limits, server: Any, sock: Any, addr: Any, *rest: Any, **options: Any) -> None:
+        self._limits = limits
+        self._since = time.monotonic()
+        self.network = network(str(addr[0]))
+        self.must_go = False
+        super().__init__(server, sock, addr, *rest, **options)
+        if limits.per_address is not None:
+            self._make_room(limits.per_address, same_network=True)
+        self._make_room(limits.connections, same_network=False)
+
+    def readable(self) -> bool:
+        """Tell whether to read on; each turn of the server's loop asks, so this is where a late one is closed."""
+        if self.requests:
+            self._since = time.monotonic()
+        elif self.must_go or time.monotonic() - self._since > self._patience():
+            self.handle_close()
+            return False
+        return bool(super().readable())
+
+    def writable(self) -> bool:
+        """Tell whether to write on."""
+        return self.connected and bool(super().writable())
+
+    def handle_write(self) -> None:
+        """Send; once the answer is out, the time for the next request begins."""
+        super().handle_write()
+        if not self.total_outbufs_len:
+            self._since = time.monotonic()
+
+    def _patience(self) -> float:
+        if self.total_outbufs_len:
+            return self._limits.answer
+        in_body = self.request is not None and self.request.headers_finished
+        return self._limits.request if in_body else self._limits.head
+
+    def _make_room(self, most: int, *, same_network: bool) -> None:
+        """Close the connection that has waited longest for a request if there are more than *most*, else this one.
+
+        So a client that sends its request at once gets its answer while others hold all places.
+        """
+        known = [one for one in self._others() if not same_network or one.network == self.network]
+        if len(known) >= most:
+            waiting = (one for one in known if not one.requests)
+            # Closed by the loop: a descriptor that is free now could be taken within this turn.
+            min(waiting, key=lambda one: one._since, default=self).must_go = True
+
+    def _others(self) -> Iterator[Connection]:
+        for one in self._map.values():
+            if isinstance(one, Connection) and one is not self and not one.must_go:
+                yield one
+
+
+def create(app: Callable[..., Any], host: str, port: int, limits: Limits) -> Any:
+    """Return a server of the WSGI application *app* that listens already; its ``run()`` ends with SystemExit.
+
+    Raises what the socket raises.
+    """
+    sockets: dict[int, Any] = {}
+    try:
+        server = waitress.create_server(
+            app, map=sockets, host=host, port=port, connection_limit=limits.connections + SPARE, **SERVER
+        )
+    except BaseException:
+        wasyncore.close_all(sockets)
+        raise
+    for one in sockets.values():
+        if isinstance(one, BaseWSGIServer):
+            one.channel_class = functools.partial(Connection, limits)
+    return server
+
+
+def serve(app: Callable[..., Any], host: str, port: int, told: str, limits: Limits) -> None:
+    """Serve until SIGTERM or Ctrl-C; say *told* with the address in place of its braces."""
+    with listening.listening(host, port):
+        server = create(app, host, port, limits)
+    found, chosen = getattr(server, "effective_listen", [(host, getattr(server, "effective_port", port))])[0][:2]
+    click.echo(told.format(listening.address(found, chosen)), err=True)
+    # The server ends its threads for this.
+    with stopping(_end):
+        server.run()
+
+
+def _end(*_: object) -> None:
+    raise SystemExit(0)

@@ -1,0 +1,228 @@
+"""The server of the dashboard and of the metrics: clients that do not end their requests hold up nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from waitress import wasyncore
+
+from redis_queue.cli.http_server import Connection, Limits, create
+from redis_queue.console.addresses import is_own_host, network
+from tests.support.ports import HOST
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+LONG = 3600.0
+
+UNFINISHED: Mapping[str, bytes] = {
+    "nothing": b"",
+    "half a line": b"GET / HT",
+    "half a head": b"GET / HTTP/1.1\r\nHost: loc",
+    "half a body": b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nhalf",
+    "half a chunk": b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n100\r\nhalf",
+}
+
+
+def hello(environment: dict[str, Any], start_response: Any) -> list[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "5")])
+    return [b"hello"]
+
+
+class Site:
+    """A server in a thread of this process."""
+
+    def __init__(self, limits: Limits, app: Any = hello) -> None:
+        self.server = create(app, HOST, 0, limits)
+        self.port = int(self.server.effective_port)
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        sockets = self.server._map
+        while not self.over.is_set():
+            wasyncore.loop(timeout=0.02, use_poll=True, map=sockets, count=1)
+        wasyncore.close_all(sockets)
+        self.server.task_dispatcher.shutdown()
+
+    def open(self, source: str = HOST) -> socket.socket:
+        """Return a connection from an address of this machine."""
+        return socket.create_connection((HOST, self.port), timeout=20, source_address=(source, 0))
+
+    def connections(self) -> int:
+        """Return how many are open."""
+        return sum(isinstance(one, Connection) for one in list(self.server._map.values()))
+
+
+@contextlib.contextmanager
+def serving(limits: Limits, app: Any = hello) -> Iterator[Site]:
+    site = Site(limits, app)
+    try:
+        yield site
+    finally:
+        site.over.set()
+        site.thread.join()
+
+
+def answered(connection: socket.socket) -> bool:
+    """Send a request; tell whether it was answered."""
+    connection.sendall(REQUEST)
+    found = b""
+    while not found.endswith(b"hello"):
+        part = connection.recv(65536)
+        if not part:
+            return False
+        found += part
+    return found.startswith(b"HTTP/1.1 200")
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Tell whether the server closed it; without waiting."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(65536) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    finally:
+        connection.settimeout(20)
+
+
+def test_half_open_requests_hold_up_nobody() -> None:
+    """More than there are places, from one address: others and the same one are answered while these last."""
+    limits = Limits(head=LONG, request=LONG, connections=40, per_address=20)
+    with serving(limits) as site, contextlib.ExitStack() as ends:
+        parts = list(UNFINISHED.values())
+        opened = [ends.enter_context(site.open()) for _ in range(100)]
+        for number, connection in enumerate(opened):
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(parts[number % len(parts)])
+        assert answered(ends.enter_context(site.open("127.0.0.2")))
+        assert answered(ends.enter_context(site.open()))
+        # The newest ones stay: an address is not shut out.
+        wait_until(lambda: site.connections() <= 21, description="the oldest ones to be closed")
+
+
+def test_many_addresses_together_hold_up_nobody() -> None:
+    limits = Limits(head=LONG, request=LONG, connections=20, per_address=5)
+    with serving(limits) as site, contextlib.ExitStack() as ends:
+        for number in range(80):
+            ends.enter_context(site.open(f"127.0.1.{number // 5 + 1}"))
+        assert answered(ends.enter_context(site.open("127.0.0.2")))
+        wait_until(lambda: site.connections() <= 20, description="the oldest ones to be closed")
+
+
+@pytest.mark.parametrize("start", UNFINISHED.values(), ids=UNFINISHED)
+def test_one_byte_now_and_then_does_not_keep_a_connection(start: bytes) -> None:
+    with serving(Limits(head=0.2, request=0.2)) as site, site.open() as slow:
+        slow.sendall(start)
+
+        def is_cut() -> bool:
+            with contextlib.suppress(ConnectionError):
+                slow.sendall(b"x")
+                return is_closed(slow)
+            return True
+
+        wait_until(is_cut, description="the connection to be closed")
+        with site.open() as other:
+            assert answered(other)
+
+
+def test_empty_lines_do_not_keep_a_connection() -> None:
+    with serving(Limits(head=0.2)) as site, site.open() as slow:
+
+        def is_cut() -> bool:
+            with contextlib.suppress(ConnectionError):
+                slow.sendall(b"\r\n\r\n")
+                return is_closed(slow)
+            return True
+
+        wait_until(is_cut, description="the connection to be closed")
+
+
+def test_a_client_that_does_not_take_its_answer_is_let_go() -> None:
+    def much(environment: dict[str, Any], start_response: Any) -> list[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [b"x" * 8_000_000]
+
+    with serving(Limits(head=LONG, answer=0.2), much) as site, socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        deaf.connect((HOST, site.port))
+        deaf.sendall(REQUEST)
+        wait_until(lambda: site.connections() == 1, description="the connection")
+        wait_until(lambda: site.connections() == 0, description="the server to close it")
+
+
+def test_a_request_that_the_application_works_at_is_not_cut() -> None:
+    """Its time is the application's; the next request on the same connection has its own."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def patient(environment: dict[str, Any], start_response: Any) -> list[bytes]:
+        entered.set()
+        assert go_on.wait(20)
+        return hello(environment, start_response)
+
+    limits = Limits(head=0.2, request=0.2, answer=0.2, per_address=1)
+    with serving(limits, patient) as site, site.open() as connection:
+        connection.sendall(REQUEST)
+        assert entered.wait(20)
+        # One that comes beyond the limit goes instead: the server looked at its clock in between.
+        with site.open() as other:
+            wait_until(lambda: is_closed(other), description="the second one to be refused")
+        go_on.set()
+        assert b"hello" in connection.recv(65536) + connection.recv(65536)
+
+
+def test_the_same_connection_may_ask_again_and_again() -> None:
+    with serving(Limits(per_address=1)) as site, site.open() as connection:
+        for _ in range(3):
+            assert answered(connection)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::1", "::/64"),
+        ("", ""),
+        ("no address", "no address"),
+    ],
+)
+def test_an_ipv6_client_counts_by_its_network(address: str, expected: str) -> None:
+    assert network(address) == expected
+
+
+@pytest.mark.parametrize(
+    ("header", "is_own"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:8056", True),
+        ("127.0.0.1:8056", True),
+        ("10.1.2.3", True),
+        ("[::1]:8056", True),
+        ("metrics.example.org:8056", True),
+        ("Metrics.Example.org", True),
+        ("evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("metrics.example.org.evil.example", False),
+        ("[evil.example]", False),
+        ("metrics.example.org@evil.example", False),
+        ("metrics.example.org\n", False),
+        ("metrics.example.org:", False),
+        ("", False),
+    ],
+)
+def test_hosts_that_are_answered(header: str, is_own: bool) -> None:
+    assert is_own_host(header, {"metrics.example.org"}) is is_own
