@@ -58,6 +58,10 @@ def web(
         raise click.UsageError(
             f"--bind {bind}: whoever reaches this address would get in. Give --auth-file, or set {PASSWORD}"
         )
+    if users is None and trust_proxy and allow_write:
+        raise click.UsageError(
+            f"--trust-proxy --allow-write: whoever the proxy lets in could act. Give --auth-file, or set {PASSWORD}"
+        )
     try:
         from werkzeug.middleware.proxy_fix import ProxyFix  # noqa: PLC0415 - an extra
 
@@ -101,6 +105,8 @@ def _users(file: Path | None) -> Mapping[str, str] | None:
         return None if password is None else {USER: password}
     users: dict[str, str] = {}
     try:
+        if file.stat().st_mode & 0o077:
+            click.echo(f"warning: --auth-file {harmless(file)} is not private: chmod 600 {harmless(file)}", err=True)
         lines = file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+import json
 import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import urlsplit
 
-from flask import Flask, Response, abort, g, request, session
+from flask import Flask, Response, abort, current_app, g, request, session
 from flask.sessions import SecureCookieSessionInterface
 from werkzeug.sansio.utils import host_is_trusted
 
+from redis_queue.console.addresses import network
 from redis_queue.web.settings import WebSettings
 
 WRONG_IN: Final = 60.0
 MOST_WRONG: Final = 10
-"""So many wrong passwords within :data:`WRONG_IN` seconds are answered; then none is for a while."""
+"""So many wrong passwords for a name from one network within :data:`WRONG_IN` seconds are answered."""
+
+MOST_WRONG_FOR_NAME: Final = 50
+"""The same from all networks together; those from which that user came in before are not counted."""
+
+TOKEN_SECONDS: Final = 12 * 3600
+"""How long a form may stay open."""
 
 MOST_REMEMBERED: Final = 10_000
 MOST_OF_NAME: Final = 100
@@ -51,10 +61,13 @@ HEADERS: Final = {
 LOOKS: Final = ("workers.ask",)
 """What is sent as a form and yet changes nothing that is kept."""
 
+MOST_DIGITS: Final = 12
+"""Digits of the time at which a token ends."""
+
 COOKIE: Final = "redis_queue_session"
 
 Who = tuple[str, str]
-"""From which address, and by which name."""
+"""From which network ("" for all), and by which name."""
 
 LOCAL: Final = "local"
 """Who acts where nobody has to say a name."""
@@ -65,7 +78,7 @@ class Guard:
 
     def __init__(self, settings: WebSettings) -> None:
         self._settings = settings
-        self._wrong = _Wrong()
+        self._logins = _Logins(settings.users or {})
 
     def check(self) -> None:
         """Refuse what must not pass; sets ``g.user`` and ``g.may_write``."""
@@ -90,44 +103,86 @@ class Guard:
             return user
         if settings.users is None:
             return LOCAL
-        given = request.authorization
-        if given is None:
-            raise Unknown
-        # Behind a proxy that is not told of, all come from one address: a name keeps them apart.
-        who = (request.remote_addr or "", (given.username or "")[:MOST_OF_NAME])
-        if self._wrong.is_blocked(who):
-            abort(429, "Too many wrong passwords: wait a minute.")
-        if given.type == "basic" and self._knows(settings.users, given.username, given.password):
-            return str(given.username)
-        self._wrong.add(who)
-        raise Unknown
-
-    @staticmethod
-    def _knows(users: Mapping[str, str], name: str | None, password: str | None) -> bool:
-        # Compared in the same time whoever is asked for, so that nobody learns which names there are.
-        known = users.get(name or "")
-        expected = known if known is not None else secrets.token_urlsafe()
-        same = hmac.compare_digest(expected.encode(), (password or "").encode(errors="surrogateescape"))
-        return same and known is not None
+        return self._logins.name()
 
     @staticmethod
     def _check_form() -> None:
         # Browsers that say where a form comes from are believed; the token is for those that do not.
         if request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
             abort(403, "This form was sent from another site.")
+        source = request.headers.get("Origin") or request.headers.get("Referer")
+        if source is not None and _host_of(source) != _without_default_port(request.host):
+            abort(
+                403,
+                f"This form was sent from another site than {request.host}. If that is a proxy in front of the"
+                " dashboard, it must pass X-Forwarded-Host, and the dashboard needs --trust-proxy.",
+            )
         token = request.form.get("token", "")
-        if not hmac.compare_digest(session.get("token", "").encode(), token.encode()) or not token:
+        ends, _, _ = token.partition(".")
+        is_ours = hmac.compare_digest(_token(ends).encode(), token.encode(errors="surrogateescape"))
+        if not is_ours or int(ends) < time.time():
             abort(403, "This form is too old: go back, reload the page and try again.")
+
+
+def _host_of(url: str) -> str | None:
+    """Return the host and port of an address, None for what has none: an Origin may be "null"."""
+    try:
+        return _without_default_port(urlsplit(url).netloc)
+    except ValueError:
+        return None
+
+
+def _without_default_port(host: str) -> str:
+    name, _, port = host.lower().rpartition(":")
+    return name if port in ("80", "443") and name else host.lower()
 
 
 class Unknown(Exception):  # noqa: N818 - an answer, not a failure
     """Nobody that is known: ask for name and password."""
 
 
-class _Wrong:
-    """When wrong passwords came, by address and user name."""
+class _Logins:
+    """Names and passwords, and who gave wrong ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, users: Mapping[str, str]) -> None:
+        self._users = users
+        self._wrong = _Wrong(MOST_WRONG)
+        self._wrong_for_name = _Wrong(MOST_WRONG_FOR_NAME)
+        self._came_in: set[Who] = set()
+
+    def name(self) -> str:
+        """Return the user of this request; raises Unknown, or refuses after too many wrong passwords."""
+        given = request.authorization
+        if given is None:
+            raise Unknown
+        # Behind a proxy that is not told of, all come from one address: a name keeps them apart.
+        name = (given.username or "")[:MOST_OF_NAME]
+        who, everybody = (network(request.remote_addr or ""), name), ("", name)
+        came_before = who in self._came_in
+        if self._wrong.is_blocked(who) or (not came_before and self._wrong_for_name.is_blocked(everybody)):
+            abort(429, "Too many wrong passwords: wait a minute.")
+        if given.type == "basic" and self._knows(given.username, given.password):
+            if len(self._came_in) < MOST_REMEMBERED:
+                self._came_in.add(who)
+            return str(given.username)
+        self._wrong.add(who)
+        if not came_before:
+            self._wrong_for_name.add(everybody)
+        raise Unknown
+
+    def _knows(self, name: str | None, password: str | None) -> bool:
+        # Compared in the same time whoever is asked for, so that nobody learns which names there are.
+        known = self._users.get(name or "")
+        expected = known if known is not None else secrets.token_urlsafe()
+        same = hmac.compare_digest(expected.encode(), (password or "").encode(errors="surrogateescape"))
+        return same and known is not None
+
+
+class _Wrong:
+    """When wrong passwords came; the *most* that anybody may have within :data:`WRONG_IN` seconds."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._times: dict[Who, deque[float]] = {}
         self._lock = threading.Lock()
 
@@ -139,14 +194,14 @@ class _Wrong:
                 times.popleft()
             if times is not None and not times:
                 del self._times[who]
-            return bool(times) and len(times or ()) >= MOST_WRONG
+            return bool(times) and len(times or ()) >= self._most
 
     def add(self, who: Who) -> None:
         """Note one more."""
         with self._lock:
             if who not in self._times and len(self._times) >= MOST_REMEMBERED:
                 self._times.pop(next(iter(self._times)))
-            self._times.setdefault(who, deque(maxlen=MOST_WRONG)).append(time.monotonic())
+            self._times.setdefault(who, deque(maxlen=self._most)).append(time.monotonic())
 
 
 class Cookies(SecureCookieSessionInterface):
@@ -170,9 +225,19 @@ class Cookies(SecureCookieSessionInterface):
 
 
 def form_token() -> str:
-    """Return what a form of this browser has to bring along."""
-    token: str = session.setdefault("token", secrets.token_urlsafe(24))
-    return token
+    """Return what a form has to bring along: it is good for this user in this browser, for :data:`TOKEN_SECONDS`."""
+    session.setdefault("browser", secrets.token_urlsafe(24))
+    return _token(str(int(time.time()) + TOKEN_SECONDS))
+
+
+def _token(ends: str) -> str:
+    """Return the token that ends at *ends*, seconds since the epoch; for what is no time, one that nobody can know."""
+    browser, key = session.get("browser"), str(current_app.secret_key).encode()
+    if not isinstance(browser, str) or not (ends.isascii() and ends.isdecimal() and len(ends) <= MOST_DIGITS):
+        return secrets.token_urlsafe()
+    # As JSON: no user name can be read as part of another field.
+    signed = json.dumps(["form", ends, browser, g.user]).encode()
+    return f"{ends}.{hmac.new(key, signed, hashlib.sha256).hexdigest()}"
 
 
 def https_only(response: Response) -> Response:

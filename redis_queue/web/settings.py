@@ -35,6 +35,17 @@ class WebSettings:
     label: str = ""
 
     def __post_init__(self) -> None:
+        self._check_users()
+        if self.hosts is not None and not self.hosts:
+            raise ConfigurationError("hosts is empty: nobody could get in; leave it out, or name some")
+        if isinstance(self.hosts, str):
+            raise ConfigurationError(f"hosts={self.hosts!r}: give a list of names")
+        if self.secret_key is not None and len(self.secret_key) < MIN_SECRET:
+            raise ConfigurationError(f"secret_key is shorter than {MIN_SECRET} characters")
+        if len(self.label) > MAX_LABEL:
+            raise ConfigurationError(f"label {self.label[:MAX_LABEL]!r}... is longer than {MAX_LABEL} characters")
+
+    def _check_users(self) -> None:
         for name, password in (self.users or {}).items():
             if not name or ":" in name or not name.isprintable():
                 raise ConfigurationError(f"user {name!r}: give a printable name without a colon")
@@ -44,10 +55,6 @@ class WebSettings:
             raise ConfigurationError("users is empty: nobody could get in; leave it out, or name some")
         if self.users is not None and self.identify is not None:
             raise ConfigurationError("give users or identify, not both")
-        if self.secret_key is not None and len(self.secret_key) < MIN_SECRET:
-            raise ConfigurationError(f"secret_key is shorter than {MIN_SECRET} characters")
-        if len(self.label) > MAX_LABEL:
-            raise ConfigurationError(f"label {self.label[:MAX_LABEL]!r}... is longer than {MAX_LABEL} characters")
 
 
 class WebOverrides(TypedDict, total=False):

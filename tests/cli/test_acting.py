@@ -251,6 +251,7 @@ class TestTransfer:
 
         exported = run("scheduled", "export", file)
         assert (exported.stdout, exported.stderr) == ("", "4 exported\n")
+        assert Path(file).stat().st_mode & 0o777 == 0o600
         assert run("scheduled", "cancel", "--all", "--yes").exit_code == 0
         assert run("scheduled", "import", file, "--dry-run").stdout == "4 to be imported\n"
         assert ids(tasks) == []

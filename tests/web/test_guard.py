@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,6 +98,32 @@ class TestUsers:
         now[0] += guard.WRONG_IN + 1
         assert ask(USERS["ann"]) == 200
 
+    def test_addresses_of_one_ipv6_network_are_one(self, open_dashboard: Open) -> None:
+        browser = open_dashboard(users=USERS)
+
+        def ask(password: str, address: str) -> int:
+            options = {"environ_overrides": {"REMOTE_ADDR": address}}
+            return browser.raw("/audit", auth=("ann", password), **options).status_code
+
+        for number in range(guard.MOST_WRONG):
+            assert ask("wrong one", f"2001:db8:0:1:{number:x}::1") == 401
+        assert ask(USERS["ann"], "2001:db8:0:1:ffff::1") == 429
+        assert ask(USERS["ann"], "2001:db8:0:2::1") == 200
+
+    def test_many_addresses_together_guess_no_faster(self, open_dashboard: Open) -> None:
+        """Each name has its limit; where its user came in before, they still do."""
+        browser = open_dashboard(users=USERS)
+
+        def ask(name: str, password: str, address: str) -> int:
+            options = {"environ_overrides": {"REMOTE_ADDR": address}}
+            return browser.raw("/audit", auth=(name, password), **options).status_code
+
+        assert ask("ann", USERS["ann"], "10.0.0.1") == 200
+        codes = [ask("ann", "wrong one", f"10.1.0.{number}") for number in range(guard.MOST_WRONG_FOR_NAME + 5)]
+        assert codes == [401] * guard.MOST_WRONG_FOR_NAME + [429] * 5
+        assert ask("ann", USERS["ann"], "10.0.0.1") == 200
+        assert ask("ben", USERS["ben"], "10.1.0.1") == 200
+
     def test_one_user_does_not_lock_out_the_others_behind_a_proxy(self, open_dashboard: Open) -> None:
         browser = open_dashboard(users={**USERS, "zoe": "another long one"})
         for _ in range(guard.MOST_WRONG):
@@ -109,7 +136,7 @@ class TestUsers:
         self, open_dashboard: Open, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(guard, "MOST_REMEMBERED", 3)
-        wrong = guard._Wrong()
+        wrong = guard._Wrong(3)
         for number in range(20):
             wrong.add((str(number), "x"))
             wrong.add(("10.0.0.1", str(number)))
@@ -125,6 +152,8 @@ class TestUsers:
             {"users": {"a\nb": "long enough"}},
             {"users": USERS, "identify": lambda _: "ann"},
             {"secret_key": "short"},
+            {"hosts": []},
+            {"hosts": "localhost"},
             {"label": "x" * 41},
         ],
     )
@@ -178,6 +207,55 @@ class TestForms:
         other = dict(open_dashboard(allow_write=True).get("/scheduled").form("/preview").fields)["token"]
         assert pause(writer, data={"token": other}) == 403
         assert not paused(filled)
+
+    def test_one_that_another_user_was_given(self, open_dashboard: Open, filled: redis.Redis) -> None:
+        """The same browser, cookie and all: after another login the form is not that user's."""
+        browser = open_dashboard(users=USERS, allow_write=True)
+        fields = dict(browser.open("/scheduled", auth=("ann", USERS["ann"])).form("/preview").fields)
+        data = {"token": fields["token"], "queue": "celery", "verb": "cancel", "row": "delay:celery:task-1"}
+        for name, status in (("ben", 403), ("ann", 200)):
+            answer = browser.raw("/preview", method="POST", auth=(name, USERS[name]), data=data)
+            assert answer.status_code == status, name
+
+    def test_one_that_was_open_for_too_long(
+        self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        form = writer.get("/scheduled").form("/preview")
+        row = "delay:celery:task-1"
+        assert writer.post(form, ("verb", "cancel"), row=row).status_code == 200
+        later = time.time() + guard.TOKEN_SECONDS + 1
+        monkeypatch.setattr(guard.time, "time", lambda: later)
+        assert writer.post(form, ("verb", "cancel"), row=row).status_code == 403
+        # Its end is a part of what is signed.
+        token = dict(form.fields)["token"]
+        longer = f"{int(later) + 100}.{token.partition('.')[2]}"
+        assert writer.post(form, ("verb", "cancel"), row=row, token=longer).status_code == 403
+
+    @pytest.mark.parametrize(
+        ("headers", "status"),
+        [
+            ({"Origin": "http://localhost"}, 303),
+            ({"Origin": "http://LOCALHOST:80"}, 303),
+            ({"Origin": "https://localhost"}, 303),
+            ({"Referer": "http://localhost/queue?kind=queue&name=orders"}, 303),
+            ({"Origin": "http://localhost", "Referer": "http://evil.example/"}, 303),
+            ({"Origin": "http://evil.example"}, 403),
+            ({"Origin": "http://localhost:8055"}, 403),
+            ({"Origin": "http://localhost.evil.example"}, 403),
+            ({"Origin": "http://localhost@evil.example"}, 403),
+            ({"Origin": "null"}, 403),
+            ({"Origin": "http://[::1"}, 403),
+            ({"Referer": "http://evil.example/localhost"}, 403),
+            ({"Origin": "http://evil.example", "Referer": "http://localhost/"}, 403),
+        ],
+    )
+    def test_where_the_browser_says_that_one_is_from(
+        self, headers: dict[str, str], status: int, writer: Browser, filled: redis.Redis
+    ) -> None:
+        """With the right token, and for browsers that do not send Sec-Fetch-Site."""
+        del writer.headers["Sec-Fetch-Site"]
+        assert pause(writer, headers=headers) == status
+        assert paused(filled) is (status == 303)
 
     def test_one_without_a_cookie(self, writer: Browser, open_dashboard: Open, filled: redis.Redis) -> None:
         token = dict(writer.get("/scheduled").form("/preview").fields)["token"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -85,8 +86,11 @@ class TestProxy:
             connection.close()
 
     def test_what_it_says_is_believed(self, serve: Serve, filled: redis.Redis, redis_url: str) -> None:
-        served = serve("--trust-proxy", "--host", "ops.example.org", "--allow-write", url=redis_url)
-        status, headers, page = self.ask(served.port, "/queue?kind=queue&name=orders", headers=self.FORWARDED)
+        password = {"REDIS_QUEUE_WEB_PASSWORD": "correct horse"}
+        options = ("--trust-proxy", "--host", "ops.example.org", "--allow-write")
+        served = serve(*options, url=redis_url, environment=password)
+        login = {**self.FORWARDED, "Authorization": f"Basic {b64encode(b'admin:correct horse').decode()}"}
+        status, headers, page = self.ask(served.port, "/queue?kind=queue&name=orders", headers=login)
         assert status == 200
         assert headers["Strict-Transport-Security"]
         cookie = headers["Set-Cookie"]
@@ -97,14 +101,19 @@ class TestProxy:
 
         token = re.search(r'name="token" value="([^"]+)"', page)
         assert token is not None
-        sent = {**self.FORWARDED, "Cookie": cookie.split(";")[0], "Content-Type": "application/x-www-form-urlencoded"}
+        sent = {
+            **login,
+            "Origin": "https://ops.example.org",
+            "Cookie": cookie.split(";")[0],
+            "Content-Type": "application/x-www-form-urlencoded",
+        }
         body = f"kind=queue&name=orders&verb=pause&token={token[1]}"
         status, headers, _ = self.ask(served.port, "/queue", method="POST", headers=sent, body=body)
         assert status == 303
         target = urlsplit(headers["Location"])
         assert (target.netloc, target.path) == ("", "/queues/queue")
 
-        forged = {**self.FORWARDED, "X-Forwarded-Host": "evil.example"}
+        forged = {**login, "X-Forwarded-Host": "evil.example"}
         assert self.ask(served.port, "/queues", headers=forged)[0] == 400
 
     def test_without_the_option_it_is_not(self, serve: Serve, filled: redis.Redis, redis_url: str) -> None:

@@ -67,6 +67,21 @@ class TestRefusals:
         done = CliRunner().invoke(group, ["web", "--auth-file", str(users)], catch_exceptions=False)
         assert (done.exit_code, "cannot be read: it is no UTF-8" in done.output) == (2, True)
 
+    @pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0"])  # noqa: S104
+    def test_no_acting_for_everybody_behind_a_proxy(self, bind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("REDIS_QUEUE_WEB_PASSWORD", raising=False)
+        done = CliRunner().invoke(group, ["web", "--trust-proxy", "--allow-write", "--bind", bind])
+        assert done.exit_code == 2
+        assert "--auth-file" in done.output
+
+    @pytest.mark.parametrize(("mode", "is_told"), [(0o600, False), (0o400, False), (0o640, True), (0o604, True)])
+    def test_a_file_of_users_that_others_can_read_is_told(self, mode: int, is_told: bool, tmp_path: Path) -> None:
+        users = tmp_path / "users"
+        users.write_text("ann:short\n")
+        users.chmod(mode)
+        done = CliRunner().invoke(group, ["web", "--auth-file", str(users)], catch_exceptions=True)
+        assert ("is not private: chmod 600" in done.output) is is_told
+
     def test_a_port_that_is_taken(self, serve: Serve, client: redis.Redis, redis_url: str) -> None:
         port = serve(url=redis_url).port
         command = [sys.executable, "-m", "redis_queue", "web", "--port", str(port), "--url", redis_url]
