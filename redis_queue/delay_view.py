@@ -7,7 +7,7 @@ import contextlib
 import math
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -186,6 +186,13 @@ class DelayView:
     def look(self, id: str) -> Item | None:
         """Return the entry *id* wherever it is, a dead letter too; None: there is none."""
         return self._shard(check_id(id)).look(id)
+
+    def versions(self, ids: Iterable[str]) -> dict[str, str]:
+        """Return a version of each of *ids* that is there; it changes when another entry is pushed under the id."""
+        groups: dict[Shard, builtins.list[str]] = {}
+        for id_ in ids:
+            groups.setdefault(self._shard(check_id(id_)), []).append(id_)
+        return {id_: version for shard, group in groups.items() for id_, version in shard.versions(group).items()}
 
     def in_flight(self, *, offset: int = 0, limit: int = 100) -> builtins.list[InFlight]:
         """Return a page of what is in flight, the lease that ends first before the others."""

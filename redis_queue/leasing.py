@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import os
@@ -224,6 +225,17 @@ class Shard:
             return Item(**known, put_at=None, body=None, headers={}, problem=str(error))
         return Item(**known, put_at=from_ms(put_at), body=body, headers=headers, destination=destination)
 
+    def versions(self, ids: Iterable[str]) -> dict[str, str]:
+        """Return which record each of *ids* has; those without one are left out."""
+        found: dict[str, str] = {}
+        for chunk in chunks(ids):
+            left = chunk
+            while left:
+                lines = self.run("lease/versions", more=map(id_bytes, left))
+                found.update((id_, _version(line)) for id_, line in zip(left, lines, strict=False) if line)
+                left = left[len(lines) :]
+        return found
+
     def in_flight(self, offset: int, limit: int) -> list[InFlight]:
         """Return a page of what is in flight, first end first."""
         reply = iter(self.run("lease/held", offset=offset, limit=limit))
@@ -314,6 +326,10 @@ def _reason_text(reason: object) -> str:
         logger.debug("a %s has no text", name, exc_info=True)
         return name
     return f"{name}: {text}" if isinstance(reason, BaseException) else text
+
+
+def _version(line: bytes) -> str:
+    return hashlib.blake2b(line, digest_size=6).hexdigest()
 
 
 _NO, _YES = b"01"

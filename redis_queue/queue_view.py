@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from redis_queue.batches import CHUNK, check_limit, check_offset
@@ -93,6 +94,10 @@ class QueueView:
     def look(self, id: str) -> Item | None:
         """Return the message *id* wherever it is, a dead letter too; None: there is none."""
         return self._shard.look(check_id(id))
+
+    def versions(self, ids: Iterable[str]) -> dict[str, str]:
+        """Return a version of each of *ids* that is there; it changes when another message is put under the id."""
+        return self._shard.versions([check_id(id_) for id_ in ids])
 
     def in_flight(self, *, offset: int = 0, limit: int = 100) -> list[InFlight]:
         """Return a page of what is in flight, the lease that ends first before the others."""

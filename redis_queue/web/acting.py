@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -17,7 +17,7 @@ from flask import Blueprint, abort, flash, g, redirect, render_template, request
 from werkzeug.wrappers import Response
 
 from redis_queue.audit import Action
-from redis_queue.batches import CHUNK, chunks
+from redis_queue.batches import CHUNK, MANY, chunks
 from redis_queue.console.dead import Place
 from redis_queue.console.faults import Faults
 from redis_queue.console.pages import Page, gather
@@ -49,7 +49,14 @@ SHOWN: Final = 10
 
 _OPERATION = re.compile(r"[\w-]{22}", re.ASCII)
 
+GONE: Final = "gone"
+"""In place of the version of what is not there."""
+
+NOT_CONFIRMED: Final = "Nothing was confirmed: begin with a preview."
+
 Pair = tuple[AnyQueue, str]
+Row = tuple[AnyQueue, str, str]
+"""A message or entry, and which version of it the preview counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +114,18 @@ def show() -> str:
 def preview() -> str:
     """Show what would be changed, and ask."""
     verb, when = _asked()
-    pairs, more = _matching(verb) if asked.flag("matching", request.form) else (_ticked(verb), False)
-    pairs, cut = _that_fit(pairs)
+    ticked = [] if asked.flag("matching", request.form) else [(queue, id_) for queue, id_, _ in _ticked(verb)]
+    pairs, more = (ticked, False) if ticked else _matching(verb)
+    rows, cut = _that_fit(_with_versions(pairs))
     return render_template(
         "preview.html",
         verb=verb,
         to=asked.text("when", request.form) if when is not None else None,
-        count=len(pairs),
+        count=len(rows),
         more=more or cut,
         most_looked_at=MOST_LOOKED_AT,
-        shown=[(queue.name, id_) for queue, id_ in pairs[:SHOWN]],
-        hidden=_hidden(verb, when, pairs),
+        shown=[(queue.name, id_) for queue, id_, _ in rows[:SHOWN]],
+        hidden=_hidden(verb, when, rows),
         operation=secrets.token_urlsafe(16),
         back=url_for(verb.back, **_search(verb)),
     )
@@ -127,45 +135,80 @@ def preview() -> str:
 def act() -> Response:
     """Change what the preview showed, and nothing else, once."""
     verb, when = _asked()
-    pairs = _ticked(verb)
+    rows = _ticked(verb)
     confirmed = asked.number("confirmed", 0, 1, MOST_AT_ONCE, request.form)
-    operation = asked.text("operation", request.form) or ""
-    if confirmed != len(pairs) or not _OPERATION.fullmatch(operation):
-        abort(400, "Nothing was confirmed: begin with a preview.")
-    if not desk().audit.begin(operation):
-        abort(409, "This form was sent before. The audit says what it did; for more, begin with a new preview.")
+    if confirmed != len(rows):
+        abort(400, NOT_CONFIRMED)
+    _begin()
     at, done = desk().inspector.now(), Counter[str]()
     try:
-        for queue, ids in _grouped(pairs):
+        for queue, versions in _grouped(rows):
             done[queue.name] += 0
-            for count in verb.act(queue, ids, when):
+            for count in verb.act(queue, _unchanged(queue, versions), when):
                 done[queue.name] += count
     finally:
         to = asked.text("when", request.form) or "" if when is not None else ""
         _note([Action(at, g.user, verb.name, name, count, to) for name, count in done.items()])
-    flash(_told(verb, sum(done.values()), len(pairs)))
+    flash(_told(verb, sum(done.values()), len(rows)))
     return redirect(url_for(verb.back, **_search(verb)), 303)
+
+
+@pages.post("/queue/preview")
+def queue_preview() -> str:
+    """Show what would become of one queue, and ask."""
+    queue, verb = _asked_of_queue()
+    expired = desk().inspector.expired(queue) if verb == "putback" else 0
+    stats = queue.stats() if isinstance(queue, RedisQueue) else None
+    return render_template(
+        "queue_preview.html",
+        queue=queue,
+        kind=kind_of(queue),
+        verb=verb,
+        expired=expired,
+        stats=stats,
+        operation=secrets.token_urlsafe(16),
+    )
 
 
 @pages.post("/queue")
 def queue_action() -> Response:
-    """Pause, resume or put back one queue."""
+    """Pause, resume or put back one queue, once."""
+    queue, verb = _asked_of_queue()
+    confirmed = asked.number("confirmed", 0, 1, MANY, request.form)
+    if not confirmed:
+        abort(400, NOT_CONFIRMED)
+    _begin()
+    count, at = 1, desk().inspector.now()
+    if verb == "putback":
+        back = queue.put_back(confirmed)
+        count = back.returned + back.dead
+        flash(f"{back.returned:,} returned, {back.dead:,} dead.")
+    else:
+        getattr(queue, verb)()
+        flash(f"{queue.name} {'paused' if verb == 'pause' else 'resumed'}.")
+    _note([Action(at, g.user, verb, queue.name, count)])
+    return redirect(url_for("queues.one", kind=kind_of(queue), name=queue.name), 303)
+
+
+def _asked_of_queue() -> tuple[AnyQueue, str]:
+    """Return which queue is meant and what is to be done with it."""
     form = request.form
     asked.once(form)
     kind, name = asked.choice("kind", KINDS, "", form), asked.text("name", form, exact=True)
     verb = asked.choice("verb", ("pause", "resume", "putback"), "", form)
-    queue, count, at = queue_of(kind, name or ""), 1, desk().inspector.now()
-    if verb == "putback":
-        back = queue.put_back()
-        count = back.returned + back.dead
-        flash(f"{back.returned:,} returned, {back.dead:,} dead.")
-    elif isinstance(queue, RedisQueue):
-        getattr(queue, verb)()
-        flash(f"{queue.name} {'paused' if verb == 'pause' else 'resumed'}.")
-    else:
+    queue = queue_of(kind, name or "")
+    if verb != "putback" and not isinstance(queue, RedisQueue):
         abort(400, "Only a RedisQueue can be paused: a DelayQueue is waited for by dispatchers.")
-    _note([Action(at, g.user, verb, queue.name, count)])
-    return redirect(url_for("queues.one", kind=kind, name=queue.name), 303)
+    return queue, verb
+
+
+def _begin() -> None:
+    """Refuse a form that no preview made, or that was sent before."""
+    operation = asked.text("operation", request.form) or ""
+    if not _OPERATION.fullmatch(operation):
+        abort(400, NOT_CONFIRMED)
+    if not desk().audit.begin(operation):
+        abort(409, "This form was sent before. The audit says what it did; for more, begin with a new preview.")
 
 
 def _asked() -> tuple[Verb, When | None]:
@@ -200,40 +243,58 @@ def _matching(verb: Verb) -> tuple[list[Pair], bool]:
     return gather(read, most=MOST_AT_ONCE, most_looked_at=MOST_LOOKED_AT)
 
 
-def _ticked(verb: Verb) -> list[Pair]:
+def _ticked(verb: Verb) -> list[Row]:
     rows = request.form.getlist("row")
     if not rows:
         abort(400, f"{verb.question} what? Tick some rows first.")
     if len(rows) > MOST_AT_ONCE:
         abort(400, f"{len(rows):,} rows: give at most {MOST_AT_ONCE:,}.")
-    pairs = list(referred(rows))
+    found = list(referred(rows))
     if verb.back == "scheduled.show":
-        for queue, _ in pairs:
+        for queue, _, _ in found:
             _delay(queue)
-    return pairs
+    return found
 
 
-def _grouped(pairs: Sequence[Pair]) -> list[tuple[AnyQueue, list[str]]]:
-    groups: dict[tuple[str, str], tuple[AnyQueue, list[str]]] = {}
-    for queue, id_ in pairs:
-        groups.setdefault((kind_of(queue), queue.name), (queue, []))[1].append(id_)
+def _with_versions(pairs: Sequence[Pair]) -> list[Row]:
+    """Return *pairs* with their versions now; one that is gone has one that nothing has."""
+    rows = [(queue, id_, GONE) for queue, id_ in pairs]
+    now = {_key(queue): queue.versions(versions) for queue, versions in _grouped(rows)}
+    return [(queue, id_, now[_key(queue)].get(id_, GONE)) for queue, id_ in pairs]
+
+
+def _unchanged(queue: AnyQueue, versions: Mapping[str, str]) -> list[str]:
+    """Return the ids that still have these versions."""
+    now = queue.versions(versions)
+    return [id_ for id_, version in versions.items() if now.get(id_) == version]
+
+
+def _grouped(rows: Sequence[Row]) -> list[tuple[AnyQueue, dict[str, str]]]:
+    """Return each queue with the versions of its ids."""
+    groups: dict[tuple[str, str], tuple[AnyQueue, dict[str, str]]] = {}
+    for queue, id_, version in rows:
+        groups.setdefault(_key(queue), (queue, {}))[1][id_] = version
     return list(groups.values())
 
 
-def _that_fit(pairs: Sequence[Pair]) -> tuple[list[Pair], bool]:
-    """Return the first *pairs*, as many as one form can name, and whether some are left."""
-    sizes = itertools.accumulate(len(quote(reference(*pair), safe="")) + len("&row=") for pair in pairs)
+def _key(queue: AnyQueue) -> tuple[str, str]:
+    return kind_of(queue), queue.name
+
+
+def _that_fit(rows: Sequence[Row]) -> tuple[list[Row], bool]:
+    """Return the first *rows*, as many as one form can name, and whether some are left."""
+    sizes = itertools.accumulate(len(quote(reference(*row), safe="")) + len("&row=") for row in rows)
     fit = sum(1 for size in sizes if size <= MOST_NAMED)
-    return list(pairs[:fit]), fit < len(pairs)
+    return list(rows[:fit]), fit < len(rows)
 
 
-def _hidden(verb: Verb, when: When | None, pairs: Sequence[Pair]) -> list[tuple[str, str]]:
-    """Return the fields that the preview has to bring along: each row by its name.
+def _hidden(verb: Verb, when: When | None, rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return the fields that the preview has to bring along: each row by its name and version.
 
     Conditions could be true of something else by the time that it is confirmed.
     """
     to = [] if when is None else [("when", request.form["when"])]
-    return [("verb", verb.name), *to, *_search(verb).items(), *(("row", reference(*pair)) for pair in pairs)]
+    return [("verb", verb.name), *to, *_search(verb).items(), *(("row", reference(*row)) for row in rows)]
 
 
 def _search(verb: Verb) -> dict[str, Any]:
@@ -246,7 +307,8 @@ def _told(verb: Verb, count: int, confirmed: int) -> str:
     if count == confirmed:
         return f"{count:,} {verb.done}."
     rest = f"The other {confirmed - count:,}" if count else "What was chosen"
-    return f"{count:,} of {confirmed:,} {verb.done}. {rest} had gone meanwhile, or was not to be moved any more."
+    why = "had gone meanwhile, was replaced, or was not to be moved any more"
+    return f"{count:,} of {confirmed:,} {verb.done}. {rest} {why}."
 
 
 def _delay(queue: AnyQueue) -> DelayQueue:

@@ -55,18 +55,23 @@ def queue_of(kind: str, name: str) -> AnyQueue:
     return desk().access.delay_queue(name)
 
 
-def reference(queue: AnyQueue, id_: str) -> str:
-    """Return how a form names one message or entry."""
-    return f"{kind_of(queue)}:{quote(queue.name, safe='')}:{quote(id_, safe='', errors='surrogateescape')}"
+def reference(queue: AnyQueue, id_: str, version: str = "") -> str:
+    """Return how a form names one message or entry, or one *version* of it."""
+    known = f"{kind_of(queue)}:{quote(queue.name, safe='')}:{quote(id_, safe='', errors='surrogateescape')}"
+    return f"{known}:{version}" if version else known
 
 
-def referred(rows: Iterable[str]) -> Iterator[tuple[AnyQueue, str]]:
-    """Yield what :func:`reference` was made of, each once."""
+def referred(rows: Iterable[str]) -> Iterator[tuple[AnyQueue, str, str]]:
+    """Yield what :func:`reference` was made of, each id once."""
     queues: dict[tuple[str, str], AnyQueue] = {}
-    for row in dict.fromkeys(rows):
-        kind, name, id_ = (unquote(part) for part in [*row.split(":"), "", ""][:3])
+    seen: set[tuple[str, str, str]] = set()
+    for row in rows:
+        kind, name, id_, version = (unquote(part) for part in [*row.split(":"), "", "", ""][:4])
         if kind not in ("queue", "delay") or not name or not is_id(id_):
             abort(400, "A row of this form names nothing: reload the page.")
+        if (kind, name, id_) in seen:
+            continue
+        seen.add((kind, name, id_))
         if (kind, name) not in queues:
             queues[kind, name] = queue_of(kind, name)
-        yield queues[kind, name], id_
+        yield queues[kind, name], id_, version

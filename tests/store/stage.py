@@ -158,6 +158,7 @@ VERBS: dict[str, Verb] = {
     "purge": Verb(lambda s: s.queue.purge("ready"), "lease/purge", takes=("ready", "ready 2")),
     "purge dead": Verb(lambda s: s.queue.purge("dead"), "lease/purge", takes=("dead",)),
     "quarantined": Verb(lambda s: s.queue.quarantined(), "lease/quarantined"),
+    "versions": Verb(lambda s: s.queue.versions(["held"]), "lease/versions"),
     "push": Verb(lambda s: s.timed.push("new", id="new", delay=1), "delay/push", which="delay"),
     "push over": Verb(lambda s: s.timed.push("held", id="held", delay=1), "delay/push", which="delay"),
     "push keep": Verb(

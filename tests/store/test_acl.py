@@ -206,7 +206,15 @@ ROLES = [
         (*QUEUES, f"%R{REGISTRY}", "%R~redis_queue:audit"),
         (
             *("queue/stats", "queue/peek", "delay/stats", "delay/count", "delay/list", "delay/find", "delay/head"),
-            *("dead/letters", "lease/quarantined", "lease/look", "lease/held", "delay/minutes", "delay/dispatchers"),
+            *(
+                "dead/letters",
+                "lease/quarantined",
+                "lease/look",
+                "lease/versions",
+                "lease/held",
+                "delay/minutes",
+                "delay/dispatchers",
+            ),
         ),
         ("get", "hkeys", "hmget"),
         watch,

@@ -136,6 +136,47 @@ class TestTicked:
         assert "1 of 2 cancelled. The other 1 had gone meanwhile" in page.text
 
     @pytest.mark.parametrize(
+        ("verb", "when", "path", "id_"),
+        [
+            ("cancel", None, "/scheduled", "task-1"),
+            ("run-now", None, "/scheduled", "task-1"),
+            ("reschedule", "5h", "/scheduled", "task-1"),
+            ("redrive", None, "/dead?name=celery", "dead"),
+        ],
+    )
+    def test_what_was_replaced_meanwhile_is_not_touched(  # noqa: PLR0917 - most are parameters
+        self, verb: str, when: str | None, path: str, id_: str, writer: Browser, filled: redis.Redis
+    ) -> None:
+        """Another call under the same id is not the one that the preview counted."""
+        row = f"delay:celery:{id_}"
+        asked = writer.send(writer.get(path).form("/preview"), ("verb", verb), row=[row], when=when)
+        queue = DelayQueue("celery", filled)
+        if verb == "redrive":
+            queue.redrive([id_])
+            queue.push("another call", id=id_)
+            (held,) = [entry for entry in queue.claim(100) if entry.id == id_]
+            queue.release(held, dead=True, reason="died, too")
+        else:
+            queue.push("another call", id=id_, delay=9000)
+        before = queue.look(id_)
+        page = writer.send(asked.form("/act"))
+        assert "0 of 1" in page.text
+        assert "What was chosen had gone meanwhile, was replaced" in page.text
+        assert queue.look(id_) == before
+
+    def test_a_page_of_large_ones_is_previewed_whole(self, writer: Browser, filled: redis.Redis) -> None:
+        """Versions are read in several calls where records are large."""
+        queue = DelayQueue("celery", filled, max_body=10_000_000)
+        queue.push_many(Push(b"x" * 1_500_000, delay=60, id=f"large-{number}") for number in range(4))
+        ids = [f"large-{number}" for number in range(4)]
+        assert list(queue.versions([*ids, "nosuch"])) == ids
+        assert len(set(queue.versions(ids).values())) >= 1
+        asked = writer.send(
+            writer.get("/scheduled").form("/preview"), ("verb", "cancel"), row=[f"delay:celery:{id_}" for id_ in ids]
+        )
+        assert "4 cancelled." in writer.send(asked.form("/act")).text
+
+    @pytest.mark.parametrize(
         "row",
         [
             "x",
@@ -306,7 +347,8 @@ class TestForms:
 
 class TestQueues:
     def button(self, browser: Browser, name: str, verb: str) -> Page:
-        return browser.send(browser.get(f"/queue?{name}").form("/queue"), ("verb", verb))
+        asked = browser.send(browser.get(f"/queue?{name}").form("/queue/preview"), ("verb", verb))
+        return browser.send(asked.form("/queue")) if asked.status == 200 else asked
 
     def test_pause_and_resume(self, writer: Browser, filled: redis.Redis) -> None:
         assert "orders paused." in self.button(writer, "kind=queue&name=orders", "pause").text
@@ -320,6 +362,54 @@ class TestQueues:
         assert "1 returned, 0 dead." in self.button(writer, "kind=queue&name=orders", "putback").text
         assert RedisQueue("orders", filled).stats().ready == 3
         assert audit(filled) == [("local", "putback", "orders", 1, "")]
+
+    @pytest.mark.parametrize(
+        ("verb", "question", "told"),
+        [
+            ("pause", "Pause orders?", "Nobody can claim its 2 ready messages"),
+            ("resume", "Resume quiet?", "Its 1 ready messages can be claimed again"),
+            ("putback", "Put back expired leases of orders?", "1 leases have expired"),
+        ],
+    )
+    def test_begins_with_a_preview(
+        self, verb: str, question: str, told: str, writer: Browser, filled: redis.Redis
+    ) -> None:
+        filled.zadd("{redis_queue:queue:orders}:in_flight", {"held": 1})
+        name = "quiet" if verb == "resume" else "orders"
+        before = everything(filled)
+        asked = writer.send(writer.get(f"/queue?kind=queue&name={name}").form("/queue/preview"), ("verb", verb))
+        assert question in asked.text
+        assert told in asked.text
+        assert everything(filled) == before
+        form = asked.form("/queue")
+        for changes in ({"operation": None}, {"operation": "x"}, {"confirmed": None}, {"confirmed": "0"}):
+            assert writer.post(form, **changes).status_code == 400
+        assert everything(filled) == before
+        assert [writer.post(form).status_code for _ in range(2)] == [303, 409]
+        assert [row[1] for row in audit(filled)] == [verb]
+
+    def test_a_preview_of_nothing_has_no_form(self, writer: Browser, filled: redis.Redis) -> None:
+        for name, verb, told in (
+            ("orders", "putback", "No lease has expired."),
+            ("orders", "resume", "It is not paused."),
+            ("quiet", "pause", "It is paused already."),
+        ):
+            form = writer.get(f"/queue?kind=queue&name={name}").form("/queue/preview")
+            asked = writer.send(form, verb=verb)
+            assert told in asked.text
+            assert asked.forms == []
+
+    def test_no_more_leases_than_the_preview_counted(self, writer: Browser, filled: redis.Redis) -> None:
+        queue = RedisQueue("many", filled)
+        queue.put_many(range(3))
+        held = queue.get_many(3)
+        in_flight = "{redis_queue:queue:many}:in_flight"
+        filled.zadd(in_flight, {held[0].id: 1})
+        form = writer.get("/queue?kind=queue&name=many").form("/queue/preview")
+        asked = writer.send(form, ("verb", "putback"))
+        filled.zadd(in_flight, {message.id: 2 for message in held[1:]})
+        assert "1 returned, 0 dead." in writer.send(asked.form("/queue")).text
+        assert queue.stats().in_flight == 2
 
     def test_what_cannot_be_done_with_one(self, writer: Browser, filled: redis.Redis) -> None:
         before = everything(filled)
@@ -395,6 +485,7 @@ class TestRoles:
 
     def test_they_change_nothing_and_lose_nothing(self, limited: Any, filled: redis.Redis) -> None:
         browser = limited("dashboard")
+        filled.zadd("{redis_queue:queue:orders}:in_flight", {"held": 1})
         before = everything(filled)
         for path, verb in (
             ("/scheduled", "cancel"),
@@ -406,12 +497,13 @@ class TestRoles:
             page = browser.send(asked.form("/act"))
             assert (page.status, "lacks a permission" in page.text) == (503, True), verb
         for verb in ("pause", "putback"):
-            page = browser.send(browser.get("/queue?kind=queue&name=orders").form("/queue"), ("verb", verb))
+            page = TestQueues().button(browser, "kind=queue&name=orders", verb)
             assert (page.status, "lacks a permission" in page.text) == (503, True), verb
         assert everything(filled) == before
 
     def test_acting_needs_five_roles(self, limited: Any, filled: redis.Redis) -> None:
         browser = limited("dashboard", "producer", "dispatcher", "admin", "operator")
+        filled.zadd("{redis_queue:queue:orders}:in_flight", {"held": 1})
         for path, verb in (
             ("/scheduled", "run-now"),
             ("/scheduled", "reschedule"),
@@ -422,7 +514,7 @@ class TestRoles:
             page = browser.send(asked.form("/act"))
             assert page.status == 200, page.text
         for verb in ("pause", "putback", "resume"):
-            page = browser.send(browser.get("/queue?kind=queue&name=orders").form("/queue"), ("verb", verb))
+            page = TestQueues().button(browser, "kind=queue&name=orders", verb)
             assert page.status == 200, page.text
         assert DelayQueue("celery", filled).count() == 1
 

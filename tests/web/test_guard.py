@@ -20,6 +20,8 @@ from tests.web.test_pages import SCREENS
 
 pytestmark = pytest.mark.celery
 
+PAUSE = {"verb": "pause", "confirmed": "1", "operation": "x" * 22}
+
 USERS = {"ann": "correct horse", "ben": "battery staple"}
 
 
@@ -29,8 +31,8 @@ def paused(client: redis.Redis, name: str = "orders") -> bool:
 
 def pause(browser: Browser, **options: Any) -> int:
     """Send a form that would pause a queue; return the status."""
-    form = browser.get("/queue?kind=queue&name=orders").form("/queue")
-    data = {**dict(form.fields), "verb": "pause", **options.pop("data", {})}
+    form = browser.get("/queue?kind=queue&name=orders").form("/queue/preview")
+    data = {**dict(form.fields), **PAUSE, **options.pop("data", {})}
     kept = {name: value for name, value in data.items() if value is not None}
     return browser.raw("/queue", method="POST", data=kept, **options).status_code
 
@@ -180,8 +182,8 @@ class TestCallables:
         for login, status, mode in ((("ben", USERS["ben"]), 403, "read-only"), (("ann", USERS["ann"]), 303, "may act")):
             page = browser.open("/queue?kind=queue&name=orders", auth=login)
             assert mode in page.text
-            token = dict(page.form("/queue").fields)["token"] if status == 303 else "x"
-            data = {"kind": "queue", "name": "orders", "verb": "pause", "token": token}
+            token = dict(page.form("/queue/preview").fields)["token"] if status == 303 else "x"
+            data = {"kind": "queue", "name": "orders", "token": token, **PAUSE}
             assert browser.raw("/queue", method="POST", auth=login, data=data).status_code == status
         assert paused(filled)
 
@@ -277,7 +279,7 @@ class TestForms:
     def test_a_dashboard_that_only_shows_takes_none(self, open_dashboard: Open, filled: redis.Redis) -> None:
         reader, before = open_dashboard(), everything(filled)
         token = dict(reader.get("/workers").form("/workers").fields)["token"]
-        for path in ("/preview", "/act", "/queue"):
+        for path in ("/preview", "/act", "/queue", "/queue/preview"):
             data = {"kind": "queue", "name": "orders", "verb": "pause", "token": token}
             assert reader.raw(path, method="POST", data=data).status_code == 403
         assert everything(filled) == before

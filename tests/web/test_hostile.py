@@ -109,7 +109,9 @@ class TestMarkup:
         page = browser.get(
             f"/queue?kind=queue&name={dead.name.replace('%', '%25').replace('&', '%26').replace('#', '%23')}"
         )
-        check(browser.send(page.form("/queue"), ("verb", "pause")))
+        asked = browser.send(page.form("/queue/preview"), ("verb", "pause"))
+        check(asked)
+        check(browser.send(asked.form("/queue")))
         assert dead.stats().paused
         check(browser.get("/audit"))
 

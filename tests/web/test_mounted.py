@@ -53,7 +53,7 @@ class TestMounted:
         browser = Browser(mount(dashboard(app, allow_write=True, secret_key=KEY)), prefix="/queues")
         page = browser.get("/queue?kind=queue&name=orders")
         assert "Path=/queues/" in browser.raw("/queues/scheduled").headers.get("Set-Cookie", "Path=/queues/")
-        done = browser.send(page.form("/queue"), ("verb", "pause"))
+        done = browser.send(browser.send(page.form("/queue/preview"), ("verb", "pause")).form("/queue"))
         assert "orders paused." in done.text
         asked = browser.send(browser.get("/dead").form("/preview"), ("verb", "redrive"), matching="1")
         assert "2 redriven." in browser.send(asked.form("/act")).text
@@ -107,7 +107,7 @@ class TestProxy:
             "Cookie": cookie.split(";")[0],
             "Content-Type": "application/x-www-form-urlencoded",
         }
-        body = f"kind=queue&name=orders&verb=pause&token={token[1]}"
+        body = f"kind=queue&name=orders&verb=pause&confirmed=1&operation={'x' * 22}&token={token[1]}"
         status, headers, _ = self.ask(served.port, "/queue", method="POST", headers=sent, body=body)
         assert status == 303
         target = urlsplit(headers["Location"])
