@@ -24,6 +24,9 @@ MANY: Final = 1_000_000_000
 MAX_CALL_BYTES: Final = 1024 * 1024
 """A call that stores much is cut above this size."""
 
+ANY_SIZE: Final = 2**53
+"""The budget of a look that reads records whatever their size."""
+
 MIN_RATE: Final = 0.001
 MAX_RATE: Final = 1e6
 
@@ -103,6 +106,15 @@ def check_offset(value: int) -> int:
     """Return *value* if it is a whole number from 0. Raises InvalidValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MANY:
         raise InvalidValueError(f"offset={value!r}: give a whole number from 0 to {MANY}")
+    return value
+
+
+def check_budget(value: int | None) -> int | None:
+    """Return *value* if it is None or a whole number from 0. Raises InvalidValueError."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= ANY_SIZE:
+        raise InvalidValueError(f"max_bytes={value!r}: must be a whole number from 0, or None")
     return value
 
 

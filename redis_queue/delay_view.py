@@ -9,9 +9,10 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from redis_queue.batches import CHUNK, check_limit, check_offset
+from redis_queue.batches import ANY_SIZE, CHUNK, check_budget, check_limit, check_offset
 from redis_queue.codec import UnreadableError
 from redis_queue.connection import Client, connect
 from redis_queue.delay_rounds import Rounds
@@ -20,7 +21,7 @@ from redis_queue.dispatching import DispatcherRow, Dispatches, Minute
 from redis_queue.errors import InvalidDelayError, InvalidValueError
 from redis_queue.keys import Keys, check_id
 from redis_queue.leasing import Clock, Shard, id_bytes, id_text, server_clock
-from redis_queue.model import DeadLetter, DelayStats, Entry, InFlight, Item, Lease, Quarantined
+from redis_queue.model import DeadLetter, DelayStats, Entry, InFlight, Item, Lease, Quarantined, Unread
 from redis_queue.registry import Registry
 from redis_queue.scripts import Scripts
 from redis_queue.settings import Overrides, Settings
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Found = TypeVar("Found", DeadLetter, Quarantined, InFlight)
+
+SCAN_BYTES: Final = 2 * 1024 * 1024
+"""Bytes of records that a scan reads at once."""
 
 MAX_DIGITS: Final = 15
 """Digits of a due time in ms within the calendar."""
@@ -89,22 +93,28 @@ class DelayView:
         limit: int = 100,
         due_before: datetime | None = None,
         due_after: datetime | None = None,
+        max_bytes: int | None = None,
     ) -> builtins.list[Entry]:
         """Return a page of up to *limit* (1 to 500) waiting entries by due time, then id; :meth:`scan` yields all.
 
         Left out are those that cannot be read, and those that are due after the end of the calendar. *after* is
         :meth:`cursor` of the last entry seen; pages stay stable while others come and go. What cannot be read does not
         end a page: it is read over, 500 a round trip where there is much of it. Large entries come in round trips of
-        about a MiB from each shard, so that a page of them blocks Redis no longer than others.
+        about a MiB from each shard, so that a page of them blocks Redis no longer than others. With
+        *max_bytes* only so much is read, an equal part of it from each shard: the payload of an entry that does not fit
+        is an :class:`Unread`.
         """
         check_limit(limit, CHUNK)
+        budget = self._share(max_bytes)
         after_due, after_id = _read_cursor(after) if after is not None else ("", b"")
         low = point_ms(due_after, name="due_after") if due_after is not None else "-inf"
         high = point_ms(due_before, name="due_before") if due_before is not None else END_OF_CALENDAR_MS
         entries: builtins.list[Entry] = []
         size = limit
         while len(entries) < limit:
-            rows, more = self._rows(low, high, size, after_due, after_id)
+            rows, more = self._rows(low, high, size, after_due, after_id, budget)
+            if max_bytes is not None:
+                budget = max(0, budget - sum(len(row[3]) for _, row in rows if isinstance(row[3], bytes)))
             found = (self._entry(shard, row, None) for shard, row in rows)
             readable = [entry for entry in found if entry is not None]
             entries += readable
@@ -123,10 +133,16 @@ class DelayView:
     def scan(
         self, *, after: str | None = None, due_before: datetime | None = None, due_after: datetime | None = None
     ) -> Iterator[Entry]:
-        """Yield all waiting entries that :meth:`list` would return, read a page of 500 at a time."""
-        while page := self.list(after=after, limit=CHUNK, due_before=due_before, due_after=due_after):
-            yield from page
-            after = self.cursor(page[-1])
+        """Yield all waiting entries that :meth:`list` would return, read up to 500, or about 2 MiB, at a time."""
+        while page := self.list(
+            after=after, limit=CHUNK, due_before=due_before, due_after=due_after, max_bytes=SCAN_BYTES
+        ):
+            fit = next((number for number, entry in enumerate(page) if isinstance(entry.payload, Unread)), len(page))
+            if not fit:
+                page = self.list(after=after, limit=1, due_before=due_before, due_after=due_after)
+            for entry in page[: fit or 1]:
+                yield entry
+                after = self.cursor(entry)
 
     def __iter__(self) -> Iterator[Entry]:
         """Yield all waiting entries by due time, as :meth:`scan` does."""
@@ -175,17 +191,29 @@ class DelayView:
         first = min((at for at in firsts if at >= 0), default=None)
         return DelayStats(waiting, due, in_flight, dead, quarantined, None if first is None else from_ms(first))
 
-    def dead_letters(self, *, offset: int = 0, limit: int = 100) -> builtins.list[DeadLetter]:
-        """Return a page of dead letters, oldest first."""
-        return self._page(Shard.dead_letters, offset, limit, lambda letter: (letter.died_at, letter.id))
+    def dead_letters(
+        self, *, offset: int = 0, limit: int = 100, max_bytes: int | None = None
+    ) -> builtins.list[DeadLetter]:
+        """Return a page of dead letters, oldest first; *max_bytes* as :meth:`list` takes it."""
+        budget = self._share(max_bytes)
+        read = partial(Shard.dead_letters, max_bytes=budget)
+        return self._page(read, offset, limit, lambda letter: (letter.died_at, letter.id))
 
-    def quarantined(self, *, offset: int = 0, limit: int = 100) -> builtins.list[Quarantined]:
-        """Return a page of records that could not be read, shard after shard."""
-        return self._page(Shard.quarantined, offset, limit)
+    def quarantined(
+        self, *, offset: int = 0, limit: int = 100, max_bytes: int | None = None
+    ) -> builtins.list[Quarantined]:
+        """Return a page of records that could not be read, shard after shard.
 
-    def look(self, id: str) -> Item | None:
-        """Return the entry *id* wherever it is, a dead letter too; None: there is none."""
-        return self._shard(check_id(id)).look(id)
+        With *max_bytes* only so much is read: *raw* of a record that does not fit is empty.
+        """
+        return self._page(partial(Shard.quarantined, max_bytes=self._share(max_bytes)), offset, limit)
+
+    def look(self, id: str, *, max_bytes: int | None = None) -> Item | None:
+        """Return the entry *id* wherever it is, a dead letter too; None: there is none.
+
+        With *max_bytes* the body of a larger record is an :class:`Unread`.
+        """
+        return self._shard(check_id(id)).look(id, check_budget(max_bytes))
 
     def versions(self, ids: Iterable[str]) -> dict[str, str]:
         """Return a version of each of *ids* that is there; it changes when another entry is pushed under the id."""
@@ -246,15 +274,26 @@ class DelayView:
             found.sort(key=order)
         return found[offset : offset + limit]
 
-    def _rows(
-        self, low: int | str, high: int | str, limit: int, after_due: int | str, after_id: bytes
+    def _share(self, max_bytes: int | None) -> int:
+        """Return the part of *max_bytes* that is for one shard."""
+        budget = check_budget(max_bytes)
+        return ANY_SIZE if budget is None else budget // len(self._shards)
+
+    def _rows(  # noqa: PLR0917 - the arguments of the script
+        self, low: int | str, high: int | str, limit: int, after_due: int | str, after_id: bytes, budget: int
     ) -> tuple[builtins.list[tuple[Shard, Sequence[Any]]], bool]:
         """Return the next rows (id, deliveries, due, record) of all shards by due time, then id, and if more follow."""
         rows: builtins.list[tuple[Shard, Sequence[Any]]] = []
         ends: builtins.list[tuple[int, bytes]] = []
         for shard in self._shards:
             cut, *found = shard.run(
-                "delay/list", low=low, high=high, limit=limit, after_due=after_due, after_id=after_id
+                "delay/list",
+                low=low,
+                high=high,
+                limit=limit,
+                after_due=after_due,
+                after_id=after_id,
+                budget=budget,
             )
             reply = iter(found)
             rows += [(shard, row) for row in zip(reply, reply, reply, reply, strict=True)]
@@ -269,6 +308,8 @@ class DelayView:
     def _entry(self, shard: Shard, row: Sequence[Any], lease: Lease | None) -> Entry | None:
         raw_id, deliveries, due, record = row
         id_, due_at = id_text(raw_id), from_ms(due)
+        if isinstance(record, int):
+            return Entry(id_, Unread(record), {}, from_ms(0), due_at, deliveries)
         try:
             put_at, headers, payload, destination = shard.codec.decode(record)
         except UnreadableError as error:

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
-from redis_queue.batches import CHUNK, chunks
+from redis_queue.batches import ANY_SIZE, CHUNK, chunks
 from redis_queue.codec import Codec, UnreadableError
 from redis_queue.errors import InvalidValueError, RedisQueueError
 from redis_queue.keys import Keys
-from redis_queue.model import DeadLetter, InFlight, Item, Lease, PutBack, Quarantined
+from redis_queue.model import DeadLetter, InFlight, Item, Lease, PutBack, Quarantined, Unread
 from redis_queue.scripts import BoundScript, Scripts
 from redis_queue.settings import Settings
 from redis_queue.times import from_ms
@@ -190,25 +190,29 @@ class Shard:
         except RedisQueueError as error:
             logger.warning("cannot quarantine: %s", error, extra={"action": "quarantine_failed", "id": held.id})
 
-    def quarantined(self, offset: int, limit: int) -> list[Quarantined]:
+    def quarantined(self, offset: int, limit: int, max_bytes: int | None) -> list[Quarantined]:
         """Return a page of unreadable records."""
-        return [_read_quarantined(raw) for (raw,) in self.pages("lease/quarantined", 1, offset, limit)]
+        rows = self.pages("lease/quarantined", 2, offset, limit, max_bytes)
+        return [_read_quarantined(raw, size) for raw, size in rows]
 
-    def dead_letters(self, offset: int, limit: int) -> list[DeadLetter]:
+    def dead_letters(self, offset: int, limit: int, max_bytes: int | None) -> list[DeadLetter]:
         """Return a page of dead letters, oldest first."""
-        return [self._letter(*row) for row in self.pages("dead/letters", 5, offset, limit)]
+        return [self._letter(*row) for row in self.pages("dead/letters", 5, offset, limit, max_bytes)]
 
-    def pages(self, name: str, width: int, offset: int, limit: int) -> Iterator[tuple[Any, ...]]:
+    def pages(self, name: str, width: int, offset: int, limit: int, max_bytes: int | None) -> Iterator[tuple[Any, ...]]:
         """Yield the rows that script *name* answers, which stops where they become large, until *limit* are there."""
-        more = 1
+        more, budget = 1, ANY_SIZE if max_bytes is None else max_bytes
         while more:
-            more, *reply = self.run(name, offset=offset, limit=limit)
+            more, *reply = self.run(name, offset=offset, limit=limit, budget=budget)
             yield from zip(*[iter(reply)] * width, strict=True)
             offset, limit = offset + len(reply) // width, limit - len(reply) // width
+            if max_bytes is not None:
+                # Ids and reasons count, too: it is what Redis sends that is limited.
+                budget = max(0, budget - sum(len(part) for part in reply if isinstance(part, bytes)))
 
-    def look(self, id_: str) -> Item | None:
+    def look(self, id_: str, max_bytes: int | None) -> Item | None:
         """Return the message or entry *id_* wherever it is."""
-        found = self.run("lease/look", id=id_bytes(id_))
+        found = self.run("lease/look", id=id_bytes(id_), budget=ANY_SIZE if max_bytes is None else max_bytes)
         if not found:
             return None
         state, at, deliveries, reason, record = found
@@ -219,6 +223,8 @@ class Shard:
             "deliveries": deliveries,
             "reason": reason.decode(errors="replace"),
         }
+        if isinstance(record, int):
+            return Item(**known, put_at=None, body=Unread(record), headers={})
         try:
             put_at, headers, body, destination = self.codec.decode(record)
         except UnreadableError as error:
@@ -297,15 +303,17 @@ class Shard:
         """Delete every key; the slots of callers end by themselves within a minute."""
         self._scripts.command("UNLINK", *self.keys.all())
 
-    def _letter(self, id_: bytes, died_at: int, deliveries: int, reason: bytes, record: bytes) -> DeadLetter:
+    def _letter(self, id_: bytes, died_at: int, deliveries: int, reason: bytes, record: bytes | int) -> DeadLetter:
         body: Any = None
         headers: Any = {}
         text = reason.decode(errors="replace")
+        if isinstance(record, int):
+            return DeadLetter(id_text(id_), Unread(record), headers, from_ms(died_at), deliveries, text, record)
         try:
             _, headers, body, _ = self.codec.decode(record)
         except UnreadableError as error:
             text = f"{text} (unreadable: {error})"
-        return DeadLetter(id_text(id_), body, headers, from_ms(died_at), deliveries, text)
+        return DeadLetter(id_text(id_), body, headers, from_ms(died_at), deliveries, text, len(record))
 
 
 def reason_bytes(reason: object) -> bytes:
@@ -336,22 +344,23 @@ _NO, _YES = b"01"
 _YES_BYTE: Final = b"1"
 
 
-def _read_quarantined(raw: bytes) -> Quarantined:
+def _read_quarantined(raw: bytes, size: int) -> Quarantined:
     head, _, rest = raw.partition(b"\n")
     try:
         found_at, id_length, reason_length = (int(part) for part in head.split(b" "))
     except ValueError:
-        return _foreign(raw)
+        return _foreign(raw, size)
     middle = id_length + reason_length
     if min(id_length, reason_length) < 0 or middle > len(rest):
-        return _foreign(raw)
+        return _foreign(raw, size)
     return Quarantined(
         id=id_text(rest[:id_length]),
         raw=rest[middle:],
         reason=rest[id_length:middle].decode(errors="replace"),
         found_at=from_ms(found_at),
+        size=size - len(head) - 1 - middle,
     )
 
 
-def _foreign(raw: bytes) -> Quarantined:
-    return Quarantined("", raw, "not written by redis_queue", from_ms(0))
+def _foreign(raw: bytes, size: int) -> Quarantined:
+    return Quarantined("", raw, "not written by redis_queue", from_ms(0), size)

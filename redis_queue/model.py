@@ -17,6 +17,16 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """Stands in place of a body that was left in Redis; its record has *size* bytes.
+
+    Then headers are empty, and the time of the put or push is the epoch.
+    """
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One body of a RedisQueue. *deliveries* counts this one; *lease* is None where it was only looked at."""
 
@@ -44,7 +54,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message or entry that used up its deliveries, with the last reason; *body* is None if unreadable."""
+    """A message or entry that used up its deliveries, with the last reason; *body* is None if unreadable.
+
+    *size*: bytes of its record.
+    """
 
     id: str
     body: Any
@@ -52,16 +65,18 @@ class DeadLetter:
     died_at: datetime
     deliveries: int
     reason: str
+    size: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A record that could not be read: its raw bytes, and why."""
+    """A record that could not be read: its raw bytes (*size* of them, unless they were left in Redis), and why."""
 
     id: str
     raw: bytes
     reason: str
     found_at: datetime
+    size: int
 
 
 State = Literal["ready", "delayed", "in_flight", "dead"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from redis_queue.batches import CHUNK, check_limit, check_offset
+from redis_queue.batches import CHUNK, check_budget, check_limit, check_offset
 from redis_queue.codec import UnreadableError
 from redis_queue.connection import Client, connect, longest_wait
 from redis_queue.keys import Keys, check_id
 from redis_queue.leasing import Clock, Shard, id_text, server_clock
-from redis_queue.model import DeadLetter, InFlight, Item, Lease, Message, Quarantined, QueueStats
+from redis_queue.model import DeadLetter, InFlight, Item, Lease, Message, Quarantined, QueueStats, Unread
 from redis_queue.registry import Registry
 from redis_queue.scripts import Scripts
 from redis_queue.settings import Overrides, Settings
@@ -48,12 +48,13 @@ class QueueView:
     def __repr__(self) -> str:
         return f"RedisQueue({self.name!r}, prefix={self.settings.prefix!r})"
 
-    def peek(self, limit: int = 1) -> list[Message]:
+    def peek(self, limit: int = 1, *, max_bytes: int | None = None) -> list[Message]:
         """Return the next messages without claiming them; unreadable ones are left out.
 
-        More than 1 MiB take several looks, between which some may be claimed.
+        More than 1 MiB take several looks, between which some may be claimed. With *max_bytes* only so much is read:
+        the body of a message that does not fit is an :class:`Unread`.
         """
-        rows = self._shard.pages("queue/peek", 3, 0, check_limit(limit, CHUNK))
+        rows = self._shard.pages("queue/peek", 3, 0, check_limit(limit, CHUNK), check_budget(max_bytes))
         found = (self._read(id_, count, record, None) for id_, count, record in rows)
         return [message for message in found if isinstance(message, Message)]
 
@@ -83,17 +84,26 @@ class QueueView:
     def __bool__(self) -> bool:
         return True
 
-    def dead_letters(self, *, offset: int = 0, limit: int = 100) -> list[DeadLetter]:
-        """Return a page of dead letters, oldest first. More than 1 MiB take several looks."""
-        return self._shard.dead_letters(check_offset(offset), check_limit(limit, CHUNK))
+    def dead_letters(self, *, offset: int = 0, limit: int = 100, max_bytes: int | None = None) -> list[DeadLetter]:
+        """Return a page of dead letters, oldest first. More than 1 MiB take several looks.
 
-    def quarantined(self, *, offset: int = 0, limit: int = 100) -> list[Quarantined]:
-        """Return a page of records that could not be read, oldest first."""
-        return self._shard.quarantined(check_offset(offset), check_limit(limit, CHUNK))
+        With *max_bytes* only so much is read: the body of a letter that does not fit is an :class:`Unread`.
+        """
+        return self._shard.dead_letters(check_offset(offset), check_limit(limit, CHUNK), check_budget(max_bytes))
 
-    def look(self, id: str) -> Item | None:
-        """Return the message *id* wherever it is, a dead letter too; None: there is none."""
-        return self._shard.look(check_id(id))
+    def quarantined(self, *, offset: int = 0, limit: int = 100, max_bytes: int | None = None) -> list[Quarantined]:
+        """Return a page of records that could not be read, oldest first.
+
+        With *max_bytes* only so much is read: *raw* of a record that does not fit is empty.
+        """
+        return self._shard.quarantined(check_offset(offset), check_limit(limit, CHUNK), check_budget(max_bytes))
+
+    def look(self, id: str, *, max_bytes: int | None = None) -> Item | None:
+        """Return the message *id* wherever it is, a dead letter too; None: there is none.
+
+        With *max_bytes* the body of a larger record is an :class:`Unread`.
+        """
+        return self._shard.look(check_id(id), check_budget(max_bytes))
 
     def versions(self, ids: Iterable[str]) -> dict[str, str]:
         """Return a version of each of *ids* that is there; it changes when another message is put under the id."""
@@ -103,8 +113,10 @@ class QueueView:
         """Return a page of what is in flight, the lease that ends first before the others."""
         return self._shard.in_flight(check_offset(offset), check_limit(limit, CHUNK))
 
-    def _read(self, raw_id: bytes, deliveries: int, record: bytes, lease: Lease | None) -> Message | None:
+    def _read(self, raw_id: bytes, deliveries: int, record: bytes | int, lease: Lease | None) -> Message | None:
         id_ = id_text(raw_id)
+        if isinstance(record, int):
+            return Message(id_, Unread(record), {}, from_ms(0), deliveries, lease)
         try:
             put_at, headers, body, _ = self._shard.codec.decode(record)
         except UnreadableError as error:

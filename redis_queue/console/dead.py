@@ -6,14 +6,23 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 
 from redis_queue.batches import CHUNK
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.console.faults import Faults
-from redis_queue.console.pages import MOST_LOOKED_AT, Found, Page, through
+from redis_queue.console.pages import (
+    LOOK_BYTES,
+    MOST_FULL_LOOKS,
+    MOST_LOOKED_AT,
+    Found,
+    Page,
+    readable_at_once,
+    through,
+)
 from redis_queue.console.tasks import Seen
 from redis_queue.inspector import AnyQueue
-from redis_queue.model import DeadLetter, Entry
+from redis_queue.model import DeadLetter, Entry, Unread
 
 Pair = tuple[AnyQueue, str]
 """A queue and an id."""
@@ -44,29 +53,37 @@ class Filter:
     def page(
         self, queues: Sequence[AnyQueue], start: Place | None, limit: int, faults: Faults, seen: Seen | None = None
     ) -> Page[Found[DeadLetter], Place]:
-        """Return up to *limit* letters that match from *start* on; reads at most :data:`MOST_LOOKED_AT`.
+        """Return up to *limit* letters that match from *start* on; looks at no more than :data:`MOST_LOOKED_AT`.
 
-        A queue that cannot be read is noted in *faults*; *seen* is told of all that were read.
+        A queue that cannot be read is noted in *faults*. The bodies of large letters stay in Redis: they match by id
+        and reason only. *seen* is told of all letters that were looked at.
         """
         number, offset = start or (0, 0)
         found: list[Found[DeadLetter]] = []
-        looked = 0
+        looked = unread = spent = 0
+        reads = (self.task, self.task_part) != (None, None)
+        most_spent = LOOK_BYTES * (MOST_FULL_LOOKS - 1)
         while number < len(queues):
-            if len(found) == limit or looked >= MOST_LOOKED_AT:
-                return Page(found, (number, offset), looked)
-            letters: Sequence[DeadLetter] = ()
+            if len(found) == limit or looked >= MOST_LOOKED_AT or (reads and spent > most_spent):
+                return Page(found, (number, offset), looked, unread, spent // LOOK_BYTES)
+            listed: Sequence[DeadLetter] = ()
+            size = CHUNK if self else min(limit, CHUNK)
+            budget = LOOK_BYTES if reads else max(0, LOOK_BYTES - spent)
             with faults.of_queue(queues[number]):
-                letters = queues[number].dead_letters(offset=offset, limit=CHUNK if self else min(limit, CHUNK))
-            if not letters:
+                listed = queues[number].dead_letters(offset=offset, limit=size, max_bytes=budget)
+            if not listed:
                 number, offset = number + 1, 0
+            spent += sum(letter.size for letter in listed if not isinstance(letter.body, Unread))
+            letters = readable_at_once(listed, attrgetter("body")) if reads else listed
             for letter in letters:
                 looked += 1
                 offset += 1
+                unread += reads and isinstance(letter.body, Unread)
                 if self.match(letter, seen):
                     found.append((queues[number], letter))
                     if len(found) == limit:
                         break
-        return Page(found, None, looked)
+        return Page(found, None, looked, unread, spent // LOOK_BYTES)
 
     def match(self, letter: DeadLetter, seen: Seen | None = None) -> bool:
         """Tell whether *letter* is meant; *seen* is told of it."""

@@ -12,6 +12,7 @@ from redis_queue.batches import CHUNK
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.celery.safe_settings import ATTRIBUTE, turned_off
 from redis_queue.console.access import Access
+from redis_queue.console.pages import LOOK_BYTES
 from redis_queue.delay import DelayQueue
 from redis_queue.doctor import Finding
 from redis_queue.doctor import examine as examine_redis
@@ -78,7 +79,7 @@ def _unknown_tasks(subject: Subject) -> Iterator[Finding]:
     """The tasks that wait are known."""
     queue = subject.queue
     # The next ones: a look at all would take long.
-    entries = queue.list(limit=CHUNK)
+    entries = queue.list(limit=CHUNK, max_bytes=LOOK_BYTES)
     tasks = Counter(TaskEntry.of(entry).task for entry in entries)
     strange = [(name, count) for name, count in tasks.most_common() if name and name not in subject.known]
     if strange:

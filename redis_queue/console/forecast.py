@@ -11,7 +11,7 @@ from typing import Final
 
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.delay import DelayQueue
-from redis_queue.model import Entry
+from redis_queue.model import Entry, Unread
 
 LOOKS: Final = 4
 EACH: Final = 20
@@ -19,6 +19,12 @@ EACH: Final = 20
 
 DATA: Final = "(data)"
 """What is no task."""
+
+LARGE: Final = "(large)"
+"""What was not read because of its size."""
+
+WINDOW_BYTES: Final = 256 * 1024
+"""Bytes of records that are read of each window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +47,24 @@ def by_task(queue: DelayQueue, windows: Sequence[tuple[datetime, int]], width: t
             continue
         found = _look(queue, None if number == 0 else start, start + width, width, count)
         exact = exact and len(found) >= count
-        names = Counter(TaskEntry.of(entry).task or DATA for entry in found)
+        names = Counter(_name(entry) for entry in found)
         for name, times in names.items():
             rows.setdefault(name, [0.0] * len(windows))[number] = times * max(count, len(found)) / len(found)
     ordered = sorted(rows.items(), key=lambda row: (-sum(row[1]), row[0]))
     return TaskForecast([(name, [round(value) for value in values]) for name, values in ordered], exact)
 
 
+def _name(entry: Entry) -> str:
+    return LARGE if isinstance(entry.payload, Unread) else TaskEntry.of(entry).task or DATA
+
+
 def _look(queue: DelayQueue, start: datetime | None, end: datetime, width: timedelta, count: int) -> list[Entry]:
     if count <= LOOKS * EACH:
-        return queue.list(limit=count, due_after=start, due_before=end)
-    found = list(queue.list(limit=EACH, due_after=start, due_before=end))
+        return queue.list(limit=count, due_after=start, due_before=end, max_bytes=WINDOW_BYTES)
+    part = WINDOW_BYTES // LOOKS
+    found = list(queue.list(limit=EACH, due_after=start, due_before=end, max_bytes=part))
     for look in range(1, LOOKS):
         # At random within its part of the window: what is stored at full minutes must not be all that is seen.
         point = end - width * ((LOOKS - look - random.random()) / LOOKS)
-        found += queue.list(limit=EACH, due_after=point, due_before=end)
+        found += queue.list(limit=EACH, due_after=point, due_before=end, max_bytes=part)
     return found

@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 from redis_queue.batches import CHUNK
 from redis_queue.console.faults import Faults
 from redis_queue.inspector import AnyQueue
-from redis_queue.model import Quarantined
+from redis_queue.model import Quarantined, Unread
 
 Item = TypeVar("Item")
 Place = TypeVar("Place")
@@ -20,14 +20,38 @@ Found = tuple[AnyQueue, Item]
 MOST_LOOKED_AT: Final = 1000
 """Items that are read for one page, so that a rare name costs no more than a frequent one."""
 
+LOOK_BYTES: Final = 2 * 1024 * 1024
+"""Bytes of records that are read at once; the bodies of those that do not fit stay in Redis."""
+
+MOST_FULL_LOOKS: Final = 4
+"""Times that a page reads so many bytes."""
+
+MOST_FULL_LOOKS_TO_ACT: Final = 32
+"""The same for finding what is to be acted on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Item, Place]):
-    """Items, and where to go on: *next* is None behind the last one. *looked* counts those that were read."""
+    """Items, and where to go on: *next* is None behind the last one.
+
+    *looked* counts those that were looked at, *unread* those of them that are too large to be searched, and *full* how
+    often :data:`LOOK_BYTES` were used up.
+    """
 
     items: Sequence[Item]
     next: Place | None
     looked: int
+    unread: int = 0
+    full: int = 0
+
+
+def readable_at_once(items: Sequence[Item], body: Callable[[Item], object]) -> Sequence[Item]:
+    """Return *items* up to the first one whose body did not fit into :data:`LOOK_BYTES` beside those before it."""
+    for position, item in enumerate(items):
+        left = body(item)
+        if position and isinstance(left, Unread) and left.size <= LOOK_BYTES:
+            return items[:position]
+    return items
 
 
 def gather(
@@ -35,16 +59,17 @@ def gather(
 ) -> tuple[list[Item], bool]:
     """Return the first *most* items of the pages ``read(place, limit)``, and whether there may be more.
 
-    It begins at the place None and ends when so many were read.
+    It begins at the place None and ends when so many were read, or when they are large.
     """
     found: list[Item] = []
-    place, looked = None, 0
-    while len(found) < most and looked < most_looked_at:
+    place, looked, unread, full = None, 0, 0, 0
+    while len(found) < most and looked < most_looked_at and full < MOST_FULL_LOOKS_TO_ACT:
         page = read(place, most - len(found))
         found += page.items
         place, looked = page.next, looked + page.looked
+        unread, full = unread + page.unread, full + page.full
         if place is None:
-            return found, False
+            return found, unread > 0
     return found, True
 
 

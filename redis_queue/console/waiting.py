@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
+from operator import attrgetter
 
 from redis_queue.batches import CHUNK
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.console.access import Access
-from redis_queue.console.pages import MOST_LOOKED_AT, Page
+from redis_queue.console.pages import LOOK_BYTES, MOST_FULL_LOOKS, MOST_LOOKED_AT, Page, readable_at_once
 from redis_queue.console.tasks import Seen
 from redis_queue.console.when import When, at
 from redis_queue.delay import DelayQueue
 from redis_queue.keys import is_id
-from redis_queue.model import Entry
+from redis_queue.model import Entry, Unread
 
 Waiting = tuple[Entry, TaskEntry]
 
@@ -46,31 +47,40 @@ class Conditions:
     def page(
         self, access: Access, queue: DelayQueue, after: str | None, limit: int, seen: Seen | None = None
     ) -> Page[Waiting, str]:
-        """Return up to *limit* entries that match behind the cursor *after*; reads at most :data:`MOST_LOOKED_AT`.
+        """Return up to *limit* entries that match behind the cursor *after*.
 
-        *seen* is told of all that were read.
+        It looks at no more than :data:`MOST_LOOKED_AT`. The payloads of large ones stay in Redis: they match by id and
+        due time only. *seen* is told of all that were looked at.
         """
         seen = seen or Seen()
         before, since = self._window(access)
         found: list[Waiting] = []
-        looked = 0
-        while len(found) < limit and looked < MOST_LOOKED_AT:
+        looked = unread = full = 0
+        while len(found) < limit and looked < MOST_LOOKED_AT and full < MOST_FULL_LOOKS:
             size = CHUNK if self.names else min(limit, CHUNK)
-            entries = queue.list(after=after, limit=size, due_before=before, due_after=since)
+            listed = queue.list(after=after, limit=size, due_before=before, due_after=since, max_bytes=LOOK_BYTES)
+            entries = readable_at_once(listed, attrgetter("payload")) if self.reads else listed
+            full += len(entries) < len(listed)
             for entry in entries:
                 looked += 1
                 after = queue.cursor(entry)
                 task = TaskEntry.of(entry)
                 seen.add(task.task)
+                unread += self.reads and isinstance(entry.payload, Unread)
                 if self.match(task):
                     found.append((entry, task))
                     if len(found) == limit:
                         break
             else:
-                if len(entries) < size:
-                    return Page(found, None, looked)
-        more = queue.list(after=after, limit=1, due_before=before, due_after=since)
-        return Page(found, after if more else None, looked)
+                if len(entries) == len(listed) < size:
+                    return Page(found, None, looked, unread, full)
+        more = queue.list(after=after, limit=1, due_before=before, due_after=since, max_bytes=0)
+        return Page(found, after if more else None, looked, unread, full)
+
+    @property
+    def reads(self) -> bool:
+        """Whether payloads have to be read to know which entries match."""
+        return (self.task, self.task_part, self.queue) != (None, None, None)
 
     @property
     def names(self) -> bool:

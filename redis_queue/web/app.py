@@ -73,7 +73,7 @@ def dashboard(
     app.register_error_handler(Exception, _refuse)
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.finalize = shown.harmless
-    for name in ("moment", "machine", "span", "until", "redacted", "body", "arguments"):
+    for name in ("moment", "machine", "span", "until", "redacted", "body", "arguments", "left_out"):
         app.add_template_filter(getattr(shown, name), name)
     app.add_template_global(reference)
     app.add_template_global(form_token, "token")

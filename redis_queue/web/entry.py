@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from typing import Final
 
 from flask import Blueprint, abort, render_template, request
 
@@ -17,6 +18,9 @@ from redis_queue.web.queues import KINDS
 
 pages = Blueprint("entry", __name__)
 
+MOST_BYTES: Final = 1024 * 1024
+"""Bytes of a record that is read for the page."""
+
 
 @pages.get("/entry")
 def show() -> str:
@@ -25,7 +29,7 @@ def show() -> str:
     name = asked.text("queue", exact=True) or desk().access.default_delay_queue
     queue = queue_of(asked.choice("kind", KINDS, "delay"), name)
     id_ = request.args.get("id", "")
-    item = queue.look(id_)
+    item = queue.look(id_, max_bytes=MOST_BYTES)
     if item is None:
         abort(404, f"There is no {id_!r} in {name!r} any more: it ran, was cancelled, or never was.")
     now = desk().inspector.now()

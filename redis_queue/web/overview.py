@@ -72,6 +72,6 @@ def _recent(overview: Overview, queues: Sequence[AnyQueue]) -> list[tuple[str, s
         if row is not None:
             # The page of dead letters says what is wrong with one that cannot be read.
             with Faults().of_queue(queue):
-                letters = queue.dead_letters(offset=max(0, row.dead - RECENT), limit=RECENT)
+                letters = queue.dead_letters(offset=max(0, row.dead - RECENT), limit=RECENT, max_bytes=0)
                 found += [(row.kind, row.name, letter.died_at, letter.id, letter.reason) for letter in letters]
     return sorted(found, key=lambda letter: letter[2], reverse=True)[:RECENT]

@@ -17,6 +17,8 @@ pages = Blueprint("queues", __name__)
 
 KINDS: Final = ("queue", "delay")
 NEXT: Final = 20
+NEXT_BYTES: Final = 256 * 1024
+"""Bytes that are read of the next messages: their records say when they were put."""
 ROWS: Final = 50
 MOST_OFFSET: Final = 10_000_000
 
@@ -49,14 +51,16 @@ def one() -> str:
         queue=queue,
         kind=kind_of(queue),
         row=row,
-        next=queue.peek(NEXT) if isinstance(queue, RedisQueue) else queue.list(limit=NEXT),
+        next=queue.peek(NEXT, max_bytes=NEXT_BYTES)
+        if isinstance(queue, RedisQueue)
+        else queue.list(limit=NEXT, max_bytes=0),
         held=held[:ROWS],
         offset=offset,
         more=len(held) > ROWS,
         rows=ROWS,
         expired=inspector.expired(queue),
         dispatched=_dispatched(queue),
-        quarantined=queue.quarantined(limit=NEXT),
+        quarantined=queue.quarantined(limit=NEXT, max_bytes=0),
         now=inspector.now(),
     )
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from redis_queue.celery.entry import TaskEntry
-from redis_queue.model import Entry
+from redis_queue.model import Entry, Unread
 
 MAX_BODY: Final = 20_000
 """Characters of a body that are shown."""
@@ -72,9 +72,16 @@ def until(at: datetime | None, now: datetime) -> str:
 
 def body(value: Any) -> str:
     """Return a body as text, cut if it is long; what looks like a secret is hidden."""
+    if isinstance(value, Unread):
+        return left_out(value)
     if isinstance(value, bytes):
         return redacted(value[: MAX_BODY * 4].decode(errors="backslashreplace"))
     return redacted(_as_json(value))
+
+
+def left_out(value: Any) -> str:
+    """Return what to write in place of a body that was not read; "" for one that was."""
+    return f"{value.size:,} bytes, too large to be read here" if isinstance(value, Unread) else ""
 
 
 def _as_json(value: Any) -> str:

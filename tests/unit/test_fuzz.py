@@ -75,7 +75,7 @@ class TestQuarantine:
     @fuzzed
     @given(st.binary(max_size=60) | mutated(quarantined))
     def test_that_was_edited_can_be_read_and_hides_nothing(self, raw: bytes) -> None:
-        found = _read_quarantined(raw)
+        found = _read_quarantined(raw, len(raw))
         assert isinstance(found, Quarantined)
         head, _, rest = raw.partition(b"\n")
         assert found.raw == raw or rest.endswith(found.raw)

@@ -6,12 +6,13 @@
 -- KEYS[4] errors     HASH  id -> last reason
 -- ARGV[1] offset     how many to pass over
 -- ARGV[2] limit      most letters
+-- ARGV[3] budget     bytes of records to return; in place of one that does not fit its size is
 --
--- Returns {1 if it stopped before the limit, id, time it died, deliveries, reason, record or "", ...}.
+-- Returns {1 if it stopped before the limit, id, time it died, deliveries, reason, record, "" or size, ...}.
 -- Stops after the letter that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
 -- O(log dead + limit)
 local dead, records, leases, errors = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local offset, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
+local offset, limit, budget = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local MAX_BYTES = 1048576
 
 local reply, bytes = {0}, 0
@@ -22,9 +23,10 @@ for i = 1, #found, 2 do
   reply[#reply + 1] = tonumber(found[i + 1])
   reply[#reply + 1] = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
   reply[#reply + 1] = redis.call('HGET', errors, id) or ''
-  local record = redis.call('HGET', records, id) or ''
-  reply[#reply + 1] = record
-  bytes = bytes + #record
+  local size = redis.call('HSTRLEN', records, id)
+  local fits = bytes + size <= budget
+  reply[#reply + 1] = fits and (redis.call('HGET', records, id) or '') or size
+  bytes = bytes + (fits and size or 0)
   if bytes >= MAX_BYTES and i + 1 < #found then
     reply[1] = 1
     break

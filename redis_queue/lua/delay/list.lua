@@ -8,12 +8,14 @@
 -- ARGV[3] limit      most entries
 -- ARGV[4] after_due  go on behind this due time, ms; "" = from the start
 -- ARGV[5] after_id   and this id
+-- ARGV[6] budget     bytes of records to return; in place of one that does not fit its size is
 --
--- Returns {1 if it stopped before its limit, id, deliveries, due time, record or "", ...}
+-- Returns {1 if it stopped before its limit, id, deliveries, due time, record, "" or size, ...}
 -- Stops after the entry that makes 1 MiB: a page of large entries must not keep Redis from others.
 -- O(log waiting ^ 2 + limit)
 local records, waiting, leases = KEYS[1], KEYS[2], KEYS[3]
 local low, high, limit, after_due, after_id = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local budget = tonumber(ARGV[6])
 local MAX_BYTES = 1048576
 
 -- A due time that was edited may lie before the epoch or between two milliseconds; a cursor tells neither.
@@ -49,9 +51,10 @@ for i = 1, #found, 2 do
   reply[#reply + 1] = id
   reply[#reply + 1] = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
   reply[#reply + 1] = told(found[i + 1])
-  local record = redis.call('HGET', records, id) or ''
-  reply[#reply + 1] = record
-  bytes = bytes + #record
+  local size = redis.call('HSTRLEN', records, id)
+  local fits = bytes + size <= budget
+  reply[#reply + 1] = fits and (redis.call('HGET', records, id) or '') or size
+  bytes = bytes + (fits and size or 0)
   if bytes >= MAX_BYTES and i + 1 < #found then
     reply[1] = 1
     break

@@ -7,15 +7,17 @@
 -- KEYS[5] leases     HASH  id -> "<deliveries> <token>"
 -- KEYS[6] errors     HASH  id -> last reason
 -- ARGV[1] id         of the message or entry
+-- ARGV[2] budget     most bytes of its record; in place of a larger one its size is returned
 --
--- Returns {state, its time in ms or -1, deliveries, last reason, record}, or {} for an unknown id. The state is
+-- Returns {state, its time in ms or -1, deliveries, last reason, record or size}, or {} for an unknown id. The state is
 -- delayed, in_flight, dead, or ready: a record that stands in none of these.
 -- O(1)
 local records, waiting, in_flight, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local leases, errors = KEYS[5], KEYS[6]
-local id = ARGV[1]
+local id, budget = ARGV[1], tonumber(ARGV[2])
 
-local record = redis.call('HGET', records, id)
+local size = redis.call('HSTRLEN', records, id)
+local record = size > budget and size or redis.call('HGET', records, id)
 local at, state = redis.call('ZSCORE', waiting, id), 'delayed'
 if not at then at, state = redis.call('ZSCORE', in_flight, id), 'in_flight' end
 if not at then at, state = redis.call('ZSCORE', dead, id), 'dead' end

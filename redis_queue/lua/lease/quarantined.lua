@@ -3,22 +3,29 @@
 -- KEYS[1] quarantine LIST  unreadable records
 -- ARGV[1] offset     how many to pass over
 -- ARGV[2] limit      most records
+-- ARGV[3] budget     bytes to return; of a record that does not fit only what stands before its raw bytes is
 --
--- Returns {1 if it stopped before the limit, "<ms> <id length> <reason length>\n<id><reason><raw>", ...}
+-- Returns {1 if it stopped before the limit, "<ms> <id length> <reason length>\n<id><reason><raw>", its bytes, ...}
 -- Stops after the record that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
 -- O(limit * (offset + limit))
 local quarantine = KEYS[1]
-local offset, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
-local MAX_BYTES = 1048576
+local offset, limit, budget = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local MAX_BYTES, MAX_HEAD = 1048576, 16384
 
-local reply, bytes = {0}, 0
+local function head(raw)
+  local line, id, reason = string.match(string.sub(raw, 1, 64), '^(%d+ (%d+) (%d+)\n)')
+  return string.sub(raw, 1, line and math.min(#line + id + reason, MAX_HEAD) or 64)
+end
+local reply, bytes, returned = {0}, 0, 0
 for i = offset, math.min(offset + limit, redis.call('LLEN', quarantine)) - 1 do
   if bytes >= MAX_BYTES then
     reply[1] = 1
     break
   end
   local raw = redis.call('LINDEX', quarantine, i)
-  reply[#reply + 1] = raw
-  bytes = bytes + #raw
+  local kept = returned + #raw > budget and head(raw) or raw
+  bytes, returned = bytes + #raw, returned + #kept
+  reply[#reply + 1] = kept
+  reply[#reply + 1] = #raw
 end
 return reply

@@ -5,12 +5,13 @@
 -- KEYS[3] leases     HASH  id -> deliveries so far
 -- ARGV[1] offset     how many to pass over
 -- ARGV[2] limit      most messages
+-- ARGV[3] budget     bytes of records to return; in place of one that does not fit its size is
 --
--- Returns {1 if it stopped before the limit, id, deliveries so far, record or "", ...}, next message first.
+-- Returns {1 if it stopped before the limit, id, deliveries so far, record, "" or size, ...}, next message first.
 -- Stops after the message that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
 -- O(offset + limit)
 local records, ready, leases = KEYS[1], KEYS[2], KEYS[3]
-local offset, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
+local offset, limit, budget = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local MAX_BYTES = 1048576
 
 local reply, bytes = {0}, 0
@@ -19,9 +20,10 @@ for i = #ids, 1, -1 do
   local held = redis.call('HGET', leases, ids[i]) or '0'
   reply[#reply + 1] = ids[i]
   reply[#reply + 1] = tonumber(string.match(held, '^%d+')) or 0
-  local record = redis.call('HGET', records, ids[i]) or ''
-  reply[#reply + 1] = record
-  bytes = bytes + #record
+  local size = redis.call('HSTRLEN', records, ids[i])
+  local fits = bytes + size <= budget
+  reply[#reply + 1] = fits and (redis.call('HGET', records, ids[i]) or '') or size
+  bytes = bytes + (fits and size or 0)
   if bytes >= MAX_BYTES and i > 1 then
     reply[1] = 1
     break

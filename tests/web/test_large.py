@@ -1,0 +1,136 @@
+"""Large bodies: a page reads no more of Redis than it shows, within a budget."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue.console import forecast, pages
+from redis_queue.console.access import Access
+from redis_queue.console.waiting import Conditions
+from redis_queue.delay_model import Push
+from redis_queue.inspector import Inspector
+from redis_queue.keys import Keys
+from redis_queue.model import Unread
+from redis_queue.web import dashboard, entry, queues
+from tests.web.conftest import KEY
+from tests.web.reading import Browser
+
+pytestmark = pytest.mark.celery
+
+COUNT = 40
+SIZE = 300_000
+LARGEST = 3_000_000
+ALL = COUNT * SIZE
+
+PAGE = 200_000
+"""Bytes that Redis sends for a page beside bodies: ids, reasons, counts."""
+
+
+@pytest.fixture
+def large(client: redis.Redis) -> redis.Redis:
+    """A Redis with so many large bodies in every state."""
+    queue, delayed = RedisQueue("orders", client, max_body=10**8), DelayQueue("celery", client, max_body=10**8)
+    call = {"task": "shop.report", "args": ["x" * SIZE], "kwargs": {}, "options": {}}
+    delayed.push_many(Push(call, delay=60 + number, id=f"waits-{number}") for number in range(COUNT))
+    delayed.push({**call, "args": ["x" * LARGEST]}, delay=30, id="largest")
+    queue.put_many([call] * COUNT)
+    for name, kind, shard in (("orders", "queue", None), ("celery", "delay", 0)):
+        keys = Keys("redis_queue", kind, name, shard)  # type: ignore[arg-type]
+        record = client.hget(keys.records, "waits-1") if kind == "delay" else client.hvals(keys.records)[0]
+        client.hset(keys.records, mapping={f"died-{number}": record for number in range(COUNT)})
+        client.zadd(keys.dead, {f"died-{number}": number for number in range(COUNT)})
+        client.rpush(keys.quarantine, *(b"1 4 3\nsomewhy" + b"x" * SIZE for _ in range(20)))
+    return client
+
+
+def sent(client: redis.Redis) -> int:
+    return int(client.info("stats")["total_net_output_bytes"])
+
+
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [
+        ("/", 0),
+        ("/scheduled", pages.LOOK_BYTES),
+        ("/scheduled?limit=100&body=1", pages.LOOK_BYTES),
+        ("/scheduled?id_prefix=waits-1", pages.LOOK_BYTES),
+        ("/scheduled?task=shop.nosuch", pages.LOOK_BYTES * pages.MOST_FULL_LOOKS),
+        ("/dead", pages.LOOK_BYTES),
+        ("/dead?limit=100&body=1", pages.LOOK_BYTES),
+        ("/dead?task=shop.nosuch", pages.LOOK_BYTES * pages.MOST_FULL_LOOKS),
+        ("/queue?kind=delay&name=celery", 0),
+        ("/queue?kind=queue&name=orders", queues.NEXT_BYTES),
+        ("/forecast?span=hour", forecast.WINDOW_BYTES * 2),
+        ("/entry?id=largest&body=1", 0),
+        ("/entry?id=waits-1&body=1", entry.MOST_BYTES),
+    ],
+)
+def test_a_page_reads_within_its_budget(path: str, most: int, large: redis.Redis) -> None:
+    browser = Browser(dashboard(large, secret_key=KEY))
+    before = sent(large)
+    browser.get(path)
+    assert sent(large) - before < most + PAGE < ALL
+
+
+def test_what_is_not_read_is_shown_with_its_size(large: redis.Redis) -> None:
+    browser = Browser(dashboard(large, secret_key=KEY))
+    page = browser.get("/scheduled")
+    assert page.text.count("shop.report") == pages.LOOK_BYTES // SIZE
+    assert page.text.count("too large to be read here") == COUNT + 1 - pages.LOOK_BYTES // SIZE
+    assert "3,000,0" in page.text
+    assert "too large to be read here" in browser.get("/dead").text
+    assert "too large to be read here" in browser.get("/queue?kind=queue&name=orders").text
+    assert f"{SIZE:,}" in browser.get("/queue?kind=delay&name=celery").text
+    assert "bytes, too large to be read here" in browser.get("/entry?id=largest").text
+
+
+def test_a_search_goes_on_where_its_budget_ended(large: redis.Redis) -> None:
+    """It finds all that it can read, page by page, and says what it cannot."""
+    conditions, queue = Conditions(task="shop.report"), DelayQueue("celery", large, max_body=10**8)
+    access = Access(Inspector(large))
+    found, place, unread = [], None, 0
+    while True:
+        page = conditions.page(access, queue, place, 100)
+        found += [one.id for one, _ in page.items]
+        unread += page.unread
+        if page.next is None:
+            break
+        assert page.full == pages.MOST_FULL_LOOKS
+        place = page.next
+    assert found == [f"waits-{number}" for number in range(COUNT)]
+    assert unread == 1
+    shown = Browser(dashboard(large, secret_key=KEY)).get("/scheduled?task=shop.report")
+    assert "1 of them are too large to be searched here" in shown.text
+
+
+def test_the_command_line_reads_all_of_them_few_at_a_time(large: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = DelayQueue("celery", large, max_body=10**8)
+    looks: list[int] = []
+    listed = DelayQueue.list
+
+    def watched(self: DelayQueue, **options: object) -> object:
+        found = listed(self, **options)  # type: ignore[arg-type]
+        looks.append(sum(not isinstance(one.payload, Unread) for one in found))
+        return found
+
+    monkeypatch.setattr(DelayQueue, "list", watched)
+    entries = [one for one, _ in Conditions().entries(Access(Inspector(large)), queue)]
+    assert [one.id for one in entries] == ["largest", *(f"waits-{number}" for number in range(COUNT))]
+    assert not any(isinstance(one.payload, Unread) for one in entries)
+    assert max(looks) <= pages.LOOK_BYTES // SIZE
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_budget_is_kept_in_every_shard(shards: int, client: redis.Redis) -> None:
+    queue = DelayQueue("many", client, shards=shards)
+    queue.push_many(Push(b"x" * 1000, delay=60, id=f"id-{number}") for number in range(30))
+    for budget, least, most in ((0, 0, 0), (10_000, 3, 9), (None, 30, 30)):
+        found = queue.list(max_bytes=budget)
+        assert len(found) == 30
+        assert least <= sum(one.payload == b"x" * 1000 for one in found) <= most
+    (size,) = {one.payload.size for one in queue.list(max_bytes=0)}
+    assert 1000 < size < 1100
+    with pytest.raises(ValueError, match="max_bytes=-1: must be"):
+        queue.list(max_bytes=-1)
