@@ -185,11 +185,7 @@ class DelayView:
 
     def stats(self) -> DelayStats:
         """Count everything, each shard in one consistent look."""
-        rows = [shard.run("delay/stats", now=shard.clock()) for shard in self._shards]
-        *counts, firsts = zip(*rows, strict=True)
-        waiting, due, in_flight, dead, quarantined = (sum(column) for column in counts)
-        first = min((at for at in firsts if at >= 0), default=None)
-        return DelayStats(waiting, due, in_flight, dead, quarantined, None if first is None else from_ms(first))
+        return sum_stats([shard.run("delay/stats", now=shard.clock()) for shard in self._shards])
 
     def dead_letters(
         self, *, offset: int = 0, limit: int = 100, max_bytes: int | None = None
@@ -320,6 +316,14 @@ class DelayView:
 
     def _shard(self, id_: str) -> Shard:
         return self._shards[zlib.crc32(id_bytes(id_)) % len(self._shards)]
+
+
+def sum_stats(rows: Sequence[Sequence[Any]]) -> DelayStats:
+    """Return what the script ``delay/stats`` answered for each shard, added up."""
+    *counts, firsts = zip(*rows, strict=True)
+    waiting, due, in_flight, dead, quarantined = (sum(column) for column in counts)
+    first = min((at for at in firsts if at >= 0), default=None)
+    return DelayStats(waiting, due, in_flight, dead, quarantined, None if first is None else from_ms(first))
 
 
 def _order(found: tuple[Shard, Sequence[Any]]) -> tuple[int, bytes]:

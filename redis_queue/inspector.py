@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
 from redis_queue.connection import Client, connect
 from redis_queue.delay import DelayQueue
+from redis_queue.delay_view import sum_stats
 from redis_queue.errors import InvalidNameError, RedisQueueError, SchemaError, WrongTypeError
 from redis_queue.keys import Keys, Kind
 from redis_queue.leasing import Clock, server_clock
+from redis_queue.model import QueueStats
 from redis_queue.queue import RedisQueue
+from redis_queue.queue_view import read_stats
 from redis_queue.registry import Known, Registry
-from redis_queue.scripts import Scripts
+from redis_queue.scripts import Call, Scripts
 from redis_queue.settings import Settings
 from redis_queue.times import from_ms
 from redis_queue.urls import url_of
@@ -24,6 +28,19 @@ AnyQueue = RedisQueue | DelayQueue
 
 BROKEN: Final = (WrongTypeError, SchemaError, ValueError, OverflowError)
 """What is raised where somebody else wrote into the keys of one queue; ConfigurationError is a ValueError."""
+
+KINDS: Final[tuple[Kind, ...]] = ("delay", "queue")
+
+MOST_ROWS: Final = 50
+"""Queues of a page."""
+
+MOST_SHARDS: Final = 2048
+"""Shards that one look counts."""
+
+FEW_SHARDS: Final = 16
+"""A queue with no more is counted whatever others have."""
+
+TOTALS: Final = ("put", "acked", "redelivered", "put_back")
 
 CLASSES: Final[dict[Kind, str]] = {"queue": "RedisQueue", "delay": "DelayQueue"}
 
@@ -69,6 +86,26 @@ class Overview:
         return sum(getattr(row, count) for row in self.queues)
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Some of the queues under a prefix: *known* of the *total* that match, from *offset* on.
+
+    *unseen* counts those that were not looked at because there are too many.
+    """
+
+    known: Sequence[Known]
+    offset: int
+    total: int
+    unseen: int = 0
+    limit: int = MOST_ROWS
+
+    @property
+    def next(self) -> int | None:
+        """Where the next page begins; None: this is the last one."""
+        end = self.offset + self.limit
+        return end if end < self.total else None
+
+
 class Inspector:
     """Looks at every queue under *prefix* and finds the one to act on; it changes nothing.
 
@@ -89,10 +126,37 @@ class Inspector:
 
         Raises InvalidNameError if there is none with *name*.
         """
-        everything = self._registry.all()
         if name is None:
-            return everything
-        return [known for known in everything if known.name == name] or [self._find("queue", name)]
+            return self._registry.all()
+        found = [self.find(kind, name) for kind in KINDS]
+        return [known for known in found if known is not None] or [self._find("queue", name)]
+
+    def find(self, kind: Kind, name: str) -> Known | None:
+        """Return what the registry says of one queue; None: nothing that can be read."""
+        return self._registry.find(kind, name)
+
+    def listing(
+        self, search: str = "", *, kind: Kind | None = None, offset: int = 0, limit: int = MOST_ROWS
+    ) -> Listing:
+        """Return up to *limit* queues whose names contain *search*, by kind and name.
+
+        Of more than 20,000 queues only so many are looked at, whichever Redis names first.
+        """
+        fields, count = self._registry.fields()
+        unseen = count - len(fields)
+        if search or kind is not None:
+            start, part = (f"{kind}:".encode() if kind else b""), search.encode(errors="surrogateescape")
+            fields = [one for one in fields if one.startswith(start) and part in one.partition(b":")[2]]
+        return Listing(
+            self._registry.read(fields[offset : offset + limit]), offset, len(fields), unseen=unseen, limit=limit
+        )
+
+    def first(self, most: int, preferred: Collection[tuple[str, str]] = ()) -> tuple[list[Known], int]:
+        """Return up to *most* queues, those *preferred* (by kind and name) before others, and how many are left out."""
+        fields, count = self._registry.fields()
+        wanted = {f"{kind}:{name}".encode(errors="surrogateescape") for kind, name in preferred}
+        chosen = sorted(fields, key=lambda field: field not in wanted)[:most]
+        return self._registry.read(sorted(chosen)), count - len(chosen)
 
     def open(self, known: Known) -> AnyQueue:
         """Return a queue from the registry, with the settings that it was written with."""
@@ -117,8 +181,22 @@ class Inspector:
         return [self.open(known) for known in self.known(name)]
 
     def queues(self, known: Iterable[Known] | None = None) -> list[QueueRow]:
-        """Return one row for each of *known*, or each queue, by kind and name; O(1) for each."""
-        return [self._row(one) for one in (self.known() if known is None else known)]
+        """Return one row for each of *known*, or each queue, by kind and name; O(1) for each shard.
+
+        Queues with many shards are not counted once those before them have :data:`MOST_SHARDS`.
+        """
+        rows = list(self.known() if known is None else known)
+        looks: list[list[Call] | str] = []
+        left = MOST_SHARDS
+        for one in rows:
+            looks.append(self._looks(one, left))
+            left -= one.shards if one.kind == "delay" and isinstance(looks[-1], list) else 0
+        replies = iter(self._scripts.each([look for one in looks if isinstance(one, list) for look in one]))
+        found = [
+            QueueRow(one.kind, one.name, error=look) if isinstance(look, str) else self._row(one, look, replies)
+            for one, look in zip(rows, looks, strict=True)
+        ]
+        return self._with_first_due(found)
 
     def overview(self, known: Iterable[Known] | None = None) -> Overview:
         """Return the same rows and when they were read."""
@@ -144,74 +222,99 @@ class Inspector:
         return int(seconds) * 1000 + int(micros) // 1000
 
     def _find(self, kind: Kind, name: str) -> Known:
-        everything = self.known()
-        for known in everything:
-            if (known.kind, known.name) == (kind, name):
-                return known
-        names = sorted({known.name for known in everything if known.kind == kind})
+        known = self.find(kind, name)
+        if known is not None:
+            return known
+        fields, _ = self._registry.fields()
+        names = [
+            field.decode(errors="replace").partition(":")[2] for field in fields if field.startswith(kind.encode())
+        ]
         hint = _hint(name, names) if names else f"there is none in {self.url}"
         raise InvalidNameError(f"no {CLASSES[kind]} {name!r} under the prefix {self.prefix!r}: {hint}")
 
-    def _row(self, known: Known) -> QueueRow:
+    def _looks(self, known: Known, left: int) -> list[Call] | str:
+        """Return the calls that count a queue of at most *left* shards, or why it is not counted."""
         try:
-            queue = self.open(known)
-            found = self._of_queue(queue) if isinstance(queue, RedisQueue) else self._of_delay(queue)
+            Settings(prefix=self.prefix, max_deliveries=known.max_deliveries, shards=known.shards)
+            if known.kind == "queue":
+                return [self._scripts.bind("queue/stats", Keys(self.prefix, "queue", known.name)).look()]
+            if known.shards > max(left, FEW_SHARDS):
+                return f"not counted: its {known.shards:,} shards are more than one look counts; open it by itself"
+            shards = [Keys(self.prefix, "delay", known.name, number) for number in range(known.shards)]
         except BROKEN as error:
             # One broken queue must not hide the others.
+            return told(error)
+        now = self._clock()
+        stats = [self._scripts.bind("delay/stats", keys).look(now=now) for keys in shards]
+        return stats + [self._scripts.look("HMGET", keys.meta, *TOTALS) for keys in shards]
+
+    def _row(self, known: Known, looks: Sequence[Call], replies: Iterator[Callable[[], Any]]) -> QueueRow:
+        mine = list(itertools.islice(replies, len(looks)))
+        try:
+            read = [reply() for reply in mine]
+            found = _of_queue(read_stats(read[0])) if known.kind == "queue" else _of_delay(read)
+        except BROKEN as error:
             return QueueRow(known.kind, known.name, error=told(error))
         return QueueRow(known.kind, known.name, **found)
 
-    def _of_queue(self, queue: RedisQueue) -> dict[str, Any]:
-        stats = queue.stats()
-        return {
-            "ready": stats.ready,
-            "delayed": stats.delayed,
-            "in_flight": stats.in_flight,
-            "dead": stats.dead,
-            "quarantined": stats.quarantined,
-            "paused": stats.paused,
-            "put": stats.put,
-            "acked": stats.acked,
-            "redelivered": stats.redelivered,
-            "put_back": stats.put_back,
-            "oldest_at": stats.oldest_ready_at,
-            "next_due": self._first_due(queue) if stats.delayed else None,
-        }
-
-    def _of_delay(self, queue: DelayQueue) -> dict[str, Any]:
-        stats = queue.stats()
-        totals = [
-            self._scripts.command("HMGET", keys.meta, "put", "acked", "redelivered", "put_back")
-            for keys in self._keys(queue)
-        ]
-        put, acked, redelivered, put_back = (
-            sum(int(count or 0) for count in column) for column in zip(*totals, strict=True)
-        )
-        return {
-            "ready": stats.due,
-            "delayed": stats.waiting - stats.due,
-            "in_flight": stats.in_flight,
-            "dead": stats.dead,
-            "quarantined": stats.quarantined,
-            "put": put,
-            "acked": acked,
-            "redelivered": redelivered,
-            "put_back": put_back,
-            "oldest_at": stats.next_due if stats.due else None,
-            "next_due": stats.next_due,
-        }
-
-    def _first_due(self, queue: RedisQueue) -> datetime | None:
-        (keys,) = self._keys(queue)
-        for first in self._scripts.command("ZRANGE", keys.waiting, 0, 0):
-            due = self._scripts.command("ZSCORE", keys.waiting, first)
-            return None if due is None else from_ms(float(due))
-        return None
+    def _with_first_due(self, rows: Sequence[QueueRow]) -> list[QueueRow]:
+        """Return *rows* with the next due time of each RedisQueue that has delayed messages."""
+        asked = [number for number, row in enumerate(rows) if row.kind == "queue" and row.delayed]
+        keys = [Keys(self.prefix, "queue", rows[number].name).waiting for number in asked]
+        replies = self._scripts.each([self._scripts.look("ZRANGE", key, 0, 0, "WITHSCORES") for key in keys])
+        found = list(rows)
+        for number, reply in zip(asked, replies, strict=True):
+            try:
+                due = _score(reply())
+                found[number] = replace(found[number], next_due=None if due is None else from_ms(due))
+            except BROKEN as error:
+                found[number] = QueueRow("queue", found[number].name, error=told(error))
+        return found
 
     def _keys(self, queue: AnyQueue) -> list[Keys]:
         if isinstance(queue, RedisQueue):
             return [Keys(self.prefix, "queue", queue.name)]
         return [Keys(self.prefix, "delay", queue.name, shard) for shard in range(queue.settings.shards)]
+
+
+def _of_queue(stats: QueueStats) -> dict[str, Any]:
+    return {
+        "ready": stats.ready,
+        "delayed": stats.delayed,
+        "in_flight": stats.in_flight,
+        "dead": stats.dead,
+        "quarantined": stats.quarantined,
+        "paused": stats.paused,
+        "put": stats.put,
+        "acked": stats.acked,
+        "redelivered": stats.redelivered,
+        "put_back": stats.put_back,
+        "oldest_at": stats.oldest_ready_at,
+    }
+
+
+def _of_delay(replies: Sequence[Any]) -> dict[str, Any]:
+    """Return the counts of a DelayQueue, whose *replies* are its shards' counts and then their totals."""
+    shards = len(replies) // 2
+    stats = sum_stats(replies[:shards])
+    totals = [sum(int(count or 0) for count in column) for column in zip(*replies[shards:], strict=True)]
+    return {
+        "ready": stats.due,
+        "delayed": stats.waiting - stats.due,
+        "in_flight": stats.in_flight,
+        "dead": stats.dead,
+        "quarantined": stats.quarantined,
+        "oldest_at": stats.next_due if stats.due else None,
+        "next_due": stats.next_due,
+        **dict(zip(TOTALS, totals, strict=True)),
+    }
+
+
+def _score(reply: Any) -> float | None:
+    """Return the score of the first member of a sorted set; redis-py makes pairs where it asks a Cluster."""
+    if not reply:
+        return None
+    return float(reply[0][1] if isinstance(reply[0], (tuple, list)) else reply[1])
 
 
 def told(error: Exception) -> str:

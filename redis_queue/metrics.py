@@ -83,6 +83,7 @@ class _Look:
     rows: Sequence[QueueRow]
     unreadable: int
     dispatching: Sequence[_Dispatching]
+    left_out: int
 
 
 class Collector:
@@ -91,6 +92,7 @@ class Collector:
     It takes O(1) of Redis for each queue and raises nothing: where Redis cannot be read, ``redis_queue_up`` is 0. So
     many as *most_queues* have a label of their own, the largest ones when they came in; the sizes of the others are
     added up under the queue "(other)", for each kind. Counters of those would go up and down, so there are none.
+    No more than *most_read* queues are read; ``redis_queue_left_out_queues`` counts the others.
     *leases* returns what is known of the leases of Celery workers, None where there are none
     (:func:`redis_queue.celery.leases.counters.read`).
     """
@@ -100,10 +102,12 @@ class Collector:
         inspector: Inspector,
         *,
         most_queues: int = 200,
+        most_read: int = 1000,
         leases: Callable[[], LeaseTotals | None] | None = None,
     ) -> None:
         self._inspector = inspector
         self._most = most_queues
+        self._most_read = max(most_queues, most_read)
         self._leases = leases
         self._kept: frozenset[tuple[str, str]] = frozenset()
 
@@ -130,13 +134,13 @@ class Collector:
             yield from _lease_metrics(counted)
 
     def _look(self) -> _Look:
-        known = self._inspector.known()
+        known, left_out = self._inspector.first(self._most_read, self._kept)
         overview = self._inspector.overview(known)
         readable = [row for row in overview.queues if not row.error]
         kept = self._chosen(readable)
         dispatching, broken = self._dispatching(known, {row.name for row in kept if row.kind == "delay"})
         unreadable = len({(row.kind, row.name) for row in overview.queues if row.error} | broken)
-        return _Look(overview.at, _with_others(readable, kept), unreadable, dispatching)
+        return _Look(overview.at, _with_others(readable, kept), unreadable, dispatching, left_out)
 
     def _chosen(self, rows: Sequence[QueueRow]) -> list[QueueRow]:
         """Return the rows that get a label of their own: those that had one, then the largest.
@@ -166,7 +170,8 @@ class Collector:
             name = one.name if one.name in kept else OTHERS
             before = found.get(name, _Dispatching(name))
             try:
-                queue = self._inspector.open(one)
+                # What dispatchers did is kept beside the first shard.
+                queue = self._inspector.open(replace(one, shards=min(one.shards, 1)))
                 assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
                 done, dispatchers = before.done + queue.dispatches(), before.dispatchers + len(queue.dispatchers())
             except BROKEN:
@@ -207,6 +212,8 @@ def _queue_metrics(look: _Look | None) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "redis_queue_unreadable_queues", unreadable, value=None if look is None else look.unreadable
     )
+    left_out = "Queues that were not read because there are too many; no other metric counts them."
+    yield GaugeMetricFamily("redis_queue_left_out_queues", left_out, value=None if look is None else look.left_out)
     rows = () if look is None else look.rows
     for name, text in SIZES.items():
         yield _of_rows(GaugeMetricFamily, name, text, rows, attrgetter(name))

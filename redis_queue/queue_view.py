@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from redis_queue.batches import CHUNK, check_budget, check_limit, check_offset
 from redis_queue.codec import UnreadableError
@@ -60,21 +60,7 @@ class QueueView:
 
     def stats(self) -> QueueStats:
         """Count everything in one consistent look."""
-        reply = self._shard.run("queue/stats")
-        ready, delayed, in_flight, dead, quarantined, put, acked, redelivered, paused, oldest, put_back = reply
-        return QueueStats(
-            ready,
-            delayed,
-            in_flight,
-            dead,
-            quarantined,
-            put,
-            acked,
-            redelivered,
-            bool(paused),
-            from_ms(oldest) if oldest else None,
-            put_back,
-        )
+        return read_stats(self._shard.run("queue/stats"))
 
     def __len__(self) -> int:
         """Count messages that wait: ready and delayed."""
@@ -124,3 +110,21 @@ class QueueView:
                 self._shard.set_aside(Message(id_, None, {}, from_ms(0), deliveries, lease), str(error))
             return None
         return Message(id_, body, headers, from_ms(put_at), deliveries, lease)
+
+
+def read_stats(reply: Sequence[Any]) -> QueueStats:
+    """Return what the script ``queue/stats`` answered."""
+    ready, delayed, in_flight, dead, quarantined, put, acked, redelivered, paused, oldest, put_back = reply
+    return QueueStats(
+        ready,
+        delayed,
+        in_flight,
+        dead,
+        quarantined,
+        put,
+        acked,
+        redelivered,
+        bool(paused),
+        from_ms(oldest) if oldest else None,
+        put_back,
+    )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from redis_queue import keys
 from redis_queue.batches import CHUNK, chunks
@@ -14,6 +14,9 @@ from redis_queue.errors import ConfigurationError
 from redis_queue.keys import Kind
 from redis_queue.scripts import Scripts
 from redis_queue.settings import MAX_SHARDS, Settings
+
+MOST_FIELDS: Final = 20_000
+"""Queues that are looked at to choose a page of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +58,35 @@ class Registry:
         """Take a queue out of the registry; its keys stay."""
         self._scripts.command("HDEL", self._key, f"{kind}:{name}")
 
+    def find(self, kind: Kind, name: str) -> Known | None:
+        """Return what is known of one queue; None: there is none, or it cannot be read."""
+        field = f"{kind}:{name}".encode(errors="surrogateescape")
+        value = self._scripts.command("HGET", self._key, field)
+        return None if value is None else read(field, value)
+
+    def fields(self) -> tuple[list[bytes], int]:
+        """Return ``kind:name`` of up to :data:`MOST_FIELDS` queues in order, and how many there are."""
+        count = int(self._scripts.command("HLEN", self._key))
+        if count <= MOST_FIELDS:
+            return sorted(self._scripts.command("HKEYS", self._key)), count
+        found: set[bytes] = set()
+        cursor = b"0"
+        while len(found) < MOST_FIELDS:
+            cursor, rows = self._scripts.command("HSCAN", self._key, cursor, "COUNT", CHUNK)
+            # redis-py makes a mapping of it where it asks a Cluster.
+            found.update(rows if isinstance(rows, Mapping) else rows[::2])
+            if int(cursor) == 0:
+                break
+        return sorted(found)[:MOST_FIELDS], count
+
+    def read(self, fields: Sequence[bytes]) -> list[Known]:
+        """Return what is known of *fields*; what cannot be read is left out."""
+        return [known for chunk in chunks(fields, CHUNK) for known in self._read(chunk)]
+
     def all(self) -> list[Known]:
         """Return every known queue by kind and name, a batch per round trip; what cannot be read is left out."""
         fields: list[bytes] = sorted(self._scripts.command("HKEYS", self._key))
-        return [known for chunk in chunks(fields, CHUNK) for known in self._read(chunk)]
+        return self.read(fields)
 
     def _read(self, fields: list[bytes]) -> Iterator[Known]:
         values = self._scripts.command("HMGET", self._key, *fields)

@@ -14,14 +14,15 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from redis_queue.batches import chunks
 from redis_queue.connection import Client
 from redis_queue.errors import (
     ConfigurationError,
@@ -95,6 +96,10 @@ class Link(Protocol):
         """Send two commands in this order, in one round trip if that can be; raises as :meth:`send` does."""
         ...
 
+    def send_many(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands in one round trip if that can be; an error of one stands in place of its reply."""
+        ...
+
 
 class DirectLink:
     """One server (or a Sentinel set), on connections of its own.
@@ -117,13 +122,31 @@ class DirectLink:
         one, two = self._exchange(first, second)
         return one, two
 
-    def _exchange(self, *commands: Command) -> list[Any]:
+    def send_many(self, commands: Sequence[Command]) -> list[Any]:
+        """Send all at once and read all replies."""
+        return self._on_connection(lambda connection: _replies(connection, commands))
+
+    def _on_connection(self, work: Callable[[Any], list[Any]]) -> list[Any]:
+        """Do *work* on a connection that is kept if nothing fails."""
+        connection = self._take()
+        try:
+            found = work(connection)
+        except BaseException:
+            self.close(connection)
+            raise
+        self._free.append(connection)
+        return found
+
+    def _take(self) -> Any:
         if self._pid != os.getpid():
             self._free, self._pid = [], os.getpid()
         try:
-            connection = self._free.pop()
+            return self._free.pop()
         except IndexError:
-            connection = self._connect()
+            return self._connect()
+
+    def _exchange(self, *commands: Command) -> list[Any]:
+        connection = self._take()
         try:
             packed = [part for command in commands for part in connection.pack_command(*command)]
             connection.send_packed_command(packed, check_health=False)
@@ -159,6 +182,19 @@ class DirectLink:
         return connection
 
 
+def _replies(connection: Any, commands: Sequence[Command]) -> list[Any]:
+    packed = [part for command in commands for part in connection.pack_command(*command)]
+    connection.send_packed_command(packed, check_health=False)
+    return [_reply(connection) for _ in commands]
+
+
+def _reply(connection: Any) -> Any:
+    try:
+        return connection.read_response(disable_decoding=True, disconnect_on_error=True)
+    except redis.ResponseError as error:
+        return error
+
+
 class ClusterLink:
     """A Redis Cluster: redis-py finds the node and follows redirections, but repeats nothing."""
 
@@ -180,6 +216,16 @@ class ClusterLink:
         """Send one after the other."""
         return self.send(*first), self.send(*second)
 
+    def send_many(self, commands: Sequence[Command]) -> list[Any]:
+        """Send one after the other."""
+        return [self._reply(command) for command in commands]
+
+    def _reply(self, command: Command) -> Any:
+        try:
+            return self.send(*command)
+        except redis.ResponseError as error:
+            return error
+
 
 _FIRST_KEY: Final[Mapping[Argument, int]] = {"EVALSHA": 3, "EVAL": 3, "BLPOP": 1}
 
@@ -197,6 +243,13 @@ def link(client: Client) -> Link:
 _LINK: Final = "_redis_queue_link"
 
 
+class Call(NamedTuple):
+    """A call that changes nothing: as a command, and by itself with repeats and all."""
+
+    command: Command
+    alone: Callable[[], Any]
+
+
 class Scripts:
     """Scripts bound to one server."""
 
@@ -210,6 +263,27 @@ class Scripts:
         """
         script = load(name)
         return BoundScript(self._link, script, [named.get(key) or getattr(keys, key) for key in script.keys])
+
+    def look(self, *command: Argument) -> Call:
+        """Return a plain command that changes nothing, for :meth:`each`."""
+        return Call(command, functools.partial(self.command, *command))
+
+    def each(self, calls: Sequence[Call]) -> list[Callable[[], Any]]:
+        """Make *calls*, hundreds in a round trip; each function returned gives one reply, or raises its error.
+
+        One that failed is made once more, by itself, when its function is called.
+        """
+        found: list[Callable[[], Any]] = []
+        for chunk in chunks(calls):
+            try:
+                replies = self._link.send_many([call.command for call in chunk])
+            except RedisErrors as error:
+                replies = [error] * len(chunk)
+            found += [
+                call.alone if isinstance(reply, Exception) else functools.partial(_same, reply)
+                for call, reply in zip(chunk, replies, strict=True)
+            ]
+        return found
 
     def command(self, *command: Argument) -> Any:
         """Send one plain command that is safe to repeat."""
@@ -254,6 +328,10 @@ class BoundScript:
             unknown = may_have_arrived(error)
             return self._insist(first, 2, unknown=unknown), following._insist(second, 2, unknown=unknown)
 
+    def look(self, **arguments: Any) -> Call:
+        """Return a call of this script, which must change nothing, for :meth:`Scripts.each`."""
+        return Call(self._command((), dict(arguments)), functools.partial(self, **arguments))
+
     def _command(self, more: Iterable[Argument], arguments: dict[str, Argument]) -> Command:
         script = self._script
         try:
@@ -286,6 +364,10 @@ class BoundScript:
                 "Redis has carried out a later call of this thread; this one came too late, and did nothing"
             )
         return translate(error, unknown=unknown)
+
+
+def _same(reply: Any) -> Any:
+    return reply
 
 
 def describe(server: Link, keys: Iterable[Argument]) -> str:

@@ -138,6 +138,9 @@ def test_expired_leases_are_counted(inspector: Inspector, stage: Stage) -> None:
 
 READS: dict[str, Callable[[Inspector], Any]] = {
     "known": Inspector.known,
+    "find": lambda inspector: inspector.find("queue", "orders"),
+    "listing": lambda inspector: inspector.listing("ord"),
+    "first": lambda inspector: inspector.first(1),
     "queues": Inspector.queues,
     "overview": Inspector.overview,
     "now": Inspector.now,

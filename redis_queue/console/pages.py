@@ -13,6 +13,7 @@ from redis_queue.inspector import AnyQueue
 from redis_queue.model import Quarantined, Unread
 
 Item = TypeVar("Item")
+Other = TypeVar("Other")
 Place = TypeVar("Place")
 
 Found = tuple[AnyQueue, Item]
@@ -43,6 +44,10 @@ class Page(Generic[Item, Place]):
     looked: int
     unread: int = 0
     full: int = 0
+
+    def of(self, items: Sequence[Other]) -> Page[Other, Place]:
+        """Return this page with *items* made of its own."""
+        return Page(items, self.next, self.looked, self.unread, self.full)
 
 
 def readable_at_once(items: Sequence[Item], body: Callable[[Item], object]) -> Sequence[Item]:

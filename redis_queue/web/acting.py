@@ -28,9 +28,9 @@ from redis_queue.keys import is_id
 from redis_queue.queue import RedisQueue
 from redis_queue.web import asked
 from redis_queue.web.dead import CONDITIONS as DEAD
-from redis_queue.web.dead import filter_of
+from redis_queue.web.dead import filter_of, page_of
 from redis_queue.web.desk import desk
-from redis_queue.web.named import delay_queues, queue_of, reference, referred, sound_queues
+from redis_queue.web.named import delay_queues, queue_of, reference, referred
 from redis_queue.web.queues import KINDS
 from redis_queue.web.scheduled import CONDITIONS as SCHEDULED
 from redis_queue.web.scheduled import MOST_LOOKED_AT, conditions_of, matching
@@ -233,12 +233,11 @@ def _matching(verb: Verb) -> tuple[list[Pair], bool]:
         ids, more = matching(queue, conditions_of(form), MOST_AT_ONCE)
         return [(queue, id_) for id_ in ids], more
     faults = Faults()
-    queues = sound_queues(asked.text("name", form, exact=True), faults)[0]
-    chosen = filter_of(form)
+    name, chosen = asked.text("name", form, exact=True), filter_of(form)
 
     def read(start: Place | None, limit: int) -> Page[Pair, Place]:
-        page = chosen.page(queues, start, limit, faults)
-        return Page([(queue, letter.id) for queue, letter in page.items if is_id(letter.id)], page.next, page.looked)
+        page, _ = page_of(chosen, name, start or (0, 0), limit, faults)
+        return page.of([(queue, letter.id) for queue, letter in page.items if is_id(letter.id)])
 
     return gather(read, most=MOST_AT_ONCE, most_looked_at=MOST_LOOKED_AT)
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from flask import Blueprint, abort, render_template, request
 
 from redis_queue.console.dead import Filter, Place, as_task
 from redis_queue.console.faults import Faults
-from redis_queue.inspector import kind_of
+from redis_queue.console.pages import Found, Page
+from redis_queue.inspector import QueueRow, kind_of
 from redis_queue.keys import is_id
+from redis_queue.model import DeadLetter
 from redis_queue.web import asked
 from redis_queue.web.desk import desk
-from redis_queue.web.named import reference, sound_queues
+from redis_queue.web.named import MOST_NAMES, reference, window
 
 pages = Blueprint("dead", __name__)
 
@@ -31,13 +35,13 @@ def show() -> str:
     asked.only("name", *CONDITIONS, "after", "limit", "body")
     name = asked.text("name", exact=True)
     faults = Faults()
-    queues, counts = sound_queues(name, faults)
-    chosen = filter_of(request.args)
-    page = chosen.page(queues, _place(asked.text("after")), asked.number("limit", ROWS, 1, MOST_ROWS), faults)
+    chosen, place = filter_of(request.args), _place(asked.text("after"))
+    page, counts = page_of(chosen, name, place, asked.number("limit", ROWS, 1, MOST_ROWS), faults)
+    listing = desk().inspector.listing(limit=MOST_NAMES)
     return render_template(
         "dead.html",
         name=name,
-        names=sorted({known.name for known in desk().inspector.known()}),
+        names=sorted({known.name for known in listing.known} | ({name} if name else set())),
         rows=[
             (kind_of(queue), queue, letter, as_task(letter), reference(queue, letter.id))
             for queue, letter in page.items
@@ -47,12 +51,31 @@ def show() -> str:
         first=request.args.get("after", "") == "",
         asked={key: request.args.get(key, "").strip() for key in CONDITIONS},
         link={key: value for key, value in request.args.items() if key != "after" and value},
-        total=None if chosen else sum(row.dead for row in counts),
+        total=None if chosen or counts is None else sum(row.dead for row in counts),
+        more_names=listing.next is not None,
         broken=faults.rows,
         with_body=asked.flag("body"),
         is_id=is_id,
         now=desk().inspector.now(),
     )
+
+
+def page_of(
+    chosen: Filter, name: str | None, place: Place, limit: int, faults: Faults
+) -> tuple[Page[Found[DeadLetter], Place], Sequence[QueueRow] | None]:
+    """Return the letters from *place* on of the queues with *name*, or all, and the counts of all these queues.
+
+    A page looks into no more than MOST_QUEUES; then there are no counts, since others are missing.
+    """
+    number, offset = place
+    part = window(name, number, faults)
+    begins_here = bool(part.numbers) and part.numbers[0] == number
+    page = chosen.page(part.queues, (0, offset if begins_here else 0), limit, faults)
+    after: Place | None = None if part.next is None else (part.next, 0)
+    if page.next is not None:
+        index, rest = page.next
+        after = (part.numbers[index], rest)
+    return replace(page, next=after), part.rows if not number and part.next is None else None
 
 
 def filter_of(values: Any) -> Filter:

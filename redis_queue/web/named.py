@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 from urllib.parse import quote, unquote
 
 from flask import abort
@@ -15,11 +17,17 @@ from redis_queue.registry import Known
 from redis_queue.settings import Settings
 from redis_queue.web.desk import desk
 
+MOST_NAMES: Final = 200
+"""Names that a form offers."""
+
+MOST_QUEUES: Final = 200
+"""Queues that one page counts or looks into."""
+
 
 def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
-    """Return the DelayQueue *name*, by default the one of Celery's tasks or the first, and the names of all."""
+    """Return the DelayQueue *name*, by default the one of Celery's tasks or the first, and the names to offer."""
     access = desk().access
-    names = [known.name for known in desk().inspector.known() if known.kind == "delay"]
+    names = [known.name for known in desk().inspector.listing(kind="delay", limit=MOST_NAMES).known]
     if name is None and names and access.app is None and access.default_delay_queue not in names:
         name = names[0]
     if name is None and not names and access.app is None:
@@ -33,18 +41,41 @@ def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
     return queue, sorted({*names, queue.name})
 
 
-def sound_queues(name: str | None, faults: Faults) -> tuple[list[AnyQueue], list[QueueRow]]:
-    """Return the queues with *name*, or all, that can be looked at, and the rows of those that were asked for.
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Queues with dead letters, of a part of all queues: each with its number among all.
 
-    What is wrong with the others goes into *faults*. Raises InvalidNameError.
+    *rows* are the counts of that part, *next* is where the next one begins.
     """
-    queues, inspector = desk().access.queues(name, faults), desk().inspector
-    rows = inspector.queues(known for known in inspector.known() if name in (None, known.name))
-    for row in rows:
+
+    queues: Sequence[AnyQueue]
+    numbers: Sequence[int]
+    rows: Sequence[QueueRow]
+    next: int | None
+
+
+def window(name: str | None, start: int, faults: Faults) -> Window:
+    """Return the queues with *name*, or up to :data:`MOST_QUEUES` of all from number *start* on.
+
+    What is wrong with others goes into *faults*. Raises InvalidNameError.
+    """
+    inspector = desk().inspector
+    if name is None:
+        listing = inspector.listing(offset=start, limit=MOST_QUEUES)
+        found, after = listing.known, listing.next
+    else:
+        found, after = inspector.known(name)[start:], None
+    rows = inspector.queues(found)
+    queues: list[AnyQueue] = []
+    numbers: list[int] = []
+    for number, (known, row) in enumerate(zip(found, rows, strict=True), start):
         if row.error:
             faults.add(row)
-    broken = {(row.kind, row.name) for row in faults.rows}
-    return [queue for queue in queues if (kind_of(queue), queue.name) not in broken], rows
+        elif row.dead:
+            with faults.of(known.kind, known.name):
+                queues.append(inspector.open(known))
+                numbers.append(number)
+    return Window(queues, numbers, rows, after)
 
 
 def queue_of(kind: str, name: str) -> AnyQueue:

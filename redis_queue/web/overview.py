@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -10,15 +11,23 @@ from flask import Blueprint, render_template
 
 from redis_queue.console.faults import Faults
 from redis_queue.delay import DelayQueue
-from redis_queue.inspector import BROKEN, AnyQueue, Overview, kind_of
+from redis_queue.inspector import BROKEN, MOST_ROWS, QueueRow
+from redis_queue.registry import Known
+from redis_queue.settings import Settings
 from redis_queue.web import asked
 from redis_queue.web.charts import HEIGHT, WIDTH, bars, nice
 from redis_queue.web.desk import desk
+from redis_queue.web.named import MOST_QUEUES
 
 pages = Blueprint("overview", __name__)
 
 MINUTES = 60
 RECENT = 5
+MOST_RECENT_OF = 20
+"""Queues that are asked for their last dead letters."""
+
+MOST_PLOTS = 20
+"""DelayQueues whose charts are shown."""
 
 
 @pages.get("/")
@@ -26,22 +35,29 @@ def show() -> str:
     """Show the overview."""
     asked.only()
     inspector = desk().inspector
-    overview = inspector.overview()
-    queues = desk().access.queues()
+    listing = inspector.listing(limit=MOST_QUEUES)
+    overview = inspector.overview(listing.known)
+    rows = overview.queues
+    dispatching = [row.name for row in rows if row.kind == "delay" and not row.error][:MOST_PLOTS]
     return render_template(
         "overview.html",
         overview=overview,
+        table=replace(overview, queues=rows[:MOST_ROWS]),
+        more=listing.total + listing.unseen - len(rows),
         oldest=min((row.oldest_at for row in overview.queues if row.kind == "delay" and row.oldest_at), default=None),
         next_due=min((row.next_due for row in overview.queues if row.next_due), default=None),
-        plots=[plot for queue in queues if isinstance(queue, DelayQueue) for plot in _plots(queue)],
-        recent=_recent(overview, queues),
+        plots=[plot for name in dispatching for plot in _plots(name)],
+        recent=_recent(rows, listing.known),
         width=WIDTH,
         height=HEIGHT,
     )
 
 
-def _plots(queue: DelayQueue) -> list[dict[str, Any]]:
+def _plots(name: str) -> list[dict[str, Any]]:
     try:
+        # What dispatchers did is kept beside the first shard.
+        queue = desk().inspector.open(Known("delay", name, Settings().max_deliveries, 1))
+        assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
         minutes, total = queue.minutes(MINUTES), queue.dispatches()
     except BROKEN:
         # One broken queue must not hide the others; its row says why.
@@ -63,15 +79,15 @@ def _plots(queue: DelayQueue) -> list[dict[str, Any]]:
     ]
 
 
-def _recent(overview: Overview, queues: Sequence[AnyQueue]) -> list[tuple[str, str, datetime, str, str]]:
-    """Return the last few dead letters of all queues: kind, queue, when, id, reason."""
-    rows = {(row.kind, row.name): row for row in overview.queues if row.dead and not row.error}
+def _recent(rows: Sequence[QueueRow], known: Sequence[Known]) -> list[tuple[str, str, datetime, str, str]]:
+    """Return the last few dead letters of the queues with most of them: kind, queue, when, id, reason."""
+    dead = [(row, one) for row, one in zip(rows, known, strict=True) if row.dead and not row.error]
+    dead.sort(key=lambda pair: -pair[0].dead)
     found: list[tuple[str, str, datetime, str, str]] = []
-    for queue in queues:
-        row = rows.get((kind_of(queue), queue.name))
-        if row is not None:
-            # The page of dead letters says what is wrong with one that cannot be read.
-            with Faults().of_queue(queue):
-                letters = queue.dead_letters(offset=max(0, row.dead - RECENT), limit=RECENT, max_bytes=0)
-                found += [(row.kind, row.name, letter.died_at, letter.id, letter.reason) for letter in letters]
+    for row, one in dead[:MOST_RECENT_OF]:
+        # The page of dead letters says what is wrong with one that cannot be read.
+        with Faults().of(one.kind, one.name):
+            queue = desk().inspector.open(one)
+            letters = queue.dead_letters(offset=max(0, row.dead - RECENT), limit=RECENT, max_bytes=0)
+            found += [(row.kind, row.name, letter.died_at, letter.id, letter.reason) for letter in letters]
     return sorted(found, key=lambda letter: letter[2], reverse=True)[:RECENT]

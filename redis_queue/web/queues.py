@@ -26,8 +26,11 @@ MOST_OFFSET: Final = 10_000_000
 @pages.get("/queues")
 def show() -> str:
     """List all queues."""
-    asked.only()
-    return render_template("queues.html", overview=desk().inspector.overview())
+    asked.only("name", "offset")
+    name, offset = asked.text("name"), asked.number("offset", 0, 0, MOST_OFFSET)
+    inspector = desk().inspector
+    listing = inspector.listing(name or "", offset=offset, limit=ROWS)
+    return render_template("queues.html", overview=inspector.overview(listing.known), listing=listing, name=name)
 
 
 @pages.get("/queue")
@@ -39,8 +42,8 @@ def one() -> str:
         raise InvalidNameError("Which queue? Choose one from the list of all queues.")
     offset = asked.number("offset", 0, 0, MOST_OFFSET)
     inspector = desk().inspector
-    known = [one for one in inspector.known() if (one.kind, one.name) == (kind, name)]
-    row = next(iter(inspector.queues(known)), None)
+    known = inspector.find("queue" if kind == "queue" else "delay", name)
+    row = None if known is None else inspector.queues([known])[0]
     if row is not None and row.error:
         # By the registry it may be one that cannot be opened.
         return render_template("queue.html", queue=row, kind=kind, row=row, now=inspector.now())

@@ -84,6 +84,6 @@ def matching(queue: DelayQueue, conditions: Conditions, most: int) -> tuple[list
 
     def read(after: str | None, limit: int) -> Page[str, str]:
         page = conditions.page(desk().access, queue, after, limit)
-        return Page([entry.id for entry, _ in page.items if is_id(entry.id)], page.next, page.looked)
+        return page.of([entry.id for entry, _ in page.items if is_id(entry.id)])
 
     return gather(read, most=most, most_looked_at=MOST_LOOKED_AT)

@@ -13,6 +13,7 @@ from redis_queue.delay import DelayQueue
 from redis_queue.dispatching import DispatcherRow
 from redis_queue.web import asked
 from redis_queue.web.desk import desk
+from redis_queue.web.named import MOST_QUEUES
 
 pages = Blueprint("workers", __name__)
 
@@ -43,9 +44,10 @@ def _page(workers: list[dict[str, Any]] | None) -> str:
     asked.only()
     rows: list[tuple[str, DispatcherRow]] = []
     faults = Faults()
-    for queue in desk().access.queues(faults=faults):
-        if isinstance(queue, DelayQueue):
-            with faults.of_queue(queue):
+    for known in desk().inspector.listing(kind="delay", limit=MOST_QUEUES).known:
+        with faults.of(known.kind, known.name):
+            queue = desk().inspector.open(known)
+            if isinstance(queue, DelayQueue):
                 rows += [(queue.name, row) for row in queue.dispatchers()]
     return render_template(
         "workers.html",

@@ -216,7 +216,7 @@ ROLES = [
                 "delay/dispatchers",
             ),
         ),
-        ("get", "hkeys", "hmget"),
+        ("get", "hkeys", "hlen", "hmget", "hscan"),
         watch,
     ),
     Role(

@@ -66,8 +66,9 @@ class TestQuarantine:
     @fuzzed
     @given(st.binary(max_size=10), st.binary(max_size=10), st.binary(max_size=60))
     def test_keeps_every_byte(self, name: bytes, reason: bytes, raw: bytes) -> None:
-        found = _read_quarantined(b"5 %d %d\n%b%b%b" % (len(name), len(reason), name, reason, raw))
-        assert (id_bytes(found.id), found.raw) == (name, raw)
+        element = b"5 %d %d\n%b%b%b" % (len(name), len(reason), name, reason, raw)
+        found = _read_quarantined(element, len(element))
+        assert (id_bytes(found.id), found.raw, found.size) == (name, raw, len(raw))
         assert found.reason == reason.decode(errors="replace")
 
     @example(b"5 -3 1\nabc")

@@ -1,0 +1,168 @@
+"""A registry with very many names, or with rows that claim very many shards: pages and scrapes stay bounded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import redis
+from prometheus_client import CollectorRegistry, generate_latest
+
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue.inspector import MOST_ROWS, MOST_SHARDS, Inspector
+from redis_queue.keys import Keys
+from redis_queue.metrics import Collector
+from redis_queue.registry import MOST_FIELDS
+from redis_queue.web import dashboard
+from tests.web.conftest import KEY
+from tests.web.reading import Browser
+from tests.web.test_pages import SCREENS
+
+pytestmark = pytest.mark.celery
+
+NAMES = 5000
+
+
+def register(client: redis.Redis, count: int, *, kind: str = "queue", shards: int = 1, name: str = "many") -> None:
+    row = json.dumps({"max_deliveries": 20, "shards": shards})
+    client.hset("redis_queue:registry", mapping={f"{kind}:{name}-{number:05}": row for number in range(count)})
+
+
+def processed(client: redis.Redis) -> int:
+    """Return how many commands Redis carried out, those of scripts too."""
+    return sum(int(row["calls"]) for row in client.info("commandstats").values())
+
+
+@pytest.fixture
+def crowded(client: redis.Redis) -> redis.Redis:
+    """A Redis whose registry has so many names, half of each kind, and a few queues with something in them."""
+    register(client, NAMES // 2)
+    register(client, NAMES // 2, kind="delay")
+    RedisQueue("zz-last", client).put("x")
+    DelayQueue("zz-last", client).push("x", delay=60)
+    return client
+
+
+SEEN = (*SCREENS, "/queues?offset=100", "/queues?name=zz", "/queue?kind=queue&name=zz-last")
+
+
+@pytest.mark.parametrize("path", [path for path in SEEN if path != "/doctor"])
+def test_a_page_looks_at_few_of_them(path: str, crowded: redis.Redis) -> None:
+    browser = Browser(dashboard(crowded, secret_key=KEY))
+    browser.get(path)
+    before = processed(crowded)
+    browser.get(path)
+    # Each queue takes about ten.
+    assert processed(crowded) - before < 4000 < NAMES
+
+
+def test_queues_are_paged_and_searched(crowded: redis.Redis) -> None:
+    browser = Browser(dashboard(crowded, secret_key=KEY))
+    page = browser.get("/queues")
+    assert f"{NAMES + 2:,} queues." in page.text
+    seen = [link for link in page.links if "/queue?" in link]
+    assert len(seen) == MOST_ROWS
+    following = browser.get(page.link("offset=50"))
+    assert len({*seen, *(link for link in following.links if "/queue?" in link)}) == 2 * MOST_ROWS
+    found = browser.get("/queues?name=zz-")
+    assert [link for link in found.links if "/queue?" in link] == [
+        "/queue?kind=delay&name=zz-last",
+        "/queue?kind=queue&name=zz-last",
+    ]
+    assert "2 queues match." in found.text
+    overview = browser.get("/")
+    assert f"{NAMES + 2 - 200:,} more are among all queues" in overview.text
+
+
+def test_dead_letters_of_the_last_queue_are_found_page_by_page(crowded: redis.Redis) -> None:
+    queue = RedisQueue("zz-last", crowded)
+    message = queue.get(block=False)
+    assert message is not None
+    queue.nack(message, dead=True, reason="died at last")
+    browser = Browser(dashboard(crowded, secret_key=KEY))
+    assert "died at last" in browser.get("/dead?name=zz-last").text
+    path, pages = "/dead", 0
+    while "died at last" not in (page := browser.get(path)).text:
+        path, pages = page.link("after="), pages + 1
+    assert pages == NAMES // 200
+
+
+def test_rows_that_claim_many_shards_cost_a_page_little(client: redis.Redis) -> None:
+    """Those that do not fit say so, and hide no other."""
+    register(client, 20, kind="delay", shards=1024)
+    RedisQueue("orders", client).put("x")
+    DelayQueue("zz", client).push("x", delay=60)
+    browser = Browser(dashboard(client, secret_key=KEY))
+    browser.get("/queues")
+    before = processed(client)
+    page = browser.get("/queues")
+    # Nine for each shard.
+    assert processed(client) - before < 12 * MOST_SHARDS
+    assert page.text.count("not counted: its 1,024 shards") == 20 - MOST_SHARDS // 1024
+    rows = {row.name: row for row in Inspector(client).queues()}
+    assert (rows["orders"].ready, rows["zz"].delayed) == (1, 1)
+    assert "not counted" not in browser.get("/queue?kind=delay&name=many-00019").text
+
+
+def scraped(collector: Collector) -> str:
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return generate_latest(registry).decode()
+
+
+def test_a_scrape_reads_few_of_them_and_says_how_many_it_left_out(crowded: redis.Redis) -> None:
+    collector = Collector(Inspector(crowded), most_queues=10, most_read=100)
+    scraped(collector)
+    before = processed(crowded)
+    text = scraped(collector)
+    assert processed(crowded) - before < 2500
+    assert f"redis_queue_left_out_queues {NAMES + 2 - 100:.1f}" in text
+    # Without a limit all are counted, and those that had a label keep it.
+    assert "redis_queue_left_out_queues 0.0" in scraped(Collector(Inspector(crowded), most_read=NAMES + 2))
+
+
+def test_those_that_had_a_label_keep_it_as_others_come(client: redis.Redis) -> None:
+    collector = Collector(Inspector(client), most_queues=1, most_read=5)
+    RedisQueue("zz-last", client).put("x")
+    assert 'redis_queue_ready{kind="queue",queue="zz-last"} 1.0' in scraped(collector)
+    register(client, 50)
+    text = scraped(collector)
+    assert 'redis_queue_ready{kind="queue",queue="zz-last"} 1.0' in text
+    assert "redis_queue_left_out_queues 46.0" in text
+
+
+def test_counts_take_few_round_trips(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(client, 300)
+    inspector = Inspector(client)
+    inspector.overview()
+    sent: list[Any] = []
+    link = inspector._scripts._link
+    for name in ("send", "send_many"):
+        one: Any = getattr(link, name)
+        monkeypatch.setattr(link, name, lambda *a, one=one: (sent.append(a), one(*a))[1])
+    known = inspector.known()
+    sent.clear()
+    assert len(inspector.queues(known)) == 300
+    assert len(sent) <= 2
+
+
+def test_more_names_than_are_looked_at(client: redis.Redis) -> None:
+    register(client, MOST_FIELDS + 500)
+    listing = Inspector(client).listing()
+    assert (len(listing.known), listing.total, listing.unseen) == (MOST_ROWS, MOST_FIELDS, 500)
+    page = Browser(dashboard(client, secret_key=KEY)).get("/queues")
+    assert "500 more were not looked at" in page.text
+
+
+def test_a_broken_one_hides_no_other(client: redis.Redis) -> None:
+    """Though all of them are counted in one round trip."""
+    for name in ("a", "b", "c"):
+        RedisQueue(name, client).put("x")
+    client.set(Keys("redis_queue", "queue", "b").dead, "no sorted set")
+    rows = Inspector(client).queues()
+    assert [(row.name, row.ready, bool(row.error)) for row in rows] == [
+        ("a", 1, False),
+        ("b", 0, True),
+        ("c", 1, False),
+    ]
