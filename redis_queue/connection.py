@@ -9,7 +9,6 @@ from __future__ import annotations
 # Looked up by the first connect to a host name. A worker that forks while a thread is at that import leaves its child a
 # half loaded module, and no connection ever: "unknown encoding: idna".
 import encodings.idna  # noqa: F401
-import logging
 import math
 import re
 from typing import Any, Final
@@ -17,10 +16,11 @@ from typing import Any, Final
 import redis
 
 from redis_queue.errors import ConfigurationError, UnsupportedServerError
+from redis_queue.logs import logger_of
 from redis_queue.translation import RedisErrors, translate
 from redis_queue.urls import from_url
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Client = redis.Redis | redis.RedisCluster
 """What every queue works on; any redis-py client will do."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import logging
 import signal
 import threading
 import time
@@ -16,12 +15,13 @@ from redis_queue.backoff import Backoff, retry_delay
 from redis_queue.batches import CHUNK, check_limit
 from redis_queue.errors import InvalidValueError, RedisQueueError, StoreUnavailableError, Verdict
 from redis_queue.heartbeat import Turn
+from redis_queue.logs import logger_of
 from redis_queue.model import Message
 from redis_queue.queue import RedisQueue
 from redis_queue.times import Seconds, duration_ms
 from redis_queue.verdict import GiveBack, verdict_on
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 MAX_THREADS: Final = 1000
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,8 +12,9 @@ import redis
 from redis_queue.connection import Client
 from redis_queue.errors import StoreError, StoreUnavailableError
 from redis_queue.leasing import Shard
+from redis_queue.logs import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Found = TypeVar("Found")
 

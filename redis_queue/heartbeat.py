@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
@@ -14,8 +13,9 @@ from typing import Protocol
 
 from redis_queue.errors import RedisQueueError
 from redis_queue.leasing import Held
+from redis_queue.logs import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 BEATS_PER_LEASE = 3
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import logging
 import os
 import threading
 import time
@@ -15,12 +14,13 @@ from redis_queue.batches import ANY_SIZE, CHUNK, chunks
 from redis_queue.codec import Codec, UnreadableError
 from redis_queue.errors import InvalidValueError, RedisQueueError
 from redis_queue.keys import Keys
+from redis_queue.logs import logger_of
 from redis_queue.model import DeadLetter, InFlight, Item, Lease, PutBack, Quarantined, Unread
 from redis_queue.scripts import BoundScript, Scripts
 from redis_queue.settings import Settings
 from redis_queue.times import from_ms
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 MAX_REASON: Final = 2000
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import random
 import threading
@@ -18,12 +17,13 @@ from redis_queue.errors import InvalidDelayError, LeaseLostError, LockTakenError
 from redis_queue.heartbeat import Heartbeat
 from redis_queue.keys import LockKeys
 from redis_queue.leasing import Clock, Held, id_bytes, id_text, server_clock
+from redis_queue.logs import logger_of
 from redis_queue.model import Lease
 from redis_queue.scripts import Scripts
 from redis_queue.settings import Settings
 from redis_queue.times import Seconds, duration_ms, from_ms
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 MIN_LEASE: Final = timedelta(milliseconds=100)
 MAX_LEASE: Final = timedelta(days=7)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -17,9 +16,10 @@ from redis_queue.delay import DelayQueue
 from redis_queue.dispatching import BOUNDS, Dispatches
 from redis_queue.errors import RedisQueueError
 from redis_queue.inspector import BROKEN, Count, Inspector, QueueRow
+from redis_queue.logs import logger_of
 from redis_queue.registry import Known
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 OTHERS: Final = "(other)"
 """The queue label under which the smallest queues are added up."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
 import time
@@ -23,6 +22,7 @@ from redis_queue.errors import (
 )
 from redis_queue.heartbeat import Heartbeat
 from redis_queue.keys import check_id
+from redis_queue.logs import logger_of
 from redis_queue.model import Lease, Message, PutBack
 from redis_queue.queue_view import QueueView
 from redis_queue.times import Seconds, duration_ms, from_ms, point_ms
@@ -31,7 +31,7 @@ from redis_queue.verdict import verdict_on
 SHORTEST_WAIT: Final = 0.005
 """Redis 6.2 cuts a timeout of a millisecond to 0, which means for ever."""
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Place = Literal["ready", "delayed", "dead", "quarantine"]
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
 from redis_queue.backoff import retry_delay
 from redis_queue.errors import Dead, Nack
+from redis_queue.logs import logger_of
 from redis_queue.model import Message
 from redis_queue.times import Seconds, duration_ms
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class GiveBack(NamedTuple):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-logger = logging.getLogger(__name__)
+from redis_queue.logs import logger_of
+
+logger = logger_of(__name__)
 
 IDLE: Final = 10.0
 """Seconds after which a thread without work ends."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Sequence
@@ -21,12 +20,13 @@ from redis_queue.delay import DelayQueue
 from redis_queue.delay_model import Delivery
 from redis_queue.dispatching import NO_LATENESS, Dispatches, Lateness
 from redis_queue.errors import InvalidValueError
+from redis_queue.logs import logger_of
 from redis_queue.model import Entry
 
 if TYPE_CHECKING:
     from celery import Celery
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 UNKNOWN_WAIT: Final = 60.0
 """Seconds until an entry of a later version is looked at again."""

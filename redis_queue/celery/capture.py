@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -24,13 +23,14 @@ from redis_queue.celery.tap import Tap
 from redis_queue.celery.tracing import without_schedule
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError, StoreUnavailableError
 from redis_queue.keys import check_id
+from redis_queue.logs import logger_of
 from redis_queue.times import from_ms
 from redis_queue.translation import redact
 
 if TYPE_CHECKING:
     from redis_queue.celery.delayed import DelayedTasks
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 LEFT_ALONE: Final = frozenset({"celery.chord_unlock"})
 """Tasks that poll: they come each second and mean nothing when late."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Set
 from typing import TYPE_CHECKING, Any, Final
@@ -17,13 +16,14 @@ from redis_queue.celery.renewal import held_newer
 from redis_queue.celery.revoked import clear_revoked
 from redis_queue.errors import RedisQueueError
 from redis_queue.keys import is_id
+from redis_queue.logs import logger_of
 
 if TYPE_CHECKING:
     from celery import Celery
 
     from redis_queue.celery.delayed import DelayedTasks
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 PAGE: Final = 100
 """Stored tasks in one reply of ``inspect scheduled``, unless the caller asks for another number."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +16,7 @@ from redis_queue.celery.attempt import Attempt
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.protocol import json_body
 from redis_queue.errors import RedisQueueError, StoreError
+from redis_queue.logs import logger_of
 from redis_queue.times import duration_ms
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from redis_queue.celery.delayed import DelayedTasks
     from redis_queue.serial import Serial
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 MS: Final = timedelta(milliseconds=1)
 

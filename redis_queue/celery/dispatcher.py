@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -20,11 +19,12 @@ from redis_queue.celery.settings import CelerySettings, Overdue
 from redis_queue.delay import DelayQueue
 from redis_queue.delay_model import Claimed
 from redis_queue.errors import StoreError
+from redis_queue.logs import logger_of
 
 if TYPE_CHECKING:
     from celery import Celery
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 FRESH: Final = 1.0
 """Seconds for which a due entry is not yet overdue: the overdue policy is about what came before."""

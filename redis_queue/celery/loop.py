@@ -6,7 +6,6 @@ stored. The others only look now and then whether it still does. Leading saves w
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import threading
@@ -25,12 +24,13 @@ from redis_queue.delay import DelayQueue
 from redis_queue.delay_model import Leadership
 from redis_queue.errors import RedisQueueError, StoreError
 from redis_queue.lazy_property import LazyProperty
+from redis_queue.logs import logger_of
 from redis_queue.translation import RedisErrors, translate
 
 if TYPE_CHECKING:
     from celery import Celery
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 LEASES: Final = 2.5
 """A leader that was silent for so many intervals has lost its place."""

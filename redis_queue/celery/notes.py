@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from datetime import datetime, timezone
@@ -14,8 +13,9 @@ from redis_queue.celery.batch import Dispatched
 from redis_queue.delay import DelayQueue
 from redis_queue.dispatching import DispatcherRow
 from redis_queue.errors import RedisQueueError
+from redis_queue.logs import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 BUSY: Final = 1.0
 """Seconds between two writes while something is dispatched: what a crash may lose."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
@@ -17,12 +16,13 @@ from redis_queue.celery.outage import broker_of
 from redis_queue.celery.protocol import with_eta
 from redis_queue.celery.store import Store
 from redis_queue.errors import InvalidValueError
+from redis_queue.logs import logger_of
 from redis_queue.model import Entry
 
 if TYPE_CHECKING:
     from celery import Celery
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Progress = Callable[[int, int], None]
 """Takes how many are done and how many there are."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +12,12 @@ from redis_queue.celery.attempt import call_in
 from redis_queue.celery.deferring import delayed_of
 from redis_queue.errors import RedisQueueError
 from redis_queue.keys import is_id
+from redis_queue.logs import logger_of
 
 if TYPE_CHECKING:
     from celery import Celery
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class RenewalStep(bootsteps.StartStopStep):  # type: ignore[misc]

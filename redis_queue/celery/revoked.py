@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +11,13 @@ from celery.app.task import Context
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.protocol import plain_body
 from redis_queue.errors import InvalidValueError
+from redis_queue.logs import logger_of
 from redis_queue.model import Entry
 
 if TYPE_CHECKING:
     from celery import Celery
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 EMBED = 2
 """Where a body of protocol 2 keeps callbacks, chain and chord, behind arguments and keywords."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -16,13 +15,14 @@ from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError, InvalidValueError, LockTakenError, RedisQueueError
 from redis_queue.keys import is_id
 from redis_queue.lock import HeldLock, Lock, held_here
+from redis_queue.logs import logger_of
 from redis_queue.serial import Key, RetryIn, Serial
 from redis_queue.times import Seconds
 
 if TYPE_CHECKING:
     from celery import Celery
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 MOST_WOKEN: Final = 5
 """How many of those who wait are tried at the end of a task, until one could be made due at once."""

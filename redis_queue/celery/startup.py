@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import bootsteps
@@ -13,12 +12,13 @@ from redis_queue.celery.safe_settings import ATTRIBUTE, set_for, turned_off
 from redis_queue.celery.store import Store
 from redis_queue.connection import check_server
 from redis_queue.errors import StoreError, UnsupportedServerError
+from redis_queue.logs import logger_of
 from redis_queue.translation import redact
 
 if TYPE_CHECKING:
     from celery import Celery
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _aside: Final = Aside()
 

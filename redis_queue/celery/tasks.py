@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -15,12 +14,13 @@ from redis_queue.celery.dispatcher import Dispatcher
 from redis_queue.celery.notes import DispatchNotes
 from redis_queue.celery.store import Store
 from redis_queue.errors import RedisQueueError
+from redis_queue.logs import logger_of
 from redis_queue.putback import put_back_each
 
 if TYPE_CHECKING:
     from celery import Celery
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 PUTBACK: Final = "tasks.putback.putback"
 DELAY_DISPATCH: Final = "tasks.delay_dispatch.delay_dispatch"

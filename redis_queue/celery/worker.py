@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,13 +14,14 @@ from redis_queue.celery.loop import DispatchLoop
 from redis_queue.celery.renewal import RenewalStep
 from redis_queue.celery.startup import StartupStep
 from redis_queue.celery.store import Store
+from redis_queue.logs import logger_of
 
 if TYPE_CHECKING:
     from celery import Celery
 
     from redis_queue.celery.delayed import DelayedTasks
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 LOOP: Final = "redis_queue_loop"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import re
 import secrets
 from collections import Counter
@@ -25,6 +24,7 @@ from redis_queue.console.when import When
 from redis_queue.delay import DelayQueue
 from redis_queue.inspector import AnyQueue, kind_of
 from redis_queue.keys import is_id
+from redis_queue.logs import logger_of
 from redis_queue.queue import RedisQueue
 from redis_queue.web import asked
 from redis_queue.web.dead import CONDITIONS as DEAD
@@ -35,7 +35,7 @@ from redis_queue.web.queues import KINDS
 from redis_queue.web.scheduled import CONDITIONS as SCHEDULED
 from redis_queue.web.scheduled import MOST_LOOKED_AT, conditions_of, matching
 
-logger = logging.getLogger("redis_queue.audit")
+logger = logger_of("redis_queue.audit")
 
 pages = Blueprint("acting", __name__)
 

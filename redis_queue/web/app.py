@@ -14,6 +14,7 @@ from redis_queue.connection import Client, connect
 from redis_queue.console.access import Access, AppAccess
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.inspector import Inspector
+from redis_queue.logs import logger_of
 from redis_queue.translation import RedisErrors, redact
 from redis_queue.web import acting, dead, doctor, entry, forecast, overview, queues, scheduled, shown, workers
 from redis_queue.web.desk import DESK, Desk
@@ -65,6 +66,8 @@ def dashboard(
         MAX_FORM_MEMORY_SIZE=MAX_FORM,
         MAX_FORM_PARTS=20_000,
     )
+    # A path may hold line breaks.
+    logger_of(app.logger.name)
     app.url_map.merge_slashes = False
     app.session_interface = Cookies()
     app.extensions[DESK] = Desk(access)

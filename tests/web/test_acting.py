@@ -433,6 +433,16 @@ class TestAudit:
         text = browser.get("/audit").text
         assert "carla cancel celery 1" in text
 
+    def test_a_name_makes_no_line_of_the_log(
+        self, open_dashboard: Open, filled: redis.Redis, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO, "redis_queue.audit")
+        browser = open_dashboard(identify=lambda _: "carla\ncancel by admin: 9 of celery", allow_write=True)
+        asked = preview(browser, "/scheduled", "cancel", row=rows(browser, "/scheduled", "task-1"))
+        browser.send(asked.form("/act"))
+        (record,) = [record for record in caplog.records if record.name == "redis_queue.audit"]
+        assert record.getMessage() == "cancel by carla\\ncancel by admin: 9 of celery: 1 of celery"
+
     def test_says_what_was_done_before_it_broke(
         self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -10,12 +9,13 @@ import redis
 
 from redis_queue.keeper import client_of
 from redis_queue.keys import counters
+from redis_queue.logs import logger_of
 from redis_queue.translation import RedisErrors
 
 if TYPE_CHECKING:
     from celery import Celery
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Name = Literal["lost", "restored", "dead", "dropped"]
 

@@ -9,7 +9,6 @@ workers, which may work on the same queues.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import time
 from collections import deque
@@ -26,10 +25,11 @@ from redis_queue.batches import CHUNK
 from redis_queue.celery.lists import InFlight
 from redis_queue.keeper import client_of
 from redis_queue.lazy_property import LazyProperty
+from redis_queue.logs import logger_of
 from redis_queue.scripts import load
 from redis_queue.translation import translate
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 INVALIDATED: Final = "__redis__:invalidate"
 

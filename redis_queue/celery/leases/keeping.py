@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import os
 import pickle
@@ -28,8 +27,9 @@ from redis_queue.celery.lists import InFlight
 from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.keeper import RENEWALS, Board, Place, Renewer, client_of, packed, write_line
 from redis_queue.keys import unreadable, visibility_timeouts
+from redis_queue.logs import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 TRUSTED: Final = 0.9
 """Share of the visibility timeout for which a lease is trusted after it was renewed."""

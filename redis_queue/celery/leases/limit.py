@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import socket
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -22,13 +21,14 @@ from redis_queue.celery.store import Store
 from redis_queue.codec import read_document
 from redis_queue.delay_model import Push
 from redis_queue.errors import RedisQueueError
+from redis_queue.logs import logger_of
 from redis_queue.times import END_OF_CALENDAR_MS
 from redis_queue.translation import RedisErrors
 
 if TYPE_CHECKING:
     from celery import Celery
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 REMEMBER: Final = 7 * 86400
 """Seconds for which the starts of a task are kept if it never ends."""

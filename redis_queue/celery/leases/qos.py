@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from typing import Any, Final
 
@@ -19,8 +18,9 @@ from redis_queue.celery.leases.records import Records
 from redis_queue.celery.lists import InFlight
 from redis_queue.keys import sweeping
 from redis_queue.lazy_property import LazyProperty
+from redis_queue.logs import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 SWEEPS: Final = 6
 """Looks for leases that ran out per visibility timeout; kombu's own are 100 s apart."""

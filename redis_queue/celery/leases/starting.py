@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from celery.worker import state
 
-logger = logging.getLogger(__name__)
+from redis_queue.logs import logger_of
+
+logger = logger_of(__name__)
 
 
 def guard_starts(consumer: Any, is_ours: Callable[[str], bool], on_drop: Callable[[], None]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -21,8 +20,9 @@ from redis_queue.celery.leases.starting import guard_starts
 from redis_queue.celery.safe_settings import ATTRIBUTE
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError
+from redis_queue.logs import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 lease_lost: Final = Signal(name="lease_lost", providing_args={"task_id", "delivery_tag"})
 """Sent by a worker that notices that another one may run a task which it still holds; the sender is the consumer."""

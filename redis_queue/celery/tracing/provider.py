@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
+
+from redis_queue.logs import logger_of
 
 try:
     from opentelemetry import trace
@@ -18,7 +19,7 @@ else:
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 TRACER: Final = "redis_queue"
 """The instrumentation scope of all spans."""

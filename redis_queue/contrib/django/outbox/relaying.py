@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,9 +20,10 @@ from redis_queue.contrib.django.project import celery_app
 from redis_queue.delay import DelayQueue
 from redis_queue.delay_model import Push
 from redis_queue.errors import RedisQueueError, StoreError, StoreRefusedError
+from redis_queue.logs import logger_of
 from redis_queue.times import MAX_DELAY, to_ms
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 ROW: Final = "outbox"
 """The header of an entry that tells from which row it came."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from argparse import ArgumentParser
 from typing import Any
@@ -16,8 +15,9 @@ from redis_queue.cli.ending import stopping
 from redis_queue.contrib.django.outbox.models import Call
 from redis_queue.contrib.django.outbox.relaying import Relayed, relay, waiting
 from redis_queue.errors import RedisQueueError
+from redis_queue.logs import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class Command(BaseCommand):

@@ -1,0 +1,72 @@
+"""Loggers whose lines nobody else can forge: ids, names and errors may hold whatever somebody stored."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+
+def logger_of(name: str) -> logging.Logger:
+    """Return the logger *name*; what its records quote is one line each, without control characters."""
+    found = logging.getLogger(name)
+    found.addFilter(_one_line)
+    return found
+
+
+def escaped(text: str) -> str:
+    """Return *text* with line breaks, control characters and what reverses or hides text written out."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def _one_line(record: logging.LogRecord) -> bool:
+    """Escape what *record* quotes; the layout of a traceback stays."""
+    if isinstance(record.args, Mapping):
+        record.args = {name: _harmless(value) for name, value in record.args.items()}
+    elif record.args:
+        record.args = tuple(map(_harmless, record.args))
+    record.msg = _harmless(record.msg)
+    if isinstance(record.exc_info, tuple) and record.exc_info[1] is not None:
+        record.exc_text = _traceback(record.exc_info[1])
+    return True
+
+
+def _harmless(value: Any) -> Any:
+    """Return *value*, or its text where that has to be escaped."""
+    if isinstance(value, (int, float)):
+        return value
+    text = _text(value)
+    safe = escaped(text)
+    return value if safe == text else safe
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - an exception of somebody else's may have no text; logging tells of it
+        return ""
+
+
+def _traceback(error: BaseException) -> str:
+    """Return the traceback of *error*, in which its messages, and those of its causes, are one line each."""
+    text = "".join(traceback.format_exception(error)).rstrip("\n")
+    for part in _chain(error):
+        message = _text(part)
+        if not message.isprintable():
+            text = text.replace(message, escaped(message))
+    return text
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return *error* with its causes and contexts."""
+    found: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and all(one is not known for known in found):
+            found.append(one)
+            left += [one.__cause__, one.__context__]
+    return found
