@@ -30,7 +30,17 @@ if TYPE_CHECKING:
         WrongTypeError,
     )
     from redis_queue.lock import HeldLock, Lock, current_lock
-    from redis_queue.model import DeadLetter, DelayStats, Entry, Lease, Message, PutBack, Quarantined, QueueStats
+    from redis_queue.model import (
+        DeadLetter,
+        DelayStats,
+        Entry,
+        Lease,
+        Message,
+        PutBack,
+        Quarantined,
+        QueueStats,
+        Unread,
+    )
     from redis_queue.queue import RedisQueue
     from redis_queue.serial import serialized
     from redis_queue.settings import Settings
@@ -66,6 +76,7 @@ __all__ = [
     "StoreError",
     "StoreRefusedError",
     "StoreUnavailableError",
+    "Unread",
     "UnsupportedServerError",
     "WrongTypeError",
     "connect",
@@ -81,7 +92,8 @@ _PLACES: Final = {
     "DelayQueue": "delay",
     **dict.fromkeys(("HeldLock", "Lock", "current_lock"), "lock"),
     **dict.fromkeys(
-        ("DeadLetter", "DelayStats", "Entry", "Lease", "Message", "PutBack", "Quarantined", "QueueStats"), "model"
+        ("DeadLetter", "DelayStats", "Entry", "Lease", "Message", "PutBack", "Quarantined", "QueueStats", "Unread"),
+        "model",
     ),
     "RedisQueue": "queue",
     "Settings": "settings",
