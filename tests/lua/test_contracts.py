@@ -328,6 +328,7 @@ def look(queue: RedisQueue) -> None:
     """Look at all that can be seen."""
     queue.peek()
     queue.look("any")
+    queue.versions(["any"])
     queue.in_flight()
     queue.dead_letters()
     queue.stats()
@@ -399,7 +400,7 @@ def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
 
 LOOKS = """
     dead/letters delay/count delay/dispatchers delay/find delay/head delay/list delay/minutes delay/stats lease/held
-    lease/look lease/quarantined lease/recordless lease/tally queue/peek queue/stats
+    lease/look lease/quarantined lease/recordless lease/tally lease/versions queue/peek queue/stats
 """
 
 

@@ -7,7 +7,7 @@
 -- Stops after the record that makes 1 MiB: call again for the ids that are left.
 -- O(ids)
 local records = KEYS[1]
-local ids = ARGV
+local ids = {unpack(ARGV, 1)}
 local MAX_BYTES = 1048576
 
 local reply, bytes = {}, 0
