@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -14,12 +13,13 @@ from kombu.transport.virtual.base import NotEquivalentError
 from redis_queue.celery.destinations import Destinations, described_name
 from redis_queue.celery.entities import build, exchange_type
 from redis_queue.celery.envelope import Envelope
+from redis_queue.logs import logger_of
 from redis_queue.model import Entry
 
 if TYPE_CHECKING:
     from celery import Celery
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Settle = Callable[[int, str | None], None]
 """Takes the number of a message in its batch and why it was refused; None means that the broker has it."""
