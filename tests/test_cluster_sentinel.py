@@ -14,6 +14,7 @@ from redis_queue.delay_model import Push
 from redis_queue.keys import Keys
 from redis_queue.registry import Registry
 from redis_queue.scripts import CALL_ATTEMPTS, Scripts, load
+from redis_queue.urls import url_of
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
 from tests.support.topologies import RedisCluster, SentinelSet
@@ -130,6 +131,7 @@ class TestCluster:
     @pytest.mark.usefixtures("cluster_client")
     def test_a_url_is_all_it_takes(self, cluster: RedisCluster) -> None:
         queue = RedisQueue("orders", cluster.url)
+        assert url_of(queue.client).startswith("redis+cluster://127.0.0.1:")
         queue.put("hello")
         assert queue.ack(must(queue.get(block=False)))
         assert isinstance(queue.client, redis.RedisCluster)

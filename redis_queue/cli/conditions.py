@@ -16,8 +16,8 @@ from redis_queue.cli.ids import Named, named
 from redis_queue.cli.options import when
 from redis_queue.cli.output import harmless
 from redis_queue.console.access import Access
+from redis_queue.console.scan import Scan
 from redis_queue.console.subjects import subjects
-from redis_queue.console.tasks import Seen
 from redis_queue.console.waiting import Conditions
 from redis_queue.delay import DelayQueue
 
@@ -63,10 +63,10 @@ class Chosen:
             raise click.UsageError("give ids, or conditions like --task, or --all")
         if self.named.given:
             return list(self.named.ids)
-        seen = Seen()
-        ids = self.conditions.ids(access, queue, seen)
+        scan = Scan()
+        ids = self.conditions.ids(access, queue, scan)
         if self.conditions and not ids:
-            click.echo(harmless(seen.no_match("entries") + seen.hint(self.conditions.task)), err=True)
+            click.echo(harmless(scan.no_match("entries") + scan.hint(self.conditions.task)), err=True)
         return ids
 
     def confirm(self, verb: str, queue: DelayQueue, ids: list[str], *, yes: bool, always: bool = False) -> None:

@@ -24,8 +24,8 @@ from redis_queue.console.dead import delete as delete_pairs
 from redis_queue.console.dead import redrive as redrive_pairs
 from redis_queue.console.faults import Faults
 from redis_queue.console.pages import first, sized
+from redis_queue.console.scan import Scan
 from redis_queue.console.subjects import DEAD, subjects
-from redis_queue.console.tasks import Seen
 from redis_queue.inspector import AnyQueue, kind_of
 from redis_queue.keys import is_id
 from redis_queue.model import DeadLetter
@@ -52,7 +52,7 @@ def _filtered(task: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Call
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class _Selection:
     """Dead letters that a command is to change: ids that were *named*, or what matches."""
 
     named: Named
@@ -63,11 +63,11 @@ class _Chosen:
         if self.named.given and not exact:
             # Whether they are dead is seen when they are acted on.
             return [(queue, id_) for queue in queues for id_ in self.named.ids]
-        seen = Seen()
+        scan = Scan()
         # Ids that were written by hand may be such as no call takes.
-        pairs = [(queue, letter.id) for queue, letter in self.only.letters(queues, faults, seen) if is_id(letter.id)]
+        pairs = [(queue, letter.id) for queue, letter in self.only.letters(queues, faults, scan) if is_id(letter.id)]
         if self.only and not pairs:
-            click.echo(harmless(seen.no_match("dead letters") + seen.hint(self.only.task)), err=True)
+            click.echo(harmless(scan.no_match("dead letters") + scan.hint(self.only.task)), err=True)
         ids = frozenset(self.named.ids)
         return [pair for pair in pairs if pair[1] in ids] if self.named.given else pairs
 
@@ -100,15 +100,15 @@ def list_(access: Access, *, name: str | None, only: Filter, limit: int, with_bo
 
     Example: redis-queue dead list --name orders --reason Timeout
     """
-    faults, seen = Faults(), Seen()
-    letters, more = first(only.letters(access.queues(name, faults), faults, seen), limit)
+    faults, scan = Faults(), Scan()
+    letters, more = first(only.letters(access.queues(name, faults), faults, scan), limit)
     if as_json:
         shown = {"dead": [_fields(*pair, with_body=with_body) for pair in letters], "more": more}
         end_with(faults, shown, as_json=True)
         return
     if not letters:
-        nothing = seen.no_match("dead letters") if only else "no dead letters"
-        show_place(access.inspector, nothing, seen.hint(only.task_part))
+        nothing = scan.no_match("dead letters") if only else "no dead letters"
+        show_place(access.inspector, nothing, scan.hint(only.task_part))
         end_with(faults)
         return
     heads = ("id", "queue", "died", "deliveries", "task", "reason", *(("body",) if with_body else ()))
@@ -163,14 +163,14 @@ def redrive(
     """
     if sum((named.given, bool(only), everything)) != 1:
         raise click.UsageError("give ids, or conditions like --reason, or --all")
-    faults, chosen = Faults(), _Chosen(named, only)
+    faults, selection = Faults(), _Selection(named, only)
     queues = access.queues(name, faults)
-    pairs = chosen.find(queues, faults, exact=dry_run)
+    pairs = selection.find(queues, faults, exact=dry_run)
     if dry_run:
         _preview("to_be_redriven", pairs, faults, as_json=as_json)
         return
-    chosen.confirm("Redrive", pairs, yes=yes)
-    lacking = partial(chosen.lacking, faults=faults)
+    selection.confirm("Redrive", pairs, yes=yes)
+    lacking = partial(selection.lacking, faults=faults)
     if rate is None:
         act = partial(redrive_pairs, faults=faults)
         in_batches("redriven", pairs, act, size=CHUNK, as_json=as_json, lacking=lacking)
@@ -204,14 +204,14 @@ def delete(
     """
     if sum((named.given, bool(only))) != 1:
         raise click.UsageError("give ids, or conditions like --reason; dead purge deletes all")
-    faults, chosen, now = Faults(), _Chosen(named, only), access.inspector.now()
-    pairs = chosen.find(access.queues(name, faults), faults, exact=dry_run)
+    faults, selection, now = Faults(), _Selection(named, only), access.inspector.now()
+    pairs = selection.find(access.queues(name, faults), faults, exact=dry_run)
     if dry_run:
         _preview("to_be_deleted", pairs, faults, as_json=as_json)
         return
-    chosen.confirm("Delete", pairs, yes=yes, always=True)
+    selection.confirm("Delete", pairs, yes=yes, always=True)
     act = partial(delete_pairs, faults=faults, until=now)
-    in_batches("deleted", pairs, act, size=CHUNK, as_json=as_json, lacking=partial(chosen.lacking, faults=faults))
+    in_batches("deleted", pairs, act, size=CHUNK, as_json=as_json, lacking=partial(selection.lacking, faults=faults))
 
 
 def _preview(verb: str, pairs: Sequence[Pair], faults: Faults, *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from redis_queue.celery.release import Release
 from redis_queue.cli import options
 from redis_queue.cli.access import Command, with_app
 from redis_queue.cli.ending import FAILED, INTERRUPTED, Stop, code_of, stopping
-from redis_queue.cli.output import harmless, show_json
+from redis_queue.cli.output import harmless, show_json, text_of
 from redis_queue.errors import RedisQueueError
 
 _dry_run = click.option("--dry-run", is_flag=True, help="List and count; change nothing.")
@@ -22,6 +22,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="List and count; change 
 
 @click.command(cls=Command)
 @_dry_run
+@options.utc
 @options.as_json
 @with_app
 def adopt(app: Any, *, dry_run: bool, as_json: bool) -> None:
@@ -40,8 +41,7 @@ def adopt(app: Any, *, dry_run: bool, as_json: bool) -> None:
         adoption = Adoption(app, progress=line)
         if dry_run:
             found = [
-                {"id": item.id, "task": item.task, "due_at": item.due_at.isoformat(), "in": item.place}
-                for item in adoption.find()
+                {"id": item.id, "task": item.task, "due_at": item.due_at, "in": item.place} for item in adoption.find()
             ]
 
     def result() -> dict[str, Any]:
@@ -57,6 +57,7 @@ def adopt(app: Any, *, dry_run: bool, as_json: bool) -> None:
 
 @click.command("release-all", cls=Command)
 @_dry_run
+@options.utc
 @options.as_json
 @with_app
 def release_all(app: Any, *, dry_run: bool, as_json: bool) -> None:
@@ -76,7 +77,7 @@ def release_all(app: Any, *, dry_run: bool, as_json: bool) -> None:
         release = Release(app, progress=line)
         if dry_run:
             found = [
-                {"id": item.id, "task": item.task, "due_at": item.due_at.isoformat(), "queue": item.queue}
+                {"id": item.id, "task": item.task, "due_at": item.due_at, "queue": item.queue}
                 for item in release.find()
             ]
 
@@ -160,9 +161,9 @@ def _show(done: Mapping[str, Any], text: str, as_json: bool) -> None:
         return
     counts = {name: len(value) if isinstance(value, list) else value for name, value in done.items()}
     for row in _rows(done):
-        click.echo("  ".join(harmless(value) for value in row.values() if value))
-    shown = {name: f"{value:,}" for name, value in counts.items() if isinstance(value, int)}
-    click.echo(text.format_map({"staying": "an unknown number", "dead": "unknown", **shown}))
+        click.echo("  ".join(text_of(value) for value in row.values() if value))
+    texts = {name: f"{value:,}" for name, value in counts.items() if isinstance(value, int)}
+    click.echo(text.format_map({"staying": "an unknown number", "dead": "unknown", **texts}))
 
 
 def _rows(done: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:

@@ -77,9 +77,9 @@ def show_table(
     console = Console(file=sys.stdout, width=screen_width(), markup=False, highlight=False, emoji=False)
     columns = [_Column.of(head, list(values)) for head, values in zip(heads, _columns(len(heads), rows), strict=True)]
     if sum(column.width + MARGIN for column in columns) - MARGIN <= console.width or not below:
-        lines = _folded(console, columns, keep)
+        lines = _folded_lines(console, columns, keep)
     else:
-        lines = _stacked(console, columns, keep, below)
+        lines = _stacked_lines(console, columns, keep, below)
     for line in lines:
         click.echo(line, err=err)
 
@@ -109,7 +109,7 @@ class _Column:
         return cls(name, head, cells, right, max(map(cell_len, (head, *cells))))
 
 
-def _folded(console: Console, columns: Sequence[_Column], keep: Sequence[str]) -> Iterator[str]:
+def _folded_lines(console: Console, columns: Sequence[_Column], keep: Sequence[str]) -> Iterator[str]:
     from rich.table import Table  # noqa: PLC0415 - as above
     from rich.text import Text  # noqa: PLC0415
 
@@ -129,20 +129,22 @@ def _folded(console: Console, columns: Sequence[_Column], keep: Sequence[str]) -
         yield encodable(text.rstrip())
 
 
-def _stacked(console: Console, columns: Sequence[_Column], keep: Sequence[str], below: Sequence[str]) -> Iterator[str]:
+def _stacked_lines(
+    console: Console, columns: Sequence[_Column], keep: Sequence[str], below: Sequence[str]
+) -> Iterator[str]:
     beside = [column for column in columns if column.name not in below]
     under = [column for column in columns if column.name in below]
-    widths = _shrunk(beside, console.width, keep)
+    widths = _fitting_widths(beside, console.width, keep)
     yield click.style(_beside(console, beside, widths, [column.head for column in beside]), bold=True)
     for number in range(len(beside[0].cells)):
         yield _beside(console, beside, widths, [column.cells[number] for column in beside])
         for column in under:
             if column.cells[number] != NOTHING:
-                lines = _wrapped(console, f"{column.head}: {column.cells[number]}", console.width - INDENT)
+                lines = _wrap(console, f"{column.head}: {column.cells[number]}", console.width - INDENT)
                 yield from (f"{'':{INDENT}}{line}" for line in lines)
 
 
-def _shrunk(columns: Sequence[_Column], room: int, keep: Sequence[str]) -> list[int]:
+def _fitting_widths(columns: Sequence[_Column], room: int, keep: Sequence[str]) -> list[int]:
     """Return widths that fit into *room* together, where that can be; the widest columns give way."""
     widths = [column.width for column in columns]
     giving = [number for number, column in enumerate(columns) if column.name not in keep or column.width > WHOLE]
@@ -157,7 +159,7 @@ def _shrunk(columns: Sequence[_Column], room: int, keep: Sequence[str]) -> list[
 def _beside(console: Console, columns: Sequence[_Column], widths: Sequence[int], cells: Sequence[str]) -> str:
     from rich.cells import set_cell_size  # noqa: PLC0415 - as above
 
-    folded = [_wrapped(console, cell, width) for cell, width in zip(cells, widths, strict=True)]
+    folded = [_wrap(console, cell, width) for cell, width in zip(cells, widths, strict=True)]
     lines = []
     for parts in zip_longest(*folded, fillvalue=""):
         filled = [
@@ -168,7 +170,7 @@ def _beside(console: Console, columns: Sequence[_Column], widths: Sequence[int],
     return "\n".join(lines)
 
 
-def _wrapped(console: Console, text: str, width: int) -> list[str]:
+def _wrap(console: Console, text: str, width: int) -> list[str]:
     from rich.text import Text  # noqa: PLC0415 - as above
 
     if text.isascii() and len(text) <= width:
@@ -203,7 +205,7 @@ def show_fields(fields: Mapping[str, Any]) -> None:
     """Print one name and value in a line."""
     width = max(map(len, fields)) + MARGIN
     for name, value in fields.items():
-        click.echo(f"{name.replace('_', ' '):{width}}{_cell(value, named=True)}".rstrip())
+        click.echo(f"{name.replace('_', ' '):{width}}{text_of(value)}".rstrip())
 
 
 def age(span: timedelta) -> str:
@@ -220,6 +222,11 @@ def shown_body(body: Any) -> str:
     if isinstance(body, bytes):
         return body.decode(errors="backslashreplace")
     return json.dumps(body, ensure_ascii=False, default=repr)
+
+
+def text_of(value: Any) -> str:
+    """Return *value* as it is shown where no column says what it is: a time point with its zone."""
+    return _cell(value, named=True)
 
 
 def _cell(value: Any, *, named: bool) -> str:

@@ -19,7 +19,7 @@ from redis_queue.cli.output import show_count, show_fields, show_json, show_plac
 from redis_queue.cli.transfer import export, import_
 from redis_queue.console.access import Access
 from redis_queue.console.pages import first
-from redis_queue.console.tasks import Seen
+from redis_queue.console.scan import Scan
 from redis_queue.console.waiting import Conditions
 from redis_queue.console.when import When
 from redis_queue.delay import DelayQueue
@@ -54,14 +54,14 @@ def list_(
 
     Example: redis-queue scheduled list --task shop.remind --due-before 2h
     """
-    queue, seen = access.delay_queue(name), Seen()
-    entries, more = first(conditions.entries(access, queue, seen), limit)
+    queue, scan = access.delay_queue(name), Scan()
+    entries, more = first(conditions.entries(access, queue, scan), limit)
     if as_json:
         show_json({"entries": [_fields(*pair, with_body=with_body) for pair in entries], "more": more})
         return
     if not entries:
-        nothing = seen.no_match("entries") if conditions else f"nothing waits in {queue.name!r}"
-        show_place(access.inspector, nothing, seen.hint(conditions.task_part))
+        nothing = scan.no_match("entries") if conditions else f"nothing waits in {queue.name!r}"
+        show_place(access.inspector, nothing, scan.hint(conditions.task_part))
         return
     heads = ("id", "due", "task", "arguments" if with_body else "queue")
     show_table(

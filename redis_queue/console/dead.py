@@ -20,7 +20,7 @@ from redis_queue.console.pages import (
     readable_at_once,
     through,
 )
-from redis_queue.console.tasks import Seen
+from redis_queue.console.scan import Scan
 from redis_queue.inspector import AnyQueue
 from redis_queue.model import DeadLetter, Entry, Unread
 
@@ -44,19 +44,19 @@ class Filter:
         return any(value is not None for value in (self.reason, self.id_prefix, self.task, self.task_part))
 
     def letters(
-        self, queues: Sequence[AnyQueue], faults: Faults, seen: Seen | None = None
+        self, queues: Sequence[AnyQueue], faults: Faults, scan: Scan | None = None
     ) -> Iterator[Found[DeadLetter]]:
-        """Yield those that match, queue after queue, oldest first, read a page at a time; *seen* is told of all."""
+        """Yield those that match, queue after queue, oldest first, read a page at a time; *scan* is told of all."""
         found = through(queues, lambda queue, offset, limit: queue.dead_letters(offset=offset, limit=limit), faults)
-        return (pair for pair in found if self.match(pair[1], seen))
+        return (pair for pair in found if self.match(pair[1], scan))
 
     def page(
-        self, queues: Sequence[AnyQueue], start: Place | None, limit: int, faults: Faults, seen: Seen | None = None
+        self, queues: Sequence[AnyQueue], start: Place | None, limit: int, faults: Faults, scan: Scan | None = None
     ) -> Page[Found[DeadLetter], Place]:
         """Return up to *limit* letters that match from *start* on; looks at no more than :data:`MOST_LOOKED_AT`.
 
         A queue that cannot be read is noted in *faults*. The bodies of large letters stay in Redis: they match by id
-        and reason only. *seen* is told of all letters that were looked at.
+        and reason only. *scan* is told of all letters that were looked at.
         """
         number, offset = start or (0, 0)
         found: list[Found[DeadLetter]] = []
@@ -79,19 +79,19 @@ class Filter:
                 looked += 1
                 offset += 1
                 unread += reads and isinstance(letter.body, Unread)
-                if self.match(letter, seen):
+                if self.match(letter, scan):
                     found.append((queues[number], letter))
                     if len(found) == limit:
                         break
         return Page(found, None, looked, unread, spent // LOOK_BYTES)
 
-    def match(self, letter: DeadLetter, seen: Seen | None = None) -> bool:
-        """Tell whether *letter* is meant; *seen* is told of it."""
+    def match(self, letter: DeadLetter, scan: Scan | None = None) -> bool:
+        """Tell whether *letter* is meant; *scan* is told of it."""
         # Only where it counts: to read a task's name takes a while.
         named = (self.task, self.task_part) != (None, None)
         task = task_of(letter) if named else ""
-        if seen is not None:
-            seen.add(task)
+        if scan is not None:
+            scan.add(task)
         return (
             (self.reason is None or self.reason in letter.reason)
             and (self.id_prefix is None or letter.id.startswith(self.id_prefix))

@@ -11,7 +11,7 @@ from redis_queue.batches import CHUNK
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.console.access import Access
 from redis_queue.console.pages import LOOK_BYTES, MOST_FULL_LOOKS, MOST_LOOKED_AT, Page, readable_at_once
-from redis_queue.console.tasks import Seen
+from redis_queue.console.scan import Scan
 from redis_queue.console.when import When, at
 from redis_queue.delay import DelayQueue
 from redis_queue.keys import is_id
@@ -34,25 +34,25 @@ class Conditions:
     def __bool__(self) -> bool:
         return any(getattr(self, item.name) is not None for item in fields(self))
 
-    def entries(self, access: Access, queue: DelayQueue, seen: Seen | None = None) -> Iterator[Waiting]:
-        """Yield the waiting entries that match by due time, read a page at a time; *seen* is told of all."""
-        seen = seen or Seen()
+    def entries(self, access: Access, queue: DelayQueue, scan: Scan | None = None) -> Iterator[Waiting]:
+        """Yield the waiting entries that match by due time, read a page at a time; *scan* is told of all."""
+        scan = scan or Scan()
         before, since = self._window(access)
         for entry in queue.scan(due_before=before, due_after=since):
             task = TaskEntry.of(entry)
-            seen.add(task.task)
+            scan.add(task.task)
             if self.match(task):
                 yield entry, task
 
     def page(
-        self, access: Access, queue: DelayQueue, after: str | None, limit: int, seen: Seen | None = None
+        self, access: Access, queue: DelayQueue, after: str | None, limit: int, scan: Scan | None = None
     ) -> Page[Waiting, str]:
         """Return up to *limit* entries that match behind the cursor *after*.
 
         It looks at no more than :data:`MOST_LOOKED_AT`. The payloads of large ones stay in Redis: they match by id and
-        due time only. *seen* is told of all that were looked at.
+        due time only. *scan* is told of all that were looked at.
         """
-        seen = seen or Seen()
+        scan = scan or Scan()
         before, since = self._window(access)
         found: list[Waiting] = []
         looked = unread = full = 0
@@ -65,7 +65,7 @@ class Conditions:
                 looked += 1
                 after = queue.cursor(entry)
                 task = TaskEntry.of(entry)
-                seen.add(task.task)
+                scan.add(task.task)
                 unread += self.reads and isinstance(entry.payload, Unread)
                 if self.match(task):
                     found.append((entry, task))
@@ -94,9 +94,9 @@ class Conditions:
         before, since = self._window(access)
         return queue.count(due_before=before, due_after=since)
 
-    def ids(self, access: Access, queue: DelayQueue, seen: Seen | None = None) -> list[str]:
+    def ids(self, access: Access, queue: DelayQueue, scan: Scan | None = None) -> list[str]:
         """Return the ids that match; one that was written by hand may be one that no call takes."""
-        return [entry.id for entry, _ in self.entries(access, queue, seen) if is_id(entry.id)]
+        return [entry.id for entry, _ in self.entries(access, queue, scan) if is_id(entry.id)]
 
     def _window(self, access: Access) -> tuple[datetime | None, datetime | None]:
         """Return before and after when they are due."""

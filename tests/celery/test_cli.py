@@ -28,6 +28,7 @@ pytestmark = pytest.mark.celery
 
 LATER = datetime(2030, 1, 1, tzinfo=timezone.utc)
 LATER_TEXT = "2030-01-01T00:00:00+00:00"
+LATER_SHOWN = LATER.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 @pytest.fixture
@@ -112,10 +113,10 @@ class TestAdopt:
     def test_lists_what_it_would_do(self, app: Celery, client: redis.Redis) -> None:
         stock(app).send_task("shop.remind", eta=LATER, task_id="the-task")
 
-        done = run(app, "adopt", "--dry-run")
+        done = run(app, "adopt", "--dry-run", "--utc")
         as_json = run(app, "adopt", "--dry-run", "--json")
 
-        assert done.stdout == f"the-task  shop.remind  {LATER_TEXT}  celery\n1 would be adopted, 0 would stay\n"
+        assert done.stdout == f"the-task  shop.remind  {LATER_SHOWN}  celery\n1 would be adopted, 0 would stay\n"
         task = {"id": "the-task", "task": "shop.remind", "due_at": LATER_TEXT, "in": "celery"}
         assert json.loads(as_json.stdout) == {"tasks": [task], "left": []}
         assert done.exit_code == as_json.exit_code == 0
@@ -187,11 +188,11 @@ class TestReleaseAll:
         app.send_task("shop.remind", eta=LATER, task_id="later")
 
     def test_lists_what_it_would_do(self, app: Celery, client: redis.Redis) -> None:
-        done = run(app, "release-all", "--dry-run")
+        done = run(app, "release-all", "--dry-run", "--utc")
         as_json = json.loads(run(app, "release-all", "--dry-run", "--json").stdout)
 
         assert done.exit_code == 0
-        assert done.stdout.splitlines()[1:] == [f"later  shop.remind  {LATER_TEXT}  celery", "2 would be released"]
+        assert done.stdout.splitlines()[1:] == [f"later  shop.remind  {LATER_SHOWN}  celery", "2 would be released"]
         assert [task["id"] for task in as_json["tasks"]] == ["due", "later"]
         assert client.exists("celery") == 0
 
@@ -259,7 +260,7 @@ class TestWhatOthersNamed:
         client.hset(keys.records, b"\xff\x1b", client.hget(keys.records, "the-task") or b"")
         client.zadd(keys.waiting, {b"\xff\x1b": LATER.timestamp() * 1000})
 
-        done = run(app, "release-all", "--dry-run")
+        done = run(app, "release-all", "--dry-run", "--utc")
 
         assert done.exit_code == 0
         assert r"\udcff\x1b" in done.stdout

@@ -13,7 +13,7 @@ SUGGESTED: Final = 3
 NEAR: Final = 0.5
 
 
-class Seen:
+class Scan:
     """What a search went over: how many entries, and which tasks they call."""
 
     def __init__(self) -> None:
