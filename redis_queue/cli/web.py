@@ -34,6 +34,7 @@ LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 @listening.hosts
 @click.option("--trust-proxy", is_flag=True, help="Believe X-Forwarded-* of one proxy in front of it.")
 @click.option("--label", default="", help='A name on every page, such as "production".')
+@click.option("--timezone", help="Zone of all times, such as Europe/Berlin.  [default: that of each browser]")
 @with_access
 def web(
     access: Access,
@@ -45,6 +46,7 @@ def web(
     hosts: tuple[str, ...],
     trust_proxy: bool,
     label: str,
+    timezone: str | None,
 ) -> None:
     """Serve the dashboard until SIGTERM or Ctrl-C.
 
@@ -70,7 +72,9 @@ def web(
         from redis_queue.web.guard import https_only  # noqa: PLC0415
     except ImportError as error:
         raise click.ClickException(f"{error}: pip install 'celery-redis-queue[cli,web]'") from error
-    settings = WebSettings(allow_write=allow_write, users=users, hosts=_hosts(bind, hosts), label=label)
+    settings = WebSettings(
+        allow_write=allow_write, users=users, hosts=_hosts(bind, hosts), label=label, timezone=timezone
+    )
     app: Any = dashboard(access, settings)
     app.after_request(https_only)
     if trust_proxy:

@@ -15,11 +15,12 @@ from urllib.parse import quote
 from flask import Blueprint, abort, flash, g, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from redis_queue.audit import Action
+from redis_queue.audit import Action, Subject
 from redis_queue.batches import CHUNK, MANY, chunks
 from redis_queue.console.dead import Place
 from redis_queue.console.faults import Faults
 from redis_queue.console.pages import Page, gather
+from redis_queue.console.subjects import subjects
 from redis_queue.console.when import When
 from redis_queue.delay import DelayQueue
 from redis_queue.inspector import AnyQueue, kind_of
@@ -44,8 +45,6 @@ MOST_AT_ONCE: Final = 10_000
 
 MOST_NAMED: Final = 900_000
 """Bytes of the names of rows in one form, which must stay below what the dashboard takes (MAX_FORM)."""
-
-SHOWN: Final = 10
 
 _OPERATION = re.compile(r"[\w-]{22}", re.ASCII)
 
@@ -92,6 +91,12 @@ def _redrive(queue: AnyQueue, ids: Sequence[str], _: When | None) -> Iterator[in
         yield queue.redrive(chunk)
 
 
+def _delete(queue: AnyQueue, ids: Sequence[str], _: When | None) -> Iterator[int]:
+    now = desk().inspector.now()
+    for chunk in chunks(ids, CHUNK):
+        yield queue.delete_dead(chunk, until=now)
+
+
 VERBS: Final = {
     verb.name: verb
     for verb in (
@@ -99,6 +104,7 @@ VERBS: Final = {
         Verb("run-now", "Run now", "made due", _run_now, "scheduled.show"),
         Verb("reschedule", "Reschedule", "rescheduled", _reschedule, "scheduled.show"),
         Verb("redrive", "Redrive", "redriven", _redrive, "dead.show"),
+        Verb("delete", "Delete", "deleted", _delete, "dead.show", destroys=True),
     )
 }
 
@@ -124,7 +130,8 @@ def preview() -> str:
         count=len(rows),
         more=more or cut,
         most_looked_at=MOST_LOOKED_AT,
-        shown=[(queue.name, id_) for queue, id_, _ in rows[:SHOWN]],
+        shown=subjects((queue, id_) for queue, id_, _ in rows),
+        now=desk().inspector.now(),
         hidden=_hidden(verb, when, rows),
         operation=secrets.token_urlsafe(16),
         back=url_for(verb.back, **_search(verb)),
@@ -141,14 +148,18 @@ def act() -> Response:
         abort(400, NOT_CONFIRMED)
     _begin()
     at, done = desk().inspector.now(), Counter[str]()
+    about: dict[str, list[Subject]] = {}
     try:
         for queue, versions in _grouped(rows):
             done[queue.name] += 0
-            for count in verb.act(queue, _unchanged(queue, versions), when):
+            # Read first: what was acted on may be gone afterwards.
+            ids = _unchanged(queue, versions)
+            about.setdefault(queue.name, []).extend(subjects((queue, id_) for id_ in ids))
+            for count in verb.act(queue, ids, when):
                 done[queue.name] += count
     finally:
         to = asked.text("when", request.form) or "" if when is not None else ""
-        _note([Action(at, g.user, verb.name, name, count, to) for name, count in done.items()])
+        _note([Action(at, g.user, verb.name, name, count, to, about.get(name, ())) for name, count in done.items()])
     flash(_told(verb, sum(done.values()), len(rows)))
     return redirect(url_for(verb.back, **_search(verb)), 303)
 
@@ -320,7 +331,8 @@ def _note(actions: Sequence[Action]) -> None:
     # The log first: it needs no Redis.
     for action in actions:
         known = {"user": action.user, "verb": action.verb, "queue": action.queue, "count": action.count}
+        ids = [subject.id for subject in action.subjects]
         text = "%(verb)s by %(user)s: %(count)d of %(queue)s"
-        logger.info(text, known, extra={"action": "audit", **known, "detail": action.detail})
+        logger.info(text, known, extra={"action": "audit", **known, "detail": action.detail, "ids": ids})
     for action in actions:
         desk().audit.add(action)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery
@@ -76,7 +77,9 @@ def dashboard(
     app.register_error_handler(Exception, _refuse)
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.finalize = shown.harmless
-    for name in ("moment", "machine", "span", "until", "redacted", "body", "arguments", "left_out"):
+    app.add_template_filter(partial(shown.moment, zone=settings.zone), "moment")
+    app.add_template_filter(shown.moment, "utc")
+    for name in ("machine", "span", "until", "redacted", "body", "arguments", "left_out"):
         app.add_template_filter(getattr(shown, name), name)
     app.add_template_global(reference)
     app.add_template_global(form_token, "token")
@@ -98,6 +101,7 @@ def _common(settings: WebSettings, access: Access) -> dict[str, Any]:
     return {
         "navigation": NAVIGATION,
         "label": settings.label,
+        "timezone": settings.timezone,
         "prefix": access.inspector.prefix,
         "user": g.get("user", ""),
         "may_write": g.get("may_write", False),

@@ -12,6 +12,7 @@ from flask import Blueprint, abort, render_template, request
 from redis_queue.console.dead import Filter, Place, as_task
 from redis_queue.console.faults import Faults
 from redis_queue.console.pages import Found, Page
+from redis_queue.console.scan import Scan
 from redis_queue.inspector import QueueRow, kind_of
 from redis_queue.keys import is_id
 from redis_queue.model import DeadLetter
@@ -36,7 +37,8 @@ def show() -> str:
     name = asked.text("name", exact=True)
     faults = Faults()
     chosen, place = filter_of(request.args), _place(asked.text("after"))
-    page, counts = page_of(chosen, name, place, asked.number("limit", ROWS, 1, MOST_ROWS), faults)
+    scan = Scan()
+    page, counts = page_of(chosen, name, place, asked.number("limit", ROWS, 1, MOST_ROWS), faults, scan)
     listing = desk().inspector.listing(limit=MOST_NAMES)
     return render_template(
         "dead.html",
@@ -47,6 +49,7 @@ def show() -> str:
             for queue, letter in page.items
         ],
         page=page,
+        nothing=f"{scan.no_match('dead letters')}{scan.hint(chosen.task_part)}" if chosen else "no dead letters",
         after=None if page.next is None else "{}.{}".format(*page.next),
         first=request.args.get("after", "") == "",
         asked={key: request.args.get(key, "").strip() for key in CONDITIONS},
@@ -61,7 +64,7 @@ def show() -> str:
 
 
 def page_of(
-    chosen: Filter, name: str | None, place: Place, limit: int, faults: Faults
+    chosen: Filter, name: str | None, place: Place, limit: int, faults: Faults, scan: Scan | None = None
 ) -> tuple[Page[Found[DeadLetter], Place], Sequence[QueueRow] | None]:
     """Return the letters from *place* on of the queues with *name*, or all, and the counts of all these queues.
 
@@ -70,7 +73,7 @@ def page_of(
     number, offset = place
     part = window(name, number, faults)
     begins_here = bool(part.numbers) and part.numbers[0] == number
-    page = chosen.page(part.queues, (0, offset if begins_here else 0), limit, faults)
+    page = chosen.page(part.queues, (0, offset if begins_here else 0), limit, faults, scan)
     after: Place | None = None if part.next is None else (part.next, 0)
     if page.next is not None:
         index, rest = page.next
@@ -80,7 +83,7 @@ def page_of(
 
 def filter_of(values: Any) -> Filter:
     """Return what a form or an address asks for."""
-    return Filter(asked.text("reason", values), asked.text("id_prefix", values), asked.text("task", values))
+    return Filter(asked.text("reason", values), asked.text("id_prefix", values), task_part=asked.text("task", values))
 
 
 def _place(text: str | None) -> Place:

@@ -8,9 +8,9 @@ from typing import Final
 
 from flask import Blueprint, abort, render_template, request
 
-from redis_queue.celery.entry import TaskEntry
+from redis_queue.console.subjects import task_of
 from redis_queue.inspector import kind_of
-from redis_queue.model import Entry, Item
+from redis_queue.model import Item
 from redis_queue.web import asked, shown
 from redis_queue.web.desk import desk
 from redis_queue.web.named import queue_of, reference
@@ -33,7 +33,7 @@ def show() -> str:
     if item is None:
         abort(404, f"There is no {id_!r} in {name!r} any more: it ran, was cancelled, or never was.")
     now = desk().inspector.now()
-    task = TaskEntry.of(Entry(item.id, item.body, item.headers, item.put_at or now, item.at or now, item.deliveries))
+    task = task_of(item)
     with_body = asked.flag("body")
     return render_template(
         "entry.html",

@@ -8,6 +8,7 @@ from typing import Any, Final
 from flask import Blueprint, abort, render_template, request
 
 from redis_queue.console.pages import Page, gather
+from redis_queue.console.scan import Scan
 from redis_queue.console.waiting import Conditions
 from redis_queue.delay import DelayQueue
 from redis_queue.keys import is_id
@@ -36,12 +37,14 @@ def show() -> str:
     conditions = conditions_of(request.args)
     limit = asked.number("limit", ROWS, 1, MOST_ROWS)
     after = _cursor(asked.text("after", most=MAX_CURSOR))
-    page = conditions.page(desk().access, queue, after, limit)
+    scan = Scan()
+    page = conditions.page(desk().access, queue, after, limit, scan)
     return render_template(
         "scheduled.html",
         queue=queue,
         names=names,
         page=page,
+        nothing=f"{scan.no_match('entries')}{scan.hint(conditions.task_part)}" if conditions else "nothing waits",
         after=None if page.next is None else _link(page.next),
         asked={name: request.args.get(name, "").strip() for name in CONDITIONS},
         link={name: value for name, value in request.args.items() if name != "after" and value},
@@ -56,7 +59,7 @@ def show() -> str:
 def conditions_of(values: Any) -> Conditions:
     """Return what a form or an address asks for."""
     return Conditions(
-        task=asked.text("task", values),
+        task_part=asked.text("task", values),
         queue=asked.text("to", values),
         id_prefix=asked.text("id_prefix", values),
         due_before=asked.when("due_before", values),

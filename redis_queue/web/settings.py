@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timezone, tzinfo
 from typing import Final, TypedDict
+from zoneinfo import ZoneInfo
 
 from redis_queue.errors import ConfigurationError
 
@@ -23,7 +25,8 @@ class WebSettings:
     same and tells whether this one may change something (where *allow_write* says so). *hosts*: the names under which
     it may be called, against DNS rebinding; None where the application around it sees to that. *secret_key* signs
     cookies: give the same one to all processes; None: one of its own, good for one process. *label* names the
-    environment on every page, such as "production".
+    environment on every page, such as "production". *timezone* names the zone of all times, such as "Europe/Berlin";
+    None: that of each browser.
     """
 
     allow_write: bool = False
@@ -33,6 +36,7 @@ class WebSettings:
     hosts: Sequence[str] | None = None
     secret_key: str | None = None
     label: str = ""
+    timezone: str | None = None
 
     def __post_init__(self) -> None:
         self._check_users()
@@ -44,6 +48,7 @@ class WebSettings:
             raise ConfigurationError(f"secret_key is shorter than {MIN_SECRET} characters")
         if len(self.label) > MAX_LABEL:
             raise ConfigurationError(f"label {self.label[:MAX_LABEL]!r}... is longer than {MAX_LABEL} characters")
+        _ = self.zone
 
     def _check_users(self) -> None:
         for name, password in (self.users or {}).items():
@@ -56,6 +61,18 @@ class WebSettings:
         if self.users is not None and self.identify is not None:
             raise ConfigurationError("give users or identify, not both")
 
+    @property
+    def zone(self) -> tzinfo:
+        """The zone in which pages are written; a browser may write its own over it."""
+        if self.timezone is None:
+            return timezone.utc
+        try:
+            return ZoneInfo(self.timezone)
+        except (KeyError, ValueError, OSError, TypeError):
+            raise ConfigurationError(
+                f"timezone={self.timezone!r}: expected the name of a time zone, such as Europe/Berlin or UTC"
+            ) from None
+
 
 class WebOverrides(TypedDict, total=False):
     """The fields of :class:`WebSettings` as keyword arguments of a dashboard, for type checkers."""
@@ -67,3 +84,4 @@ class WebOverrides(TypedDict, total=False):
     hosts: Sequence[str] | None
     secret_key: str | None
     label: str
+    timezone: str | None

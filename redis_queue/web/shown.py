@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any, Final
 
 from markupsafe import Markup
@@ -31,9 +31,19 @@ _IN_URL = re.compile(r"(?<=://)[^/\s:@]{0,200}:[^/\s@]{0,1000}(?=@)")
 _BEARER = re.compile(r"\b(Bearer|Basic)\s{1,8}[\w.~+/-]{6,}=*", re.IGNORECASE)
 
 
-def moment(at: datetime | None) -> str:
-    """Return a time point in UTC."""
-    return "-" if at is None else at.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+FORMS: Final = {"second": "%Y-%m-%d %H:%M:%S", "minute": "%d %b %H:%M", "day": "%a %d %b %H:%M", "clock": "%H:%M"}
+"""How a time point is written; static/zone.js knows the same."""
+
+
+def moment(at: datetime | None, form: str = "second", *, zone: tzinfo = timezone.utc) -> str:
+    """Return a time point in *zone*."""
+    if at is None:
+        return "-"
+    try:
+        return at.astimezone(zone).strftime(FORMS[form])
+    except OverflowError:
+        # At the end of the calendar.
+        return at.astimezone(timezone.utc).strftime(FORMS[form])
 
 
 def machine(at: datetime) -> str:

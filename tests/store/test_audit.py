@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
 import redis
 
-from redis_queue.audit import Action, Audit
+from redis_queue.audit import Action, Audit, Subject
 from tests.support.proxy import FaultProxy
 
 pytestmark = pytest.mark.usefixtures("client", "without_pauses")
@@ -40,3 +42,20 @@ def test_two_equal_actions_are_two(audit: Audit) -> None:
     audit.add(ACTION)
     audit.add(ACTION)
     assert audit.last() == [ACTION, ACTION]
+
+
+def test_the_first_subjects_are_kept_with_their_tasks_and_times(audit: Audit) -> None:
+    several = [Subject(f"id-{number}", "orders", "shop.remind", ACTION.at) for number in range(20)]
+    audit.add(replace(ACTION, subjects=[Subject("x", "orders"), *several]))
+
+    (action,) = audit.last()
+    assert list(action.subjects) == [Subject("x", "orders"), *several[:9]]
+
+
+@pytest.mark.parametrize("subjects", [5, [5], [["id"]], [["id", "task", "never"]], {"id": 1}])
+def test_an_action_with_unreadable_subjects_is_left_out(audit: Audit, through: redis.Redis, subjects: object) -> None:
+    audit.add(ACTION)
+    row = json.loads(through.lindex("redis_queue:audit", 0))
+    through.lpush("redis_queue:audit", json.dumps({**row, "subjects": subjects}))
+
+    assert audit.last() == [ACTION]

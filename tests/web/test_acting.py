@@ -14,7 +14,8 @@ import redis
 from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.audit import Action, Audit
+from redis_queue.audit import Action, Audit, Subject
+from redis_queue.console.subjects import SHOWN
 from redis_queue.delay_model import Push
 from redis_queue.script_cache import load_scripts
 from redis_queue.web import acting, dashboard, scheduled
@@ -58,7 +59,7 @@ class TestTicked:
             writer, "/scheduled?id_prefix=task", "cancel", row=rows(writer, "/scheduled", "task-1", "task-2")
         )
         assert "Cancel 2?" in asked.text
-        assert "task-1 in celery" in asked.text
+        assert re.search(r"task-1 shop\.remind in celery, due \d{4}-\d\d-\d\d \d\d:\d\d:\d\d in 1 h", asked.text)
         assert due(filled, "task-1")
 
         assert "2 cancelled." in writer.send(asked.form("/act")).text
@@ -115,6 +116,37 @@ class TestTicked:
         assert "2 redriven." in writer.send(asked.form("/act")).text
         assert RedisQueue("orders", filled).dead_letters() == DelayQueue("celery", filled).dead_letters() == []
         assert sorted(audit(filled)) == [("local", "redrive", "celery", 1, ""), ("local", "redrive", "orders", 1, "")]
+
+    def test_delete_single_dead_letters(self, writer: Browser, filled: redis.Redis) -> None:
+        row = [row for row in rows(writer, "/dead", "dead") if row.startswith("delay:")]
+        asked = preview(writer, "/dead", "delete", row=row)
+        assert "Delete 1?" in asked.text
+        assert re.search(r"dead shop\.remind in celery, died \d{4}-", asked.text)
+
+        assert "1 deleted." in writer.send(asked.form("/act")).text
+        assert DelayQueue("celery", filled).dead_letters() == []
+        assert len(RedisQueue("orders", filled).dead_letters()) == 1
+        assert audit(filled) == [("local", "delete", "celery", 1, "")]
+
+    def test_delete_from_the_page_of_a_dead_letter(self, writer: Browser, filled: redis.Redis) -> None:
+        page = writer.get("/entry?kind=queue&queue=orders&id=dead")
+        asked = writer.send(page.form("/preview"), ("verb", "delete"))
+        assert "1 deleted." in writer.send(asked.form("/act")).text
+        assert RedisQueue("orders", filled).dead_letters() == []
+
+    def test_the_audit_names_what_was_changed(
+        self, writer: Browser, filled: redis.Redis, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO", "redis_queue.audit")
+        at = due(filled, "task-1")
+        asked = preview(writer, "/scheduled", "cancel", row=rows(writer, "/scheduled", "task-1", "data"))
+        writer.send(asked.form("/act"))
+
+        (action, *_) = Audit(filled, "redis_queue").last()
+        assert Subject("task-1", "celery", "shop.remind", at) in action.subjects
+        assert {subject.id for subject in action.subjects} == {"task-1", "data"}
+        assert set(vars(caplog.records[-1])["ids"]) == {"task-1", "data"}
+        assert f"task-1 shop.remind {at.strftime('%Y-%m-%d %H:%M:%S')}" in writer.get("/audit").text
 
     def test_a_time_that_was_typed_belongs_to_reschedule(self, writer: Browser, filled: redis.Redis) -> None:
         for verb in ("run-now", "cancel"):
@@ -203,7 +235,7 @@ class TestMatching:
         found = re.search(r"Cancel (\d+)\?", asked.text)
         assert found is not None
         assert 9 <= int(found[1]) <= 11
-        assert "and 1 more" in asked.text or int(found[1]) <= acting.SHOWN
+        assert "and 1 more" in asked.text or int(found[1]) <= SHOWN
         writer.send(asked.form("/act"))
         assert DelayQueue("celery", filled).count() == 65 - int(found[1])
 
@@ -501,6 +533,7 @@ class TestRoles:
             ("/scheduled", "cancel"),
             ("/scheduled", "run-now"),
             ("/scheduled", "reschedule"),
+            ("/dead", "delete"),
             ("/dead", "redrive"),
         ):
             asked = preview(browser, path, verb, matching="1", when="2h" if verb == "reschedule" else None)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from markupsafe import Markup
 
-from redis_queue.web import shown
+from redis_queue.errors import ConfigurationError
+from redis_queue.web import WebSettings, shown
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
 
@@ -118,6 +119,18 @@ class TestTimes:
         assert shown.moment(at) == "2030-01-01 00:00:00"
         assert shown.machine(at) == "2030-01-01T00:00:00+00:00"
         assert shown.moment(None) == "-"
+
+    def test_moments_are_in_the_zone_of_the_dashboard(self) -> None:
+        at = datetime(2030, 7, 1, tzinfo=timezone.utc)
+        zone = WebSettings(timezone="Europe/Berlin").zone
+        assert shown.moment(at, zone=zone) == "2030-07-01 02:00:00"
+        assert shown.moment(at, "day", zone=zone) == "Mon 01 Jul 02:00"
+        assert shown.moment(datetime.max.replace(tzinfo=timezone.utc), zone=zone) == "9999-12-31 23:59:59"
+
+    @pytest.mark.parametrize("name", ["Europe/Nowhere", "", "../etc/passwd", "Europe", "\0", 5])
+    def test_an_unknown_zone_is_refused(self, name: Any) -> None:
+        with pytest.raises(ConfigurationError, match="expected the name of a time zone, such as Europe/Berlin"):
+            WebSettings(timezone=name)
 
 
 class TestHarmless:

@@ -22,7 +22,8 @@
   document.querySelector("header").append(button, stale);
   let fresh = new Date();
   const fail = () => {
-    const text = `not updated since ${fresh.toISOString().slice(11, 19)} UTC`;
+    const zone = document.documentElement.dataset.timezone;
+    const text = `not updated since ${fresh.toLocaleTimeString("sv", { timeZone: zone })}`;
     if (stale.textContent !== text) stale.textContent = text;
   };
 

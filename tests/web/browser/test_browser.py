@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
+from zoneinfo import ZoneInfo
 
 import pytest
 import redis
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from redis_queue import DelayQueue, RedisQueue
 from tests.support.wait import wait_until
@@ -108,8 +110,8 @@ class TestActions:
 
     def test_search_then_reschedule_all_that_match(self, scripts: bool, new_tab: NewTab, filled: redis.Redis) -> None:
         page = new_tab(java_script_enabled=scripts).open("/scheduled")
-        page.get_by_label("Task", exact=True).fill("shop.cancel")
-        page.get_by_label("Task", exact=True).press("Enter")
+        page.get_by_label("Task contains", exact=True).fill("shop.cancel")
+        page.get_by_label("Task contains", exact=True).press("Enter")
         expect(page.locator("tbody tr")).to_have_count(1)
         page.get_by_label("All that match").check()
         page.get_by_label("To", exact=True).fill("5h")
@@ -292,6 +294,46 @@ class TestRefresh:
         expect(page).to_have_title(title)
         expect(page.get_by_text("not updated since")).to_have_count(0)
         assert "503" in tab.complaints.pop()
+
+
+class TestZone:
+    """Times are in the zone of the browser, and stay so when the page updates itself."""
+
+    @pytest.mark.parametrize("path", ["/scheduled", "/dead", "/forecast", "/"])
+    def test_of_the_browser(self, path: str, new_tab: NewTab) -> None:
+        page = new_tab(timezone_id="Asia/Tokyo").open(path)
+        shown = page.locator("time").first
+        at = datetime.fromisoformat(str(shown.get_attribute("datetime"))).astimezone(ZoneInfo("Asia/Tokyo"))
+
+        expect(shown).to_contain_text(at.strftime("%H:%M"))
+        expect(shown).to_have_attribute("title", re.compile(r" UTC$"))
+        if path != "/":
+            expect(page.locator(".zone").first).to_have_text("Asia/Tokyo")
+
+    def test_after_an_update(self, new_tab: NewTab) -> None:
+        page = new_tab(timezone_id="Asia/Tokyo").open("/scheduled")
+        page.evaluate("document.querySelector('main').replaceChildren(...document.querySelector('main').childNodes)")
+        page.evaluate(
+            """() => {
+              const time = document.createElement("time");
+              time.dateTime = "2030-01-01T00:00:00+00:00";
+              document.querySelector("main").append(time);
+            }"""
+        )
+
+        expect(page.locator("main > time")).to_have_text("2030-01-01 09:00:00")
+
+    def test_that_of_the_server_counts_more(self, new_tab: NewTab) -> None:
+        tab = new_tab(timezone_id="Asia/Tokyo")
+
+        def as_given(route: Route) -> None:
+            answer = route.fetch()
+            route.fulfill(response=answer, body=answer.text().replace("<html", "<html data-timezone='UTC'", 1))
+
+        tab.page.route("**/scheduled", as_given)
+        page = tab.open("/scheduled")
+
+        expect(page.locator(".zone").first).to_have_text("UTC")
 
 
 def test_without_scripts_there_is_nothing_that_needs_them(new_tab: NewTab) -> None:
