@@ -38,7 +38,7 @@ def show() -> str:
     faults = Faults()
     chosen, place = filter_of(request.args), _place(asked.text("after"))
     scan = Scan()
-    page, counts = page_of(chosen, name, place, asked.number("limit", ROWS, 1, MOST_ROWS), faults, scan)
+    page, counts = page_of(chosen, name, place, asked.number("limit", ROWS, 1, MOST_ROWS), faults, scan=scan)
     listing = desk().inspector.listing(limit=MOST_NAMES)
     return render_template(
         "dead.html",
@@ -64,7 +64,7 @@ def show() -> str:
 
 
 def page_of(
-    chosen: Filter, name: str | None, place: Place, limit: int, faults: Faults, scan: Scan | None = None
+    chosen: Filter, name: str | None, place: Place, limit: int, faults: Faults, *, scan: Scan | None = None
 ) -> tuple[Page[Found[DeadLetter], Place], Sequence[QueueRow] | None]:
     """Return the letters from *place* on of the queues with *name*, or all, and the counts of all these queues.
 
