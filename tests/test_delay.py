@@ -500,6 +500,16 @@ class TestMoveDue:
         assert timed.move_due() == 1
         assert client.lrange("taken", 0, -1) == [b'"a"']
 
+    def test_only_lists_that_the_caller_names_are_written(self, timed: DelayQueue, client: redis.Redis) -> None:
+        timed.push_many([Push(name, id=name, destination=name) for name in ("one", "two", "three")])
+        assert timed.move_due(lists=[]) == 0
+        assert timed.move_due(lists=["two", "other"]) == 1
+        assert client.lrange("two", 0, -1) == [b'"two"']
+        assert not client.exists("one", "three", "other")
+        assert timed.move_due(lists=["one", "two", "three"]) == 2
+        with pytest.raises(InvalidValueError, match="2001 lists: give at most 2000"):
+            timed.move_due(lists=["one"] * 2001)
+
     def test_what_is_held_or_was_released_moves_only_when_it_waits(
         self, timed: DelayQueue, client: redis.Redis
     ) -> None:

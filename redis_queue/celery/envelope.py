@@ -83,11 +83,12 @@ _PUBLISHED: Final = ("correlation_id", "reply_to", "delivery_mode", "priority", 
 MIN_ID: Final = 8
 """Ids as short as this could stand anywhere in a message; they are left as they are."""
 
-MOST_IDS: Final = 1000
-MOST_PHRASES: Final = 100
+MOST_IDS: Final = 100
+MOST_PHRASES: Final = 10
 """How often the id, and each phrase, is left out of a message: what is stored must not grow without limit when read."""
 
-MOST_CODES: Final = MOST_IDS + MOST_PHRASES * len(_PHRASES) + 1
+MOST_CODES: Final = 400
+"""Left out of one message at most, all together; a script knows this number as well."""
 
 MAX_NAME: Final = 1000
 """Characters of what a message is called by, and is sent to."""

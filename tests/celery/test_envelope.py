@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 from kombu.utils.json import dumps, register_type
 
 from redis_queue import DelayQueue, InvalidValueError
-from redis_queue.celery.envelope import PHRASES, TAG, VERSION, Envelope, UnknownVersionError, expand, needs_reading
+from redis_queue.celery.envelope import (
+    MOST_CODES,
+    PHRASES,
+    TAG,
+    VERSION,
+    Envelope,
+    UnknownVersionError,
+    expand,
+    needs_reading,
+)
 from redis_queue.celery.typed_values import restored
 from redis_queue.delay_model import Push
 
@@ -178,6 +187,17 @@ class TestPacked:
         elements: Any = client.lrange("list", 0, -1)
         assert len({json.loads(element)["properties"]["delivery_tag"] for element in elements}) == 1100
 
+    @pytest.mark.parametrize("piece", ["the id", *PHRASES[:3]], ids=["the id", "one", "two", "three"])
+    def test_leaves_out_only_so_much_of_a_message_that_repeats_itself(self, piece: Any) -> None:
+        envelope = message()
+        text = envelope.id if piece == "the id" else json.loads(f'"{_quoted(piece)}"')
+        envelope = replace(envelope, body=(text * 5000).encode())
+
+        packed = envelope.pack()
+
+        assert len(packed.translate(None, bytes(range(128)))) <= MOST_CODES
+        assert Envelope.unpack(packed, envelope.id) == envelope
+
     def test_is_a_fraction_of_the_message(self) -> None:
         envelope = message()
 
@@ -189,6 +209,11 @@ class TestPacked:
 
         assert element["body"] == ("4oSWIDQy" if changes else "№ 42")
         assert element["properties"].get("body_encoding") == ("base64" if changes else None)
+
+
+def _quoted(phrase: bytes) -> str:
+    """Return *phrase* as the inside of a string of JSON that reads as it."""
+    return json.dumps(phrase.decode("latin-1"))[1:-1]
 
 
 class TestWhatCannotBeRead:

@@ -28,7 +28,7 @@ local meta, records, waiting, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local errors, quarantine = KEYS[5], KEYS[6]
 local now, limit, offset, within = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local nonce, lists = ARGV[5], tonumber(ARGV[6])
-local SCHEMA, FIRST, MOST, MOST_CODES, MAX_ID, MAX_BYTES, LARGE = 1, 130, 315619200000, 5000, 1020, 1048576, 4096
+local SCHEMA, FIRST, MOST, MOST_CODES, MAX_ID, MAX_BYTES, LARGE = 1, 130, 315619200000, 400, 1020, 1048576, 4096
 local more = {unpack(ARGV, 7)}
 
 -- What each destination is: a list that may not be written is none.
@@ -103,8 +103,8 @@ for i, id in ipairs(ids) do
     local split = start + head
     local destination = string.sub(record, split, split + target - 1)
     local kind = kinds[destination] or redis.call('TYPE', destination).ok
-    kinds[destination] = kind
     local element = (kind == 'none' or kind == 'list') and unpacked(record, split + target, id, nonce .. i)
+    kinds[destination], bytes = kind, bytes + math.max(0, #(element or '') - #record)
     local pushed = element and redis.pcall('LPUSH', destination, element)
     if type(pushed) == 'number' then
       gone[#gone + 1], moved = id, moved + 1
