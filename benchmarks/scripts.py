@@ -19,7 +19,7 @@ from redis_queue.celery.envelope import PHRASES
 from redis_queue.connection import Client
 from redis_queue.delay_model import Push
 from redis_queue.keys import Keys
-from redis_queue.scripts import load
+from redis_queue.script_cache import all_scripts, load_scripts
 
 RECORDS = 500
 
@@ -102,13 +102,6 @@ ACTS: dict[str, tuple[tuple[Act, ...], Act]] = {
 }
 
 
-def names_by_sha() -> dict[str, str]:
-    """Return the names of all scripts."""
-    folder = Path(__file__).parent.parent / "redis_queue" / "lua"
-    names = [f"{path.parent.name}/{path.stem}" for path in folder.glob("*/*.lua")]
-    return {load(name).sha: name for name in names}
-
-
 def quietest(client: Client, size: int, rounds: int) -> dict[str, list[float]]:
     """Return what :func:`measure` found in the round whose longest call was the shortest, for each script."""
     found = [measure(client, size) for _ in range(rounds)]
@@ -117,9 +110,8 @@ def quietest(client: Client, size: int, rounds: int) -> dict[str, list[float]]:
 
 def measure(client: Client, size: int) -> dict[str, list[float]]:
     """Return the duration in ms of every script call of each operation, by "operation: script"."""
-    names = names_by_sha()
-    for name in names.values():
-        client.script_load(load(name).source)
+    names = {script.sha: script.name for script in all_scripts()}
+    load_scripts(client)
     found: dict[str, list[float]] = {}
     for title, (preparations, act) in ACTS.items():
         client.flushall()

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BodyError",
+    "CancelOutcome",
     "ConfigurationError",
     "Consumer",
     "Dead",
@@ -92,7 +93,18 @@ _PLACES: Final = {
     "DelayQueue": "delay",
     **dict.fromkeys(("HeldLock", "Lock", "current_lock"), "lock"),
     **dict.fromkeys(
-        ("DeadLetter", "DelayStats", "Entry", "Lease", "Message", "PutBack", "Quarantined", "QueueStats", "Unread"),
+        (
+            "CancelOutcome",
+            "DeadLetter",
+            "DelayStats",
+            "Entry",
+            "Lease",
+            "Message",
+            "PutBack",
+            "Quarantined",
+            "QueueStats",
+            "Unread",
+        ),
         "model",
     ),
     "RedisQueue": "queue",

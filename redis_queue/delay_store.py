@@ -20,6 +20,7 @@ from redis_queue.delay_view import DelayView
 from redis_queue.errors import ConfigurationError, EntryExistsError, InvalidDelayError, InvalidValueError
 from redis_queue.keys import check_id
 from redis_queue.leasing import Shard, id_bytes, id_text, reason_bytes
+from redis_queue.model import CancelOutcome
 from redis_queue.scripts import Scripts
 from redis_queue.times import Seconds, duration_ms, point_ms
 
@@ -181,21 +182,21 @@ class DelayStore(DelayView):
             gone.add([item for (item, _), flag in zip(part, reply, strict=True) if flag == _YES])
         return flags
 
-    def cancel(self, id: str) -> bool:
-        """Take an entry out. True: it will never run. False: unknown, or claimed already."""
+    def cancel(self, id: str) -> CancelOutcome:
+        """Take an entry out, a dead letter, too. Only an outcome that is true promises that it will never run."""
         return self.cancel_many([id])[0]
 
-    def cancel_many(self, ids: Iterable[str]) -> builtins.list[bool]:
+    def cancel_many(self, ids: Iterable[str]) -> builtins.list[CancelOutcome]:
         """Take entries out, as :meth:`cancel` does; one round trip per 500 and shard."""
-        flags: builtins.list[bool] = []
+        found: builtins.list[CancelOutcome] = []
         for chunk in chunks(check_id(id_) for id_ in ids):
-            answers = [False] * len(chunk)
+            answers = [CancelOutcome.NOT_FOUND] * len(chunk)
             for shard, group in self._grouped(chunk):
                 reply = shard.call("delay/cancel", more=[id_bytes(chunk[index]) for index in group])
                 for index, flag in zip(group, reply, strict=True):
-                    answers[index] = flag == _YES
-            flags += answers
-        return flags
+                    answers[index] = CancelOutcome(flag - _NO)
+            found += answers
+        return found
 
     def reschedule(self, id: str, *, delay: Seconds | None = None, due_at: datetime | None = None) -> bool:
         """Change when a waiting entry is due. False: unknown, or claimed already."""

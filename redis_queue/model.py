@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -109,6 +110,25 @@ class InFlight:
     id: str
     expires_at: datetime
     deliveries: int
+
+
+class CancelOutcome(enum.IntEnum):
+    """What became of one entry that was to be cancelled; only CANCELLED is true."""
+
+    #: There is no such entry, or somebody holds it: nothing was changed.
+    NOT_FOUND = 0
+    #: It was taken out, and it will never run.
+    CANCELLED = 1
+    #: It was taken out. It had been claimed before, and who held it may have sent it, or done its work, and died.
+    MAYBE_SENT = 2
+
+    def __bool__(self) -> bool:
+        return self is CancelOutcome.CANCELLED
+
+    @property
+    def taken_out(self) -> bool:
+        """Whether the entry was there and is gone."""
+        return self is not CancelOutcome.NOT_FOUND
 
 
 @dataclass(frozen=True, slots=True)

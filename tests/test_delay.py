@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from redis_queue import DelayQueue, Entry, EntryExistsError, InvalidValueError, PutBack
+from redis_queue import CancelOutcome, DelayQueue, Entry, EntryExistsError, InvalidValueError, PutBack
 from redis_queue.batches import CHUNK, MAX_CALL_BYTES
 from redis_queue.delay_model import MAX_LISTS, Delivery, Push
 from redis_queue.keys import Keys
@@ -180,10 +180,32 @@ class TestChange:
         assert timed.ack(entry)
         assert not timed.cancel("a")
 
+    def test_what_was_claimed_before_is_taken_out_but_may_have_been_sent(
+        self, timed: DelayQueue, clock: Clock, client: redis.Redis
+    ) -> None:
+        timed.push_many([Push(name, id=name) for name in ("died", "refused", "returned")])
+        entries = {entry.id: entry for entry in timed.claim(9)}
+        assert timed.release(entries["refused"])
+        assert timed.release(entries["returned"], counted=False)
+        clock.forward(61)
+        assert timed.put_back() == PutBack(1, 0)
+        outcomes = timed.cancel_many(["died", "refused", "returned", "unknown"])
+        maybe = CancelOutcome.MAYBE_SENT
+        assert outcomes == [maybe, maybe, CancelOutcome.CANCELLED, CancelOutcome.NOT_FOUND]
+        assert [bool(outcome) for outcome in outcomes] == [False, False, True, False]
+        assert [outcome.taken_out for outcome in outcomes] == [True, True, True, False]
+        assert keys_left(client) == []
+
+    def test_what_is_stored_anew_is_cancelled_for_certain(self, timed: DelayQueue) -> None:
+        timed.push("a", id="a")
+        timed.claim()
+        timed.push("b", id="a", delay=60)
+        assert timed.cancel("a") is CancelOutcome.CANCELLED
+
     def test_a_dead_letter_can_be_cancelled(self, timed: DelayQueue, client: redis.Redis) -> None:
         timed.push("a", id="a")
         timed.release(timed.claim()[0], dead=True, reason="x")
-        assert timed.cancel("a")
+        assert timed.cancel("a").taken_out
         assert timed.dead_letters() == []
         assert keys_left(client) == []
 

@@ -35,7 +35,7 @@ from redis_queue.delay_model import Push
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError
 from redis_queue.keys import is_id
 from redis_queue.lazy_property import LazyProperty
-from redis_queue.model import Entry
+from redis_queue.model import CancelOutcome, Entry
 from redis_queue.times import Seconds, duration_ms
 
 if TYPE_CHECKING:
@@ -122,18 +122,23 @@ class DelayedTasks:
         entry = self.queue.get(id)
         return None if entry is None else TaskEntry.of(entry)
 
-    def cancel(self, id: str) -> bool:
-        """Take a task out. True: it will never run, and its state is REVOKED. False: unknown, or on its way already."""
+    def cancel(self, id: str) -> CancelOutcome:
+        """Take a task out and set its state to REVOKED.
+
+        CANCELLED, the one outcome that is true: it will never run. MAYBE_SENT: it is out, but a dispatcher held it
+        before and may have sent it to another broker before it died; ``app.control.revoke(id)`` lets workers discard
+        it. NOT_FOUND: unknown, or on its way already; its state is as it was.
+        """
         return self.cancel_many([id])[0]
 
-    def cancel_many(self, ids: Iterable[str]) -> builtins.list[bool]:
+    def cancel_many(self, ids: Iterable[str]) -> builtins.list[CancelOutcome]:
         """Take tasks out, as :meth:`cancel` does."""
         names = list(ids)
-        flags, _ = self._cancel(names)
+        outcomes, _ = self._cancel(names)
         # They are out already: what is missing now is only that a newer call clears their state.
         with suppress(StoreError):
-            self.queue.note_revoked(name for name, cancelled in zip(names, flags, strict=True) if cancelled)
-        return flags
+            self.queue.note_revoked(name for name, outcome in zip(names, outcomes, strict=True) if outcome.taken_out)
+        return outcomes
 
     def revoke_many(self, ids: Iterable[str]) -> builtins.set[str]:
         """Take out what is stored of the tasks *ids*, and note that they are revoked.
@@ -144,17 +149,18 @@ class DelayedTasks:
         self.queue.note_revoked(names)
         return self._cancel(names)[1]
 
-    def _cancel(self, names: Sequence[str]) -> tuple[builtins.list[bool], builtins.set[str]]:
+    def _cancel(self, names: Sequence[str]) -> tuple[builtins.list[CancelOutcome], builtins.set[str]]:
         # Read first: what is cancelled is gone, and with it the name of the chord that waits for it.
         entries = [self.queue.get(name) for name in names]
-        flags = self.queue.cancel_many([*names, *map(retry_id, names)])
-        rows = list(zip(names, entries, flags, flags[len(names) :], strict=False))
-        for name, entry, cancelled, retry in rows:
-            # A retry may wait beside a newer call of its task.
-            if cancelled or retry:
+        found = self.queue.cancel_many([*names, *map(retry_id, names)])
+        rows = list(zip(names, entries, found, found[len(names) :], strict=False))
+        # A retry may wait beside a newer call of its task; where one of the two may have been sent, that counts.
+        outcomes = [max(call, retry) for _, _, call, retry in rows]
+        for name, entry, outcome in zip(names, entries, outcomes, strict=True):
+            if outcome.taken_out:
                 mark_revoked(self.app, name, entry)
-        unseen = {name for name, entry, cancelled, retry in rows if cancelled and not retry and _is_unseen(entry)}
-        return [cancelled or retry for _, _, cancelled, retry in rows], unseen
+        unseen = {name for name, entry, call, retry in rows if call and not retry.taken_out and _is_unseen(entry)}
+        return outcomes, unseen
 
     def reschedule(self, id: str, *, countdown: Seconds | None = None, eta: datetime | None = None) -> bool:
         """Change when a task is due: *countdown* from now, or at *eta* (aware). False: unknown, or on its way."""
@@ -219,7 +225,7 @@ class DelayedTasks:
         return self.queue.forecast(buckets, width=hours * 3600 / buckets)
 
     def cancel_matching(self, *, dry_run: bool = False, **conditions: Unpack[TaskConditions]) -> int:
-        """Cancel all tasks that :meth:`scan` yields for *conditions*, at least one; return how many.
+        """Cancel all tasks that :meth:`scan` yields for *conditions*, at least one; return how many were taken out.
 
         With *dry_run* they are only counted.
         """
@@ -227,7 +233,7 @@ class DelayedTasks:
             raise InvalidValueError("cancel_matching() without a condition would cancel everything: give one")
         # One that was written by hand may have an id that no call takes.
         ids = [entry.id for entry in self.scan(**conditions) if is_id(entry.id)]
-        return len(ids) if dry_run else sum(self.cancel_many(ids))
+        return len(ids) if dry_run else sum(outcome.taken_out for outcome in self.cancel_many(ids))
 
     def push_many(self, signatures: Iterable[Any], *, countdown: Seconds | None = None) -> builtins.list[Any]:
         """Delay many signatures at once, one round trip per 500; return their results in order.

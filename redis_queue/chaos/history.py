@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from redis_queue.model import CancelOutcome
 
 Kind = Literal["invoke", "ok", "refused"]
 
@@ -42,6 +45,12 @@ class History:
         lines = [json.dumps({name: value for name, value in asdict(event).items() if value}) for event in events]
         if lines:
             os.write(self._file, ("\n".join(lines) + "\n").encode())
+
+    def end_cancel(self, id: str, outcome: CancelOutcome) -> None:
+        """Append how a cancel ended; what may have been sent before stays unknown."""
+        if outcome is not CancelOutcome.MAYBE_SENT:
+            kind: Kind = "ok" if outcome else "refused"
+            self.write(Event("cancel", kind, id, at=round(time.time() * 1000)))
 
 
 def read(*paths: Path) -> Iterator[Event]:

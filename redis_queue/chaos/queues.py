@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from redis_queue.chaos import holds
-from redis_queue.chaos.history import Event, History, Kind
+from redis_queue.chaos.history import Event, History
 from redis_queue.chaos.places import miscounted, misplaced
 from redis_queue.chaos.workload import PRODUCER, Post, Step
 from redis_queue.connection import Client, connect
@@ -171,8 +171,7 @@ def _produce(client: Client, post: Post) -> Step:
         if dice.random() < CANCELLED:
             time.sleep(dice.uniform(0, MOST_DELAY / 5))
             history.write(Event("cancel", "invoke", twin))
-            kind: Kind = "ok" if delayed.cancel(twin) else "refused"
-            history.write(Event("cancel", kind, twin, at=round(time.time() * 1000)))
+            history.end_cancel(twin, delayed.cancel(twin))
         return True
 
     return step

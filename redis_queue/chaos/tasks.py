@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 
 from redis_queue.celery import DelayedTasks, serialized
 from redis_queue.chaos import holds
-from redis_queue.chaos.history import Event, History, Kind
+from redis_queue.chaos.history import Event, History
 from redis_queue.chaos.killing import Dice
 from redis_queue.chaos.progress import Progress
 from redis_queue.chaos.workload import PRODUCER, Post, Step
@@ -113,8 +113,7 @@ class Tasks:
                 send(twin, SERIAL if dice.random() < ALONE else TASK, countdown=dice.uniform(0, MOST_DELAY))
                 if dice.random() < CANCELLED:
                     history.write(Event("cancel", "invoke", twin))
-                    kind: Kind = "ok" if delayed.cancel(twin) else "refused"
-                    history.write(Event("cancel", kind, twin, at=round(time.time() * 1000)))
+                    history.end_cancel(twin, delayed.cancel(twin))
             except (OperationalError, StoreError, AttributeError) as error:
                 if isinstance(error, AttributeError) and str(error) != OUTDATED:
                     raise

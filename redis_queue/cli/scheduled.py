@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -23,7 +23,7 @@ from redis_queue.console.scan import Scan
 from redis_queue.console.waiting import Conditions
 from redis_queue.console.when import When
 from redis_queue.delay import DelayQueue
-from redis_queue.model import Entry
+from redis_queue.model import CancelOutcome, Entry
 
 BAR: Final = 30
 """Longest bar of a forecast."""
@@ -127,15 +127,27 @@ def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json:
 @options.as_json
 @with_access
 def cancel(access: Access, *, chosen: Chosen, name: str | None, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Take entries out: they will never run.
+    """Take entries out: they will never run, but for those that were held before and may have been sent.
 
     With a Celery app their tasks become REVOKED in its result backend, too.
 
     Example: redis-queue scheduled cancel --task shop.remind --due-before 2h --dry-run
     """
     queue = access.delay_queue(name)
-    work = Work("Cancel", "cancelled", lambda part: access.cancel(queue, part), CHUNK, destroys=True)
-    _act(access, queue, chosen, work, dry_run=dry_run, yes=yes, as_json=as_json)
+    unsure = 0
+
+    def take_out(part: Sequence[str]) -> int:
+        nonlocal unsure
+        outcomes = access.cancel(queue, part)
+        unsure += outcomes.count(CancelOutcome.MAYBE_SENT)
+        return sum(outcome.taken_out for outcome in outcomes)
+
+    work = Work("Cancel", "cancelled", take_out, CHUNK, destroys=True)
+    try:
+        _act(access, queue, chosen, work, dry_run=dry_run, yes=yes, as_json=as_json)
+    finally:
+        if unsure:
+            click.echo(f"{unsure:,} of them were claimed before and may have been sent: revoke them as well", err=True)
 
 
 @scheduled.command(cls=StoreCommand)

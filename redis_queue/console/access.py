@@ -12,6 +12,7 @@ from redis_queue.celery.store import Store
 from redis_queue.console.faults import Faults
 from redis_queue.delay import DelayQueue
 from redis_queue.inspector import AnyQueue, Inspector
+from redis_queue.model import CancelOutcome
 
 
 class Access:
@@ -39,9 +40,9 @@ class Access:
                 found.append(self.inspector.open(known))
         return found
 
-    def cancel(self, queue: DelayQueue, ids: Sequence[str]) -> int:
-        """Cancel entries; return how many there were."""
-        return sum(queue.cancel_many(ids))
+    def cancel(self, queue: DelayQueue, ids: Sequence[str]) -> Sequence[CancelOutcome]:
+        """Cancel entries; return what became of each."""
+        return queue.cancel_many(ids)
 
     def lease_counters(self) -> LeaseCounters | None:
         """Return what became of leases on the app's broker; None without an app, or where the broker is no Redis."""
@@ -63,11 +64,11 @@ class AppAccess(Access):
             return self._store.delay_queue()
         return super().delay_queue(name)
 
-    def cancel(self, queue: DelayQueue, ids: Sequence[str]) -> int:
+    def cancel(self, queue: DelayQueue, ids: Sequence[str]) -> Sequence[CancelOutcome]:
         """Cancel entries; those of the app's tasks become REVOKED in its result backend, too."""
         if queue.name != self.default_delay_queue:
             return super().cancel(queue, ids)
-        return sum(DelayedTasks.of(self.app).cancel_many(ids))
+        return DelayedTasks.of(self.app).cancel_many(ids)
 
     def lease_counters(self) -> LeaseCounters | None:
         """Return what became of leases on the app's broker, or None where that is no Redis."""

@@ -222,7 +222,7 @@ class Timeline:
 
     def _run_entry(self, entry: Entry) -> None:
         row = row_of_entry(self.app, entry)
-        if self._queue.cancel(entry.id):
+        if self._queue.cancel(entry.id).taken_out:
             if row.task in self.app.tasks:
                 self._pending.append(row)
             else:

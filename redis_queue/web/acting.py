@@ -72,7 +72,7 @@ class Verb:
 
 def _cancel(queue: AnyQueue, ids: Sequence[str], _: When | None) -> Iterator[int]:
     for chunk in chunks(ids, CHUNK):
-        yield desk().access.cancel(_delay(queue), chunk)
+        yield sum(outcome.taken_out for outcome in desk().access.cancel(_delay(queue), chunk))
 
 
 def _run_now(queue: AnyQueue, ids: Sequence[str], _: When | None) -> Iterator[int]:

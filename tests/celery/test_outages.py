@@ -13,8 +13,8 @@ from celery import Celery
 from celery.signals import before_task_publish
 from kombu.exceptions import OperationalError
 
-from redis_queue import DelayQueue, StoreUnavailableError
-from redis_queue.celery import Dispatched, Dispatcher, TaskCall, push_task
+from redis_queue import CancelOutcome, DelayQueue, StoreUnavailableError
+from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher, TaskCall, push_task
 from tests.celery.brokers import Broker
 from tests.celery.clocks import ManualClock
 from tests.celery.processes import DispatchProcess
@@ -294,3 +294,21 @@ class TestADispatcherThatIsKilled:
         assert set(sent) == set(ids)
         assert sorted(sent.values()) == [1] * (len(ids) - published + acked) + [2] * (published - acked)
         assert (queue.stats().in_flight, len(queue)) == (0, 0)
+
+    @pytest.mark.parametrize("broker", ["another redis", "rabbitmq"], indirect=True)
+    def test_leaves_calls_of_which_a_cancel_says_that_they_may_have_been_sent(
+        self, broker: Broker, queue: DelayQueue, clock: ManualClock, redis_url: str
+    ) -> None:
+        (id_,) = push(queue, 1)
+        settings = broker.settings()
+        with DispatchProcess(settings=settings, redis=redis_url, batch=500, dies=1) as child:
+            child.wait_until_ready()
+            child.go()
+            child.finish()
+        clock.advance(2 * LEASE)
+        assert queue.put_back().returned == 1
+        default: str = settings["task_default_queue"]
+        app = broker.app(task_default_queue=default, redis_queue_url=redis_url)
+        assert DelayedTasks(app).cancel(id_) is CancelOutcome.MAYBE_SENT
+        assert queue.get(id_) is None
+        assert broker.take_ids(default) == [id_]

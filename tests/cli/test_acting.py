@@ -196,6 +196,13 @@ class TestScheduled:
         assert run("scheduled", "cancel", "data", "nobody", "task-2", "--yes").stdout == "2 cancelled\n"
         assert ids(tasks) == [TASK]
 
+    def test_cancel_tells_how_many_may_have_been_sent(self, run: Run, tasks: DelayQueue) -> None:
+        assert tasks.run_now("data")
+        assert tasks.release_many(tasks.claim(), reason="refused")
+        done = run("scheduled", "cancel", "data", "task-2", "--yes")
+        assert done.stdout == "2 cancelled\n"
+        assert done.stderr == "1 of them were claimed before and may have been sent: revoke them as well\n"
+
     @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's own
     def test_cancel_in_an_app_marks_tasks_as_revoked(self, run_in_app: Run, app: Celery, tasks: DelayQueue) -> None:
         assert run_in_app("scheduled", "cancel", "task-2", "--yes").stdout == "1 cancelled\n"

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from redis_queue.errors import EntryExistsError
+from redis_queue.model import CancelOutcome
 from redis_queue.settings import Settings
-from tests.property.model_shard import SCRIPT_FLAWS, Claim, Held, Row, ShardModel, Wire, make_record, stored
+from tests.property.model_shard import SCRIPT_FLAWS, Claim, Held, Row, ShardModel, Wire, make_record, same
 
 CHUNK = 500
 
@@ -38,7 +39,7 @@ class DelayShard(ShardModel):
     def push(self, entries: Sequence[Pushed], on_conflict: str) -> None:
         """Store all entries, or none if one exists that must not."""
         now = self.clock()
-        if self.wire.send(lambda: self._push(entries, on_conflict, now), stored) == "exists":
+        if self.wire.send(lambda: self._push(entries, on_conflict, now), same) == "exists":
             raise EntryExistsError
 
     def _push(self, entries: Sequence[Pushed], on_conflict: str, now: int) -> str:
@@ -60,20 +61,21 @@ class DelayShard(ShardModel):
         self.meta["schema"] = 1
         return "stored"
 
-    def cancel(self, ids: Sequence[str]) -> list[bool]:
+    def cancel(self, ids: Sequence[str]) -> list[CancelOutcome]:
         """Take entries out that wait or are dead."""
 
-        def effect() -> list[bool]:
+        def effect() -> list[CancelOutcome]:
             flags = []
             for id_ in ids:
-                flags.append(id_ in self.waiting or id_ in self.dead)
-                if flags[-1]:
+                flags.append(CancelOutcome.NOT_FOUND)
+                if id_ in self.waiting or id_ in self.dead:
+                    flags[-1] = CancelOutcome.MAYBE_SENT if self.deliveries(id_) else CancelOutcome.CANCELLED
                     self.waiting.pop(id_, None)
                     self.dead.pop(id_, None)
                     self._forget([id_])
             return flags
 
-        return self.wire.send(effect, lambda flags: flags if any(flags) else None)
+        return self.wire.send(effect, same)
 
     def reschedule(self, id_: str, delay: int, due: int | None) -> bool:
         """Change when a waiting entry is due."""
@@ -84,7 +86,7 @@ class DelayShard(ShardModel):
                 self.waiting[id_] = now + delay if due is None else due
             return id_ in self.waiting
 
-        return self.wire.send(effect)
+        return self.wire.send(effect, same)
 
     def claim(self, limit: int, older_than: int) -> list[Taken]:
         """Claim up to *limit* due entries, again and again as long as unreadable ones take the place of others."""
@@ -166,7 +168,7 @@ class DelayModel:
             shard.push([entries[index] for index in group], on_conflict)
         return [entry.id for entry in entries]
 
-    def cancel(self, ids: Sequence[str]) -> list[bool]:
+    def cancel(self, ids: Sequence[str]) -> list[CancelOutcome]:
         """Take entries out."""
         return self._each(ids, lambda shard, group: shard.cancel([ids[index] for index in group]))
 
@@ -234,8 +236,8 @@ class DelayModel:
         """Return due time and id of all that wait, in order."""
         return sorted((due, id_) for shard in self.shards for id_, due in shard.waiting.items())
 
-    def _each(self, ids: Sequence[str], call: Callable[[DelayShard, list[int]], list[bool]]) -> list[bool]:
-        flags = [False] * len(ids)
+    def _each(self, ids: Sequence[str], call: Callable[[DelayShard, list[int]], list[Any]]) -> list[Any]:
+        flags: list[Any] = [False] * len(ids)
         for shard, group in self._grouped(ids):
             for index, flag in zip(group, call(shard, group), strict=True):
                 flags[index] = flag

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from redis_queue.errors import QueueFullError
 from redis_queue.settings import Settings
-from tests.property.model_shard import MANY, Claim, Row, ShardModel, Wire, make_record, stored
+from tests.property.model_shard import MANY, Claim, Row, ShardModel, Wire, make_record, same
 
 
 class Put(NamedTuple):
@@ -33,7 +33,7 @@ class QueueModel(ShardModel):
     def put(self, messages: Sequence[Put]) -> list[str]:
         """Store all messages whose ids are not there yet, or none of them."""
         now = self.clock()
-        if self.wire.send(lambda: self._put(messages, now), stored) == "full":
+        if self.wire.send(lambda: self._put(messages, now), same) == "full":
             raise QueueFullError
         return [message.id for message in messages]
 

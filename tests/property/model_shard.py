@@ -110,9 +110,9 @@ def due_order(places: dict[str, int]) -> list[str]:
     return sorted(places, key=lambda id_: (places[id_], id_.encode()))
 
 
-def stored(answer: str) -> str | None:
-    """Return what Redis remembers of a first answer: only that something was stored."""
-    return answer if answer == "stored" else None
+def same(reply: T) -> T:
+    """Recall the first reply as it was."""
+    return reply
 
 
 class Row(NamedTuple):
@@ -289,9 +289,9 @@ class ShardModel:
         return len(ids), returned, died
 
     def redrive(self, ids: Sequence[str] | None, gap: float) -> int:
-        """Bring dead letters back to life, one each *gap* ms. A repeated call finds them alive and counts none."""
+        """Bring dead letters back to life, one each *gap* ms."""
         now, chosen = self.clock(), due_order(self.dead) if ids is None else ids
-        return self.wire.send(lambda: self._redrive(now, chosen, gap)) if chosen else 0
+        return self.wire.send(lambda: self._redrive(now, chosen, gap), same) if chosen else 0
 
     def _redrive(self, now: int, ids: Sequence[str], gap: float) -> int:
         moved = 0
@@ -314,13 +314,13 @@ class ShardModel:
         return moved
 
     def purge(self, place: str) -> int:
-        """Delete what stands in one place; of a call whose reply was lost nothing is counted."""
+        """Delete what stands in one place; of a quarantine whose reply was lost nothing is counted."""
         standing: list[Any] | dict[str, int] = getattr(self, place)
         size, total = len(standing), 0
         if place == "quarantine":
             self.wire.send(self.quarantine.clear)
             return size
-        while total < size and (deleted := self.wire.send(lambda: self._purge(place, size - total))):  # noqa: B023
+        while total < size and (deleted := self.wire.send(lambda: self._purge(place, size - total), same)):  # noqa: B023
             total += deleted
         return total
 
@@ -353,10 +353,10 @@ class ShardModel:
         claim.again = not claim.rows
         return claim
 
-    def held_by(self, claim: Claim) -> Claim | None:
-        """Return the answer to a repeated claim: what the first one still holds; None if it has to claim anew."""
+    def held_by(self, claim: Claim) -> Claim:
+        """Return the answer to a repeated claim: what the first one still holds."""
         rows = [self._row(id_) for id_ in due_order(self.in_flight) if self.holds(id_, claim.number)]
-        return Claim(claim.number, claim.expires, rows) if rows else None
+        return Claim(claim.number, claim.expires, rows, again=claim.again)
 
     def readable(self, claim: Claim) -> list[Row]:
         """Return the claimed rows that can be read; the client moves the others to quarantine, one by one."""

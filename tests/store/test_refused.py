@@ -192,7 +192,7 @@ class TestOutOfMemory:
         assert sorted(entry.payload for entry in found) == ["due", "held"]
         assert timed.ack(found[0])
         assert timed.release(found[1], dead=True)
-        assert timed.cancel_many(["waiting", "dead"]) == [True, True]
+        assert [outcome.taken_out for outcome in timed.cancel_many(["waiting", "dead"])] == [True, True]
         assert timed.reschedule("waiting", delay=1) is False
 
     def test_an_unreadable_message_does_not_stand_in_the_way(self, full: Stage) -> None:

@@ -9,7 +9,8 @@
 -- ARGV[1] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
 -- ARGV[...] ids      to cancel
 --
--- Returns flags: 1 = cancelled, it will never run; 0 = unknown id, or claimed already.
+-- Returns flags: 1 = cancelled, it will never run; 2 = taken out, but it was claimed before, and who held it may have
+-- done its work; 0 = unknown id, or claimed already.
 -- O(ids * log waiting)
 local records, waiting, leases, errors, dead, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local sequence = ARGV[1]
@@ -29,11 +30,12 @@ for i, id in ipairs(ids) do
   flags[i] = 0
   local place = redis.call('ZSCORE', waiting, id) and waiting or redis.call('ZSCORE', dead, id) and dead
   if place then
+    local deliveries = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
     redis.call('HDEL', records, id)
     redis.call('HDEL', leases, id)
     redis.call('HDEL', errors, id)
     redis.call('ZREM', place, id)
-    flags[i] = 1
+    flags[i] = deliveries > 0 and 2 or 1
   end
 end
 flags = table.concat(flags)

@@ -75,7 +75,8 @@ def cancel(task_id: str, *, using: str | None = None) -> bool:
     with transaction.atomic(using=using):
         # The row first: then no relay can take it any more. One that died before its commit may have stored it.
         deleted, _ = Call.objects.using(using).filter(task_id=task_id).delete()
-        return DelayedTasks.of(celery_app()).cancel(task_id) or bool(deleted)
+        outcome = DelayedTasks.of(celery_app()).cancel(task_id)
+        return bool(outcome) or (bool(deleted) and not outcome.taken_out)
 
 
 class _Relay:
