@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from redis_queue.lock import HeldLock, Lock, current_lock
     from redis_queue.model import (
+        CancelOutcome,
         DeadLetter,
         DelayStats,
         Entry,
