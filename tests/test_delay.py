@@ -183,17 +183,18 @@ class TestChange:
     def test_what_was_claimed_before_is_taken_out_but_may_have_been_sent(
         self, timed: DelayQueue, clock: Clock, client: redis.Redis
     ) -> None:
-        timed.push_many([Push(name, id=name) for name in ("died", "refused", "returned")])
+        timed.push_many([Push(name, id=name) for name in ("died", "refused", "returned", "unanswered")])
         entries = {entry.id: entry for entry in timed.claim(9)}
         assert timed.release(entries["refused"])
         assert timed.release(entries["returned"], counted=False)
+        assert timed.release(entries["unanswered"], counted=False, reason="the broker did not answer")
         clock.forward(61)
         assert timed.put_back() == PutBack(1, 0)
-        outcomes = timed.cancel_many(["died", "refused", "returned", "unknown"])
+        outcomes = timed.cancel_many(["died", "refused", "unanswered", "returned", "unknown"])
         maybe = CancelOutcome.MAYBE_SENT
-        assert outcomes == [maybe, maybe, CancelOutcome.CANCELLED, CancelOutcome.NOT_FOUND]
-        assert [bool(outcome) for outcome in outcomes] == [False, False, True, False]
-        assert [outcome.taken_out for outcome in outcomes] == [True, True, True, False]
+        assert outcomes == [maybe, maybe, maybe, CancelOutcome.CANCELLED, CancelOutcome.NOT_FOUND]
+        assert [bool(outcome) for outcome in outcomes] == [False, False, False, True, False]
+        assert [outcome.taken_out for outcome in outcomes] == [True, True, True, True, False]
         assert keys_left(client) == []
 
     def test_what_is_stored_anew_is_cancelled_for_certain(self, timed: DelayQueue) -> None:

@@ -32,7 +32,7 @@ def _section(command: click.Command, path: tuple[str, ...]) -> str:
     ctx = _context(path)
     usage = " ".join([NAME, *_words(path)])
     parameters = [each for each in command.get_params(ctx) if not getattr(each, "hidden", False)]
-    options = [each for each in parameters if isinstance(each, click.Option) and each.name != "help"]
+    options = [each for each in parameters if isinstance(each, click.Option) and "--help" not in each.opts]
     arguments = " ".join(each.make_metavar(ctx) for each in parameters if isinstance(each, click.Argument))
     title = f"## {' '.join([NAME, *path])}\n\n```text\n{usage} [OPTIONS] {arguments}".rstrip() + "\n```\n"
     return f"{title}\n{_help(command)}\n\n{table(('option', 'meaning'), [_row(each, ctx) for each in options])}\n"

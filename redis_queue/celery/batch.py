@@ -180,7 +180,9 @@ class Batch:
         for row, flag in zip(rows, self._queue.deliver(rows), strict=True):
             if flag is None:
                 lists = ", ".join(row.lists)
-                self._refuse(row.entry, f"cannot push to {lists}: it is no list, or may not be written", open_entries)
+                self._refuse(
+                    row.entry, f"cannot push to {lists}: it is not a list, or may not be written", open_entries
+                )
                 continue
             del open_entries[row.entry.id]
             self._spans.end(row.entry, None if flag else "its lease was lost")

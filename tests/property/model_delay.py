@@ -69,7 +69,8 @@ class DelayShard(ShardModel):
             for id_ in ids:
                 flags.append(CancelOutcome.NOT_FOUND)
                 if id_ in self.waiting or id_ in self.dead:
-                    flags[-1] = CancelOutcome.MAYBE_SENT if self.deliveries(id_) else CancelOutcome.CANCELLED
+                    held = self.deliveries(id_) or id_ in self.errors
+                    flags[-1] = CancelOutcome.MAYBE_SENT if held else CancelOutcome.CANCELLED
                     self.waiting.pop(id_, None)
                     self.dead.pop(id_, None)
                     self._forget([id_])

@@ -10,7 +10,7 @@
 -- ARGV[...] ids      to cancel
 --
 -- Returns flags: 1 = cancelled, it will never run; 2 = taken out, but it was claimed before, and who held it may have
--- done its work; 0 = unknown id, or claimed already.
+-- done its work, also where that delivery did not count; 0 = unknown id, or claimed already.
 -- O(ids * log waiting)
 local records, waiting, leases, errors, dead, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local sequence = ARGV[1]
@@ -31,6 +31,8 @@ for i, id in ipairs(ids) do
   local place = redis.call('ZSCORE', waiting, id) and waiting or redis.call('ZSCORE', dead, id) and dead
   if place then
     local deliveries = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
+    -- Given back uncounted, with a reason: a broker that did not answer may have it.
+    if redis.call('HEXISTS', errors, id) == 1 then deliveries = deliveries + 1 end
     redis.call('HDEL', records, id)
     redis.call('HDEL', leases, id)
     redis.call('HDEL', errors, id)
