@@ -25,6 +25,7 @@ from redis_queue.console.when import When
 from redis_queue.delay import DelayQueue
 from redis_queue.inspector import AnyQueue, kind_of
 from redis_queue.keys import is_id
+from redis_queue.model import CancelOutcome
 from redis_queue.logs import logger_of
 from redis_queue.queue import RedisQueue
 from redis_queue.web import asked
@@ -71,8 +72,13 @@ class Verb:
 
 
 def _cancel(queue: AnyQueue, ids: Sequence[str], _: When | None) -> Iterator[int]:
+    unsure = 0
     for chunk in chunks(ids, CHUNK):
-        yield sum(outcome.taken_out for outcome in desk().access.cancel(_delay(queue), chunk))
+        outcomes = desk().access.cancel(_delay(queue), chunk)
+        unsure += outcomes.count(CancelOutcome.MAYBE_SENT)
+        yield sum(outcome.taken_out for outcome in outcomes)
+    if unsure:
+        flash(f"{unsure:,} of them were claimed before and may have been sent: revoke them as well.")
 
 
 def _run_now(queue: AnyQueue, ids: Sequence[str], _: When | None) -> Iterator[int]:

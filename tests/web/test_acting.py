@@ -67,6 +67,17 @@ class TestTicked:
         assert (queue.get("task-1"), queue.get("task-2"), queue.count()) == (None, None, 63)
         assert audit(filled) == [("local", "cancel", "celery", 2, "")]
 
+    def test_cancel_tells_what_may_have_been_sent(self, writer: Browser, filled: redis.Redis) -> None:
+        queue = DelayQueue("celery", filled)
+        queue.push("held", id="held")
+        queue.release_many(queue.claim(500), delay=60)
+        asked = preview(writer, "/scheduled?id_prefix=held", "cancel", row=rows(writer, "/scheduled", "held"))
+
+        text = writer.send(asked.form("/act")).text
+
+        assert "1 cancelled." in text
+        assert "1 of them were claimed before and may have been sent" in text
+
     @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's own
     def test_a_cancelled_task_is_revoked(self, writer: Browser, filled: redis.Redis, app: Celery) -> None:
         page = writer.get(f"/entry?queue=celery&id={TASK}")
