@@ -25,8 +25,8 @@ from redis_queue.console.when import When
 from redis_queue.delay import DelayQueue
 from redis_queue.inspector import AnyQueue, kind_of
 from redis_queue.keys import is_id
-from redis_queue.model import CancelOutcome
 from redis_queue.logs import logger_of
+from redis_queue.model import CancelOutcome
 from redis_queue.queue import RedisQueue
 from redis_queue.web import asked
 from redis_queue.web.dead import CONDITIONS as DEAD
