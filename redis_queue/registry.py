@@ -105,8 +105,8 @@ def _check_shards(name: str, known: Known | None, shards: int) -> None:
 
 def read(field: bytes, value: bytes | None) -> Known | None:
     """Return what a field of the registry says, or None if it cannot be read."""
-    kind, _, name = field.decode(errors="replace").partition(":")
     try:
+        kind, _, name = field.decode().partition(":")
         loaded: dict[str, Any] = read_document(value or b"")
         limits = {"max_deliveries": small_integer(loaded["max_deliveries"]), "shards": small_integer(loaded["shards"])}
         keys.check_name(name)

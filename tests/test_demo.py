@@ -73,7 +73,11 @@ class Demo:
 
 
 def runs(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        # It ended between the two questions.
+        return False
 
 
 def wait_for(process: subprocess.Popen[str], text: str) -> None:

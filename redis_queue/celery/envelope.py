@@ -87,7 +87,7 @@ MOST_IDS: Final = 100
 MOST_PHRASES: Final = 10
 """How often the id, and each phrase, is left out of a message: what is stored must not grow without limit when read."""
 
-MOST_CODES: Final = 400
+MOST_CODES: Final = 500
 """Left out of one message at most, all together; a script knows this number as well."""
 
 MAX_NAME: Final = 1000

@@ -21,6 +21,7 @@ from redis_queue.celery import DelayedTasks, Dispatcher, serialized
 from redis_queue.celery.attempt import CALL
 from redis_queue.celery.calls import envelope_of_entry
 from redis_queue.celery.deferring import DEFERS, Deferred, defer, deferring, wake
+from redis_queue.celery.destinations import Destinations
 from tests.celery.brokers import Broker
 from tests.support.proxy import FaultProxy
 
@@ -136,7 +137,7 @@ class TestConflicts:
         delayed.run_now(result.id)
         (held,) = delayed.queue.claim(1)
         # Published, not acked yet: the worker may be faster.
-        headers = envelope_of_entry(app, held).headers if same else {}
+        headers = envelope_of_entry(app, held, Destinations(app)).headers if same else {}
         app.send_task("shop.remind", ("x",), task_id=result.id, headers={CALL: headers[CALL]} if same else None)
         defer(delayed, take(app), 60)
         assert delayed.queue.ack(held) is not same

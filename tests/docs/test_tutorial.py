@@ -26,7 +26,8 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     with RedisServer(tcp=True) as server:
         reader = Reader(
             tmp_path,
-            {**os.environ, "PATH": paths, "PYTHONPATH": str(ROOT)},
+            # Django sets TZ in its process to what its settings say.
+            {**os.environ, "PATH": paths, "PYTHONPATH": str(ROOT), "TZ": "UTC"},
             {"redis://localhost:6379/0": server.url, "8055": str(free_port())},
         )
         try:

@@ -18,11 +18,9 @@ from tests.support.wait import wait_until
 
 READS = frozenset(
     {
-        *("peek", "stats", "still_mine", "dead_letters", "quarantined"),
+        *("peek", "stats", "still_mine", "versions", "dead_letters", "quarantined"),
         *("due_in", "find", "list", "count", "forecast", "timed stats", "timed dead_letters"),
         *("minutes", "dispatchers"),
-        # What is there already is kept, and the registry knows the queue.
-        "push keep",
     }
 )
 """The calls that write nothing."""

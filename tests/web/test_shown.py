@@ -83,7 +83,7 @@ class TestBody:
 
     def test_may_be_nested_as_deeply_as_it_likes(self) -> None:
         value: list[Any] = []
-        for _ in range(5000):
+        for _ in range(50_000):
             value = [value]
         assert shown.body(value) == "nested too deeply to be shown"
 
