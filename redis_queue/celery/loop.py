@@ -128,8 +128,9 @@ class DispatchLoop:
         done = self._dispatcher.run(RUN, due=self._due)
         self.total += done
         self._notes.add(done)
-        self._due = done.next_in < self._interval
-        return min(self._interval, done.next_in)
+        self._due = done.more or done.next_in < self._interval
+        # A run that ended at its time limit knows of no next one, but that more is due.
+        return 0.0 if done.more else min(self._interval, done.next_in)
 
     def _lead(self) -> Leadership:
         lease = self._interval * LEASES

@@ -8,7 +8,8 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue
-from redis_queue.celery import DelayedTasks, DispatchLoop
+from redis_queue.celery import DelayedTasks, Dispatcher, DispatchLoop
+from redis_queue.celery.batch import Dispatched
 from tests.celery.brokers import Broker
 from tests.celery.clocks import ManualClock
 from tests.support.wait import wait_until
@@ -65,3 +66,27 @@ def test_a_broken_shard_keeps_no_other_from_being_dispatched(
         loop.stop()
         thread.join()
     assert set(broker.take_ids(app.conf.task_default_queue)) == ids - broken
+
+
+def test_a_run_that_ends_at_its_time_limit_is_followed_by_the_next_one_at_once(
+    broker: Broker, redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(dispatcher: Dispatcher, _budget: float, *, due: bool) -> Dispatched:
+        """End after the first batch, as where it takes all the time that there is."""
+        return dispatcher.run_once(due=due)
+
+    monkeypatch.setattr(Dispatcher, "run", run)
+    app = broker.app(redis_queue_url=redis_url, redis_queue_dispatch_batch=1, redis_queue_dispatch_interval=60)
+    delayed = DelayedTasks(app)
+    ids = {app.send_task("shop.remind", countdown=60).id for _ in range(5)}
+    for id_ in ids:
+        assert delayed.run_now(id_)
+    loop = DispatchLoop(app)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        wait_until(lambda: loop.total.sent == len(ids), description="all to be sent without a pause of an interval")
+    finally:
+        loop.stop()
+        thread.join()
+    assert set(broker.take_ids(app.conf.task_default_queue)) == ids
