@@ -21,6 +21,8 @@ for _, id in ipairs(ids) do
   scores[#scores + 1] = string.format('%.0f', now)
   scores[#scores + 1] = id
 end
+-- A first write that needs no memory lets the others pass when Redis is full: a revoke takes out what is stored.
+redis.call('ZREM', revoked, '')
 redis.call('ZADD', revoked, unpack(scores))
 local over = redis.call('ZCARD', revoked) - MOST
 local oldest, gone = redis.call('ZRANGE', revoked, 0, PAGE + 2 * #ids - 1, 'WITHSCORES'), {}
