@@ -18,13 +18,14 @@ from celery.utils.saferepr import saferepr
 from kombu.utils.json import dumps
 
 from redis_queue.batches import new_ids
-from redis_queue.celery.attempt import CALL, ETA, call_name
+from redis_queue.celery.attempt import CALL, ETA, call_in, call_name, new_call
 from redis_queue.celery.destinations import Destinations
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.tap import Tap
 from redis_queue.celery.tracing import scheduling_call, with_schedule
 from redis_queue.codec import JSON
 from redis_queue.delay import DelayQueue
+from redis_queue.delay_model import Push
 from redis_queue.delay_store import OnConflict
 from redis_queue.errors import BodyError, InvalidValueError
 from redis_queue.model import Entry
@@ -161,7 +162,8 @@ def envelope_of_entry(app: Celery, entry: Entry, destinations: Destinations) -> 
     call = TaskCall.from_payload(entry.payload)
     destinations.check_call(call.options)
     envelope = envelope_of_call(app, call, entry.id)
-    own = {ETA: entry.due_at.isoformat(), CALL: call_name(entry.id, entry.put_at.timestamp())}
+    name = call_in(entry.headers) or call_name(entry.id, entry.put_at.timestamp())
+    own = {ETA: entry.due_at.isoformat(), CALL: name}
     return replace(envelope, headers={**envelope.headers, **own})
 
 
@@ -194,6 +196,6 @@ def push_task(
     call = TaskCall(getattr(task, "name", task), args, kwargs or {}, options)
     name = new_ids(1)[0] if id is None else id
     with scheduling_call(call, name, delay, due_at) as traced:
-        return delay_queue.push(
-            traced.payload(getattr(task, "app", None)), delay=delay, due_at=due_at, id=name, on_conflict=on_conflict
-        )
+        payload, mark = traced.payload(getattr(task, "app", None)), new_call()
+        item = Push(payload, delay, due_at, name, headers={CALL: mark}, mark=mark)
+        return delay_queue.push_many([item], on_conflict=on_conflict)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from redis.client import PubSub
 
 from redis_queue.celery import DelayedTasks, Dispatcher, control
 from redis_queue.celery.attempt import CALL
+from redis_queue.celery.calls import push_task
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.renewal import forgetting
 from tests.celery.delaying_names import NOTE
@@ -122,6 +124,16 @@ class TestANewerCall:
         delayed.app.control.revoke(ORDER)
         send(delayed)
         assert not handled(delayed, message(delayed))
+
+    @pytest.mark.parametrize("on_conflict", ["replace", "keep", "error"])
+    def test_that_becomes_a_message_when_it_is_due_is_not_discarded_either(
+        self, delayed: DelayedTasks, fleet: Fleet, on_conflict: Any
+    ) -> None:
+        delayed.app.control.revoke(ORDER)
+        push_task(delayed.queue, NOTE, id=ORDER, on_conflict=on_conflict)
+        assert Dispatcher(delayed.app, delayed.queue).run().sent == 1
+        (element,) = fleet.client.lrange(delayed.app.conf.task_default_queue, 0, -1)
+        assert not handled(delayed, SimpleNamespace(**json.loads(element)))
 
     def test_leaves_the_older_one_revoked(self, delayed: DelayedTasks) -> None:
         send(delayed)

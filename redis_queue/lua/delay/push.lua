@@ -17,8 +17,8 @@
 -- ARGV[...] entries  id, delay in ms, due time in ms (0 = use the delay), mark ("" is in none), record; five for each
 --
 -- Returns {1 if the queue is new, flags}: per entry 1 = stored, 2 = replaced one that was there (its holder, if any,
--- lost the lease), 3 = stored, and its id had been revoked (only with replace and a mark: a new call), 0 = the old one
--- was kept. With error, flags "exists <id>": nothing was stored.
+-- lost the lease), 3 = stored, and its id had been revoked (only with a mark, never with own: a new call), 0 = the old
+-- one was kept. With error, flags "exists <id>": nothing was stored.
 -- O(entries * log waiting)
 local meta, records, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local leases, errors, dead, slot, revoked, wake = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
@@ -44,7 +44,7 @@ redis.call('ZCARD', in_flight)
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)
 redis.call('ZCARD', dead)
-local notes = redis.call('ZCARD', revoked) > 0 and on_conflict == 'replace'
+local notes = redis.call('ZCARD', revoked) > 0 and on_conflict ~= 'own'
 
 -- No other case needs more of a record than that it is there.
 local age = tonumber(on_conflict)
