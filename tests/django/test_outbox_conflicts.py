@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from redis_queue.celery.attempt import CALL
 from redis_queue.delay_model import Push
 from tests.django.project import rows, use_app, write
 from tests.support.servers import RedisServer
@@ -92,3 +93,11 @@ def test_it_sends_no_command_that_the_role_of_a_producer_lacks(
         sent = {name.removeprefix("cmdstat_").partition("|")[0] for name in client.info("commandstats")}
     # Those of the connections, and of this test.
     assert sent - allowed <= {"auth", "client", "eval", "hello", "select", "script", "config", "info", "ping"}
+
+
+def test_under_an_id_that_was_revoked_it_is_known_as_newer(tables: Any, outbox: Any, delayed: Any) -> None:
+    delayed.app.control.revoke("x")
+    for _ in range(2):
+        with tables.atomic():
+            outbox.schedule("shop.new", countdown=60, task_id="x")
+        assert delayed.queue.is_renewed("x", delayed.queue.look("x").headers[CALL])

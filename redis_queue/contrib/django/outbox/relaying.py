@@ -11,8 +11,8 @@ from django.db import Error, connections, router, transaction
 from django.db.models import F, QuerySet
 
 from redis_queue.batches import CHUNK, check_limit
+from redis_queue.celery.attempt import CALL, call_name
 from redis_queue.celery.calls import TaskCall
-from redis_queue.codec import JSON
 from redis_queue.contrib.django.outbox.fields import ServerTime
 from redis_queue.contrib.django.outbox.models import Call
 from redis_queue.contrib.django.outbox.reach import COMMIT_TIMEOUT, RELAY_TIMEOUT, breaker_of, check_answers, reach
@@ -141,8 +141,9 @@ class _Round:
         try:
             payload = {**row.payload, "task": row.task}
             TaskCall.from_payload(payload)
-            own = {ROW: f"{row.pk} {to_ms(row.stored_at)}"}
-            push = Push(payload, due_at=row.due_at, id=row.task_id, headers=own, mark=JSON.dumps(own).decode()[1:-1])
+            name = f"{row.pk} {to_ms(row.stored_at)}"
+            mark = call_name(ROW, name, row.task_id)
+            push = Push(payload, due_at=row.due_at, id=row.task_id, headers={ROW: name, CALL: mark}, mark=mark)
             self._queue.check(push)
         except Exception as error:  # noqa: BLE001 - a row that somebody else wrote may hold anything
             self._set_aside(row.pk, row.task_id, row.task, error)
