@@ -141,11 +141,14 @@ class DelayQueue(DelayStore):
         within: Seconds = 0,
         phrases: Sequence[bytes] = (),
         lists: Sequence[str] | None = None,
+        passing: int = MANY,
     ) -> Moved:
         """Move as :meth:`move_due` does, and tell more.
 
-        *within*: only what fell due so recently. A payload that begins with byte 1 is written out with *phrases*: each
-        byte from 0x82 up stands for one of them, 0x80 for the id and 0x81 for a tag that no other message gets.
+        *within*: only what fell due so recently. *passing*: entries that stay, of a shard, after which it is left; who
+        claims them before the next move spares each move a look at all of them. A payload that begins with byte 1 is
+        written out with *phrases*: each byte from 0x82 up stands for one of them, 0x80 for the id and 0x81 for a tag
+        that no other message gets.
         """
         recent = duration_ms(within, name="within")
         if lists is not None and len(lists) > MAX_MOVE_LISTS:
@@ -156,7 +159,7 @@ class DelayQueue(DelayStore):
         def move(shard: Shard) -> None:
             nonlocal total
             offset, left = 0, limit - total.moved
-            while left > 0:
+            while left > 0 and offset < passing:
                 size = min(left, CHUNK)
                 more, moved, passed, next_in, *late = shard.run(
                     "delay/move_due",

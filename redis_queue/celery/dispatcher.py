@@ -127,7 +127,7 @@ class Dispatcher:
         done = Dispatched()
         if broker.shares_store:
             lists = broker.lists_of_queues()
-            moved = self._queue.move(limit, within=within, phrases=PHRASES, lists=lists)
+            moved = self._queue.move(limit, within=within, phrases=PHRASES, lists=lists, passing=limit)
             done = Dispatched(moved.moved, 0, moved.next_in, moved.moved >= limit, moved.lateness, moved.worst)
             if not moved.passed:
                 return done

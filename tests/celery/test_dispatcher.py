@@ -264,6 +264,18 @@ class TestARun:
         assert Dispatcher(app, queue, batch=50).run() == Dispatched(sent=9)
         assert broker.take_ids(default) == ids
 
+    def test_looks_at_no_more_entries_without_a_list_than_it_claims(
+        self, app: Celery, queue: DelayQueue, client: redis.Redis
+    ) -> None:
+        queue.push_many([call(number) for number in range(200)])
+        dispatcher = Dispatcher(app, queue, batch=10)
+        assert dispatcher.run_once().sent == 10
+        client.config_resetstat()
+        assert dispatcher.run_once().sent == 10
+        # Where a move comes before the claim, both look at the same ones.
+        stats: Any = client.info("commandstats")
+        assert stats["cmdstat_zrangebyscore"]["calls"] <= 2
+
     def test_ends_with_its_budget_and_leaves_the_rest_due(
         self, app: Celery, queue: DelayQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
