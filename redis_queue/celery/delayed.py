@@ -154,8 +154,12 @@ class DelayedTasks:
         entries = [self.queue.get(name) for name in names]
         found = self.queue.cancel_many([*names, *map(retry_id, names)])
         rows = list(zip(names, entries, found, found[len(names) :], strict=False))
-        # A retry may wait beside a newer call of its task; where one of the two may have been sent, that counts.
-        outcomes = [max(call, retry) for _, _, call, retry in rows]
+        # A retry may wait beside a newer call of its task; where one of the two may have been sent, that counts. So it
+        # does where only the retry is there: the newer call is on its way, or was.
+        outcomes = [
+            CancelOutcome.MAYBE_SENT if retry.taken_out and not call.taken_out else max(call, retry)
+            for _, _, call, retry in rows
+        ]
         for name, entry, outcome in zip(names, entries, outcomes, strict=True):
             if outcome.taken_out:
                 mark_revoked(self.app, name, entry)

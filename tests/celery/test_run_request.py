@@ -14,6 +14,7 @@ from celery.app.trace import build_tracer
 from celery.worker.request import Request
 from celery.worker.strategy import proto1_to_proto2
 
+from redis_queue import CancelOutcome
 from redis_queue.celery import DelayedTasks, Dispatcher, push_task
 from redis_queue.celery.attempt import CALL, ETA, OWN
 from redis_queue.celery.envelope import Envelope
@@ -192,6 +193,19 @@ class TestARetry:
         app.send_task("shop.note", task_id="order-42", countdown=HOUR)
         run(app, message)
         assert DelayedTasks(app).cancel("order-42")
+        assert stored(app) == {}
+
+    def test_beside_a_call_that_is_on_its_way_is_taken_out_and_that_call_may_run(
+        self, app: Celery, broker: Broker
+    ) -> None:
+        app.send_task("shop.note", (HOUR,), task_id="order-42", countdown=60)
+        (message,) = due(app, broker)
+        app.send_task("shop.note", task_id="order-42", countdown=60)
+        run(app, message)
+        delayed = DelayedTasks(app)
+        assert delayed.run_now("order-42")
+        assert Dispatcher(app, delayed.queue).run().sent == 1
+        assert delayed.cancel("order-42") is CancelOutcome.MAYBE_SENT
         assert stored(app) == {}
 
     def test_leaves_a_dead_letter_of_another_call(self, app: Celery, broker: Broker) -> None:
