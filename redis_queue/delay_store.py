@@ -89,7 +89,7 @@ class DelayStore(DelayView):
         for chunk in chunks(check_id(id_) for id_ in ids):
             for shard, group in self._grouped(chunk):
                 known = [id_bytes(chunk[index]) for index in group]
-                shard.run("delay/revoke", now=shard.clock(), age=REMEMBERED, more=known)
+                shard.call("delay/revoke", now=shard.clock(), age=REMEMBERED, more=known)
 
     def is_renewed(self, id: str, mark: str) -> bool:
         """Tell whether an entry with *mark* was stored after its *id* was revoked; False if that was not noted."""

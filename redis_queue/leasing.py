@@ -261,7 +261,7 @@ class Shard:
 
     def delete_dead(self, ids: Iterable[str], latest: int) -> int:
         """Delete dead letters that died by *latest* (ms, 0: whenever); return how many."""
-        flags = (self.run("dead/delete", latest=latest, more=map(id_bytes, chunk)) for chunk in chunks(ids))
+        flags = (self.call("dead/delete", latest=latest, more=map(id_bytes, chunk)) for chunk in chunks(ids))
         return sum(found.count(_YES_BYTE) for found in flags)
 
     def purge(self, place: str, limit: int) -> int:

@@ -239,6 +239,18 @@ LATE: dict[str, Late] = {
         lambda on: on.timed.release_many(on.timed.claim(9), dead=True),
         lambda on: on.timed.stats().dead == 3,
     ),
+    "a deletion of a dead letter, and another one has its id": Late(
+        "dead/delete",
+        lambda on: on.timed.delete_dead(["dead"]),
+        lambda on: on.timed.bury(Push("late", id="dead"), reason="on purpose", deliveries=1),
+        lambda on: on.timed.stats().dead == 1,
+    ),
+    "a note that an id was revoked, and it is stored anew": Late(
+        "delay/revoke",
+        lambda on: on.timed.note_revoked(["late"]),
+        lambda on: on.timed.renew_many([Push("late", id="late", mark="mark", delay=60)]),
+        lambda on: on.timed.is_renewed("late", "mark"),
+    ),
     "a burial, and the dead letter is redriven and done": Late(
         "dead/add",
         lambda on: on.timed.bury(Push("late", id="late"), reason="on purpose", deliveries=1),

@@ -4,18 +4,25 @@
 -- KEYS[2] records    HASH  id -> record
 -- KEYS[3] leases     HASH  id -> deliveries
 -- KEYS[4] errors     HASH  id -> last reason
+-- KEYS[5] slot       STRING number and outcome of this caller's last call
 -- ARGV[1] latest     ms; what died later stays, 0 = whenever it died
+-- ARGV[2] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
 -- ARGV[...] ids      of dead letters; others are passed over
 --
--- Returns flags: 1 = deleted, 0 = was not dead (also when an earlier call deleted it), or died later.
+-- Returns flags: 1 = deleted, 0 = was not dead, or died later.
 -- O(ids * log dead)
-local dead, records, leases, errors = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local latest = tonumber(ARGV[1])
-local ids = {unpack(ARGV, 2)}
+local dead, records, leases, errors, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local latest, sequence = tonumber(ARGV[1]), ARGV[2]
+local ids = {unpack(ARGV, 3)}
 
+local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+if last == sequence then return outcome end
+if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 redis.call('HLEN', records)
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)
+-- A first write that needs no memory lets the others pass when Redis is full.
+redis.call('HDEL', records, '')
 local flags = {}
 for i, id in ipairs(ids) do
   flags[i] = 0
@@ -28,4 +35,6 @@ for i, id in ipairs(ids) do
     flags[i] = 1
   end
 end
-return table.concat(flags)
+flags = table.concat(flags)
+redis.call('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
+return flags

@@ -1,17 +1,22 @@
 -- Note that task ids were revoked, so that a newer call under one of them is known as such.
 --
 -- KEYS[1] revoked    ZSET  id -> when it was revoked, id and call -> when that call was stored since (ms)
+-- KEYS[2] slot       STRING number and outcome of this caller's last call
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] age        ms after which a note is forgotten
+-- ARGV[3] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
 -- ARGV[...] ids      that were revoked
 --
 -- Returns how many old notes were forgotten, 200 and two for each id at most.
 -- O((ids + 200) * log notes)
-local revoked = KEYS[1]
-local now, age = tonumber(ARGV[1]), tonumber(ARGV[2])
-local ids = {unpack(ARGV, 3)}
+local revoked, slot = KEYS[1], KEYS[2]
+local now, age, sequence = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+local ids = {unpack(ARGV, 4)}
 local MOST, PAGE = 100000, 200
 
+local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+if last == sequence then return tonumber(outcome) end
+if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 if now == 0 then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -30,4 +35,5 @@ for i = 1, #oldest, 2 do
   if #gone < over or tonumber(oldest[i + 1]) < now - age then gone[#gone + 1] = oldest[i] end
 end
 if #gone > 0 then redis.call('ZREM', revoked, unpack(gone)) end
+redis.call('SET', slot, sequence .. ' ' .. #gone, 'PX', 60000)
 return #gone
