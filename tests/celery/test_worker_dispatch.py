@@ -13,7 +13,7 @@ import redis
 
 from tests.celery.brokers import Broker
 from tests.celery.delaying_names import IMPORTED, NOTE, STUBBORN
-from tests.celery.fleet import Fleet, send
+from tests.celery.fleet import Fleet, fleet_on_one_redis, send
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -37,11 +37,7 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
 @pytest.fixture
 def one_redis() -> Iterator[Fleet]:
     """Store and broker in one Redis."""
-    with (
-        RedisServer() as store,
-        store.client() as client,
-        closing(Fleet(store, client, f"redis+socket://{store.socket}", "delaying")) as fleet,
-    ):
+    with fleet_on_one_redis() as fleet:
         yield fleet
 
 

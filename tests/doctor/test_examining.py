@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from datetime import datetime, timezone
 
 import pytest
@@ -14,8 +13,7 @@ from redis_queue.console.examining import examine
 from redis_queue.dispatching import DispatcherRow, Dispatches
 from redis_queue.doctor import Finding
 from tests.celery.delaying_names import NOTE
-from tests.celery.fleet import Fleet, send
-from tests.support.servers import RedisServer
+from tests.celery.fleet import Fleet, fleet_on_one_redis, send
 
 pytestmark = pytest.mark.celery
 
@@ -23,11 +21,7 @@ pytestmark = pytest.mark.celery
 @pytest.fixture
 def fleet() -> Iterator[Fleet]:
     """Store and broker in one Redis."""
-    with (
-        RedisServer() as store,
-        store.client() as client,
-        closing(Fleet(store, client, f"redis+socket://{store.socket}", "delaying")) as fleet,
-    ):
+    with fleet_on_one_redis() as fleet:
         yield fleet
 
 
