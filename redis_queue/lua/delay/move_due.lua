@@ -111,8 +111,7 @@ for i, id in ipairs(ids) do
       local late = math.min(now - due[2 * i], MOST)
       while late <= above do bucket, above = bucket - 1, bounds[bucket - 2] or -1 end
       counts[bucket], sum, worst = counts[bucket] + 1, sum + late, worst or late
-    -- A full, read-only or unsaved server is told; a list that this user may not reach is passed over.
-    elseif pushed and not string.find(pushed.err, 'access', 1, true) then
+    elseif pushed and string.find('OOM READONLY MISCONF NOREPLICAS', string.match(pushed.err, '%u%u+') or '-', 1, true) then
       full = pushed.err break
     else
       passed = passed + 1
