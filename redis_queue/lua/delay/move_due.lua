@@ -29,6 +29,7 @@ local errors, quarantine = KEYS[5], KEYS[6]
 local now, limit, offset, within = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local nonce, lists = ARGV[5], tonumber(ARGV[6])
 local SCHEMA, FIRST, MOST, MOST_CODES, MAX_ID, MAX_BYTES, LARGE = 1, 130, 315619200000, 500, 1020, 1048576, 4096
+local STOPS = 'OOM READONLY MISCONF NOREPLICAS'
 local more = {unpack(ARGV, 7)}
 
 -- What each destination is: a list that may not be written is none.
@@ -111,7 +112,7 @@ for i, id in ipairs(ids) do
       local late = math.min(now - due[2 * i], MOST)
       while late <= above do bucket, above = bucket - 1, bounds[bucket - 2] or -1 end
       counts[bucket], sum, worst = counts[bucket] + 1, sum + late, worst or late
-    elseif pushed and string.find('OOM READONLY MISCONF NOREPLICAS', string.match(pushed.err, '%u%u+') or '-', 1, true) then
+    elseif pushed and string.find(STOPS, string.match(pushed.err, '%u%u+') or '-', 1, true) then
       full = pushed.err break
     else
       passed = passed + 1
