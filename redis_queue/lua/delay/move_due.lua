@@ -29,7 +29,6 @@ local errors, quarantine = KEYS[5], KEYS[6]
 local now, limit, offset, within = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local nonce, lists = ARGV[5], tonumber(ARGV[6])
 local SCHEMA, FIRST, MOST, MOST_CODES, MAX_ID, MAX_BYTES, LARGE = 1, 130, 315619200000, 500, 1020, 1048576, 4096
-local STOPS = 'OOM READONLY MISCONF NOREPLICAS'
 local more = {unpack(ARGV, 7)}
 
 -- What each destination is: a list that may not be written is none.
@@ -88,6 +87,7 @@ for i = 1, #due / 2 do ids[i] = due[2 * i - 1] end
 for i = 1, #bounds do counts[i] = 0 end
 -- They come in the order of their due times: each is at most as late as the one before it.
 local bucket, above = #bounds, bounds[#bounds - 1]
+local STOPS = 'OOM READONLY MISCONF NOREPLICAS'
 local gone, moved, passed, full, bytes, rest = {}, 0, 0, nil, 0, #ids == limit and 1 or 0
 for i, id in ipairs(ids) do
   if bytes >= MAX_BYTES then rest = 1 break end
