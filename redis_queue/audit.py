@@ -22,14 +22,14 @@ MOST: Final = 1000
 MAX_DETAIL: Final = 500
 
 MOST_SUBJECTS: Final = 10
-"""Subjects of one action that are kept."""
+"""Most subjects that the audit keeps of one action."""
 
 REMEMBERED_MS: Final = 24 * 3600 * 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A message or entry of *queue* that an action is about; *at* is when it was due or when it died."""
+    """A message or entry of *queue* that an action affects; *at* is its due time, or the time it died."""
 
     id: str
     queue: str
@@ -39,7 +39,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What *user* did to *count* messages or entries of *queue*; *subjects* are the first of them."""
+    """An action of *user* on *count* messages or entries of *queue*; *subjects* are the first of them."""
 
     at: datetime
     user: str

@@ -25,7 +25,7 @@ MAX_CALL_BYTES: Final = 1024 * 1024
 """A call that stores much is cut above this size."""
 
 ANY_SIZE: Final = 2**53
-"""The budget of a look that reads records whatever their size."""
+"""Budget of a read without a limit on the size of records."""
 
 MIN_RATE: Final = 0.001
 MAX_RATE: Final = 1e6
@@ -114,7 +114,7 @@ def check_budget(value: int | None) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= ANY_SIZE:
-        raise InvalidValueError(f"max_bytes={value!r}: must be a whole number from 0, or None")
+        raise InvalidValueError(f"max_bytes={value!r}: must be a whole number >= 0, or None")
     return value
 
 

@@ -48,7 +48,7 @@ MAX_DIGITS: Final = 4300
 MAX_INTEGER: Final = 2**63 - 1
 
 MAX_DEPTH: Final = 200
-"""Most levels of a document: whatever goes through all of it calls itself for each."""
+"""Most levels of a document: code that walks through it recurses once per level."""
 
 
 def _refuse_constant(value: str) -> NoReturn:
@@ -70,7 +70,7 @@ _DOCUMENT: Final = json.JSONDecoder(parse_int=_integer)
 
 
 def read_document(text: str | bytes) -> Any:
-    """Return the JSON of a record that others may have written: plain values, whatever types they claim to have.
+    """Return the JSON of a record that others may have written, as plain values only.
 
     Raises ValueError for anything else, for integers of more than MAX_DIGITS characters and for more than MAX_DEPTH
     levels.

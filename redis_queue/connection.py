@@ -33,8 +33,8 @@ def connect(target: str | Client, *, check: bool = True, **options: Any) -> Clie
 
     URLs: ``redis://``, ``rediss://`` (TLS), ``unix://``, ``redis+sentinel://h1:p1,h2:p2/db?master_name=m`` (or
     Celery's ``sentinel://h1:p1;sentinel://h2:p2`` with ``master_name=``), ``redis+cluster://h1:p1,h2:p2``; with
-    ``rediss+`` the last two use TLS. *options* go to redis-py and win over the URL. Where they have none, a reply is
-    waited for 5 s and a connection 3 s. A client is returned as it is.
+    ``rediss+`` the last two use TLS. *options* go to redis-py and win over the URL. The default timeouts
+    are 5 s for a reply and 3 s for a connection. A client is returned as it is.
 
     With *check* the server is asked at once: raises StoreUnavailableError, StoreRefusedError (password, permission) or
     UnsupportedServerError (see :func:`check_server`). A bad URL raises ConfigurationError. No error names a password.

@@ -46,8 +46,8 @@ class DelayQueue(DelayStore):
     ) -> Claimed:
         """Claim as :meth:`claim` does, and tell whether there may be more.
 
-        *early*: entries that are not due, too, to empty a queue. Without an ack they do not come back before they are
-        due.
+        *early*: also claim entries that are not due, to empty a queue. Without an ack they come back, but not before
+        they are due.
         """
         check_limit(limit, CHUNK)
         age = -MAX_DELAY_MS if early else duration_ms(older_than, name="older_than")
@@ -126,10 +126,11 @@ class DelayQueue(DelayStore):
     def move_due(self, limit: int = MANY, *, lists: Sequence[str] | None = None) -> int:
         """Move up to *limit* due entries into the lists that they name, each in one atomic step; return how many.
 
-        *lists*: only into these (at most 2,000). Without it, whoever may push entries writes into any list that the
-        caller may write. The payload arrives as its stored bytes, at the left end. Entries stay due, for :meth:`claim`,
-        that have no destination, one that is not among *lists*, or one that holds something else than a list. Only
-        where the lists are in the same Redis: raises ConfigurationError on Cluster, InvalidValueError for more lists.
+        *lists*: move only into these lists (at most 2,000). Without it, a client that may push entries can write into
+        any list that the caller may write. The payload is pushed as its stored bytes, at the left end. Entries stay
+        due, for :meth:`claim`, if their destination is missing, not in *lists*, or a key that is not a list. Only
+        works if the lists are in the same Redis: raises ConfigurationError on Cluster, InvalidValueError for more than
+        2,000 lists.
         """
         self._check_one_server("move_due")
         return self.move(check_limit(limit, MANY), lists=lists).moved
@@ -257,9 +258,9 @@ class DelayQueue(DelayStore):
         return sum(shard.redrive([names[index] for index in group], gap * len(grouped)) for shard, group in grouped)
 
     def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
-        """Delete single dead letters and return how many went; of *until*, only those that died by then.
+        """Delete single dead letters; return how many. With *until*, only those that died until then.
 
-        An entry that was redriven and died again after somebody looked at it stays, if *until* is when that was.
+        So an entry that was redriven and died again after you listed it is kept, if *until* is the time of the list.
         """
         names = [check_id(id_) for id_ in check_many(ids, name="ids")]
         latest = 0 if until is None else point_ms(until, name="until")
@@ -291,7 +292,7 @@ class DelayQueue(DelayStore):
         self._registered = False
 
     def _claim(self, shard: Shard, limit: int, age: int, within: int) -> tuple[builtins.list[Entry], bool, bool]:
-        """Return what one call claims, whether another one is needed for what could not be read, and if more is due."""
+        """Claim once; return the result, whether unreadable records require another call, and whether more is due."""
         token, expires, more, *found = shard.call(
             "delay/claim",
             now=shard.clock(),

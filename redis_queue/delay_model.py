@@ -22,7 +22,7 @@ MAX_LISTS: Final = MAX_FIELDS - 10
 
 
 MAX_MOVE_LISTS: Final = 2000
-"""Most lists that one move may be told to write."""
+"""Most lists that may be given to one move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Push:
     id: str | None = None
     headers: Mapping[str, Any] | None = None
     destination: str | None = None
-    #: What :meth:`DelayQueue.replace_own` and :meth:`DelayQueue.replace_older` look for in a record; "" is in none.
+    #: Text that :meth:`DelayQueue.replace_own` and :meth:`DelayQueue.replace_older` look for in a record; "" for none.
     mark: str = ""
 
 
@@ -76,7 +76,7 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What one claim took; *more* tells whether there may be more of the kind."""
+    """Result of one claim; *more* tells whether more entries may be claimable."""
 
     entries: list[Entry]
     more: bool

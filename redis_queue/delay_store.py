@@ -36,7 +36,7 @@ _NO, _YES = b"01"
 _RENEWED: Final = ord("3")
 
 REMEMBERED: Final = 86_400_000
-"""Milliseconds for which it is known that an id was revoked. A worker remembers it for three hours."""
+"""Milliseconds for which a revoke is remembered in Redis. Workers remember it for three hours."""
 
 #: What a flag of a script says of one message.
 OUTCOMES: Final = {ord("0"): False, ord("1"): True, ord("2"): None}
@@ -85,7 +85,7 @@ class DelayStore(DelayView):
         return [flag == _RENEWED for _, flag in self._push_all(items, "replace")]
 
     def note_revoked(self, ids: Iterable[str]) -> None:
-        """Note that the tasks *ids* are revoked now; what is stored under one of them later, by a mark, is newer."""
+        """Note that the tasks *ids* are revoked now; entries that are stored later with a mark count as newer."""
         for chunk in chunks(check_id(id_) for id_ in ids):
             for shard, group in self._grouped(chunk):
                 known = [id_bytes(chunk[index]) for index in group]
@@ -107,8 +107,8 @@ class DelayStore(DelayView):
     def replace_older(self, item: Push, *, age: Seconds) -> bool:
         """Store *item*; tell whether it was stored.
 
-        A record under its id that has its mark, or was stored less than *age* ago by the Redis clock, is kept; an older
-        one is replaced, waiting, in flight or dead.
+        A record under its id is kept if it contains its mark, or was stored less than *age* ago by the Redis clock. An
+        older record is replaced, whether waiting, in flight or dead.
         """
         return next(flag != _NO for _, flag in self._push_all([item], duration_ms(age, name="age")))
 
@@ -183,7 +183,7 @@ class DelayStore(DelayView):
         return flags
 
     def cancel(self, id: str) -> CancelOutcome:
-        """Take an entry out, a dead letter, too. Only an outcome that is true promises that it will never run."""
+        """Cancel an entry, or delete a dead letter. Only CANCELLED is true: the entry will never run."""
         return self.cancel_many([id])[0]
 
     def cancel_many(self, ids: Iterable[str]) -> builtins.list[CancelOutcome]:

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 Found = TypeVar("Found", DeadLetter, Quarantined, InFlight)
 
 SCAN_BYTES: Final = 2 * 1024 * 1024
-"""Bytes of records that a scan reads at once."""
+"""Most bytes of records that a scan reads at once."""
 
 MAX_DIGITS: Final = 15
 """Digits of a due time in ms within the calendar."""
 
 
 class HasDueTime(Protocol):
-    """What has an id and a due time: an entry, or a task that is one."""
+    """Object with an id and a due time: an entry, or a stored task."""
 
     @property
     def id(self) -> str:
@@ -49,7 +49,7 @@ class HasDueTime(Protocol):
 
     @property
     def due_at(self) -> datetime:
-        """When it is due."""
+        """Due time."""
         ...
 
 
@@ -127,7 +127,7 @@ class DelayView:
 
     @staticmethod
     def cursor(entry: HasDueTime) -> str:
-        """Return what :meth:`list` and :meth:`scan` take as *after* to go on behind *entry*."""
+        """Return the cursor that continues after *entry*: *after* of :meth:`list` and :meth:`scan`."""
         return f"{round(entry.due_at.timestamp() * 1000)}:{entry.id}"
 
     def scan(
@@ -205,14 +205,14 @@ class DelayView:
         return self._page(partial(Shard.quarantined, max_bytes=self._share(max_bytes)), offset, limit)
 
     def look(self, id: str, *, max_bytes: int | None = None) -> Item | None:
-        """Return the entry *id* wherever it is, a dead letter too; None: there is none.
+        """Return the entry *id* in any state, also a dead letter; None if it does not exist.
 
         With *max_bytes* the body of a larger record is an :class:`Unread`.
         """
         return self._shard(check_id(id)).look(id, check_budget(max_bytes))
 
     def versions(self, ids: Iterable[str]) -> dict[str, str]:
-        """Return a version of each of *ids* that is there; it changes when another entry is pushed under the id."""
+        """Return the versions of existing *ids*; a version changes when another entry is pushed under the id."""
         groups: dict[Shard, builtins.list[str]] = {}
         for id_ in ids:
             groups.setdefault(self._shard(check_id(id_)), []).append(id_)
@@ -271,7 +271,7 @@ class DelayView:
         return found[offset : offset + limit]
 
     def _share(self, max_bytes: int | None) -> int:
-        """Return the part of *max_bytes* that is for one shard."""
+        """Return one shard's part of *max_bytes*."""
         budget = check_budget(max_bytes)
         return ANY_SIZE if budget is None else budget // len(self._shards)
 

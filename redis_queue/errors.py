@@ -64,7 +64,7 @@ class StoreError(RedisQueueError):
 
 
 class StoreUnavailableError(StoreError, ConnectionError):
-    """Redis is unreachable, refuses writes for now or did not answer; the text says where the outcome is unknown."""
+    """Redis is unreachable, refuses writes for now, or did not answer; the message says if the outcome is unknown."""
 
 
 class StoreRefusedError(StoreError):

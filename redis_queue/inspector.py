@@ -32,13 +32,13 @@ BROKEN: Final = (WrongTypeError, SchemaError, ValueError, OverflowError)
 KINDS: Final[tuple[Kind, ...]] = ("delay", "queue")
 
 MOST_ROWS: Final = 50
-"""Queues of a page."""
+"""Most queues of a page."""
 
 MOST_SHARDS: Final = 2048
-"""Shards that one look counts."""
+"""Most shards that one call counts."""
 
 FEW_SHARDS: Final = 16
-"""A queue with no more is counted whatever others have."""
+"""A queue with up to so many shards is always counted."""
 
 TOTALS: Final = ("put", "acked", "redelivered", "put_back")
 
@@ -90,7 +90,7 @@ class Overview:
 class Listing:
     """Some of the queues under a prefix: *known* of the *total* that match, from *offset* on.
 
-    *unseen* counts those that were not looked at because there are too many.
+    *unseen* counts queues that were not looked at because there are too many.
     """
 
     known: Sequence[Known]
@@ -101,7 +101,7 @@ class Listing:
 
     @property
     def next(self) -> int | None:
-        """Where the next page begins; None: this is the last one."""
+        """Offset of the next page; None on the last one."""
         end = self.offset + self.limit
         return end if end < self.total else None
 
@@ -114,7 +114,7 @@ class Inspector:
 
     def __init__(self, redis: str | Client, *, prefix: str = "redis_queue", clock: Clock = server_clock) -> None:
         self.client = connect(redis, check=isinstance(redis, str))
-        #: Where that is, without user and password.
+        #: Its URL, without user and password.
         self.url = url_of(self.client)
         self.prefix = Settings(prefix=prefix).prefix
         self._clock = clock
@@ -132,7 +132,7 @@ class Inspector:
         return [known for known in found if known is not None] or [self._find("queue", name)]
 
     def find(self, kind: Kind, name: str) -> Known | None:
-        """Return what the registry says of one queue; None: nothing that can be read."""
+        """Return the registry entry of one queue; None if it is missing or unreadable."""
         return self._registry.find(kind, name)
 
     def listing(
@@ -140,7 +140,7 @@ class Inspector:
     ) -> Listing:
         """Return up to *limit* queues whose names contain *search*, by kind and name.
 
-        Of more than 20,000 queues only so many are looked at, whichever Redis names first.
+        It looks at no more than 20,000 queues: those that Redis returns first.
         """
         fields, count = self._registry.fields()
         unseen = count - len(fields)
@@ -152,7 +152,7 @@ class Inspector:
         )
 
     def first(self, most: int, preferred: Collection[tuple[str, str]] = ()) -> tuple[list[Known], int]:
-        """Return up to *most* queues, those *preferred* (by kind and name) before others, and how many are left out."""
+        """Return up to *most* queues, *preferred* ones (kind and name) first, and the number of those left out."""
         fields, count = self._registry.fields()
         wanted = {f"{kind}:{name}".encode(errors="surrogateescape") for kind, name in preferred}
         chosen = sorted(fields, key=lambda field: field not in wanted)[:most]
@@ -229,7 +229,7 @@ class Inspector:
         names = [
             field.decode(errors="replace").partition(":")[2] for field in fields if field.startswith(kind.encode())
         ]
-        hint = _hint(name, names) if names else f"there is none in {self.url}"
+        hint = _hint(name, names) if names else f"{self.url} has no such queues"
         raise InvalidNameError(f"no {CLASSES[kind]} {name!r} under the prefix {self.prefix!r}: {hint}")
 
     def _looks(self, known: Known, left: int) -> list[Call] | str:
@@ -239,7 +239,7 @@ class Inspector:
             if known.kind == "queue":
                 return [self._scripts.bind("queue/stats", Keys(self.prefix, "queue", known.name)).look()]
             if known.shards > max(left, FEW_SHARDS):
-                return f"not counted: its {known.shards:,} shards are more than one look counts; open it by itself"
+                return f"not counted: its {known.shards:,} shards are too many for a list; open the page of the queue"
             shards = [Keys(self.prefix, "delay", known.name, number) for number in range(known.shards)]
         except BROKEN as error:
             # One broken queue must not hide the others.
@@ -311,7 +311,7 @@ def _of_delay(replies: Sequence[Any]) -> dict[str, Any]:
 
 
 def _score(reply: Any) -> float | None:
-    """Return the score of the first member of a sorted set; redis-py makes pairs where it asks a Cluster."""
+    """Return the score of the first member of a sorted set; with a Cluster, redis-py returns pairs."""
     if not reply:
         return None
     return float(reply[0][1] if isinstance(reply[0], (tuple, list)) else reply[1])

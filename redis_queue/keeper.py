@@ -3,8 +3,8 @@
 A thread of the worker would stand still with a task that holds the interpreter, and take a lease for lost that is not.
 The worker writes each message that it takes or settles into a pipe, before anything else can run; the keeper renews
 what is open every third of the visibility timeout, in one call, and notes when it did in memory that both share. It
-ends with the worker, whatever it waits for, and renews nothing while the worker is stopped, so that a dead worker's
-leases run out.
+ends with the worker, even in the middle of a call, and renews nothing while the worker is stopped, so that a dead
+worker's leases expire.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ RENEWALS: Final = 3
 """Renewals per visibility timeout."""
 
 TIMEOUTS: Final = 6
-"""Socket timeouts per lease: a renewal that is due, its timeout and a second attempt fit into one."""
+"""Socket timeouts per lease: a due renewal, its timeout and a second attempt fit into one lease."""
 
 LONGEST_TIMEOUT: Final = 10.0
-"""Seconds after which a connection counts as dead, however long the lease."""
+"""Most seconds after which a connection counts as dead, however long the lease."""
 
 RETRY: Final = 1.0
 """Seconds between two attempts while Redis is away or the worker is stopped."""
@@ -237,7 +237,7 @@ class Keeper:
 
 
 def socket_timeout(lease: float) -> float:
-    """Return the seconds that a connection which keeps leases of *lease* seconds may be silent: a sixth, 10 at most."""
+    """Return the timeout of a connection that keeps leases of *lease* seconds: a sixth, at most 10."""
     return min(lease / TIMEOUTS, LONGEST_TIMEOUT)
 
 
@@ -248,7 +248,7 @@ def client_of(channel: Any) -> redis.Redis:
 
 
 def _bound(connection: Any, lease: float) -> None:
-    """Let no call of kombu's *connection* wait for longer than fits into *lease*, whatever its options say."""
+    """Limit the timeouts of kombu's *connection* to what fits into *lease*, whatever its options say."""
     longest = socket_timeout(lease)
     for name in ("socket_timeout", "socket_connect_timeout"):
         connection.transport_options[name] = min(connection.transport_options.get(name) or longest, longest)
@@ -256,7 +256,7 @@ def _bound(connection: Any, lease: float) -> None:
 
 def _end_with(worker: int) -> None:
     """End this process soon after *worker*, even in the middle of a call."""
-    # The end of the pipe does not tell: children of the worker may hold it open.
+    # The end of the pipe is not enough: children of the worker may hold it open.
     while os.getppid() == worker:
         time.sleep(RETRY)
     os._exit(0)

@@ -24,7 +24,7 @@ lateness    HASH   what was dispatched since ever: sent, failed, sum_ms, and a f
 minutes     HASH   minute of the day -> "<minute> <sent> <failed> <sum_ms> <worst_ms>"
 dispatchers HASH   name -> "<ms when it was seen> <JSON>"
 slot:<x>    STRING number and outcome of the last call of client thread x (x_claim: of its last claim), for a minute:
-                   a retry is answered, not repeated, and an attempt that comes late is refused
+                   a repeated call gets the stored outcome, and a late attempt is refused
 =========== ====== =====================================================================
 
 A lock has two keys, ``{<prefix>:lock:<name>}:<part>``; they end by themselves an hour after the last use:
@@ -34,9 +34,9 @@ holder      HASH   who holds it until when, its fence, and who gave it back last
 line        ZSET   id -> since when it waits for the lock
 =========== ====== =====================================================================
 
-``<prefix>:registry`` is a HASH of all queues that were ever written to. ``<prefix>:starts:<task id>`` (with
-``~<call>`` behind it for a call that was delayed) is a LIST of when and where a redelivered task was started; it is
-there until the task ends. ``<prefix>:audit`` is a LIST of what was
+``<prefix>:registry`` is a HASH of all queues that were ever written to. ``<prefix>:starts:<task id>`` (delayed calls
+append ``~<call>``) is a LIST of times and hosts at which a redelivered task was started; it is deleted when the task
+ends. ``<prefix>:audit`` is a LIST of what was
 changed by hand, newest first. ``<prefix>:operation:<id>`` is a STRING for a day after the dashboard acted.
 ``<prefix>:probe:<x>`` is a STRING for the moment in which a dispatcher finds out whether the broker is this Redis.
 
@@ -67,7 +67,7 @@ _KEY: Final = re.compile(r"\{([^{}:]+):(queue|delay):([^{}:]+)(?::(\d{1,4}))?\}:
 
 
 def is_reserved(key: str) -> bool:
-    """Tell whether *key* is one of redis_queue's own, under whatever prefix."""
+    """Tell whether *key* is a key of redis_queue, under any prefix."""
     return _RESERVED.fullmatch(key) is not None
 
 

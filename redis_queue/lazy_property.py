@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class LazyProperty(Generic[T]):
-    """Compute a property at its first access and keep the value in the object.
+    """Compute a property on first access and keep the value in the object.
 
-    Threads that come at the same time may compute it more than once; all of them get the value of the first one.
-    ``functools.cached_property`` has a lock before Python 3.12, one for all objects: a child that was forked while
-    another thread computed waits for it for ever.
+    Concurrent threads may compute it more than once; all of them get the value of the first one.
+    Before Python 3.12 ``functools.cached_property`` has one lock for all objects: a child that is forked while another
+    thread holds it waits for ever.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:

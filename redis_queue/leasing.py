@@ -70,13 +70,13 @@ def pairs(held: Sequence[Held]) -> list[bytes]:
 
 
 class _Caller(threading.local):
-    """What one thread calls: scripts bound to the slots in which Redis keeps the number of this thread's last call."""
+    """Scripts of one thread, bound to the slots with the number of this thread's last call."""
 
     def __init__(self) -> None:
         self.own()
 
     def own(self) -> None:
-        """Take a new name, in a forked child, too: it must not answer for its parent."""
+        """Choose a new name, also in a forked child: it must not share the slots of its parent."""
         self.name, self.pid = os.urandom(8).hex(), os.getpid()
         self.bound: dict[str, BoundScript] = {}
         self.calls = itertools.count(1)
@@ -99,7 +99,7 @@ class Shard:
         self._bound: dict[str, Callable[..., Any]] = {}
 
     def call(self, name: str, **arguments: Any) -> Any:
-        """Call script *name*, one that remembers this thread's last call, as the next one of it."""
+        """Call script *name*, which remembers the last call of a thread, with the next number of this thread."""
         script = self._remembering(name)
         return script(sequence=next(self._caller.calls), **arguments)
 
@@ -121,7 +121,7 @@ class Shard:
         return script
 
     def _slot(self, name: str) -> bytes:
-        # Apart, as an ack and the next claim go out together: whichever is repeated, its number is still the last.
+        # Numbered separately: an ack and the next claim are sent together, and each must be the last one when repeated.
         return self.keys.slot(f"{self._caller.name}_claim" if name in CLAIMS else self._caller.name)
 
     def run(self, name: str, **arguments: Any) -> Any:
@@ -207,7 +207,7 @@ class Shard:
             yield from zip(*[iter(reply)] * width, strict=True)
             offset, limit = offset + len(reply) // width, limit - len(reply) // width
             if max_bytes is not None:
-                # Ids and reasons count, too: it is what Redis sends that is limited.
+                # Ids and reasons count, too: the limit is on everything that Redis sends.
                 budget = max(0, budget - sum(len(part) for part in reply if isinstance(part, bytes)))
 
     def look(self, id_: str, max_bytes: int | None) -> Item | None:
@@ -232,7 +232,7 @@ class Shard:
         return Item(**known, put_at=from_ms(put_at), body=body, headers=headers, destination=destination)
 
     def versions(self, ids: Iterable[str]) -> dict[str, str]:
-        """Return which record each of *ids* has; those without one are left out."""
+        """Return the version of the record of each of *ids*; ids without a record are left out."""
         found: dict[str, str] = {}
         for chunk in chunks(ids):
             left = chunk

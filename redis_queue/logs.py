@@ -1,4 +1,4 @@
-"""Loggers whose lines nobody else can forge: ids, names and errors may hold whatever somebody stored."""
+"""Loggers with escaped values, since stored ids, names and errors could forge log lines."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 
 def logger_of(name: str) -> logging.Logger:
-    """Return the logger *name*; what its records quote is one line each, without control characters."""
+    """Return the logger *name*; values quoted in its records are on one line, without control characters."""
     found = logging.getLogger(name)
     found.addFilter(_one_line)
     return found
 
 
 def escaped(text: str) -> str:
-    """Return *text* with line breaks, control characters and what reverses or hides text written out."""
+    """Return *text* with line breaks, control characters, and characters that reverse or hide text escaped."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def _one_line(record: logging.LogRecord) -> bool:
-    """Escape what *record* quotes; the layout of a traceback stays."""
+    """Escape the values quoted in *record*; the layout of a traceback is kept."""
     if isinstance(record.args, Mapping):
         record.args = {name: _harmless(value) for name, value in record.args.items()}
     elif record.args:
@@ -35,7 +35,7 @@ def _one_line(record: logging.LogRecord) -> bool:
 
 
 def _harmless(value: Any) -> Any:
-    """Return *value*, or its text where that has to be escaped."""
+    """Return *value*, or its escaped text if that differs."""
     if isinstance(value, (int, float)):
         return value
     text = _text(value)
@@ -46,12 +46,12 @@ def _harmless(value: Any) -> Any:
 def _text(value: object) -> str:
     try:
         return str(value)
-    except Exception:  # noqa: BLE001 - an exception of somebody else's may have no text; logging tells of it
+    except Exception:  # noqa: BLE001 - str() of a foreign exception may fail; logging reports it
         return ""
 
 
 def _traceback(error: BaseException) -> str:
-    """Return the traceback of *error*, in which its messages, and those of its causes, are one line each."""
+    """Return the traceback of *error*, with each message, also of its causes, on one line."""
     text = "".join(traceback.format_exception(error)).rstrip("\n")
     for part in _chain(error):
         message = _text(part)

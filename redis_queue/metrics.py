@@ -170,7 +170,7 @@ class Collector:
             name = one.name if one.name in kept else OTHERS
             before = found.get(name, _Dispatching(name))
             try:
-                # What dispatchers did is kept beside the first shard.
+                # The counts of dispatchers are stored with the first shard.
                 queue = self._inspector.open(replace(one, shards=min(one.shards, 1)))
                 assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
                 done, dispatchers = before.done + queue.dispatches(), before.dispatchers + len(queue.dispatchers())

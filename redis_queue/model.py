@@ -19,7 +19,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Stands in place of a body that was left in Redis; its record has *size* bytes.
+    """Placeholder for a body that was left in Redis; its record has *size* bytes.
 
     Then headers are empty, and the time of the put or push is the epoch.
     """
@@ -71,7 +71,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A record that could not be read: its raw bytes (*size* of them, unless they were left in Redis), and why."""
+    """An unreadable record: its raw bytes (empty if left in Redis), their number *size*, and the reason."""
 
     id: str
     raw: bytes
@@ -113,13 +113,13 @@ class InFlight:
 
 
 class CancelOutcome(enum.IntEnum):
-    """What became of one entry that was to be cancelled; only CANCELLED is true."""
+    """Outcome of cancelling one entry; only CANCELLED is true."""
 
-    #: There is no such entry, or somebody holds it: nothing was changed.
+    #: The entry does not exist, or is being worked on: nothing was changed.
     NOT_FOUND = 0
-    #: It was taken out, and it will never run.
+    #: The entry was taken out and will never run.
     CANCELLED = 1
-    #: It was taken out. It had been claimed before, and who held it may have sent it, or done its work, and died.
+    #: The entry was taken out, but it had been claimed before. Its holder may have sent it, or done its work.
     MAYBE_SENT = 2
 
     def __bool__(self) -> bool:
@@ -127,7 +127,7 @@ class CancelOutcome(enum.IntEnum):
 
     @property
     def taken_out(self) -> bool:
-        """Whether the entry was there and is gone."""
+        """Whether the entry existed and was taken out."""
         return self is not CancelOutcome.NOT_FOUND
 
 

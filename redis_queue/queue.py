@@ -102,7 +102,7 @@ class RedisQueue(QueueView):
         return messages[0] if messages else None
 
     def get_many(self, limit: int, *, block: bool = False, timeout: Seconds | None = None) -> list[Message]:
-        """Claim up to *limit* (1 to 500) messages in one round trip; waits only for the first, and only if *block*.
+        """Claim up to *limit* (1 to 500) messages in one round trip; with *block*, wait for the first one.
 
         One round trip reads about 1 MiB of messages: fewer than *limit* may come though more are ready.
         """
@@ -237,9 +237,9 @@ class RedisQueue(QueueView):
         return self._shard.redrive(ids, gap_ms(rate))
 
     def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
-        """Delete single dead letters and return how many went; of *until*, only those that died by then.
+        """Delete single dead letters; return how many. With *until*, only those that died until then.
 
-        A message that was redriven and died again after somebody looked at it stays, if *until* is when that was.
+        So a message that was redriven and died again after you listed it is kept, if *until* is the time of the list.
         """
         ids = [check_id(id_) for id_ in check_many(ids, name="ids")]
         return self._shard.delete_dead(ids, 0 if until is None else point_ms(until, name="until"))

@@ -51,8 +51,8 @@ class QueueView:
     def peek(self, limit: int = 1, *, max_bytes: int | None = None) -> list[Message]:
         """Return the next messages without claiming them; unreadable ones are left out.
 
-        More than 1 MiB take several looks, between which some may be claimed. With *max_bytes* only so much is read:
-        the body of a message that does not fit is an :class:`Unread`.
+        More than 1 MiB takes several calls, between which messages may be claimed. With *max_bytes* only so much is
+        read: the body of a message that does not fit is an :class:`Unread`.
         """
         rows = self._shard.pages("queue/peek", 3, 0, check_limit(limit, CHUNK), check_budget(max_bytes))
         found = (self._read(id_, count, record, None) for id_, count, record in rows)
@@ -71,7 +71,7 @@ class QueueView:
         return True
 
     def dead_letters(self, *, offset: int = 0, limit: int = 100, max_bytes: int | None = None) -> list[DeadLetter]:
-        """Return a page of dead letters, oldest first. More than 1 MiB take several looks.
+        """Return a page of dead letters, oldest first. More than 1 MiB takes several calls.
 
         With *max_bytes* only so much is read: the body of a letter that does not fit is an :class:`Unread`.
         """
@@ -85,14 +85,14 @@ class QueueView:
         return self._shard.quarantined(check_offset(offset), check_limit(limit, CHUNK), check_budget(max_bytes))
 
     def look(self, id: str, *, max_bytes: int | None = None) -> Item | None:
-        """Return the message *id* wherever it is, a dead letter too; None: there is none.
+        """Return the message *id* in any state, also a dead letter; None if it does not exist.
 
         With *max_bytes* the body of a larger record is an :class:`Unread`.
         """
         return self._shard.look(check_id(id), check_budget(max_bytes))
 
     def versions(self, ids: Iterable[str]) -> dict[str, str]:
-        """Return a version of each of *ids* that is there; it changes when another message is put under the id."""
+        """Return the versions of existing *ids*; a version changes when another message is put under the id."""
         return self._shard.versions([check_id(id_) for id_ in ids])
 
     def in_flight(self, *, offset: int = 0, limit: int = 100) -> list[InFlight]:

@@ -16,7 +16,7 @@ from redis_queue.scripts import Scripts
 from redis_queue.settings import MAX_SHARDS, Settings
 
 MOST_FIELDS: Final = 20_000
-"""Queues that are looked at to choose a page of them."""
+"""Most queues that are looked at to choose a page of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Registry:
         self._scripts.command("HDEL", self._key, f"{kind}:{name}")
 
     def find(self, kind: Kind, name: str) -> Known | None:
-        """Return what is known of one queue; None: there is none, or it cannot be read."""
+        """Return the registry entry of one queue; None if it is missing or unreadable."""
         field = f"{kind}:{name}".encode(errors="surrogateescape")
         value = self._scripts.command("HGET", self._key, field)
         return None if value is None else read(field, value)
@@ -73,14 +73,14 @@ class Registry:
         cursor = b"0"
         while len(found) < MOST_FIELDS:
             cursor, rows = self._scripts.command("HSCAN", self._key, cursor, "COUNT", CHUNK)
-            # redis-py makes a mapping of it where it asks a Cluster.
+            # With a Cluster, redis-py returns a mapping.
             found.update(rows if isinstance(rows, Mapping) else rows[::2])
             if int(cursor) == 0:
                 break
         return sorted(found)[:MOST_FIELDS], count
 
     def read(self, fields: Sequence[bytes]) -> list[Known]:
-        """Return what is known of *fields*; what cannot be read is left out."""
+        """Return the registry entries *fields*; unreadable ones are left out."""
         return [known for chunk in chunks(fields, CHUNK) for known in self._read(chunk)]
 
     def all(self) -> list[Known]:

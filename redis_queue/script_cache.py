@@ -48,7 +48,7 @@ def load_scripts(client: Client) -> int:
 
 
 def missing_scripts(node: redis.Redis) -> list[Script]:
-    """Return the scripts that one server does not know. Raises the errors of redis-py."""
+    """Return the scripts that one server lacks. Raises the errors of redis-py."""
     scripts = all_scripts()
     known = node.script_exists(*(script.sha for script in scripts))
     return [script for script, flag in zip(scripts, known, strict=True) if not flag]

@@ -41,7 +41,7 @@ Command = tuple[Argument, ...]
 CALL_ATTEMPTS: Final = 3
 
 SILENT_ATTEMPTS: Final = 2
-"""Attempts where Redis is silent: each one lasts as long as the timeouts of the client."""
+"""Attempts if Redis does not answer: each one lasts as long as the timeouts of the client."""
 
 # Found when this module is loaded: what `files` itself imports must not be half loaded when a worker forks.
 _LUA: Final = files("redis_queue").joinpath("lua")
@@ -69,7 +69,7 @@ class Script:
         found = _NAMED.findall(self.source)
         self.keys = tuple(label for kind, _, label in found if kind == "KEYS")
         self.arguments = tuple(label for kind, slot, label in found if kind == "ARGV" and slot != "...")
-        # A command whose name is computed may be any one.
+        # A computed command name may be any command.
         self.writes = not READS.issuperset(_CALLED.findall(self.source))
         self.takes_more = any(slot == "..." for _, slot, _ in found)
 
@@ -97,7 +97,7 @@ class Link(Protocol):
         ...
 
     def send_many(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands in one round trip if that can be; an error of one stands in place of its reply."""
+        """Send commands in one round trip if possible; the error of a command is returned in place of its reply."""
         ...
 
 
@@ -127,7 +127,7 @@ class DirectLink:
         return self._on_connection(lambda connection: _replies(connection, commands))
 
     def _on_connection(self, work: Callable[[Any], list[Any]]) -> list[Any]:
-        """Do *work* on a connection that is kept if nothing fails."""
+        """Do *work* on a connection that is reused unless it fails."""
         connection = self._take()
         try:
             found = work(connection)
@@ -244,7 +244,7 @@ _LINK: Final = "_redis_queue_link"
 
 
 class Call(NamedTuple):
-    """A call that changes nothing: as a command, and by itself with repeats and all."""
+    """A read-only call: as a command for a pipeline, and as a function that repeats it by itself."""
 
     command: Command
     alone: Callable[[], Any]
@@ -265,13 +265,13 @@ class Scripts:
         return BoundScript(self._link, script, [named.get(key) or getattr(keys, key) for key in script.keys])
 
     def look(self, *command: Argument) -> Call:
-        """Return a plain command that changes nothing, for :meth:`each`."""
+        """Return a plain read-only command, for :meth:`each`."""
         return Call(command, functools.partial(self.command, *command))
 
     def each(self, calls: Sequence[Call]) -> list[Callable[[], Any]]:
         """Make *calls*, hundreds in a round trip; each function returned gives one reply, or raises its error.
 
-        One that failed is made once more, by itself, when its function is called.
+        A call that failed is repeated by itself when its function is called.
         """
         found: list[Callable[[], Any]] = []
         for chunk in chunks(calls):
@@ -329,7 +329,7 @@ class BoundScript:
             return self._insist(first, 2, unknown=unknown), following._insist(second, 2, unknown=unknown)
 
     def look(self, **arguments: Any) -> Call:
-        """Return a call of this script, which must change nothing, for :meth:`Scripts.each`."""
+        """Return a call of this script, which must be read-only, for :meth:`Scripts.each`."""
         return Call(self._command((), dict(arguments)), functools.partial(self, **arguments))
 
     def _command(self, more: Iterable[Argument], arguments: dict[str, Argument]) -> Command:
@@ -360,9 +360,7 @@ class BoundScript:
         if "NEWER_SCHEMA" in text:
             return SchemaError()
         if "LATE_CALL" in text:
-            return StoreError(
-                "Redis has carried out a later call of this thread; this one came too late, and did nothing"
-            )
+            return StoreError("this call did nothing, because a later call of the same thread arrived before it")
         return translate(error, unknown=unknown)
 
 

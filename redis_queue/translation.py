@@ -31,7 +31,7 @@ def redact(text: str) -> str:
 def translate(error: Exception, *, unknown: bool = False) -> StoreError:
     """Return the error of redis_queue for one of redis-py. The caller raises it ``from`` the original.
 
-    *unknown*: a write whose reply was lost may have been executed; then the message says so.
+    *unknown*: the command is a write that may have been executed although its reply was lost; the message says so.
     """
     text = redact(_WRAPPED.sub("", str(error)))
     if "to run the 'eval' command" in text:
@@ -52,7 +52,7 @@ UNKNOWN: Final = "; whether the call took effect is unknown"
 
 
 def may_have_arrived(error: Exception) -> bool:
-    """Return whether the command that ended in *error* may have been executed: it was sent, and no reply came."""
+    """Return whether the command that failed with *error* may have been executed: sent, but no reply."""
     if isinstance(error, redis.ResponseError | redis.AuthenticationError | redis.BusyLoadingError):
         return False
     return isinstance(error, _UNREACHABLE) and not _NOT_CONNECTED.search(str(error))
@@ -60,7 +60,7 @@ def may_have_arrived(error: Exception) -> bool:
 
 _UNREACHABLE: Final = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.RedisClusterException, OSError)
 
-# In every supported redis-py, of TCP, TLS, unix sockets, Sentinel and Cluster.
+# The same in every supported redis-py, for TCP, TLS, unix sockets, Sentinel and Cluster.
 _NOT_CONNECTED: Final = re.compile(r"\bconnecting to |^No master found for |^Redis Cluster cannot be connected")
 
 

@@ -66,7 +66,7 @@ def from_url(url: str, options: dict[str, Any]) -> redis.Redis | redis.RedisClus
 
 
 def url_of(client: redis.Redis | redis.RedisCluster) -> str:
-    """Return the URL of what *client* connects to, without user, password and options."""
+    """Return the URL to which *client* connects, without user, password and options."""
     if isinstance(client, redis.RedisCluster):
         nodes = [(node.host, node.port) for node in client.nodes_manager.startup_nodes.values()]
         return f"redis+cluster://{_hosts(nodes)}"
@@ -89,7 +89,7 @@ def _hosts(nodes: Sequence[tuple[str, int]]) -> str:
 
 
 MOST_HOSTS: Final = 3
-"""Hosts that a URL names."""
+"""Most hosts in a URL."""
 
 _NO_TEXT: Final = ("credential_provider", "sentinel_kwargs")
 """Options that are objects."""

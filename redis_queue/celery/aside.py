@@ -22,7 +22,7 @@ class Aside:
         self.forget()
 
     def forget(self) -> None:
-        """Begin without calls and with a new lock: in a forked child there is no thread that would run or free them."""
+        """Start without calls and with a new lock: a forked child has no thread to run the calls or free the lock."""
         self._calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
         self._lock = threading.Lock()
         self._running = False

@@ -14,13 +14,13 @@ from redis_queue.keys import is_id
 from redis_queue.model import Item
 
 ETA: Final = "redis_queue_eta"
-"""The header of the eta that a stored message was sent with: its own is empty, or a worker would wait for it again."""
+"""Header with the original eta. Celery's own eta header is empty, or a worker would wait for the eta again."""
 
 CALL: Final = "redis_queue_call"
-"""The header that names the call: each publish with a delay has a new name, its retries and deferrals the same."""
+"""Header with the name of the call: new for each publish with a delay, the same for its retries and deferrals."""
 
 OWN: Final = frozenset({ETA, CALL})
-"""Headers of one stored message, which no message that a task sends may copy."""
+"""Headers that belong to one stored message; messages sent by its task must not inherit them."""
 
 _BYTES: Final = 9
 _NAME: Final = re.compile(r"[\w-]{12}", re.ASCII)
@@ -37,10 +37,10 @@ class Attempt:
 
     @classmethod
     def of(cls, headers: Mapping[str, Any], delivery_info: Any) -> Attempt:
-        """Return the attempt that a worker got with *headers*; *delivery_info* is that of its message.
+        """Return the attempt of a message that a worker received, by its *headers* and *delivery_info*.
 
-        A message that was never stored names no call. What it was sent with stands for the name; another message may
-        have been sent with the same, but only one that is delivered again can have stored something before.
+        A message that was never stored has no call name. Then the name is derived from its contents. Another message
+        with the same contents gets the same name, but only a redelivered one can have stored an attempt before.
         """
         name = call_in(headers)
         if name is not None:
@@ -49,11 +49,11 @@ class Attempt:
 
     @property
     def mark(self) -> str:
-        """The text in a stored message by which it is known as one of this call; "" where there can be none."""
+        """Text that identifies a stored message as one of this call; "" if there cannot be any."""
         return "" if self.first else self.call
 
     def waits_in(self, item: Item | None) -> bool:
-        """Tell whether *item* is an attempt of the same call that waits for its time."""
+        """Tell whether *item* is a waiting attempt of the same call."""
         if item is None or item.state != "delayed" or not isinstance(item.body, bytes):
             return False
         return bool(self.mark) and self.mark.encode() in item.body
@@ -71,18 +71,18 @@ def new_call() -> str:
 
 
 def call_name(*facts: object) -> str:
-    """Return a name that is always the same for the same *facts*."""
+    """Return a name derived from *facts*: the same facts, the same name."""
     return _text(hashlib.sha256(repr(facts).encode(errors="replace")).digest()[:_BYTES])
 
 
 def call_in(headers: Mapping[str, Any]) -> str | None:
-    """Return the name of the call in *headers*; None for anything that is none."""
+    """Return the name of the call in *headers*; None if it is missing or invalid."""
     found = headers.get(CALL)
     return found if isinstance(found, str) and _NAME.fullmatch(found) else None
 
 
 def retry_id(task_id: str) -> str:
-    """Return the id of the entry that holds a retry while another call of *task_id* waits under that id."""
+    """Return the id for the entry of a retry while another call waits under *task_id* itself."""
     return beside(task_id, "retry")
 
 
@@ -93,13 +93,13 @@ def beside(task_id: str, name: str) -> str:
 
 
 def counted_id(task_id: str, headers: Mapping[str, Any]) -> str:
-    """Return the name under which starts of the message with *headers* are counted: a newer call begins anew."""
+    """Return the id under which starts of the message with *headers* are counted; a newer call starts from zero."""
     name = call_in(headers)
     return task_id if name is None else beside(task_id, name)
 
 
 def without_own(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the *options* of a send without what Celery copied from the message that the current task came with."""
+    """Return the *options* of a send without the headers that Celery copied from the message of the current task."""
     headers = options.get("headers")
     if not headers or OWN.isdisjoint(headers):
         return options
@@ -107,7 +107,7 @@ def without_own(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_redelivered(delivery_info: Any) -> bool:
-    """Tell whether a broker says that it delivers a message again."""
+    """Tell whether the broker marks the message as redelivered."""
     return bool((delivery_info or {}).get("redelivered"))
 
 

@@ -36,8 +36,8 @@ UNKNOWN_WAIT: Final = 60.0
 class Dispatched:
     """What one run did: *sent* reached the broker, *failed* went back or to the dead letters.
 
-    *next_in*: seconds until the next entry is due, inf where that is not known. *more*: it ended at a limit, and more
-    may be due. *lateness* is that of the sent ones, *worst* the greatest of it in seconds.
+    *next_in*: seconds until the next entry is due, inf if unknown. *more*: the batch stopped at a limit, and more
+    entries may be due. *lateness*: how late the sent entries were, *worst*: the longest of it in seconds.
     """
 
     sent: int = 0
@@ -116,7 +116,7 @@ class Batch:
         )
 
     def _tell(self) -> None:
-        """Log once for each reason why entries were refused: one list may be that of thousands."""
+        """Log refused entries, one line for each reason: thousands may go to the same list."""
         for why, ids in self._refused.items():
             several = f" ({len(ids)} entries)" if len(ids) > 1 else ""
             fields = {"action": "dispatch_refused", "entry_id": ids[0], "count": len(ids)}
@@ -181,7 +181,9 @@ class Batch:
             if flag is None:
                 lists = ", ".join(row.lists)
                 self._refuse(
-                    row.entry, f"cannot push to {lists}: it is not a list, or may not be written", open_entries
+                    row.entry,
+                    f"cannot push to {lists}: expected a list that this dispatcher may write to",
+                    open_entries,
                 )
                 continue
             del open_entries[row.entry.id]

@@ -3,7 +3,7 @@
 The first one of a kind goes through Celery. Those after it differ only in id, arguments and what shows them, so the
 rest of its message serves them all. Where anything could tell them apart (a signal's receiver, a router that is a
 function, a link, a stamp, a time to live; a method of app or task that is not Celery's own) each goes through Celery by
-itself. So it does where the message made here for the first one is not the very one that Celery made.
+itself. The same applies if the message made here for the first one differs from the one that Celery made.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Bulk:
         return task.name, task.ignore_result, values
 
     def _task(self, name: str) -> Any:
-        """Return the task *name* of the app; None for an unknown one and one whose messages are not Celery's own."""
+        """Return the task *name* of the app; None if it is unknown, or if anything but Celery makes its messages."""
         if name not in self._tasks:
             task = self._app.tasks.get(name)
             dumps_models = getattr(task, "_dump_pydantic_arguments", None) is not None
@@ -131,7 +131,7 @@ class Bulk:
         )
 
     def _envelope(self, known: Envelope, signature: Any, task_id: str, eta: str | None) -> Envelope:
-        """Return the message of *signature* after *known*, one of its kind."""
+        """Return the message of *signature*, modelled on *known*, a message of the same kind."""
         amqp = self._app.amqp
         args, kwargs = signature.args, dict(signature.kwargs or {})
         headers = {
@@ -177,7 +177,7 @@ _OF_TASK: Final = ("apply_async", "shadow_name", "_get_exec_options")
 
 
 def _is_unchanged(app: Celery) -> bool:
-    """Tell whether messages of *app* are made by Celery alone, and by nothing that wraps or replaces a part of it."""
+    """Tell whether Celery alone makes the messages of *app*: no part of it is wrapped or replaced."""
     amqp = app.amqp
     before = vars(amqp).get(CAPTURED)
     return (
@@ -204,4 +204,4 @@ def _is_of_celery(function: Any) -> bool:
 
 
 _OURS: Final = ("celery.", f"{__package__}.")
-"""Where functions are that are known to treat all messages of a kind alike."""
+"""Modules whose functions treat all messages of a kind alike."""

@@ -1,7 +1,7 @@
 """A task call as the payload of an entry: name, arguments and options, as plain JSON.
 
-Arguments of other types (UUID, datetime, Decimal and what else kombu writes as JSON) are stored as kombu writes them:
-an object with ``__type__`` and ``__value__``. Only the worker that runs the task makes values of them again.
+Arguments of the other types that kombu supports (such as UUID, datetime and Decimal) are stored in kombu's form: an
+object with ``__type__`` and ``__value__``. Only the worker that runs the task converts them back.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class TaskCall:
     def payload(self, app: Celery | None = None) -> dict[str, Any]:
         """Return the call as a JSON object.
 
-        Raises BodyError, which names task and argument, for values that Celery's JSON serializer refuses. Where *app*
-        sends the task with another serializer, only plain JSON is taken.
+        Raises BodyError, which names task and argument, for values that Celery's JSON serializer refuses. If *app*
+        sends the task with another serializer, only plain JSON is accepted.
         """
         typed = _writes_types(app, self)
         args = [self._written(f"args[{number}]", value, typed=typed) for number, value in enumerate(self.args)]
@@ -100,7 +100,7 @@ class TaskCall:
             name: self._written(f"option {name!r}", _plain(value), typed=False) for name, value in self.options.items()
         }
         if (args, kwargs) != (list(self.args), dict(self.kwargs)):
-            # What people and logs read: the values, not what stands for them.
+            # Shown to people and in logs: the original values, not kombu's form of them.
             args_text = saferepr(tuple(self.args), AMQP.argsrepr_maxsize)
             kwargs_text = saferepr(dict(self.kwargs), AMQP.kwargsrepr_maxsize)
             options = {"argsrepr": args_text, "kwargsrepr": kwargs_text, **options}
@@ -130,7 +130,7 @@ def _plain(value: Any) -> Any:
 
 
 def _writes_types(app: Celery | None, call: TaskCall) -> bool:
-    """Tell whether a worker gets back what kombu writes for a UUID and the like; yes where nothing else is known."""
+    """Tell whether workers get UUIDs and the like back as such; True unless another serializer is known."""
     if app is None:
         return True
     serializer = call.options.get("serializer") or getattr(app.tasks.get(call.task), "serializer", None)
@@ -147,7 +147,7 @@ def envelope_of_call(app: Celery, call: TaskCall, task_id: str) -> Envelope:
             call.task, list(call.args), dict(call.kwargs), task_id=task_id, producer=tap, add_to_parent=False, **options
         )
     envelope = kept[0]
-    # Celery takes these two options for properties of the message as well.
+    # Celery also copies these two options into the properties of the message.
     properties = {name: value for name, value in envelope.properties.items() if name not in _REPRS}
     return with_schedule(replace(envelope, properties=properties), call.options.get("headers"))
 
@@ -155,7 +155,7 @@ def envelope_of_call(app: Celery, call: TaskCall, task_id: str) -> Envelope:
 def envelope_of_entry(app: Celery, entry: Entry, destinations: Destinations) -> Envelope:
     """Return the message that *entry* becomes.
 
-    Raises InvalidValueError for one that cannot be read, and for a call to a forbidden queue.
+    Raises InvalidValueError for an unreadable entry, and for a call to a forbidden queue.
     """
     if isinstance(entry.payload, bytes):
         return Envelope.unpack(entry.payload, entry.id, entry.headers)
@@ -190,7 +190,7 @@ def push_task(
     """Store a call of *task* (a Celery task or its name) in *delay_queue* until it is due; return the task id.
 
     *id* becomes the task id: the same again replaces what waits. *options* are those of ``apply_async``, such as
-    ``queue=`` and ``priority=``. Arguments are what Celery writes as JSON. Raises what
+    ``queue=`` and ``priority=``. Arguments may be of any type that Celery can write as JSON. Raises what
     :meth:`redis_queue.DelayQueue.push` raises.
     """
     call = TaskCall(getattr(task, "name", task), args, kwargs or {}, options)

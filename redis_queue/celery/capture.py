@@ -36,7 +36,7 @@ LEFT_ALONE: Final = frozenset({"celery.chord_unlock"})
 """Tasks that poll: they come each second and mean nothing when late."""
 
 CAPTURED: Final = "redis_queue_captured"
-"""Under this name an AMQP object that is wrapped has what it had of WRAPPED before, by itself and not by its class."""
+"""Attribute of a wrapped AMQP object: the methods of WRAPPED that the instance itself, not its class, had before."""
 
 WRAPPED: Final = ("create_task_message", "send_task_message")
 
@@ -254,7 +254,7 @@ def _next_interval(error: StoreUnavailableError, intervals: Iterator[float], _re
 
 
 def _was_silent(error: StoreUnavailableError) -> bool:
-    """Tell whether Redis did not answer in time: more attempts would take as long, and the caller has waited."""
+    """Tell whether Redis timed out: more attempts would take as long, and the caller has already waited."""
     return isinstance(error.__cause__, redis.TimeoutError)
 
 

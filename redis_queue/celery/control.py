@@ -29,7 +29,7 @@ PAGE: Final = 100
 """Stored tasks in one reply of ``inspect scheduled``, unless the caller asks for another number."""
 
 CLEARED: Final = 100
-"""Tasks of one revoke whose states are looked at by each worker."""
+"""Most tasks of one revoke whose states each worker checks."""
 
 CANCELLED: Final = "stored_cancelled"
 """The argument that names the store in which who asks has cancelled by itself; its workers need not search it again."""
@@ -143,11 +143,11 @@ def _also_cancelling(name: str) -> Callable[[Any], Any]:
             if delayed is None:
                 return original(state, *args, **kwargs)
             arguments = _arguments(name, args, kwargs)
-            # A store that is slow to answer must not keep the worker from its tasks.
+            # A slow store must not block the worker.
             if cancelled != _store_of(delayed):
                 _aside.run(lambda: _quietly(lambda: _CANCELS[name](delayed, arguments)))
             elif "task_id" in kwargs:
-                # One who stored a newer call since then was faster than this broadcast.
+                # A newer call may have been stored before this broadcast arrived.
                 older = [id_ for id_ in _several(kwargs["task_id"]) if not held_newer(state.app, str(id_))]
                 kwargs = {**kwargs, "task_id": older}
                 _aside.run(lambda: _quietly(lambda: _clear(delayed, arguments)))
@@ -159,7 +159,7 @@ def _also_cancelling(name: str) -> Callable[[Any], Any]:
 
 
 def _clear(delayed: DelayedTasks, arguments: Mapping[str, Any]) -> None:
-    """Clear the state that Celery has just set where a newer call waits by now."""
+    """Clear the state REVOKED that Celery has just set, for ids under which a newer call waits."""
     for id_ in _storable(arguments["task_id"])[:CLEARED]:
         if delayed.get(id_) is not None:
             clear_revoked(delayed.app, id_)

@@ -107,15 +107,15 @@ def _info(error: Exception) -> Any:
 def defer(delayed: DelayedTasks, message: Any, seconds: float) -> None:
     """Store *message*, as it is, for *seconds*. Raises StoreError, or InvalidValueError for what cannot be stored.
 
-    An attempt of the same call that waits already stays: it may be newer. One that a dispatcher still holds is
-    replaced: that may be the very message, whose end would take the new one with it. Another call with its id stays
-    stored, too: then *message* gets an entry of its own.
+    A waiting attempt of the same call is kept: it may be newer. An attempt that a dispatcher still holds is
+    replaced: it may be *message* itself, and its ack would delete the new entry. Another call with the same id is
+    kept, too: then *message* gets an entry of its own.
     """
     defer_envelope(delayed, Envelope.of_message(message), seconds, message.delivery_info)
 
 
 def defer_envelope(delayed: DelayedTasks, envelope: Envelope, seconds: float, delivery_info: Any = None) -> None:
-    """Do the same with the message as it was published; *delivery_info* tells whether it was delivered again."""
+    """Do the same for the message as published; *delivery_info* tells whether it was redelivered."""
     attempt = Attempt.of({**(json_body(envelope) or {}), **envelope.headers}, delivery_info)
     envelope = envelope.with_call(attempt.call)
     push = delayed.as_push(envelope, (seconds, None))

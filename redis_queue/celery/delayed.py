@@ -48,7 +48,7 @@ Match = Callable[[TaskEntry], bool]
 
 
 class TaskConditions(TypedDict, total=False):
-    """Which waiting tasks are meant, for type checkers."""
+    """Conditions for waiting tasks as keyword arguments, for type checkers."""
 
     task: str | None
     queue: str | None
@@ -125,9 +125,9 @@ class DelayedTasks:
     def cancel(self, id: str) -> CancelOutcome:
         """Take a task out and set its state to REVOKED.
 
-        CANCELLED, the one outcome that is true: it will never run. MAYBE_SENT: it is out, but a dispatcher held it
-        before and may have sent it to another broker before it died; ``app.control.revoke(id)`` lets workers discard
-        it. NOT_FOUND: unknown, or on its way already; its state is as it was.
+        CANCELLED, the only true outcome: the task will never run. MAYBE_SENT: it was taken out, but a dispatcher held
+        it before and may have sent it to another broker; call ``app.control.revoke(id)`` so that workers discard
+        it. NOT_FOUND: unknown, or already being sent; the state is unchanged.
         """
         return self.cancel_many([id])[0]
 
@@ -135,15 +135,15 @@ class DelayedTasks:
         """Take tasks out, as :meth:`cancel` does."""
         names = list(ids)
         outcomes, _ = self._cancel(names)
-        # They are out already: what is missing now is only that a newer call clears their state.
+        # They are taken out already. The note only lets a newer call clear their state.
         with suppress(StoreError):
             self.queue.note_revoked(name for name, outcome in zip(names, outcomes, strict=True) if outcome.taken_out)
         return outcomes
 
     def revoke_many(self, ids: Iterable[str]) -> builtins.set[str]:
-        """Take out what is stored of the tasks *ids*, and note that they are revoked.
+        """Delete the stored entries of the tasks *ids*, and note that they are revoked.
 
-        Returns those whose messages never left the store: of them no worker needs to hear.
+        Returns the ids whose messages never left the store: for these no broadcast to workers is needed.
         """
         names = list(ids)
         self.queue.note_revoked(names)
@@ -154,8 +154,8 @@ class DelayedTasks:
         entries = [self.queue.get(name) for name in names]
         found = self.queue.cancel_many([*names, *map(retry_id, names)])
         rows = list(zip(names, entries, found, found[len(names) :], strict=False))
-        # A retry may wait beside a newer call of its task; where one of the two may have been sent, that counts. So it
-        # does where only the retry is there: the newer call is on its way, or was.
+        # A retry may wait beside a newer call of its task. MAYBE_SENT of either of them is the outcome of both, and so it
+        # is if only the retry is found: then the newer call is being sent, or was sent.
         outcomes = [
             CancelOutcome.MAYBE_SENT if retry.taken_out and not call.taken_out else max(call, retry)
             for _, _, call, retry in rows
@@ -182,8 +182,8 @@ class DelayedTasks:
         """Return a page of up to *limit* (1 to 500) waiting tasks by due time; :meth:`scan` yields all.
 
         All *conditions* must hold: ``task``, ``queue``, ``id_prefix``, ``due_before``, ``due_after``, and ``stamp``,
-        which maps names of stamps to a value, or to several of which one must be there. *after* is :meth:`cursor` of
-        the last task seen.
+        which maps each name of a stamp to a value, or to several values of which one must match. *after* is
+        :meth:`cursor` of the last task seen.
         """
         check_limit(limit, CHUNK)
         return [*islice(self._scan(after, limit, **conditions), limit)]
@@ -194,7 +194,7 @@ class DelayedTasks:
 
     @staticmethod
     def cursor(task: TaskEntry) -> str:
-        """Return what :meth:`list` and :meth:`scan` take as *after* to go on behind *task*."""
+        """Return the cursor that continues after *task*: *after* of :meth:`list` and :meth:`scan`."""
         return DelayQueue.cursor(task)
 
     def _scan(
@@ -209,7 +209,7 @@ class DelayedTasks:
         due_before: datetime | None = None,
         due_after: datetime | None = None,
     ) -> Iterator[TaskEntry]:
-        """Yield what matches behind *after*; the first page that is read has *size* entries, the others 500."""
+        """Yield matching tasks after the cursor *after*; the first page has *size* entries, later ones 500."""
         matches = _matcher(task, queue, stamp, id_prefix)
         while page := self.queue.list(after=after, limit=size, due_before=due_before, due_after=due_after):
             yield from filter(matches, map(TaskEntry.of, page))
@@ -279,9 +279,9 @@ class DelayedTasks:
                 clear_revoked(self.app, envelope.id)
 
     def store_attempt(self, envelope: Envelope, due: Due, attempt: Attempt) -> None:
-        """Store a retry; an earlier attempt of the same call is replaced.
+        """Store a retry; it replaces an earlier attempt of the same call.
 
-        What is stored under its id and belongs to another call stays: then the retry gets an entry of its own.
+        An entry of another call with the same id is kept: then the retry gets an entry of its own.
         """
         with scheduling([(envelope.with_call(attempt.call), due)]) as traced:
             ((message, _),) = traced
@@ -292,8 +292,10 @@ class DelayedTasks:
         for id_ in attempt.ids(envelope.id):
             if self.queue.replace_own(replace(push, payload=envelope.pack(id_), id=id_, mark=attempt.mark)):
                 return
-        # Only an entry of that very name without the name of its call: somebody wrote it by hand.
-        raise InvalidValueError(f"{envelope.id!r}: other calls wait under its id and under those beside it")
+        # Only possible if another tool wrote an entry with this id and without a call name.
+        raise InvalidValueError(
+            f"{envelope.id!r}: other calls wait under this id and under all ids for its retries: cancel one of them"
+        )
 
     def as_push(self, envelope: Envelope, due: Due) -> Push:
         """Return what is stored for a captured message."""

@@ -1,7 +1,7 @@
 """Destinations: the queues and exchanges that stored tasks may be sent to.
 
-Whoever may store a task chooses where it goes, and it goes there with the rights of the process that dispatches. So
-its app decides what that may be.
+A client that stores a task chooses its destination, but the dispatcher sends the task with its own permissions. So the
+dispatching app decides which destinations are allowed.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
     from redis_queue.celery.envelope import Envelope
 
 MOST_SEEN: Final = 200
-"""Queues beyond the configuration that are remembered as allowed."""
+"""Most queues outside the configuration that are remembered as allowed."""
 
 _INTERNAL: Final = re.compile(
     r"_kombu\..*|unacked.*|celery-task(?:set)?-meta-.*|chord-unlock-.*|(?:.*\.)?pidbox|celeryev(?:\..*)?"
     r"|celery_delayed_\d+|amq\..*",
     re.DOTALL,
 )
-"""What Celery, kombu and RabbitMQ keep for themselves: remote control, events, results, bindings, what is in flight."""
+"""Names reserved by Celery, kombu and RabbitMQ: remote control, events, results, bindings, messages in flight."""
 
 
 class ForbiddenDestinationError(InvalidValueError):
-    """A task may not be sent where it says."""
+    """The destination of a task is not allowed."""
 
 
 def check_key(name: str, kind: str = "list") -> None:
-    """Check a name where no app is known: raise ForbiddenDestinationError for those that others keep for themselves."""
+    """Raise ForbiddenDestinationError for reserved names; needs no app."""
     if is_reserved(name) or _INTERNAL.fullmatch(name):
-        raise ForbiddenDestinationError(f"{kind} {name[:200]!r} is not for tasks")
+        raise ForbiddenDestinationError(f"{kind} {name[:200]!r} is reserved: use another name")
 
 
 class Destinations:
     """The queues and exchanges of *app*.
 
-    Queues and exchanges of its configuration are allowed. With ``redis_queue_allowed_queues``, so are those that it
-    names, and no others. Without it, all others are that are not reserved, unless ``task_create_missing_queues`` is
-    off. All checks raise ForbiddenDestinationError; nothing connects.
+    Queues and exchanges of its configuration are allowed. With ``redis_queue_allowed_queues``, so are the names
+    in it, and no others. Without it, all names are allowed that are not reserved, unless ``task_create_missing_queues``
+    is off. All checks raise ForbiddenDestinationError. Nothing here connects to a server.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -61,14 +61,14 @@ class Destinations:
         self._seen: dict[str, None] = {}
 
     def check(self, envelope: Envelope) -> None:
-        """Check where *envelope* goes."""
+        """Check the destination of *envelope*."""
         if envelope.exchange:
             self.check_exchange(envelope.exchange)
         else:
             self.check_queue(envelope.routing_key)
 
     def check_call(self, options: Mapping[str, Any]) -> None:
-        """Check where a call with *options* goes: sent first, a queue would be one of the app's own from then on."""
+        """Check the destination of a call before it is sent: sending would add its queue to those of the app."""
         if isinstance(options.get("queue"), str):
             self.check_queue(options["queue"])
         if isinstance(options.get("exchange"), str) and options["exchange"]:
@@ -88,14 +88,16 @@ class Destinations:
             self._check(name, "exchange")
 
     def check_list(self, key: str, names: ListNames) -> None:
-        """Check a key of Redis, which must be a list of a queue."""
+        """Check a Redis key, which must be the list of a queue."""
         queue = names.queue_of(key)
         if queue is None:
-            raise ForbiddenDestinationError(f"{key[:200]!r} is no list of a queue: it must begin with {names.prefix!r}")
+            raise ForbiddenDestinationError(
+                f"{key[:200]!r} is not the list of a queue: it must begin with {names.prefix!r}"
+            )
         self.check_queue(queue)
 
     def check_task(self, task: TaskEntry) -> None:
-        """Check where a stored task goes, as far as that can be read."""
+        """Check the destination of a stored task, if it is readable."""
         if task.exchange:
             self.check_exchange(task.exchange)
         elif name := task.routing_key or task.queue:
@@ -112,19 +114,19 @@ class Destinations:
         return queues[name] if isinstance(name, str) and (name in queues or name in queues.aliases) else None
 
     def missing(self, name: str) -> Any:
-        """Return the queue that Celery makes of a name that is not in the configuration."""
-        # Looked up among the app's own, it would stay: before Celery 5.7 a reconnecting worker takes from all of them.
+        """Return the queue that Celery creates for a name that is not in the configuration."""
+        # A lookup in app.amqp.queues would add it, and before Celery 5.7 a reconnecting worker consumes from all.
         return self._app.amqp.Queues(self._app.conf.task_queues or (), create_missing=True)[name]
 
     def may_declare(self, entity: Any) -> bool:
-        """Tell whether a message may declare *entity*, bindings and all: the setting names it and its exchanges."""
+        """Tell whether a message may declare *entity* with its bindings: the setting names it and its exchanges."""
         return all(self._is_named(name) for name in {entity.name, *exchanges_of(entity)})
 
     def _check(self, name: str, kind: str) -> None:
         check_key(name, kind)
         conf = self._app.conf
         if name == conf.event_exchange or name.startswith(f"{conf.event_queue_prefix}."):
-            raise ForbiddenDestinationError(f"{kind} {name[:200]!r} is not for tasks")
+            raise ForbiddenDestinationError(f"{kind} {name[:200]!r} is reserved for events: use another name")
         free = self._allowed is None and conf.task_create_missing_queues
         if not free and not self._is_named(name):
             raise ForbiddenDestinationError(
@@ -141,5 +143,5 @@ class Destinations:
 
 
 def described_name(item: Any) -> Any:
-    """Return the name of the queue in a description of :func:`redis_queue.celery.entities.describe`."""
+    """Return the queue name in a result of :func:`redis_queue.celery.entities.describe`."""
     return item.get("queue") if isinstance(item, Mapping) else item

@@ -117,7 +117,7 @@ class Dispatcher:
         if allowed:
             late = self._take(allowed, within=0)
             self._allowance.spend(late.sent + late.failed)
-            # Where the allowance ended it, the rest has to wait.
+            # If the allowance is used up, the rest has to wait.
             spent = allowed < self._batch and late.sent + late.failed >= allowed
             done = replace(done + late, more=done.more or (late.more and not spent))
         return replace(done, next_in=min(max(done.next_in, 0.1), FRESH))

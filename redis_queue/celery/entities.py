@@ -41,9 +41,9 @@ _ORDINARY: Final = {"durable": True, "auto_delete": False, "exclusive": False, "
 
 
 def describe(entity: Any, app: Celery) -> Any:
-    """Return *entity* as JSON: only its name where any app makes the same queue of it.
+    """Return *entity* as JSON: only the name if every app would make the same queue from it.
 
-    Else all that a broker is told of it, for the app that sends the message on need not know it.
+    Otherwise the whole declaration, because the app that forwards the message may not know the queue.
     """
     if isinstance(entity, str):
         return entity
@@ -60,7 +60,7 @@ def describe(entity: Any, app: Celery) -> Any:
 
 
 def _is_ordinary(queue: Any, app: Celery) -> bool:
-    """Tell whether *queue* is what Celery makes of its name; the default exchange leads to it by that."""
+    """Tell whether *queue* is just what Celery makes from its name; the default exchange routes to it by that name."""
     exchange = queue.exchange
     if exchange is None or queue.bindings or exchange.type not in (None, "direct"):
         return False
@@ -101,7 +101,7 @@ def exchanges_of(entity: Any) -> list[str]:
 
 
 def exchange_type(declare: Any, exchange: str) -> str:
-    """Return the type that the descriptions in *declare* say *exchange* has; "direct" if they say none."""
+    """Return the type of *exchange* in the descriptions *declare*; "direct" if they do not give one."""
     for item in declare:
         described = item.get("exchange") if isinstance(item, Mapping) else None
         if isinstance(described, Mapping) and described.get("name") == exchange:
@@ -136,6 +136,6 @@ def _checked(value: Any, names: Mapping[str, Any]) -> dict[str, Any]:
         kind = names.get(name)
         if kind is None or not isinstance(given, kind) or (isinstance(given, bool) and kind is not bool):
             raise InvalidValueError(
-                f"declare: {name[:50]!r} of type {type(given).__name__} is no part of a declaration"
+                f"declare: {name[:50]!r} of type {type(given).__name__} is not part of a declaration"
             )
     return options

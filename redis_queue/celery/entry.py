@@ -54,7 +54,7 @@ class TaskEntry:
 
 
 MAX_TEXT: Final = 20_000
-"""Characters that are shown of arguments, which Celery itself cuts at a thousand."""
+"""Most characters shown of arguments, which Celery itself cuts at a thousand."""
 
 _NOTHING: Mapping[str, Any] = {
     **dict.fromkeys(("task", "queue", "exchange", "routing_key", "args", "kwargs"), ""),

@@ -85,22 +85,22 @@ MIN_ID: Final = 8
 
 MOST_IDS: Final = 100
 MOST_PHRASES: Final = 10
-"""How often the id, and each phrase, is left out of a message: what is stored must not grow without limit when read."""
+"""Most times that the id, and each phrase, is replaced in a message, so that unpacking cannot grow it without limit."""
 
 MOST_CODES: Final = 500
-"""Left out of one message at most, all together; a script knows this number as well."""
+"""Most replacements in one message, all together; a script contains the same number."""
 
 MAX_NAME: Final = 1000
-"""Characters of what a message is called by, and is sent to."""
+"""Most characters of a task name, id, queue or exchange."""
 
 MAX_DECLARE: Final = 100
-"""Queues and exchanges that one message may need."""
+"""Most queues and exchanges that one message may declare."""
 
 MAX_PRIORITY: Final = 2**31 - 1
-"""What a priority may be, below 0 as well. Brokers know fewer, and each treats the rest in its own way."""
+"""Greatest absolute value of a priority. Brokers support fewer, and each treats the rest in its own way."""
 
 _OF_THE_PUBLISH: Final = frozenset(inspect.signature(Producer.publish).parameters) - {"priority", "delivery_mode"}
-"""What a property must not be called: kombu would take it for an option of the publish."""
+"""Names that a property must not have: kombu would treat them as options of the publish."""
 
 _ASCII: Final = bytes(range(128))
 
@@ -164,8 +164,8 @@ class Envelope:
     def unpack(cls, data: bytes, entry_id: str, headers: Mapping[str, Any] | None = None) -> Envelope:
         """Return what :meth:`pack` stored in the entry *entry_id*, whose record has *headers*.
 
-        Values of headers are plain JSON, also where kombu would give them a type of its own. Raises InvalidValueError
-        for bytes that are no packed message, UnknownVersionError for those of a later form.
+        Values of headers stay plain JSON, even if kombu would convert them to another type. Raises InvalidValueError
+        for bytes that are not a packed message, UnknownVersionError for a format of a later version.
         """
         if not data.startswith(VERSION):
             kind = UnknownVersionError if data[:1] and data[0] < ord(" ") else InvalidValueError
@@ -261,15 +261,17 @@ class UnknownVersionError(InvalidValueError):
 
 def _check_name(value: Any, name: str) -> str:
     if not isinstance(value, str) or len(value) > MAX_NAME:
-        raise TypeError(f"{name} must be text of up to {MAX_NAME} characters")
+        got = f"{len(value):,} characters" if isinstance(value, str) else type(value).__name__
+        raise TypeError(f"{name}: expected text of up to {MAX_NAME} characters, got {got}")
     return value
 
 
 def _check_properties(properties: Mapping[str, Any]) -> None:
     if abs(small_integer(properties.get("priority", 0))) > MAX_PRIORITY:
-        raise ValueError(f"the priority is above {MAX_PRIORITY}")
+        raise ValueError(f"priority={properties['priority']}: must be from -{MAX_PRIORITY} to {MAX_PRIORITY}")
     if not _OF_THE_PUBLISH.isdisjoint(properties):
-        raise ValueError(f"properties named {', '.join(sorted(_OF_THE_PUBLISH.intersection(properties)))}")
+        names = ", ".join(sorted(_OF_THE_PUBLISH.intersection(properties)))
+        raise ValueError(f"properties: {names} must not be among them, since they are options of the publish")
     _check_name(properties.get("correlation_id") or "", "correlation_id")
 
 
@@ -286,14 +288,14 @@ def _declare_of(kept: Mapping[str, Any]) -> Sequence[Any]:
 def _expiry_of(kept: Mapping[str, Any]) -> int | None:
     expires_at = kept.get("expires_at")
     if expires_at is not None and not 0 <= small_integer(expires_at) <= END_OF_CALENDAR_MS:
-        raise ValueError("expires_at is outside the calendar")
+        raise ValueError(f"expires_at={expires_at}: must be from 0 to {END_OF_CALENDAR_MS}")
     return expires_at
 
 
 def priority_of(properties: Mapping[str, Any]) -> int:
-    """Return the priority among *properties* as kombu reads it, at most MAX_PRIORITY; 0 where none was given."""
+    """Return the priority in *properties* as kombu reads it, limited to MAX_PRIORITY; 0 if it is not given."""
     value = properties.get("priority") or 0
-    # An exponent or many digits would make a number of any size: int() is for what a caller may well give.
+    # An exponent or many digits could make a number of any size, so int() gets only plausible values.
     if not isinstance(value, int | float) and not (isinstance(value, str) and len(value) <= MAX_DIGITS):
         return 0
     try:
@@ -305,11 +307,11 @@ def priority_of(properties: Mapping[str, Any]) -> int:
 def expand(data: bytes, entry_id: str) -> str:
     """Return the element that *data* stands for; the delivery tag is left as one byte 0x81.
 
-    Raises InvalidValueError for an unknown phrase, for an id that :meth:`Envelope.pack` does not leave out, and where
-    more is left out than it leaves out.
+    Raises InvalidValueError for an unknown phrase, for an id that :meth:`Envelope.pack` does not replace, and for more
+    replacements than it makes.
     """
     if len(data) > MOST_CODES and len(data.translate(None, _ASCII)) > MOST_CODES:
-        raise InvalidValueError(f"stored message leaves out more than {MOST_CODES} phrases")
+        raise InvalidValueError(f"stored message has more than {MOST_CODES} phrases left out")
     text = _PACKED.sub(_phrase, data[1:].decode("latin-1"))
     if _ID in text and not _is_left_out(entry_id):
         raise InvalidValueError(f"stored message has another id: {entry_id!r} has to stand in it")
@@ -322,8 +324,8 @@ def element_of(data: bytes, entry_id: str) -> str:
 
 
 def needs_reading(element: str) -> bool:
-    """Tell whether *element* may hold values of kombu's own types, which a worker would make numbers of any size of."""
-    # No writer of JSON escapes letters, unless it has something to hide.
+    """Tell whether *element* may contain values of kombu's own types, from which a worker makes numbers of any size."""
+    # JSON encoders do not escape letters, so an escaped one may hide "__type__".
     return '"__type__"' in element or (r"\u00" in element and _ESCAPED.search(element) is not None)
 
 

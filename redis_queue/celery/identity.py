@@ -1,4 +1,4 @@
-"""Names of dispatchers: which process of which host one is, and whether that process still exists."""
+"""Names of dispatchers: they contain host and process, so others can check whether the process still exists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def new_name(kind: str = "") -> str:
 
 
 def has_ended(name: str) -> bool:
-    """Tell whether *name* is that of a process of this host that does not exist any more.
+    """Tell whether *name* belongs to a process of this host that no longer exists.
 
     Containers that share a host name but no processes may be wrong about each other.
     """
@@ -30,7 +30,7 @@ def has_ended(name: str) -> bool:
         return False
     pid = int(found[2])
     if pid == os.getpid():
-        # In a container that was started again, this process has the number of the one before it.
+        # In a restarted container this process may have the process id of its predecessor.
         return name not in _own
     try:
         os.kill(pid, 0)

@@ -31,7 +31,7 @@ class ListNames:
 
     @classmethod
     def of_app(cls, app: Celery) -> ListNames | None:
-        """Return the names under which the broker of *app* has its lists, or None where it is no Redis."""
+        """Return the names of the lists in the broker of *app*; None if the broker is not Redis."""
         with app.connection_for_write() as connection:
             is_redis = connection.transport.driver_type == "redis"
             return cls.of(connection.transport_options) if is_redis else None
@@ -46,7 +46,7 @@ class ListNames:
         return [self._key(queue, step) for step in self.steps]
 
     def queue_of(self, key: str) -> str | None:
-        """Return the queue that *key* is a list of; None for keys without the prefix."""
+        """Return the queue to which the list *key* belongs; None for keys without the prefix."""
         if not key.startswith(self.prefix):
             return None
         queue, separator, step = key.removeprefix(self.prefix).rpartition(self.separator)

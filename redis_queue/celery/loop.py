@@ -136,7 +136,7 @@ class DispatchLoop:
         lease = self._interval * LEASES
         leadership = self._queue.lead(self.name, lease)
         first, self._first = self._first, False
-        # Only at the start: two that cannot see each other's processes must not take turns for ever.
+        # Only on startup: two dispatchers that cannot see each other's processes must not replace each other for ever.
         if first and not leadership.mine and has_ended(leadership.leader):
             self._queue.lead(leadership.leader, 0)
             leadership = self._queue.lead(self.name, lease)
@@ -173,10 +173,10 @@ class DispatchLoop:
 
 
 class _Wake:
-    """The channels that tell of something due earlier than all before, and a sleep that they end.
+    """Subscription to wake-ups: a sleep that ends when an earlier entry is stored.
 
-    A connection that is silent looks like one on which nothing is told: every *interval* seconds Redis is asked for an
-    answer on it, and without one until the next time it is replaced.
+    A dead connection looks the same as one without wake-ups. So every *interval* seconds Redis gets a PING on it; if
+    the answer is missing at the next look, the connection is replaced.
     """
 
     def __init__(self, queue: DelayQueue, interval: float) -> None:
@@ -188,7 +188,7 @@ class _Wake:
         self._answered = True
 
     def listen(self) -> None:
-        """Subscribe, or find out whether the subscription still lives; to be called before a look at what is due."""
+        """Subscribe, or check that the subscription is alive; call it before each look for due entries."""
         try:
             self._check()
         except RedisErrors:
@@ -199,11 +199,11 @@ class _Wake:
     def _check(self) -> None:
         if self._pubsub is None or time.monotonic() - self._asked_at < self._interval:
             return
-        # The turn that follows looks by itself at what these tell of.
+        # The next turn looks for due entries anyway.
         while (found := self._pubsub.get_message(timeout=0)) is not None:
             self._hear(found)
         if not self._answered:
-            logger.warning("the wake-up subscription is silent: it is replaced", extra={"action": "wake_silent"})
+            logger.warning("the wake-up subscription does not answer: replacing it", extra={"action": "wake_silent"})
             self.close()
             return
         self._ask(self._pubsub)

@@ -18,7 +18,7 @@ MOST_RETRIES: Final = 2**31
 
 
 def plain_body(envelope: Envelope) -> Any:
-    """Return the body, or None where it is no plain JSON. Nothing else is ever decoded, nor are kombu's own types."""
+    """Return the body, or None if it is not plain JSON. Nothing else is decoded, not even kombu's own types."""
     if envelope.content_type != "application/json" or "compression" in envelope.headers:
         return None
     try:

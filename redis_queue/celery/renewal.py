@@ -1,4 +1,4 @@
-"""Renewal: a call that was stored after its task id was revoked runs, though workers remember the id."""
+"""Run calls that were stored after a revoke of their task id, although workers remember the revoked id."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logger_of(__name__)
 
 
 class RenewalStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Looks at each message whose task id this worker remembers as revoked, before the worker discards it."""
+    """Bootstep that checks messages with a revoked task id before the worker discards them."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
@@ -32,7 +32,7 @@ class RenewalStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def forgetting(app: Celery, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return *handle*, with the worker made to forget the id of each message that is newer than its revoke."""
+    """Wrap *handle*: before it, forget the revoked id of each message that is newer than the revoke."""
 
     def on_message(message: Any) -> Any:
         headers = message.headers or {}
@@ -47,7 +47,7 @@ def forgetting(app: Celery, handle: Callable[[Any], Any]) -> Callable[[Any], Any
 def is_newer(app: Celery, task_id: str, headers: Mapping[str, Any]) -> bool:
     """Tell whether the call in *headers* was stored after *task_id* was revoked; asks Redis.
 
-    False where that is not known: then Celery's rule holds, and a revoked id is revoked.
+    False if unknown: then Celery's rule applies, and the call is discarded.
     """
     delayed, call = delayed_of(app), call_in(headers)
     if delayed is None or call is None or not is_id(task_id):

@@ -35,12 +35,12 @@ def mark_revoked(app: Celery, id: str, entry: Entry | None) -> None:
 
 
 def clear_revoked(app: Celery, id: str) -> None:
-    """Clear the state REVOKED of a task: a newer call with its id waits."""
+    """Clear the state REVOKED of a task, because a newer call with its id waits."""
     try:
         if app.backend.get_state(id) == states.REVOKED:
             app.backend.forget(id)
     except NotImplementedError:
-        # A backend that keeps nothing, or that forgets nothing.
+        # A backend that stores no results, or cannot delete them.
         return
     except Exception as error:  # noqa: BLE001 - every backend has errors of its own
         logger.warning("cannot clear the state of %s: %s", id, error, extra={"action": "state_unknown", "task_id": id})

@@ -1,4 +1,4 @@
-"""The request of a delayed task's run: it has the eta that stock Celery would have, and none of our headers."""
+"""Task requests: give delayed tasks the eta of stock Celery, and remove the headers of redis_queue."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from redis_queue.celery.attempt import ETA, OWN
 from redis_queue.celery.deferring import delayed_of
 
 _MOST: Final = 64
-"""Characters of an eta in ISO 8601, and then some."""
+"""Most characters of an eta; ISO 8601 needs fewer."""
 
 
 def restore_requests() -> None:
-    """Let runs in this process see the eta of delayed tasks, in apps with DelayedTasks; once is enough."""
+    """Restore the eta in requests of delayed tasks, for apps with DelayedTasks; no-op if already installed."""
     signals.task_prerun.connect(_restore, weak=False, dispatch_uid="redis_queue_restore_request")
 
 
@@ -25,10 +25,10 @@ def _restore(task: Any, **_: Any) -> None:
     headers = request.headers or {}
     if OWN.isdisjoint(headers):
         return
-    # A retry finds them here, whatever it does with the headers of its request.
+    # A retry reads them here, even if the headers of the request were changed.
     vars(request).update({name: headers[name] for name in OWN.intersection(headers)})
     kept = {name: value for name, value in headers.items() if name not in OWN}
-    # As Celery has them: None where none are given, but with protocol 1, which knows no "lang".
+    # As in Celery: None if there are no headers, except with protocol 1, which lacks "lang".
     request.headers = None if not kept and "lang" in vars(request) else kept
     eta = vars(request).get(ETA)
     if not request.eta and isinstance(eta, str) and len(eta) <= _MOST:

@@ -1,4 +1,4 @@
-"""Settings without which leases protect no task, for apps that say nothing else."""
+"""Safe defaults with leases: late acknowledgement, and redelivery when a child of the pool dies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
 ATTRIBUTE: Final = "task_leases"
-"""Under this name an app has its TaskLeases."""
+"""Attribute of an app that holds its TaskLeases."""
 
 SAFE: Final = {
     "task_acks_late": "CELERY_ACKS_LATE",
@@ -19,7 +19,7 @@ pool drops the task of a child that was killed."""
 
 
 def prefer_safe_settings(app: Celery) -> None:
-    """Make True the default of each of SAFE in *app*; whatever the app sets itself, before or after, is left alone."""
+    """Make True the default of each setting in SAFE; values that *app* sets itself, before or after, are kept."""
     # Sent whenever the configuration is read, which may be more than once.
     app.on_after_configure.connect(_fill, weak=False, dispatch_uid="redis_queue_safe_settings")
     if app.configured:
@@ -27,19 +27,19 @@ def prefer_safe_settings(app: Celery) -> None:
 
 
 def _fill(source: Any, **_: Any) -> None:
-    # The last map holds Celery's defaults, of this app alone. What add_defaults() takes goes before a module or
-    # an object that the app is configured from.
+    # The last map holds Celery's defaults, of this app alone. Values of add_defaults() would override the module or
+    # object from which the app is configured.
     defaults = source.maps[-1]
     for name, old in SAFE.items():
-        # Of an app that is configured by old names, the defaults have them as well.
+        # An app that is configured by old names has them in its defaults as well.
         defaults[old if old in defaults else name] = True
 
 
 def set_for(app: Celery) -> list[str]:
-    """Return those of SAFE that are on because *app* says nothing else."""
+    """Return the settings of SAFE that are on by default, not set by *app*."""
     return [name for name in SAFE if app.conf[name] and not app.conf.value_set_for(name)]
 
 
 def turned_off(app: Celery) -> list[str]:
-    """Return those of SAFE that *app* has turned off."""
+    """Return the settings of SAFE that *app* has turned off."""
     return [name for name in SAFE if not app.conf[name]]

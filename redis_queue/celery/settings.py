@@ -84,8 +84,8 @@ class CelerySettings:
     #: With TaskLeases on a Redis broker: whether workers record a message as in flight in the step that takes it out of
     #: its queue. kombu does so afterwards and loses what it holds when it is killed in between. Needs kombu 5.7.
     atomic_fetch: bool = False
-    #: Names, with ``*`` and ``?``, of queues and exchanges beside those of the configuration that stored tasks may be
-    #: sent to; these may be declared as their senders do. Default: all, made without bindings where they are missing.
+    #: Further queues and exchanges, besides the configured ones, that stored tasks may be sent to (``*`` and ``?``
+    #: allowed). They are declared as their senders declared them. Default: all; missing ones are made without bindings.
     allowed_queues: Sequence[str] | None = None
     #: When the store is away: "raise" or "broker" (the broker's own eta). Default: a publish raises, a retry goes to
     #: the broker, for Celery drops a task whose retry raises.
@@ -151,7 +151,7 @@ def _names(conf: Any) -> Iterator[str]:
     prefix = str(getattr(conf, "prefix", None) or "").lower()
     for key in keys:
         name = key.lower()
-        # Without the app's prefix Celery reads a name only as it is written in Celery's own code.
+        # Without the app's prefix, Celery reads a name only in the exact spelling of its own code.
         if prefix and not name.startswith(prefix) and key != name:
             continue
         if name.removeprefix(prefix).startswith(NAMESPACE):
@@ -167,7 +167,7 @@ def _check_timezone(app: Celery) -> None:
 
 def _check_names(name: str, value: object) -> None:
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item for item in value):
-        raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: give a list of names")
+        raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: must be a list of names")
 
 
 def _check_whole(name: str, value: object, high: int) -> None:

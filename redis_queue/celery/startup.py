@@ -1,4 +1,4 @@
-"""What a worker says when it starts: that the extension is active, and whether its Redis may drop what it keeps."""
+"""Startup of a worker: log that the extension is active, and warn if its Redis may evict keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _aside: Final = Aside()
 class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Logs one line about the extension, and warns of a store that evicts keys."""
 
-    # After the pool: a process should not fork while its threads are at work.
+    # Start after the pool: a process should not fork while its threads run.
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, parent: Any, without_dispatch: bool = False, **kwargs: Any) -> None:
@@ -34,14 +34,14 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._dispatches = Store.of(parent.app).settings.dispatch and not without_dispatch
 
     def start(self, parent: Any) -> None:
-        """Log the line; ask the store beside the worker, which does not wait for the answer."""
+        """Log the line, and check the store in the background: the worker does not wait for it."""
         logger.info(describe(parent.app, dispatches=self._dispatches), extra={"action": "worker_starts"})
         store = Store.of(parent.app)
         _aside.run(lambda: warn_of_eviction(store))
 
 
 def describe(app: Celery, *, dispatches: bool) -> str:
-    """Return what the extension does in a worker of *app*, in a line."""
+    """Return one line that describes what the extension does in a worker of *app*."""
     store = Store.of(app)
     parts = [f"store {redact(store.url)}"]
     if delayed_of(app) is not None:
@@ -57,7 +57,7 @@ def describe(app: Celery, *, dispatches: bool) -> str:
 
 
 def warn_of_eviction(store: Store) -> None:
-    """Log a warning if the Redis of *store* may drop what is kept in it."""
+    """Log a warning if the Redis of *store* may evict keys."""
     try:
         check_server(store.client)
     except UnsupportedServerError as error:

@@ -45,7 +45,7 @@ class Store:
     def within(self, seconds: float) -> Store:
         """Return this store with a client of its own, which waits up to *seconds* for each connection and each reply.
 
-        Raises StoreError if a Cluster cannot be asked for its nodes.
+        Raises StoreError if the nodes of a Cluster cannot be read.
         """
         other = copy(self)
         timeouts = {"socket_timeout": seconds, "socket_connect_timeout": seconds}

@@ -55,7 +55,7 @@ class Tap:
 
 
 def envelope_of(app: Celery, producer: Any, body: Any, options: Mapping[str, Any]) -> Envelope:
-    """Return the message that ``producer.publish(body, **options)`` would send, its eta in a header of our own."""
+    """Return the message that ``producer.publish(body, **options)`` would send, with its eta in our own header."""
     properties = {name: value for name, value in options.items() if name not in _LOCAL}
     headers = dict(properties.pop("headers", None) or {})
     # Protocol 1 has the eta in the body.
@@ -124,5 +124,5 @@ def _past_native_delay(exchange: str, routing_key: str) -> tuple[str, str]:
 
 def _declare(declare: Any, exchange: str, routing_key: str, app: Celery) -> list[Any]:
     described = [describe(entity, app) for entity in declare]
-    # The usual case is told by the routing key: a queue that is reached by its name, and made of nothing else.
+    # In the usual case the routing key says it all: an ordinary queue that is reached by its name.
     return [] if not exchange and described == [routing_key] else described

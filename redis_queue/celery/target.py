@@ -93,9 +93,9 @@ _KEEPALIVE: Final = ("socket_keepalive", "socket_keepalive_options")
 
 
 def _socket_options(transport: Mapping[str, Any], given: Mapping[str, str], *, tcp: bool) -> Mapping[str, Any]:
-    """Return what the broker's *transport* options say of sockets, but for what is *given* in the URL.
+    """Return the socket options among the broker's *transport* options, except those *given* in the URL.
 
-    None leaves the store's own, which are never without end. Raises ConfigurationError.
+    None keeps the default of the store, which is never infinite. Raises ConfigurationError.
     """
     named = (*_SHORTEST, *_KEEPALIVE) if tcp else tuple(_SHORTEST)
     found = {name: transport[name] for name in named if transport.get(name) is not None and name not in given}
@@ -103,7 +103,7 @@ def _socket_options(transport: Mapping[str, Any], given: Mapping[str, str], *, t
         value = found.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int | float) or not _SHORTEST[name] <= value < math.inf:
             raise ConfigurationError(
-                f"broker_transport_options: {name}={value!r}: must be a number of seconds from {_SHORTEST[name]}"
+                f"broker_transport_options: {name}={value!r}: must be a number of seconds >= {_SHORTEST[name]}"
             )
     return found
 

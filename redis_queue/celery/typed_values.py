@@ -13,13 +13,13 @@ from uuid import UUID
 _TYPED: Final = {"__type__", "__value__"}
 _DECIMAL: Final = re.compile(r"-?\d{1,30}(\.\d{1,30})?", re.ASCII)
 MAX_TEXT: Final = 64
-"""Characters of a time or a UUID."""
+"""Most characters of a time or a UUID."""
 
 
 def restored(value: Any) -> Any:
-    """Return plain JSON with UUIDs, datetimes, decimals and bytes as Python has them.
+    """Return plain JSON with UUIDs, datetimes, decimals and bytes converted to Python values.
 
-    Only small ones: a decimal with an exponent may be of any size. All others stay as they are written.
+    Only small values are converted, since a decimal with an exponent may be of any size. The others stay as written.
     """
     if isinstance(value, list):
         return [restored(item) for item in value]

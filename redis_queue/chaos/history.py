@@ -47,7 +47,7 @@ class History:
             os.write(self._file, ("\n".join(lines) + "\n").encode())
 
     def end_cancel(self, id: str, outcome: CancelOutcome) -> None:
-        """Append how a cancel ended; what may have been sent before stays unknown."""
+        """Append the outcome of a cancel; for a task that may have been sent the outcome stays unknown."""
         if outcome is not CancelOutcome.MAYBE_SENT:
             kind: Kind = "ok" if outcome else "refused"
             self.write(Event("cancel", kind, id, at=round(time.time() * 1000)))

@@ -32,9 +32,9 @@ def _nothing(_: int) -> str:
 def agree(
     question: str, first: Callable[[], Sequence[Subject]] = tuple, count: int = 0, *, at: str = "", yes: bool
 ) -> None:
-    """Go on only if somebody says yes: on a terminal, or with ``--yes``. Whoever is asked sees the *first* of *count*.
+    """Go on only after a yes, on a terminal or with ``--yes``. The question shows the *first* of *count*.
 
-    *at* says what their time is: when they are due, or when they died.
+    *at* names the kind of their times: "due" or "died".
     """
     if yes:
         return
@@ -56,7 +56,7 @@ def show_subjects(found: Sequence[Subject], count: int, *, at: str, err: bool = 
 
 
 def preview(verb: str, count: int, found: Sequence[Subject], *, at: str, as_json: bool, error: str = "") -> None:
-    """Print what would be changed: *count*, and the first ones."""
+    """Print a preview of the change: *count*, and the first ones."""
     if not as_json:
         show_subjects(found, count, at=at)
     first = [

@@ -30,7 +30,7 @@ _OPTIONS = (
 
 
 def conditions(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that looks, and pass them as *conditions*."""
+    """Add the options of a read-only command, and pass them as *conditions*."""
     return _with_conditions(function, options.task_part)
 
 
@@ -54,9 +54,9 @@ class Chosen:
     conditions: Conditions
 
     def find(self, access: Access, queue: DelayQueue) -> list[str]:
-        """Return the ids; ends with a message where they are not said in exactly one way.
+        """Return the ids; exits with a message unless they are given in exactly one way.
 
-        Where none matches, it tells among how many, and which task may have been meant.
+        If none matches, it reports how many entries it searched, and suggests a task name.
         """
         ways = (self.named.given, bool(self.conditions), self.everything)
         if sum(ways) != 1:
@@ -70,13 +70,13 @@ class Chosen:
         return ids
 
     def confirm(self, verb: str, queue: DelayQueue, ids: list[str], *, yes: bool, always: bool = False) -> None:
-        """Ask with the count and the first ones, unless single entries were typed and nothing would be destroyed."""
+        """Ask with the count and the first ones, unless single ids were given and nothing would be destroyed."""
         if ids and (always or not self.named.typed):
             agree(f"{verb} {len(ids):,} entries?", lambda: first_of(queue, ids), len(ids), at="due", yes=yes)
 
 
 def first_of(queue: DelayQueue, ids: list[str]) -> list[Subject]:
-    """Return the first entries with *ids* that wait."""
+    """Return the first waiting entries among *ids*."""
     return subjects(((queue, id_) for id_ in ids), ("delayed", "in_flight"))
 
 

@@ -32,7 +32,7 @@ from redis_queue.model import DeadLetter
 
 
 def _filtered(task: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what adds the options, *task* among them, and passes them as *only*."""
+    """Return a decorator that adds the options, including *task*, and passes them as *only*."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -53,18 +53,18 @@ def _filtered(task: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Call
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """Dead letters that a command is to change: ids that were *named*, or what matches."""
+    """Dead letters that a command changes: the ids *named*, or all matches."""
 
     named: Named
     only: Filter
 
     def find(self, queues: Sequence[AnyQueue], faults: Faults, *, exact: bool) -> list[Pair]:
-        """Return queues and ids; where ids were given, every place where they may be, unless *exact*."""
+        """Return pairs of queue and id; given ids are paired with every possible queue, unless *exact*."""
         if self.named.given and not exact:
-            # Whether they are dead is seen when they are acted on.
+            # The action itself checks whether they are dead.
             return [(queue, id_) for queue in queues for id_ in self.named.ids]
         scan = Scan()
-        # Ids that were written by hand may be such as no call takes.
+        # Ids written by other tools may be invalid for any call.
         pairs = [(queue, letter.id) for queue, letter in self.only.letters(queues, faults, scan) if is_id(letter.id)]
         if self.only and not pairs:
             click.echo(harmless(scan.no_match("dead letters") + scan.hint(self.only.task)), err=True)
@@ -72,13 +72,13 @@ class _Selection:
         return [pair for pair in pairs if pair[1] in ids] if self.named.given else pairs
 
     def confirm(self, verb: str, pairs: Sequence[Pair], *, yes: bool, always: bool = False) -> None:
-        """Ask with the count and the first ones, unless single ones were typed and nothing would be destroyed."""
+        """Ask with the count and the first ones, unless single ids were given and nothing would be destroyed."""
         if pairs and (always or not self.named.typed):
             count = len(self.named.ids) or len(pairs)
             agree(f"{verb} {count:,} dead letters?", lambda: subjects(pairs, DEAD), count, at="died", yes=yes)
 
     def lacking(self, done: int, faults: Faults) -> str:
-        """Return what was wrong though nothing failed."""
+        """Return problems to report although no call failed."""
         return faults.text() or ("" if done else self.named.missing("dead letter"))
 
 
@@ -198,7 +198,7 @@ def delete(
 ) -> None:
     """Delete single dead letters, or those that match.
 
-    What dies after the command began stays, under the same id, too. To delete all: redis-queue dead purge.
+    Messages that die after the command began stay, even under the same id. To delete all: redis-queue dead purge.
 
     Example: redis-queue dead delete order-42 --dry-run
     """

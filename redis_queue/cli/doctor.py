@@ -22,7 +22,7 @@ from redis_queue.doctor.finding import ORDER
 @click.command(cls=StoreCommand)
 @click.option("--fix", is_flag=True, help="Tell what would be repaired; with --yes, repair it.")
 @click.option("--yes", is_flag=True, help="With --fix: act.")
-@click.option("--all", "everything", is_flag=True, help="Show the checks that found nothing, too.")
+@click.option("--all", "everything", is_flag=True, help="Also show checks without a finding.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @with_access
 def doctor(access: Access, *, fix: bool, yes: bool, everything: bool, as_json: bool) -> None:

@@ -37,11 +37,11 @@ SPARE: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds and connections that a client gets.
+    """Time and connection limits of clients.
 
-    *head*: from the connection, or the end of the last answer, to the end of the next request's headers. *request*: the
-    same to the end of its body. *answer*: to take the answer. *connections*: in all. *per_address*: from one IPv4
-    address or one /64 of IPv6; None where all come from one proxy.
+    *head*: seconds from the connection, or the end of the last answer, to the end of the next request's headers.
+    *request*: seconds to the end of its body. *answer*: seconds for the client to read the answer. *connections*: in
+    total. *per_address*: from one IPv4 address or one /64 of IPv6; None if all come from one proxy.
     """
 
     head: float = 10.0
@@ -52,9 +52,9 @@ class Limits:
 
 
 class Connection(HTTPChannel):
-    """A connection that is closed when it is late, or when a newer one needs its place.
+    """A connection that is closed after its deadline, or to make room for a newer one.
 
-    Waitress counts inactivity only: one byte now and then would keep a connection for ever.
+    Waitress only has an inactivity timeout: one byte now and then would keep a connection open for ever.
     """
 
     def __init__(self, limits: Limits, server: Any, sock: Any, addr: Any, *rest: Any, **options: Any) -> None:
@@ -68,7 +68,7 @@ class Connection(HTTPChannel):
         self._make_room(limits.connections, same_network=False)
 
     def readable(self) -> bool:
-        """Tell whether to read on; each turn of the server's loop asks, so this is where a late one is closed."""
+        """Tell whether to read on. Every turn of the server's loop calls it, so it also closes late connections."""
         if self.requests:
             self._since = time.monotonic()
         elif self.must_go or time.monotonic() - self._since > self._patience():
@@ -81,7 +81,7 @@ class Connection(HTTPChannel):
         return self.connected and bool(super().writable())
 
     def handle_write(self) -> None:
-        """Send; once the answer is out, the time for the next request begins."""
+        """Send; after the answer, the deadline of the next request begins."""
         super().handle_write()
         if not self.total_outbufs_len:
             self._since = time.monotonic()
@@ -95,12 +95,12 @@ class Connection(HTTPChannel):
     def _make_room(self, most: int, *, same_network: bool) -> None:
         """Close the connection that has waited longest for a request if there are more than *most*, else this one.
 
-        So a client that sends its request at once gets its answer while others hold all places.
+        So a client that sends its request at once is served even while others occupy all connections.
         """
         known = [one for one in self._others() if not same_network or one.network == self.network]
         if len(known) >= most:
             waiting = (one for one in known if not one.requests)
-            # Closed by the loop: a descriptor that is free now could be taken within this turn.
+            # The loop closes it: a descriptor freed now could be reused within this turn.
             min(waiting, key=lambda one: one._since, default=self).must_go = True
 
     def _others(self) -> Iterator[Connection]:
@@ -110,9 +110,9 @@ class Connection(HTTPChannel):
 
 
 def create(app: Callable[..., Any], host: str, port: int, limits: Limits) -> Any:
-    """Return a server of the WSGI application *app* that listens already; its ``run()`` ends with SystemExit.
+    """Return a listening server for the WSGI application *app*; its ``run()`` ends with SystemExit.
 
-    Raises what the socket raises.
+    Raises the errors of waitress and of the socket.
     """
     sockets: dict[int, Any] = {}
     try:
@@ -129,7 +129,7 @@ def create(app: Callable[..., Any], host: str, port: int, limits: Limits) -> Any
 
 
 def serve(app: Callable[..., Any], host: str, port: int, told: str, limits: Limits) -> None:
-    """Serve until SIGTERM or Ctrl-C; say *told* with the address in place of its braces."""
+    """Serve until SIGTERM or Ctrl-C; print *told* with the address in place of its braces."""
     with listening.listening(host, port):
         server = create(app, host, port, limits)
     found, chosen = getattr(server, "effective_listen", [(host, getattr(server, "effective_port", port))])[0][:2]

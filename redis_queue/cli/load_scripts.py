@@ -1,4 +1,4 @@
-"""``redis-queue load-scripts``: what Redis users without EVAL need to be loaded."""
+"""``redis-queue load-scripts``: load the scripts for Redis users without EVAL."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ SLOWEST: Final = 3600
 @click.option(
     "--every",
     type=options.Number(0.2, SLOWEST),
-    help="Look again after so many seconds and load what Redis has forgotten, until SIGTERM or Ctrl-C.",
+    help="Check again every so many seconds and load missing scripts, until SIGTERM or Ctrl-C.",
 )
 @options.as_json
 @with_url
 def load_scripts(url: str, *, every: float | None, as_json: bool) -> None:
-    """Load the scripts into Redis, for users who may run them but no other ones.
+    """Load the scripts into Redis, for users without EVAL.
 
-    Redis forgets them when it restarts: run this with --every beside it, as a user who may do nothing else. While Redis
-    is away that goes on.
+    Redis forgets them when it restarts: run this command with --every as a service, as a user who may do nothing else.
+    It keeps running while Redis is away.
 
     Example: redis-queue load-scripts
     """
@@ -52,7 +52,7 @@ def load_scripts(url: str, *, every: float | None, as_json: bool) -> None:
 
 
 def _load_again(url: str, *, as_json: bool) -> str:
-    """Load what is missing and tell of it; return what went wrong."""
+    """Load missing scripts and report them; return the error, if any."""
     try:
         if count := _load(url):
             _tell(count, as_json=as_json)

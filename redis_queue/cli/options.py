@@ -18,7 +18,7 @@ utc: Final = zone.option
 as_json: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 dry_run: Final = click.option("--dry-run", is_flag=True, help="Only count; change nothing.")
 yes: Final = click.option("--yes", is_flag=True, help="Do not ask.")
-task: Final = click.option("--task", help="Only calls of the task with this name, all of it.")
+task: Final = click.option("--task", help="Only calls of the task with exactly this name.")
 task_part: Final = click.option("--task", "task_part", help="Only calls of tasks with this text in their name.")
 body: Final = click.option("--body", "with_body", is_flag=True, help="Show bodies and arguments, too.")
 

@@ -32,10 +32,10 @@ NUMBER: Final = (int, float)
 NOTHING: Final = "-"
 
 INDENT: Final = 4
-"""Columns before what stands below its row."""
+"""Indent of texts that are printed below their row."""
 
 NARROW: Final = 8
-"""Columns that are left of a text however little room there is."""
+"""Least width of a text column, however narrow the screen."""
 
 DEFAULT_PREFIX: Final = Settings().prefix
 
@@ -65,10 +65,10 @@ def show_table(
     below: Sequence[str] = (),
     err: bool = False,
 ) -> None:
-    """Print rows under *heads*, folded where they are too wide; short texts in the columns *keep* are not.
+    """Print rows under *heads*. Wide cells are folded, except short texts in the columns *keep*.
 
-    Where a table would be wider than the screen, the columns *below* stand under each row instead. The head of a column
-    of times names their zone; where that changes on the way, each time does. With *err* they go to stderr.
+    If the table is wider than the screen, the columns *below* are printed under each row instead. The head of a column
+    of times names their zone; if the zone changes within the column, each time names it. *err*: print to stderr.
     """
     try:
         from rich.console import Console  # noqa: PLC0415 - an extra that not every command needs
@@ -90,7 +90,7 @@ def _columns(count: int, rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column as text: its *name*, what stands above it, its cells; *right* if they are numbers."""
+    """A column as text: its *name*, its heading, its cells; *right* aligns numbers."""
 
     name: str
     head: str
@@ -145,7 +145,7 @@ def _stacked_lines(
 
 
 def _fitting_widths(columns: Sequence[_Column], room: int, keep: Sequence[str]) -> list[int]:
-    """Return widths that fit into *room* together, where that can be; the widest columns give way."""
+    """Return widths that fit into *room* if possible; the widest columns shrink."""
     widths = [column.width for column in columns]
     giving = [number for number, column in enumerate(columns) if column.name not in keep or column.width > WHOLE]
     while giving and sum(widths) + MARGIN * (len(widths) - 1) > room:
@@ -187,17 +187,17 @@ def screen_width() -> int | None:
 
 
 def show_place(inspector: Inspector, told: str = "", more: str = "") -> None:
-    """Print which Redis and prefix was looked at, between what is *told* of it and *more*."""
+    """Print Redis and prefix, between the texts *told* and *more*."""
     click.echo(harmless(f"{told} in {place_of(inspector)}{more}".lstrip()))
 
 
 def place_of(inspector: Inspector) -> str:
-    """Return the URL without user and password, and the prefix unless it is the usual one."""
+    """Return the URL without user and password, and the prefix unless it is the default."""
     return inspector.url if inspector.prefix == DEFAULT_PREFIX else f"{inspector.url}, prefix {inspector.prefix}"
 
 
 def show_count(inspector: Inspector, shown: int, *, more: bool) -> None:
-    """Print how many rows stand above, of which Redis, and whether there are more."""
+    """Print the number of rows shown, their Redis, and whether there are more."""
     show_place(inspector, f"{shown:,} shown", "; there are more: raise --limit" if more else "")
 
 
@@ -225,12 +225,12 @@ def shown_body(body: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return *value* as it is shown where no column says what it is: a time point with its zone."""
+    """Return *value* as shown outside a table: a time with its zone."""
     return _cell(value, named=True)
 
 
 def _cell(value: Any, *, named: bool) -> str:
-    """Return *value* as it is shown; a time point with the name of its zone where that is to be *named*."""
+    """Return *value* as shown; a time has the name of its zone if *named*."""
     if isinstance(value, datetime):
         return f"{zone.moment(value)} {harmless(zone.name(value))}" if named else zone.moment(value)
     if isinstance(value, bool):

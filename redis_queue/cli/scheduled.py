@@ -127,7 +127,7 @@ def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json:
 @options.as_json
 @with_access
 def cancel(access: Access, *, chosen: Chosen, name: str | None, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Take entries out: they will never run, but for those that were held before and may have been sent.
+    """Cancel entries: they will never run, except those that were claimed before and may have been sent.
 
     With a Celery app their tasks become REVOKED in its result backend, too.
 

@@ -59,7 +59,7 @@ def queues(access: Access, *, as_json: bool) -> None:
         return
     if not overview.queues:
         click.echo(harmless(f"no queues under the prefix {access.inspector.prefix!r} in {access.inspector.url}"))
-        click.echo(OTHERS if access.app is None else "the settings of the app say which Redis")
+        click.echo(OTHERS if access.app is None else "the settings of the app choose the Redis and the prefix")
         return
     heads = ("queue", "kind", "ready", "delayed", "in flight", "dead", "quar.", "oldest", "")
     show_table(heads, [_row(row, overview.at) for row in overview.queues if not row.error])

@@ -76,8 +76,8 @@ def import_(
 ) -> None:
     """Store what an export wrote; doing so twice is harmless.
 
-    The whole FILE is read and checked before anything is stored: a task may only go where a dispatcher of the app would
-    send it.
+    The whole FILE is read and checked before anything is stored. A line is refused if a dispatcher of the app would
+    refuse its destination.
 
     Example: redis-queue scheduled import waiting.jsonl --dry-run
     """
@@ -107,7 +107,7 @@ def _written(entry: Entry) -> dict[str, Any]:
 
 
 def _check_of(access: Access, queue: DelayQueue) -> Check:
-    """Return what raises InvalidValueError for an entry that names a forbidden destination."""
+    """Return a check that raises InvalidValueError for an entry with a forbidden destination."""
     if access.app is None or queue.name != access.default_delay_queue:
         return lambda push: None if push.destination is None else check_key(push.destination)
     destinations, names = Destinations(access.app), ListNames.of_app(access.app)

@@ -62,7 +62,7 @@ def web(
         )
     if users is None and trust_proxy and allow_write:
         raise click.UsageError(
-            f"--trust-proxy --allow-write: whoever the proxy lets in could act. Give --auth-file, or set {PASSWORD}"
+            f"--trust-proxy --allow-write: any client of the proxy could act. Give --auth-file, or set {PASSWORD}"
         )
     try:
         from werkzeug.middleware.proxy_fix import ProxyFix  # noqa: PLC0415 - an extra

@@ -42,7 +42,7 @@ def whole(path: str) -> Iterator[IO[str]]:
 def _beside(target: Path) -> Iterator[IO[str]]:
     part = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}")
     try:
-        # Bodies and arguments are nobody else's: private until their owner says otherwise.
+        # Bodies and arguments are private: only the owner may read the file.
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w", encoding="ascii") as file:  # noqa: PTH123 - Path has no mode
             if target.exists():

@@ -1,4 +1,4 @@
-"""The time zone of what a command prints: that of the user, or UTC with ``--utc``."""
+"""Time zone of printed times: that of the user, or UTC with ``--utc``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def in_zone(at: datetime) -> datetime:
     try:
         return at.astimezone()
     except (OverflowError, OSError, ValueError):
-        # At the end of the calendar; some systems end sooner.
+        # At the end of the calendar; on some systems earlier.
         return at.astimezone(timezone.utc)
 
 
@@ -37,5 +37,5 @@ def moment(at: datetime | None) -> str:
 
 
 def name(at: datetime) -> str:
-    """Return the name that the zone has at that time: ``CET``, ``CEST``, ``UTC``."""
+    """Return the name of the zone at that time: ``CET``, ``CEST``, ``UTC``."""
     return in_zone(at).tzname() or ""

@@ -41,7 +41,7 @@ class Access:
         return found
 
     def cancel(self, queue: DelayQueue, ids: Sequence[str]) -> Sequence[CancelOutcome]:
-        """Cancel entries; return what became of each."""
+        """Cancel entries; return the outcome of each."""
         return queue.cancel_many(ids)
 
     def lease_counters(self) -> LeaseCounters | None:

@@ -1,4 +1,4 @@
-"""Addresses of clients, and the host names that they ask for."""
+"""Addresses of clients, and host names in their requests."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Collection
 from typing import Final
 
 SITE_BITS: Final = 64
-"""Whoever has one IPv6 address has at least all that share so many bits with it."""
+"""Length of an IPv6 network: one client usually has all addresses of it."""
 
 _HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,253}))(?::\d{1,5})?", re.ASCII)
 
 
 def network(address: str) -> str:
-    """Return the network that limits count by: an IPv4 address itself, the /64 of an IPv6 address.
+    """Return the network to which limits apply: an IPv4 address itself, the /64 of an IPv6 address.
 
     Other text is returned as it is.
     """
@@ -32,8 +32,7 @@ def network(address: str) -> str:
 def is_own_host(header: str, names: Collection[str]) -> bool:
     """Tell whether a Host header names localhost, one of *names* (lower case), or an IP address.
 
-    A page of another site that reaches this port by DNS rebinding brings the name of that site; it cannot bring a
-    number.
+    A page of another site that reaches this port by DNS rebinding sends the name of that site, never an IP address.
     """
     found = _HOST.fullmatch(header)
     if found is None:

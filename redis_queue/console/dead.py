@@ -33,7 +33,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What must hold of a dead letter; None: anything. *task_part* is a part of the task's name, *task* all of it."""
+    """Conditions for dead letters; None: any. *task_part* is a part of the task's name, *task* the whole name."""
 
     reason: str | None = None
     id_prefix: str | None = None
@@ -46,7 +46,7 @@ class Filter:
     def letters(
         self, queues: Sequence[AnyQueue], faults: Faults, scan: Scan | None = None
     ) -> Iterator[Found[DeadLetter]]:
-        """Yield those that match, queue after queue, oldest first, read a page at a time; *scan* is told of all."""
+        """Yield matching letters, queue by queue, oldest first, read by pages; *scan* counts all of them."""
         found = through(queues, lambda queue, offset, limit: queue.dead_letters(offset=offset, limit=limit), faults)
         return (pair for pair in found if self.match(pair[1], scan))
 
@@ -56,7 +56,7 @@ class Filter:
         """Return up to *limit* letters that match from *start* on; looks at no more than :data:`MOST_LOOKED_AT`.
 
         A queue that cannot be read is noted in *faults*. The bodies of large letters stay in Redis: they match by id
-        and reason only. *scan* is told of all letters that were looked at.
+        and reason only. *scan* counts all letters that were looked at.
         """
         number, offset = start or (0, 0)
         found: list[Found[DeadLetter]] = []
@@ -86,8 +86,8 @@ class Filter:
         return Page(found, None, looked, unread, spent // LOOK_BYTES)
 
     def match(self, letter: DeadLetter, scan: Scan | None = None) -> bool:
-        """Tell whether *letter* is meant; *scan* is told of it."""
-        # Only where it counts: to read a task's name takes a while.
+        """Tell whether *letter* matches; *scan* counts it."""
+        # Read the task's name only if needed: it takes time.
         named = (self.task, self.task_part) != (None, None)
         task = task_of(letter) if named else ""
         if scan is not None:

@@ -42,7 +42,7 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The DelayQueue of an app, the workers that answered with the tasks of each, and the tasks that are known."""
+    """The DelayQueue of an app, the workers that answered with their tasks, and all known tasks."""
 
     queue: DelayQueue
     workers: Mapping[str, frozenset[str]]
@@ -58,19 +58,19 @@ def _dispatchers(subject: Subject) -> Iterator[Finding]:
     names = sorted(subject.workers)
     if names:
         more = f" and {len(names) - NAMED:,} more" if names[NAMED:] else ""
-        found = f"{what} none of the workers that run dispatches: {', '.join(names[:NAMED])}{more}"
+        found = f"{what} none of the running workers dispatches: {', '.join(names[:NAMED])}{more}"
         advice = (
-            "put DelayedTasks(app) into the module that the workers load, or take --without-dispatch or "
-            "redis_queue_dispatch=False away, and restart them; or celery -A app redis-queue dispatch"
+            "put DelayedTasks(app) into the module that the workers load, or remove --without-dispatch or "
+            "redis_queue_dispatch=False, and restart them; or run celery -A app redis-queue dispatch"
         )
     else:
         found = f"{what} no dispatcher was seen within the last minute"
-        advice = "start a worker whose app has DelayedTasks(app), or celery -A app redis-queue dispatch"
+        advice = "start a worker whose app has DelayedTasks(app), or run celery -A app redis-queue dispatch"
     yield say(f"delay {queue.name}: {found}", advice)
 
 
 def _lease_settings(app: Any) -> Iterator[Finding]:
-    """A killed worker's tasks come back, where there are leases."""
+    """With leases, the tasks of a killed worker come back."""
     for name in turned_off(app) if ATTRIBUTE in vars(app) else ():
         yield warning(f"{name} is off: a task whose worker is killed is lost", f"leave {name} out, or set it to True")
 
@@ -92,7 +92,7 @@ def _unknown_tasks(subject: Subject) -> Iterator[Finding]:
 
 
 def _known(app: Any, workers: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """Return the tasks of the workers that answered; of the app where none did."""
+    """Return the tasks of the workers that answered; those of the app if none did."""
     names = frozenset[str]().union(*workers.values())
     if names:
         return names

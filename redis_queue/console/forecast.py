@@ -21,7 +21,7 @@ DATA: Final = "(data)"
 """What is no task."""
 
 LARGE: Final = "(large)"
-"""What was not read because of its size."""
+"""Name in place of the task for entries that are too large to read."""
 
 WINDOW_BYTES: Final = 256 * 1024
 """Bytes of records that are read of each window."""

@@ -22,21 +22,21 @@ MOST_LOOKED_AT: Final = 1000
 """Items that are read for one page, so that a rare name costs no more than a frequent one."""
 
 LOOK_BYTES: Final = 2 * 1024 * 1024
-"""Bytes of records that are read at once; the bodies of those that do not fit stay in Redis."""
+"""Most bytes of records per read; bodies that do not fit stay in Redis."""
 
 MOST_FULL_LOOKS: Final = 4
-"""Times that a page reads so many bytes."""
+"""Most full reads (LOOK_BYTES each) for a page."""
 
 MOST_FULL_LOOKS_TO_ACT: Final = 32
-"""The same for finding what is to be acted on."""
+"""Most full reads to find the items of an action."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Item, Place]):
-    """Items, and where to go on: *next* is None behind the last one.
+    """Items, and where to continue: *next* is None after the last one.
 
-    *looked* counts those that were looked at, *unread* those of them that are too large to be searched, and *full* how
-    often :data:`LOOK_BYTES` were used up.
+    *looked* counts items that were looked at, *unread* those of them that are too large to be searched, and *full* the
+    reads that used up :data:`LOOK_BYTES`.
     """
 
     items: Sequence[Item]
@@ -46,7 +46,7 @@ class Page(Generic[Item, Place]):
     full: int = 0
 
     def of(self, items: Sequence[Other]) -> Page[Other, Place]:
-        """Return this page with *items* made of its own."""
+        """Return this page with other *items*."""
         return Page(items, self.next, self.looked, self.unread, self.full)
 
 

@@ -1,4 +1,4 @@
-"""What an action is about: the first messages and entries, for its preview and the audit."""
+"""Subjects of an action: its first messages and entries, for the preview and the audit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redis_queue.model import Entry, Item, State
 from redis_queue.times import from_ms
 
 SHOWN: Final = 10
-"""Subjects of one action that are named."""
+"""Most subjects that are shown of one action."""
 
 MOST_LOOKS: Final = 100
 
@@ -22,7 +22,7 @@ DEAD: Final[Sequence[State]] = ("dead",)
 
 
 def subjects(pairs: Iterable[tuple[AnyQueue, str]], states: Sequence[State] = ANY) -> list[Subject]:
-    """Return the first :data:`SHOWN` of *pairs* (queue, id) that are there, in one of *states*.
+    """Return the first :data:`SHOWN` of *pairs* (queue, id) that exist in one of *states*.
 
     It looks at no more than :data:`MOST_LOOKS` of them. Queues that cannot be read are left out.
     """

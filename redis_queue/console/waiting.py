@@ -22,7 +22,7 @@ Waiting = tuple[Entry, TaskEntry]
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What must hold of an entry; None: anything. *task_part* is a part of the task's name, *task* all of it."""
+    """Conditions for entries; None: any. *task_part* is a part of the task's name, *task* the whole name."""
 
     task: str | None = None
     task_part: str | None = None
@@ -35,7 +35,7 @@ class Conditions:
         return any(getattr(self, item.name) is not None for item in fields(self))
 
     def entries(self, access: Access, queue: DelayQueue, scan: Scan | None = None) -> Iterator[Waiting]:
-        """Yield the waiting entries that match by due time, read a page at a time; *scan* is told of all."""
+        """Yield matching entries by due time, read by pages; *scan* counts all of them."""
         scan = scan or Scan()
         before, since = self._window(access)
         for entry in queue.scan(due_before=before, due_after=since):
@@ -47,10 +47,10 @@ class Conditions:
     def page(
         self, access: Access, queue: DelayQueue, after: str | None, limit: int, scan: Scan | None = None
     ) -> Page[Waiting, str]:
-        """Return up to *limit* entries that match behind the cursor *after*.
+        """Return up to *limit* matching entries after the cursor *after*.
 
         It looks at no more than :data:`MOST_LOOKED_AT`. The payloads of large ones stay in Redis: they match by id and
-        due time only. *scan* is told of all that were looked at.
+        due time only. *scan* counts all entries that were looked at.
         """
         scan = scan or Scan()
         before, since = self._window(access)

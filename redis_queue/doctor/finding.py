@@ -11,7 +11,7 @@ from redis_queue.errors import SchemaError, StoreError, StoreUnavailableError, W
 Severity = Literal["error", "warning", "ok"]
 
 COVERAGE: Final = "coverage"
-"""The check that tells what was not looked at."""
+"""Name of the check that reports what was not examined."""
 
 ORDER: Final[dict[Severity, int]] = {"error": 0, "warning": 1, "ok": 2}
 """The worst first."""
@@ -31,7 +31,7 @@ class Finding:
 
     @property
     def silent(self) -> bool:
-        """Whether the check found nothing; what was not looked at is told even if nothing is wrong."""
+        """Whether the check found nothing. Reports about parts that were not examined are never silent."""
         return self.severity == "ok" and self.check != COVERAGE
 
 

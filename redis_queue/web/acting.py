@@ -50,13 +50,13 @@ MOST_NAMED: Final = 900_000
 _OPERATION = re.compile(r"[\w-]{22}", re.ASCII)
 
 GONE: Final = "gone"
-"""In place of the version of what is not there."""
+"""Version of a message or entry that does not exist."""
 
 NOT_CONFIRMED: Final = "Nothing was confirmed: begin with a preview."
 
 Pair = tuple[AnyQueue, str]
 Row = tuple[AnyQueue, str, str]
-"""A message or entry, and which version of it the preview counted."""
+"""A message or entry, with the version that the preview counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def act() -> Response:
     try:
         for queue, versions in _grouped(rows):
             done[queue.name] += 0
-            # Read first: what was acted on may be gone afterwards.
+            # Read before the action: the entries may be gone afterwards.
             ids = _unchanged(queue, versions)
             about.setdefault(queue.name, []).extend(subjects((queue, id_) for id_ in ids))
             for count in verb.act(queue, ids, when):
@@ -172,7 +172,7 @@ def act() -> Response:
 
 @pages.post("/queue/preview")
 def queue_preview() -> str:
-    """Show what would become of one queue, and ask."""
+    """Show the effect on one queue, and ask."""
     queue, verb = _asked_of_queue()
     expired = desk().inspector.expired(queue) if verb == "putback" else 0
     stats = queue.stats() if isinstance(queue, RedisQueue) else None
@@ -208,19 +208,22 @@ def queue_action() -> Response:
 
 
 def _asked_of_queue() -> tuple[AnyQueue, str]:
-    """Return which queue is meant and what is to be done with it."""
+    """Return the queue and the action of the form."""
     form = request.form
     asked.once(form)
     kind, name = asked.choice("kind", KINDS, "", form), asked.text("name", form, exact=True)
     verb = asked.choice("verb", ("pause", "resume", "putback"), "", form)
     queue = queue_of(kind, name or "")
     if verb != "putback" and not isinstance(queue, RedisQueue):
-        abort(400, "Only a RedisQueue can be paused: a DelayQueue is waited for by dispatchers.")
+        abort(
+            400,
+            "A DelayQueue cannot be paused, only a RedisQueue: dispatchers wait for it. Stop the dispatchers instead.",
+        )
     return queue, verb
 
 
 def _begin() -> None:
-    """Refuse a form that no preview made, or that was sent before."""
+    """Refuse a form that does not come from a preview, or that was sent before."""
     operation = asked.text("operation", request.form) or ""
     if not _OPERATION.fullmatch(operation):
         abort(400, NOT_CONFIRMED)
@@ -273,14 +276,14 @@ def _ticked(verb: Verb) -> list[Row]:
 
 
 def _with_versions(pairs: Sequence[Pair]) -> list[Row]:
-    """Return *pairs* with their versions now; one that is gone has one that nothing has."""
+    """Return *pairs* with their current versions; GONE for those that no longer exist."""
     rows = [(queue, id_, GONE) for queue, id_ in pairs]
     now = {_key(queue): queue.versions(versions) for queue, versions in _grouped(rows)}
     return [(queue, id_, now[_key(queue)].get(id_, GONE)) for queue, id_ in pairs]
 
 
 def _unchanged(queue: AnyQueue, versions: Mapping[str, str]) -> list[str]:
-    """Return the ids that still have these versions."""
+    """Return the ids whose version is unchanged."""
     now = queue.versions(versions)
     return [id_ for id_, version in versions.items() if now.get(id_) == version]
 
@@ -298,14 +301,14 @@ def _key(queue: AnyQueue) -> tuple[str, str]:
 
 
 def _that_fit(rows: Sequence[Row]) -> tuple[list[Row], bool]:
-    """Return the first *rows*, as many as one form can name, and whether some are left."""
+    """Return as many of *rows* as fit into one form, and whether some are left."""
     sizes = itertools.accumulate(len(quote(reference(*row), safe="")) + len("&row=") for row in rows)
     fit = sum(1 for size in sizes if size <= MOST_NAMED)
     return list(rows[:fit]), fit < len(rows)
 
 
 def _hidden(verb: Verb, when: When | None, rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """Return the fields that the preview has to bring along: each row by its name and version.
+    """Return the hidden fields of the preview: each row by its name and version.
 
     Conditions could be true of something else by the time that it is confirmed.
     """

@@ -66,9 +66,9 @@ def show() -> str:
 def page_of(
     chosen: Filter, name: str | None, place: Place, limit: int, faults: Faults, *, scan: Scan | None = None
 ) -> tuple[Page[Found[DeadLetter], Place], Sequence[QueueRow] | None]:
-    """Return the letters from *place* on of the queues with *name*, or all, and the counts of all these queues.
+    """Return the letters from *place* on of the queues with *name*, or of all, and the counts of these queues.
 
-    A page looks into no more than MOST_QUEUES; then there are no counts, since others are missing.
+    A page covers no more than MOST_QUEUES. With more queues there are no counts, since they would be incomplete.
     """
     number, offset = place
     part = window(name, number, faults)

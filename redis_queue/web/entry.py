@@ -19,7 +19,7 @@ from redis_queue.web.queues import KINDS
 pages = Blueprint("entry", __name__)
 
 MOST_BYTES: Final = 1024 * 1024
-"""Bytes of a record that is read for the page."""
+"""Most bytes of the record on the page."""
 
 
 @pages.get("/entry")

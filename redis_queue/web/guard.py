@@ -22,10 +22,10 @@ from redis_queue.web.settings import WebSettings
 
 WRONG_IN: Final = 60.0
 MOST_WRONG: Final = 10
-"""So many wrong passwords for a name from one network within :data:`WRONG_IN` seconds are answered."""
+"""Most wrong passwords for a name from one network within :data:`WRONG_IN` seconds."""
 
 MOST_WRONG_FOR_NAME: Final = 50
-"""The same from all networks together; those from which that user came in before are not counted."""
+"""The same from all networks together, except those from which that user has signed in before."""
 
 TOKEN_SECONDS: Final = 12 * 3600
 """How long a form may stay open."""
@@ -62,12 +62,12 @@ LOOKS: Final = ("workers.ask",)
 """What is sent as a form and yet changes nothing that is kept."""
 
 MOST_DIGITS: Final = 12
-"""Digits of the time at which a token ends."""
+"""Most digits of the expiry time of a token."""
 
 COOKIE: Final = "redis_queue_session"
 
 Who = tuple[str, str]
-"""From which network ("" for all), and by which name."""
+"""Network ("" for all) and user name."""
 
 LOCAL: Final = "local"
 """Who acts where nobody has to say a name."""
@@ -107,7 +107,7 @@ class Guard:
 
     @staticmethod
     def _check_form() -> None:
-        # Browsers that say where a form comes from are believed; the token is for those that do not.
+        # These headers decide if the browser sends them; the token protects other browsers.
         if request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
             abort(403, "This form was sent from another site.")
         source = request.headers.get("Origin") or request.headers.get("Referer")
@@ -125,7 +125,7 @@ class Guard:
 
 
 def _host_of(url: str) -> str | None:
-    """Return the host and port of an address, None for what has none: an Origin may be "null"."""
+    """Return host and port of an address; None if it has none, as the Origin "null"."""
     try:
         return _without_default_port(urlsplit(url).netloc)
     except ValueError:
@@ -138,11 +138,11 @@ def _without_default_port(host: str) -> str:
 
 
 class Unknown(Exception):  # noqa: N818 - an answer, not a failure
-    """Nobody that is known: ask for name and password."""
+    """The user is unknown: ask for name and password."""
 
 
 class _Logins:
-    """Names and passwords, and who gave wrong ones."""
+    """Names and passwords, and counts of wrong passwords."""
 
     def __init__(self, users: Mapping[str, str]) -> None:
         self._users = users
@@ -179,7 +179,7 @@ class _Logins:
 
 
 class _Wrong:
-    """When wrong passwords came; the *most* that anybody may have within :data:`WRONG_IN` seconds."""
+    """Times of wrong passwords; at most *most* are allowed within :data:`WRONG_IN` seconds."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -225,17 +225,17 @@ class Cookies(SecureCookieSessionInterface):
 
 
 def form_token() -> str:
-    """Return what a form has to bring along: it is good for this user in this browser, for :data:`TOKEN_SECONDS`."""
+    """Return the token for a form of this user in this browser; it is valid for :data:`TOKEN_SECONDS`."""
     session.setdefault("browser", secrets.token_urlsafe(24))
     return _token(str(int(time.time()) + TOKEN_SECONDS))
 
 
 def _token(ends: str) -> str:
-    """Return the token that ends at *ends*, seconds since the epoch; for what is no time, one that nobody can know."""
+    """Return the token that expires at *ends*, seconds since the epoch; a random one if *ends* is not a time."""
     browser, key = session.get("browser"), str(current_app.secret_key).encode()
     if not isinstance(browser, str) or not (ends.isascii() and ends.isdecimal() and len(ends) <= MOST_DIGITS):
         return secrets.token_urlsafe()
-    # As JSON: no user name can be read as part of another field.
+    # Signed as JSON, so that a user name cannot be taken for part of another field.
     signed = json.dumps(["form", ends, browser, g.user]).encode()
     return f"{ends}.{hmac.new(key, signed, hashlib.sha256).hexdigest()}"
 

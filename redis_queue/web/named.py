@@ -18,10 +18,10 @@ from redis_queue.settings import Settings
 from redis_queue.web.desk import desk
 
 MOST_NAMES: Final = 200
-"""Names that a form offers."""
+"""Most names that a form offers."""
 
 MOST_QUEUES: Final = 200
-"""Queues that one page counts or looks into."""
+"""Most queues that one page counts or looks into."""
 
 
 def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
@@ -43,9 +43,9 @@ def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Queues with dead letters, of a part of all queues: each with its number among all.
+    """Queues with dead letters in one part of all queues, each with its number among all.
 
-    *rows* are the counts of that part, *next* is where the next one begins.
+    *rows* are the counts of that part, *next* is the number at which the next part begins.
     """
 
     queues: Sequence[AnyQueue]
@@ -57,7 +57,7 @@ class Window:
 def window(name: str | None, start: int, faults: Faults) -> Window:
     """Return the queues with *name*, or up to :data:`MOST_QUEUES` of all from number *start* on.
 
-    What is wrong with others goes into *faults*. Raises InvalidNameError.
+    Errors of queues are added to *faults*. Raises InvalidNameError.
     """
     inspector = desk().inspector
     if name is None:
@@ -87,13 +87,13 @@ def queue_of(kind: str, name: str) -> AnyQueue:
 
 
 def reference(queue: AnyQueue, id_: str, version: str = "") -> str:
-    """Return how a form names one message or entry, or one *version* of it."""
+    """Return the reference to one message or entry in a form, or to one *version* of it."""
     known = f"{kind_of(queue)}:{quote(queue.name, safe='')}:{quote(id_, safe='', errors='surrogateescape')}"
     return f"{known}:{version}" if version else known
 
 
 def referred(rows: Iterable[str]) -> Iterator[tuple[AnyQueue, str, str]]:
-    """Yield what :func:`reference` was made of, each id once."""
+    """Yield the parts of references (see :func:`reference`), each id once."""
     queues: dict[tuple[str, str], AnyQueue] = {}
     seen: set[tuple[str, str, str]] = set()
     for row in rows:

@@ -24,10 +24,10 @@ pages = Blueprint("overview", __name__)
 MINUTES = 60
 RECENT = 5
 MOST_RECENT_OF = 20
-"""Queues that are asked for their last dead letters."""
+"""Most queues whose last dead letters are read."""
 
 MOST_PLOTS = 20
-"""DelayQueues whose charts are shown."""
+"""Most DelayQueues whose charts are shown."""
 
 
 @pages.get("/")
@@ -55,7 +55,7 @@ def show() -> str:
 
 def _plots(name: str) -> list[dict[str, Any]]:
     try:
-        # What dispatchers did is kept beside the first shard.
+        # The counts of dispatchers are stored with the first shard.
         queue = desk().inspector.open(Known("delay", name, Settings().max_deliveries, 1))
         assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
         minutes, total = queue.minutes(MINUTES), queue.dispatches()
@@ -80,12 +80,12 @@ def _plots(name: str) -> list[dict[str, Any]]:
 
 
 def _recent(rows: Sequence[QueueRow], known: Sequence[Known]) -> list[tuple[str, str, datetime, str, str]]:
-    """Return the last few dead letters of the queues with most of them: kind, queue, when, id, reason."""
+    """Return the last few dead letters of the queues with most of them: kind, queue, time, id, reason."""
     dead = [(row, one) for row, one in zip(rows, known, strict=True) if row.dead and not row.error]
     dead.sort(key=lambda pair: -pair[0].dead)
     found: list[tuple[str, str, datetime, str, str]] = []
     for row, one in dead[:MOST_RECENT_OF]:
-        # The page of dead letters says what is wrong with one that cannot be read.
+        # The page of dead letters shows the errors of unreadable queues.
         with Faults().of(one.kind, one.name):
             queue = desk().inspector.open(one)
             letters = queue.dead_letters(offset=max(0, row.dead - RECENT), limit=RECENT, max_bytes=0)

@@ -18,7 +18,7 @@ pages = Blueprint("queues", __name__)
 KINDS: Final = ("queue", "delay")
 NEXT: Final = 20
 NEXT_BYTES: Final = 256 * 1024
-"""Bytes that are read of the next messages: their records say when they were put."""
+"""Most bytes read of the next messages; their records contain the time of the put."""
 ROWS: Final = 50
 MOST_OFFSET: Final = 10_000_000
 

@@ -41,13 +41,17 @@ class WebSettings:
     def __post_init__(self) -> None:
         self._check_users()
         if self.hosts is not None and not self.hosts:
-            raise ConfigurationError("hosts is empty: nobody could get in; leave it out, or name some")
+            raise ConfigurationError("hosts is empty, so every request would be refused: leave it out, or give names")
         if isinstance(self.hosts, str):
-            raise ConfigurationError(f"hosts={self.hosts!r}: give a list of names")
+            raise ConfigurationError(f"hosts={self.hosts!r}: must be a list of names")
         if self.secret_key is not None and len(self.secret_key) < MIN_SECRET:
-            raise ConfigurationError(f"secret_key is shorter than {MIN_SECRET} characters")
+            raise ConfigurationError(
+                f"secret_key: must have at least {MIN_SECRET} characters, got {len(self.secret_key)}"
+            )
         if len(self.label) > MAX_LABEL:
-            raise ConfigurationError(f"label {self.label[:MAX_LABEL]!r}... is longer than {MAX_LABEL} characters")
+            raise ConfigurationError(
+                f"label={self.label[:MAX_LABEL]!r}...: must have at most {MAX_LABEL} characters, got {len(self.label)}"
+            )
         _ = self.zone
 
     def _check_users(self) -> None:
@@ -63,7 +67,7 @@ class WebSettings:
 
     @property
     def zone(self) -> tzinfo:
-        """The zone in which pages are written; a browser may write its own over it."""
+        """The time zone of pages; the browser may replace it with its own."""
         if self.timezone is None:
             return timezone.utc
         try:

@@ -32,7 +32,7 @@ _BEARER = re.compile(r"\b(Bearer|Basic)\s{1,8}[\w.~+/-]{6,}=*", re.IGNORECASE)
 
 
 FORMS: Final = {"second": "%Y-%m-%d %H:%M:%S", "minute": "%d %b %H:%M", "day": "%a %d %b %H:%M", "clock": "%H:%M"}
-"""How a time point is written; static/zone.js knows the same."""
+"""Formats of times; static/zone.js has the same."""
 
 
 def moment(at: datetime | None, form: str = "second", *, zone: tzinfo = timezone.utc) -> str:
@@ -90,7 +90,7 @@ def body(value: Any) -> str:
 
 
 def left_out(value: Any) -> str:
-    """Return what to write in place of a body that was not read; "" for one that was."""
+    """Return the text in place of a body that was not read; "" for one that was."""
     return f"{value.size:,} bytes, too large to be read here" if isinstance(value, Unread) else ""
 
 

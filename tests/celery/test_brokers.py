@@ -284,7 +284,7 @@ class TestAForbiddenDestination:
         letters = delayed.queue.dead_letters()
         assert {bad.get(letter.id) for letter in letters} == set(FORBIDDEN)
         assert [letter.deliveries for letter in letters] == [1] * len(bad)
-        assert all("is not for tasks" in letter.reason for letter in letters)
+        assert all("is reserved" in letter.reason for letter in letters)
         told = [record for record in caplog.records if record.levelname == "ERROR"]
         assert sum(record.count for record in told) == len(bad)  # type: ignore[attr-defined]
         assert broker.take_ids(other.app.conf.task_default_queue) == [good]
@@ -348,7 +348,7 @@ class TestAForbiddenDestination:
         release.run()
 
         assert (release.released, list(release.refused)) == (0, [id_])
-        assert "is not for tasks" in release.refused[id_]
+        assert "is reserved" in release.refused[id_]
 
 
 def test_a_queue_of_the_configuration_may_be_called_anything(broker: Broker, redis_url: str) -> None:

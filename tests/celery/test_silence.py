@@ -99,7 +99,7 @@ class TestTheWakeUp:
             wait_until(
                 lambda: listeners(client) - others - first, timeout=10, description="another subscription in its place"
             )
-        assert "the wake-up subscription is silent" in caplog.text
+        assert "the wake-up subscription does not answer" in caplog.text
 
     def test_stays_while_it_answers(self, app: Celery, client: redis.Redis) -> None:
         app.conf.redis_queue_dispatch_interval = 1.0

@@ -317,7 +317,7 @@ class TestTransfer:
         ("line", "reason"),
         [
             ({"destination": "{redis_queue:queue:orders}:ready"}, "list '{redis_queue:queue:orders}:ready' is not for"),
-            ({"destination": "celery-task-meta-1"}, "list 'celery-task-meta-1' is not for tasks"),
+            ({"destination": "celery-task-meta-1"}, "list 'celery-task-meta-1' is reserved: use another name"),
             ({"destination": "elsewhere"}, ""),
         ],
         ids=["a list of redis_queue", "a result", "any list"],

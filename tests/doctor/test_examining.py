@@ -68,7 +68,7 @@ def test_a_worker_that_does_not_dispatch_is_named(fleet: Fleet) -> None:
         said = found(delayed, ask=True)["dispatchers"]
 
     assert said.severity == "error"
-    assert "none of the workers that run dispatches: " in said.found
+    assert "none of the running workers dispatches: " in said.found
     assert "@" in said.found
     assert "DelayedTasks(app)" in said.advice
     assert "start a worker" not in said.advice

@@ -72,7 +72,7 @@ def test_queues_are_paged_and_searched(crowded: redis.Redis) -> None:
     ]
     assert "2 queues match." in found.text
     overview = browser.get("/")
-    assert f"{NAMES + 2 - 200:,} more are among all queues" in overview.text
+    assert f"{NAMES + 2 - 200:,} more are listed under all queues" in overview.text
 
 
 def test_dead_letters_of_the_last_queue_are_found_page_by_page(crowded: redis.Redis) -> None:

@@ -35,7 +35,7 @@ class AmqpBroker(Broker):
     conflicts = (PreconditionFailed, AccessRefused, ResourceLocked)
 
     def __init__(self, app: Celery, connection: Any, lease: float) -> None:
-        # Before the first channel: without it each wait for an answer but that for confirms has no end.
+        # Set before the first channel opens: otherwise only waits for confirms have a timeout.
         timeout = connection.transport_options.get("read_timeout") or socket_timeout(lease)
         connection.connection.transport.sock.settimeout(timeout)
         super().__init__(app, connection)
@@ -83,7 +83,7 @@ class AmqpBroker(Broker):
             entity(channel).declare()
 
     def make_queue(self, queue: Any) -> None:
-        """Make *queue* unless it is there, whatever it is like, and bind it to nothing."""
+        """Create *queue* without bindings, unless a queue of that name exists, whatever its attributes."""
         if queue.no_declare:
             return
         try:

@@ -34,7 +34,7 @@ class UnroutableError(LookupError):
 
 
 MOST_DECLARED: Final = 10_000
-"""Declarations that one connection remembers."""
+"""Most declarations that one connection remembers."""
 
 
 class Broker:
@@ -44,7 +44,7 @@ class Broker:
     shares_store: bool = False
     #: Messages between two looks at the time: a slow broker must not outlast the leases.
     at_once: int = 20
-    #: How a broker says that something with that name is there and is not like it.
+    #: Errors of a broker for a declaration that differs from the existing queue or exchange.
     conflicts: tuple[type[Exception], ...] = (NotEquivalentError,)
 
     def __init__(self, app: Celery, connection: Any) -> None:
@@ -76,15 +76,15 @@ class Broker:
         return []
 
     def check(self, entry: Entry, envelope: Envelope) -> None:  # noqa: ARG002 - others look at the entry, too
-        """Raise ForbiddenDestinationError where *entry*, which holds *envelope*, may not be sent where it says."""
+        """Raise ForbiddenDestinationError if the destination of *entry*, which holds *envelope*, is not allowed."""
         self.destinations.check(envelope)
 
     def declare(self, envelope: Envelope) -> None:
         """Declare what *envelope* needs, once per connection.
 
-        Queues of the app's configuration are declared as that says. What differs in the broker is used as it is, since
-        it belongs to whoever made it. A queue that the app does not know is made where it is missing, as its sender
-        declared it, and bound to nothing, unless the setting allows that.
+        Queues of the app's configuration are declared as configured. Existing queues with other attributes are used as
+        they are. A missing queue that the app does not know is created as its sender declared it, but without bindings
+        unless ``redis_queue_allowed_queues`` allows them.
         """
         for item, key in self._needs(envelope):
             if key not in self._declared:
@@ -127,13 +127,13 @@ class Broker:
         entity(self.channel).declare()
 
     def make_queue(self, queue: Any) -> None:
-        """Make *queue* unless it is there, and bind it to nothing."""
+        """Create *queue* without bindings, unless it exists."""
         if not queue.no_declare:
             queue(self.channel).queue_declare()
 
     @staticmethod
     def _needs(envelope: Envelope) -> list[tuple[Any, str]]:
-        """Return what has to exist before *envelope* is published, each with a key."""
+        """Return the queues and exchanges that *envelope* needs before it is published, each with a key."""
         needed = envelope.declare or ([] if envelope.exchange else [envelope.routing_key])
         return [(item, f"{bool(envelope.exchange)} {item!r}") for item in needed]
 
@@ -173,7 +173,7 @@ class Broker:
 
         Raises UnroutableError if it leads nowhere: its transport would drop the message.
         """
-        # An exchange that this process did not declare is of the type that its sender knew.
+        # If this process did not declare the exchange, use the type that the sender gave.
         known = exchange_type(envelope.declare, envelope.exchange)
         channel, kind = self.channel, self.channel.typeof(envelope.exchange, known)
         if kind.type == "fanout":

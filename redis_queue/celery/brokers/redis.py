@@ -92,13 +92,13 @@ class RedisBroker(Broker):
         return self.destinations.lists(self.names)
 
     def check(self, entry: Entry, envelope: Envelope) -> None:
-        """Raise ForbiddenDestinationError where *entry*, which holds *envelope*, may not be sent where it says."""
+        """Raise ForbiddenDestinationError if the destination of *entry*, which holds *envelope*, is not allowed."""
         if entry.destination is not None:
             self.destinations.check_list(entry.destination, self.names)
         super().check(entry, envelope)
 
     def make_queue(self, queue: Any) -> None:
-        """Do nothing: a list is made by the first message."""
+        """Do nothing: the first message creates the list."""
 
     def declare_entity(self, entity: Any) -> None:
         """Declare one queue or exchange, and remember how long its lists live."""

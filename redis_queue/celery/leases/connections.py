@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from celery import Celery
 
 SWEEP_LIMIT: Final = "unacked_restore_limit"
-"""The transport option that says how many expired messages one look returns; None is all, 0 none."""
+"""Transport option: how many expired messages kombu puts back per look; None is all, 0 none."""
 
 
 def prepare_connections(app: Celery) -> None:
-    """Let every connection that *app* makes to a Redis broker from now on have timeouts and return no expired messages.
+    """Give later connections of *app* to a Redis broker timeouts, and let them put back no expired messages.
 
-    kombu returns them on each connection that consumes anything, be it the replies to a ping, by the clock of its host.
+    kombu puts them back on each connection that consumes, even for the replies to a ping, by the clock of its host.
     """
     for name in ("connection_for_read", "connection_for_write"):
         setattr(app, name, _prepared(getattr(app, name)))
@@ -33,7 +33,7 @@ def prepare_connections(app: Celery) -> None:
 def check_broker(app: Celery) -> None:
     """Raise ConfigurationError if the workers of *app* may change from one Redis to another while they hold messages.
 
-    What they hold on the one can be neither renewed nor settled on the other. Several Sentinels of one set are one.
+    Messages that they hold on one can be neither renewed nor settled on the other. Sentinels of one set count as one.
     """
     connection = app.connection_for_read()
     urls = sorted({url.strip() for url in connection.alt if url.strip()})
@@ -50,7 +50,7 @@ def _is_one_redis(transport: Any) -> bool:
 
 
 def worker_connection(app: Celery, heartbeat: float | None) -> Any:
-    """Return a connection, not open yet, for the consumer of a worker, which does return expired messages."""
+    """Return an unopened connection for the consumer of a worker, which does put back expired messages."""
     connection = app.connection_for_read(heartbeat=heartbeat)
     if SWEEP_LIMIT in connection.transport_options:
         connection.transport_options[SWEEP_LIMIT] = app.conf.broker_transport_options.get(SWEEP_LIMIT)

@@ -87,7 +87,7 @@ class Fetch:
             try:
                 score, *found = self._send("EVAL", self._script.source, *arguments)
             except redis.exceptions.NoPermissionError as error:
-                # An error of the connection to kombu: the worker tries again.
+                # kombu treats this as a connection error: the worker tries again.
                 raise translate(error) from error
         rows = zip(found[::2], found[1::2], strict=True)
         return Fetched(since, float(score), [(row[0], row[1], f"{tag}{n}") for n, row in enumerate(rows, 1)])
@@ -242,9 +242,9 @@ class FetchingChannel(Channel):
         try:
             payload = loads(bytes_to_str(item))
             payload["properties"]["delivery_tag"] = tag
-            # Whoever puts it back makes an integer of its priority: of a decimal with an exponent one of any size.
+            # Putting it back makes the priority an integer: for a decimal with an exponent one of any size.
             if isinstance(payload["properties"].get("priority"), Decimal):
-                raise TypeError("the priority is a decimal")
+                raise TypeError("priority: expected an integer, got a decimal")
             self._get_message_priority(payload)
             # What ends in an error here would end the worker, and the next one that gets it.
             message = self.Message(payload, channel=self)

@@ -44,16 +44,16 @@ LONGEST_PAUSE: Final = 30.0
 """Seconds between two of them at most, and never more than between two renewals."""
 
 STALE: Final = 2 / RENEWALS
-"""Share of the visibility timeout without a renewal after which another keeper takes the place of one that hangs."""
+"""Share of the visibility timeout without a renewal after which a hanging keeper is replaced."""
 
 STALE_AT_LEAST: Final = 10.0
-"""Least seconds of it: on a busy machine a keeper may take some to connect."""
+"""Least seconds without a renewal before that: on a busy machine a keeper may connect slowly."""
 
 LOOKS: Final = 12
-"""Looks at the last renewal per visibility timeout."""
+"""Checks of the last renewal per visibility timeout."""
 
 LONGEST_LOOK: Final = 5.0
-"""Most seconds between two of them."""
+"""Most seconds between two checks."""
 
 GRACE: Final = 2.0
 """Seconds that a keeper has to end by itself."""
@@ -182,7 +182,7 @@ class Keeping:
             self._records.settle(tag)
 
     def close(self) -> None:
-        """End the keeper, within a few seconds whatever it waits for."""
+        """End the keeper within a few seconds, even if it hangs."""
         self._closed.set()
         with self._lock:
             process, self._process = self._process, None
@@ -294,12 +294,12 @@ class Keeping:
             self._tell(write_line(tag, renewed.score if held.told_at < renewed.at else held.score))
 
     def _watch(self) -> None:
-        """Kill a keeper that neither renews nor says why, so that another one takes its place."""
+        """Kill a keeper that neither renews nor reports why, so that it is replaced."""
         looked_at = time.monotonic()
         while not self._closed.wait(self._look):
             now = time.monotonic()
             if now - looked_at > 2 * self._look:
-                # This process stood still, and nothing is renewed for one that is stopped.
+                # This process was stopped, and a keeper does not renew for a stopped worker.
                 self._heard_at = now
             looked_at = now
             process, silent = self._process, now - max(self._heard_at, self._board.read().at)

@@ -34,7 +34,7 @@ REMEMBER: Final = 7 * 86400
 """Seconds for which the starts of a task are kept if it never ends."""
 
 MOST_HOST: Final = 255
-"""Characters of a host's name, as DNS has it."""
+"""Most characters of a host name, as in DNS."""
 
 task_poisoned: Final = Signal(name="task_poisoned", providing_args={"task_id", "deliveries", "exception"})
 """Sent by a worker that makes a dead letter of a task; the sender is the task. ``task_failure`` is sent as well."""
@@ -88,8 +88,8 @@ class DeliveryLimit:
     def bury(self, consumer: Any, message: Any, task: Any, starts: list[dict[str, Any]]) -> bool:
         """Make a dead letter of *message*, mark its task as failed, and settle the message.
 
-        What is stored under its id stays: then the dead letter gets an id of its own. False: there is no dead letter,
-        which is in the log, and the message is still held.
+        An entry that is stored under its id is kept: then the dead letter gets another id. Returns False if the dead
+        letter could not be stored; this is logged, and the message is still held.
         """
         task_id = str(message.headers["id"])
         deliveries = len(starts) + 1
@@ -97,7 +97,7 @@ class DeliveryLimit:
         reason = f"its worker died {deliveries} times: at the first delivery, then on {places}"
         try:
             buried = self._store_dead(message, task_id, reason, deliveries)
-            why = "other entries have its ids"
+            why = "other entries already have all ids that it could get: redrive or delete them"
         except RedisQueueError as failure:
             buried, why = False, str(failure)
         if not buried:
@@ -182,7 +182,7 @@ def _counted(app: Celery, delivery_info: Any) -> DeliveryLimit | None:
 
 
 def count_starts() -> None:
-    """Let the workers of this process count the starts of redelivered tasks of apps with TaskLeases; once is enough."""
+    """Count the starts of redelivered tasks in this process, for apps with TaskLeases; no-op if already installed."""
     signals.task_prerun.connect(_count_start, weak=False, dispatch_uid="redis_queue_count_start")
     signals.task_postrun.connect(_forget_starts, weak=False, dispatch_uid="redis_queue_forget_starts")
     signals.task_revoked.connect(_forget_revoked, weak=False, dispatch_uid="redis_queue_forget_revoked")

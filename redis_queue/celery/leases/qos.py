@@ -29,7 +29,7 @@ SWEEP: Final = 60.0
 """Most seconds between two of them."""
 
 LOOK: Final = 10.0
-"""Most seconds until a channel looks for messages though nobody told it of any, and so whether it would be told."""
+"""Most seconds until a channel looks for messages without a wake-up, and checks that wake-ups still reach it."""
 
 MUTEX_EXPIRE: Final = 20.0
 """Most seconds for which nobody else looks if a worker dies while it does.
@@ -118,7 +118,7 @@ class LeasedQoS(QoS):
         virtual.QoS.ack(self, delivery_tag)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """Return what was not settled, as the channel closes."""
+        """Give back unsettled messages when the channel closes."""
         try:
             super().restore_unacked_once(stderr)
         finally:

@@ -1,4 +1,4 @@
-"""What the workers of a broker have in flight, in kombu's own format."""
+"""Records of messages in flight, in kombu's own format."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from redis_queue.scripts import BoundScript, DirectLink, load
 
 
 class Records:
-    """The in-flight records of one broker. A call whose reply does not come is sent again on a new connection.
+    """The in-flight records of one broker. A call without a reply is repeated on a new connection.
 
-    Works without the permission to load scripts, too, in more commands. Raises the errors of redis-py, which kombu and
-    Celery know.
+    Works without the permission to run scripts, too, then with more commands. Raises the errors of redis-py, which
+    kombu and Celery handle.
     """
 
     def __init__(self, client: redis.Redis, in_flight: InFlight) -> None:
@@ -29,15 +29,15 @@ class Records:
 
     @classmethod
     def of(cls, channel: Any) -> Records:
-        """Return those of the broker behind kombu's *channel*."""
+        """Return the records of the broker of kombu's *channel*."""
         return cls(client_of(channel), InFlight.of(channel))
 
     def add(self, tag: str, record: str) -> float:
-        """Write the *record* of a message that was popped; return the time of Redis from which its lease counts."""
+        """Write the *record* of a popped message; return the Redis time at which its lease begins."""
         try:
             return float(_call(self._record, now=0, tag=tag, record=record))
         except redis.exceptions.NoPermissionError:
-            # The message stands nowhere else by now.
+            # No other copy of the message exists now.
             seconds, microseconds = self._client.time()
             score = seconds + microseconds / 1e6
             with self._client.pipeline() as pipe:

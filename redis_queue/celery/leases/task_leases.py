@@ -26,8 +26,8 @@ class TaskLeases:
 
     On a Redis broker a task may then run for longer than ``visibility_timeout`` and still runs once, so the timeout can
     be short: 60 brings the tasks of a killed worker back in at most 90 s. Give all apps on one broker the same, and
-    lower it only once all their workers renew; it is left as it is here. ``task_acks_late`` and
-    ``task_reject_on_worker_lost`` are True unless the app, or a task, says otherwise.
+    lower it only once all their workers renew; TaskLeases does not change it. ``task_acks_late`` and
+    ``task_reject_on_worker_lost`` are True unless the app, or a task, sets them.
 
     On any broker, a task that takes its worker down ``redis_queue_max_deliveries`` times (5; a task may have its own
     ``max_deliveries``) is not run again: it becomes a dead letter of the app's DelayQueue, and its state is FAILURE.

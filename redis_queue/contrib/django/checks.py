@@ -22,7 +22,7 @@ _SETTING: Final = re.compile(rf"\b{NAMESPACE}(\w+)")
 
 
 def _in_django(app: Celery, name: str) -> str:
-    """Return what the setting *name* is called in the settings of Django, from which *app* reads its own."""
+    """Return the name of the setting *name* in the settings of Django, from which *app* reads."""
     return f"{app.conf.prefix or 'CELERY_'}{NAMESPACE}{name}".upper()
 
 

@@ -11,7 +11,7 @@
 -- ARGV[3] record     without version and time
 -- ARGV[4] deliveries that it had
 -- ARGV[5] reason     kept with it
--- ARGV[6] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
+-- ARGV[6] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
 --
 -- Returns {1 if the queue is new, 1 = stored, 0 = an entry with this id waits or is in flight: nothing was stored}
 -- O(log dead)

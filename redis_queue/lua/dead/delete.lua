@@ -5,9 +5,9 @@
 -- KEYS[3] leases     HASH  id -> deliveries
 -- KEYS[4] errors     HASH  id -> last reason
 -- KEYS[5] slot       STRING number and outcome of this caller's last call
--- ARGV[1] latest     ms; what died later stays, 0 = whenever it died
--- ARGV[2] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
--- ARGV[...] ids      of dead letters; others are passed over
+-- ARGV[1] latest     ms; letters that died later are kept; 0 = delete at any age
+-- ARGV[2] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
+-- ARGV[...] ids      of dead letters; others are skipped
 --
 -- Returns flags: 1 = deleted, 0 = was not dead, or died later.
 -- O(ids * log dead)

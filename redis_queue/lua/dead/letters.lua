@@ -9,7 +9,7 @@
 -- ARGV[3] budget     bytes of records to return; in place of one that does not fit its size is
 --
 -- Returns {1 if it stopped before the limit, id, time it died, deliveries, reason, record, "" or size, ...}.
--- Stops after the letter that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
+-- Stops after the letter that makes 1 MiB, and reads none after it: one call never blocks Redis for long.
 -- O(log dead + limit)
 local dead, records, leases, errors = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local offset, limit, budget = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])

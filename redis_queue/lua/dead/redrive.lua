@@ -12,7 +12,7 @@
 -- ARGV[2] after      ms from now until the first one
 -- ARGV[3] gap        ms between one and the next, may be a fraction
 -- ARGV[4] listed     1 = a queue with a ready list, 0 = only the sorted set
--- ARGV[5] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
+-- ARGV[5] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
 -- ARGV[...] ids      of dead letters; others are passed over
 --
 -- Returns flags: 1 = alive again, 0 = was not dead, or has no record any more

@@ -9,7 +9,7 @@
 -- KEYS[4] slot       STRING number and outcome of this caller's last call
 -- KEYS[5] wake       CHANNEL told when something is due earlier than all before
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
+-- ARGV[2] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
 -- ARGV[...] found    for each: id, due time in ms, key, index, place, score, element, record ("" = only take it out).
 --                    Without an index, key is a list and place a position in it; else key is a hash, place a field of
 --                    it, and index a sorted set in which the field has this score ("" = none)

@@ -6,11 +6,11 @@
 -- KEYS[4] errors     HASH  id -> last reason
 -- KEYS[5] dead       ZSET  id -> time it died (ms)
 -- KEYS[6] slot       STRING number and outcome of this caller's last call
--- ARGV[1] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
+-- ARGV[1] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
 -- ARGV[...] ids      to cancel
 --
--- Returns flags: 1 = cancelled, it will never run; 2 = taken out, but it was claimed before, and who held it may have
--- done its work, also where that delivery did not count; 0 = unknown id, or claimed already.
+-- Returns flags: 1 = cancelled, it will never run; 2 = taken out, but it was claimed before (even if that delivery was
+-- not counted), so its work may have been done; 0 = unknown id, or claimed now.
 -- O(ids * log waiting)
 local records, waiting, leases, errors, dead, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local sequence = ARGV[1]
@@ -31,7 +31,7 @@ for i, id in ipairs(ids) do
   local place = redis.call('ZSCORE', waiting, id) and waiting or redis.call('ZSCORE', dead, id) and dead
   if place then
     local deliveries = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
-    -- Given back uncounted, with a reason: a broker that did not answer may have it.
+    -- Given back uncounted, with a reason: the broker may have it although it did not answer.
     if redis.call('HEXISTS', errors, id) == 1 then deliveries = deliveries + 1 end
     redis.call('HDEL', records, id)
     redis.call('HDEL', leases, id)

@@ -13,11 +13,11 @@
 -- ARGV[4] older_than only what has been due for so many ms; below 0 = what will be due by then, too
 -- ARGV[5] within     only what fell due within the last so many ms; 0 = however long ago
 -- ARGV[6] nonce      new for every call, part of the token
--- ARGV[7] sequence   number of the claim, grows by caller; the same again: what it claimed, a lower one: refused
+-- ARGV[7] sequence   number of the claim, grows per caller; a repeat gets the same claim, a lower one is refused
 --
 -- Returns {token, end of the lease, 1 = there may be more, then id, deliveries, due time and record of each entry}.
 -- Token "" = nothing due, "+" = only unreadable entries were found and moved out of the way: claim again.
--- Stops after the entry that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
+-- Stops after the entry that makes 1 MiB, and reads none after it: one call never blocks Redis for long.
 -- O(limit * log waiting)
 local meta, records, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local leases, quarantine, slot = KEYS[5], KEYS[6], KEYS[7]

@@ -1,7 +1,7 @@
 -- Move due entries that have a destination into that list of the same Redis.
 --
--- Destinations stand in the entries, so this script writes keys that it does not declare; it must not be called on
--- Redis Cluster. Who stores an entry chooses its destination: the caller says which lists may be written.
+-- Destinations are in the entries, so this script writes keys that it does not declare; it must not be called on
+-- Redis Cluster. A client that stores an entry chooses its destination; the caller restricts the lists.
 -- KEYS[1] meta       HASH  schema
 -- KEYS[2] records    HASH  id -> record
 -- KEYS[3] waiting    ZSET  id -> due time (ms)
@@ -10,7 +10,7 @@
 -- KEYS[6] quarantine LIST  unreadable records
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] limit      most entries to look at
--- ARGV[3] offset     due entries to pass over: those that an earlier call saw and passed over
+-- ARGV[3] offset     due entries to skip: those that an earlier call skipped
 -- ARGV[4] within     only what fell due within the last so many ms; 0 = however long ago
 -- ARGV[5] nonce      new for every call; with a number behind it, the tag of one message
 -- ARGV[6] lists      number of lists that may be written; -1 = all
@@ -19,9 +19,9 @@
 --
 -- Returns {1 = there may be more, moved, passed over, microseconds until the next waiting entry is due (-1 = none)}
 -- and, if any was moved, how many ms late they were: the sum, the worst, how many in each bucket of
--- redis_queue.dispatching. Passed over, and left as they are: entries without a destination, those whose destination is
--- not a list or may not be written, messages that have to be read first. Broken records go to quarantine. None of these
--- keeps others from moving. A second call moves others. When Redis is full nothing is moved, and the error says so.
+-- redis_queue.dispatching. Skipped and left unchanged: entries without a destination, with a destination that is not a
+-- list or may not be written, and messages that have to be decoded first. Unreadable records go to quarantine. None of
+-- these blocks the others. When Redis is full nothing is moved, and the error says so.
 -- Stops after the entry that makes 1 MiB: one call never blocks Redis for long.
 -- O(limit * log waiting)
 local meta, records, waiting, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -31,7 +31,7 @@ local nonce, lists = ARGV[5], tonumber(ARGV[6])
 local SCHEMA, FIRST, MOST, MOST_CODES, MAX_ID, MAX_BYTES, LARGE = 1, 130, 315619200000, 500, 1020, 1048576, 4096
 local more = {unpack(ARGV, 7)}
 
--- What each destination is: a list that may not be written is none.
+-- Caches for each destination whether it is a list that may be written.
 local kinds, codes, phrases = setmetatable({}, {__index = function() return lists >= 0 and 'barred' end}), {}, 0
 for i, item in ipairs(more) do
   if i <= lists then kinds[item] = false else codes[string.char(FIRST + phrases)], phrases = item, phrases + 1 end
@@ -52,7 +52,7 @@ local function unpacked(record, from, id, tag)
     end
     text = table.concat(parts)
   end
-  -- No writer of JSON escapes letters, unless it has something to hide.
+  -- JSON encoders do not escape letters, so an escaped one may hide "__type__".
   local hides = string.find(text, '\\u00', 1, true) and string.find(text, '\\u00[2-7]')
   return not hides and count < MOST_CODES and not string.find(text, '"__type__"', 1, true) and text
 end

@@ -5,7 +5,7 @@
 -- KEYS[3] dispatchers HASH  name -> "<ms when it was seen> <JSON>"
 -- KEYS[4] slot        STRING number and outcome of this caller's last call
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] sequence   number of the call, grows by caller; the same again changes nothing, a lower one is refused
+-- ARGV[2] sequence   number of the call, grows per caller; a repeat changes nothing, a lower one is refused
 -- ARGV[3] sent       entries sent
 -- ARGV[4] failed     entries that could not be sent
 -- ARGV[5] sum        of their lateness in ms

@@ -13,7 +13,7 @@
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] on_conflict  replace, keep, error; of one entry also own: replace only a record that has the mark in it, or
 --                      a number: replace only one without the mark that was stored so many ms ago or earlier
--- ARGV[3] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
+-- ARGV[3] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
 -- ARGV[...] entries  id, delay in ms, due time in ms (0 = use the delay), mark ("" is in none), record; five for each
 --
 -- Returns {1 if the queue is new, flags}: per entry 1 = stored, 2 = replaced one that was there (its holder, if any,
@@ -46,7 +46,7 @@ redis.call('HLEN', errors)
 redis.call('ZCARD', dead)
 local notes = redis.call('ZCARD', revoked) > 0 and on_conflict ~= 'own'
 
--- No other case needs more of a record than that it is there.
+-- In all other cases it only matters whether a record exists.
 local age = tonumber(on_conflict)
 local one = (age or on_conflict == 'own') and redis.call('HGET', records, entries[1])
 local ids = {}

@@ -8,7 +8,7 @@
 -- ARGV[3] delay      ms from now
 -- ARGV[4] due        ms; 0 = use the delay
 -- ARGV[5] expected   ms; change nothing unless it is due then; 0 = whenever it is due
--- ARGV[6] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
+-- ARGV[6] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
 --
 -- Returns 1 = changed, 0 = unknown id, claimed already, or due at another time.
 -- O(log waiting)

@@ -1,10 +1,10 @@
--- Note that task ids were revoked, so that a newer call under one of them is known as such.
+-- Note that task ids were revoked, so that a newer call with the same id can be recognised.
 --
 -- KEYS[1] revoked    ZSET  id -> when it was revoked, id and call -> when that call was stored since (ms)
 -- KEYS[2] slot       STRING number and outcome of this caller's last call
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] age        ms after which a note is forgotten
--- ARGV[3] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
+-- ARGV[3] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
 -- ARGV[...] ids      that were revoked
 --
 -- Returns how many old notes were forgotten, 200 and two for each id at most.

@@ -10,7 +10,7 @@
 -- ARGV[3] tag        beginning of the tags; a number follows
 -- ARGV[...] lists    list, JSON of exchange and routing key, ...; first come, first served
 --
--- Stops after the message that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
+-- Stops after the message that makes 1 MiB, and reads none after it: one call never blocks Redis for long.
 -- Returns {the time, number of the list, message, number of the list, message, ...}; tags are counted from 1.
 -- O(lists + messages * log index)
 local index, unacked = KEYS[1], KEYS[2]

@@ -1,4 +1,4 @@
--- Take a message that was worked on out of what kombu's Redis transport has in flight.
+-- Remove the in-flight record of a settled message of kombu's Redis transport.
 --
 -- KEYS[1] index    ZSET  delivery tag -> time from which the visibility timeout counts (s)
 -- KEYS[2] unacked  HASH  delivery tag -> message, exchange and routing key as JSON

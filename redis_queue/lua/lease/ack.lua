@@ -6,7 +6,7 @@
 -- KEYS[4] leases     HASH  id -> "<deliveries> <token>"
 -- KEYS[5] errors     HASH  id -> last reason
 -- KEYS[6] slot       STRING number and outcome of this caller's last call
--- ARGV[1] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
+-- ARGV[1] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
 -- ARGV[...] held     id, token; two for each
 --
 -- Returns flags: 1 = finished, 0 = lease lost, nothing changed.

@@ -6,7 +6,7 @@
 -- KEYS[4] errors     HASH  id -> last reason
 -- KEYS[5] slot       STRING number and outcome of this caller's last call
 -- ARGV[1] limit      most ids
--- ARGV[2] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
+-- ARGV[2] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
 --
 -- Returns how many were deleted, the next to be claimed, due or oldest before all others.
 -- O(limit * log N)

@@ -6,7 +6,7 @@
 -- ARGV[3] budget     bytes to return; of a record that does not fit only what stands before its raw bytes is
 --
 -- Returns {1 if it stopped before the limit, "<ms> <id length> <reason length>\n<id><reason><raw>", its bytes, ...}
--- Stops after the record that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
+-- Stops after the record that makes 1 MiB, and reads none after it: one call never blocks Redis for long.
 -- O(limit * (offset + limit))
 local quarantine = KEYS[1]
 local offset, limit, budget = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])

@@ -9,10 +9,10 @@
 -- KEYS[7] dead       ZSET  id -> time it died (ms)
 -- KEYS[8] wake       LIST  at most one token
 -- KEYS[9] slot       STRING number and outcome of this caller's last call
--- ARGV[1] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
+-- ARGV[1] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
 -- ARGV[2] now        ms; 0 = the server's TIME
 -- ARGV[3] delay      ms; 0 = at once, before all others
--- ARGV[4] reason     kept with the message; "" keeps the one before
+-- ARGV[4] reason     stored with the message; "" keeps the previous one
 -- ARGV[5] max_deliveries  1 = dead now, 0 = never dead
 -- ARGV[6] counted    0 = this delivery does not count
 -- ARGV[7] listed     1 = a queue with a ready list, 0 = only the sorted set

@@ -1,4 +1,4 @@
--- Tell which record each id has, by the record's first line: its time and its lengths.
+-- Return the version of each id's record: its first line, with its time and lengths.
 --
 -- KEYS[1] records    HASH  id -> record
 -- ARGV[...] ids      of messages or entries

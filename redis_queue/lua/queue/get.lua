@@ -13,12 +13,12 @@
 -- ARGV[2] lease      length in ms
 -- ARGV[3] limit      most messages to claim
 -- ARGV[4] nonce      new for every call, part of the token
--- ARGV[5] sequence   number of the claim, grows by caller; the same again: what it claimed, a lower one: refused
+-- ARGV[5] sequence   number of the claim, grows per caller; a repeat gets the same claim, a lower one is refused
 --
 -- Returns {token, end of the lease, ms until the next delayed message or expired lease (-1 = none), then id,
 -- deliveries and record of each message}. Token "" = nothing ready, "-" = paused, "+" = only unreadable messages were
 -- found and moved out of the way: claim again.
--- Stops after the message that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
+-- Stops after the message that makes 1 MiB, and reads none after it: one call never blocks Redis for long.
 -- O(limit * log in flight)
 local meta, records, ready, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local leases, quarantine, wake, slot = KEYS[6], KEYS[7], KEYS[8], KEYS[9]

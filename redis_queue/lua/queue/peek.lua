@@ -8,7 +8,7 @@
 -- ARGV[3] budget     bytes of records to return; in place of one that does not fit its size is
 --
 -- Returns {1 if it stopped before the limit, id, deliveries so far, record, "" or size, ...}, next message first.
--- Stops after the message that makes 1 MiB, and reads none behind it: one call never blocks Redis for long.
+-- Stops after the message that makes 1 MiB, and reads none after it: one call never blocks Redis for long.
 -- O(offset + limit)
 local records, ready, leases = KEYS[1], KEYS[2], KEYS[3]
 local offset, limit, budget = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])

@@ -8,7 +8,7 @@
 -- KEYS[6] slot       STRING number and outcome of this caller's last call
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] max_length most waiting messages; 0 = no limit
--- ARGV[3] sequence   number of the call, grows by caller; the same again: the same answer, a lower one: refused
+-- ARGV[3] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
 -- ARGV[...] messages id, delay in ms, record without version and time; three for each message
 --
 -- Returns {1 if the queue is new, flags}: per message 1 = stored, 0 = a message with this id is there already.

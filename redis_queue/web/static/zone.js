@@ -1,4 +1,4 @@
-// Writes times in the zone of the browser, unless the server was given one; UTC stands in the title of each.
+// Shows times in the zone of the browser, unless the server sets one; the title of each has UTC.
 "use strict";
 (() => {
   const main = document.querySelector("main");
@@ -35,6 +35,6 @@
     for (const zone of main.querySelectorAll(".zone")) if (zone.textContent !== name) zone.textContent = name;
   };
   localize();
-  // What an update puts in place comes in the zone of the server.
+  // Updates come in the zone of the server: convert them, too.
   new MutationObserver(localize).observe(main, { childList: true });
 })();

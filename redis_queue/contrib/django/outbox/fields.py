@@ -41,7 +41,7 @@ class Moment(models.BigIntegerField):
 
 
 class ServerTime(Func):
-    """The time now in milliseconds since the epoch, by the clock of the database; of a file, by that of this host."""
+    """Current time in milliseconds since the epoch, by the database server's clock; with SQLite by this host's."""
 
     output_field = models.BigIntegerField()
 
@@ -55,9 +55,9 @@ class ServerTime(Func):
 
 
 class Stamp(Moment):
-    """When the row was written, by the clock of the database."""
+    """Time at which the row was written, by the clock of the database."""
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
-        """Return the time now for a new row that brings none."""
+        """Return the current time for a new row without one."""
         value = super().pre_save(model_instance, add)
         return ServerTime() if add and value is None else value

@@ -1,4 +1,4 @@
-"""How the outbox reaches Redis: within short timeouts, and after a failure not at all for a while."""
+"""Access to Redis for the outbox: short timeouts, and a circuit breaker after failures."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from celery import Celery
 
 COMMIT_TIMEOUT: Final = 0.3
-"""Seconds that a view waits for one answer of Redis. Three attempts take a second."""
+"""Timeout in seconds for one answer of Redis in a view. Three attempts take a second."""
 
 RELAY_TIMEOUT: Final = 5.0
-"""Seconds that a relay of its own waits for one answer of Redis."""
+"""Timeout in seconds for one answer of Redis in a separate relay process."""
 
 
 def reach(app: Celery, timeout: float) -> DelayQueue:
@@ -29,7 +29,7 @@ def reach(app: Celery, timeout: float) -> DelayQueue:
     known = _QUEUES.setdefault(Store.of(app), {})
     queue = known.get(timeout)
     if queue is None:
-        # This asks Redis, too.
+        # This sends commands to Redis, too.
         queue = known[timeout] = Store.of(app).within(timeout).delay_queue()
     else:
         check_answers(queue)
@@ -46,9 +46,9 @@ _QUEUES: Final[WeakKeyDictionary[Store, dict[float, DelayQueue]]] = WeakKeyDicti
 
 
 class Breaker:
-    """Let nobody wait for a Redis that failed a moment ago: 5 s after the first failure, up to a minute after more.
+    """Circuit breaker: skip Redis for 5 s after a failure, and for up to a minute after repeated failures.
 
-    After the pause one caller tries; the others go on without until it has an answer.
+    After the pause one caller tries; the others skip Redis until that attempt ends.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -71,7 +71,7 @@ class Breaker:
         self._pause_until = self._clock() + self._backoff.next()
 
     def succeeded(self) -> None:
-        """Note that it did."""
+        """Note that Redis answered."""
         self._pause_until = None
         self._backoff.reset()
 

@@ -26,10 +26,10 @@ from redis_queue.times import MAX_DELAY, to_ms
 logger = logger_of(__name__)
 
 ROW: Final = "outbox"
-"""The header of an entry that tells from which row it came."""
+"""Header of an entry with the row that it came from."""
 
 FAILURES: Final = 3
-"""Calls that one relay tries by themselves in vain; the next relay goes on with others."""
+"""Most failed attempts to store single calls in one relay; the next relay continues with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ def relay(limit: int = CHUNK, *, using: str | None = None, timeout: float = RELA
     with transaction.atomic(using=using, durable=True):
         if not waiting(using).exists():
             return Relayed()
-    # Before the rows are locked, and on SQLite the whole database: nobody shall wait for a Redis that is silent.
+    # Before rows (on SQLite: the whole database) are locked, so that no lock waits for a Redis that does not answer.
     queue = reach(celery_app(), timeout)
     with transaction.atomic(using=using, durable=True):
         return _Round(queue, using).run(limit)
 
 
 def relay_quietly(*, calls: int = 1, using: str | None = None) -> None:
-    """Relay now as many as *calls*, within a second; what fails is left to the next relay.
+    """Relay up to *calls* rows now, within a second; failed rows are left to the next relay.
 
     After a failure it does nothing for a while.
     """
@@ -86,7 +86,7 @@ def relay_quietly(*, calls: int = 1, using: str | None = None) -> None:
 
 
 def waiting(using: str) -> QuerySet[Any]:
-    """Return the calls that a relay would move, those that were never refused before the others."""
+    """Return the calls for a relay to move: first those that Redis has never refused."""
     return Call.objects.using(using).filter(set_aside=False).order_by("failures", "id")
 
 
@@ -96,7 +96,7 @@ class _Item(NamedTuple):
 
 
 class _Round:
-    """What one relay does in its transaction."""
+    """One transaction of a relay."""
 
     def __init__(self, queue: DelayQueue, using: str) -> None:
         self._queue = queue
@@ -106,7 +106,7 @@ class _Round:
         self._failed = 0
 
     def run(self, limit: int) -> Relayed:
-        """Store what can be stored and delete its rows. Raises StoreError where Redis stores nothing."""
+        """Store valid calls and delete their rows. Raises StoreError if Redis stores nothing."""
         items = [item for row in self._take(limit) if (item := self._item(row)) is not None]
         self._store_together([item for item in items if not item.row.failures])
         for item in items:
@@ -116,7 +116,7 @@ class _Round:
         return Relayed(len(self._moved), self._failed)
 
     def _take(self, limit: int) -> list[Any]:
-        """Return rows that nobody can cancel before this transaction ends."""
+        """Lock and return rows: nobody can cancel them before this transaction ends."""
         rows = waiting(self._using)
         features: Any = connections[self._using].features
         if features.has_select_for_update:
@@ -126,14 +126,14 @@ class _Round:
             self._calls.filter(pk=-1).update(failures=0)
         try:
             return list(rows.annotate(now=ServerTime())[:limit])
-        except Exception:  # noqa: BLE001 - one of them cannot be read; where it is the database, the next line raises
+        except Exception:  # noqa: BLE001 - an unreadable row; if the database failed, the next line raises
             names = list(rows.values_list("pk", "task_id", "task")[:limit])
         return [row for name in names if (row := self._read(*name)) is not None]
 
     def _read(self, key: int, task_id: str, task: str) -> Any:
         try:
             return self._calls.annotate(now=ServerTime()).get(pk=key)
-        except Exception as error:  # noqa: BLE001 - whatever a broken value makes a field raise
+        except Exception as error:  # noqa: BLE001 - a broken value may make a field raise anything
             self._set_aside(key, task_id, task, error)
             return None
 
@@ -166,7 +166,7 @@ class _Round:
         try:
             self._store(items)
         except StoreRefusedError:
-            # A login, a permission, a full Redis: no call alone fares better.
+            # Login, permission, full Redis: storing calls one by one would fail as well.
             raise
         except StoreError:
             for item in items:
@@ -180,10 +180,10 @@ class _Round:
         except StoreRefusedError:
             raise
         except StoreError as error:
-            # It is the call's own failure only if Redis answers others.
+            # The call itself is the cause only if Redis accepts others.
             check_answers(self._queue)
             logger.warning(
-                "%s[%s] cannot be relayed, the next relays try again: %s",
+                "%s[%s] cannot be relayed, later relays will try again: %s",
                 row.task,
                 row.task_id,
                 error,
@@ -202,7 +202,7 @@ class _Round:
         self._moved += [row.pk for row, _ in items]
 
     def _replace_older(self, row: Any, push: Push) -> None:
-        """Store *push* in place of what has its id, unless an earlier relay stored that of this row, or it is newer."""
+        """Store *push*, unless its id has a newer entry, or one that an earlier relay stored from this row."""
         # Two ages, each by one clock: that of the row by the database's, that of the entry by Redis'. A millisecond of
         # the first one may come from rounding.
         age = timedelta(milliseconds=max(0, row.now - to_ms(row.stored_at) - 1))

@@ -35,9 +35,9 @@ def schedule(
     """Write a call of *task* (a Celery task or its name) into the outbox, in the open transaction; return its id.
 
     It runs no earlier than after *countdown* (counted from now) or at *eta* (aware), and not before the commit.
-    *options* are those of ``apply_async``, and arguments what Celery writes as JSON, a UUID, datetime or Decimal
-    included. An older call that waits in Redis under *task_id* is replaced. Raises InvalidValueError, before anything
-    is written, for what could not be sent, and EntryExistsError for a *task_id* that is in the outbox already.
+    *options* are those of ``apply_async``. Arguments may be of any type that Celery can write as JSON, such as UUID,
+    datetime or Decimal. An older call that waits in Redis under *task_id* is replaced. Raises InvalidValueError, before
+    anything is written, for calls that cannot be sent, and EntryExistsError if *task_id* is in the outbox already.
     """
     call = TaskCall(getattr(task, "name", task), args, kwargs or {}, options)
     name = uuid() if task_id is None else check_id(task_id, name="task_id")
@@ -53,7 +53,9 @@ def schedule(
     except IntegrityError:
         if not calls.filter(task_id=name).exists():
             raise
-        raise EntryExistsError(f"task_id={name!r} is in the outbox already") from None
+        raise EntryExistsError(
+            f"task_id={name!r} is in the outbox already: cancel it first, or use another id"
+        ) from None
     _relay_with_commit(using)
     return name
 
@@ -88,8 +90,8 @@ class _Relay:
         self.begun = False
 
     def __call__(self) -> None:
-        # One relay moves all of them. The relay that runs by itself comes a little later; whether this one does is not
-        # important, but it takes the time of the request that commits.
+        # One relay moves all rows. If it fails, the relay service moves them a little later; so it may take only a
+        # short part of the request that commits.
         if not self.begun:
             self.begun = True
             relay_quietly(calls=self.calls, using=self._using)

@@ -26,8 +26,10 @@ class Command(BaseCommand):
     help = "Move delayed tasks from the outbox into Redis."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take what to do and how often."""
-        parser.add_argument("--status", action="store_true", help="Tell what waits and what is set aside, and end.")
+        """Add the options."""
+        parser.add_argument(
+            "--status", action="store_true", help="Show how many calls wait, list those set aside or refused, and exit."
+        )
         parser.add_argument("--once", action="store_true", help="Move what is there and end.")
         parser.add_argument("--interval", type=float, default=1.0, help="Seconds between two looks (default: 1).")
         parser.add_argument("--database", default=None, help="The database of the outbox (default: as it is routed).")
