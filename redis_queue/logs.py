@@ -15,7 +15,7 @@ def logger_of(name: str) -> logging.Logger:
     return found
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Return *text* with line breaks, control characters, and characters that reverse or hide text escaped."""
     if text.isprintable():
         return text
@@ -39,7 +39,7 @@ def _harmless(value: Any) -> Any:
     if isinstance(value, (int, float)):
         return value
     text = _text(value)
-    safe = escaped(text)
+    safe = escape(text)
     return value if safe == text else safe
 
 
@@ -56,7 +56,7 @@ def _traceback(error: BaseException) -> str:
     for part in _chain(error):
         message = _text(part)
         if not message.isprintable():
-            text = text.replace(message, escaped(message))
+            text = text.replace(message, escape(message))
     return text
 
 

@@ -98,7 +98,7 @@ def counted_id(task_id: str, headers: Mapping[str, Any]) -> str:
     return task_id if name is None else beside(task_id, name)
 
 
-def without_own(options: Mapping[str, Any]) -> Mapping[str, Any]:
+def without_copied_headers(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the *options* of a send without the headers that Celery copied from the message of the current task."""
     headers = options.get("headers")
     if not headers or OWN.isdisjoint(headers):

@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 from kombu.utils.functional import retry_over_time
 
 from redis_queue.celery.arguments import check_eta, seconds_of
-from redis_queue.celery.attempt import Attempt, without_own
+from redis_queue.celery.attempt import Attempt, without_copied_headers
 from redis_queue.celery.envelope import Envelope
 from redis_queue.celery.own_broker import OwnBroker
 from redis_queue.celery.tap import Tap
@@ -120,7 +120,7 @@ class Capture:
     def _sender(self, send: Callable[..., Any]) -> Callable[..., Any]:
         def send_task_message(producer: Any, name: str, message: Any, **given: Any) -> Any:
             # A retry copies the headers of the message that its task came with.
-            options = without_own(without_schedule(given)) if current_task else given
+            options = without_copied_headers(without_schedule(given)) if current_task else given
             due = None if name in LEFT_ALONE else self._due(message)
             if due is None:
                 if self._sending.batch is not None and not _eta(message):

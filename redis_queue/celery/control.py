@@ -12,7 +12,7 @@ from celery.worker.control import Panel
 from redis_queue.celery.aside import Aside
 from redis_queue.celery.deferring import delayed_of
 from redis_queue.celery.entry import TaskEntry
-from redis_queue.celery.renewal import held_newer
+from redis_queue.celery.renewal import has_newer_call
 from redis_queue.celery.revoked import clear_revoked
 from redis_queue.errors import RedisQueueError
 from redis_queue.keys import is_id
@@ -148,7 +148,7 @@ def _also_cancelling(name: str) -> Callable[[Any], Any]:
                 _aside.run(lambda: _quietly(lambda: _CANCELS[name](delayed, arguments)))
             elif "task_id" in kwargs:
                 # A newer call may have been stored before this broadcast arrived.
-                older = [id_ for id_ in _several(kwargs["task_id"]) if not held_newer(state.app, str(id_))]
+                older = [id_ for id_ in _several(kwargs["task_id"]) if not has_newer_call(state.app, str(id_))]
                 kwargs = {**kwargs, "task_id": older}
                 _aside.run(lambda: _quietly(lambda: _clear(delayed, arguments)))
             return original(state, *args, **kwargs)

@@ -154,8 +154,8 @@ class DelayedTasks:
         entries = [self.queue.get(name) for name in names]
         found = self.queue.cancel_many([*names, *map(retry_id, names)])
         rows = list(zip(names, entries, found, found[len(names) :], strict=False))
-        # A retry may wait beside a newer call of its task. MAYBE_SENT of either of them is the outcome of both, and so it
-        # is if only the retry is found: then the newer call is being sent, or was sent.
+        # A retry may wait beside a newer call of its task. MAYBE_SENT of either of them is the outcome of both. It is
+        # also the outcome if only the retry is found: then the newer call is being sent, or was sent.
         outcomes = [
             CancelOutcome.MAYBE_SENT if retry.taken_out and not call.taken_out else max(call, retry)
             for _, _, call, retry in rows

@@ -10,7 +10,7 @@ from typing import Any, Final
 from redis_queue.celery.calls import TaskCall
 from redis_queue.celery.envelope import MAX_NAME, Envelope, priority_of
 from redis_queue.celery.protocol import json_body, retries_of
-from redis_queue.celery.typed_values import restored
+from redis_queue.celery.typed_values import restore_types
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.times import from_ms
@@ -77,7 +77,7 @@ def _of_envelope(envelope: Envelope) -> dict[str, Any]:
         "priority": envelope.priority,
         "retries": retries_of(envelope),
         "expires_at": None if envelope.expires_at is None else from_ms(envelope.expires_at),
-        "stamps": {name: restored(value) for name, value in _mapping(headers.get("stamps")).items()},
+        "stamps": {name: restore_types(value) for name, value in _mapping(headers.get("stamps")).items()},
         "headers": headers,
         "args": str(call.get("argsrepr", ""))[:MAX_TEXT],
         "kwargs": str(call.get("kwargsrepr", ""))[:MAX_TEXT],

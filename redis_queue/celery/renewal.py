@@ -28,10 +28,10 @@ class RenewalStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         make = consumer.create_task_handler
-        consumer.create_task_handler = lambda *args, **options: forgetting(consumer.app, make(*args, **options))
+        consumer.create_task_handler = lambda *args, **options: wrap_handler(consumer.app, make(*args, **options))
 
 
-def forgetting(app: Celery, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def wrap_handler(app: Celery, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Wrap *handle*: before it, forget the revoked id of each message that is newer than the revoke."""
 
     def on_message(message: Any) -> Any:
@@ -60,7 +60,7 @@ def is_newer(app: Celery, task_id: str, headers: Mapping[str, Any]) -> bool:
         return False
 
 
-def held_newer(app: Celery, task_id: str) -> bool:
+def has_newer_call(app: Celery, task_id: str) -> bool:
     """Tell whether this worker holds a call of *task_id* that is newer than its revoke."""
     request = state.requests.get(task_id)
     return request is not None and is_newer(app, task_id, request.request_dict)

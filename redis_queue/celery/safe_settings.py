@@ -35,11 +35,11 @@ def _fill(source: Any, **_: Any) -> None:
         defaults[old if old in defaults else name] = True
 
 
-def set_for(app: Celery) -> list[str]:
+def active_defaults(app: Celery) -> list[str]:
     """Return the settings of SAFE that are on by default, not set by *app*."""
     return [name for name in SAFE if app.conf[name] and not app.conf.value_set_for(name)]
 
 
-def turned_off(app: Celery) -> list[str]:
+def disabled_settings(app: Celery) -> list[str]:
     """Return the settings of SAFE that *app* has turned off."""
     return [name for name in SAFE if not app.conf[name]]

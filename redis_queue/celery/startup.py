@@ -8,7 +8,7 @@ from celery import bootsteps
 
 from redis_queue.celery.aside import Aside
 from redis_queue.celery.deferring import delayed_of
-from redis_queue.celery.safe_settings import ATTRIBUTE, set_for, turned_off
+from redis_queue.celery.safe_settings import ATTRIBUTE, active_defaults, disabled_settings
 from redis_queue.celery.store import Store
 from redis_queue.connection import check_server
 from redis_queue.errors import StoreError, UnsupportedServerError
@@ -50,8 +50,8 @@ def describe(app: Celery, *, dispatches: bool) -> str:
     parts += [f"leases {_on(leases)}"]
     if leases:
         parts += [f"atomic fetch {_on(store.settings.atomic_fetch)}"]
-        parts += [f"{name} on by default" for name in set_for(app)]
-        parts += [f"{name} off: a killed worker loses its tasks" for name in turned_off(app)]
+        parts += [f"{name} on by default" for name in active_defaults(app)]
+        parts += [f"{name} off: a killed worker loses its tasks" for name in disabled_settings(app)]
         parts += [_timeout(app)]
     return f"redis_queue: {', '.join(part for part in parts if part)}"
 

@@ -16,17 +16,17 @@ MAX_TEXT: Final = 64
 """Most characters of a time or a UUID."""
 
 
-def restored(value: Any) -> Any:
+def restore_types(value: Any) -> Any:
     """Return plain JSON with UUIDs, datetimes, decimals and bytes converted to Python values.
 
     Only small values are converted, since a decimal with an exponent may be of any size. The others stay as written.
     """
     if isinstance(value, list):
-        return [restored(item) for item in value]
+        return [restore_types(item) for item in value]
     if not isinstance(value, Mapping):
         return value
     if value.keys() != _TYPED:
-        return {name: restored(item) for name, item in value.items()}
+        return {name: restore_types(item) for name, item in value.items()}
     kind = value["__type__"]
     reader = _READERS.get(kind) if isinstance(kind, str) else None
     try:

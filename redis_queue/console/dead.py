@@ -17,7 +17,7 @@ from redis_queue.console.pages import (
     MOST_LOOKED_AT,
     Found,
     Page,
-    readable_at_once,
+    items_within_budget,
     through,
 )
 from redis_queue.console.scan import Scan
@@ -74,7 +74,7 @@ class Filter:
             if not listed:
                 number, offset = number + 1, 0
             spent += sum(letter.size for letter in listed if not isinstance(letter.body, Unread))
-            letters = readable_at_once(listed, attrgetter("body")) if reads else listed
+            letters = items_within_budget(listed, attrgetter("body")) if reads else listed
             for letter in letters:
                 looked += 1
                 offset += 1

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from redis_queue.batches import CHUNK
 from redis_queue.celery.entry import TaskEntry
-from redis_queue.celery.safe_settings import ATTRIBUTE, turned_off
+from redis_queue.celery.safe_settings import ATTRIBUTE, disabled_settings
 from redis_queue.console.access import Access
 from redis_queue.console.pages import LOOK_BYTES
 from redis_queue.delay import DelayQueue
@@ -71,7 +71,7 @@ def _dispatchers(subject: Subject) -> Iterator[Finding]:
 
 def _lease_settings(app: Any) -> Iterator[Finding]:
     """With leases, the tasks of a killed worker come back."""
-    for name in turned_off(app) if ATTRIBUTE in vars(app) else ():
+    for name in disabled_settings(app) if ATTRIBUTE in vars(app) else ():
         yield warning(f"{name} is off: a task whose worker is killed is lost", f"leave {name} out, or set it to True")
 
 

@@ -50,7 +50,7 @@ class Page(Generic[Item, Place]):
         return Page(items, self.next, self.looked, self.unread, self.full)
 
 
-def readable_at_once(items: Sequence[Item], body: Callable[[Item], object]) -> Sequence[Item]:
+def items_within_budget(items: Sequence[Item], body: Callable[[Item], object]) -> Sequence[Item]:
     """Return *items* up to the first one whose body did not fit into :data:`LOOK_BYTES` beside those before it."""
     for position, item in enumerate(items):
         left = body(item)

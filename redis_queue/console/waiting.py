@@ -10,7 +10,7 @@ from operator import attrgetter
 from redis_queue.batches import CHUNK
 from redis_queue.celery.entry import TaskEntry
 from redis_queue.console.access import Access
-from redis_queue.console.pages import LOOK_BYTES, MOST_FULL_LOOKS, MOST_LOOKED_AT, Page, readable_at_once
+from redis_queue.console.pages import LOOK_BYTES, MOST_FULL_LOOKS, MOST_LOOKED_AT, Page, items_within_budget
 from redis_queue.console.scan import Scan
 from redis_queue.console.when import When, at
 from redis_queue.delay import DelayQueue
@@ -59,7 +59,7 @@ class Conditions:
         while len(found) < limit and looked < MOST_LOOKED_AT and full < MOST_FULL_LOOKS:
             size = CHUNK if self.names else min(limit, CHUNK)
             listed = queue.list(after=after, limit=size, due_before=before, due_after=since, max_bytes=LOOK_BYTES)
-            entries = readable_at_once(listed, attrgetter("payload")) if self.reads else listed
+            entries = items_within_budget(listed, attrgetter("payload")) if self.reads else listed
             full += len(entries) < len(listed)
             for entry in entries:
                 looked += 1

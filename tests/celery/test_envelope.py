@@ -27,7 +27,7 @@ from redis_queue.celery.envelope import (
     expand,
     needs_reading,
 )
-from redis_queue.celery.typed_values import restored
+from redis_queue.celery.typed_values import restore_types
 from redis_queue.delay_model import Push
 
 VERSION_BYTE = VERSION[0]
@@ -157,7 +157,7 @@ class TestPacked:
 
         plain = replace(envelope, headers=as_json(envelope.headers), properties=as_json(envelope.properties))
         assert found == plain
-        assert restored(found.headers) == restored(plain.headers)
+        assert restore_types(found.headers) == restore_types(plain.headers)
 
     @given(envelopes())
     @settings(deadline=None, max_examples=100)
@@ -280,7 +280,7 @@ class TestWhatCannotBeRead:
         found = Envelope.unpack(envelope.pack(), envelope.id).headers
 
         assert found == as_json(headers)
-        assert restored(found) == headers
+        assert restore_types(found) == headers
         assert dumps(found) == dumps(headers)
 
     @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ class TestWhatCannotBeRead:
     def test_types_that_may_be_of_any_size_or_are_none_stay_as_they_are(self, value: Any) -> None:
         register_type(_Fragile, "fragile", str, _break)
 
-        assert restored({"x": [value]}) == {"x": [value]}
+        assert restore_types({"x": [value]}) == {"x": [value]}
 
 
 class _Fragile:

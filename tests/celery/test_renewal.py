@@ -15,7 +15,7 @@ from redis_queue.celery import DelayedTasks, Dispatcher, control
 from redis_queue.celery.attempt import CALL
 from redis_queue.celery.calls import push_task
 from redis_queue.celery.envelope import Envelope
-from redis_queue.celery.renewal import forgetting
+from redis_queue.celery.renewal import wrap_handler
 from tests.celery.delaying_names import NOTE
 from tests.celery.fleet import Fleet, fleet_on_one_redis
 from tests.support.wait import wait_until
@@ -69,7 +69,7 @@ def message(delayed: DelayedTasks) -> Any:
 def handled(delayed: DelayedTasks, found: Any) -> bool:
     """Let a worker that remembers the id get *found*; tell whether it still does then."""
     state.revoked.add(ORDER)
-    forgetting(delayed.app, lambda _: None)(found)
+    wrap_handler(delayed.app, lambda _: None)(found)
     return ORDER in state.revoked
 
 

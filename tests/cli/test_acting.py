@@ -316,7 +316,10 @@ class TestTransfer:
     @pytest.mark.parametrize(
         ("line", "reason"),
         [
-            ({"destination": "{redis_queue:queue:orders}:ready"}, "list '{redis_queue:queue:orders}:ready' is not for"),
+            (
+                {"destination": "{redis_queue:queue:orders}:ready"},
+                "list '{redis_queue:queue:orders}:ready' is reserved: use",
+            ),
             ({"destination": "celery-task-meta-1"}, "list 'celery-task-meta-1' is reserved: use another name"),
             ({"destination": "elsewhere"}, ""),
         ],
@@ -340,7 +343,7 @@ class TestTransfer:
         [
             ({"destination": "elsewhere"}, "queue 'elsewhere' is not in the app's configuration"),
             ({"payload": {"task": "x", "options": {"queue": "elsewhere"}}}, "queue 'elsewhere' is not in"),
-            ({"payload": {"task": "x", "options": {"exchange": "celery.pidbox", "routing_key": "y"}}}, "not for tasks"),
+            ({"payload": {"task": "x", "options": {"exchange": "celery.pidbox", "routing_key": "y"}}}, "is reserved"),
             ({"destination": "celery\x06\x169", "payload": {"task": "x", "options": {"queue": "celery"}}}, ""),
         ],
         ids=["by its list", "by its queue", "by its exchange", "its own"],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from redis_queue.contrib.django.outbox.reach import FIRST_PAUSE, LONGEST_PAUSE, Breaker
+from redis_queue.contrib.django.outbox.redis_access import FIRST_PAUSE, LONGEST_PAUSE, Breaker
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.scripts import CALL_ATTEMPTS
 from tests.django.project import rows, use_app, write
@@ -49,7 +49,7 @@ def test_of_many_commits_one_waits_for_a_silent_redis(tables: Any, outbox: Any, 
 def test_commits_store_again_once_redis_answers(
     tables: Any, outbox: Any, redis: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redis_queue.contrib.django.outbox.reach.FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("redis_queue.contrib.django.outbox.redis_access.FIRST_PAUSE", 0.0)
     redis.mode = "refuse"
     outbox.schedule("shop.remind", countdown=60)
     assert len(rows()) == 1

@@ -14,7 +14,7 @@ from redis_queue.batches import CHUNK
 from redis_queue.celery.brokers.amqp_message import TaskMessage, TooLargeError
 from redis_queue.celery.brokers.base import Broker, Settle, properties
 from redis_queue.celery.envelope import Envelope
-from redis_queue.celery.typed_values import restored
+from redis_queue.celery.typed_values import restore_types
 from redis_queue.keeper import socket_timeout
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class AmqpBroker(Broker):
             found.pop("priority", 0) or 0,
             envelope.content_type,
             envelope.content_encoding,
-            restored(envelope.headers),
+            restore_types(envelope.headers),
             found,
             _Message=TaskMessage,
         )

@@ -15,7 +15,13 @@ from redis_queue.celery.attempt import CALL, call_name
 from redis_queue.celery.calls import TaskCall
 from redis_queue.contrib.django.outbox.fields import ServerTime
 from redis_queue.contrib.django.outbox.models import Call
-from redis_queue.contrib.django.outbox.reach import COMMIT_TIMEOUT, RELAY_TIMEOUT, breaker_of, check_answers, reach
+from redis_queue.contrib.django.outbox.redis_access import (
+    COMMIT_TIMEOUT,
+    RELAY_TIMEOUT,
+    breaker_of,
+    check_answers,
+    reach,
+)
 from redis_queue.contrib.django.project import celery_app
 from redis_queue.delay import DelayQueue
 from redis_queue.delay_model import Push

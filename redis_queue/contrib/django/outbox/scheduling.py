@@ -13,7 +13,7 @@ from redis_queue.celery.calls import TaskCall
 from redis_queue.celery.delayed import DelayedTasks
 from redis_queue.celery.store import CODEC
 from redis_queue.contrib.django.outbox.models import Call
-from redis_queue.contrib.django.outbox.reach import COMMIT_TIMEOUT, reach
+from redis_queue.contrib.django.outbox.redis_access import COMMIT_TIMEOUT, reach
 from redis_queue.contrib.django.outbox.relaying import relay_quietly
 from redis_queue.contrib.django.project import celery_app
 from redis_queue.errors import EntryExistsError, InvalidDelayError
