@@ -618,7 +618,7 @@ class TestHarmless:
         assert [found.id for found in claimed] == [name]
         assert timed.release(claimed[0], reason="died")
         assert timed.redrive([name]) == 1
-        assert timed.cancel(name)
+        assert timed.cancel(name).taken_out
 
     def test_as_a_dedupe_key_it_works(self, client: redis.Redis, name: str) -> None:
         queue = RedisQueue("orders", client)
