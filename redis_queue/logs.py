@@ -15,11 +15,14 @@ def logger_of(name: str) -> logging.Logger:
     return found
 
 
-def escape(text: str) -> str:
-    """Return *text* with line breaks, control characters, and characters that reverse or hide text escaped."""
+def escape(text: str, *, keep: str = "") -> str:
+    """Return *text* with line breaks, control characters, and characters that reverse or hide text escaped.
+
+    Characters in *keep* stay as they are.
+    """
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    return "".join(char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text)
 
 
 def _one_line(record: logging.LogRecord) -> bool:

@@ -15,6 +15,7 @@ import click
 
 from redis_queue.cli import zone
 from redis_queue.inspector import Inspector
+from redis_queue.logs import escape
 from redis_queue.settings import Settings
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ DEFAULT_PREFIX: Final = Settings().prefix
 
 def harmless(value: Any) -> str:
     """Return *value* as text that moves no cursor and that this terminal can show; the rest is escaped."""
-    text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value))
-    return encodable(text)
+    return encodable(escape(str(value)))
 
 
 def encodable(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from redis_queue.celery.entry import TaskEntry
+from redis_queue.logs import escape
 from redis_queue.model import Entry, Unread
 
 MAX_BODY: Final = 20_000
@@ -111,9 +112,9 @@ def harmless(value: Any) -> Any:
 
     It goes over everything that a template writes, before HTML is escaped.
     """
-    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+    if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in value)
+    return escape(value, keep="\n\t")
 
 
 def redacted(text: str) -> str:
