@@ -186,7 +186,7 @@ class DelayQueue(DelayStore):
     def deliver(self, rows: Sequence[Delivery]) -> builtins.list[bool | None]:
         """Finish claimed entries and push what they became into lists of this Redis, each in one atomic step.
 
-        True: delivered. False: the lease was lost, nothing happened. None: a list is no list, or Redis is full; the
+        True: delivered. False: the lease was lost, nothing happened. None: a key is not a list, or Redis is full; the
         entry is still held. Raises ConfigurationError on Cluster, InvalidValueError for an entry with more lists and
         expiring keys than :data:`redis_queue.delay_model.MAX_LISTS`.
         """

@@ -209,7 +209,7 @@ class RedisQueue(QueueView):
     def keep_alive(self, *, max_runtime: Seconds | None = None) -> Heartbeat:
         """Return a Heartbeat for leases of this queue; use it as a context manager.
 
-        Raises InvalidDelayError for a *max_runtime* that cannot be.
+        Raises InvalidDelayError for an invalid *max_runtime*.
         """
         longest = None if max_runtime is None else duration_ms(max_runtime, name="max_runtime") / 1000
         return Heartbeat(self._shard, self.settings.lease_ms, max_runtime=longest)
