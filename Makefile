@@ -8,10 +8,10 @@ BENCH := .venv-bench
 BIN := $(VENV)/bin
 LOCKED := requirements
 INSTALL := pyproject.toml scripts/environment $(LOCKED)/bootstrap.txt
-# What is asked of each other server; of a release, everything: make test-servers STORE_TESTS="tests/test_queue.py tests/test_delay.py tests/store tests/lua"
-STORE_TESTS := tests/test_queue.py tests/test_delay.py
-# What is asked of the oldest versions; of a release, everything: make test-oldest OLDEST_TESTS="tests/test_queue.py tests/test_delay.py tests/consumer tests/celery tests/django tests/flask tests/testing"
-OLDEST_TESTS := tests/test_queue.py tests/django/test_outbox.py $(addprefix tests/celery/,test_capture.py test_dispatcher.py)
+# What is asked of each other server; of a release, everything: make test-servers STORE_TESTS="tests/queue/test_queue.py tests/delay/test_delay_queue.py tests/store tests/lua"
+STORE_TESTS := tests/queue/test_queue.py tests/delay/test_delay_queue.py
+# What is asked of the oldest versions; of a release, everything: make test-oldest OLDEST_TESTS="tests/queue/test_queue.py tests/delay/test_delay_queue.py tests/consumer tests/celery tests/contrib/django tests/flask tests/testing"
+OLDEST_TESTS := tests/queue/test_queue.py tests/contrib/django/test_outbox.py $(addprefix tests/celery/,test_capture.py test_dispatcher.py)
 # Failed tests are run once more, alone; those that pass then are named in this file and at the end.
 export REDIS_QUEUE_TEST_FLAKY := $(CURDIR)/build/flaky.txt
 IN_PARALLEL := -m tests.support.rerun -n 3 --dist worksteal
@@ -62,17 +62,17 @@ million: setup ## the pages of the dashboard with a million entries in each plac
 	REDIS_QUEUE_TEST_MANY=1000000 $(BIN)/python -m pytest -q tests/web/test_speed.py
 
 chaos-short: setup ## kill processes between any two commands, and their servers with them; check what they did
-	$(BIN)/python -m tests.fault short $(ARGS)
+	$(BIN)/python -m tests.chaos short $(ARGS)
 
 chaos: $(BENCH)/.ready setup ## the same with 100,000 messages and more, then Celery, RQ and Dramatiq under the same kills
-	$(BIN)/python -m tests.fault long $(ARGS)
+	$(BIN)/python -m tests.chaos long $(ARGS)
 	$(BENCH)/bin/python -m benchmarks.kills
 
 screenshots: setup ## make the images of docs/images anew
 	$(BIN)/python -m tests.web.browser.screenshots
 
 mutants: setup ## the same with a fault in the code: each has to be found
-	$(BIN)/python -m tests.fault mutants
+	$(BIN)/python -m tests.chaos mutants
 
 check: setup compose-check docs ## format, lint, types, layers, lock files, documentation
 	$(BIN)/ruff format --check .
@@ -80,7 +80,7 @@ check: setup compose-check docs ## format, lint, types, layers, lock files, docu
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m docs.generated --check
-	$(BIN)/python -m pytest -q tests/unit/test_requirements.py
+	$(BIN)/python -m pytest -q tests/packaging/test_requirements.py
 
 reference: setup ## write into docs/reference what its pages take from the code
 	$(BIN)/python -m docs.generated

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from benchmarks.server import private_redis
 from redis_queue import DelayQueue, RedisQueue, connect
-from redis_queue.celery.envelope import PHRASES
-from redis_queue.connection import Client
-from redis_queue.delay_model import Push
-from redis_queue.keys import Keys
-from redis_queue.script_cache import all_scripts, load_scripts
+from redis_queue.celery.message.envelope import PHRASES
+from redis_queue.delay.model import Push
+from redis_queue.store.connection import Client
+from redis_queue.store.keys import Keys
+from redis_queue.store.script_cache import all_scripts, load_scripts
 
 RECORDS = 500
 

@@ -6,9 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from redis_queue.connection import connect
-    from redis_queue.consumer import Consumer
-    from redis_queue.delay import DelayQueue
+    from redis_queue.delay.queue import DelayQueue
     from redis_queue.errors import (
         BodyError,
         ConfigurationError,
@@ -29,7 +27,8 @@ if TYPE_CHECKING:
         UnsupportedServerError,
         WrongTypeError,
     )
-    from redis_queue.lock import HeldLock, Lock, current_lock
+    from redis_queue.lock.lock import HeldLock, Lock, current_lock
+    from redis_queue.lock.serialized import serialized
     from redis_queue.model import (
         CancelOutcome,
         DeadLetter,
@@ -42,9 +41,10 @@ if TYPE_CHECKING:
         QueueStats,
         Unread,
     )
-    from redis_queue.queue import RedisQueue
-    from redis_queue.serial import serialized
-    from redis_queue.settings import Settings
+    from redis_queue.queue.consumer import Consumer
+    from redis_queue.queue.queue import RedisQueue
+    from redis_queue.store.connection import connect
+    from redis_queue.store.settings import Settings
 
 __all__ = [
     "BodyError",
@@ -89,10 +89,10 @@ __all__ = [
 # pytest imports this package in every run of every project that has it installed, for the plugin: the parts, and
 # redis-py with them, are imported when they are first asked for.
 _PLACES: Final = {
-    "connect": "connection",
-    "Consumer": "consumer",
-    "DelayQueue": "delay",
-    **dict.fromkeys(("HeldLock", "Lock", "current_lock"), "lock"),
+    "connect": "store.connection",
+    "Consumer": "queue.consumer",
+    "DelayQueue": "delay.queue",
+    **dict.fromkeys(("HeldLock", "Lock", "current_lock"), "lock.lock"),
     **dict.fromkeys(
         (
             "CancelOutcome",
@@ -108,9 +108,9 @@ _PLACES: Final = {
         ),
         "model",
     ),
-    "RedisQueue": "queue",
-    "Settings": "settings",
-    "serialized": "serial",
+    "RedisQueue": "queue.queue",
+    "Settings": "store.settings",
+    "serialized": "lock.serialized",
 }
 
 

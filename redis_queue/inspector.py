@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from redis_queue.connection import Client, connect
-from redis_queue.delay import DelayQueue
-from redis_queue.delay_view import sum_stats
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.delay.view import sum_stats
 from redis_queue.errors import InvalidNameError, RedisQueueError, SchemaError, WrongTypeError
-from redis_queue.keys import Keys, Kind
-from redis_queue.leasing import Clock, server_clock
 from redis_queue.model import QueueStats
-from redis_queue.queue import RedisQueue
-from redis_queue.queue_view import read_stats
-from redis_queue.registry import Known, Registry
-from redis_queue.scripts import Call, Scripts
-from redis_queue.settings import Settings
+from redis_queue.queue.queue import RedisQueue
+from redis_queue.queue.view import read_stats
+from redis_queue.store.connection import Client, connect
+from redis_queue.store.keys import Keys, Kind
+from redis_queue.store.records import Clock, server_clock
+from redis_queue.store.registry import Known, Registry
+from redis_queue.store.scripts import Call, Scripts
+from redis_queue.store.settings import Settings
+from redis_queue.store.urls import url_of
 from redis_queue.times import from_ms
-from redis_queue.urls import url_of
 
 AnyQueue = RedisQueue | DelayQueue
 

@@ -27,9 +27,9 @@ from typing import Any, Final, NamedTuple
 
 import redis
 
-from redis_queue.batches import chunks
 from redis_queue.errors import InvalidValueError, RedisQueueError
-from redis_queue.scripts import BoundScript, Scripts
+from redis_queue.store.chunks import chunks
+from redis_queue.store.scripts import BoundScript, Scripts
 
 RENEWALS: Final = 3
 """Renewals per visibility timeout."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from redis_queue.batches import MANY
 from redis_queue.errors import RedisQueueError
 from redis_queue.inspector import Inspector
 from redis_queue.model import PutBack
-from redis_queue.queue import RedisQueue
-from redis_queue.registry import Known
+from redis_queue.queue.queue import RedisQueue
+from redis_queue.store.chunks import MANY
+from redis_queue.store.registry import Known
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,22 +9,21 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 import redis
 
 from redis_queue import Consumer, DelayQueue, EntryExistsError, Message, Nack, RedisQueue
-from redis_queue.delay_model import Push
-from redis_queue.keys import Keys
-from redis_queue.scripts import load
+from redis_queue.delay.model import Push
+from redis_queue.store.keys import Keys
+from redis_queue.store.scripts import load
 from tests.support.clock import Clock
+from tests.support.paths import ROOT
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-ROOT = Path(__file__).parent.parent
 QUEUE = Keys("redis_queue", "queue", "orders")
 TIMED = Keys("redis_queue", "delay", "orders", 0)
 
@@ -68,7 +67,7 @@ def must(message: Message | None) -> Message:
 DIE_IN = """
 import os, signal, sys
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.scripts import DirectLink
+from redis_queue.store.scripts import DirectLink
 
 def send_and_die(self, *command):
     connection = self._connect()

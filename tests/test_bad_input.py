@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,11 +34,12 @@ from redis_queue import (
     Settings,
     StoreUnavailableError,
 )
-from redis_queue.delay_model import Push
-from redis_queue.keys import Keys
+from redis_queue.delay.model import Push
 from redis_queue.model import Entry
-from redis_queue.registry import Registry
-from redis_queue.scripts import Scripts
+from redis_queue.store.keys import Keys
+from redis_queue.store.registry import Registry
+from redis_queue.store.scripts import Scripts
+from tests.support.paths import ROOT
 from tests.support.ports import HOST, free_port
 from tests.support.servers import client_options
 
@@ -63,7 +63,7 @@ class NoLink:
 @pytest.fixture
 def no_redis(monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
     """A client that must not be used, neither by the queue nor by redis-py."""
-    monkeypatch.setattr("redis_queue.scripts.link", lambda _client: NoLink())
+    monkeypatch.setattr("redis_queue.store.scripts.link", lambda _client: NoLink())
     monkeypatch.setattr("redis.connection.AbstractConnection.connect", NoLink().send)
     return redis.Redis(host=HOST, port=1)
 
@@ -753,7 +753,7 @@ def test_a_queue_works_while_the_interpreter_shuts_down(client: redis.Redis, red
         "atexit.register(lambda: (queue.put('the last'), timed.push('the last')))\n"
     )
     command = [sys.executable, "-c", code, redis_url]
-    done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert [message.body for message in RedisQueue("orders", client).get_many(5)] == ["the last"]
     assert [entry.payload for entry in DelayQueue("orders", client).claim(5)] == ["the last"]

@@ -11,7 +11,7 @@ from celery import Celery
 
 from benchmarks.delay.apps import ARGUMENT, task_of
 from redis_queue.celery import DelayedTasks
-from redis_queue.delay_model import Push
+from redis_queue.delay.model import Push
 
 STEP = 50_000
 FAR = 86400.0
@@ -21,7 +21,7 @@ def fill(
     app: Celery, entries: int, *, due_at: datetime | None = None, tell: Callable[[int], None] = lambda _: None
 ) -> None:
     """Store *entries* delayed tasks of *app*, due at *due_at*, else all over the day after tomorrow."""
-    delayed = DelayedTasks.of(app)
+    delayed = DelayedTasks(app)
     task = task_of(app)
     due = due_at.timestamp() if due_at else 0.0
     sample = task.apply_async((due, ARGUMENT), countdown=FAR).id

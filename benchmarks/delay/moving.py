@@ -24,7 +24,7 @@ def seconds_to_move(site: Site, broker: str) -> float:
     """
     site.client().flushall()
     app = make_app(Place(broker, f"redis_queue_bench_{os.urandom(4).hex()}", site.url))
-    queue = DelayedTasks.of(app).queue
+    queue = DelayedTasks(app).queue
     dispatcher = Dispatcher(app, queue)
     try:
         fill(app, 1, due_at=datetime.now(timezone.utc))

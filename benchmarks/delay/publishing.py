@@ -11,9 +11,9 @@ from kombu.connection import Connection
 
 from benchmarks.delay.apps import ARGUMENT, Place, make_app, task_of
 from benchmarks.delay.site import Site
-from redis_queue.batches import CHUNK
 from redis_queue.celery import DelayedTasks
-from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.store.chunks import CHUNK
 
 FAR = 86400.0
 CONFIRM_WITHIN = 30.0
@@ -49,7 +49,7 @@ def seconds_to_publish(site: Site) -> float:
 def _message(site: Site) -> Envelope:
     app = make_app(Place(site.rabbitmq, "bench", site.url))
     try:
-        delayed = DelayedTasks.of(app)
+        delayed = DelayedTasks(app)
         sample = task_of(app).apply_async((datetime.now(timezone.utc).timestamp(), ARGUMENT), countdown=FAR).id
         entry = delayed.queue.get(sample)
         delayed.cancel(sample)

@@ -36,7 +36,7 @@ def rates(site: Site) -> dict[str, float]:
     contests: dict[str, Callable[[], float]] = {
         "native": lambda: singly(task_of(stock), scale.sent_singly, countdown=HOUR),
         "delayed": lambda: singly(task_of(delaying), scale.sent_singly, countdown=HOUR),
-        "bulk": lambda: in_bulk(DelayedTasks.of(delaying), task_of(delaying), scale.sent_in_bulk),
+        "bulk": lambda: in_bulk(DelayedTasks(delaying), task_of(delaying), scale.sent_in_bulk),
     }
     for app in (stock, delaying):
         singly(task_of(app), WARM_UP, countdown=HOUR)
@@ -55,7 +55,7 @@ def sizes(site: Site) -> dict[str, float]:
     count = site.scale.sent_in_bulk
     stock, delaying = make_app(site.stock()), make_app(site.delayed())
     contests: dict[str, Callable[[int], float]] = {
-        "pending": lambda many: in_bulk(DelayedTasks.of(delaying), task_of(delaying), many),
+        "pending": lambda many: in_bulk(DelayedTasks(delaying), task_of(delaying), many),
         "undelayed": lambda many: singly(task_of(stock), many),
     }
     found: dict[str, float] = {}

@@ -16,9 +16,9 @@ from benchmarks.kills.dramatiq_peer import DramatiqPeer
 from benchmarks.kills.peer import Peer
 from benchmarks.kills.rq_peer import RqPeer
 from benchmarks.server import private_redis
-from redis_queue.chaos.crew import Duty
-from redis_queue.chaos.figures import middle
-from redis_queue.chaos.run import Run
+from chaos.crew import Duty
+from chaos.figures import middle
+from chaos.run import Run
 
 PEERS: dict[str, type[Peer]] = {
     "celery": CeleryPeer,

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import redis
 
-from redis_queue.chaos.history import Event, History
-from redis_queue.chaos.progress import Progress
-from redis_queue.chaos.workload import PRODUCER, Post, Step
+from chaos.history import Event, History
+from chaos.progress import Progress
+from chaos.workload import PRODUCER, Post, Step
 
 MOST_DELAY: Final = 2.0
 PAUSE: Final = 0.004

@@ -15,7 +15,7 @@ from celery import Celery
 
 from redis_queue import DelayQueue
 from redis_queue.celery import DelayedTasks
-from redis_queue.delay_model import Push
+from redis_queue.delay.model import Push
 
 ARGUMENT = "x" * 200
 DAY = 86400.0

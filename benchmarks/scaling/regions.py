@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from redis_queue import DelayQueue
-from redis_queue.delay_model import Push
+from redis_queue.delay.model import Push
 from redis_queue.model import Entry
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer

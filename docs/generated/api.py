@@ -20,7 +20,7 @@ PLACES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "api-core": ("redis_queue", ()),
     "api-celery": ("redis_queue.celery", ()),
     "api-inspector": ("redis_queue.inspector", ("Inspector", "QueueRow", "Overview")),
-    "api-metrics": ("redis_queue.metrics", ("Collector",)),
+    "api-metrics": ("redis_queue.operate.metrics", ("Collector",)),
     "api-doctor": ("redis_queue.doctor", ()),
     "api-web": ("redis_queue.web", ()),
     "api-testing": ("redis_queue.testing", ()),

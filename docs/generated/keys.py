@@ -6,7 +6,7 @@ import inspect
 from typing import Final
 
 from docs.generated.tables import markdown
-from redis_queue import keys
+from redis_queue.store import keys
 
 
 def page() -> str:

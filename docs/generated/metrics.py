@@ -6,7 +6,7 @@ from typing import Any, Final, cast
 
 from docs.generated.tables import code, table
 from redis_queue.inspector import Inspector
-from redis_queue.metrics import Collector
+from redis_queue.operate.metrics import Collector
 
 
 def page() -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from docs.generated.tables import code, prose, table
 from redis_queue.celery.settings import NAMESPACE, CelerySettings
-from redis_queue.settings import Settings
+from redis_queue.store.settings import Settings
 from redis_queue.web.settings import WebSettings
 
 COMMENT: Final = re.compile(r"((?: *#: .*\n)+) +(\w+):")

@@ -10,7 +10,7 @@ import time
 
 from examples.orders import keyspace
 from redis_queue import Consumer, Message, RedisQueue, connect
-from redis_queue.connection import Client
+from redis_queue.store.connection import Client
 
 QUEUE = "order-lines"
 VISIBILITY_TIMEOUT = 3.0

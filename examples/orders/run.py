@@ -25,7 +25,7 @@ from examples.orders.screen import Screen
 from examples.orders.signals import Signals
 from redis_queue import DelayQueue
 from redis_queue.celery import CelerySettings
-from redis_queue.translation import redact
+from redis_queue.store.redis_errors import redact
 from tasks.orders import executed
 
 GIVE_UP_AFTER = 45.0

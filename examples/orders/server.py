@@ -17,7 +17,7 @@ from examples.orders.children import Child, Children
 from examples.orders.errors import FailedError, UnusableError
 from examples.orders.signals import Signals
 from redis_queue import RedisQueueError, connect
-from redis_queue.translation import redact
+from redis_queue.store.redis_errors import redact
 
 OLDEST = (6, 2)
 SCHEMES = ("redis", "rediss", "unix")

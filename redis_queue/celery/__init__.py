@@ -1,17 +1,19 @@
 """redis_queue inside a Celery app: the only package here that imports Celery."""
 
-from redis_queue.celery.batch import Dispatched
-from redis_queue.celery.calls import TaskCall, push_task
-from redis_queue.celery.capture import DelayedAMQP
-from redis_queue.celery.delayed import DelayedTasks
-from redis_queue.celery.dispatcher import Dispatcher
-from redis_queue.celery.entry import TaskEntry
-from redis_queue.celery.leases import MaxDeliveriesExceededError, TaskLeases, lease_lost, task_poisoned
-from redis_queue.celery.loop import DispatchLoop
+from redis_queue.celery.consume.poison import MaxDeliveriesExceededError, task_poisoned
+from redis_queue.celery.consume.steps import lease_lost
+from redis_queue.celery.delayed_tasks import DelayedAMQP, DelayedTasks
+from redis_queue.celery.dispatch.beat import beat_schedule, install, register_delay_dispatch, register_putback
+from redis_queue.celery.dispatch.delivery import Dispatched
+from redis_queue.celery.dispatch.dispatcher import Dispatcher
+from redis_queue.celery.dispatch.loop import DispatchLoop
+from redis_queue.celery.message.task_call import TaskCall
+from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.publish.push_task import push_task
 from redis_queue.celery.serialized import serialized
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
-from redis_queue.celery.tasks import beat_schedule, install, register_delay_dispatch, register_putback
+from redis_queue.celery.task_leases import TaskLeases
 
 __all__ = [
     "CelerySettings",

@@ -10,13 +10,14 @@ from celery import current_task, states
 from celery.app.task import Task
 from celery.local import Proxy
 
-from redis_queue.celery.deferring import DEFERS, SERIAL, Deferred, delayed_of, serial_of, wake
+from redis_queue.celery.consume.deferral import DEFERS, SERIAL, Deferred, serial_of, wake
 from redis_queue.celery.store import Store
+from redis_queue.celery.stored_tasks import delayed_of
 from redis_queue.errors import ConfigurationError, InvalidValueError, LockTakenError, RedisQueueError
-from redis_queue.keys import is_id
-from redis_queue.lock import HeldLock, Lock, held_here
+from redis_queue.lock.lock import HeldLock, Lock, held_here
+from redis_queue.lock.serialized import Key, RetryIn, Serial
 from redis_queue.logs import logger_of
-from redis_queue.serial import Key, RetryIn, Serial
+from redis_queue.store.keys import is_id
 from redis_queue.times import Seconds
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def serialized(*, key: Key, retry_in: RetryIn = 5.0, lease: Seconds = 60.0, wait
     or once the lock is free if it waits longest. In what order they run is not promised.
 
     While the task runs, its lease of *lease* seconds is extended; if its process dies, the next one runs when the lease
-    has ended. :func:`redis_queue.lock.current_lock` has the ``fence`` for writes to third systems. Needs
+    has ended. :func:`redis_queue.current_lock` has the ``fence`` for writes to third systems. Needs
     ``DelayedTasks(app)``; without it a worker fails the task with ConfigurationError. Called directly or eagerly, a
     task that finds the lock taken raises LockTakenError. Raises InvalidValueError for what cannot be, at once.
     """

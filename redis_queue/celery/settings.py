@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from redis_queue.batches import CHUNK, MAX_RATE, MIN_RATE
 from redis_queue.errors import ConfigurationError, InvalidDelayError
-from redis_queue.settings import MAX_SHARDS
+from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE
+from redis_queue.store.settings import MAX_SHARDS
 from redis_queue.times import Seconds, duration_ms
 
 if TYPE_CHECKING:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery import bootsteps
 
-from redis_queue.celery.aside import Aside
-from redis_queue.celery.deferring import delayed_of
-from redis_queue.celery.safe_settings import ATTRIBUTE, active_defaults, disabled_settings
+from redis_queue.celery.consume.safe_settings import ATTRIBUTE, active_defaults, disabled_settings
+from redis_queue.celery.control.background import Aside
 from redis_queue.celery.store import Store
-from redis_queue.connection import check_server
+from redis_queue.celery.stored_tasks import delayed_of
 from redis_queue.errors import StoreError, UnsupportedServerError
 from redis_queue.logs import logger_of
-from redis_queue.translation import redact
+from redis_queue.store.connection import check_server
+from redis_queue.store.redis_errors import redact
 
 if TYPE_CHECKING:
     from celery import Celery

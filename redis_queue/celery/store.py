@@ -5,16 +5,16 @@ from __future__ import annotations
 from copy import copy
 from typing import TYPE_CHECKING, Final
 
+from redis_queue.celery.redis_of_app import target_of
 from redis_queue.celery.settings import CelerySettings
-from redis_queue.celery.target import target_of
-from redis_queue.codec import JSON, Codec
-from redis_queue.connection import Client, connect
-from redis_queue.delay import DelayQueue
+from redis_queue.delay.queue import DelayQueue
 from redis_queue.inspector import Inspector
-from redis_queue.keys import Kind
-from redis_queue.queue import RedisQueue
-from redis_queue.registry import Known
-from redis_queue.settings import Settings
+from redis_queue.queue.queue import RedisQueue
+from redis_queue.store.codec import JSON, Codec
+from redis_queue.store.connection import Client, connect
+from redis_queue.store.keys import Kind
+from redis_queue.store.registry import Known
+from redis_queue.store.settings import Settings
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from celery import bootsteps
 
-from redis_queue.celery.control import wrap_panel
-from redis_queue.celery.deferring import DeferringStep, delayed_of
-from redis_queue.celery.loop import DispatchLoop
-from redis_queue.celery.renewal import RenewalStep
+from redis_queue.celery.consume.deferral import DeferringStep
+from redis_queue.celery.control.newer_calls import RenewalStep
+from redis_queue.celery.control.panel import wrap_panel
+from redis_queue.celery.dispatch.loop import LOOP, WORKER, DispatchLoop
 from redis_queue.celery.startup import StartupStep
 from redis_queue.celery.store import Store
 from redis_queue.logs import logger_of
@@ -19,14 +19,7 @@ from redis_queue.logs import logger_of
 if TYPE_CHECKING:
     from celery import Celery
 
-    from redis_queue.celery.delayed import DelayedTasks
-
 logger = logger_of(__name__)
-
-LOOP: Final = "redis_queue_loop"
-
-WORKER: Final = "worker@"
-"""The beginning of the name of a dispatcher that is a thread of a worker."""
 
 STOP_WITHIN: Final = 1.0
 """Seconds that a warm shutdown waits for the thread."""
@@ -65,23 +58,10 @@ class DispatchStep(bootsteps.StartStopStep):  # type: ignore[misc]
     terminate = stop
 
 
-def install_worker(delayed: DelayedTasks) -> None:
+def install_worker(app: Celery) -> None:
     """Add the steps and their option to the workers of the app."""
-    app = delayed.app
     app.steps["worker"].update((DispatchStep, DeferringStep, StartupStep))
     app.steps["consumer"].add(RenewalStep)
     app.user_options["worker"].add(
         click.Option(["--without-dispatch"], is_flag=True, help="Leave due entries to other workers (redis_queue).")
     )
-
-
-def answers(app: Celery) -> bool:
-    """Tell whether this worker speaks for what is stored: the one that leads, or each if none of them does.
-
-    Raises StoreError if that cannot be asked.
-    """
-    loop: DispatchLoop | None = vars(app).get(LOOP)
-    if loop is not None and loop.leads:
-        return True
-    leader = delayed_of(app).queue.leader()
-    return leader is None or not leader.startswith(WORKER)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import click
 
-from redis_queue.celery.loading import load_app
+from redis_queue.celery.app_lookup import load_app
 from redis_queue.cli.access import Group, is_json, redacted, telling
 from redis_queue.cli.commands import COMMANDS
 from redis_queue.cli.ending import INTERRUPTED_AT_ONCE, code_of

@@ -13,11 +13,11 @@ import click
 from redis_queue.celery.store import Store
 from redis_queue.cli.ending import INTERRUPTED_AT_ONCE, code_of
 from redis_queue.cli.output import harmless, show_json
-from redis_queue.connection import connect
-from redis_queue.console.access import Access, AppAccess
 from redis_queue.errors import RedisQueueError
 from redis_queue.inspector import Inspector
-from redis_queue.translation import redact
+from redis_queue.operate.access import Access, AppAccess
+from redis_queue.store.connection import connect
+from redis_queue.store.redis_errors import redact
 
 JSON: Final = "--json"
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from redis_queue.audit import Subject
-from redis_queue.batches import CHUNK, chunks
 from redis_queue.cli.ending import FAILED, INTERRUPTED, Stop, stopping
 from redis_queue.cli.output import harmless, show_json, show_table
-from redis_queue.console.faults import Faults
 from redis_queue.errors import RedisQueueError
 from redis_queue.inspector import AnyQueue
+from redis_queue.operate.audit import Subject
+from redis_queue.operate.faults import Faults
+from redis_queue.store.chunks import CHUNK, chunks
 
 Step = Callable[[], tuple[int, int]]
 """Does a batch; returns how many were looked at and how many of them were done."""

@@ -9,17 +9,17 @@ from typing import Any
 
 import click
 
-from redis_queue.audit import Subject
 from redis_queue.cli import options
 from redis_queue.cli.acting import agree
 from redis_queue.cli.ids import Named, named
 from redis_queue.cli.options import when
 from redis_queue.cli.output import harmless
-from redis_queue.console.access import Access
-from redis_queue.console.scan import Scan
-from redis_queue.console.subjects import subjects
-from redis_queue.console.waiting import Conditions
-from redis_queue.delay import DelayQueue
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.operate.access import Access
+from redis_queue.operate.audit import Subject
+from redis_queue.operate.entries import Conditions
+from redis_queue.operate.scan import Scan
+from redis_queue.operate.subjects import subjects
 
 _OPTIONS = (
     click.option("--queue", help="Only what goes into this Celery queue."),

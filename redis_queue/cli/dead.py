@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from redis_queue.batches import CHUNK, MAX_RATE, MIN_RATE
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.acting import agree, at_once, end_with, in_batches, preview
@@ -18,17 +17,18 @@ from redis_queue.cli.acting import purge as delete_all
 from redis_queue.cli.ids import Named, named
 from redis_queue.cli.one import show_one
 from redis_queue.cli.output import harmless, show_count, show_place, show_table, shown_body
-from redis_queue.console.access import Access
-from redis_queue.console.dead import Filter, Pair, task_of
-from redis_queue.console.dead import delete as delete_pairs
-from redis_queue.console.dead import redrive as redrive_pairs
-from redis_queue.console.faults import Faults
-from redis_queue.console.pages import first, sized
-from redis_queue.console.scan import Scan
-from redis_queue.console.subjects import DEAD, subjects
 from redis_queue.inspector import AnyQueue, kind_of
-from redis_queue.keys import is_id
 from redis_queue.model import DeadLetter
+from redis_queue.operate.access import Access
+from redis_queue.operate.dead_letters import Filter, Pair, task_of
+from redis_queue.operate.dead_letters import delete as delete_pairs
+from redis_queue.operate.dead_letters import redrive as redrive_pairs
+from redis_queue.operate.faults import Faults
+from redis_queue.operate.pages import first, sized
+from redis_queue.operate.scan import Scan
+from redis_queue.operate.subjects import DEAD, subjects
+from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE
+from redis_queue.store.keys import is_id
 
 
 def _filtered(task: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

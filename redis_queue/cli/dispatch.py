@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from redis_queue.celery.loop import DispatchLoop
+from redis_queue.celery.dispatch.loop import DispatchLoop
 from redis_queue.cli import options
 from redis_queue.cli.access import Command, with_app
 from redis_queue.cli.acting import report

@@ -13,10 +13,10 @@ import click
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.ending import FAILED
 from redis_queue.cli.output import harmless, show_json, show_place
-from redis_queue.console.access import Access
-from redis_queue.console.examining import examine
 from redis_queue.doctor import Finding, repair
 from redis_queue.doctor.finding import ORDER
+from redis_queue.operate.access import Access
+from redis_queue.operate.examine import examine
 
 
 @click.command(cls=StoreCommand)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from redis_queue.celery.adopt import HeldByWorkersError
+from redis_queue.celery.migrate.adopt import HeldByWorkersError
 from redis_queue.errors import ConfigurationError, InvalidValueError, RedisQueueError
 
 FAILED: Final = 1

@@ -9,8 +9,8 @@ from typing import Final, Literal, get_args
 
 from redis_queue.cli import zone
 from redis_queue.cli.output import age, encodable, harmless
-from redis_queue.console.rates import QueueKey, Rates
 from redis_queue.inspector import Count, Overview, QueueRow
+from redis_queue.operate.rates import QueueKey, Rates
 
 Sort = Literal["backlog", "name", "dead", "rate"]
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)

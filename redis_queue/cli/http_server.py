@@ -19,7 +19,7 @@ from waitress.server import BaseWSGIServer
 
 from redis_queue.cli import listening
 from redis_queue.cli.ending import stopping
-from redis_queue.console.addresses import network
+from redis_queue.operate.addresses import network
 
 SERVER: Final[Mapping[str, Any]] = {
     "threads": 8,

@@ -13,10 +13,10 @@ from redis_queue.cli.access import UrlCommand, with_url
 from redis_queue.cli.acting import report
 from redis_queue.cli.ending import interrupt, stopping
 from redis_queue.cli.output import harmless
-from redis_queue.connection import connect
 from redis_queue.errors import StoreError
-from redis_queue.script_cache import all_scripts
-from redis_queue.script_cache import load_scripts as load
+from redis_queue.store.connection import connect
+from redis_queue.store.script_cache import all_scripts
+from redis_queue.store.script_cache import load_scripts as load
 
 SLOWEST: Final = 3600
 

@@ -9,10 +9,10 @@ import click
 
 from redis_queue.cli import listening
 from redis_queue.cli.access import StoreCommand, with_access, with_url
-from redis_queue.connection import connect
-from redis_queue.console.access import Access
-from redis_queue.console.addresses import is_own_host
 from redis_queue.inspector import Inspector
+from redis_queue.operate.access import Access
+from redis_queue.operate.addresses import is_own_host
+from redis_queue.store.connection import connect
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -49,7 +49,7 @@ def _registry(url: str, access: Access) -> CollectorRegistry:
     try:
         from prometheus_client import CollectorRegistry  # noqa: PLC0415 - it is an extra
 
-        from redis_queue.metrics import Collector  # noqa: PLC0415
+        from redis_queue.operate.metrics import Collector  # noqa: PLC0415
     except ImportError as error:
         raise _missing(error) from None
     registry = CollectorRegistry()

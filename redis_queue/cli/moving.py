@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from redis_queue.celery.adopt import Adoption
-from redis_queue.celery.release import Release
+from redis_queue.celery.migrate.adopt import Adoption
+from redis_queue.celery.migrate.release import Release
 from redis_queue.cli import options
 from redis_queue.cli.access import Command, with_app
 from redis_queue.cli.ending import FAILED, INTERRUPTED, Stop, code_of, stopping

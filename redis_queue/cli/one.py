@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from redis_queue.cli.acting import report
 from redis_queue.cli.output import show_fields, show_json, shown_body
-from redis_queue.console.faults import Faults
-from redis_queue.console.pages import Found
 from redis_queue.inspector import AnyQueue
 from redis_queue.model import DeadLetter, Quarantined
+from redis_queue.operate.faults import Faults
+from redis_queue.operate.pages import Found
 
 BODIES: Final = ("body", "raw")
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 import click
 
 from redis_queue.cli import zone
-from redis_queue.console.when import When, read
 from redis_queue.errors import InvalidDelayError
+from redis_queue.operate.relative_time import When, read
 
 MOST_ROWS: Final = 10_000
 

@@ -16,7 +16,7 @@ import click
 from redis_queue.cli import zone
 from redis_queue.inspector import Inspector
 from redis_queue.logs import escape
-from redis_queue.settings import Settings
+from redis_queue.store.settings import Settings
 
 if TYPE_CHECKING:
     from rich.console import Console, JustifyMethod, OverflowMethod

@@ -6,16 +6,16 @@ from typing import Final
 
 import click
 
-from redis_queue.batches import CHUNK
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.acting import report
 from redis_queue.cli.ending import INTERRUPTED
-from redis_queue.console.access import Access
-from redis_queue.console.faults import Faults
-from redis_queue.console.pages import sized
 from redis_queue.model import PutBack
+from redis_queue.operate.access import Access
+from redis_queue.operate.faults import Faults
+from redis_queue.operate.pages import sized
 from redis_queue.putback import put_back_each
+from redis_queue.store.chunks import CHUNK
 
 MOST_ERRORS: Final = 5
 """Most queues whose errors are told one by one."""

@@ -13,11 +13,11 @@ from redis_queue.cli.acting import end_with
 from redis_queue.cli.acting import purge as delete_all
 from redis_queue.cli.one import show_one
 from redis_queue.cli.output import show_count, show_table
-from redis_queue.console.access import Access
-from redis_queue.console.faults import Faults
-from redis_queue.console.pages import first, quarantined, sized
 from redis_queue.inspector import AnyQueue, kind_of
 from redis_queue.model import Quarantined
+from redis_queue.operate.access import Access
+from redis_queue.operate.faults import Faults
+from redis_queue.operate.pages import first, quarantined, sized
 
 
 @click.group(cls=Group)

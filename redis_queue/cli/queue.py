@@ -6,15 +6,15 @@ from typing import Any, Final
 
 import click
 
-from redis_queue.batches import CHUNK
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.acting import purge as delete_all
 from redis_queue.cli.acting import report
 from redis_queue.cli.output import harmless, show_json, show_place, show_table, shown_body
-from redis_queue.console.access import Access
-from redis_queue.console.faults import Faults
-from redis_queue.queue import Place, RedisQueue
+from redis_queue.operate.access import Access
+from redis_queue.operate.faults import Faults
+from redis_queue.queue.queue import Place, RedisQueue
+from redis_queue.store.chunks import CHUNK
 
 PLACES: Final[tuple[Place, ...]] = ("ready", "delayed", "dead", "quarantine")
 

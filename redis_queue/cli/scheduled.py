@@ -9,21 +9,21 @@ from typing import Any, Final
 
 import click
 
-from redis_queue.batches import CHUNK
-from redis_queue.celery.entry import TaskEntry
+from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.acting import in_batches, preview, report
 from redis_queue.cli.conditions import Chosen, chosen, conditions, first_of
 from redis_queue.cli.output import show_count, show_fields, show_json, show_place, show_table, shown_body
 from redis_queue.cli.transfer import export, import_
-from redis_queue.console.access import Access
-from redis_queue.console.pages import first
-from redis_queue.console.scan import Scan
-from redis_queue.console.waiting import Conditions
-from redis_queue.console.when import When
-from redis_queue.delay import DelayQueue
+from redis_queue.delay.queue import DelayQueue
 from redis_queue.model import CancelOutcome, Entry
+from redis_queue.operate.access import Access
+from redis_queue.operate.entries import Conditions
+from redis_queue.operate.pages import first
+from redis_queue.operate.relative_time import When
+from redis_queue.operate.scan import Scan
+from redis_queue.store.chunks import CHUNK
 
 BAR: Final = 30
 """Longest bar of a forecast."""

@@ -11,8 +11,8 @@ import click
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import age, harmless, show_fields, show_json, show_place, show_table
-from redis_queue.console.access import Access
 from redis_queue.inspector import Count, Overview, QueueRow
+from redis_queue.operate.access import Access
 
 SIZES: Final[tuple[Count, ...]] = ("ready", "delayed", "in_flight", "dead", "quarantined")
 OTHERS: Final = "--url or REDIS_QUEUE_URL names another Redis, --prefix or REDIS_QUEUE_PREFIX another prefix"

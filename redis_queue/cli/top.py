@@ -18,10 +18,10 @@ from redis_queue.cli.ending import FAILED, interrupt, stopping
 from redis_queue.cli.frame import SORTS, Sort, draw, in_order
 from redis_queue.cli.keyboard import keyboard
 from redis_queue.cli.output import WIDTH, harmless, place_of, screen_width, show_json
-from redis_queue.console.access import Access
-from redis_queue.console.rates import QueueKey, Rates, rates
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.inspector import Overview
+from redis_queue.operate.access import Access
+from redis_queue.operate.rates import QueueKey, Rates, rates
 
 QUIT: Final = "q"
 

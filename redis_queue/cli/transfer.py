@@ -11,10 +11,9 @@ from typing import IO, Any, Final
 
 import click
 
-from redis_queue.batches import CHUNK
-from redis_queue.celery.destinations import Destinations, check_key
-from redis_queue.celery.entry import TaskEntry
-from redis_queue.celery.lists import ListNames
+from redis_queue.celery.kombu_keys import ListNames
+from redis_queue.celery.message.destinations import Destinations, check_key
+from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.acting import in_batches, report
@@ -22,14 +21,15 @@ from redis_queue.cli.conditions import conditions
 from redis_queue.cli.ending import interrupt, stopping
 from redis_queue.cli.output import harmless
 from redis_queue.cli.whole import STDOUT, whole
-from redis_queue.codec import read_document
-from redis_queue.console.access import Access
-from redis_queue.console.waiting import Conditions
-from redis_queue.delay import DelayQueue
-from redis_queue.delay_model import Push
-from redis_queue.delay_store import OnConflict
+from redis_queue.delay.model import Push
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.delay.store import OnConflict
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
+from redis_queue.operate.access import Access
+from redis_queue.operate.entries import Conditions
+from redis_queue.store.chunks import CHUNK
+from redis_queue.store.codec import read_document
 from redis_queue.times import EPOCH
 
 MODES: Final[tuple[OnConflict, ...]] = ("keep", "replace", "error")

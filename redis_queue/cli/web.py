@@ -14,7 +14,7 @@ import click
 from redis_queue.cli import listening
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import harmless
-from redis_queue.console.access import Access
+from redis_queue.operate.access import Access
 
 PASSWORD: Final = "REDIS_QUEUE_WEB_PASSWORD"  # noqa: S105 - the name of a variable
 USER: Final = "admin"

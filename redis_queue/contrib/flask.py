@@ -12,7 +12,7 @@ from celery import Celery
 from flask import Flask
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
-from redis_queue.celery.delayed import DelayedTasks
+from redis_queue.celery.delayed_tasks import DelayedTasks
 from redis_queue.errors import ConfigurationError
 from redis_queue.web import dashboard
 

@@ -9,7 +9,7 @@ from typing import Final
 from redis_queue.doctor.finding import Finding, warning
 from redis_queue.doctor.reading import Server, pairs, text
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
-from redis_queue.keys import Keys
+from redis_queue.store.keys import Keys
 
 KEY: Final = "DEL GET HKEYS HLEN LLEN PTTL TYPE UNLINK ZCARD"
 KEY_AND_ONE: Final = (

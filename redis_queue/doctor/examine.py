@@ -7,14 +7,14 @@ from typing import Final
 
 import redis
 
-from redis_queue.connection import Client
 from redis_queue.doctor import access, keyspace, queues, server
 from redis_queue.doctor.finding import COVERAGE, PERMIT, Finding, run
 from redis_queue.doctor.reading import Server, servers
 from redis_queue.doctor.survey import survey
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
-from redis_queue.scripts import Scripts
-from redis_queue.settings import Settings
+from redis_queue.store.connection import Client
+from redis_queue.store.scripts import Scripts
+from redis_queue.store.settings import Settings
 
 DEFAULT_PREFIX: Final = Settings().prefix
 

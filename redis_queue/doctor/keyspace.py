@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from redis_queue import keys
 from redis_queue.doctor.finding import Check, Finding, error, warning
 from redis_queue.doctor.reading import Shard, text
 from redis_queue.doctor.survey import TYPES, Survey
 from redis_queue.errors import ConfigurationError, WrongTypeError
-from redis_queue.settings import Settings
+from redis_queue.store import keys
+from redis_queue.store.settings import Settings
 
 SCHEMA: Final = 1
 """What the scripts of this release write."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from redis_queue import keys
-from redis_queue.batches import chunks
 from redis_queue.doctor.finding import Check, Finding, error, warning
 from redis_queue.doctor.reading import SAMPLE, STEP, Shard, pairs, text
-from redis_queue.scripts import Scripts
+from redis_queue.store import keys
+from redis_queue.store.chunks import chunks
+from redis_queue.store.scripts import Scripts
 
 FORGOTTEN_MS: Final = 600_000
 """A lease that ended so long ago was missed by two put-backs of beat's."""

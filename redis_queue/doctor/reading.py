@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import redis
 
-from redis_queue.connection import Client
 from redis_queue.doctor.finding import WithheldError
 from redis_queue.errors import StoreError
-from redis_queue.keys import Keys, Kind
 from redis_queue.lazy_property import LazyProperty
-from redis_queue.scripts import Argument, BoundScript, Scripts
+from redis_queue.store.connection import Client
+from redis_queue.store.keys import Keys, Kind
+from redis_queue.store.scripts import Argument, BoundScript, Scripts
 
 STEP: Final = 500
 """Elements that one command is asked for."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from redis_queue.batches import CHUNK, chunks
-from redis_queue.connection import Client
 from redis_queue.doctor.examine import DEFAULT_PREFIX
 from redis_queue.doctor.finding import PERMIT, Finding
 from redis_queue.doctor.keyspace import mortal
@@ -14,7 +12,9 @@ from redis_queue.doctor.queues import recordless, tally
 from redis_queue.doctor.reading import Shard, servers, text
 from redis_queue.doctor.survey import Survey, survey
 from redis_queue.errors import StoreError, StoreUnavailableError
-from redis_queue.settings import Settings
+from redis_queue.store.chunks import CHUNK, chunks
+from redis_queue.store.connection import Client
+from redis_queue.store.settings import Settings
 
 WALK: Final = 50_000
 """Elements of the ready list that one call may walk over, a few milliseconds; each of its ids may cost a walk."""

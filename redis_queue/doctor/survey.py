@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from redis_queue import keys
-from redis_queue.connection import Client
 from redis_queue.doctor.finding import COVERAGE, Finding
 from redis_queue.doctor.reading import STEP, Server, Shard, pairs
 from redis_queue.errors import StoreRefusedError, WrongTypeError
-from redis_queue.keys import Keys, Kind, Part
-from redis_queue.registry import Known, read
-from redis_queue.scripts import Argument, Scripts
+from redis_queue.store import keys
+from redis_queue.store.connection import Client
+from redis_queue.store.keys import Keys, Kind, Part
+from redis_queue.store.registry import Known, read
+from redis_queue.store.scripts import Argument, Scripts
 
 MOST_SHARDS: Final = 1000
 MOST_FIELDS: Final = 10_000

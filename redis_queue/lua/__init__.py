@@ -1,1 +1,1 @@
-"""The scripts: one operation, one file. Data only; :mod:`redis_queue.scripts` reads it."""
+"""The scripts: one operation, one file. Data only; :mod:`redis_queue.store.scripts` reads it."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from redis_queue.connection import connect
 from redis_queue.errors import ConfigurationError
-from redis_queue.urls import scheme_of
+from redis_queue.store.connection import connect
+from redis_queue.store.urls import scheme_of
 
 URL_VARIABLE: Final = "REDIS_QUEUE_TEST_URL"
 FLUSH_VARIABLE: Final = "REDIS_QUEUE_TEST_FLUSH"

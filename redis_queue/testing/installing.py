@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery import _state
 
-from redis_queue.celery.delayed import ATTRIBUTE, DelayedTasks
+from redis_queue.celery.delayed_tasks import DelayedTasks
 from redis_queue.celery.store import Store
-from redis_queue.delay import DelayQueue
-from redis_queue.delay_model import Push
-from redis_queue.delay_store import Conflict
-from redis_queue.leasing import Clock
+from redis_queue.celery.stored_tasks import ATTRIBUTE
+from redis_queue.delay.model import Push
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.delay.store import Conflict
+from redis_queue.store.records import Clock
 from redis_queue.testing.overrides import Overrides
 from redis_queue.testing.results import MemoryResults
 from redis_queue.testing.sending import Take, sending_amqp
@@ -78,7 +79,7 @@ def install(
     overrides.put(attributes, "_backend_cache", MemoryResults(app, before_wait))
     overrides.put(attributes, "redis_queue_store", TravelStore(app, clock))
     overrides.put(attributes, "send_task", _followed(app.send_task, after_send))
-    delayed = DelayedTasks.of(app)
+    delayed = DelayedTasks(app)
     for name in ("settings", "queue", "_lists"):
         overrides.drop(vars(delayed), name)
     delayed.attach(app.amqp)

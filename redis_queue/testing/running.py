@@ -12,8 +12,9 @@ from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.exceptions import Reject
 
-from redis_queue.celery.deferring import DEFERS, Deferred, defer_envelope, delayed_of, serial_of
-from redis_queue.lock import holding_nothing
+from redis_queue.celery.consume.deferral import DEFERS, Deferred, defer_envelope, serial_of
+from redis_queue.celery.stored_tasks import StoredTasks
+from redis_queue.lock.lock import holding_nothing
 from redis_queue.testing.row import TaskRow
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def run_task(app: Celery, row: TaskRow, now: datetime) -> TaskRun:
     if info is None:
         return _run(row, now, states.SUCCESS, result)
     if isinstance(info.retval, Deferred):
-        defer_envelope(delayed_of(app), row.envelope, info.retval.delay)
+        defer_envelope(StoredTasks.of(app), row.envelope, info.retval.delay)
     failed = info.state == states.FAILURE
     return _run(row, now, info.state, exception=info.retval if failed else None)
 

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from redis_queue.celery.envelope import Envelope
-from redis_queue.celery.tap import Tap
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.intercepting_producer import Tap
 
 if TYPE_CHECKING:
     from celery import Celery

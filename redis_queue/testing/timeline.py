@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from celery.exceptions import TimeoutError as NoResultError
 
-from redis_queue.batches import CHUNK
-from redis_queue.celery.delayed import DelayedTasks
-from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.delayed_tasks import DelayedTasks
+from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.store import Store
 from redis_queue.errors import InvalidDelayError, InvalidValueError
 from redis_queue.model import Entry
+from redis_queue.store.chunks import CHUNK
 from redis_queue.testing.clock import MoveTo, TravelClock
 from redis_queue.testing.installing import TravelQueue, install
 from redis_queue.testing.message import not_scheduled, scheduled_after_all

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from redis_queue.batches import CHUNK, check_limit
-from redis_queue.connection import Client, connect
 from redis_queue.errors import ConfigurationError, InvalidValueError
-from redis_queue.queue import RedisQueue
-from redis_queue.scripts import Scripts
+from redis_queue.queue.queue import RedisQueue
+from redis_queue.store.chunks import CHUNK, check_limit
+from redis_queue.store.connection import Client, connect
+from redis_queue.store.scripts import Scripts
 from redis_queue.validation.report import Report, tally
 from redis_queue.validation.worker import Order
 

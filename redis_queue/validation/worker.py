@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from redis_queue.connection import connect
 from redis_queue.model import Message
-from redis_queue.queue import RedisQueue
+from redis_queue.queue.queue import RedisQueue
+from redis_queue.store.connection import connect
 from redis_queue.validation.log import ACKED, CLAIMED, HANDLED, LOST_ON_PURPOSE, REFUSED, Step, StepLog
 
 

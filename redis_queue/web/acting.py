@@ -15,19 +15,19 @@ from urllib.parse import quote
 from flask import Blueprint, abort, flash, g, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from redis_queue.audit import Action, Subject
-from redis_queue.batches import CHUNK, MANY, chunks
-from redis_queue.console.dead import Place
-from redis_queue.console.faults import Faults
-from redis_queue.console.pages import Page, gather
-from redis_queue.console.subjects import subjects
-from redis_queue.console.when import When
-from redis_queue.delay import DelayQueue
+from redis_queue.delay.queue import DelayQueue
 from redis_queue.inspector import AnyQueue, kind_of
-from redis_queue.keys import is_id
 from redis_queue.logs import logger_of
 from redis_queue.model import CancelOutcome
-from redis_queue.queue import RedisQueue
+from redis_queue.operate.audit import Action, Subject
+from redis_queue.operate.dead_letters import Place
+from redis_queue.operate.faults import Faults
+from redis_queue.operate.pages import Page, gather
+from redis_queue.operate.relative_time import When
+from redis_queue.operate.subjects import subjects
+from redis_queue.queue.queue import RedisQueue
+from redis_queue.store.chunks import CHUNK, MANY, chunks
+from redis_queue.store.keys import is_id
 from redis_queue.web import asked
 from redis_queue.web.dead import CONDITIONS as DEAD
 from redis_queue.web.dead import filter_of, page_of
@@ -37,7 +37,7 @@ from redis_queue.web.queues import KINDS
 from redis_queue.web.scheduled import CONDITIONS as SCHEDULED
 from redis_queue.web.scheduled import MOST_LOOKED_AT, conditions_of, matching
 
-logger = logger_of("redis_queue.audit")
+logger = logger_of("redis_queue.operate.audit")
 
 pages = Blueprint("acting", __name__)
 

@@ -11,12 +11,12 @@ from flask import Flask, Response, current_app, g, render_template, request
 from kombu.exceptions import OperationalError
 from werkzeug.exceptions import BadRequest, HTTPException, InternalServerError
 
-from redis_queue.connection import Client, connect
-from redis_queue.console.access import Access, AppAccess
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.inspector import Inspector
 from redis_queue.logs import logger_of
-from redis_queue.translation import RedisErrors, redact
+from redis_queue.operate.access import Access, AppAccess
+from redis_queue.store.connection import Client, connect
+from redis_queue.store.redis_errors import RedisErrors, redact
 from redis_queue.web import acting, dead, doctor, entry, forecast, overview, queues, scheduled, shown, workers
 from redis_queue.web.desk import DESK, Desk
 from redis_queue.web.guard import Cookies, Guard, Unknown, form_token, seal

@@ -8,8 +8,8 @@ from typing import Final
 from flask import abort, request
 from werkzeug.datastructures import MultiDict
 
-from redis_queue.console.when import When, read
 from redis_queue.errors import InvalidValueError
+from redis_queue.operate.relative_time import When, read
 
 MAX_TEXT: Final = 300
 

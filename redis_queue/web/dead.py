@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from flask import Blueprint, abort, render_template, request
 
-from redis_queue.console.dead import Filter, Place, as_task
-from redis_queue.console.faults import Faults
-from redis_queue.console.pages import Found, Page
-from redis_queue.console.scan import Scan
 from redis_queue.inspector import QueueRow, kind_of
-from redis_queue.keys import is_id
 from redis_queue.model import DeadLetter
+from redis_queue.operate.dead_letters import Filter, Place, as_task
+from redis_queue.operate.faults import Faults
+from redis_queue.operate.pages import Found, Page
+from redis_queue.operate.scan import Scan
+from redis_queue.store.keys import is_id
 from redis_queue.web import asked
 from redis_queue.web.desk import desk
 from redis_queue.web.named import MOST_NAMES, reference, window

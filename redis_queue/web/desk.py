@@ -6,8 +6,8 @@ from typing import Final
 
 from flask import current_app
 
-from redis_queue.audit import Audit
-from redis_queue.console.access import Access
+from redis_queue.operate.access import Access
+from redis_queue.operate.audit import Audit
 
 DESK: Final = "redis_queue"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from flask import Blueprint, render_template
 
-from redis_queue.console.examining import examine
 from redis_queue.doctor.finding import ORDER
+from redis_queue.operate.examine import examine
 from redis_queue.web import asked
 from redis_queue.web.desk import desk
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from flask import Blueprint, abort, render_template, request
 
-from redis_queue.console.subjects import task_of
 from redis_queue.inspector import kind_of
 from redis_queue.model import Item
+from redis_queue.operate.subjects import task_of
 from redis_queue.web import asked, shown
 from redis_queue.web.desk import desk
 from redis_queue.web.named import queue_of, reference

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from flask import Blueprint, render_template
 
-from redis_queue.console.forecast import by_task
+from redis_queue.operate.forecast import by_task
 from redis_queue.web import asked
 from redis_queue.web.charts import level
 from redis_queue.web.named import delay_queues

@@ -17,7 +17,7 @@ from flask import Flask, Response, abort, current_app, g, request, session
 from flask.sessions import SecureCookieSessionInterface
 from werkzeug.sansio.utils import host_is_trusted
 
-from redis_queue.console.addresses import network
+from redis_queue.operate.addresses import network
 from redis_queue.web.settings import WebSettings
 
 WRONG_IN: Final = 60.0

@@ -9,12 +9,12 @@ from urllib.parse import quote, unquote
 
 from flask import abort
 
-from redis_queue.console.faults import Faults
-from redis_queue.delay import DelayQueue
+from redis_queue.delay.queue import DelayQueue
 from redis_queue.inspector import AnyQueue, QueueRow, kind_of
-from redis_queue.keys import is_id
-from redis_queue.registry import Known
-from redis_queue.settings import Settings
+from redis_queue.operate.faults import Faults
+from redis_queue.store.keys import is_id
+from redis_queue.store.registry import Known
+from redis_queue.store.settings import Settings
 from redis_queue.web.desk import desk
 
 MOST_NAMES: Final = 200

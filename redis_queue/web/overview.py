@@ -9,11 +9,11 @@ from typing import Any
 
 from flask import Blueprint, render_template
 
-from redis_queue.console.faults import Faults
-from redis_queue.delay import DelayQueue
+from redis_queue.delay.queue import DelayQueue
 from redis_queue.inspector import BROKEN, MOST_ROWS, QueueRow
-from redis_queue.registry import Known
-from redis_queue.settings import Settings
+from redis_queue.operate.faults import Faults
+from redis_queue.store.registry import Known
+from redis_queue.store.settings import Settings
 from redis_queue.web import asked
 from redis_queue.web.charts import HEIGHT, WIDTH, bars, nice
 from redis_queue.web.desk import desk

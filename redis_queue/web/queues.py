@@ -8,7 +8,7 @@ from flask import Blueprint, render_template
 
 from redis_queue.errors import InvalidNameError
 from redis_queue.inspector import BROKEN, AnyQueue, kind_of
-from redis_queue.queue import RedisQueue
+from redis_queue.queue.queue import RedisQueue
 from redis_queue.web import asked
 from redis_queue.web.desk import desk
 from redis_queue.web.named import queue_of

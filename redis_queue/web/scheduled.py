@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from flask import Blueprint, abort, render_template, request
 
-from redis_queue.console.pages import Page, gather
-from redis_queue.console.scan import Scan
-from redis_queue.console.waiting import Conditions
-from redis_queue.delay import DelayQueue
-from redis_queue.keys import is_id
-from redis_queue.leasing import id_bytes, id_text
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.operate.entries import Conditions
+from redis_queue.operate.pages import Page, gather
+from redis_queue.operate.scan import Scan
+from redis_queue.store.keys import is_id
+from redis_queue.store.records import id_bytes, id_text
 from redis_queue.web import asked
 from redis_queue.web.desk import desk
 from redis_queue.web.named import delay_queues

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from redis_queue.celery.entry import TaskEntry
+from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.logs import escape
 from redis_queue.model import Entry, Unread
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from flask import Blueprint, abort, render_template
 
-from redis_queue.console.examining import ANSWER_WITHIN
-from redis_queue.console.faults import Faults
-from redis_queue.delay import DelayQueue
-from redis_queue.dispatching import DispatcherRow
+from redis_queue.delay.lateness import DispatcherRow
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.operate.examine import ANSWER_WITHIN
+from redis_queue.operate.faults import Faults
 from redis_queue.web import asked
 from redis_queue.web.desk import desk
 from redis_queue.web.named import MOST_QUEUES

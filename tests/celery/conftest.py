@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue
-from redis_queue.celery.leases.fetching import can_fetch
-from tests.celery.brokers import Broker
-from tests.celery.clocks import ManualClock
+from redis_queue.celery.consume.fetch import can_fetch
+from tests.support.celery.brokers import Broker
+from tests.support.celery.clocks import ManualClock
 from tests.support.servers import RedisServer
 
 # An older kombu has no atomic fetch (that it is refused is tested with the leases), and does not look whether an idle

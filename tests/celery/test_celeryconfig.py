@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
 
 from redis_queue.celery import Store
-from redis_queue.celery.tasks import DELAY_DISPATCH, PUTBACK
+from redis_queue.celery.dispatch.beat import DELAY_DISPATCH, PUTBACK
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.celery
 
-FILE = Path(__file__).parents[2] / "celeryconfig.py"
+FILE = ROOT / "celeryconfig.py"
 VARIABLES = (
     "REDIS_URL",
     "CELERY_BROKER_URL",

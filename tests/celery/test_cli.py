@@ -15,12 +15,13 @@ import redis
 from celery import Celery
 from click.testing import CliRunner, Result
 
-from redis_queue.batches import CHUNK
-from redis_queue.celery import DelayedTasks, adopt
+from redis_queue.celery import DelayedTasks
+from redis_queue.celery.migrate import adopt
 from redis_queue.cli import celery as cli
-from redis_queue.keys import Keys
-from tests.celery.brokers import Broker
-from tests.celery.commands import run_command, start_command
+from redis_queue.store.chunks import CHUNK
+from redis_queue.store.keys import Keys
+from tests.support.celery.brokers import Broker
+from tests.support.celery.commands import run_command, start_command
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -41,7 +42,7 @@ def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
 
 @pytest.fixture
 def environment(redis_server: RedisServer, client: redis.Redis) -> dict[str, str]:
-    """What points `tests.celery.migrating` to the shared Redis."""
+    """What points `tests.support.celery.migrating` to the shared Redis."""
     return {"BROKER": f"redis+socket://{redis_server.socket}", "STORE": redis_server.url}
 
 
@@ -317,7 +318,7 @@ class TestAsAUserRunsIt:
     def test_ctrl_c_leaves_every_task_stored_or_released(
         self, environment: dict[str, str], app: Celery, client: redis.Redis
     ) -> None:
-        DelayedTasks.of(app).push_many([app.signature("shop.remind") for _ in range(20_000)], countdown=3600)
+        DelayedTasks(app).push_many([app.signature("shop.remind") for _ in range(20_000)], countdown=3600)
         with start_command("release-all", "--json", **environment) as process:
             wait_until(lambda: client.llen("celery") > 2 * CHUNK, description="two batches in their queue")
             process.send_signal(signal.SIGINT)

@@ -14,9 +14,9 @@ from celery import Celery, chain, chord, group
 from celery.exceptions import TaskRevokedError
 
 from redis_queue.celery import DelayedTasks
-from tests.celery.brokers import Broker
-from tests.celery.canvas_app import VARIABLE, close_clients, make
-from tests.celery.processes import CeleryProcess
+from tests.support.celery.brokers import Broker
+from tests.support.celery.canvas_app import VARIABLE, close_clients, make
+from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -47,7 +47,10 @@ def serve(server: RedisServer, broker: Broker, backend: str) -> Iterator[Celery]
     app = make(settings)
     arguments = ("worker", "--pool", "threads", "--concurrency", "4", "--loglevel", "INFO", "--without-gossip")
     with CeleryProcess(
-        *("-A", "tests.celery.canvas_app"), *arguments, "--without-mingle", environment={VARIABLE: json.dumps(settings)}
+        *("-A", "tests.support.celery.canvas_app"),
+        *arguments,
+        "--without-mingle",
+        environment={VARIABLE: json.dumps(settings)},
     ) as worker:
         worker.wait_for_output("ready.")
         yield app
@@ -146,8 +149,8 @@ class TestAnywhere:
         result = signing(anywhere)("append", "cancelled", str(file)).apply_async(countdown=0.5)
         after = signing(anywhere)("append", "after", str(file)).apply_async(countdown=0.7)
 
-        assert DelayedTasks.of(anywhere).cancel(result.id)
-        assert not DelayedTasks.of(anywhere).cancel(result.id)
+        assert DelayedTasks(anywhere).cancel(result.id)
+        assert not DelayedTasks(anywhere).cancel(result.id)
 
         after.get(timeout=WITHIN)
         assert file.read_text() == "after\n"
@@ -242,4 +245,4 @@ def test_the_same_id_again_runs_once_and_the_last_one(sign: Sign, redis_app: Cel
     redis_app.AsyncResult("form-7").get(timeout=WITHIN)
 
     assert file.read_text() == "4\n"
-    assert DelayedTasks.of(redis_app).get("form-7") is None
+    assert DelayedTasks(redis_app).get("form-7") is None

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from redis_queue import RedisQueue
 from redis_queue.inspector import Inspector
-from redis_queue.metrics import Collector
-from tests.celery.fleet import Fleet, send
+from redis_queue.operate.metrics import Collector
+from tests.support.celery.fleet import Fleet, send
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 

@@ -15,9 +15,9 @@ from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.celery import push_task
-from tests.celery.brokers import Broker
-from tests.celery.clocks import ManualClock
-from tests.celery.processes import CeleryProcess
+from tests.support.celery.brokers import Broker
+from tests.support.celery.clocks import ManualClock
+from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -80,7 +80,7 @@ def own_rabbitmq(rabbitmq_url: str) -> Iterator[Installation]:
         prefix = broker.name("reference")
         broker.forget_later(f"{prefix}-celery", f"{prefix}-redis_queue", f"{prefix}-control.pidbox", f"{prefix}-events")
         environment = {"REDIS_URL": server.url, "CELERY_BROKER_URL": rabbitmq_url, "PRIVATE_PREFIX": prefix}
-        yield Installation(client, rabbitmq_url, "tests.celery.private_tasks", prefix, environment)
+        yield Installation(client, rabbitmq_url, "tests.support.celery.private_tasks", prefix, environment)
 
 
 @pytest.fixture(params=["own_redis", "own_rabbitmq"])
@@ -143,7 +143,7 @@ def test_a_backlog_of_slow_tasks_does_not_hold_the_ticks_up(own_redis: Installat
     with Celery("client", broker=own_redis.broker_url, set_as_current=False) as client:
         for _ in range(60):
             client.send_task("tests.work", [1.0])
-    with own_redis.celery(*WORKER, "--include", "tests.celery.slow_tasks") as celery:
+    with own_redis.celery(*WORKER, "--include", "tests.support.celery.slow_tasks") as celery:
         celery.wait_for_output("tests.work[")
         for number in range(2):
             id_ = push_task(own_redis.delayed, REMIND, (), order(number), queue="redis_queue")

@@ -19,16 +19,16 @@ from celery.exceptions import TaskRevokedError
 
 from redis_queue import Lock
 from redis_queue.celery import DelayedTasks
-from tests.celery.brokers import Broker
-from tests.celery.fleet import Fleet
-from tests.celery.processes import CeleryProcess
-from tests.celery.serial_names import GATHER, HOLD, LEASE, MEET, RETRY_ONCE, ROWS, WRITE, told
+from tests.support.celery.brokers import Broker
+from tests.support.celery.fleet import Fleet
+from tests.support.celery.processes import CeleryProcess
+from tests.support.celery.serial_names import GATHER, HOLD, LEASE, MEET, RETRY_ONCE, ROWS, WRITE, told
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
 
-APP = "tests.celery.serial_app"
+APP = "tests.support.celery.serial_app"
 
 
 class SerialFleet(Fleet):
@@ -97,7 +97,7 @@ def app(fleet: SerialFleet) -> Celery:
 
 def lock_of(app: Celery, name: str) -> Lock:
     """Return a lock of the app's store, to be held by a test."""
-    return Lock(name, DelayedTasks.of(app).store.client)
+    return Lock(name, DelayedTasks(app).store.client)
 
 
 def check_turns(rows: list[dict[str, Any]], lock: str, count: int) -> None:
@@ -116,7 +116,7 @@ def check_turns(rows: list[dict[str, Any]], lock: str, count: int) -> None:
 
 def parked(app: Celery, task_id: str) -> Any:
     """Return the stored entry of a task, once it is there."""
-    delayed = DelayedTasks.of(app)
+    delayed = DelayedTasks(app)
     return wait_until(lambda: delayed.queue.get(task_id), description=f"task {task_id} to be deferred")
 
 
@@ -128,7 +128,7 @@ class TestTurns:
         pids = {row["pid"] for row in fleet.rows if row["lock"] == "customer:forty"}
         assert len(pids) > 1
         assert {result.state for result in results} == {"SUCCESS"}
-        assert DelayedTasks.of(app).count() == 0
+        assert DelayedTasks(app).count() == 0
 
     def test_other_keys_run_at_the_same_time(self, app: Celery) -> None:
         ours, theirs = uuid.uuid4().hex, uuid.uuid4().hex
@@ -161,7 +161,7 @@ class TestDeferred:
             result.revoke()
             with pytest.raises(TaskRevokedError):
                 result.get(timeout=10)
-        assert DelayedTasks.of(app).get(result.id) is None
+        assert DelayedTasks(app).get(result.id) is None
         assert not [row for row in fleet.rows if row["id"] == result.id]
 
     def test_who_waits_longest_runs_as_soon_as_the_lock_is_free(self, fleet: SerialFleet, app: Celery) -> None:
@@ -171,7 +171,7 @@ class TestDeferred:
             ids.append(app.send_task(HOLD, ("woken", 600.0)).id)
             parked(app, ids[-1])
         # Who is gone is passed over.
-        DelayedTasks.of(app).cancel(ids[1])
+        DelayedTasks(app).cancel(ids[1])
         for before, after in ((ids[0], ids[2]), (ids[2], ids[3])):
             fleet.client.rpush(told(before), "1")
             fleet.wait_for_row("start", after)

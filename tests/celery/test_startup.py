@@ -12,11 +12,11 @@ import pytest
 from celery import Celery
 
 from redis_queue.celery import DelayedTasks, TaskLeases
-from redis_queue.celery.safe_settings import SAFE
+from redis_queue.celery.consume.safe_settings import SAFE
 from redis_queue.celery.startup import StartupStep, describe
 from redis_queue.celery.store import Store
-from redis_queue.console.examining import _lease_settings
-from tests.celery.fleet import fleet_on_one_redis
+from redis_queue.operate.examine import _lease_settings
+from tests.support.celery.fleet import fleet_on_one_redis
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 

@@ -12,13 +12,13 @@ from kombu.exceptions import OperationalError
 
 from redis_queue import DelayQueue, StoreUnavailableError
 from redis_queue.celery import DelayedTasks
-from redis_queue.keys import Keys
-from redis_queue.scripts import load
-from tests.celery.brokers import Broker
-from tests.celery.delaying_names import STUBBORN
-from tests.celery.fleet import Fleet
-from tests.celery.processes import CeleryProcess
+from redis_queue.store.keys import Keys
+from redis_queue.store.scripts import load
 from tests.store.stage import Copy, load_scripts
+from tests.support.celery.brokers import Broker
+from tests.support.celery.delaying_names import STUBBORN
+from tests.support.celery.fleet import Fleet
+from tests.support.celery.processes import CeleryProcess
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -154,7 +154,7 @@ def test_a_retry_in_a_worker_waits_in_the_broker_while_the_store_is_away(broker:
         fleet = Fleet(store, client, broker.url, broker.name("delaying"))
         broker.forget_later(f"{fleet.queue}-control.pidbox", f"{fleet.queue}-events")
         worker = CeleryProcess(
-            *("-A", "tests.celery.delaying_app", "worker", "--pool", "threads", "--loglevel", "INFO"),
+            *("-A", "tests.support.celery.delaying_app", "worker", "--pool", "threads", "--loglevel", "INFO"),
             environment={**fleet.environment(), "STORE_URL": proxy.url},
         )
         with worker:

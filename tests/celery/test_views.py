@@ -18,7 +18,7 @@ from celery import Celery
 
 from redis_queue import InvalidValueError, StoreUnavailableError
 from redis_queue.celery import Dispatched, Dispatcher, Store, push_task
-from tests.celery.brokers import Broker
+from tests.support.celery.brokers import Broker
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
 

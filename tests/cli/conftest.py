@@ -20,7 +20,7 @@ from redis_queue.celery import DelayedTasks
 from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
 from redis_queue.inspector import Inspector
-from redis_queue.keys import Keys
+from redis_queue.store.keys import Keys
 from tests.support.clock import Clock
 from tests.support.servers import RedisServer
 

@@ -12,12 +12,10 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
+from tests.support.paths import ROOT
 from tests.support.wait import wait_until
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 class Terminal:

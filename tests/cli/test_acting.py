@@ -20,17 +20,17 @@ from click.testing import Result
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.cli import transfer
-from redis_queue.delay_model import Push
-from redis_queue.keys import Keys
+from redis_queue.delay.model import Push
 from redis_queue.model import PutBack
+from redis_queue.store.keys import Keys
 from tests.cli.conftest import DUE, NOW, Run
 from tests.store.stage import differences, snapshot
 from tests.support.clock import Clock
+from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.celery
 
-ROOT = Path(__file__).parent.parent.parent
 TASK = "00000000-0000-4000-8000-000000000001"
 
 
@@ -668,7 +668,16 @@ class TestTheRealCommand:
     def test_through_celery_takes_them_from_the_app(self, redis_server: RedisServer, client: redis.Redis) -> None:
         DelayQueue("celery", client).push("x", id="mine", delay=60)
         environment = {"BROKER": f"redis+socket://{redis_server.socket}", "STORE": redis_server.url}
-        command = [sys.executable, "-m", "celery", "-A", "tests.celery.migrating", "redis-queue", "scheduled", "list"]
+        command = [
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            "tests.support.celery.migrating",
+            "redis-queue",
+            "scheduled",
+            "list",
+        ]
         options = {"cwd": ROOT, "env": {**os.environ, **environment}, "text": True, "timeout": 30}
 
         done = subprocess.run([*command, "--json"], capture_output=True, **options)

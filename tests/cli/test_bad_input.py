@@ -19,7 +19,7 @@ from celery import Celery
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
-from redis_queue.delay_model import Push
+from redis_queue.delay.model import Push
 from tests.cli.conftest import Run
 from tests.cli.terminal import ROOT
 from tests.cli.test_output import leaves
@@ -265,7 +265,7 @@ class TestTheApp:
     def test_says_which_redis_is_meant(self, redis_server: RedisServer, client: redis.Redis) -> None:
         DelayQueue("celery", client).push("x", id="mine", delay=60)
         environment = {"BROKER": f"redis+socket://{redis_server.socket}", "STORE": redis_server.url}
-        app = ("-A", "tests.celery.migrating")
+        app = ("-A", "tests.support.celery.migrating")
 
         found = redis_queue(*app, "scheduled", "list", "--json", **environment)
         refused = redis_queue(*app, "queues", "--url", "redis://elsewhere", **environment)

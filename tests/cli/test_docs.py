@@ -13,10 +13,11 @@ from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
 from tests.cli.conftest import Run
 from tests.cli.test_output import leaves
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.celery
 
-DOCS = (Path(__file__).parent.parent.parent / "docs" / "cli.md").read_text()
+DOCS = (ROOT / "docs" / "cli.md").read_text()
 EXAMPLES = re.findall(r"^\| `redis-queue ([^`]+)`", DOCS, re.MULTILINE)
 
 

@@ -12,7 +12,7 @@ import pytest
 from waitress import wasyncore
 
 from redis_queue.cli.http_server import Connection, Limits, create
-from redis_queue.console.addresses import is_own_host, network
+from redis_queue.operate.addresses import is_own_host, network
 from tests.support.ports import HOST
 from tests.support.wait import wait_until
 

@@ -20,7 +20,7 @@ import redis
 from celery import Celery
 
 from redis_queue import RedisQueue
-from redis_queue.celery.leases.counters import Counters
+from redis_queue.celery.consume.counters import Counters
 from redis_queue.cli import metrics
 from tests.cli.conftest import Run
 from tests.support.ports import HOST
@@ -124,7 +124,7 @@ def test_a_port_that_cannot_be_is_refused(run: Run, port: str) -> None:
 
 def test_without_the_extra_it_is_named(run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    monkeypatch.delitem(sys.modules, "redis_queue.metrics", raising=False)
+    monkeypatch.delitem(sys.modules, "redis_queue.operate.metrics", raising=False)
     done = run("metrics", "--once")
     assert done.exit_code == 1
     (line,) = done.stderr.splitlines()

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.script_cache import load_scripts
+from redis_queue.store.script_cache import load_scripts
 from tests.cli.conftest import Run
 from tests.cli.test_docs import EXAMPLES
 from tests.cli.test_output import LOOKS

@@ -13,8 +13,8 @@ import redis
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.cli.frame import draw, short
-from redis_queue.console.rates import Rates, rates
 from redis_queue.inspector import Inspector, Overview, QueueRow
+from redis_queue.operate.rates import Rates, rates
 from tests.cli.conftest import Run
 from tests.cli.terminal import ROOT, Terminal, terminal
 from tests.support.clock import Clock

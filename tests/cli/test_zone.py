@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue, connect
-from redis_queue.urls import url_of
+from redis_queue.store.urls import url_of
 from tests.cli.conftest import DUE, Run
 from tests.cli.terminal import terminal
 from tests.support.clock import Clock

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+
 DOCS = ROOT / "docs"
 
 BLOCK = re.compile(r"(?:^<!-- ([\w ]+?)(?:: (.+?))? -->\n)?^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)

@@ -13,9 +13,10 @@ import pytest
 from docs.generated import MAKERS, MARK, SITE, stale
 from docs.generated import pages as contents
 from docs.generated.api import PLACES
-from redis_queue import Settings, errors, keys
+from redis_queue import Settings, errors
 from redis_queue.celery import CelerySettings
 from redis_queue.cli import group
+from redis_queue.store import keys
 from redis_queue.web import WebSettings
 from tests.cli.test_output import leaves
 from tests.docs.blocks import DOCS, ROOT, pages

@@ -11,7 +11,7 @@ import redis
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.doctor import examine
-from redis_queue.keys import Keys
+from redis_queue.store.keys import Keys
 from tests.support.servers import RedisServer, client_options
 
 LATER = 3600

@@ -14,11 +14,11 @@ import redis
 from celery import Celery
 from click.testing import CliRunner, Result
 
-from redis_queue import keys
 from redis_queue.cli import celery as cli
 from redis_queue.cli import group
 from redis_queue.cli.doctor import _show
 from redis_queue.doctor import Finding, examine
+from redis_queue.store import keys
 from tests.doctor import test_stored_faults as faults
 from tests.doctor.conftest import Limit, Stage
 from tests.doctor.test_repair import keyspace

@@ -8,12 +8,12 @@ from datetime import datetime, timezone
 import pytest
 
 from redis_queue.celery import DelayedTasks
-from redis_queue.console.access import AppAccess
-from redis_queue.console.examining import examine
-from redis_queue.dispatching import DispatcherRow, Dispatches
+from redis_queue.delay.lateness import DispatcherRow, Dispatches
 from redis_queue.doctor import Finding
-from tests.celery.delaying_names import NOTE
-from tests.celery.fleet import Fleet, fleet_on_one_redis, send
+from redis_queue.operate.access import AppAccess
+from redis_queue.operate.examine import examine
+from tests.support.celery.delaying_names import NOTE
+from tests.support.celery.fleet import Fleet, fleet_on_one_redis, send
 
 pytestmark = pytest.mark.celery
 

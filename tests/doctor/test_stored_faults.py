@@ -8,14 +8,15 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from redis_queue import DelayQueue, RedisQueue, keys
-from redis_queue.dispatching import Dispatches
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue.delay.lateness import Dispatches
 from redis_queue.doctor import examine
 from redis_queue.doctor.keyspace import SCHEMA
 from redis_queue.doctor.reading import servers
 from redis_queue.doctor.survey import survey
-from redis_queue.keys import Keys
-from redis_queue.scripts import load
+from redis_queue.store import keys
+from redis_queue.store.keys import Keys
+from redis_queue.store.scripts import load
 from tests.doctor.conftest import Stage, wrong
 
 LONG_AGO = 1_600_000_000_000

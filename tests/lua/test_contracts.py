@@ -15,14 +15,14 @@ import redis
 from redis.crc import key_slot
 
 from redis_queue import DelayQueue, Lock, RedisQueue
-from redis_queue import keys as keys_module
-from redis_queue.delay_model import Delivery, Foreign, Push
-from redis_queue.dispatching import DispatcherRow, Dispatches, Lateness
+from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
+from redis_queue.delay.model import Delivery, Foreign, Push
 from redis_queue.doctor import repair
 from redis_queue.keeper import Place, Renewer
-from redis_queue.keys import Keys
-from redis_queue.leasing import Shard
-from redis_queue.scripts import BoundScript, load
+from redis_queue.store import keys as keys_module
+from redis_queue.store.keys import Keys
+from redis_queue.store.records import Shard
+from redis_queue.store.scripts import BoundScript, load
 from tests.store.stage import Copy, Stage
 from tests.support.servers import RedisServer
 

@@ -7,7 +7,8 @@ import types
 
 import pytest
 
-from redis_queue import leasing, scripts
+from redis_queue.store import records as leasing
+from redis_queue.store import scripts
 
 
 @pytest.fixture(autouse=True)

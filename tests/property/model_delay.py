@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from redis_queue.errors import EntryExistsError
 from redis_queue.model import CancelOutcome
-from redis_queue.settings import Settings
+from redis_queue.store.settings import Settings
 from tests.property.model_shard import SCRIPT_FLAWS, Claim, Held, Row, ShardModel, Wire, make_record, same
 
 CHUNK = 500

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from redis_queue.errors import QueueFullError
-from redis_queue.settings import Settings
+from redis_queue.store.settings import Settings
 from tests.property.model_shard import MANY, Claim, Row, ShardModel, Wire, make_record, same
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
-from redis_queue.settings import Settings
+from redis_queue.store.settings import Settings
 
 T = TypeVar("T")
 

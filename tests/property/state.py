@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import redis
 
-from redis_queue.keys import Keys
+from redis_queue.store.keys import Keys
 from tests.property.harness import token_number
 from tests.property.model_shard import SCRIPT_FLAWS, UNREADABLE
 

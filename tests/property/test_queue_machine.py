@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from redis_queue import Message, RedisQueue, Settings
-from redis_queue.keys import Keys
+from redis_queue.store.keys import Keys
 from tests.property.harness import LEASE_MS, NO_LOSS, Loss, ms, profile, timeout, token_number
 from tests.property.machine import Issued, Machine, delays, leases, limits, losses, reasons, works
 from tests.property.model_queue import Put, QueueModel

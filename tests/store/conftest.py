@@ -38,4 +38,4 @@ def through(proxy: FaultProxy) -> Iterator[redis.Redis]:
 @pytest.fixture
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a call be repeated at once: with hundreds of broken calls the moments in between are most of the time."""
-    monkeypatch.setattr("redis_queue.scripts.random", SimpleNamespace(uniform=lambda _low, _high: 0.0))
+    monkeypatch.setattr("redis_queue.store.scripts.random", SimpleNamespace(uniform=lambda _low, _high: 0.0))

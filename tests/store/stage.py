@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.delay_model import Delivery, Push
-from redis_queue.dispatching import DispatcherRow, Dispatches, Lateness
-from redis_queue.scripts import load
+from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
+from redis_queue.delay.model import Delivery, Push
+from redis_queue.store.scripts import load
 from tests.support.clock import START, Clock
 
 LATER = 10**6

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,19 +15,20 @@ import redis
 from celery import Celery
 
 from redis_queue import DelayQueue, Lock, RedisQueue, StoreRefusedError, StoreUnavailableError
-from redis_queue.audit import Action, Audit
 from redis_queue.celery import DelayedTasks, DispatchLoop, TaskLeases
-from redis_queue.delay_model import Push
-from redis_queue.dispatching import DispatcherRow, Dispatches, Lateness
+from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
+from redis_queue.delay.model import Push
 from redis_queue.inspector import Inspector
-from redis_queue.script_cache import all_scripts, load_scripts, missing_scripts
-from redis_queue.scripts import load
+from redis_queue.operate.audit import Action, Audit
+from redis_queue.store.script_cache import all_scripts, load_scripts, missing_scripts
+from redis_queue.store.scripts import load
 from tests.store.stage import snapshot
+from tests.support.paths import ROOT
 from tests.support.servers import RedisServer, client_options
 from tests.support.topologies import RedisCluster
 from tests.support.wait import wait_until
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
+DOCUMENT = ROOT / "docs" / "security.md"
 QUEUES = ("~{redis_queue:queue:*", "~{redis_queue:delay:*")
 REGISTRY = "~redis_queue:registry"
 AUDIT = b"redis_queue:audit"
@@ -502,12 +502,12 @@ def app_of(redis_server: RedisServer, client: redis.Redis) -> Iterator[AppOf]:
     yield make
     for app in apps:
         app.close()
-        client.execute_command("ACL", "DELUSER", DelayedTasks.of(app).store.url.split("//")[1].split(":")[0])
+        client.execute_command("ACL", "DELUSER", DelayedTasks(app).store.url.split("//")[1].split(":")[0])
 
 
 def test_a_producer_sends_and_changes_the_tasks_of_an_app(app_of: AppOf) -> None:
     app = app_of("producer")
-    delayed = DelayedTasks.of(app)
+    delayed = DelayedTasks(app)
     results = [app.send_task("shop.remind", countdown=60) for _ in range(3)]
     many = delayed.push_many([app.signature("shop.remind") for _ in range(2)], countdown=60)
     assert delayed.get(results[0].id) is not None
@@ -519,11 +519,11 @@ def test_a_producer_sends_and_changes_the_tasks_of_an_app(app_of: AppOf) -> None
 
 
 def test_a_producer_that_counts_needs_the_rules_of_the_dashboard(app_of: AppOf) -> None:
-    producer = DelayedTasks.of(app_of("producer"))
+    producer = DelayedTasks(app_of("producer"))
     for look in (producer.count, lambda: list(producer.list()), producer.forecast):
         with pytest.raises(StoreRefusedError):
             look()
-    both = DelayedTasks.of(app_of("producer", "dashboard"))
+    both = DelayedTasks(app_of("producer", "dashboard"))
     assert (both.count(), list(both.list()), sum(count for _, count in both.forecast())) == (0, [], 0)
 
 
@@ -535,7 +535,7 @@ def test_a_dispatcher_of_an_app_sends_what_it_is_woken_for(
     if elsewhere:
         app.conf.broker_url += "?virtual_host=1"
     loop = DispatchLoop(app)
-    (channel,) = DelayedTasks.of(app).queue.wake_channels()
+    (channel,) = DelayedTasks(app).queue.wake_channels()
     thread = threading.Thread(target=loop.run)
     thread.start()
     try:
@@ -560,4 +560,4 @@ def test_a_worker_with_leases_counts_what_comes_again_with_a_few_commands_more(a
     assert len(limit.starts("task")) == 1
     limit.forget("task")
     assert limit.starts("task") == []
-    DelayedTasks.of(app).queue.bury(Push(b"x", id="task"), reason="its worker died", deliveries=5)
+    DelayedTasks(app).queue.bury(Push(b"x", id="task"), reason="its worker died", deliveries=5)

@@ -10,10 +10,10 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, PutBack, StoreUnavailableError, WrongTypeError
-from redis_queue.delay_model import Push
-from redis_queue.keys import Keys
-from redis_queue.leasing import Shard
+from redis_queue.delay.model import Push
 from redis_queue.model import Entry
+from redis_queue.store.keys import Keys
+from redis_queue.store.records import Shard
 from tests.support.clock import Clock, when
 
 BROKEN = 1

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.delay_model import Push
+from redis_queue.delay.model import Push
 from tests.support.faketime import ClockServer
 from tests.support.wait import wait_until
 

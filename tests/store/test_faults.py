@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +20,11 @@ from redis_queue import (
     StoreUnavailableError,
     WrongTypeError,
 )
-from redis_queue.delay_model import Push
-from redis_queue.scripts import load
+from redis_queue.delay.model import Push
+from redis_queue.store.scripts import load
 from tests.store.stage import COUNTS, LATER, VERBS, Copy, Stage, load_scripts, state, verbs
 from tests.support.clock import Clock
+from tests.support.paths import ROOT
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer, client_options
 from tests.support.wait import wait_until
@@ -460,7 +460,7 @@ assert len(timed) == 201, len(timed)
 
 
 def test_parent_and_forked_children_use_the_same_queue_objects(client: redis.Redis, redis_url: str) -> None:
-    root = Path(__file__).parent.parent.parent
+    root = ROOT
     done = subprocess.run(
         [sys.executable, "-c", FORK, redis_url], cwd=root, capture_output=True, text=True, timeout=60, check=False
     )

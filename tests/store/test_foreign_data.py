@@ -15,9 +15,9 @@ from redis_queue import (
     SchemaError,
     WrongTypeError,
 )
-from redis_queue.keys import Keys, registry
-from redis_queue.registry import Registry
-from redis_queue.scripts import Scripts, load
+from redis_queue.store.keys import Keys, registry
+from redis_queue.store.registry import Registry
+from redis_queue.store.scripts import Scripts, load
 from tests.store.stage import LATER, VERBS, Copy, Stage, Verb, differences, raised, snapshot, verbs
 
 TYPES = {

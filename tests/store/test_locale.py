@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue
-from redis_queue.delay_model import Push
-from redis_queue.scripts import load
+from redis_queue.delay.model import Push
+from redis_queue.store.scripts import load
 from tests.support.clock import Clock
 from tests.support.locales import environment_with_locale
 from tests.support.servers import RedisServer

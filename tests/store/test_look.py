@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.delay_model import Push
+from redis_queue.delay.model import Push
 from redis_queue.errors import InvalidNameError
-from redis_queue.keys import Keys
+from redis_queue.store.keys import Keys
 
 
 def queue_of(client: redis.Redis) -> RedisQueue:

@@ -19,7 +19,7 @@ from redis_queue import (
     UnsupportedServerError,
     connect,
 )
-from redis_queue.connection import check_server
+from redis_queue.store.connection import check_server
 from tests.store.stage import VERBS, Stage, verbs
 from tests.support.ports import HOST, free_port
 from tests.support.servers import RedisServer, client_options

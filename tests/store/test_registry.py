@@ -8,12 +8,12 @@ import pytest
 import redis
 
 from redis_queue import ConfigurationError, DelayQueue
-from redis_queue.batches import CHUNK
-from redis_queue.delay_model import Foreign, Push
-from redis_queue.keys import registry
-from redis_queue.registry import Known, Registry
-from redis_queue.scripts import Scripts
-from redis_queue.settings import Settings
+from redis_queue.delay.model import Foreign, Push
+from redis_queue.store.chunks import CHUNK
+from redis_queue.store.keys import registry
+from redis_queue.store.registry import Known, Registry
+from redis_queue.store.scripts import Scripts
+from redis_queue.store.settings import Settings
 
 
 @pytest.mark.parametrize(("queues", "batches"), [(0, 0), (1, 1), (200, 1), (CHUNK, 1), (2 * CHUNK + 1, 3)])

@@ -8,20 +8,18 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import redis
 
 from redis_queue import DelayQueue, Lease, PutBack, RedisQueue
-from redis_queue.keys import Keys
-from redis_queue.registry import Known, Registry
-from redis_queue.scripts import Scripts
+from redis_queue.store.keys import Keys
+from redis_queue.store.registry import Known, Registry
+from redis_queue.store.scripts import Scripts
 from redis_queue.times import from_ms
 from tests.store.schema import MOMENT, write_schema_1
+from tests.support.paths import ROOT
 from tests.support.wait import wait_until
-
-ROOT = Path(__file__).parents[2]
 
 
 class TestTheFirstRelease:

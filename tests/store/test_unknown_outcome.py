@@ -10,7 +10,7 @@ import redis
 
 from redis_queue import DelayQueue, RedisQueue, StoreUnavailableError, connect
 from redis_queue.inspector import Inspector
-from redis_queue.scripts import CALL_ATTEMPTS, load
+from redis_queue.store.scripts import CALL_ATTEMPTS, load
 from tests.support.ports import HOST, free_port
 from tests.support.proxy import FaultProxy
 

@@ -13,12 +13,12 @@ import pytest
 import redis
 
 from redis_queue.testing import OwnServer
+from tests.support.paths import ROOT
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
 pytest_plugins = ["pytester"]
 
-ROOT = Path(__file__).parent.parent.parent
 DOCS = (ROOT / "docs" / "testing.md").read_text()
 GOLDEN = Path(__file__).parent / "golden"
 

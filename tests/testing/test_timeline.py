@@ -581,7 +581,7 @@ class TestTheApp:
             DelayedTasks(app)
         if kind == "used":
             app.conf.redis_queue_url = NOWHERE
-            assert DelayedTasks.of(app).settings.url == NOWHERE
+            assert DelayedTasks(app).settings.url == NOWHERE
         if kind == "control used":
             assert vars(app.control).get("broadcast") is None
         _ = app.amqp.send_task_message, app.conf.task_always_eager, app.tasks

@@ -10,11 +10,11 @@ import redis
 from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.audit import Action, Audit
 from redis_queue.celery import DelayedTasks
-from redis_queue.delay_model import Push
-from redis_queue.dispatching import DispatcherRow, Dispatches, Lateness
-from redis_queue.keys import Keys
+from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
+from redis_queue.delay.model import Push
+from redis_queue.operate.audit import Action, Audit
+from redis_queue.store.keys import Keys
 
 TASK = "00000000-0000-4000-8000-000000000001"
 

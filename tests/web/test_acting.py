@@ -14,10 +14,10 @@ import redis
 from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.audit import Action, Audit, Subject
-from redis_queue.console.subjects import SHOWN
-from redis_queue.delay_model import Push
-from redis_queue.script_cache import load_scripts
+from redis_queue.delay.model import Push
+from redis_queue.operate.audit import Action, Audit, Subject
+from redis_queue.operate.subjects import SHOWN
+from redis_queue.store.script_cache import load_scripts
 from redis_queue.web import acting, dashboard, scheduled
 from tests.store.test_acl import ROLES
 from tests.support.servers import RedisServer, client_options
@@ -148,7 +148,7 @@ class TestTicked:
     def test_the_audit_names_what_was_changed(
         self, writer: Browser, filled: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
-        caplog.set_level("INFO", "redis_queue.audit")
+        caplog.set_level("INFO", "redis_queue.operate.audit")
         at = due(filled, "task-1")
         asked = preview(writer, "/scheduled", "cancel", row=rows(writer, "/scheduled", "task-1", "data"))
         writer.send(asked.form("/act"))
@@ -296,8 +296,8 @@ class TestMatching:
     def test_a_rare_one_among_many(self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in (acting, scheduled):
             monkeypatch.setattr(module, "MOST_LOOKED_AT", 30)
-        monkeypatch.setattr("redis_queue.console.waiting.MOST_LOOKED_AT", 30)
-        monkeypatch.setattr("redis_queue.console.waiting.CHUNK", 10)
+        monkeypatch.setattr("redis_queue.operate.entries.MOST_LOOKED_AT", 30)
+        monkeypatch.setattr("redis_queue.operate.entries.CHUNK", 10)
         asked = preview(writer, "/scheduled?task=shop.nosuch", "cancel", matching="1")
         assert "Nothing among the first 30 matches" in asked.text
         assert [form for form in asked.forms if form.action == "/act"] == []
@@ -465,12 +465,12 @@ class TestAudit:
     def test_names_who_did_it_and_writes_a_log(
         self, open_dashboard: Open, filled: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
-        caplog.set_level(logging.INFO, "redis_queue.audit")
+        caplog.set_level(logging.INFO, "redis_queue.operate.audit")
         browser = open_dashboard(identify=lambda _: "carla", allow_write=True)
         asked = preview(browser, "/scheduled", "cancel", row=rows(browser, "/scheduled", "task-1"))
         browser.send(asked.form("/act"))
         assert audit(filled) == [("carla", "cancel", "celery", 1, "")]
-        (record,) = [record for record in caplog.records if record.name == "redis_queue.audit"]
+        (record,) = [record for record in caplog.records if record.name == "redis_queue.operate.audit"]
         assert record.getMessage() == "cancel by carla: 1 of celery"
         assert (record.user, record.verb, record.queue, record.count) == ("carla", "cancel", "celery", 1)  # type: ignore[attr-defined]
         text = browser.get("/audit").text
@@ -479,11 +479,11 @@ class TestAudit:
     def test_a_name_makes_no_line_of_the_log(
         self, open_dashboard: Open, filled: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
-        caplog.set_level(logging.INFO, "redis_queue.audit")
+        caplog.set_level(logging.INFO, "redis_queue.operate.audit")
         browser = open_dashboard(identify=lambda _: "carla\ncancel by admin: 9 of celery", allow_write=True)
         asked = preview(browser, "/scheduled", "cancel", row=rows(browser, "/scheduled", "task-1"))
         browser.send(asked.form("/act"))
-        (record,) = [record for record in caplog.records if record.name == "redis_queue.audit"]
+        (record,) = [record for record in caplog.records if record.name == "redis_queue.operate.audit"]
         assert record.getMessage() == "cancel by carla\\ncancel by admin: 9 of celery: 1 of celery"
 
     def test_says_what_was_done_before_it_broke(

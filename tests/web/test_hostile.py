@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.keys import Keys
+from redis_queue.store.keys import Keys
 from redis_queue.web import dashboard
 from tests.web.conftest import KEY
 from tests.web.filling import fill_audit, fill_delayed, fill_queue

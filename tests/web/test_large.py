@@ -6,13 +6,13 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.console import forecast, pages
-from redis_queue.console.access import Access
-from redis_queue.console.waiting import Conditions
-from redis_queue.delay_model import Push
+from redis_queue.delay.model import Push
 from redis_queue.inspector import Inspector
-from redis_queue.keys import Keys
 from redis_queue.model import Unread
+from redis_queue.operate import forecast, pages
+from redis_queue.operate.access import Access
+from redis_queue.operate.entries import Conditions
+from redis_queue.store.keys import Keys
 from redis_queue.web import dashboard, entry, queues
 from tests.web.conftest import KEY
 from tests.web.reading import Browser

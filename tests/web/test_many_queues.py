@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.inspector import MOST_ROWS, MOST_SHARDS, Inspector
-from redis_queue.keys import Keys
-from redis_queue.metrics import Collector
-from redis_queue.registry import MOST_FIELDS
+from redis_queue.operate.metrics import Collector
+from redis_queue.store.keys import Keys
+from redis_queue.store.registry import MOST_FIELDS
 from redis_queue.web import dashboard
 from tests.web.conftest import KEY
 from tests.web.reading import Browser

@@ -12,8 +12,8 @@ import redis
 from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.dispatching import Dispatches
-from redis_queue.keys import Keys, registry
+from redis_queue.delay.lateness import Dispatches
+from redis_queue.store.keys import Keys, registry
 from redis_queue.web import dashboard
 from tests.web.conftest import KEY, Open
 from tests.web.filling import TASK, everything, fill_delayed

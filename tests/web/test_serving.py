@@ -131,7 +131,7 @@ class TestServing:
         served = serve(
             url=redis_url,
             environment={**environment, "QUEUE": "tests", "PYTHONPATH": str(Path.cwd())},
-            group=("celery", "-A", "tests.celery.delaying_app", "redis-queue"),
+            group=("celery", "-A", "tests.support.celery.delaying_app", "redis-queue"),
         )
         assert ask(served) == 200
         with urlopen(f"{served.url}/workers", timeout=10) as answer:  # noqa: S310

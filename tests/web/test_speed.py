@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.keys import Keys
+from redis_queue.store.keys import Keys
 from redis_queue.web import dashboard
 from tests.support.servers import RedisServer
 from tests.web.conftest import KEY

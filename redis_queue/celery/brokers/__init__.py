@@ -1,6 +1,6 @@
 """How messages get into each kind of broker, on connections of their own."""
 
 from redis_queue.celery.brokers.base import Broker, Settle, UnroutableError
-from redis_queue.celery.brokers.choose import open_broker
+from redis_queue.celery.brokers.open import open_broker
 
 __all__ = ["Broker", "Settle", "UnroutableError", "open_broker"]

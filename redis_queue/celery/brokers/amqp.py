@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 from kombu.exceptions import OperationalError
 
-from redis_queue.batches import CHUNK
 from redis_queue.celery.brokers.amqp_message import TaskMessage, TooLargeError
 from redis_queue.celery.brokers.base import Broker, Settle, properties
-from redis_queue.celery.envelope import Envelope
-from redis_queue.celery.typed_values import restore_types
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.typed_values import restore_types
 from redis_queue.keeper import socket_timeout
+from redis_queue.store.chunks import CHUNK
 
 if TYPE_CHECKING:
     from celery import Celery

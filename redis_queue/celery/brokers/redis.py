@@ -9,17 +9,17 @@ from uuid import uuid4
 
 import redis
 
-from redis_queue import keys
-from redis_queue.batches import CHUNK
 from redis_queue.celery.brokers.base import Broker, Settle
-from redis_queue.celery.entities import lifetime_ms
-from redis_queue.celery.envelope import Envelope
-from redis_queue.celery.lists import ListNames
+from redis_queue.celery.kombu_keys import ListNames
+from redis_queue.celery.message.declarations import lifetime_ms
+from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.settings import CelerySettings
-from redis_queue.connection import Client
-from redis_queue.delay_model import MAX_LISTS, Delivery
+from redis_queue.delay.model import MAX_LISTS, Delivery
 from redis_queue.keeper import client_of
 from redis_queue.model import Entry
+from redis_queue.store import keys
+from redis_queue.store.chunks import CHUNK
+from redis_queue.store.connection import Client
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -4,7 +4,7 @@ Without the API, or while no tracer provider is set, nothing here does anything.
 must not keep a task from being stored, sent or run.
 """
 
-from redis_queue.celery.tracing.context import DUE_AT, with_schedule, without_schedule
+from redis_queue.celery.message.trace_headers import DUE_AT, with_schedule, without_schedule
 from redis_queue.celery.tracing.dispatch import DispatchSpans
 from redis_queue.celery.tracing.run import trace_runs
 from redis_queue.celery.tracing.schedule import scheduling, scheduling_call

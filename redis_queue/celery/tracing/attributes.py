@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Final
 
-from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.tracing.provider import TRACER
 
 TEXT_LENGTH: Final = 200

@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.trace_headers import PARENT
 from redis_queue.celery.tracing.attributes import (
     PUBLISH,
     TEXT_LENGTH,
@@ -17,7 +18,7 @@ from redis_queue.celery.tracing.attributes import (
     queue_of,
     shown_name,
 )
-from redis_queue.celery.tracing.context import PARENT, context_of
+from redis_queue.celery.tracing.context import context_of
 from redis_queue.celery.tracing.provider import current_tracer, quietly
 
 with suppress(ImportError):

@@ -8,7 +8,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from redis_queue.celery.envelope import Envelope
+from redis_queue.celery.message.envelope import Due, Envelope
+from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.tracing.attributes import PUBLISH, TASK, describe, operation, queue_of
 from redis_queue.celery.tracing.context import carrying, context_of
 from redis_queue.celery.tracing.provider import current_tracer, fail, quietly
@@ -20,10 +21,7 @@ with suppress(ImportError):
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-    from redis_queue.celery.calls import TaskCall
-    from redis_queue.celery.capture import Due
-
-Message = tuple[Envelope, "Due"]
+Message = tuple[Envelope, Due]
 
 
 @contextmanager
@@ -77,7 +75,7 @@ def _schedule(
                 **described,
                 **operation("schedule", PUBLISH),
                 "redis_queue.due_at": due_at.isoformat(),
-                "redis_queue.delay": round(max(0.0, wait), 3),
+                "redis_queue.delay.queue": round(max(0.0, wait), 3),
             },
         )
         spans.append(span)

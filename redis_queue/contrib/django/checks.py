@@ -12,9 +12,9 @@ from celery import Celery
 from django.conf import settings
 from django.core import checks
 
-from redis_queue.celery.delayed import ATTRIBUTE
 from redis_queue.celery.settings import NAMESPACE, CelerySettings
 from redis_queue.celery.store import Store
+from redis_queue.celery.stored_tasks import ATTRIBUTE
 from redis_queue.contrib.django.project import CELERY_APP, celery_app
 from redis_queue.errors import RedisQueueError
 

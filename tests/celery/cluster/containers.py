@@ -17,9 +17,9 @@ from typing import Any
 
 from redis_queue.testing.guard import DeathGuard
 from tests.support.binaries import default_kind, server_binary
+from tests.support.paths import ROOT
 from tests.support.ports import HOST, free_port
 
-ROOT = Path(__file__).parents[3]
 REDIS_PORT = "6379/tcp"
 
 

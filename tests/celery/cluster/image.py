@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from tests.wheel.environments import ROOT, build
+from tests.packaging.environments import ROOT, build
 
 DOCKERFILE: Final = """\
 FROM python:3.12-slim

@@ -8,7 +8,6 @@ import random
 import threading
 import time
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import redis
 from PIL import Image
@@ -16,14 +15,15 @@ from playwright.sync_api import sync_playwright
 from werkzeug.serving import make_server
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.audit import Action, Audit
-from redis_queue.delay_model import Push
-from redis_queue.dispatching import DispatcherRow, Dispatches, Lateness
+from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
+from redis_queue.delay.model import Push
+from redis_queue.operate.audit import Action, Audit
 from redis_queue.web import dashboard
+from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.web.browser.conftest import EXECUTABLE
 
-IMAGES = Path(__file__).parents[3] / "docs" / "images"
+IMAGES = ROOT / "docs" / "images"
 MOST_BYTES = 120_000
 TASKS = ("shop.remind", "shop.cancel_order", "mail.digest", "billing.charge", "search.reindex")
 PAGES = {

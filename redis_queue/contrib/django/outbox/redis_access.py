@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from redis_queue.backoff import Backoff
 from redis_queue.celery.store import Store
-from redis_queue.delay import DelayQueue
+from redis_queue.delay.queue import DelayQueue
 
 if TYPE_CHECKING:
     from celery import Celery

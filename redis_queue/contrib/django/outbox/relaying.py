@@ -10,9 +10,8 @@ from typing import Any, Final, NamedTuple
 from django.db import Error, connections, router, transaction
 from django.db.models import F, QuerySet
 
-from redis_queue.batches import CHUNK, check_limit
-from redis_queue.celery.attempt import CALL, call_name
-from redis_queue.celery.calls import TaskCall
+from redis_queue.celery.message.attempt import CALL, call_name
+from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.contrib.django.outbox.fields import ServerTime
 from redis_queue.contrib.django.outbox.models import Call
 from redis_queue.contrib.django.outbox.redis_access import (
@@ -23,10 +22,11 @@ from redis_queue.contrib.django.outbox.redis_access import (
     reach,
 )
 from redis_queue.contrib.django.project import celery_app
-from redis_queue.delay import DelayQueue
-from redis_queue.delay_model import Push
+from redis_queue.delay.model import Push
+from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import RedisQueueError, StoreError, StoreRefusedError
 from redis_queue.logs import logger_of
+from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.times import MAX_DELAY, to_ms
 
 logger = logger_of(__name__)

@@ -9,15 +9,15 @@ from typing import Any
 from celery.utils import uuid
 from django.db import IntegrityError, connections, router, transaction
 
-from redis_queue.celery.calls import TaskCall
-from redis_queue.celery.delayed import DelayedTasks
+from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.store import CODEC
+from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.contrib.django.outbox.models import Call
 from redis_queue.contrib.django.outbox.redis_access import COMMIT_TIMEOUT, reach
 from redis_queue.contrib.django.outbox.relaying import relay_quietly
 from redis_queue.contrib.django.project import celery_app
 from redis_queue.errors import EntryExistsError, InvalidDelayError
-from redis_queue.keys import check_id
+from redis_queue.store.keys import check_id
 from redis_queue.times import Seconds, duration_ms, point_ms
 
 
@@ -77,7 +77,7 @@ def cancel(task_id: str, *, using: str | None = None) -> bool:
     with transaction.atomic(using=using):
         # The row first: then no relay can take it any more. One that died before its commit may have stored it.
         deleted, _ = Call.objects.using(using).filter(task_id=task_id).delete()
-        outcome = DelayedTasks.of(celery_app()).cancel(task_id)
+        outcome = StoredTasks.of(celery_app()).cancel(task_id)
         return bool(outcome) or (bool(deleted) and not outcome.taken_out)
 
 

@@ -1,0 +1,161 @@
+"""The workload of a Celery app with DelayedTasks and TaskLeases: producers, and workers of the solo pool."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from chaos import holds
+from chaos.history import Event, History
+from chaos.killing import Dice
+from chaos.progress import Progress
+from chaos.workload import PRODUCER, Post, Step
+from redis_queue.celery import DelayedTasks, serialized
+from redis_queue.errors import StoreError
+from redis_queue.lock.lock import current_lock
+
+TASK: Final = "chaos"
+SERIAL: Final = "chaos.alone"
+ALONE: Final = 0.2
+"""Share of the tasks of which no two may run at once."""
+
+RETRY_IN: Final = 0.1
+LEASE: Final = 2.0
+OUTDATED: Final = "'NoneType' object has no attribute 'client'"
+"""What kombu says, in the place of an OperationalError, of a channel whose connection broke while it published."""
+
+MOST_DELAY: Final = 1.0
+CANCELLED: Final = 0.1
+
+
+class Tasks:
+    """Tasks sent at once and delayed, some cancelled, some alone; two workers execute them and ack late."""
+
+    crew: Sequence[str] = (PRODUCER, PRODUCER, "worker", "worker")
+    lease = LEASE
+    calm = 60.0
+
+    def __init__(self, broker: str, store: str, queue: str = "chaos", **settings: Any) -> None:
+        self._broker = broker
+        self._store = store
+        self._queue = queue
+        self._settings = settings
+        self._progress = Progress()
+        self._delayed = DelayedTasks(self._app())
+
+    def begin(self, role: str, post: Post) -> Step:
+        """Return what a process of *role* repeats: send a task, or be a worker until the end."""
+        app = self._app()
+        dice = post.arm()
+        history = History(post.history)
+        return self._produce(app, history, post) if role == PRODUCER else self._work(app, history, dice)
+
+    def look(self) -> Iterator[str]:
+        """Celery's queues have no places to look at."""
+        return iter(())
+
+    def is_done(self, histories: Sequence[Path]) -> bool:
+        """Tell whether all that was sent was executed or cancelled."""
+        return self._progress.is_done(histories)
+
+    def left(self) -> Iterator[str]:
+        """Yield the ids of tasks that wait or are dead."""
+        yield from (entry.id for entry in self._delayed.scan())
+        yield from (letter.id for letter in self._delayed.queue.dead_letters(limit=500))
+
+    def wrong(self) -> Iterator[str]:
+        """Yield what is dead: every task can be executed."""
+        for letter in self._delayed.queue.dead_letters(limit=500):
+            yield f"{letter.id} is dead: {letter.reason}"
+
+    def _app(self) -> Celery:
+        app = Celery("chaos", broker=self._broker, set_as_current=False)
+        app.conf.update(
+            task_default_queue=self._queue,
+            task_acks_late=True,
+            task_ignore_result=True,
+            worker_prefetch_multiplier=4,
+            worker_send_task_events=False,
+            broker_transport_options=_options(self._broker),
+            broker_connection_retry_on_startup=True,
+            redis_queue_url=self._store,
+            redis_queue_prefix="chaos",
+            redis_queue_max_deliveries=1000,
+            redis_queue_dispatch_lease=2 * LEASE,
+            **self._settings,
+        )
+        DelayedTasks(app, leases=True)
+        return app
+
+    def _produce(self, app: Celery, history: History, post: Post) -> Step:
+        delayed, dice, labels = DelayedTasks(app), random.Random(post.seed), iter(post.labels)
+
+        def send(label: str, task: str, **options: Any) -> None:
+            due = round(time.time() * 1000 + options.get("countdown", 0) * 1000)
+            history.write(Event("put", "invoke", label, due=due))
+            app.send_task(task, (label,), task_id=label, **options)
+            history.write(Event("put", "ok", label, due=due))
+
+        def step() -> bool:
+            number = next(labels, None)
+            if number is None:
+                return False
+            twin = f"d{number}"
+            try:
+                send(f"w{number}", SERIAL if dice.random() < ALONE else TASK)
+                send(twin, SERIAL if dice.random() < ALONE else TASK, countdown=dice.uniform(0, MOST_DELAY))
+                if dice.random() < CANCELLED:
+                    history.write(Event("cancel", "invoke", twin))
+                    history.end_cancel(twin, delayed.cancel(twin))
+            except (OperationalError, StoreError, AttributeError) as error:
+                if isinstance(error, AttributeError) and str(error) != OUTDATED:
+                    raise
+                time.sleep(0.01)
+            return True
+
+        return step
+
+    def _work(self, app: Celery, history: History, dice: Dice) -> Step:
+        def work(label: str) -> None:
+            at = round(time.time() * 1000)
+            history.write(Event("claim", "ok", label, at=at), Event("execute", "ok", label))
+            dice.throw()
+            history.write(Event("ack", "invoke", label))
+
+        @app.task(name=TASK)  # type: ignore[untyped-decorator]
+        def run(label: str) -> None:
+            work(label)
+
+        @app.task(name=SERIAL)  # type: ignore[untyped-decorator]
+        @serialized(key="gate", retry_in=RETRY_IN, lease=holds.LEASE)
+        def run_alone(label: str) -> None:
+            held = current_lock()
+            if held is None:
+                raise RuntimeError(f"{label} runs without its lock")
+            with holds.holding(history, held):
+                work(label)
+
+        def step() -> bool:
+            worker = app.Worker(
+                pool="solo",
+                hostname=f"{os.getpid()}@chaos",
+                loglevel="WARNING",
+                without_gossip=True,
+                without_mingle=True,
+                without_heartbeat=True,
+            )
+            worker.start()
+            raise RuntimeError("a worker stopped by itself")
+
+        return step
+
+
+def _options(broker: str) -> dict[str, Any]:
+    return {"confirm_publish": True} if broker.startswith("amqp") else {"visibility_timeout": LEASE}

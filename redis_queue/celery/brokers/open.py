@@ -1,0 +1,44 @@
+"""Which kind of broker an app has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kombu.exceptions import OperationalError
+from kombu.transport.redis import Channel as RedisChannel
+
+from redis_queue.celery.brokers.amqp import AmqpBroker
+from redis_queue.celery.brokers.base import Broker
+from redis_queue.celery.brokers.redis import RedisBroker
+from redis_queue.celery.brokers.timeouts import add_timeouts
+from redis_queue.celery.settings import CelerySettings
+from redis_queue.store.connection import Client
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+
+def open_broker(app: Celery, store: Client) -> Broker:
+    """Return a new connection to the broker of *app*; raises OperationalError if it cannot be reached.
+
+    *store* is where delayed tasks are kept: where broker and store are one Redis, its scripts can move messages.
+    """
+    # Confirms are awaited for many messages at once, so the connection must not wait for each.
+    connection = app.connection_for_write(heartbeat=0, transport_options={"confirm_publish": False})
+    lease = CelerySettings.of(app).lease_seconds
+    try:
+        add_timeouts(connection, lease)
+        connection.ensure_connection(max_retries=1, interval_start=0)
+        if connection.transport.driver_type == "amqp":
+            return AmqpBroker(app, connection, lease)
+        if issubclass(connection.transport.Channel, RedisChannel):
+            return RedisBroker(app, connection, store)
+        return Broker(app, connection)
+    except OperationalError:
+        connection.release()
+        raise
+    except Exception as error:
+        connection.release()
+        if isinstance(error, connection.connection_errors) and not isinstance(error, KeyError):
+            raise OperationalError(str(error)) from error
+        raise

@@ -1,0 +1,1 @@
+"""A worker's messages in flight: fetched, held under leases, settled."""

@@ -1,0 +1,78 @@
+"""Connections of an app whose workers keep leases: with timeouts, and only those of workers look for expired leases."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from kombu.transport import get_transport_cls
+from kombu.transport.redis import Channel, SentinelChannel
+
+from redis_queue.celery.brokers.timeouts import add_timeouts
+from redis_queue.errors import ConfigurationError
+from redis_queue.store.redis_errors import redact
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+SWEEP_LIMIT: Final = "unacked_restore_limit"
+"""Transport option: how many expired messages kombu puts back per look; None is all, 0 none."""
+
+
+def prepare_connections(app: Celery) -> None:
+    """Give later connections of *app* to a Redis broker timeouts, and let them put back no expired messages.
+
+    kombu puts them back on each connection that consumes, even for the replies to a ping, by the clock of its host.
+    """
+    for name in ("connection_for_read", "connection_for_write"):
+        setattr(app, name, _prepared(getattr(app, name)))
+
+
+def check_broker(app: Celery) -> None:
+    """Raise ConfigurationError if the workers of *app* may change from one Redis to another while they hold messages.
+
+    Messages that they hold on one can be neither renewed nor settled on the other. Sentinels of one set count as one.
+    """
+    connection = app.connection_for_read()
+    urls = sorted({url.strip() for url in connection.alt if url.strip()})
+    kinds = (urlsplit(url).scheme.partition("+")[0] or connection.transport_cls for url in urls)
+    if len(urls) > 1 and any(_is_one_redis(get_transport_cls(kind)) for kind in kinds):
+        raise ConfigurationError(
+            f"broker_url names {len(urls)} brokers ({', '.join(map(redact, urls))}); a worker with leases needs one: "
+            "give one URL; for failover, that of a set of Sentinels (sentinel://host1;sentinel://host2)"
+        )
+
+
+def _is_one_redis(transport: Any) -> bool:
+    return transport.driver_type == "redis" and not issubclass(transport.Channel, SentinelChannel)
+
+
+def worker_connection(app: Celery, heartbeat: float | None) -> Any:
+    """Return an unopened connection for the consumer of a worker, which does put back expired messages."""
+    connection = app.connection_for_read(heartbeat=heartbeat)
+    if SWEEP_LIMIT in connection.transport_options:
+        connection.transport_options[SWEEP_LIMIT] = app.conf.broker_transport_options.get(SWEEP_LIMIT)
+    return connection
+
+
+def _prepared(connect: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(connect)
+    def connection(*args: Any, **kwargs: Any) -> Any:
+        found = connect(*args, **kwargs)
+        if found.get_transport_cls().driver_type == "redis":
+            add_timeouts(found, _visibility_timeout(found))
+            found.transport_options[SWEEP_LIMIT] = 0
+        return found
+
+    return connection
+
+
+def _visibility_timeout(connection: Any) -> float:
+    value = connection.transport_options.get("visibility_timeout", Channel.visibility_timeout)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ConfigurationError(
+            f"broker_transport_options['visibility_timeout']={value!r}: must be a number of seconds above 0"
+        )
+    return float(value)

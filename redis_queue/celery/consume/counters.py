@@ -1,0 +1,84 @@
+"""Counters of what became of leases on a Redis broker, kept in the broker for all workers together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import redis
+
+from redis_queue.keeper import client_of
+from redis_queue.logs import logger_of
+from redis_queue.store.keys import counters
+from redis_queue.store.redis_errors import RedisErrors
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logger_of(__name__)
+
+Name = Literal["lost", "restored", "dead", "dropped"]
+
+PATIENCE: Final = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0}
+"""Seconds for whoever only looks: a scrape has to end."""
+
+_READER: Final = "redis_queue_lease_counters"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseCounters:
+    """Totals of all workers with TaskLeases since the broker's Redis was emptied.
+
+    Lossy by design: what a worker could not write at once is missing.
+    """
+
+    #: Leases that a worker lost while it held the message: another one may have run the task as well.
+    lost: int = 0
+    #: Messages that went back into their queues because their leases had run out.
+    restored: int = 0
+    #: Tasks that took their workers down too often and are dead letters now.
+    dead: int = 0
+    #: Tasks that a worker did not start because another one has them.
+    dropped: int = 0
+
+
+class Counters:
+    """Counts in the Redis of kombu's channel. Raises nothing: the work matters more."""
+
+    def __init__(self, client: redis.Redis, broker_prefix: str) -> None:
+        self._client = client
+        self._key = counters(broker_prefix)
+
+    @classmethod
+    def of(cls, channel: Any) -> Counters:
+        """Return those of the broker behind *channel*."""
+        return cls(client_of(channel), channel.global_keyprefix or "")
+
+    def add(self, name: Name, amount: int = 1) -> None:
+        """Count."""
+        try:
+            self._client.hincrby(self._key, name, amount)
+        except RedisErrors as error:
+            logger.info("cannot count: %s", error, extra={"action": "count_failed"})
+
+    def read(self) -> LeaseCounters:
+        """Return the totals; raises the errors of redis-py."""
+        names = [item.name for item in fields(LeaseCounters)]
+        reply: list[Any] = self._client.hmget(self._key, names)
+        return LeaseCounters(*(int(raw) if raw is not None and bytes(raw).isdigit() else 0 for raw in reply))
+
+
+def read(app: Celery) -> LeaseCounters | None:
+    """Return the totals of *app*'s broker, or None where that is no Redis; one command.
+
+    Raises the errors of kombu and redis-py where the broker is away.
+    """
+    found: Counters | None = vars(app).get(_READER)
+    if found is None:
+        with app.connection_for_read(transport_options=PATIENCE) as connection:
+            if connection.transport.driver_type != "redis":
+                return None
+            # Not the default channel, which is tried for as long as a worker would.
+            found = Counters.of(connection.channel())
+        setattr(app, _READER, found)
+    return found.read()

@@ -1,0 +1,262 @@
+"""Fetching without a gap: a message is recorded as in flight in the step that takes it out of its list.
+
+kombu blocks on BRPOP and records what it got afterwards; a worker that is killed in between loses it. A script does
+both at once, but cannot wait. So the connection that kombu's event loop watches waits for invalidations (CLIENT
+TRACKING): Redis tells it when a list that the script found empty has changed. Lists and records are those of stock
+workers, which may work on the same queues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import deque
+from decimal import Decimal
+from queue import Empty
+from typing import Any, Final, NamedTuple
+
+import redis
+from kombu.transport.redis import Channel, MultiChannelPoller
+from kombu.utils.encoding import bytes_to_str
+from kombu.utils.json import dumps, loads
+
+from redis_queue.celery.kombu_keys import InFlight
+from redis_queue.keeper import client_of
+from redis_queue.lazy_property import LazyProperty
+from redis_queue.logs import logger_of
+from redis_queue.store.chunks import CHUNK
+from redis_queue.store.redis_errors import translate
+from redis_queue.store.scripts import load
+
+logger = logger_of(__name__)
+
+INVALIDATED: Final = "__redis__:invalidate"
+
+RESP2: Final = 2
+"""The protocol in which a subscribed connection still answers PING, and nothing else comes by itself."""
+
+
+class Fetched(NamedTuple):
+    """What one fetch took: when its leases began, by both clocks, and each message with its list and its tag."""
+
+    since: float
+    score: float
+    messages: list[tuple[int, bytes, str]]
+
+
+class Fetch:
+    """Takes messages by a connection whose reads Redis tracks, for *waiting*, the connection that is told."""
+
+    def __init__(self, client: redis.Redis, waiting: Any, in_flight: InFlight) -> None:
+        self.waiting = waiting
+        self.socket = waiting._sock
+        self._script = load("held/fetch")
+        self._keys = (in_flight.index, in_flight.records)
+        pool = client.connection_pool
+        self._connection = pool.connection_class(**pool.connection_kwargs)
+        try:
+            waiting.send_command("HELLO", RESP2)
+            waiting.read_response()
+            waiting.send_command("CLIENT", "ID")
+            number = waiting.read_response()
+            waiting.send_command("SUBSCRIBE", INVALIDATED)
+            waiting.read_response()
+            self._send("CLIENT", "TRACKING", "ON", "REDIRECT", number, "NOLOOP")
+        except BaseException:
+            self.close()
+            raise
+
+    def take(self, lists: list[tuple[str, str]], limit: int) -> Fetched:
+        """Take up to *limit* messages out of *lists*, each (list, JSON of exchange and routing key).
+
+        Where there are none, *waiting* will be told when some come.
+        """
+        while True:
+            fetched = self._take(lists, limit)
+            # Redis before 7.2 does not track what a script reads; and something may have come after it.
+            if fetched.messages or not self._send("EXISTS", *(name for name, _ in lists)):
+                return fetched
+
+    def _take(self, lists: list[tuple[str, str]], limit: int) -> Fetched:
+        since, tag = time.monotonic(), f"{os.urandom(12).hex()}-"
+        arguments = (len(self._keys), *self._keys, 0, limit, tag, *(part for row in lists for part in row))
+        try:
+            score, *found = self._send("EVALSHA", self._script.sha, *arguments)
+        except redis.exceptions.NoScriptError:
+            try:
+                score, *found = self._send("EVAL", self._script.source, *arguments)
+            except redis.exceptions.NoPermissionError as error:
+                # kombu treats this as a connection error: the worker tries again.
+                raise translate(error) from error
+        rows = zip(found[::2], found[1::2], strict=True)
+        return Fetched(since, float(score), [(row[0], row[1], f"{tag}{n}") for n, row in enumerate(rows, 1)])
+
+    def close(self) -> None:
+        """Close the connection; what it took and nobody heard of comes back when its lease runs out."""
+        self._connection.disconnect()
+
+    def _send(self, *command: Any) -> Any:
+        # Sent once: a repeat would take more, while what the first one took waits for its lease to end.
+        self._connection.send_command(*command)
+        return self._connection.read_response(disable_decoding=True)
+
+
+def can_fetch() -> bool:
+    """Tell whether the installed kombu stops to watch a connection while a worker takes nothing; 5.7 does."""
+    return hasattr(MultiChannelPoller, "_pause_brpop")
+
+
+class FetchingChannel(Channel):
+    """Mixed into kombu's Redis channel; falls back to BRPOP for consumers that acknowledge nothing."""
+
+    _fetch: Fetch | None = None
+    #: Consumers that get messages which nobody will settle.
+    _careless: frozenset[str] = frozenset()
+    #: Whether an answer is on its way. One is enough: more would pile up while there is work.
+    _asked = False
+    _in_poll: Any
+    _brpop_sent_at: Any
+
+    @LazyProperty
+    def _received(self) -> deque[tuple[str, Any, Any]]:
+        """What was taken and not handed on yet: queue, payload and message."""
+        return deque()
+
+    def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **options: Any) -> Any:
+        """Consume from *queue*."""
+        if no_ack and queue not in self._fanout_queues:
+            self._careless |= {consumer_tag}
+        return super().basic_consume(queue, no_ack, callback, consumer_tag, **options)
+
+    def basic_cancel(self, consumer_tag: str) -> Any:
+        """Consume no more."""
+        self._careless -= {consumer_tag}
+        return super().basic_cancel(consumer_tag)
+
+    def _brpop_start(self, timeout: Any = None) -> None:
+        if self._careless:
+            while self._received:
+                self._hand_on()
+            self._end_fetch()
+            super()._brpop_start(timeout)
+        elif self.active_queues:
+            self._follow(self.client.connection)
+            self._ask()
+
+    def _brpop_read(self, **options: Any) -> Any:
+        fetch = self._fetch
+        if fetch is None or fetch.waiting is not self.client.connection:
+            return super()._brpop_read(**options)
+        try:
+            self._hear(fetch.waiting)
+            found = bool(self._received) or self._fill(fetch)
+            if found:
+                # There may be more, and what is handed on now may run at once and for long.
+                self._ask()
+            else:
+                self._in_poll, self._brpop_sent_at = fetch.waiting, None
+        except self.connection_errors:
+            self._end_fetch()
+            fetch.waiting.disconnect()
+            raise
+        if not self._received:
+            raise Empty
+        self._hand_on()
+        return True
+
+    def look_again(self) -> None:
+        """Look for messages though nobody told; finds out, too, whether the waiting connection still lives."""
+        if self._fetch is not None and self._in_poll is self._fetch.waiting and self._brpop_sent_at is None:
+            self._ask()
+
+    def close(self) -> None:
+        """Close the channel; nothing has been taken that is not recorded."""
+        while self._received:
+            # It goes back with all that was handed on and not settled.
+            self.qos.keep(self._received.popleft()[2])
+        if self._fetch is not None:
+            self._in_poll = None
+            self._end_fetch()
+        super().close()
+
+    def _follow(self, waiting: Any) -> None:
+        fetch = self._fetch
+        if fetch is not None and fetch.waiting is waiting and fetch.socket is waiting._sock:
+            return
+        self._end_fetch()
+        self._asked = False
+        self._fetch = Fetch(client_of(self), waiting, InFlight.of(self))
+
+    def _ask(self) -> None:
+        self._in_poll = self.client.connection
+        self._brpop_sent_at = time.monotonic()
+        if not self._asked:
+            self._asked = True
+            # Unchecked: redis-py's own check of an idle connection cannot read the answer of one that subscribed.
+            self.client.connection.send_command("PING", check_health=False)
+
+    def _hear(self, waiting: Any) -> None:
+        """Read all that Redis said: an answer to what was asked, invalidations; either way it is time to look.
+
+        One read of the socket may bring several, of which the event loop hears once.
+        """
+        while True:
+            if bytes_to_str(waiting.read_response()[0]) == "pong":
+                self._asked = False
+            if not waiting.can_read(0):
+                return
+
+    def _fill(self, fetch: Fetch) -> bool:
+        """Take what there is and the worker has room for; tell whether there was anything."""
+        queues = self._queue_cycle.consume(len(self.active_queues))
+        if not queues:
+            # The last one was cancelled while an answer was on its way.
+            return False
+        prefix = self.global_keyprefix or ""
+        lists = [(f"{prefix}{self._q_for_pri(queue, step)}", queue) for step in self.priority_steps for queue in queues]
+        taken = fetch.take([(name, f'"", {dumps(queue)}') for name, queue in lists], self._room())
+        for number, item, tag in taken.messages:
+            self._take_in(lists[number - 1][1], item, tag, taken)
+        return bool(taken.messages)
+
+    def _hand_on(self) -> None:
+        """Hand on one message.
+
+        One at each turn of the event loop: a pool may run a task at once, and Celery settles it at the next turn. A
+        worker that is killed then has one to run again, and not all that it took together.
+        """
+        queue, payload, _ = self._received.popleft()
+        self._queue_cycle.rotate(queue)
+        self.connection._deliver(payload, queue)
+
+    def _room(self) -> int:
+        """Return how many messages the worker would take now."""
+        if "can_consume" in vars(self.qos):
+            # Celery without prefetch has a rule of its own, and asks it for each message.
+            return 1
+        room = self.qos.can_consume_max_estimate()
+        return CHUNK if room is None else max(1, min(room, CHUNK))
+
+    def _take_in(self, queue: str, item: bytes, tag: str, taken: Fetched) -> None:
+        try:
+            payload = loads(bytes_to_str(item))
+            payload["properties"]["delivery_tag"] = tag
+            # Putting it back makes the priority an integer: for a decimal with an exponent one of any size.
+            if isinstance(payload["properties"].get("priority"), Decimal):
+                raise TypeError("priority: expected an integer, got a decimal")
+            self._get_message_priority(payload)
+            # What ends in an error here would end the worker, and the next one that gets it.
+            message = self.Message(payload, channel=self)
+        except Exception:
+            logger.exception("cannot read a message of queue %s", queue, extra={"action": "message_unreadable"})
+            self.qos.put_aside(tag, item)
+            return
+        self.qos.record(tag, taken.since, taken.score)
+        self._received.append((queue, payload, message))
+
+    def _end_fetch(self) -> None:
+        fetch, self._fetch = self._fetch, None
+        if fetch is not None:
+            with contextlib.suppress(OSError, redis.RedisError):
+                fetch.close()

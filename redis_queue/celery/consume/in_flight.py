@@ -1,0 +1,68 @@
+"""Records of messages in flight, in kombu's own format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+
+from redis_queue.celery.kombu_keys import InFlight
+from redis_queue.errors import RedisQueueError
+from redis_queue.keeper import client_of
+from redis_queue.store.scripts import BoundScript, DirectLink, load
+
+
+class Records:
+    """The in-flight records of one broker. A call without a reply is repeated on a new connection.
+
+    Works without the permission to run scripts, too, then with more commands. Raises the errors of redis-py, which
+    kombu and Celery handle.
+    """
+
+    def __init__(self, client: redis.Redis, in_flight: InFlight) -> None:
+        self._client = client
+        self._in_flight = in_flight
+        self._link = DirectLink(client)
+        keys = [in_flight.index.encode(), in_flight.records.encode()]
+        self._record = BoundScript(self._link, load("held/record"), keys)
+        self._settle = BoundScript(self._link, load("held/settle"), keys)
+
+    @classmethod
+    def of(cls, channel: Any) -> Records:
+        """Return the records of the broker of kombu's *channel*."""
+        return cls(client_of(channel), InFlight.of(channel))
+
+    def add(self, tag: str, record: str) -> float:
+        """Write the *record* of a popped message; return the Redis time at which its lease begins."""
+        try:
+            return float(_call(self._record, now=0, tag=tag, record=record))
+        except redis.exceptions.NoPermissionError:
+            # No other copy of the message exists now.
+            seconds, microseconds = self._client.time()
+            score = seconds + microseconds / 1e6
+            with self._client.pipeline() as pipe:
+                pipe.hset(self._in_flight.records, tag, record)
+                pipe.zadd(self._in_flight.index, {tag: score})
+                pipe.execute()
+            return float(score)
+
+    def settle(self, tag: str) -> None:
+        """Remove the record of *tag*; no-op if there is none."""
+        try:
+            _call(self._settle, tag=tag)
+        except redis.exceptions.NoPermissionError:
+            with self._client.pipeline() as pipe:
+                pipe.zrem(self._in_flight.index, tag)
+                pipe.hdel(self._in_flight.records, tag)
+                pipe.execute()
+
+    def close(self) -> None:
+        """Close the connections; the next call opens another one."""
+        self._link.close()
+
+
+def _call(script: BoundScript, **arguments: Any) -> Any:
+    try:
+        return script(**arguments)
+    except RedisQueueError as error:
+        raise (error.__cause__ or error) from None

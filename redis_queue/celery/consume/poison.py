@@ -1,0 +1,205 @@
+"""DeliveryLimit: a task that takes worker after worker down is not run again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from billiard.einfo import ExceptionInfo
+from celery import signals
+from celery.utils.dispatch import Signal
+from celery.worker.request import Request
+
+from redis_queue.celery.consume.safe_settings import ATTRIBUTE
+from redis_queue.celery.message.attempt import Attempt, beside, counted_id, is_redelivered
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.store import Store
+from redis_queue.delay.model import Push
+from redis_queue.errors import RedisQueueError
+from redis_queue.logs import logger_of
+from redis_queue.store import keys
+from redis_queue.store.codec import read_document
+from redis_queue.store.redis_errors import RedisErrors
+from redis_queue.times import END_OF_CALENDAR_MS
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logger_of(__name__)
+
+REMEMBER: Final = 7 * 86400
+"""Seconds for which the starts of a task are kept if it never ends."""
+
+MOST_HOST: Final = 255
+"""Most characters of a host name, as in DNS."""
+
+task_poisoned: Final = Signal(name="task_poisoned", providing_args={"task_id", "deliveries", "exception"})
+"""Sent by a worker that makes a dead letter of a task; the sender is the task. ``task_failure`` is sent as well."""
+
+
+class MaxDeliveriesExceededError(Exception):
+    """The task took its worker down each time that it was started; it is a dead letter now."""
+
+
+class DeliveryLimit:
+    """Counts in Redis how often a redelivered task was started and not finished.
+
+    Only tasks that a broker delivers again are counted, so others cost nothing; and only those that were started, so
+    what merely waited in a worker that died does not suffer for its neighbour. The first delivery counts as a start
+    once another one was; so the least that a limit allows are two.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    def starts(self, task_id: str) -> list[dict[str, Any]]:
+        """Return when and where the task was started again: each has ``host`` and ``at`` (seconds since the epoch)."""
+        return [_read_start(row) for row in self._store.client.lrange(self._key(task_id), 0, -1)]
+
+    def add_start(self, task_id: str) -> None:
+        """Count a start of a redelivered task."""
+        row = json.dumps({"host": socket.gethostname(), "at": time.time()})
+        with self._store.client.pipeline() as pipe:
+            pipe.rpush(self._key(task_id), row)
+            pipe.expire(self._key(task_id), REMEMBER)
+            pipe.execute()
+
+    def forget(self, task_id: str) -> None:
+        """Count no more: the task has ended."""
+        self._store.client.delete(self._key(task_id))
+
+    def of(self, task: Any) -> int:
+        """Return how often *task* may be started."""
+        return getattr(task, "max_deliveries", None) or self._store.settings.max_deliveries
+
+    def exceeded(self, message: Any, task: Any) -> list[dict[str, Any]] | None:
+        """Return the starts of a redelivered *message* if it may not be started again, else None."""
+        try:
+            found = self.starts(counted_id(str(message.headers["id"]), message.headers))
+        except (RedisQueueError, *RedisErrors) as error:
+            logger.warning("cannot count deliveries: %s", error, extra={"action": "deliveries_unknown"})
+            return None
+        # Without any, it may only have waited in a worker that was stopped.
+        return found if found and len(found) + 1 >= self.of(task) else None
+
+    def bury(self, consumer: Any, message: Any, task: Any, starts: list[dict[str, Any]]) -> bool:
+        """Make a dead letter of *message*, mark its task as failed, and settle the message.
+
+        An entry that is stored under its id is kept: then the dead letter gets another id. Returns False if the dead
+        letter could not be stored; this is logged, and the message is still held.
+        """
+        task_id = str(message.headers["id"])
+        deliveries = len(starts) + 1
+        places = ", ".join(f"{start['host']} at {_stamp(start['at'])}" for start in starts)
+        reason = f"its worker died {deliveries} times: at the first delivery, then on {places}"
+        try:
+            buried = self._store_dead(message, task_id, reason, deliveries)
+            why = "other entries already have all ids that it could get: redrive or delete them"
+        except RedisQueueError as failure:
+            buried, why = False, str(failure)
+        if not buried:
+            extra = {"action": "bury_failed", "task_id": task_id}
+            logger.error("cannot make a dead letter of %s[%s]: %s", task.name, task_id, why, extra=extra)
+            return False
+        with contextlib.suppress(RedisQueueError, *RedisErrors):
+            self.forget(counted_id(task_id, message.headers))
+        logger.error(
+            "task %s[%s] is a dead letter: %s",
+            task.name,
+            task_id,
+            reason,
+            extra={"action": "task_poisoned", "task_id": task_id},
+        )
+        error = MaxDeliveriesExceededError(f"{task.name}[{task_id}]: {reason}")
+        _fail(consumer, message, task, error)
+        task_poisoned.send(sender=task, task_id=task_id, deliveries=deliveries, exception=error)
+        return True
+
+    def _store_dead(self, message: Any, task_id: str, reason: str, deliveries: int) -> bool:
+        envelope, queue = Envelope.of_message(message), self._store.delay_queue()
+        attempt = Attempt.of(message.headers, message.delivery_info)
+        return any(
+            queue.bury(
+                Push(envelope.pack(id_), id=id_, headers=envelope.storage_headers() or None),
+                reason=reason,
+                deliveries=deliveries,
+            )
+            for id_ in (task_id, beside(task_id, attempt.call))
+        )
+
+    @property
+    def _store(self) -> Store:
+        return Store.of(self._app)
+
+    def _key(self, task_id: str) -> bytes:
+        return keys.starts(self._store.prefix, task_id)
+
+
+def _read_start(row: bytes | str) -> dict[str, Any]:
+    """Return a start; one that cannot be read still counts."""
+    try:
+        found = read_document(row)
+        at = min(max(0.0, float(found["at"])), END_OF_CALENDAR_MS / 1000)
+        return {"host": str(found["host"])[:MOST_HOST], "at": at}
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return {"host": "an unknown host", "at": 0.0}
+
+
+def _fail(consumer: Any, message: Any, task: Any, error: Exception) -> None:
+    request = Request(
+        message,
+        app=consumer.app,
+        hostname=consumer.hostname,
+        eventer=consumer.event_dispatcher,
+        connection_errors=consumer.connection_errors,
+        task=task,
+        on_ack=lambda *_: message.ack_log_error(logger, consumer.connection_errors),
+        on_reject=lambda *_: message.reject_log_error(logger, consumer.connection_errors, False),
+        decoded=False,
+        headers=message.headers,
+        body=message.body,
+        utc=True,
+    )
+    try:
+        raise error
+    except MaxDeliveriesExceededError:
+        request.on_failure(ExceptionInfo())
+    if not message.acknowledged:
+        message.ack_log_error(logger, consumer.connection_errors)
+
+
+def _stamp(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def _counted(app: Celery, delivery_info: Any) -> DeliveryLimit | None:
+    """Return the limit that counts a message which came like this: a redelivered one, of an app with TaskLeases."""
+    leases = vars(app).get(ATTRIBUTE) if is_redelivered(delivery_info) else None
+    return leases.limit if leases else None
+
+
+def count_starts() -> None:
+    """Count the starts of redelivered tasks in this process, for apps with TaskLeases; no-op if already installed."""
+    signals.task_prerun.connect(_count_start, weak=False, dispatch_uid="redis_queue_count_start")
+    signals.task_postrun.connect(_forget_starts, weak=False, dispatch_uid="redis_queue_forget_starts")
+    signals.task_revoked.connect(_forget_revoked, weak=False, dispatch_uid="redis_queue_forget_revoked")
+
+
+def _count_start(task_id: str, task: Any, **_: Any) -> None:
+    # A task that is acknowledged before it starts never comes again.
+    if task.acks_late and (limit := _counted(task.app, task.request.delivery_info)):
+        limit.add_start(counted_id(task_id, vars(task.request)))
+
+
+def _forget_starts(task_id: str, task: Any, **_: Any) -> None:
+    if limit := _counted(task.app, task.request.delivery_info):
+        limit.forget(counted_id(task_id, vars(task.request)))
+
+
+def _forget_revoked(sender: Any, request: Any, **_: Any) -> None:
+    # The sender is the task; the request has no more than its name.
+    if limit := _counted(sender.app, request.delivery_info):
+        limit.forget(counted_id(request.id, vars(request)))

@@ -1,0 +1,133 @@
+"""The parts of a worker's consumer that renew its leases and stop tasks that kill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from celery import bootsteps
+from celery.utils.dispatch import Signal
+from celery.worker import state
+
+from redis_queue.celery.consume.connections import check_broker, worker_connection
+from redis_queue.celery.consume.counters import Name
+from redis_queue.celery.consume.fetch import can_fetch
+from redis_queue.celery.consume.leases import Keeping
+from redis_queue.celery.consume.poison import DeliveryLimit
+from redis_queue.celery.consume.qos import lease_channels
+from redis_queue.celery.consume.safe_settings import ATTRIBUTE
+from redis_queue.celery.consume.start_guard import guard_starts
+from redis_queue.celery.message.attempt import is_redelivered
+from redis_queue.celery.store import Store
+from redis_queue.errors import ConfigurationError
+from redis_queue.logs import logger_of
+
+logger = logger_of(__name__)
+
+lease_lost: Final = Signal(name="lease_lost", providing_args={"task_id", "delivery_tag"})
+"""Sent by a worker that notices that another one may run a task which it still holds; the sender is the consumer."""
+
+OnMessage = Callable[[Any], Any]
+
+
+class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Gives each connection of a worker's consumer to the one Keeping of the worker."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self.keeping: Keeping | None = None
+        check_broker(consumer.app)
+        if Store.of(consumer.app).settings.atomic_fetch and not can_fetch():
+            raise ConfigurationError("redis_queue_atomic_fetch needs kombu 5.7: upgrade kombu or leave it out")
+
+        connect = consumer.connect
+
+        def leased(heartbeat: float | None = None) -> Any:
+            connection = consumer.ensure_connected(worker_connection(consumer.app, heartbeat))
+            self._lease(consumer, connection)
+            return connection
+
+        def connect_leased() -> Any:
+            # As soon as it has a connection, and long before this step starts, kombu looks for expired leases, by the
+            # clock of this host.
+            consumer.connection_for_read = leased
+            try:
+                return connect()
+            finally:
+                del consumer.connection_for_read
+
+        consumer.connect = connect_leased
+        guard_starts(consumer, lambda tag: self.keeping is None or self.keeping.is_ours(tag), self._count_drop)
+        consumer.redis_queue_leases = self
+
+    def count(self, name: Name) -> None:
+        """Count for all workers, where the broker is a Redis."""
+        if self.keeping is not None:
+            self.keeping.counters.add(name)
+
+    def _count_drop(self) -> None:
+        self.count("dropped")
+
+    def _lease(self, consumer: Any, connection: Any) -> None:
+        """Renew what comes by *connection*."""
+        if connection.transport.driver_type != "redis":
+            logger.info("the broker is no Redis: it keeps its own leases", extra={"action": "leases_not_needed"})
+            return
+        if self.keeping is None:
+            self.keeping = Keeping(connection, lambda tag, after: _tell_loss(consumer, tag, after))
+        lease_channels(connection.transport, self.keeping, fetching=Store.of(consumer.app).settings.atomic_fetch)
+
+    def stop(self, consumer: Any) -> None:
+        """Go on: tasks still run while a worker shuts down, or connects again."""
+
+    def shutdown(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
+        """End, once all tasks have ended."""
+        keeping, self.keeping = self.keeping, None
+        if keeping is not None:
+            keeping.close()
+
+
+class LimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Looks at each message that comes again before the worker does."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        limit: DeliveryLimit = getattr(consumer.app, ATTRIBUTE).limit
+        make = consumer.create_task_handler
+        consumer.create_task_handler = lambda *args, **options: _guarded(consumer, limit, make(*args, **options))
+
+
+def _guarded(consumer: Any, limit: DeliveryLimit, handle: OnMessage) -> OnMessage:
+    def on_message(message: Any) -> Any:
+        if not is_redelivered(message.delivery_info):
+            return handle(message)
+        # What else stands in the headers, Celery refuses.
+        headers = message.headers or {}
+        name = headers.get("task") if headers.get("id") else None
+        task = consumer.app.tasks.get(name) if isinstance(name, str) else None
+        starts = limit.exceeded(message, task) if task is not None else None
+        # Without a dead letter: better to run it once more than to lose it.
+        if starts is None or not limit.bury(consumer, message, task, starts):
+            return handle(message)
+        consumer.redis_queue_leases.count("dead")
+        return None
+
+    return on_message
+
+
+def _tell_loss(consumer: Any, tag: str, after: float) -> None:
+    found = (request for request in tuple(state.reserved_requests) if request.message.delivery_tag == tag)
+    request = next(found, None)
+    task_id = request.id if request else None
+    logger.warning(
+        "lost the lease of task %s (delivery tag %s) %.0f s after it came: another worker may run it as well",
+        task_id,
+        tag,
+        after,
+        extra={"action": "lease_lost", "task_id": task_id},
+    )
+    lease_lost.send(sender=consumer, task_id=task_id, delivery_tag=tag)

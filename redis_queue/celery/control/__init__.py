@@ -1,0 +1,1 @@
+"""Revoke and inspect reach stored tasks."""

@@ -1,0 +1,45 @@
+"""What each kind of revoke cancels in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Set
+from typing import Any, Final
+
+from redis_queue.celery.stored_tasks import StoredTasks
+from redis_queue.store.keys import is_id
+
+CANCELLED: Final = "stored_cancelled"
+"""The argument that names the store in which who asks has cancelled by itself; its workers need not search it again."""
+
+
+def _cancel_ids(delayed: StoredTasks, arguments: Mapping[str, Any]) -> Set[str]:
+    return delayed.revoke_many(storable(arguments.get("task_id")))
+
+
+def _cancel_stamped(delayed: StoredTasks, arguments: Mapping[str, Any]) -> Set[str]:
+    headers = arguments.get("headers") or {}
+    if isinstance(headers, list):
+        headers = dict(item.split("=", 1) for item in headers)
+    for name, value in headers.items():
+        delayed.cancel_matching(stamp={name: value})
+    return frozenset()
+
+
+CANCELS: Final[Mapping[str, Callable[[StoredTasks, Mapping[str, Any]], Set[str]]]] = {
+    "revoke": _cancel_ids,
+    "terminate": _cancel_ids,
+    "revoke_by_stamped_headers": _cancel_stamped,
+}
+
+
+def storable(ids: Any) -> list[str]:
+    """Return those of one or several *ids* under which a task can be stored; the workers hear of all."""
+    return [id_ for id_ in map(str, several(ids)) if is_id(id_)]
+
+
+def several(ids: Any) -> Collection[Any]:
+    return ids if isinstance(ids, list | tuple | set | frozenset) else [] if ids is None else [ids]
+
+
+def store_of(delayed: StoredTasks) -> str:
+    return f"{delayed.settings.prefix}:{delayed.settings.delay_queue}"

@@ -1,0 +1,157 @@
+"""The workers of an app cancel, list and find stored tasks when a client asks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from celery.worker.control import Panel
+
+from redis_queue.celery.control.background import Aside
+from redis_queue.celery.control.cancels import CANCELLED, CANCELS, several, storable, store_of
+from redis_queue.celery.control.newer_calls import has_newer_call
+from redis_queue.celery.dispatch.loop import answers
+from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.revoked_state import clear_revoked
+from redis_queue.celery.stored_tasks import StoredTasks, delayed_of
+from redis_queue.errors import RedisQueueError
+from redis_queue.logs import logger_of
+
+logger = logger_of(__name__)
+
+PAGE: Final = 100
+"""Stored tasks in one reply of ``inspect scheduled``, unless the caller asks for another number."""
+
+CLEARED: Final = 100
+"""Most tasks of one revoke whose states each worker checks."""
+
+
+_aside: Final = Aside()
+os.register_at_fork(after_in_child=_aside.forget)
+
+
+def wrap_panel() -> None:
+    """Let the workers of this process cancel, list and find stored tasks when a foreign client asks; only once."""
+    for name, wrapper in _COMMANDS.items():
+        original = Panel.data[name]
+        if not getattr(original, "stored_too", False):
+            wrapped = wrapper(original)
+            wrapped.stored_too = True
+            Panel.data[name] = wrapped
+            for alias in [key for key, value in Panel.data.items() if value is original]:
+                Panel.data[alias] = wrapped
+
+
+def _also_cancelling(name: str) -> Callable[[Any], Any]:
+    def wrap(original: Any) -> Any:
+        def command(state: Any, *args: Any, **kwargs: Any) -> Any:
+            delayed = delayed_of(state.app)
+            cancelled = kwargs.pop(CANCELLED, None)
+            if delayed is None:
+                return original(state, *args, **kwargs)
+            arguments = _arguments(name, args, kwargs)
+            # A slow store must not block the worker.
+            if cancelled != store_of(delayed):
+                _aside.run(lambda: _quietly(lambda: CANCELS[name](delayed, arguments)))
+            elif "task_id" in kwargs:
+                # A newer call may have been stored before this broadcast arrived.
+                older = [id_ for id_ in several(kwargs["task_id"]) if not has_newer_call(state.app, str(id_))]
+                kwargs = {**kwargs, "task_id": older}
+                _aside.run(lambda: _quietly(lambda: _clear(delayed, arguments)))
+            return original(state, *args, **kwargs)
+
+        return command
+
+    return wrap
+
+
+def _clear(delayed: StoredTasks, arguments: Mapping[str, Any]) -> None:
+    """Clear the state REVOKED that Celery has just set, for ids under which a newer call waits."""
+    for id_ in storable(arguments["task_id"])[:CLEARED]:
+        if delayed.get(id_) is not None:
+            clear_revoked(delayed.app, id_)
+
+
+def _arguments(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    if name == "revoke_by_stamped_headers":
+        return {"headers": kwargs.get("headers") or (args[0] if args else {})}
+    return {"task_id": kwargs.get("task_id") or (args[-1] if args else ())}
+
+
+def _scheduled(original: Any) -> Any:
+    def scheduled(state: Any, limit: int = PAGE, after: str | None = None, **kwargs: Any) -> Any:
+        """List delayed tasks: those in the worker's memory, and a page of those stored."""
+        rows = original(state, **kwargs)
+        delayed = delayed_of(state.app)
+        if delayed is None or not _answers(state):
+            return rows
+        page = _quietly(lambda: delayed.queue.list(after=after, limit=max(1, min(int(limit), 500))))
+        return [*rows, *(_row(TaskEntry.of(entry)) for entry in page or ())]
+
+    return scheduled
+
+
+def _query_task(original: Any) -> Any:
+    def query_task(state: Any, ids: Any, **kwargs: Any) -> Any:
+        """Find tasks by id, stored ones too."""
+        found = original(state, ids, **kwargs)
+        delayed = delayed_of(state.app)
+        missing = [id_ for id_ in storable(ids) if id_ not in found]
+        if delayed is None:
+            return found
+        stored = _quietly(lambda: [delayed.get(id_) for id_ in missing]) or ()
+        return {**found, **{entry.id: ("scheduled", _row(entry)["request"]) for entry in stored if entry}}
+
+    return query_task
+
+
+def _answers(state: Any) -> bool:
+    """Tell whether this worker lists what is stored: the one that leads, or each if none of them does."""
+    return bool(_quietly(lambda: answers(state.app)))
+
+
+def _row(entry: TaskEntry) -> dict[str, Any]:
+    due = entry.due_at.isoformat()
+    return {
+        "eta": due,
+        "priority": entry.priority,
+        "request": {
+            "id": entry.id,
+            "name": entry.task,
+            "args": entry.args,
+            "kwargs": entry.kwargs,
+            "type": entry.task,
+            "hostname": None,
+            "time_start": None,
+            "acknowledged": False,
+            "delivery_info": {
+                "exchange": entry.exchange,
+                "routing_key": entry.routing_key,
+                "priority": entry.priority,
+                "redelivered": False,
+            },
+            "worker_pid": None,
+            "stored": True,
+        },
+    }
+
+
+def _quietly(call: Callable[[], Any]) -> Any:
+    """Run *call*; neither a store that is away nor a foreign client's mistake takes the worker's own answer away."""
+    try:
+        return call()
+    except RedisQueueError as error:
+        logger.warning("stored tasks cannot be reached: %s", error, extra={"action": "store_unavailable"})
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        logger.warning("stored tasks cannot be asked for that: %s", error, extra={"action": "control_refused"})
+    return None
+
+
+_COMMANDS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "revoke": _also_cancelling("revoke"),
+    "terminate": _also_cancelling("terminate"),
+    "revoke_by_stamped_headers": _also_cancelling("revoke_by_stamped_headers"),
+    "scheduled": _scheduled,
+    "query_task": _query_task,
+}

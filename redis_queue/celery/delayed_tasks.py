@@ -1,0 +1,99 @@
+"""DelayedTasks: one line that makes every delayed task of a Celery app durable."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from celery.app.amqp import AMQP
+
+from redis_queue.celery.consume.request import restore_requests
+from redis_queue.celery.control.sending import wrap_control
+from redis_queue.celery.message.envelope import Due, Envelope
+from redis_queue.celery.publish.arguments import seconds_of
+from redis_queue.celery.publish.bulk import Bulk, Sent
+from redis_queue.celery.publish.capture import Capture
+from redis_queue.celery.stored_tasks import ATTRIBUTE, StoredTasks
+from redis_queue.celery.task_leases import TaskLeases
+from redis_queue.celery.tracing import trace_runs
+from redis_queue.celery.worker import install_worker
+from redis_queue.store.chunks import CHUNK
+from redis_queue.times import Seconds
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+
+class DelayedTasks(StoredTasks):
+    """Every ``countdown=``, ``eta=`` and ``retry()`` of *app* waits in Redis until it is due.
+
+    Once a delayed publish returns, the task is as durable as the Redis it is in; it goes into its normal queue no
+    earlier than it is due by the Redis server's clock. Any worker of the app moves what is due; so does ``celery -A app
+    redis-queue dispatch``. Settings are ``redis_queue_*`` in the app's configuration
+    (:class:`redis_queue.celery.settings.CelerySettings`). Raises ConfigurationError at the first use, or when a worker
+    starts, for settings that cannot be. Making it twice for one app is harmless. With *leases* the app gets
+    :class:`redis_queue.celery.TaskLeases` as well.
+    """
+
+    def __new__(cls, app: Celery, *, leases: bool = False) -> DelayedTasks:  # noqa: ARG004 - for __init__
+        found: DelayedTasks | None = vars(app).get(ATTRIBUTE)
+        return found if found is not None else super().__new__(cls)
+
+    def __init__(self, app: Celery, *, leases: bool = False) -> None:
+        if leases:
+            TaskLeases(app)
+        if vars(app).get(ATTRIBUTE) is self:
+            return
+        super().__init__(app)
+        setattr(app, ATTRIBUTE, self)
+        self._capture = Capture(self)
+        install_worker(app)
+        wrap_control(self)
+        trace_runs()
+        restore_requests()
+        if not _being_made(app):
+            self.attach(app.amqp)
+
+    def attach(self, amqp: AMQP) -> None:
+        """Capture what *amqp* sends."""
+        self._capture.wrap(amqp)
+
+    def push_many(self, signatures: Iterable[Any], *, countdown: Seconds | None = None) -> builtins.list[Any]:
+        """Delay many signatures at once, one round trip per 500; return their results in order.
+
+        Each has its own ``countdown`` or ``eta`` among its options, or gets *countdown*. Raises InvalidValueError for
+        one without any; what came before it in full batches of 500 is stored then.
+        """
+        results: builtins.list[Any] = []
+        batch: builtins.list[tuple[Envelope, Due]] = []
+        seconds = seconds_of(countdown)
+        with Bulk(self.app, self._collect, self.settings.min_delay_seconds).open() as bulk:
+            for signature in signatures:
+                result, kept = bulk.message(signature, seconds)
+                results.append(result)
+                batch += kept
+                if len(batch) >= CHUNK:
+                    self.store_messages(batch)
+                    batch = []
+        self.store_messages(batch)
+        return results
+
+    def _collect(self, signature: Any, options: Mapping[str, Any]) -> Sent:
+        """Send *signature* through Celery; return its result and what it delayed."""
+        results: builtins.list[Any] = []
+        kept = self._capture.collect(lambda: results.append(signature.apply_async(**options)))
+        return results[0], kept
+
+
+def _being_made(app: Celery) -> bool:
+    # With Celery(amqp=…) the AMQP object makes this one while it is made itself.
+    return isinstance(app.amqp_cls, str) and app.amqp_cls.endswith(":DelayedAMQP") and "amqp" not in vars(app)
+
+
+class DelayedAMQP(AMQP):  # type: ignore[misc]
+    """For ``Celery(amqp="redis_queue.celery:DelayedAMQP")``: the app delays its tasks in Redis."""
+
+    def __init__(self, app: Any) -> None:
+        super().__init__(app)
+        DelayedTasks(app).attach(self)

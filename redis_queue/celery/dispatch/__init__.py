@@ -1,0 +1,1 @@
+"""Due entries become messages in normal Celery queues."""

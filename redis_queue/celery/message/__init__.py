@@ -1,0 +1,1 @@
+"""Celery messages as the store keeps them: written, read, and made into messages again."""

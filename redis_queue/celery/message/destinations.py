@@ -1,0 +1,147 @@
+"""Destinations: the queues and exchanges that stored tasks may be sent to.
+
+A client that stores a task chooses its destination, but the dispatcher sends the task with its own permissions. So the
+dispatching app decides which destinations are allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final
+
+from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCHANGE
+
+from redis_queue.celery.kombu_keys import ListNames
+from redis_queue.celery.message.declarations import exchanges_of
+from redis_queue.celery.settings import CelerySettings
+from redis_queue.delay.model import MAX_MOVE_LISTS
+from redis_queue.errors import InvalidValueError
+from redis_queue.store.keys import is_reserved
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from redis_queue.celery.message.envelope import Envelope
+    from redis_queue.celery.message.task_entry import TaskEntry
+
+MOST_SEEN: Final = 200
+"""Most queues outside the configuration that are remembered as allowed."""
+
+_INTERNAL: Final = re.compile(
+    r"_kombu\..*|unacked.*|celery-task(?:set)?-meta-.*|chord-unlock-.*|(?:.*\.)?pidbox|celeryev(?:\..*)?"
+    r"|celery_delayed_\d+|amq\..*",
+    re.DOTALL,
+)
+"""Names reserved by Celery, kombu and RabbitMQ: remote control, events, results, bindings, messages in flight."""
+
+
+class ForbiddenDestinationError(InvalidValueError):
+    """The destination of a task is not allowed."""
+
+
+def check_key(name: str, kind: str = "list") -> None:
+    """Raise ForbiddenDestinationError for reserved names; needs no app."""
+    if is_reserved(name) or _INTERNAL.fullmatch(name):
+        raise ForbiddenDestinationError(f"{kind} {name[:200]!r} is reserved: use another name")
+
+
+class Destinations:
+    """The queues and exchanges of *app*.
+
+    Queues and exchanges of its configuration are allowed. With ``redis_queue_allowed_queues``, so are the names
+    in it, and no others. Without it, all names are allowed that are not reserved, unless ``task_create_missing_queues``
+    is off. All checks raise ForbiddenDestinationError. Nothing here connects to a server.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._allowed = CelerySettings.of(app).allowed_queues
+        self._seen: dict[str, None] = {}
+
+    def check(self, envelope: Envelope) -> None:
+        """Check the destination of *envelope*."""
+        if envelope.exchange:
+            self.check_exchange(envelope.exchange)
+        else:
+            self.check_queue(envelope.routing_key)
+
+    def check_call(self, options: Mapping[str, Any]) -> None:
+        """Check the destination of a call before it is sent: sending would add its queue to those of the app."""
+        if isinstance(options.get("queue"), str):
+            self.check_queue(options["queue"])
+        if isinstance(options.get("exchange"), str) and options["exchange"]:
+            self.check_exchange(options["exchange"])
+
+    def check_queue(self, name: str) -> None:
+        """Check a queue."""
+        if self.own(name) is not None or name in self._seen:
+            return
+        self._check(name, "queue")
+        if len(self._seen) < MOST_SEEN:
+            self._seen[name] = None
+
+    def check_exchange(self, name: str) -> None:
+        """Check an exchange."""
+        if name != CELERY_DELAYED_DELIVERY_EXCHANGE and name not in self._exchanges():
+            self._check(name, "exchange")
+
+    def check_list(self, key: str, names: ListNames) -> None:
+        """Check a Redis key, which must be the list of a queue."""
+        queue = names.queue_of(key)
+        if queue is None:
+            raise ForbiddenDestinationError(
+                f"{key[:200]!r} is not the list of a queue: it must begin with {names.prefix!r}"
+            )
+        self.check_queue(queue)
+
+    def check_task(self, task: TaskEntry) -> None:
+        """Check the destination of a stored task, if it is readable."""
+        if task.exchange:
+            self.check_exchange(task.exchange)
+        elif name := task.routing_key or task.queue:
+            self.check_queue(name)
+
+    def lists(self, names: ListNames) -> list[str]:
+        """Return the lists that are known to be allowed; others are checked one by one."""
+        queues = dict.fromkeys([*self._app.amqp.queues, *self._seen])
+        return [name for queue in queues for name in names.all_of(queue)][:MAX_MOVE_LISTS]
+
+    def own(self, name: Any) -> Any:
+        """Return the queue *name* of the configuration, or None."""
+        queues = self._app.amqp.queues
+        return queues[name] if isinstance(name, str) and (name in queues or name in queues.aliases) else None
+
+    def missing(self, name: str) -> Any:
+        """Return the queue that Celery creates for a name that is not in the configuration."""
+        # A lookup in app.amqp.queues would add it, and before Celery 5.7 a reconnecting worker consumes from all.
+        return self._app.amqp.Queues(self._app.conf.task_queues or (), create_missing=True)[name]
+
+    def may_declare(self, entity: Any) -> bool:
+        """Tell whether a message may declare *entity* with its bindings: the setting names it and its exchanges."""
+        return all(self._is_named(name) for name in {entity.name, *exchanges_of(entity)})
+
+    def _check(self, name: str, kind: str) -> None:
+        check_key(name, kind)
+        conf = self._app.conf
+        if name == conf.event_exchange or name.startswith(f"{conf.event_queue_prefix}."):
+            raise ForbiddenDestinationError(f"{kind} {name[:200]!r} is reserved for events: use another name")
+        free = self._allowed is None and conf.task_create_missing_queues
+        if not free and not self._is_named(name):
+            raise ForbiddenDestinationError(
+                f"{kind} {name[:200]!r} is not in the app's configuration: add it to task_queues or to "
+                "redis_queue_allowed_queues"
+            )
+
+    def _is_named(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self._allowed or ())
+
+    def _exchanges(self) -> set[str]:
+        found = {name for queue in self._app.amqp.queues.values() for name in exchanges_of(queue)}
+        return found | {self._app.conf.task_default_exchange or ""}
+
+
+def described_name(item: Any) -> Any:
+    """Return the queue name in a result of :func:`redis_queue.celery.message.declarations.describe`."""
+    return item.get("queue") if isinstance(item, Mapping) else item

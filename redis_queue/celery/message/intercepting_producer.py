@@ -1,0 +1,128 @@
+"""Tap: a producer that keeps the message it was to send."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from kombu.compression import compress
+from kombu.entity import Exchange, Queue, maybe_delivery_mode
+from kombu.serialization import dumps
+from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCHANGE, MAX_NUMBER_OF_BITS_TO_USE
+
+from redis_queue.celery.message.attempt import ETA
+from redis_queue.celery.message.declarations import describe
+from redis_queue.celery.message.envelope import Envelope, priority_of
+from redis_queue.times import END_OF_CALENDAR_MS
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+NATIVE_DELAY: Final = "celery_delayed_"
+_LOCAL: Final = ("retry", "retry_policy", "timeout", "confirm_timeout", "mandatory", "immediate")
+"""What a publish takes for itself and a message does not carry."""
+
+Publish = Callable[..., Any]
+Keep = Callable[[Envelope, Mapping[str, Any], Callable[[], Any]], Any]
+"""Takes the message, how a publish may be retried, and a function that publishes it after all."""
+
+
+class Tap:
+    """Stands in for *producer* during one send: its first publish is kept, those after it (events) are sent.
+
+    The signals before and after a publish, header injection, routing and serialisation all happen as they would.
+    """
+
+    def __init__(self, app: Celery, producer: Any, keep: Keep) -> None:
+        self._app = app
+        self._producer = producer
+        self._keep: Keep | None = keep
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(self, body: Any, **options: Any) -> Any:
+        """Keep the first message; send all others."""
+        keep = self._keep
+        if keep is None:
+            return self._producer.publish(body, **options)
+        envelope = envelope_of(self._app, self._producer, body, options)
+        result = keep(envelope, options, lambda: self._producer.publish(body, **options))
+        # Only now: Celery publishes a second time where the first one failed.
+        self._keep = None
+        return result
+
+
+def envelope_of(app: Celery, producer: Any, body: Any, options: Mapping[str, Any]) -> Envelope:
+    """Return the message that ``producer.publish(body, **options)`` would send, with its eta in our own header."""
+    properties = {name: value for name, value in options.items() if name not in _LOCAL}
+    headers = dict(properties.pop("headers", None) or {})
+    # Protocol 1 has the eta in the body.
+    eta = headers.get("eta") or (body.get("eta") if isinstance(body, Mapping) else None)
+    if "eta" in headers:
+        headers["eta"] = None
+    elif eta:
+        body = {**body, "eta": None}
+    if eta:
+        headers[ETA] = eta
+    exchange, mode = _exchange(properties.pop("exchange", None), properties.pop("delivery_mode", None))
+    exchange, routing_key = _past_native_delay(exchange, properties.pop("routing_key", None) or "")
+    expiration = properties.pop("expiration", None)
+    declare = properties.pop("declare", None) or ()
+    content_type, encoding, data = _serialised(producer, body, headers, properties)
+    reply_to = properties.get("reply_to")
+    if isinstance(reply_to, Queue):
+        properties["reply_to"] = reply_to.name
+    return Envelope(
+        body=data,
+        content_type=content_type,
+        content_encoding=encoding,
+        headers=headers,
+        properties=_given(properties, mode),
+        exchange=exchange,
+        routing_key=routing_key,
+        declare=_declare(declare, exchange, routing_key, app),
+        expires_at=None if expiration is None else min(round((time.time() + expiration) * 1000), END_OF_CALENDAR_MS),
+    )
+
+
+def _given(properties: Mapping[str, Any], mode: int) -> dict[str, Any]:
+    given = {name: value for name, value in properties.items() if value is not None}
+    if "priority" in given:
+        given["priority"] = priority_of(given)
+    return {**given, "delivery_mode": mode}
+
+
+def _serialised(
+    producer: Any, body: Any, headers: dict[str, Any], properties: dict[str, Any]
+) -> tuple[str, str, bytes]:
+    serializer = properties.pop("serializer", None) or producer.serializer
+    compression = properties.pop("compression", None) or producer.compression
+    content_type, encoding = properties.pop("content_type", None), properties.pop("content_encoding", None)
+    if content_type is None:
+        content_type, encoding, body = dumps(body, serializer=serializer)
+    data = body.encode(encoding or "utf-8") if isinstance(body, str) else body
+    if compression:
+        data, headers["compression"] = compress(data, compression)
+    return content_type, encoding or ("utf-8" if isinstance(body, str) else "binary"), data
+
+
+def _exchange(exchange: Any, mode: Any) -> tuple[str, int]:
+    if isinstance(exchange, Exchange):
+        return exchange.name, mode or maybe_delivery_mode(exchange.delivery_mode)
+    return exchange or "", maybe_delivery_mode(mode)
+
+
+def _past_native_delay(exchange: str, routing_key: str) -> tuple[str, str]:
+    """Return where RabbitMQ's own delay would have led to: the exchange behind it, the key without its bits."""
+    if not exchange.startswith(NATIVE_DELAY) or exchange == CELERY_DELAYED_DELIVERY_EXCHANGE:
+        return exchange, routing_key
+    # Each of the 28 bits takes two characters.
+    return CELERY_DELAYED_DELIVERY_EXCHANGE, routing_key[2 * MAX_NUMBER_OF_BITS_TO_USE :]
+
+
+def _declare(declare: Any, exchange: str, routing_key: str, app: Celery) -> list[Any]:
+    described = [describe(entity, app) for entity in declare]
+    # In the usual case the routing key says it all: an ordinary queue that is reached by its name.
+    return [] if not exchange and described == [routing_key] else described

@@ -1,0 +1,56 @@
+"""Read an entry as the message that it becomes, whether it is stored as bytes or as a call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from redis_queue.celery.message.attempt import CALL, ETA, call_in, call_name
+from redis_queue.celery.message.destinations import Destinations
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.intercepting_producer import Tap
+from redis_queue.celery.message.task_call import TaskCall
+from redis_queue.celery.message.trace_headers import with_schedule
+from redis_queue.model import Entry
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+_REPRS: Final = ("argsrepr", "kwargsrepr")
+
+
+def envelope_of_call(app: Celery, call: TaskCall, task_id: str) -> Envelope:
+    """Return the message that *call* becomes; raises what Celery raises for a call that it cannot send."""
+    kept: list[Envelope] = []
+    options = {**_task_options(app, call.task), **call.options}
+    with app.producer_or_acquire() as producer:
+        tap = Tap(app, producer, lambda envelope, *_: kept.append(envelope))
+        app.send_task(
+            call.task, list(call.args), dict(call.kwargs), task_id=task_id, producer=tap, add_to_parent=False, **options
+        )
+    envelope = kept[0]
+    # Celery also copies these two options into the properties of the message.
+    properties = {name: value for name, value in envelope.properties.items() if name not in _REPRS}
+    return with_schedule(replace(envelope, properties=properties), call.options.get("headers"))
+
+
+def envelope_of_entry(app: Celery, entry: Entry, destinations: Destinations) -> Envelope:
+    """Return the message that *entry* becomes.
+
+    Raises InvalidValueError for an unreadable entry, and for a call to a forbidden queue.
+    """
+    if isinstance(entry.payload, bytes):
+        return Envelope.unpack(entry.payload, entry.id, entry.headers)
+    call = TaskCall.from_payload(entry.payload)
+    destinations.check_call(call.options)
+    envelope = envelope_of_call(app, call, entry.id)
+    name = call_in(entry.headers) or call_name(entry.id, entry.put_at.timestamp())
+    own = {ETA: entry.due_at.isoformat(), CALL: name}
+    return replace(envelope, headers={**envelope.headers, **own})
+
+
+def _task_options(app: Celery, name: str) -> dict[str, Any]:
+    """Return what a task of *app* was declared with: Celery before 5.7 leaves it out where a name is sent."""
+    task = app.tasks.get(name)
+    options = task._get_exec_options() if task is not None else {}
+    return {option: value for option, value in options.items() if value is not None}

@@ -1,0 +1,123 @@
+"""A task call as the payload of an entry: name, arguments and options, as plain JSON.
+
+Arguments of the other types that kombu supports (such as UUID, datetime and Decimal) are stored in kombu's form: an
+object with ``__type__`` and ``__value__``. Only the worker that runs the task converts them back.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from celery.app.amqp import AMQP
+from celery.utils.saferepr import saferepr
+from kombu.utils.json import dumps
+
+from redis_queue.errors import BodyError, InvalidValueError
+from redis_queue.store.codec import JSON
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+OPTIONS: Final = frozenset(
+    {
+        "argsrepr",
+        "compression",
+        "exchange",
+        "expires",
+        "headers",
+        "ignore_result",
+        "kwargsrepr",
+        "priority",
+        "queue",
+        "reply_to",
+        "retry",
+        "retry_policy",
+        "routing_key",
+        "serializer",
+        "shadow",
+        "soft_time_limit",
+        "time_limit",
+    }
+)
+"""What ``apply_async`` takes and an entry can carry. *expires* counts from the dispatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCall:
+    """Which task to run with what; raises InvalidValueError for what Celery could not send."""
+
+    task: str
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.task, str) or not self.task:
+            raise InvalidValueError(f"task={self.task!r}: give the name of a task")
+        if not isinstance(self.args, list | tuple):
+            raise InvalidValueError(f"args={self.args!r}: give a list or tuple")
+        for name in ("kwargs", "options"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+                raise InvalidValueError(f"{name}={value!r}: give a mapping with string names")
+        for name in self.options:
+            if name in ("countdown", "eta"):
+                raise InvalidValueError(f"option {name!r}: give delay= or due_at= instead, which the entry waits for")
+            if name not in OPTIONS:
+                near = difflib.get_close_matches(name, OPTIONS, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(OPTIONS))}"
+                raise InvalidValueError(f"option {name!r} cannot be stored: {hint}")
+
+    def payload(self, app: Celery | None = None) -> dict[str, Any]:
+        """Return the call as a JSON object.
+
+        Raises BodyError, which names task and argument, for values that Celery's JSON serializer refuses. If *app*
+        sends the task with another serializer, only plain JSON is accepted.
+        """
+        typed = _writes_types(app, self)
+        args = [self._written(f"args[{number}]", value, typed=typed) for number, value in enumerate(self.args)]
+        kwargs = {name: self._written(f"kwargs[{name!r}]", value, typed=typed) for name, value in self.kwargs.items()}
+        options = {
+            name: self._written(f"option {name!r}", _plain(value), typed=False) for name, value in self.options.items()
+        }
+        if (args, kwargs) != (list(self.args), dict(self.kwargs)):
+            # Shown to people and in logs: the original values, not kombu's form of them.
+            args_text = saferepr(tuple(self.args), AMQP.argsrepr_maxsize)
+            kwargs_text = saferepr(dict(self.kwargs), AMQP.kwargsrepr_maxsize)
+            options = {"argsrepr": args_text, "kwargsrepr": kwargs_text, **options}
+        return {"task": self.task, "args": args, "kwargs": kwargs, "options": options}
+
+    def _written(self, name: str, value: Any, *, typed: bool) -> Any:
+        try:
+            written = json.loads(dumps(value) if typed else json.dumps(value))
+            JSON.dumps(written)
+        except Exception as error:  # a value of the caller's own class may raise anything
+            kind = type(value).__name__
+            raise BodyError(f"{self.task}: {name} of type {kind} cannot be stored as JSON: {error}") from error
+        return written
+
+    @classmethod
+    def from_payload(cls, payload: Any) -> TaskCall:
+        """Return the call that *payload* holds; raises InvalidValueError if it holds none."""
+        if not isinstance(payload, Mapping) or not set(payload) <= {"task", "args", "kwargs", "options"}:
+            raise InvalidValueError(f"payload of type {type(payload).__name__} is no task call")
+        return cls(**{"task": "", **payload})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _writes_types(app: Celery | None, call: TaskCall) -> bool:
+    """Tell whether workers get UUIDs and the like back as such; True unless another serializer is known."""
+    if app is None:
+        return True
+    serializer = call.options.get("serializer") or getattr(app.tasks.get(call.task), "serializer", None)
+    return bool((serializer or app.conf.task_serializer) == "json")

@@ -1,0 +1,216 @@
+"""Stranded: the delayed tasks that stand in the keys of kombu's Redis transport, found and read."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+
+from redis_queue.celery.brokers import Broker
+from redis_queue.celery.brokers.redis import RedisBroker
+from redis_queue.celery.kombu_keys import InFlight, ListNames
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.intercepting_producer import envelope_of
+from redis_queue.celery.message.protocol import json_body
+from redis_queue.delay.model import Foreign
+from redis_queue.errors import ConfigurationError
+from redis_queue.keeper import client_of
+from redis_queue.store.chunks import CHUNK, chunks
+from redis_queue.store.codec import MAX_DIGITS, read_document
+from redis_queue.store.scripts import Scripts
+from redis_queue.times import END_OF_CALENDAR_MS, from_ms
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+_PARTS: Final = 3
+_OF_THE_TRANSPORT: Final = ("delivery_info", "delivery_tag", "body_encoding", "expiration")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One delayed task in the broker. *place* is its queue, or the key of what workers have not acknowledged."""
+
+    id: str
+    due_at: datetime
+    place: str
+    envelope: Envelope
+    foreign: Foreign
+
+    @property
+    def task(self) -> str:
+        """The name of the task."""
+        return self.envelope.task or str((json_body(self.envelope) or {}).get("task") or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A delayed task that stays in the broker, and why."""
+
+    id: str
+    place: str
+    reason: str
+
+
+class Stranded:
+    """What kombu's Redis transport keeps in its lists, and in its hash of messages that no worker acknowledged."""
+
+    def __init__(self, app: Celery, broker: Broker) -> None:
+        if not isinstance(broker, RedisBroker):
+            kind = broker.connection.transport.driver_type
+            raise ConfigurationError(f"the broker is no Redis ({kind}): there is nothing that could be adopted from it")
+        self._app = app
+        self.shared = broker.shares_store
+        self._names: ListNames = broker.names
+        self.server = client_of(broker.channel)
+        self._in_flight = InFlight.of(broker.channel)
+        self._send = Scripts(self.server).command
+
+    def pages(self) -> Iterator[list[Found | Left]]:
+        """Yield all delayed tasks, page by page; what is taken out on the way keeps nothing from being seen."""
+        for queue in list(self._app.amqp.queues):
+            for key in self._names.all_of(queue):
+                yield from self._listed(queue, key)
+        yield from self._fetched()
+
+    def _listed(self, queue: str, key: str) -> Iterator[list[Found | Left]]:
+        # From the left end, where new ones come in: what is taken out there moves nothing that is yet to be seen.
+        start = -int(self._send("LLEN", key))
+        while start < 0:
+            elements = self._send("LRANGE", key, start, min(start + CHUNK, 0) - 1)
+            places = range(min(start + CHUNK, 0) - len(elements), 0)
+            rows = [
+                self._found(queue, Foreign(element, key, place), loads_element(element))
+                for element, place in zip(elements, places, strict=False)
+            ]
+            yield [row for row in rows if row is not None]
+            start += CHUNK
+
+    def _fetched(self) -> Iterator[list[Found | Left]]:
+        cursor: Any = b"0"
+        while True:
+            cursor, fields = self._send("HSCAN", self._in_flight.records, cursor, "COUNT", CHUNK)
+            pairs = iter(fields)
+            for chunk in chunks(zip(pairs, pairs, strict=True)):
+                scores = self._send("ZMSCORE", self._in_flight.index, *(tag for tag, _ in chunk))
+                rows = [self._unacknowledged(*pair, score) for pair, score in zip(chunk, scores, strict=True)]
+                yield [row for row in rows if row is not None]
+            if int(cursor) == 0:
+                return
+
+    def _unacknowledged(self, tag: bytes, value: bytes, score: Any) -> Found | Left | None:
+        known = loads_element(value)
+        if not isinstance(known, list) or len(known) != _PARTS:
+            return None
+        message, exchange, routing_key = known
+        keys, since = self._in_flight, None if score is None else float(score)
+        foreign = Foreign(value, keys.records, tag, keys.index, since)
+        return self._found(self._queue_of(exchange, routing_key), foreign, message, place=keys.records)
+
+    def _queue_of(self, exchange: Any, routing_key: Any) -> str:
+        if not exchange:
+            return str(routing_key)
+        queues = self._app.amqp.queues.values()
+        names = (item.name for item in queues if (item.exchange.name, item.routing_key) == (exchange, routing_key))
+        return next(names, "")
+
+    def _found(self, queue: str, foreign: Foreign, message: Any, place: str = "") -> Found | Left | None:
+        """Return the task in *message* if it has an eta."""
+        if not isinstance(message, Mapping) or "body" not in message:
+            return None
+        place = place or queue
+        try:
+            read = envelope_and_eta(self._app, message, queue)
+            if read is None:
+                return None
+            envelope, due_at = read
+            if not envelope.id:
+                raise ValueError("it has no id")
+            return Found(envelope.id, due_at, place, envelope, foreign)
+        except Exception as error:  # noqa: BLE001 - whatever stands in a broker, the others have to move
+            return Left(_id_of(message), place, f"cannot be read: {type(error).__name__}: {error}")
+
+
+class _Plain:
+    """Stands for the producer of a message that is serialised already."""
+
+    serializer = "json"
+    compression = None
+
+
+def loads_element(data: bytes) -> Any:
+    """Return what *data* holds, or None if it is no JSON."""
+    try:
+        return read_document(data)
+    except ValueError:
+        return None
+
+
+def envelope_and_eta(app: Celery, message: Mapping[str, Any], queue: str) -> tuple[Envelope, datetime] | None:
+    """Return a message of kombu's Redis transport as DelayedTasks would have stored it, and when it is due.
+
+    None if it has no eta. *queue* is the one it reached, "" if that is not known.
+    """
+    headers = {name: value for name, value in (message.get("headers") or {}).items() if name != "redelivered"}
+    properties = dict(message.get("properties") or {})
+    body: Any = message["body"]
+    if properties.get("body_encoding") == "base64":
+        body = base64.b64decode(body)
+    elif isinstance(body, str):
+        body = body.encode(message.get("content-encoding") or "utf-8")
+    options: dict[str, Any] = {"content_type": message["content-type"], "content_encoding": message["content-encoding"]}
+    call: Mapping[str, Any] = headers
+    if "task" not in headers:
+        call = json_body_of(options["content_type"], headers, body) or {}
+        body, options = call, {"serializer": "json"}
+    if not call.get("eta"):
+        return None
+    due_at = _aware(app, call["eta"])
+    route = properties.get("delivery_info") or {}
+    known = app.amqp.queues.get(queue)
+    envelope = envelope_of(
+        app,
+        _Plain,
+        body,
+        {
+            **{name: value for name, value in properties.items() if name not in _OF_THE_TRANSPORT},
+            **options,
+            "headers": headers,
+            "exchange": route.get("exchange") or "",
+            "routing_key": route.get("routing_key") or "",
+            "declare": [] if known is None else [known],
+        },
+    )
+    return replace(envelope, expires_at=_expires_at(app, call, properties)), max(due_at, from_ms(1))
+
+
+def _expires_at(app: Celery, call: Mapping[str, Any], properties: Mapping[str, Any]) -> int | None:
+    left = properties.get("expiration")
+    if left is None:
+        return None
+    if call.get("expires"):
+        return round(_aware(app, call["expires"]).timestamp() * 1000)
+    # When it was sent is not known: it lives too long rather than too short.
+    return min(round(time.time() * 1000) + int(str(left)[:MAX_DIGITS]), END_OF_CALENDAR_MS)
+
+
+def _aware(app: Celery, value: Any) -> datetime:
+    """Read a time as a worker does."""
+    found: datetime = maybe_make_aware(maybe_iso8601(value), app.timezone)
+    return found
+
+
+def _id_of(message: Mapping[str, Any]) -> str:
+    headers, properties = message.get("headers"), message.get("properties")
+    known = (headers if isinstance(headers, Mapping) else {}), (properties if isinstance(properties, Mapping) else {})
+    return str(known[0].get("id") or known[1].get("correlation_id") or "")
+
+
+def json_body_of(content_type: Any, headers: Mapping[str, Any], body: bytes) -> Mapping[str, Any] | None:
+    """Return the body of a message of protocol 1, or None if it is no JSON."""
+    return json_body(Envelope(body, str(content_type), "utf-8", headers, {}, "", ""))

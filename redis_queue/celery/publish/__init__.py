@@ -1,0 +1,1 @@
+"""Publishes with a delay become stored entries."""

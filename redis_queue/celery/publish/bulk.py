@@ -1,0 +1,207 @@
+"""Bulk: many signatures of one kind become messages without all of Celery's work for each.
+
+The first one of a kind goes through Celery. Those after it differ only in id, arguments and what shows them, so the
+rest of its message serves them all. Where anything could tell them apart (a signal's receiver, a router that is a
+function, a link, a stamp, a time to live; a method of app or task that is not Celery's own) each goes through Celery by
+itself. The same applies if the message made here for the first one differs from the one that Celery made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, Final
+
+from celery import signals
+from celery.app.amqp import AMQP
+from celery.app.routes import MapRoute, Router
+from celery.canvas import Signature
+from celery.utils.saferepr import saferepr
+from kombu.serialization import dumps, registry
+from kombu.utils.uuid import uuid
+
+from redis_queue.celery.message.attempt import ETA
+from redis_queue.celery.message.envelope import Due, Envelope
+from redis_queue.celery.publish.arguments import seconds_of
+from redis_queue.celery.publish.capture import CAPTURED, WRAPPED
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+ALIKE: Final = frozenset({"countdown", "priority", "queue", "routing_key", "exchange"})
+"""Options that a kind may have; a signature with any other one is of no kind."""
+
+Sent = tuple[Any, list[tuple[Envelope, Due]]]
+"""The result of a signature, and what it would have delayed."""
+
+Send = Callable[[Any, dict[str, Any]], Sent]
+
+
+class Bulk:
+    """Makes the messages of many signatures; *send* is the way through Celery, for those that need it.
+
+    Delays up to *shortest* seconds go that way, too: they are not for the store.
+    """
+
+    def __init__(self, app: Celery, send: Send, shortest: float) -> None:
+        self._shortest = shortest
+        self._app = app
+        self._send = send
+        self._kinds: dict[Any, Envelope] = {}
+        self._producer: Any = None
+        self._plain = _nobody_listens(app) and _is_unchanged(app)
+        self._tasks: dict[str, Any] = {}
+        repr_levels = getattr(app.conf, "task_repr_maxlevels", None)
+        self._levels = {} if repr_levels is None else {"maxlevels": repr_levels}
+
+    @contextmanager
+    def open(self) -> Iterator[Bulk]:
+        """Hold one producer for all that do not go through Celery."""
+        try:
+            yield self
+        finally:
+            self._let_go()
+
+    def _held(self) -> Any:
+        if self._producer is None:
+            self._producer = self._app.amqp.producer_pool.acquire(block=True)
+        return self._producer
+
+    def _let_go(self) -> None:
+        # Celery takes a producer of its own: who holds one while he waits for another may wait for ever.
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.release()
+
+    def _through_celery(self, signature: Any, options: dict[str, Any]) -> Sent:
+        self._let_go()
+        return self._send(signature, options)
+
+    def message(self, signature: Any, countdown: float | None) -> Sent:
+        """Return the result of *signature* and what it would have delayed, by *countdown* unless it says otherwise."""
+        timed = signature.options.get("countdown") or signature.options.get("eta")
+        options = {} if timed or countdown is None else {"countdown": countdown}
+        kind = self._kind(signature)
+        known = self._kinds.get(kind) if kind is not None else None
+        if known is None:
+            result, kept = self._through_celery(signature, options)
+            if kind is not None and len(kept) == 1 and self._serves_others(kept[0][0], signature):
+                self._kinds[kind] = kept[0][0]
+            return result, kept
+        delay = seconds_of(timed or countdown) or 0.0
+        if delay <= self._shortest:
+            return self._through_celery(signature, options)
+        return self._like(known, signature, delay)
+
+    def _kind(self, signature: Any) -> Any:
+        """Return what signatures of one kind have in common, or None for one that is of no kind."""
+        options = signature.options
+        if not self._plain or type(signature) is not Signature or not options.keys() <= ALIKE:
+            return None
+        task = self._task(signature.task)
+        if task is None or signature.immutable or (signature._type or signature.app.tasks.get(task.name)) is not task:
+            return None
+        if type(signature.args) is not tuple or "apply_async" in vars(signature):
+            return None
+        values = tuple(options.get(name) for name in ALIKE if name != "countdown")
+        if not all(isinstance(value, str | int | None) for value in values):
+            return None
+        return task.name, task.ignore_result, values
+
+    def _task(self, name: str) -> Any:
+        """Return the task *name* of the app; None if it is unknown, or if anything but Celery makes its messages."""
+        if name not in self._tasks:
+            task = self._app.tasks.get(name)
+            dumps_models = getattr(task, "_dump_pydantic_arguments", None) is not None
+            self._tasks[name] = None if task is None or dumps_models or not _is_celerys(task, *_OF_TASK) else task
+        return self._tasks[name]
+
+    def _serves_others(self, envelope: Envelope, signature: Any) -> bool:
+        """Tell whether a message differs from others of its kind only in what this class fills in."""
+        headers = envelope.headers
+        return (
+            registry.type_to_name.get(envelope.content_type) == "json"
+            and envelope.expires_at is None
+            and not headers.get("expires")
+            and not any(headers.get(name) for name in ("shadow", "group", "parent_id", "stamped_headers", "stamps"))
+            and self._envelope(envelope, signature, envelope.id, headers.get(ETA)) == envelope
+        )
+
+    def _envelope(self, known: Envelope, signature: Any, task_id: str, eta: str | None) -> Envelope:
+        """Return the message of *signature*, modelled on *known*, a message of the same kind."""
+        amqp = self._app.amqp
+        args, kwargs = signature.args, dict(signature.kwargs or {})
+        headers = {
+            **known.headers,
+            "id": task_id,
+            "argsrepr": saferepr(args, amqp.argsrepr_maxsize, **self._levels),
+            "kwargsrepr": saferepr(kwargs, amqp.kwargsrepr_maxsize, **self._levels),
+            "root_id": task_id,
+            ETA: eta,
+        }
+        _, _, body = dumps((args, kwargs, _EMBED), serializer="json")
+        properties = {**known.properties, "correlation_id": task_id}
+        return replace(known, body=body.encode(), headers=headers, properties=properties)
+
+    def _like(self, known: Envelope, signature: Any, delay: float) -> Sent:
+        app, task_id, task = self._app, uuid(), self._task(signature.task)
+        if task.typing:
+            task.__header__(*signature.args, **signature.kwargs or {})
+        envelope = self._envelope(known, signature, task_id, (app.now() + timedelta(seconds=delay)).isoformat())
+        ignored = envelope.headers["ignore_result"]
+        if not ignored:
+            app.backend.on_task_call(self._held(), task_id)
+        result = task.AsyncResult(task_id)
+        result.ignored = ignored
+        return result, [(envelope, (delay, None))]
+
+
+_EMBED: Final = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+
+
+def _nobody_listens(app: Celery) -> bool:
+    """Tell whether nothing looks at each message by itself."""
+    heard = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
+    return not (
+        any(signal.receivers for signal in heard)
+        or app.conf.task_send_sent_event
+        or app.current_worker_task
+        or any(type(route) is not MapRoute for route in app.amqp.router.routes or ())
+    )
+
+
+_OF_TASK: Final = ("apply_async", "shadow_name", "_get_exec_options")
+
+
+def _is_unchanged(app: Celery) -> bool:
+    """Tell whether Celery alone makes the messages of *app*: no part of it is wrapped or replaced."""
+    amqp = app.amqp
+    before = vars(amqp).get(CAPTURED)
+    return (
+        before is not None
+        and _is_celerys(app, "send_task")
+        and _is_celerys(amqp, "as_task_v2", "_create_task_sender")
+        and all(getattr(type(amqp), name) is getattr(AMQP, name) for name in WRAPPED)
+        and all(map(_is_of_celery, [*before, *(vars(amqp)[name] for name in WRAPPED)]))
+        and type(amqp.router) is Router
+        and _is_celerys(amqp.router, "route")
+        and _is_of_celery(Signature.apply_async)
+    )
+
+
+def _is_celerys(owner: Any, *methods: str) -> bool:
+    """Tell whether *owner* has Celery's own *methods*: neither overridden, nor replaced, nor wrapped."""
+    return not any(name in vars(owner) or not _is_of_celery(getattr(type(owner), name)) for name in methods)
+
+
+def _is_of_celery(function: Any) -> bool:
+    # A wrapper takes name and module of its function, but has other globals; a proxy is of another type.
+    inner = function.__func__ if type(function) is MethodType else function
+    return type(inner) is FunctionType and str(inner.__globals__.get("__name__")).startswith(_OURS)
+
+
+_OURS: Final = ("celery.", "redis_queue.celery.")
+"""Modules whose functions treat all messages of a kind alike."""

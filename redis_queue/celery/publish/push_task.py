@@ -1,0 +1,43 @@
+"""push_task: store a call of a task in a DelayQueue, without an app that captures it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from redis_queue.celery.message.attempt import CALL, new_call
+from redis_queue.celery.message.task_call import TaskCall
+from redis_queue.celery.tracing import scheduling_call
+from redis_queue.delay.model import Push
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.delay.store import OnConflict
+from redis_queue.store.chunks import new_ids
+from redis_queue.times import Seconds
+
+
+def push_task(
+    delay_queue: DelayQueue,
+    /,
+    task: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    delay: Seconds | None = None,
+    due_at: datetime | None = None,
+    id: str | None = None,
+    on_conflict: OnConflict = "replace",
+    **options: Any,
+) -> str:
+    """Store a call of *task* (a Celery task or its name) in *delay_queue* until it is due; return the task id.
+
+    *id* becomes the task id: the same again replaces what waits. *options* are those of ``apply_async``, such as
+    ``queue=`` and ``priority=``. Arguments may be of any type that Celery can write as JSON. Raises what
+    :meth:`redis_queue.DelayQueue.push` raises.
+    """
+    call = TaskCall(getattr(task, "name", task), args, kwargs or {}, options)
+    name = new_ids(1)[0] if id is None else id
+    with scheduling_call(call, name, delay, due_at) as traced:
+        payload, mark = traced.payload(getattr(task, "app", None)), new_call()
+        item = Push(payload, delay, due_at, name, headers={CALL: mark}, mark=mark)
+        return delay_queue.push_many([item], on_conflict=on_conflict)[0]

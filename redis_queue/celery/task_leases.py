@@ -1,0 +1,72 @@
+"""TaskLeases: one line that keeps running tasks from being run twice, and brings those of dead workers back soon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from redis_queue.celery.consume.connections import prepare_connections
+from redis_queue.celery.consume.poison import DeliveryLimit, count_starts
+from redis_queue.celery.consume.safe_settings import ATTRIBUTE, prefer_safe_settings
+from redis_queue.celery.consume.steps import LeaseStep, LimitStep
+from redis_queue.celery.dispatch.dispatcher import Dispatcher
+from redis_queue.celery.dispatch.report import DispatchNotes
+from redis_queue.celery.startup import StartupStep
+from redis_queue.celery.store import Store
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.lazy_property import LazyProperty
+from redis_queue.model import DeadLetter
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+
+class TaskLeases:
+    """Workers of *app* renew the leases of what they hold while they live.
+
+    On a Redis broker a task may then run for longer than ``visibility_timeout`` and still runs once, so the timeout can
+    be short: 60 brings the tasks of a killed worker back in at most 90 s. Give all apps on one broker the same, and
+    lower it only once all their workers renew; TaskLeases does not change it. ``task_acks_late`` and
+    ``task_reject_on_worker_lost`` are True unless the app, or a task, sets them.
+
+    On any broker, a task that takes its worker down ``redis_queue_max_deliveries`` times (5; a task may have its own
+    ``max_deliveries``) is not run again: it becomes a dead letter of the app's DelayQueue, and its state is FAILURE.
+    Making it twice for one app is harmless.
+    """
+
+    def __new__(cls, app: Celery) -> TaskLeases:
+        found: TaskLeases | None = vars(app).get(ATTRIBUTE)
+        return found if found is not None else super().__new__(cls)
+
+    def __init__(self, app: Celery) -> None:
+        if vars(app).get(ATTRIBUTE) is self:
+            return
+        self.app = app
+        self.limit = DeliveryLimit(app)
+        setattr(app, ATTRIBUTE, self)
+        app.steps["worker"].add(StartupStep)
+        app.steps["consumer"].update((LeaseStep, LimitStep))
+        prefer_safe_settings(app)
+        prepare_connections(app)
+        count_starts()
+
+    @LazyProperty
+    def queue(self) -> DelayQueue:
+        """The DelayQueue that keeps the dead letters."""
+        return Store.of(self.app).delay_queue()
+
+    def dead_letters(self, offset: int = 0, limit: int = 100) -> list[DeadLetter]:
+        """Return a page of dead letters, oldest first: tasks that took their workers down, or could not be sent."""
+        return self.queue.dead_letters(offset=offset, limit=limit)
+
+    def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None) -> int:
+        """Send dead letters (default: all) again, with all their deliveries; return how many."""
+        alive = self.queue.redrive(ids, rate=rate)
+        dispatcher = Dispatcher(self.app, self.queue)
+        try:
+            notes = DispatchNotes(self.queue)
+            notes.add(dispatcher.run())
+            notes.write(leads=False, at_once=True)
+        finally:
+            dispatcher.close()
+        return alive

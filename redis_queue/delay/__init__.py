@@ -1,0 +1,1 @@
+"""DelayQueue: a durable timed set."""

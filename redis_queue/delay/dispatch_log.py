@@ -1,0 +1,128 @@
+"""DispatchLog: what dispatchers did is kept in Redis, beside the first shard of their DelayQueue."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from typing import Any, Final
+
+from redis_queue.delay.lateness import BOUNDS, DispatcherRow, Dispatches, Lateness, Minute
+from redis_queue.store.chunks import CHUNK, check_limit, chunks
+from redis_queue.store.codec import read_document, small_integer
+from redis_queue.store.records import Shard
+from redis_queue.store.scripts import Scripts
+from redis_queue.times import END_OF_CALENDAR_MS, from_ms
+
+MOST_MINUTES: Final = 1440
+"""Minutes that are kept: a day."""
+
+SEEN_MS: Final = 60_000
+"""A dispatcher that was not seen for so long is left out."""
+
+MOST_DISPATCHERS: Final = 5000
+MOST_ERROR: Final = 500
+
+FIELDS: Final = (*(f"le_{round(bound * 1000)}" for bound in BOUNDS), "le_inf")
+
+_MINUTE: Final = re.compile(rb"(\d{1,15}) (\d{1,15}) (\d{1,15}) (\d{1,18}) (\d{1,18})")
+_ROW: Final = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
+_COUNT: Final = re.compile(rb"\d{1,19}")
+
+
+class DispatchLog:
+    """Counts that are lossy by design: a dispatcher that dies takes along what it had not written yet."""
+
+    def __init__(self, scripts: Scripts, shard: Shard) -> None:
+        self._scripts = scripts
+        self._shard = shard
+
+    def write(self, done: Dispatches, worst: float, dispatcher: DispatcherRow | None, *, left: bool) -> None:
+        """Add what was done; one round trip."""
+        row = "" if dispatcher is None or left else _row(dispatcher)
+        counts = [item for pair in zip(FIELDS, done.lateness.counts, strict=True) if pair[1] for item in pair]
+        self._shard.call(
+            "delay/note",
+            now=self._shard.clock(),
+            sent=done.sent,
+            failed=done.failed,
+            sum=_ms(done.lateness.seconds),
+            worst=_ms(worst),
+            member=b"" if dispatcher is None else dispatcher.name.encode(errors="replace"),
+            row=row,
+            more=counts,
+        )
+
+    def totals(self) -> Dispatches:
+        """Return the totals since ever."""
+        reply = self._scripts.command("HMGET", self._shard.keys.lateness, "sent", "failed", "sum_ms", *FIELDS)
+        sent, failed, sum_ms, *counts = map(_count, reply)
+        return Dispatches(sent, failed, Lateness(tuple(counts), sum_ms / 1000))
+
+    def minutes(self, limit: int) -> list[Minute]:
+        """Return the last *limit* minutes, oldest first, the current one too."""
+        check_limit(limit, MOST_MINUTES)
+        current, *fields = self._shard.run("delay/minutes", now=self._shard.clock(), limit=limit)
+        return [_minute(current - limit + 1 + number, field) for number, field in enumerate(fields)]
+
+    def dispatchers(self) -> list[DispatcherRow]:
+        """Return those seen within the last minute, by name; what cannot be read is left out."""
+        names: list[bytes] = sorted(self._scripts.command("HKEYS", self._shard.keys.dispatchers))
+        rows: list[DispatcherRow] = []
+        for chunk in chunks(names[:MOST_DISPATCHERS], CHUNK):
+            now, *values = self._shard.run("delay/dispatchers", now=self._shard.clock(), more=chunk)
+            found = (_dispatcher(name, value, now) for name, value in zip(chunk, values, strict=True))
+            rows += [row for row in found if row is not None]
+        return rows
+
+
+def _ms(seconds: float) -> int:
+    return min(max(0, round(seconds * 1000)), END_OF_CALENDAR_MS)
+
+
+def _count(raw: bytes | None) -> int:
+    return int(raw) if raw is not None and _COUNT.fullmatch(raw) else 0
+
+
+def _minute(number: int, field: bytes | None) -> Minute:
+    at = from_ms(number * 60_000)
+    found = _MINUTE.fullmatch(field or b"")
+    if found is None or int(found[1]) != number:
+        return Minute(at)
+    sent, failed, late_ms, worst_ms = (int(text) for text in found.groups()[1:])
+    return Minute(at, sent, failed, late_ms / 1000, worst_ms / 1000)
+
+
+def _row(dispatcher: DispatcherRow) -> str:
+    return json.dumps(
+        {
+            "leads": dispatcher.leads,
+            "version": dispatcher.version,
+            "sent": dispatcher.sent,
+            "failed": dispatcher.failed,
+            "error": dispatcher.error[:MOST_ERROR],
+        }
+    )
+
+
+def _dispatcher(name: bytes, value: bytes | None, now: int) -> DispatcherRow | None:
+    found = _ROW.fullmatch(value or b"")
+    if found is None or now - int(found[1]) > SEEN_MS:
+        return None
+    return _read(name.decode(errors="replace"), from_ms(int(found[1])), found[2])
+
+
+def _read(name: str, seen_at: datetime, text: bytes) -> DispatcherRow | None:
+    try:
+        row: Any = read_document(text)
+        return DispatcherRow(
+            name,
+            seen_at,
+            bool(row["leads"]),
+            str(row["version"])[:MOST_ERROR],
+            small_integer(row["sent"]),
+            small_integer(row["failed"]),
+            str(row["error"])[:MOST_ERROR],
+        )
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,141 @@
+"""serialized: functions with the same key never run at once; who finds the lock taken is tried later."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar, cast
+
+from redis_queue.errors import InvalidDelayError, InvalidValueError, Nack
+from redis_queue.lock.lock import Lock, check_lease, check_wait, held_here
+from redis_queue.queue.queue import RedisQueue
+from redis_queue.store.keys import check_name
+from redis_queue.times import Seconds, duration_ms
+
+SHORTEST_RETRY_MS: Final = 10
+
+JITTER: Final = 0.2
+"""Part of *retry_in* by which a retry comes later at most, so that those which met once do not meet again."""
+
+Key = str | Callable[..., str]
+RetryIn = Seconds | Callable[..., Seconds]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Serial:
+    """What is asked of a serialized function. Raises InvalidValueError for what cannot be; nothing is sent to Redis.
+
+    *key*: a format string over the arguments of *function*, or a function of them. *retry_in*: seconds (at least 0.01),
+    or a function of the arguments that returns them. *lease* and *wait*: as :class:`redis_queue.Lock` has them.
+    """
+
+    function: Callable[..., Any]
+    key: Key
+    retry_in: RetryIn = 5.0
+    lease: Seconds = 60.0
+    wait: Seconds = 0.0
+    signature: inspect.Signature = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "signature", inspect.signature(self.function))
+        check_lease(self.lease)
+        check_wait(self.wait)
+        if not callable(self.retry_in):
+            check_retry_in(self.retry_in)
+        if isinstance(self.key, str):
+            self._check_format(self.key)
+        elif not callable(self.key):
+            raise InvalidValueError(f"key={self.key!r}: give a format string such as 'customer:{{id}}', or a function")
+
+    def name_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, own: int = 0) -> str:
+        """Return the name of the lock for a call with these arguments; a key function does not see the first *own*.
+
+        Raises InvalidValueError where they give no name, TypeError where the function does not take them.
+        """
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if callable(self.key):
+            name = self.key(*args[own:], **kwargs)
+        else:
+            try:
+                name = self.key.format(**_named(bound))
+            except Exception as error:  # what an argument's own attributes and formats raise may be anything
+                raise InvalidValueError(f"key={self.key!r}: {type(error).__name__}: {error}") from error
+        return check_name(name, what="lock")
+
+    def delay_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, own: int = 0) -> float:
+        """Return the seconds until such a call is tried again, with jitter. Raises InvalidDelayError."""
+        given = self.retry_in(*args[own:], **kwargs) if callable(self.retry_in) else self.retry_in
+        return check_retry_in(given) / 1000 * random.uniform(1, 1 + JITTER)
+
+    def _check_format(self, key: str) -> None:
+        try:
+            asked = [name for _, name, _, _ in string.Formatter().parse(key) if name is not None]
+        except ValueError as error:
+            raise InvalidValueError(f"key={key!r}: {error}") from None
+        parameters = self.signature.parameters.values()
+        known = [item.name for item in parameters if item.kind is not item.VAR_KEYWORD]
+        takes_any = len(known) < len(parameters)
+        for name in asked:
+            root = name.partition(".")[0].partition("[")[0]
+            if not root.isidentifier() or (root not in known and not takes_any):
+                raise InvalidValueError(
+                    f"key={key!r} asks for {root!r}: {getattr(self.function, '__name__', 'the function')} takes "
+                    f"{', '.join(known) or 'nothing'}"
+                )
+
+
+def check_retry_in(value: Seconds) -> int:
+    """Return *value* in ms; raises InvalidDelayError unless it is a delay of 0.01 seconds or more."""
+    found = duration_ms(value, name="retry_in")
+    if found < SHORTEST_RETRY_MS:
+        raise InvalidDelayError(f"retry_in={value!r}: give {SHORTEST_RETRY_MS / 1000:g} seconds or more")
+    return found
+
+
+def _named(bound: inspect.BoundArguments) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            found.update(value)
+        else:
+            found[name] = value
+    return found
+
+
+def serialized(
+    queue: RedisQueue, *, key: Key, retry_in: RetryIn = 5.0, lease: Seconds = 60.0, wait: Seconds = 0.0
+) -> Callable[[F], F]:
+    """Let calls of a :class:`~redis_queue.Consumer`'s handler with the same *key* never run at the same time.
+
+    *key* is a format string over the handler's arguments, such as ``"customer:{message.body[customer]}"``, or a
+    function of them. The lock is kept beside *queue* and shared by all functions with that key. A message that finds it
+    taken, and still does after *wait* seconds in place, goes back for *retry_in* seconds (or what this function of the
+    arguments returns), with up to a fifth more; that does not count as a delivery. Raises InvalidValueError for what
+    cannot be, at once. See :class:`redis_queue.Lock` for *lease*.
+    """
+
+    def decorate(function: F) -> F:
+        serial = Serial(function, key, retry_in, lease, wait)
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            lock = Lock(serial.name_of(args, kwargs), queue.client, lease=lease, prefix=queue.settings.prefix)
+            if held_here(lock):
+                return function(*args, **kwargs)
+            held = lock.acquire(wait=wait)
+            if held is None:
+                delay = serial.delay_of(args, kwargs)
+                raise Nack(f"somebody else holds the lock {lock.name!r}", delay=delay, counted=False)
+            with held:
+                return function(*args, **kwargs)
+
+        return cast("F", run)
+
+    return decorate

@@ -1,0 +1,75 @@
+"""Access: the queues that somebody looks at, of a Redis or of a Celery app."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis_queue.celery.consume.counters import LeaseCounters, read
+from redis_queue.celery.settings import CelerySettings
+from redis_queue.celery.store import Store
+from redis_queue.celery.stored_tasks import StoredTasks
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.inspector import AnyQueue, Inspector
+from redis_queue.model import CancelOutcome
+from redis_queue.operate.faults import Faults
+
+
+class Access:
+    """The queues under one prefix of one Redis."""
+
+    app: Any = None
+    default_delay_queue = CelerySettings().delay_queue
+
+    def __init__(self, inspector: Inspector) -> None:
+        self.inspector = inspector
+
+    def delay_queue(self, name: str | None = None) -> DelayQueue:
+        """Return a DelayQueue, by default the one in which Celery tasks wait; raises InvalidNameError."""
+        return self.inspector.delay_queue(name or self.default_delay_queue)
+
+    def queues(self, name: str | None = None, faults: Faults | None = None) -> list[AnyQueue]:
+        """Return the queues of both kinds with *name*, or all; raises InvalidNameError.
+
+        Those that the registry describes as none can be are left out, and noted in *faults*.
+        """
+        faults = faults if faults is not None else Faults()
+        found: list[AnyQueue] = []
+        for known in self.inspector.known(name):
+            with faults.of(known.kind, known.name):
+                found.append(self.inspector.open(known))
+        return found
+
+    def cancel(self, queue: DelayQueue, ids: Sequence[str]) -> Sequence[CancelOutcome]:
+        """Cancel entries; return the outcome of each."""
+        return queue.cancel_many(ids)
+
+    def lease_counters(self) -> LeaseCounters | None:
+        """Return what became of leases on the app's broker; None without an app, or where the broker is no Redis."""
+        return None
+
+
+class AppAccess(Access):
+    """The queues of a Celery app."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self._store = Store.of(app)
+        super().__init__(self._store.inspector)
+        self.default_delay_queue = self._store.delay_queue_name
+
+    def delay_queue(self, name: str | None = None) -> DelayQueue:
+        """Return a DelayQueue; that of the app is there before anything was put into it."""
+        if name in (None, self.default_delay_queue):
+            return self._store.delay_queue()
+        return super().delay_queue(name)
+
+    def cancel(self, queue: DelayQueue, ids: Sequence[str]) -> Sequence[CancelOutcome]:
+        """Cancel entries; those of the app's tasks become REVOKED in its result backend, too."""
+        if queue.name != self.default_delay_queue:
+            return super().cancel(queue, ids)
+        return StoredTasks.of(self.app).cancel_many(ids)
+
+    def lease_counters(self) -> LeaseCounters | None:
+        """Return what became of leases on the app's broker, or None where that is no Redis."""
+        return read(self.app)

@@ -1,0 +1,113 @@
+"""Audit: who changed what by hand, kept beside the queues."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from redis_queue.store import keys
+from redis_queue.store.chunks import CHUNK, check_limit
+from redis_queue.store.codec import read_document, small_integer
+from redis_queue.store.connection import Client
+from redis_queue.store.scripts import Scripts
+from redis_queue.times import from_ms
+
+MOST: Final = 1000
+"""So many actions are kept."""
+
+MAX_DETAIL: Final = 500
+
+MOST_SUBJECTS: Final = 10
+"""Most subjects that the audit keeps of one action."""
+
+REMEMBERED_MS: Final = 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A message or entry of *queue* that an action affects; *at* is its due time, or the time it died."""
+
+    id: str
+    queue: str
+    task: str = ""
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """An action of *user* on *count* messages or entries of *queue*; *subjects* are the first of them."""
+
+    at: datetime
+    user: str
+    verb: str
+    queue: str
+    count: int
+    detail: str = ""
+    subjects: Sequence[Subject] = ()
+
+
+class Audit:
+    """The last actions under *prefix*, newest first."""
+
+    def __init__(self, client: Client, prefix: str) -> None:
+        self._scripts = Scripts(client)
+        self._prefix = prefix
+        self._key = keys.audit(prefix)
+
+    def add(self, action: Action) -> None:
+        """Keep *action*; the oldest beyond :data:`MOST` goes."""
+        row = {
+            "at": round(action.at.timestamp() * 1000),
+            "user": action.user,
+            "verb": action.verb,
+            "queue": action.queue,
+            "count": action.count,
+            "detail": action.detail[:MAX_DETAIL],
+            "subjects": [_written(subject) for subject in action.subjects[:MOST_SUBJECTS]],
+            # Where a reply was lost the row stands there twice, and is read once.
+            "nonce": os.urandom(8).hex(),
+        }
+        self._scripts.command("LPUSH", self._key, json.dumps(row))
+        self._scripts.command("LTRIM", self._key, 0, MOST - 1)
+
+    def begin(self, operation: str) -> bool:
+        """Tell whether *operation* is new: a form that is sent twice must not act twice. Remembered for a day."""
+        key = keys.operation(self._prefix, operation)
+        nonce = os.urandom(8).hex().encode()
+        if self._scripts.command("SET", key, nonce, "NX", "PX", REMEMBERED_MS) is not None:
+            return True
+        # It may be there from this very call, whose reply was lost.
+        return bool(self._scripts.command("GET", key) == nonce)
+
+    def last(self, limit: int = 100) -> list[Action]:
+        """Return the newest actions; what cannot be read is left out."""
+        rows: list[bytes] = self._scripts.command("LRANGE", self._key, 0, check_limit(limit, CHUNK) - 1)
+        return [action for action in map(_read, dict.fromkeys(rows)) if action is not None]
+
+
+def _written(subject: Subject) -> list[Any]:
+    return [subject.id, subject.task[:MAX_DETAIL], subject.at and round(subject.at.timestamp() * 1000)]
+
+
+def _subjects(rows: Any, queue: str) -> Iterator[Subject]:
+    for id_, task, at in rows[:MOST_SUBJECTS]:
+        yield Subject(
+            str(id_)[:MAX_DETAIL], queue, str(task)[:MAX_DETAIL], None if at is None else from_ms(small_integer(at))
+        )
+
+
+def _read(row: bytes) -> Action | None:
+    try:
+        found: Any = read_document(row)
+        if not isinstance(found, Mapping):
+            return None
+        texts = {name: str(found.get(name, ""))[:MAX_DETAIL] for name in ("user", "verb", "queue", "detail")}
+        subjects = tuple(_subjects(found.get("subjects", ()), texts["queue"]))
+        at, count = small_integer(found["at"]), small_integer(found["count"])
+        return Action(at=from_ms(at), count=count, subjects=subjects, **texts)
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,43 @@
+"""How fast queues move: the difference between two looks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redis_queue.inspector import Overview, QueueRow
+from redis_queue.store.keys import Kind
+
+QueueKey = tuple[Kind, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What happened in a queue between two looks, per second."""
+
+    put: float
+    acked: float
+    redelivered: float
+
+
+def rates(before: Overview | None, now: Overview) -> dict[QueueKey, Rates]:
+    """Return the rates of every queue that both looks saw; of a queue that began anew, none is below 0."""
+    seconds = (now.at - before.at).total_seconds() if before is not None else 0.0
+    if before is None or seconds <= 0:
+        return {}
+    rows = {(row.kind, row.name): row for row in before.queues if not row.error}
+    return {
+        (row.kind, row.name): _between(rows[row.kind, row.name], row, seconds)
+        for row in now.queues
+        if not row.error and (row.kind, row.name) in rows
+    }
+
+
+def _between(before: QueueRow, now: QueueRow, seconds: float) -> Rates:
+    def rate(then: int, count: int) -> float:
+        return max(0, count - then) / seconds
+
+    return Rates(
+        put=rate(before.put, now.put),
+        acked=rate(before.acked, now.acked),
+        redelivered=rate(before.redelivered, now.redelivered),
+    )

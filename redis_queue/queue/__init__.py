@@ -1,0 +1,1 @@
+"""RedisQueue: a reliable work queue for data, and its consumer."""

@@ -1,0 +1,228 @@
+"""Consumer: claims messages, hands them to a handler in threads, and settles what becomes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Final
+
+from redis_queue.backoff import Backoff, retry_delay
+from redis_queue.errors import InvalidValueError, RedisQueueError, StoreUnavailableError, Verdict
+from redis_queue.logs import logger_of
+from redis_queue.model import Message
+from redis_queue.queue.heartbeat import Turn
+from redis_queue.queue.queue import RedisQueue
+from redis_queue.queue.verdict import GiveBack, verdict_on
+from redis_queue.store.chunks import CHUNK, check_limit
+from redis_queue.times import Seconds, duration_ms
+
+logger = logger_of(__name__)
+
+MAX_THREADS: Final = 1000
+
+Handler = Callable[[Message], Any]
+
+
+class Consumer:
+    """Runs *handler* for each message of *queue*, in *concurrency* threads.
+
+    A handler that returns has finished its message: it is acked. One that raises gives it back after
+    ``retry_delay(deliveries)`` seconds, with the exception as reason, until its deliveries are used up; it may raise
+    :class:`~redis_queue.errors.Nack` or :class:`~redis_queue.errors.Dead` to decide itself. Leases are extended while
+    the handler works, up to *max_runtime* seconds for each message: one that hangs for longer gives up what else its
+    thread had claimed, too. While Redis is away the threads wait with growing pauses, and a finished message is acked
+    as soon as Redis is back.
+
+    *batch* messages (1 to 500) are claimed per round trip and acked together when the last is done: much faster, and a
+    crash delivers the whole batch again.
+
+    :meth:`run` returns after :meth:`stop`, SIGTERM or SIGINT: running handlers get *grace* seconds, and what was
+    claimed but not begun goes back at once without counting as a delivery. Raises the error that ended it, if one did.
+    """
+
+    def __init__(
+        self,
+        queue: RedisQueue,
+        handler: Handler,
+        *,
+        concurrency: int = 1,
+        batch: int = 1,
+        grace: Seconds = 30.0,
+        max_runtime: Seconds | None = None,
+        retry_delay: Callable[[int], Seconds] = retry_delay,
+    ) -> None:
+        _check_handler(handler)
+        self._queue = queue
+        self._handler = handler
+        self._concurrency = check_limit(concurrency, MAX_THREADS, name="concurrency")
+        self._batch = check_limit(batch, CHUNK, name="batch")
+        self._grace = duration_ms(grace, name="grace") / 1000
+        self._retry_delay = retry_delay
+        self._heartbeat = queue.keep_alive(max_runtime=max_runtime)
+        self._claiming = threading.Lock()
+        self._begun = False
+        self._stop = threading.Event()
+        self._abandon = threading.Event()
+        self._error: BaseException | None = None
+
+    def stop(self) -> None:
+        """Claim nothing more and let :meth:`run` return; safe from any thread and from signal handlers."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Work until stopped. A consumer runs once: raises RuntimeError the second time."""
+        if self._begun:
+            raise RuntimeError("this Consumer has run already; make a new one")
+        self._begun = True
+        threads = [
+            threading.Thread(target=self._work, name=f"redis-queue-consumer-{number}", daemon=True)
+            for number in range(self._concurrency)
+        ]
+        with self._signals(), self._heartbeat:
+            for thread in threads:
+                thread.start()
+            # Waking up now and then lets Python run signal handlers on every platform.
+            while not self._stop.wait(1.0):
+                pass
+            deadline = time.monotonic() + self._grace
+            for thread in threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+            self._abandon.set()
+        if self._error is not None:
+            raise self._error
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            if self._stop.is_set():
+                raise KeyboardInterrupt
+            self.stop()
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _work(self) -> None:
+        backoff = Backoff()
+        try:
+            while not self._stop.is_set():
+                try:
+                    messages = self._claim()
+                except StoreUnavailableError as error:
+                    pause = backoff.next()
+                    logger.warning("Redis is away: %s", error, extra={"action": "store_unavailable", "retry_in": pause})
+                    self._stop.wait(pause)
+                    continue
+                backoff.reset()
+                self._handle(messages)
+        except BaseException as error:
+            logger.exception("consumer stopped", extra={"action": "consumer_failed"})
+            self._error = error
+            self.stop()
+
+    def _claim(self) -> list[Message]:
+        # One thread at a time: a process with many idle threads waits on one connection, not on many.
+        with self._claiming:
+            if self._stop.is_set():
+                return []
+            return self._queue.get_many(self._batch, block=True, timeout=self._queue.settings.poll_interval)
+
+    def _handle(self, messages: list[Message]) -> None:
+        turn = self._heartbeat.add(*messages)
+        try:
+            self._work_off(messages, turn)
+        finally:
+            self._heartbeat.remove(*messages)
+
+    def _work_off(self, messages: list[Message], turn: Turn) -> None:
+        done: list[Message] = []
+        left = messages[::-1]
+        try:
+            while left and not self._stop.is_set():
+                message = left.pop()
+                self._heartbeat.restart(turn)
+                if not self._heartbeat.is_lost(message) and self._finish(message):
+                    done.append(message)
+        finally:
+            turn.pause()
+            if done:
+                self._ack(done)
+            if left:
+                left.reverse()
+                self._settle(left, lambda: self._queue.nack_many(left, counted=False))
+
+    def _finish(self, message: Message) -> bool:
+        """Run the handler; True means that the message can be acked."""
+        try:
+            _check_ran(self._handler(message))
+        except Exception as error:
+            if not isinstance(error, Verdict):
+                logger.exception("handler failed", extra={"action": "handler_failed", "message_id": message.id})
+            self._nack(message, verdict_on(message, error, self._retry_delay))
+        except BaseException:
+            self._nack(message, GiveBack("the handler ended its thread"))
+            raise
+        else:
+            return True
+        return False
+
+    def _ack(self, done: list[Message]) -> None:
+        accepted = self._settle(done, lambda: self._queue.ack_many(done))
+        for message, kept in zip(done, accepted, strict=True):
+            if not kept:
+                logger.warning("ack refused, lease lost", extra={"action": "ack_refused", "message_id": message.id})
+
+    def _nack(self, message: Message, how: GiveBack) -> None:
+        self._settle([message], lambda: [self._queue.nack(message, **how._asdict())])
+
+    def _settle(self, messages: list[Message], call: Callable[[], list[bool]]) -> list[bool]:
+        """Do *call* until Redis answers: what the handler did is worth an ack, however long Redis is away."""
+        backoff = Backoff()
+        try:
+            while True:
+                try:
+                    return call()
+                except StoreUnavailableError as error:
+                    logger.warning("cannot settle yet: %s", error, extra={"action": "store_unavailable"})
+                    if self._abandon.wait(backoff.next()):
+                        return [False] * len(messages)
+        except RedisQueueError:
+            logger.exception("cannot settle", extra={"action": "settle_failed"})
+            raise
+        finally:
+            self._heartbeat.remove(*messages)
+
+
+def _check_handler(handler: Any) -> None:
+    if not callable(handler):
+        raise InvalidValueError(f"handler={handler!r}: give a function that takes a message")
+    for found in (handler, type(handler).__call__):
+        if any(is_lazy(found) for is_lazy in _LAZY):
+            raise InvalidValueError(
+                f"handler={handler!r} runs nothing when it is called: give a plain function, one that calls"
+                " asyncio.run() for instance"
+            )
+
+
+_LAZY: Final = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+
+
+def _check_ran(result: object) -> None:
+    """Raise for what a handler returns that was called but did nothing yet."""
+    if result is None or not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
+        return
+    if inspect.iscoroutine(result):
+        result.close()
+    raise InvalidValueError(f"the handler ran nothing: it returned a {type(result).__name__}")

@@ -1,0 +1,1 @@
+"""Everything that speaks Redis: connections, keys, script calls, records."""

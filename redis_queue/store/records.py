@@ -1,0 +1,366 @@
+"""What both kinds of queues share: leases, put-back, dead letters, quarantine."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+from redis_queue.errors import InvalidValueError, RedisQueueError
+from redis_queue.logs import logger_of
+from redis_queue.model import DeadLetter, InFlight, Item, Lease, PutBack, Quarantined, Unread
+from redis_queue.store.chunks import ANY_SIZE, CHUNK, chunks
+from redis_queue.store.codec import Codec, UnreadableError
+from redis_queue.store.keys import Keys
+from redis_queue.store.scripts import BoundScript, Scripts
+from redis_queue.store.settings import Settings
+from redis_queue.times import from_ms
+
+logger = logger_of(__name__)
+
+MAX_REASON: Final = 2000
+
+CLAIMS: Final = ("queue/get", "delay/claim")
+
+Clock = Callable[[], int]
+"""Milliseconds since the epoch; 0 means that the server's clock counts. Anything else is for tests."""
+
+
+class Held(Protocol):
+    """A message or an entry that was claimed."""
+
+    @property
+    def id(self) -> str:
+        """Which one."""
+        ...
+
+    @property
+    def lease(self) -> Lease | None:
+        """Its lease; None where it was only looked at."""
+        ...
+
+
+def server_clock() -> int:
+    """Let the Redis server's clock count."""
+    return 0
+
+
+def id_text(raw: bytes) -> str:
+    """Return an id as text; :func:`id_bytes` gives the same bytes back, whatever they were."""
+    return raw.decode(errors="surrogateescape")
+
+
+def id_bytes(text: str) -> bytes:
+    """Return the bytes of an id."""
+    return text.encode(errors="surrogateescape")
+
+
+def pairs(held: Sequence[Held]) -> list[bytes]:
+    """Return id and token of each; raises InvalidValueError for one without a lease."""
+    found: list[bytes] = []
+    for item in held:
+        if item.lease is None:
+            raise InvalidValueError(f"{item.id!r} was looked at, not claimed: it has no lease")
+        found += (id_bytes(item.id), item.lease.token.encode())
+    return found
+
+
+class _Caller(threading.local):
+    """Scripts of one thread, bound to the slots with the number of this thread's last call."""
+
+    def __init__(self) -> None:
+        self.own()
+
+    def own(self) -> None:
+        """Choose a new name, also in a forked child: it must not share the slots of its parent."""
+        self.name, self.pid = os.urandom(8).hex(), os.getpid()
+        self.bound: dict[str, BoundScript] = {}
+        self.calls = itertools.count(1)
+
+
+class Shard:
+    """The keys of one queue (or one shard) and everything done alike for both kinds.
+
+    *listed* tells a queue with a ready list from a plain timed set.
+    """
+
+    def __init__(self, scripts: Scripts, keys: Keys, settings: Settings, *, listed: bool, clock: Clock) -> None:
+        self.keys = keys
+        self.codec = Codec(settings.serializer, settings.max_body)
+        self.clock = clock
+        self._scripts = scripts
+        self._settings = settings
+        self._listed = int(listed)
+        self._caller = _Caller()
+        self._bound: dict[str, Callable[..., Any]] = {}
+
+    def call(self, name: str, **arguments: Any) -> Any:
+        """Call script *name*, which remembers the last call of a thread, with the next number of this thread."""
+        script = self._remembering(name)
+        return script(sequence=next(self._caller.calls), **arguments)
+
+    def ack_and(self, held: Held, name: str, **arguments: Any) -> tuple[bool, Any]:
+        """Finish what is *held* and call script *name*, as :meth:`call` does, in one round trip."""
+        ack, script = self._remembering("lease/ack"), self._remembering(name)
+        sequence = next(self._caller.calls)
+        following = {**arguments, "sequence": next(self._caller.calls)}
+        flags, reply = ack.with_next(pairs([held]), script, following, sequence=sequence)
+        return flags[0] == _YES, reply
+
+    def _remembering(self, name: str, **keys: bytes) -> BoundScript:
+        caller = self._caller
+        if caller.pid != os.getpid():
+            caller.own()
+        script = caller.bound.get(name)
+        if script is None or keys:
+            script = caller.bound[name] = self._scripts.bind(name, self.keys, slot=self._slot(name), **keys)
+        return script
+
+    def _slot(self, name: str) -> bytes:
+        # Numbered separately: an ack and the next claim are sent together, and each must be the last one when repeated.
+        return self.keys.slot(f"{self._caller.name}_claim" if name in CLAIMS else self._caller.name)
+
+    def run(self, name: str, **arguments: Any) -> Any:
+        """Call script *name*, one that needs no memory of its last outcome."""
+        script = self._bound.get(name)
+        if script is None:
+            script = self._bound[name] = self._scripts.bind(name, self.keys)
+        return script(**arguments)
+
+    def ack(self, held: Sequence[Held]) -> list[bool]:
+        """Finish what is *held*; False where the lease was lost."""
+        return [flag == _YES for chunk in chunks(held) for flag in self.call("lease/ack", more=pairs(chunk))]
+
+    def release(self, held: Sequence[Held], *, delay: int, reason: object, counted: bool, dead: bool) -> list[bool]:
+        """Give back what is *held* after *delay* ms; False where the lease was lost."""
+        return [
+            flag != _NO
+            for chunk in chunks(held)
+            for flag in self.call(
+                "lease/release",
+                now=self.clock(),
+                delay=delay,
+                reason=reason_bytes(reason),
+                max_deliveries=1 if dead else self._settings.max_deliveries,
+                counted=int(counted),
+                listed=self._listed,
+                more=pairs(chunk),
+            )
+        ]
+
+    def extend(self, held: Sequence[Held], lease_ms: int) -> list[bool]:
+        """Lengthen leases to *lease_ms* from now; False where the lease was lost. 0 only asks."""
+        return [
+            flag == _YES
+            for chunk in chunks(held)
+            for flag in self.run("lease/extend", now=self.clock(), lease=lease_ms, more=pairs(chunk))[1]
+        ]
+
+    def put_back(self, limit: int) -> PutBack:
+        """End up to *limit* expired leases."""
+        total = PutBack()
+        while limit > 0:
+            size = min(limit, CHUNK)
+            seen, returned, dead = self.run(
+                "lease/put_back",
+                now=self.clock(),
+                limit=size,
+                max_deliveries=self._settings.max_deliveries,
+                listed=self._listed,
+            )
+            total += PutBack(returned, dead)
+            limit -= size
+            if seen < size:
+                break
+        return total
+
+    def quarantine(self, held: Held, reason: str) -> bool:
+        """Move an unreadable record out of the way; False where the lease was lost."""
+        id_, token = pairs([held])
+        return bool(self.run("lease/quarantine", now=self.clock(), id=id_, token=token, reason=reason_bytes(reason)))
+
+    def set_aside(self, held: Held, reason: str) -> None:
+        """Quarantine an unreadable record found on the way; if that fails, it comes back when its lease ends."""
+        try:
+            self.quarantine(held, reason)
+        except RedisQueueError as error:
+            logger.warning("cannot quarantine: %s", error, extra={"action": "quarantine_failed", "id": held.id})
+
+    def quarantined(self, offset: int, limit: int, max_bytes: int | None) -> list[Quarantined]:
+        """Return a page of unreadable records."""
+        rows = self.pages("lease/quarantined", 2, offset, limit, max_bytes)
+        return [_read_quarantined(raw, size) for raw, size in rows]
+
+    def dead_letters(self, offset: int, limit: int, max_bytes: int | None) -> list[DeadLetter]:
+        """Return a page of dead letters, oldest first."""
+        return [self._letter(*row) for row in self.pages("dead/letters", 5, offset, limit, max_bytes)]
+
+    def pages(self, name: str, width: int, offset: int, limit: int, max_bytes: int | None) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows that script *name* answers, which stops where they become large, until *limit* are there."""
+        more, budget = 1, ANY_SIZE if max_bytes is None else max_bytes
+        while more:
+            more, *reply = self.run(name, offset=offset, limit=limit, budget=budget)
+            yield from zip(*[iter(reply)] * width, strict=True)
+            offset, limit = offset + len(reply) // width, limit - len(reply) // width
+            if max_bytes is not None:
+                # Ids and reasons count, too: the limit is on everything that Redis sends.
+                budget = max(0, budget - sum(len(part) for part in reply if isinstance(part, bytes)))
+
+    def look(self, id_: str, max_bytes: int | None) -> Item | None:
+        """Return the message or entry *id_* wherever it is."""
+        found = self.run("lease/look", id=id_bytes(id_), budget=ANY_SIZE if max_bytes is None else max_bytes)
+        if not found:
+            return None
+        state, at, deliveries, reason, record = found
+        known: dict[str, Any] = {
+            "id": id_,
+            "state": state.decode(),
+            "at": None if at < 0 else from_ms(at),
+            "deliveries": deliveries,
+            "reason": reason.decode(errors="replace"),
+        }
+        if isinstance(record, int):
+            return Item(**known, put_at=None, body=Unread(record), headers={})
+        try:
+            put_at, headers, body, destination = self.codec.decode(record)
+        except UnreadableError as error:
+            return Item(**known, put_at=None, body=None, headers={}, problem=str(error))
+        return Item(**known, put_at=from_ms(put_at), body=body, headers=headers, destination=destination)
+
+    def versions(self, ids: Iterable[str]) -> dict[str, str]:
+        """Return the version of the record of each of *ids*; ids without a record are left out."""
+        found: dict[str, str] = {}
+        for chunk in chunks(ids):
+            left = chunk
+            while left:
+                lines = self.run("lease/versions", more=map(id_bytes, left))
+                found.update((id_, _version(line)) for id_, line in zip(left, lines, strict=False) if line)
+                left = left[len(lines) :]
+        return found
+
+    def in_flight(self, offset: int, limit: int) -> list[InFlight]:
+        """Return a page of what is in flight, first end first."""
+        reply = iter(self.run("lease/held", offset=offset, limit=limit))
+        rows = zip(reply, reply, reply, strict=True)
+        return [InFlight(id_text(raw), from_ms(ends), deliveries) for raw, ends, deliveries in rows]
+
+    def redrive(self, ids: Iterable[str] | None, gap: float) -> int:
+        """Bring dead letters (None: all that are dead now) back to life, one each *gap* ms; return how many."""
+        started, moved = time.monotonic(), 0
+        for chunk in self._dead_ids() if ids is None else chunks(ids):
+            after = max(0.0, moved * gap - (time.monotonic() - started) * 1000) if moved else 0
+            flags = self.call(
+                "dead/redrive", now=self.clock(), after=after, gap=gap, listed=self._listed, more=map(id_bytes, chunk)
+            )
+            moved += flags.count(_YES_BYTE)
+        return moved
+
+    def delete_dead(self, ids: Iterable[str], latest: int) -> int:
+        """Delete dead letters that died by *latest* (ms, 0: whenever); return how many."""
+        flags = (self.call("dead/delete", latest=latest, more=map(id_bytes, chunk)) for chunk in chunks(ids))
+        return sum(found.count(_YES_BYTE) for found in flags)
+
+    def purge(self, place: str, limit: int) -> int:
+        """Delete up to *limit* of what stands in *place* (ready, waiting, dead) now; return how much.
+
+        Of the quarantine everything goes.
+        """
+        key: bytes = getattr(self.keys, place)
+        size = self._size(place)
+        if place == "quarantine":
+            self._scripts.command("UNLINK", key)
+            return size
+        total = 0
+        # Up to the size at the beginning: a busy producer must not keep a purge going for ever.
+        most = min(size, limit)
+        while total < most and (deleted := self._purge_some(key, min(CHUNK, most - total))):
+            total += deleted
+        return total
+
+    def _purge_some(self, place: bytes, limit: int) -> int:
+        purge = self._remembering("lease/purge", place=place)
+        return int(purge(limit=limit, sequence=next(self._caller.calls)))
+
+    def _size(self, place: str) -> int:
+        command = "LLEN" if place in ("ready", "quarantine") else "ZCARD"
+        return int(self._scripts.command(command, getattr(self.keys, place)))
+
+    def _dead_ids(self) -> Iterator[list[str]]:
+        """Yield the ids that are dead now in chunks, as long as the caller takes them away.
+
+        No more than that: what dies again meanwhile must not keep a redrive going for ever.
+        """
+        left = self._size("dead")
+        while left > 0 and (ids := self._scripts.command("ZRANGE", self.keys.dead, 0, min(CHUNK, left) - 1)):
+            left -= len(ids)
+            yield [id_text(id_) for id_ in ids]
+
+    def destroy(self) -> None:
+        """Delete every key; the slots of callers end by themselves within a minute."""
+        self._scripts.command("UNLINK", *self.keys.all())
+
+    def _letter(self, id_: bytes, died_at: int, deliveries: int, reason: bytes, record: bytes | int) -> DeadLetter:
+        body: Any = None
+        headers: Any = {}
+        text = reason.decode(errors="replace")
+        if isinstance(record, int):
+            return DeadLetter(id_text(id_), Unread(record), headers, from_ms(died_at), deliveries, text, record)
+        try:
+            _, headers, body, _ = self.codec.decode(record)
+        except UnreadableError as error:
+            text = f"{text} (unreadable: {error})"
+        return DeadLetter(id_text(id_), body, headers, from_ms(died_at), deliveries, text, len(record))
+
+
+def reason_bytes(reason: object) -> bytes:
+    """Return *reason*, text or an exception, as it is kept, cut if it is long."""
+    return _reason_text(reason)[:MAX_REASON].encode(errors="replace")
+
+
+def _reason_text(reason: object) -> str:
+    if isinstance(reason, str):
+        return reason
+    if reason is None:
+        return ""
+    name = type(reason).__name__
+    try:
+        text = str(reason)
+    except Exception:
+        # It comes from an exception of somebody else's, whose message must be settled all the same.
+        logger.debug("a %s has no text", name, exc_info=True)
+        return name
+    return f"{name}: {text}" if isinstance(reason, BaseException) else text
+
+
+def _version(line: bytes) -> str:
+    return hashlib.blake2b(line, digest_size=6).hexdigest()
+
+
+_NO, _YES = b"01"
+_YES_BYTE: Final = b"1"
+
+
+def _read_quarantined(raw: bytes, size: int) -> Quarantined:
+    head, _, rest = raw.partition(b"\n")
+    try:
+        found_at, id_length, reason_length = (int(part) for part in head.split(b" "))
+    except ValueError:
+        return _foreign(raw, size)
+    middle = id_length + reason_length
+    if min(id_length, reason_length) < 0 or middle > len(rest):
+        return _foreign(raw, size)
+    return Quarantined(
+        id=id_text(rest[:id_length]),
+        raw=rest[middle:],
+        reason=rest[id_length:middle].decode(errors="replace"),
+        found_at=from_ms(found_at),
+        size=size - len(head) - 1 - middle,
+    )
+
+
+def _foreign(raw: bytes, size: int) -> Quarantined:
+    return Quarantined("", raw, "not written by redis_queue", from_ms(0), size)

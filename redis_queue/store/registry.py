@@ -1,0 +1,117 @@
+"""Which queues exist: written by the first put, read by put-back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redis_queue.errors import ConfigurationError
+from redis_queue.store import keys
+from redis_queue.store.chunks import CHUNK, chunks
+from redis_queue.store.codec import read_document, small_integer
+from redis_queue.store.keys import Kind
+from redis_queue.store.scripts import Scripts
+from redis_queue.store.settings import MAX_SHARDS, Settings
+
+MOST_FIELDS: Final = 20_000
+"""Most queues that are looked at to choose a page of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A queue that somebody wrote to, with the settings that put-back needs."""
+
+    kind: Kind
+    name: str
+    max_deliveries: int
+    shards: int
+
+
+class Registry:
+    """All queues under one prefix. Entries stay until :meth:`forget`."""
+
+    def __init__(self, scripts: Scripts, prefix: str) -> None:
+        self._scripts = scripts
+        self._key = keys.registry(prefix)
+
+    def add(self, kind: Kind, name: str, settings: Settings) -> None:
+        """Write a queue into the registry; the last writer's settings win, but for the number of shards.
+
+        A DelayQueue keeps its first number: raises ConfigurationError for another one, and writes nothing.
+        """
+        field = f"{kind}:{name}"
+        value = json.dumps({"max_deliveries": settings.max_deliveries, "shards": settings.shards})
+        if kind == "delay":
+            held = self._scripts.command("HGET", self._key, field)
+            if held is None and self._scripts.command("HSETNX", self._key, field, value):
+                return
+            # Somebody else may have been first, between the two.
+            held = held or self._scripts.command("HGET", self._key, field)
+            _check_shards(name, read(field.encode(), held), settings.shards)
+            if held == value.encode():
+                return
+        self._scripts.command("HSET", self._key, field, value)
+
+    def forget(self, kind: Kind, name: str) -> None:
+        """Take a queue out of the registry; its keys stay."""
+        self._scripts.command("HDEL", self._key, f"{kind}:{name}")
+
+    def find(self, kind: Kind, name: str) -> Known | None:
+        """Return the registry entry of one queue; None if it is missing or unreadable."""
+        field = f"{kind}:{name}".encode(errors="surrogateescape")
+        value = self._scripts.command("HGET", self._key, field)
+        return None if value is None else read(field, value)
+
+    def fields(self) -> tuple[list[bytes], int]:
+        """Return ``kind:name`` of up to :data:`MOST_FIELDS` queues in order, and how many there are."""
+        count = int(self._scripts.command("HLEN", self._key))
+        if count <= MOST_FIELDS:
+            return sorted(self._scripts.command("HKEYS", self._key)), count
+        found: set[bytes] = set()
+        cursor = b"0"
+        while len(found) < MOST_FIELDS:
+            cursor, rows = self._scripts.command("HSCAN", self._key, cursor, "COUNT", CHUNK)
+            # With a Cluster, redis-py returns a mapping.
+            found.update(rows if isinstance(rows, Mapping) else rows[::2])
+            if int(cursor) == 0:
+                break
+        return sorted(found)[:MOST_FIELDS], count
+
+    def read(self, fields: Sequence[bytes]) -> list[Known]:
+        """Return the registry entries *fields*; unreadable ones are left out."""
+        return [known for chunk in chunks(fields, CHUNK) for known in self._read(chunk)]
+
+    def all(self) -> list[Known]:
+        """Return every known queue by kind and name, a batch per round trip; what cannot be read is left out."""
+        fields: list[bytes] = sorted(self._scripts.command("HKEYS", self._key))
+        return self.read(fields)
+
+    def _read(self, fields: list[bytes]) -> Iterator[Known]:
+        values = self._scripts.command("HMGET", self._key, *fields)
+        found = map(read, fields, values)
+        return (known for known in found if known is not None)
+
+
+def _check_shards(name: str, known: Known | None, shards: int) -> None:
+    # A number that nobody can have opened it with was written by hand, and holds nothing.
+    if known is not None and 1 <= known.shards <= MAX_SHARDS and known.shards != shards:
+        raise ConfigurationError(
+            f"{name} has shards={known.shards} and was opened with shards={shards}, so others would not find what is "
+            f"stored: open it with shards={known.shards}, or empty it, destroy() it and use one number everywhere"
+        )
+
+
+def read(field: bytes, value: bytes | None) -> Known | None:
+    """Return what a field of the registry says, or None if it cannot be read."""
+    try:
+        kind, _, name = field.decode().partition(":")
+        loaded: dict[str, Any] = read_document(value or b"")
+        limits = {"max_deliveries": small_integer(loaded["max_deliveries"]), "shards": small_integer(loaded["shards"])}
+        keys.check_name(name)
+    except (ValueError, KeyError, TypeError):
+        return None
+    if kind == "queue":
+        return Known("queue", name, **limits)
+    return Known("delay", name, **limits) if kind == "delay" else None

@@ -1,0 +1,112 @@
+"""Settings: every default once."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypedDict
+
+from redis_queue.errors import ConfigurationError, InvalidDelayError
+from redis_queue.store.codec import JSON, Serializer
+from redis_queue.times import Seconds, duration_ms
+
+MAX_SHARDS = 1024
+MAX_PREFIX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a queue behaves. All processes that use one queue should use the same values."""
+
+    #: First part of every key.
+    prefix: str = "redis_queue"
+    #: How long a claim holds unless extended (seconds or timedelta).
+    visibility_timeout: Seconds = 60.0
+    #: Deliveries after which a message becomes a dead letter; 0 means never.
+    max_deliveries: int = 20
+    #: Waiting messages (ready and delayed) above which ``put`` raises QueueFullError; 0 means no limit.
+    max_length: int = 0
+    #: Largest serialised body in bytes, checked before anything is sent.
+    max_body: int = 256 * 1024
+    #: Longest time a waiting ``get`` trusts the wake-up before it looks by itself (seconds or timedelta).
+    poll_interval: Seconds = 1.0
+    #: Most expired leases that a ``get`` puts back on its way; 0 leaves them to ``put_back``.
+    put_back_on_get: int = 10
+    #: DelayQueue only: hash tags that one queue is spread over, for Redis Cluster. The first number counts: who opens
+    #: the queue with another one can store nothing.
+    shards: int = 1
+    #: How bodies other than bytes are written.
+    serializer: Serializer = field(default=JSON)
+
+    def __post_init__(self) -> None:
+        _check_int("max_deliveries", self.max_deliveries, 0, 1_000_000)
+        _check_int("max_length", self.max_length, 0, 2**53)
+        _check_int("max_body", self.max_body, 1, 512 * 1024 * 1024)
+        _check_int("put_back_on_get", self.put_back_on_get, 0, 500)
+        _check_int("shards", self.shards, 1, MAX_SHARDS)
+        _check_duration("visibility_timeout", self.visibility_timeout, 0.001, 7 * 86400)
+        _check_duration("poll_interval", self.poll_interval, 0.01, 60)
+        if not isinstance(self.prefix, str) or not 0 < len(self.prefix) <= MAX_PREFIX or not self.prefix.isprintable():
+            raise ConfigurationError(f"prefix={self.prefix!r}: give 1 to {MAX_PREFIX} printable characters")
+
+    @property
+    def lease_ms(self) -> int:
+        """Length of a new lease in milliseconds."""
+        return duration_ms(self.visibility_timeout)
+
+    @property
+    def poll_seconds(self) -> float:
+        """The poll interval in seconds."""
+        return duration_ms(self.poll_interval) / 1000
+
+    @classmethod
+    def choose(cls, settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
+        """Return *settings*, or those that *overrides* name; raises ConfigurationError for both at once."""
+        if settings is None:
+            return cls.from_mapping(overrides)
+        if overrides:
+            raise ConfigurationError("give settings=, or single settings by keyword, not both")
+        if not isinstance(settings, Settings):
+            raise ConfigurationError(f"settings={settings!r}: give a Settings")
+        return settings
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Settings:
+        """Return settings from *values*; an unknown name raises ConfigurationError with the nearest known one."""
+        known = [item.name for item in fields(cls)]
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+                raise ConfigurationError(f"unknown setting {name!r}: {hint}")
+        return cls(**values)
+
+
+class Overrides(TypedDict, total=False):
+    """The fields of :class:`Settings` as keyword arguments of a queue, for type checkers."""
+
+    prefix: str
+    visibility_timeout: Seconds
+    max_deliveries: int
+    max_length: int
+    max_body: int
+    poll_interval: Seconds
+    put_back_on_get: int
+    shards: int
+    serializer: Serializer
+
+
+def _check_int(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigurationError(f"{name}={value!r}: give a whole number from {low} to {high}")
+
+
+def _check_duration(name: str, value: Seconds, low: float, high: float) -> None:
+    try:
+        seconds = duration_ms(value, name=name) / 1000
+    except InvalidDelayError as error:
+        raise ConfigurationError(str(error)) from None
+    if not low <= seconds <= high or math.isclose(seconds, 0):
+        raise ConfigurationError(f"{name}={value!r}: give {low:g} to {high:g} seconds")

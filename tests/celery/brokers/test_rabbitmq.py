@@ -1,0 +1,94 @@
+"""A message that makes RabbitMQ close the channel takes no other one with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher
+from redis_queue.celery.brokers.amqp_message import FRAME_OVERHEAD, TaskMessage, TooLargeError
+from tests.support.celery.brokers import Broker
+
+pytestmark = [pytest.mark.celery, pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)]
+
+
+def send_due(delayed: DelayedTasks, **options: object) -> str:
+    """Delay a task and make it due."""
+    result = delayed.app.send_task("shop.remind", countdown=60, **options)
+    assert delayed.run_now(result.id)
+    return str(result.id)
+
+
+def test_an_exchange_that_goes_away_refuses_its_messages_and_no_others(
+    broker: Broker, redis_url: str, client: object
+) -> None:
+    app = broker.app(redis_queue_url=redis_url)
+    delayed = DelayedTasks(app)
+    work = Dispatcher(app, delayed.queue)
+    exchange, bound = broker.name("gone"), broker.name("bound")
+    broker.bind(bound, exchange, "x")
+    send_due(delayed, exchange=exchange, routing_key="x", declare=[])
+    assert work.run() == Dispatched(sent=1)
+    with app.connection_for_write() as connection:
+        connection.default_channel.exchange_delete(exchange)
+    ids = [send_due(delayed) for _ in range(3)]
+    lost = send_due(delayed, exchange=exchange, routing_key="x", declare=[])
+    ids += [send_due(delayed) for _ in range(3)]
+    # RabbitMQ closes the channel for all; which one it was shows when they go one by one.
+    assert work.run() == Dispatched(sent=6, failed=1)
+    assert set(broker.take_ids(app.conf.task_default_queue)) == set(ids)
+    assert [entry.id for entry in delayed.list()] == [lost]
+    work.close()
+
+
+def test_a_queue_that_goes_away_is_declared_again(broker: Broker, redis_url: str, client: object) -> None:
+    app = broker.app(redis_queue_url=redis_url)
+    delayed = DelayedTasks(app)
+    work = Dispatcher(app, delayed.queue)
+    brief = broker.name("brief")
+    send_due(delayed, queue=brief)
+    assert work.run() == Dispatched(sent=1)
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_delete(brief)
+    late = send_due(delayed, queue=brief)
+    assert work.run() == Dispatched(failed=1)
+    assert delayed.run_now(late)
+    assert work.run() == Dispatched(sent=1)
+    assert broker.take_ids(brief) == [late]
+    work.close()
+
+
+def test_headers_that_no_frame_takes_are_refused_and_no_others(broker: Broker, redis_url: str) -> None:
+    app = broker.app(redis_queue_url=redis_url)
+    delayed = DelayedTasks(app)
+    work = Dispatcher(app, delayed.queue)
+    first = send_due(delayed)
+    # RabbitMQ would close the connection: to a client, a broker that went away.
+    large = send_due(delayed, headers={"note": "x" * 140_000})
+    last = send_due(delayed, headers={"note": "x" * 120_000})
+    assert work.run() == Dispatched(sent=2, failed=1)
+    assert set(broker.take_ids(app.conf.task_default_queue)) == {first, last}
+    found = delayed.queue.look(large)
+    assert found is not None
+    assert (found.state, found.deliveries) == ("delayed", 1)
+    assert "frames of the broker take 131,072" in found.reason
+    work.close()
+
+
+def test_the_largest_frame_is_taken_and_one_byte_more_is_not(broker: Broker) -> None:
+    app = broker.app()
+    with app.connection_for_write() as connection:
+        channel = connection.default_channel
+        room = channel.connection.frame_max - FRAME_OVERHEAD
+        bare = len(TaskMessage(b"", application_headers={"note": ""})._serialize_properties())
+        queue = broker.name("frames")
+        connection.SimpleQueue(queue).close()
+        for size in (room - bare, room - bare + 1):
+            message = TaskMessage(b"", application_headers={"note": "x" * size})
+            message.frame_max = channel.connection.frame_max
+            if size > room - bare:
+                with pytest.raises(TooLargeError):
+                    channel.basic_publish(message, routing_key=queue)
+            else:
+                channel.basic_publish(message, routing_key=queue)
+        # The connection lives.
+        assert channel.queue_declare(queue, passive=True).message_count >= 0

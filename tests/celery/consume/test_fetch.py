@@ -1,0 +1,341 @@
+"""Atomic fetch: a message is in flight from the moment in which it leaves its queue."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import redis
+from kombu.connection import Connection
+from kombu.entity import Queue
+from kombu.messaging import Consumer
+
+from redis_queue.celery.brokers import timeouts
+from redis_queue.celery.consume.fetch import FetchingChannel
+from redis_queue.celery.consume.qos import lease_channels
+from redis_queue.store.script_cache import load_scripts
+from tests.support.celery import taking
+from tests.support.celery.leasing import Leasing
+from tests.support.celery.leasing_names import WAIT
+from tests.support.celery.processes import ROOT
+from tests.support.celery.trusting import Trusting
+from tests.support.proxy import FaultProxy
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+
+class Taker:
+    """A consumer of some queues in this process."""
+
+    def __init__(self, connection: Any, queues: list[str], prefetch: int, *, no_ack: bool = False) -> None:
+        self.keeping = Trusting()
+        self.got: list[Any] = []
+        self.messages: list[Any] = []
+        self._connection = connection
+        lease_channels(connection.transport, self.keeping, fetching=True)  # type: ignore[arg-type]
+        self.channel = connection.default_channel
+        assert isinstance(self.channel, FetchingChannel)
+        self.consumer = Consumer(
+            self.channel,
+            [Queue(name) for name in queues],
+            callbacks=[self._take],
+            prefetch_count=prefetch,
+            no_ack=no_ack,
+        )
+        self.consumer.consume()
+
+    def _take(self, body: Any, message: Any) -> None:
+        self.got.append(body)
+        self.messages.append(message)
+
+    def take(self, count: int) -> list[Any]:
+        """Return all that came once it is so much."""
+
+        def enough() -> bool:
+            with suppress(TimeoutError):
+                self._connection.drain_events(timeout=0.05)
+            return len(self.got) >= count
+
+        wait_until(enough, timeout=5, description=f"{count} messages")
+        return self.got
+
+    def settle(self) -> None:
+        """Acknowledge all that came."""
+        for message in self.messages:
+            message.ack()
+        self.messages.clear()
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A Redis."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    """A client of it."""
+    with server.client() as client:
+        yield client
+
+
+@contextmanager
+def connected(server: RedisServer, **options: Any) -> Iterator[Any]:
+    """A connection of kombu."""
+    with Connection(f"redis+socket://{server.socket}", transport_options=options) as connection:
+        yield connection
+
+
+def publish(connection: Any, body: Any, queue: str = "q", **options: Any) -> None:
+    """Send one message as any producer does."""
+    connection.Producer().publish(body, routing_key=queue, serializer="json", declare=[Queue(queue)], **options)
+
+
+def peek(end: socket.socket) -> bytes:
+    """Return what can be read from *end*, and leave it there."""
+    try:
+        return end.recv(65536, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return b""
+
+
+def run_and_wait(server: RedisServer, kind: str) -> int:
+    """Run a consumer of that kind to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.support.celery.taking", server.url, kind], cwd=ROOT, check=False
+    ).returncode
+
+
+@pytest.mark.parametrize(("kind", "lost"), [("stock", True), ("atomic", False)])
+def test_a_message_whose_taker_is_killed_at_once_is_lost_by_kombu_and_not_by_a_fetch(
+    server: RedisServer, client: redis.Redis, kind: str, *, lost: bool
+) -> None:
+    with connected(server) as connection:
+        publish(connection, "precious", taking.QUEUE)
+    assert run_and_wait(server, kind) < 0
+    assert client.llen(taking.QUEUE) == 0
+    assert client.hlen("unacked") == (0 if lost else 1)
+    if lost:
+        return
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.support.celery.taking", server.url, "drain"], cwd=ROOT
+    ) as drain:
+        try:
+            wait_until(
+                lambda: client.lrange(taking.DONE, 0, -1) == [b"precious"], description="the message to come back"
+            )
+            wait_until(lambda: not client.hlen("unacked"), description="it to be settled")
+        finally:
+            drain.kill()
+
+
+UNREADABLE = [
+    b"",
+    b"no message",
+    b"\xff\xfe",
+    b"[]",
+    b"{}",
+    b"5",
+    b"null",
+    b"[" * 100_000,
+    b'{"properties":5}',
+    b'{"properties":{"body_encoding":"base64"},"body":"x"}',
+    b'{"properties":{"body_encoding":"base64"},"body":5}',
+    b'{"properties":{"body_encoding":"unheard of"},"body":"x"}',
+    b'{"properties":{},"body":{"__type__":"decimal","__value__":"x"}}',
+    b'{"properties":{"x":{"__type__":"unheard of","__value__":1}},"body":""}',
+]
+
+
+class TestAFetch:
+    def test_takes_what_is_there_by_priority_and_records_it(self, server: RedisServer, client: redis.Redis) -> None:
+        with connected(server) as connection:
+            for number, priority in enumerate([9, 0, 3, 0]):
+                publish(connection, number, priority=priority)
+            taker = Taker(connection, ["q"], 10)
+            assert taker.take(4) == [1, 3, 2, 0]
+            tags = {tag.decode(): score for tag, score in client.zrange("unacked_index", 0, -1, withscores=True)}
+            assert tags.keys() == {message.delivery_tag for message in taker.messages}
+            assert tags == pytest.approx(taker.keeping.held, abs=0.01)
+            raw = client.hget("unacked", taker.messages[0].delivery_tag)
+            assert raw is not None
+            payload, exchange, key = json.loads(raw)
+            assert (exchange, key) == ("", "q")
+            assert payload["properties"]["delivery_tag"] != taker.messages[0].delivery_tag
+            taker.settle()
+            assert not client.exists("unacked", "unacked_index")
+            assert taker.keeping.held == {}
+
+    @pytest.mark.parametrize("priority", [0, 6])
+    def test_is_told_when_something_comes(self, server: RedisServer, priority: int) -> None:
+        with connected(server) as connection, connected(server) as other:
+            taker = Taker(connection, ["a", "b"], 1)
+            for number, queue in enumerate(["a", "b", "b", "a"]):
+                for _ in range(2):
+                    with pytest.raises(TimeoutError):
+                        connection.drain_events(timeout=0.1)
+                publish(other, number, queue, priority=priority)
+                assert taker.take(number + 1)[-1] == number
+                taker.settle()
+
+    def test_hears_all_that_is_told_at_once(self, server: RedisServer) -> None:
+        with connected(server) as connection, connected(server) as other:
+            taker = Taker(connection, ["q"], 1)
+            for _ in range(2):
+                with pytest.raises(TimeoutError):
+                    connection.drain_events(timeout=0.1)
+            for number in range(4):
+                publish(other, number)
+            # It is told that something came, and asks before it hears of that: both are in one read of the socket.
+            taker.channel.look_again()
+            end = taker.channel.client.connection._sock
+            wait_until(
+                lambda: {b"pong", b"invalidate"} <= set(re.findall(b"pong|invalidate", peek(end))),
+                description="an answer and what Redis tells by itself",
+            )
+            for count in range(1, 5):
+                assert taker.take(count) == list(range(count))
+                taker.settle()
+
+    def test_without_the_script_and_without_eval_the_worker_tries_again(
+        self, server: RedisServer, client: redis.Redis
+    ) -> None:
+        with connected(server) as connection:
+            publish(connection, 1)
+            client.script_flush()
+            client.execute_command("ACL", "SETUSER", "default", "-eval")
+            try:
+                taker = Taker(connection, ["q"], 1)
+                # One of those after which kombu connects again.
+                with pytest.raises(connection.connection_errors, match="run `redis-queue load-scripts`"):
+                    connection.drain_events(timeout=5)
+                load_scripts(client)
+                assert taker.take(1) == [1]
+                taker.settle()
+            finally:
+                client.execute_command("ACL", "SETUSER", "default", "+eval")
+
+    def test_takes_no_more_than_the_worker_wants(self, server: RedisServer, client: redis.Redis) -> None:
+        with connected(server) as connection:
+            for number in range(5):
+                publish(connection, number)
+            taker = Taker(connection, ["q"], 2)
+            assert taker.take(2) == [0, 1]
+            with pytest.raises(TimeoutError):
+                connection.drain_events(timeout=0.2)
+            assert client.llen("q") == 3
+            taker.settle()
+            assert taker.take(4) == [0, 1, 2, 3]
+
+    def test_shares_a_queue_with_stock_consumers(self, server: RedisServer, client: redis.Redis) -> None:
+        with connected(server) as connection, connected(server) as stock:
+            got: list[Any] = []
+            consumer = Consumer(
+                stock.default_channel,
+                [Queue("q")],
+                on_message=lambda message: (got.append(message.payload), message.ack()),
+            )
+            consumer.consume()
+            taker = Taker(connection, ["q"], 1)
+            for number in range(40):
+                publish(stock, number)
+
+            def all_came() -> bool:
+                for end in (connection, stock):
+                    with suppress(TimeoutError):
+                        end.drain_events(timeout=0.01)
+                taker.settle()
+                return len(got) + len(taker.got) >= 40
+
+            wait_until(all_came, description="all messages")
+            assert sorted(got + taker.got) == list(range(40))
+            assert client.hlen("unacked") == 0
+
+    def test_gives_back_to_its_own_queue_what_is_rejected(self, server: RedisServer, client: redis.Redis) -> None:
+        with connected(server) as connection:
+            publish(connection, "again")
+            taker = Taker(connection, ["q"], 1)
+            taker.take(1)
+            taker.messages.pop().reject(requeue=True)
+            assert taker.take(2) == ["again", "again"]
+            assert taker.messages[-1].delivery_info["redelivered"]
+            taker.settle()
+            assert client.hlen("unacked") == 0
+
+    def test_uses_the_prefix_of_the_broker(self, server: RedisServer, client: redis.Redis) -> None:
+        with connected(server, global_keyprefix="shop:") as connection:
+            publish(connection, 1)
+            taker = Taker(connection, ["q"], 1)
+            taker.take(1)
+            assert client.hlen("shop:unacked") == client.zcard("shop:unacked_index") == 1
+            taker.settle()
+            assert client.hlen("shop:unacked") == 0
+
+    def test_puts_aside_what_nobody_can_read_and_goes_on(self, server: RedisServer) -> None:
+        with connected(server) as connection, server.client() as client:
+            client.lpush("q", *UNREADABLE)
+            publish(connection, "good")
+            taker = Taker(connection, ["q"], 100)
+            assert taker.take(1) == ["good"]
+            assert taker.keeping.aside == UNREADABLE
+
+    def test_leaves_consumers_that_acknowledge_nothing_to_kombu(self, server: RedisServer, client: redis.Redis) -> None:
+        with connected(server) as connection:
+            publish(connection, 1)
+            taker = Taker(connection, ["q"], 1, no_ack=True)
+            assert taker.take(1) == [1]
+            assert client.hlen("unacked") == 0
+
+    def test_gives_a_silent_connection_up(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(timeouts, "LEAST", 0.5)
+        with FaultProxy(str(server.socket)) as proxy, Connection(proxy.url) as connection:
+            timeouts.add_timeouts(connection, 3)
+            publish(connection, 1)
+            taker = Taker(connection, ["q"], 1)
+            taker.take(1)
+            proxy.mute()
+            fetch = taker.channel._fetch
+            assert fetch is not None
+            with pytest.raises(redis.TimeoutError):
+                fetch.take([("q", '"", "q"')], 1)
+
+    @pytest.mark.parametrize("kind", ["normal", "pubsub"])
+    def test_goes_on_after_its_connections_were_cut(self, server: RedisServer, client: redis.Redis, kind: str) -> None:
+        leasing = Leasing(
+            server, client, f"redis+socket://{server.socket}", settings={"redis_queue_atomic_fetch": True}
+        )
+        with leasing.worker("one", pool="threads") as one:
+            one.wait_for_output("ready.")
+            leasing.tell("one")
+            leasing.send(WAIT)
+            leasing.wait_for_ends(1)
+            # It ends before it is acknowledged, and would run twice.
+            leasing.wait_until_settled()
+            client.client_kill_filter(_type=kind, skipme=True)
+            leasing.tell("one")
+            leasing.send(WAIT)
+            leasing.wait_for_ends(2)
+            leasing.wait_until_settled()
+            assert one.finish() == 0
+
+
+def test_large_messages_are_fetched_a_mebibyte_at_a_time(server: RedisServer, client: redis.Redis) -> None:
+    with connected(server) as connection:
+        for number in range(9):
+            publish(connection, [number, "x" * 300_000])
+        taker = Taker(connection, ["q"], prefetch=9)
+        wait_until(lambda: connection.drain_events(timeout=1) or taker.got, description="the first")
+        assert client.hlen("unacked") == 3
+        assert [number for number, _ in taker.take(9)] == list(range(9))
+        taker.settle()
+    assert client.llen("q") == 0

@@ -1,0 +1,102 @@
+"""Keeping: how the process beside a worker starts, and what becomes of one that does not live."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from redis_queue.celery.consume import leases as keeping
+from redis_queue.celery.consume.leases import Keeping
+from redis_queue.errors import ConfigurationError
+from redis_queue.store.keys import visibility_timeouts
+from tests.support.celery.brokers import connect
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+Begin = Callable[..., Keeping]
+
+
+@pytest.fixture
+def begin(redis_server: RedisServer, client: redis.Redis) -> Iterator[Begin]:
+    """Starts a Keeping for a broker with these options of its transport."""
+    made: list[tuple[Any, Keeping]] = []
+
+    def start(**options: Any) -> Keeping:
+        url = f"redis+socket://{redis_server.socket}"
+        connection = connect(url, transport_options={"visibility_timeout": 1, **options})
+        try:
+            made.append((connection, Keeping(connection, lambda *_: None)))
+        except ConfigurationError:
+            connection.release()
+            raise
+        return made[-1][1]
+
+    yield start
+    for connection, begun in made:
+        begun.close()
+        connection.release()
+
+
+def wait_for_renewal(client: redis.Redis) -> None:
+    """Return once a keeper has been at work."""
+    client.delete(visibility_timeouts(""))
+    wait_until(lambda: client.exists(visibility_timeouts("")), description="a keeper that renews")
+
+
+def break_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every keeper that starts from now on die at once."""
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+
+
+def test_a_keeper_finds_what_its_worker_found(
+    begin: Begin, client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "found_by_path_only.py").write_text("class Name(str):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir("/")
+
+    begin(client_name=importlib.import_module("found_by_path_only").Name("me"))
+
+    wait_for_renewal(client)
+
+
+def test_a_keeper_that_never_comes_up_lets_no_worker_start(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_python(monkeypatch)
+    with pytest.raises(ConfigurationError, match="ended with 1 before it was up"):
+        begin()
+
+
+def test_an_interpreter_that_cannot_be_started_lets_no_worker_start(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ConfigurationError, match="cannot start /nowhere/python"):
+        begin()
+
+
+def test_keepers_that_die_one_after_the_other_are_replaced_ever_more_slowly(
+    begin: Begin, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(keeping, "RESTART_AFTER", 0.01)
+    begun = begin()
+
+    def pauses() -> list[float]:
+        return [record.retry_in for record in caplog.records if getattr(record, "action", "") == "keeper_died"]
+
+    with caplog.at_level(logging.ERROR), monkeypatch.context() as broken:
+        break_python(broken)
+        assert begun._process is not None
+        begun._process.kill()
+        wait_until(lambda: len(pauses()) >= 4, description="four keepers that died")
+    assert pauses()[3] > pauses()[0]
+    wait_for_renewal(client)

@@ -1,0 +1,335 @@
+"""DeliveryLimit: a task that takes its worker down again and again becomes a dead letter."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.worker.request import Request
+from kombu.connection import Connection
+
+from redis_queue.celery import DelayedTasks, MaxDeliveriesExceededError, TaskLeases
+from redis_queue.celery.consume import counters
+from redis_queue.celery.consume.poison import DeliveryLimit
+from redis_queue.celery.consume.steps import _guarded
+from redis_queue.celery.message.attempt import CALL, Attempt, beside, counted_id
+from redis_queue.delay.model import Push
+from redis_queue.store import keys
+from redis_queue.store.keys import Keys
+from tests.support.celery.brokers import Broker
+from tests.support.celery.leasing import Leasing
+from tests.support.celery.leasing_names import DIE, DIE_TWICE, HEALED, WAIT
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def leasing(request: pytest.FixtureRequest) -> Iterator[Leasing]:
+    """The store is a Redis; so is the broker, or it is a RabbitMQ."""
+    with RedisServer() as store, store.client() as client:
+        if request.param == "redis":
+            yield Leasing(store, client, f"redis+socket://{store.socket}")
+        else:
+            with Broker(request.getfixturevalue("rabbitmq_url")) as broker:
+                queue = broker.name("leasing")
+                broker.forget_later(f"{queue}-control.pidbox", f"{queue}-events")
+                yield Leasing(store, client, broker.url, queue)
+
+
+@pytest.fixture
+def one_redis() -> Iterator[Leasing]:
+    """Store and broker in one Redis."""
+    with RedisServer() as store, store.client() as client:
+        yield Leasing(store, client, f"redis+socket://{store.socket}")
+
+
+def own_keys(leasing: Leasing) -> set[bytes]:
+    """Return the keys that count starts."""
+    return {key for key in leasing.client.scan_iter() if b":starts:" in key}
+
+
+def nothing() -> None:
+    """What a task of these tests does."""
+
+
+class TestATaskThatKills:
+    def test_is_a_dead_letter_after_five_deliveries_and_runs_again_after_a_redrive(self, leasing: Leasing) -> None:
+        with leasing.worker("one", pool="prefork") as one:
+            one.wait_for_output("ready.")
+            result = leasing.send(DIE)
+            with pytest.raises(Exception, match="its worker died 5 times") as raised:
+                result.get(timeout=60)
+            assert type(raised.value).__name__ == "MaxDeliveriesExceededError"
+            assert result.state == "FAILURE"
+            assert leasing.started == [result.id] * 5
+            leases = leasing.leases()
+            (letter,) = leases.dead_letters()
+            assert (letter.id, letter.deliveries) == (result.id, 5)
+            assert "its worker died 5 times" in letter.reason
+            assert own_keys(leasing) == set()
+            assert f"task {DIE}[{result.id}] is a dead letter" in one.output
+            counted = counters.read(leasing.app())
+            assert (None if counted is None else counted.dead) == (None if leasing.broker_url.startswith("amqp") else 1)
+
+            leasing.client.set(HEALED, 1)
+            assert leases.redrive([result.id]) == 1
+            assert leasing.wait_for_ends(1) == [result.id]
+            assert leases.dead_letters() == []
+            assert own_keys(leasing) == set()
+
+    def test_has_all_its_deliveries_again_after_a_redrive(self, one_redis: Leasing) -> None:
+        with one_redis.worker("one", pool="prefork") as one:
+            one.wait_for_output("ready.")
+            id_ = one_redis.send(DIE_TWICE).id
+            leases = one_redis.leases()
+            wait_until(leases.dead_letters, description="a dead letter")
+            assert one_redis.started == [id_] * 2
+            assert leases.redrive() == 1
+            wait_until(leases.dead_letters, description="a dead letter again")
+            assert one_redis.started == [id_] * 4
+
+    def test_counts_workers_that_die_as_a_whole_and_those_of_other_hosts(self, one_redis: Leasing) -> None:
+        id_ = one_redis.send(DIE_TWICE).id
+        for name in ("one", "two"):
+            with one_redis.worker(name) as worker:
+                worker.wait()
+        with one_redis.worker("three") as three:
+            three.wait_for_output("is a dead letter", timeout=30)
+            assert one_redis.started == [id_] * 2
+            one_redis.wait_until_settled()
+            assert one_redis.client.hlen("unacked") == 0
+
+    @pytest.mark.thorough
+    def test_does_not_count_for_what_waits_beside_it(self, one_redis: Leasing) -> None:
+        one_redis.settings["worker_prefetch_multiplier"] = 4
+        one_redis.tell("one")
+        kills = one_redis.send(DIE).id
+        waits = one_redis.send(WAIT).id
+        with one_redis.worker("one", pool="prefork"):
+            assert one_redis.wait_for_ends(1) == [waits]
+            leases = one_redis.leases()
+            wait_until(leases.dead_letters, description="a dead letter")
+            assert [letter.id for letter in leases.dead_letters()] == [kills]
+            assert one_redis.started.count(waits) == 1
+
+    def test_counts_only_what_was_started_in_a_worker_that_died(self, one_redis: Leasing) -> None:
+        one_redis.settings["worker_prefetch_multiplier"] = 2
+        ids = [one_redis.send(WAIT).id for _ in range(2)]
+        for name, starts in (("one", 1), ("two", 2)):
+            with one_redis.worker(name, pool="prefork") as worker:
+                one_redis.wait_for_starts(starts)
+                wait_until(lambda: len(one_redis.held()) == 2, description="both tasks to be held")
+                worker.kill()
+        limit = one_redis.leases().limit
+        again = one_redis.started[-1]
+        (waited,) = set(ids) - {again}
+        assert len(limit.starts(again)) == 1
+        assert limit.starts(waited) == []
+
+    @pytest.mark.thorough
+    def test_is_run_again_and_again_without_the_limit(self, one_redis: Leasing) -> None:
+        with one_redis.worker("one", leases=False, pool="prefork") as one:
+            one.wait_for_output("ready.")
+            id_ = one_redis.send(DIE_TWICE).id
+            assert set(one_redis.wait_for_starts(6)) == {id_}
+
+
+class TestBury:
+    def test_keeps_what_waits_under_the_same_id(self, one_redis: Leasing) -> None:
+        delayed = DelayedTasks(one_redis.app())
+        later = delayed.app.send_task(WAIT, countdown=600, task_id="again")
+        assert not delayed.queue.bury(Push(b"old", id=later.id), reason="died", deliveries=5)
+        assert delayed.queue.dead_letters() == []
+        assert delayed.count() == 1
+
+    def test_replaces_what_died_under_the_same_id(self, one_redis: Leasing) -> None:
+        queue = DelayedTasks(one_redis.app()).queue
+        for number in (1, 2):
+            assert queue.bury(Push(f"{number}", id="same"), reason=f"reason {number}", deliveries=number)
+        (letter,) = queue.dead_letters()
+        assert (letter.id, letter.body, letter.reason, letter.deliveries) == ("same", "2", "reason 2", 2)
+        assert queue.stats().dead == 1
+
+
+def test_what_may_only_have_waited_is_no_dead_letter(one_redis: Leasing) -> None:
+    app = one_redis.app()
+    limit = DeliveryLimit(app)
+    task = app.task(nothing, name="tests.nothing", shared=False, max_deliveries=1)
+    message = SimpleNamespace(headers={"id": "some"})
+    assert limit.exceeded(message, task) is None
+    limit.add_start("some")
+    assert len(limit.exceeded(message, task) or []) == 1
+
+
+def test_a_store_that_is_away_lets_tasks_run(one_redis: Leasing) -> None:
+    app = one_redis.app()
+    limit = DeliveryLimit(app)
+    task = app.task(nothing, name="tests.nothing", shared=False)
+    with Connection(one_redis.broker_url) as connection:
+        producer = connection.Producer(connection.default_channel)
+        producer.publish({}, routing_key="q", headers={"id": "some"})
+        connection.default_channel.queue_declare("q")
+        message = connection.SimpleQueue("q").get(timeout=5)
+    message.delivery_info["redelivered"] = True
+    assert limit.exceeded(message, task) is None
+    for _ in range(4):
+        limit.add_start("some")
+    assert len(limit.exceeded(message, task) or []) == 4
+    one_redis.store.kill()
+    assert limit.exceeded(message, task) is None
+
+
+def redelivered(app: Celery, connection: Connection, task_id: str, **options: Any) -> Any:
+    """Send `tests.nothing` and return its message as *connection* gets it again."""
+    app.task(nothing, name="tests.nothing", shared=False, max_deliveries=2)
+    app.send_task("tests.nothing", task_id=task_id, **options)
+    message = app.amqp.queues[app.conf.task_default_queue].bind(connection.default_channel).get()
+    message.delivery_info["redelivered"] = True
+    return message
+
+
+def expire(app: Celery, task_id: str) -> None:
+    """Let a worker of *app* find that a redelivered task has expired."""
+    with app.connection_for_write() as connection:
+        message = redelivered(app, connection, task_id, expires=datetime(2020, 1, 1, tzinfo=timezone.utc))
+        assert Request(message, app=app, task=app.tasks["tests.nothing"]).revoked()
+
+
+class TestATaskThatMayNotBeStartedAgain:
+    @pytest.fixture
+    def connection(self, one_redis: Leasing) -> Iterator[Connection]:
+        """A connection to the broker."""
+        with Connection(one_redis.broker_url) as connection:
+            yield connection
+
+    @pytest.fixture
+    def meet(self, one_redis: Leasing) -> Callable[[DelayedTasks, Any], tuple[list[Any], list[str]]]:
+        """Let a worker meet a message; return what it started, and what it counted."""
+
+        def meet(delayed: DelayedTasks, message: Any) -> tuple[list[Any], list[str]]:
+            started: list[Any] = []
+            counted: list[str] = []
+            consumer = SimpleNamespace(
+                app=delayed.app,
+                hostname="tests",
+                event_dispatcher=None,
+                connection_errors=(),
+                redis_queue_leases=SimpleNamespace(count=counted.append),
+            )
+            _guarded(consumer, TaskLeases(delayed.app).limit, started.append)(message)
+            return started, counted
+
+        return meet
+
+    def test_is_a_dead_letter_beside_a_newer_call_of_its_id(
+        self, one_redis: Leasing, connection: Connection, meet: Any
+    ) -> None:
+        delayed = DelayedTasks(one_redis.app(), leases=True)
+        message = redelivered(delayed.app, connection, "order-42")
+        TaskLeases(delayed.app).limit.add_start("order-42")
+        delayed.app.send_task("tests.nothing", ("newer",), task_id="order-42", countdown=600)
+
+        assert meet(delayed, message) == ([], ["dead"])
+
+        assert message.acknowledged
+        assert [entry.args for entry in delayed.list()] == ["('newer',)"]
+        (letter,) = delayed.queue.dead_letters()
+        assert letter.id.startswith("order-42~")
+        assert delayed.app.AsyncResult("order-42").state == "FAILURE"
+        assert TaskLeases(delayed.app).redrive([letter.id]) == 1
+        again = delayed.app.amqp.queues["leasing"].bind(connection.default_channel).get()
+        assert again.headers["id"] == "order-42"
+
+    @pytest.mark.parametrize("trouble", ["taken", "away"])
+    def test_is_started_once_more_where_there_is_no_dead_letter(
+        self, one_redis: Leasing, connection: Connection, meet: Any, trouble: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        delayed = DelayedTasks(one_redis.app(), leases=True)
+        message = redelivered(delayed.app, connection, "order-42")
+        TaskLeases(delayed.app).limit.add_start("order-42")
+        ids = ["order-42", beside("order-42", Attempt.of(message.headers, None).call)]
+        if trouble == "taken":
+            delayed.queue.push_many([Push(b"other", id=id_, delay=600) for id_ in ids])
+        else:
+            one_redis.client.hset(Keys("redis_queue", "delay", "celery", 0).meta, "schema", 99)
+
+        assert meet(delayed, message) == ([message], [])
+
+        assert not message.acknowledged
+        assert "cannot make a dead letter" in caplog.text
+
+    def test_does_not_pass_its_starts_on_to_a_newer_call_of_its_id(
+        self, one_redis: Leasing, connection: Connection, meet: Any
+    ) -> None:
+        delayed = DelayedTasks(one_redis.app(), leases=True)
+        TaskLeases(delayed.app).limit.add_start(counted_id("order-42", {CALL: "the-call-one"}))
+        message = redelivered(delayed.app, connection, "order-42", headers={CALL: "the-call-two"})
+        assert meet(delayed, message) == ([message], [])
+
+
+class TestATaskThatIsRevoked:
+    def test_is_no_error_in_an_app_without_the_extension(
+        self, one_redis: Leasing, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        app = one_redis.app()
+        TaskLeases(one_redis.app())
+
+        expire(app, "some")
+
+        assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+    def test_is_counted_no_more(self, one_redis: Leasing, caplog: pytest.LogCaptureFixture) -> None:
+        leases = one_redis.leases()
+        leases.limit.add_start("some")
+
+        expire(leases.app, "some")
+
+        assert leases.limit.starts("some") == []
+        assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_the_limit_is_that_of_the_task_or_the_app() -> None:
+    app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
+    app.conf.redis_queue_max_deliveries = 7
+    assert TaskLeases(app) is TaskLeases(app)
+    limit = TaskLeases(app).limit
+    assert limit.of(app.task(nothing, name="tests.plain", shared=False)) == 7
+    assert limit.of(app.task(nothing, name="tests.own", shared=False, max_deliveries=2)) == 2
+    assert issubclass(MaxDeliveriesExceededError, Exception)
+
+
+@pytest.mark.parametrize(
+    "headers", [None, {}, {"task": "tests.nothing"}, {"id": "x", "task": ["a"]}, {"id": "x", "task": 5}]
+)
+def test_a_message_that_is_no_task_is_left_to_celery(headers: Any) -> None:
+    app = Celery("tests", broker="memory://", set_as_current=False)
+    app.task(nothing, name="tests.nothing", shared=False)
+    message = SimpleNamespace(headers=headers, delivery_info={"redelivered": True})
+    handled: list[Any] = []
+
+    _guarded(SimpleNamespace(app=app), DeliveryLimit(app), handled.append)(message)
+
+    assert handled == [message]
+
+
+@pytest.mark.parametrize(
+    "row", [b"", b"[]", b"{}", b"\xff", b'{"host": 5, "at": "soon"}', b'{"host": "a", "at": 1e400}']
+)
+def test_a_start_that_was_edited_counts(one_redis: Leasing, row: bytes) -> None:
+    app = one_redis.app()
+    limit = DeliveryLimit(app)
+    one_redis.client.rpush(keys.starts("redis_queue", "some"), row)
+    task = app.task(nothing, name="tests.nothing", shared=False, max_deliveries=2)
+    message = SimpleNamespace(headers={"id": "some"})
+
+    starts = limit.exceeded(message, task)
+
+    assert starts is not None
+    assert len(starts) == 1

@@ -1,0 +1,231 @@
+"""The request of a delayed task's run is that of stock Celery, and its retries are attempts of the same call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from celery.app.trace import build_tracer
+from celery.worker.request import Request
+from celery.worker.strategy import proto1_to_proto2
+
+from redis_queue import CancelOutcome
+from redis_queue.celery import DelayedTasks, Dispatcher, push_task
+from redis_queue.celery.message.attempt import CALL, ETA, OWN
+from redis_queue.celery.message.envelope import Envelope
+from tests.support.celery.brokers import Broker
+
+pytestmark = pytest.mark.celery
+
+HOUR = 3600
+ETA_OF_TEST = datetime(2027, 1, 15, 12, tzinfo=timezone(timedelta(hours=1)))
+
+
+@pytest.fixture
+def broker(redis_url: str, client: redis.Redis) -> Iterator[Broker]:
+    """A Redis broker, the same that stores."""
+    with Broker(f"redis+socket://{redis_url.removeprefix('unix://').partition('?')[0]}") as broker:
+        yield broker
+
+
+@pytest.fixture
+def make(broker: Broker, redis_url: str) -> Iterator[Callable[..., Celery]]:
+    """Makes apps with one task, `shop.note`, that notes its request and retries if told so."""
+    apps: list[Celery] = []
+
+    def make(**settings: Any) -> Celery:
+        app = broker.app(redis_queue_url=redis_url, result_backend="disabled://", **settings)
+        app.seen = []
+        apps.append(app)
+
+        @app.task(bind=True, name="shop.note", shared=False)  # type: ignore[untyped-decorator]
+        def note(self: Any, retry_in: float | None = None, **options: Any) -> None:
+            request = self.request
+            app.seen.append({"eta": request.eta, "expires": request.expires, "headers": request.headers})
+            if retry_in is not None and request.retries == 0:
+                raise self.retry(countdown=retry_in)
+
+        return app
+
+    yield make
+    for app in apps:
+        closing(app).__exit__(None, None, None)
+
+
+@pytest.fixture
+def app(make: Callable[..., Celery]) -> Celery:
+    """An app with DelayedTasks."""
+    app = make()
+    DelayedTasks(app)
+    return app
+
+
+def run(app: Celery, message: Any) -> dict[str, Any]:
+    """Run a message as a worker does; return what its task saw."""
+    headers: dict[str, Any] = message.headers
+    body: Any = None
+    if "task" not in headers:
+        body, headers, _, _ = proto1_to_proto2(message, message.payload)
+    task = app.tasks[headers["task"]]
+    request = Request(message, app=app, task=task, headers=headers, body=body, decoded=body is not None)
+    args, kwargs, embed = request._payload
+    known = {**request.request_dict, **embed, "is_eager": False}
+    build_tracer(task.name, task, app=app)(request.id, args, kwargs, known)
+    return dict(app.seen[-1])
+
+
+def due(app: Celery, broker: Broker) -> list[Any]:
+    """Make everything due, dispatch it, and return the messages."""
+    delayed = DelayedTasks(app)
+    for entry in delayed.list():
+        assert delayed.run_now(entry.id)
+    dispatcher = Dispatcher(app, delayed.queue)
+    dispatcher.run()
+    dispatcher.close()
+    return list(broker.take(app.conf.task_default_queue))
+
+
+def stored(app: Celery) -> dict[str, Envelope]:
+    """Return what is stored by the id of its entry."""
+    return {entry.id: Envelope.unpack(entry.payload, entry.id, entry.headers) for entry in DelayedTasks(app).queue}
+
+
+class TestEta:
+    @pytest.mark.parametrize("protocol", [1, 2])
+    @pytest.mark.parametrize("headers", [None, {"tenant": "acme"}])
+    def test_is_that_of_stock_celery(
+        self, make: Callable[..., Celery], broker: Broker, protocol: int, headers: Any
+    ) -> None:
+        options = {"eta": ETA_OF_TEST, "expires": ETA_OF_TEST + timedelta(days=1), "headers": headers}
+        stock, app = make(task_protocol=protocol), make(task_protocol=protocol)
+        DelayedTasks(app)
+        stock.send_task("shop.note", **options)
+        app.send_task("shop.note", **options)
+
+        (expected,) = broker.take(stock.conf.task_default_queue)
+        (message,) = due(app, broker)
+
+        assert run(app, message) == run(stock, expected)
+        assert app.seen[0]["eta"] == ETA_OF_TEST.isoformat()
+        # A worker without the extension finds none, and so does not wait for it a second time.
+        assert not message.headers.get("eta")
+
+    def test_of_a_countdown_is_when_the_client_meant_it_to_run(self, app: Celery, broker: Broker) -> None:
+        app.send_task("shop.note", countdown=HOUR)
+        (message,) = due(app, broker)
+        eta = datetime.fromisoformat(run(app, message)["eta"])
+        assert abs(eta - datetime.now(timezone.utc) - timedelta(hours=1)) < timedelta(minutes=5)
+
+    @pytest.mark.parametrize("again", [HOUR, 0])
+    def test_of_a_retry_is_its_own(self, app: Celery, broker: Broker, again: int) -> None:
+        app.send_task("shop.note", kwargs={"retry_in": again}, eta=ETA_OF_TEST)
+        (first,) = due(app, broker)
+        run(app, first)
+        (second,) = due(app, broker)
+        eta = run(app, second)["eta"]
+        assert (eta is None) is (again == 0)
+        assert eta != app.seen[0]["eta"]
+        assert bool(OWN & set(second.headers)) is (again > 0)
+
+    def test_of_a_stored_call_is_when_it_was_due(self, app: Celery, broker: Broker) -> None:
+        push_task(DelayedTasks(app).queue, "shop.note", due_at=datetime(2020, 1, 1, tzinfo=timezone.utc))
+        (message,) = due(app, broker)
+        assert run(app, message)["eta"][:4] in ("2020", str(datetime.now(timezone.utc).year))
+
+    @pytest.mark.parametrize("eta", [5, "x" * 100, None, ["2027"]])
+    def test_that_is_none_is_left_out(self, app: Celery, broker: Broker, eta: Any) -> None:
+        app.send_task("shop.note", headers={ETA: eta})
+        (message,) = broker.take(app.conf.task_default_queue)
+        assert run(app, message)["eta"] is None
+
+
+class TestARetry:
+    def test_leaves_a_newer_call_of_its_id_and_both_run(self, app: Celery, broker: Broker) -> None:
+        app.send_task("shop.note", (HOUR,), task_id="order-42", countdown=60)
+        (message,) = due(app, broker)
+        app.send_task("shop.note", kwargs={"newer": True}, task_id="order-42", countdown=HOUR)
+
+        run(app, message)
+
+        found = stored(app)
+        assert {id_: envelope.headers["retries"] for id_, envelope in found.items()} == {
+            "order-42": 0,
+            "order-42~retry": 1,
+        }
+        assert {envelope.id for envelope in found.values()} == {"order-42"}
+        assert sorted(message.headers["kwargsrepr"] for message in due(app, broker)) == ["{'newer': True}", "{}"]
+
+    def test_of_a_task_that_was_never_delayed_leaves_what_waits(self, app: Celery, broker: Broker) -> None:
+        app.send_task("shop.note", (HOUR,), task_id="order-42")
+        (message,) = broker.take(app.conf.task_default_queue)
+        app.send_task("shop.note", task_id="order-42", countdown=HOUR)
+        run(app, message)
+        assert set(stored(app)) == {"order-42", "order-42~retry"}
+
+    @pytest.mark.parametrize("delay", [None, 60])
+    def test_that_was_stored_before_a_crash_is_replaced(self, app: Celery, broker: Broker, delay: int | None) -> None:
+        app.send_task("shop.note", (HOUR,), task_id="order-42", countdown=delay)
+        (message,) = due(app, broker) if delay else broker.take(app.conf.task_default_queue)
+        run(app, message)
+        # Its worker died before the acknowledgement.
+        message.delivery_info["redelivered"] = True
+        run(app, message)
+        assert set(stored(app)) == {"order-42"}
+
+    def test_of_several_older_calls_all_run(self, app: Celery, broker: Broker) -> None:
+        messages = []
+        for _ in range(4):
+            app.send_task("shop.note", (HOUR,), task_id="order-42", countdown=60)
+            messages += due(app, broker)
+        for message in messages:
+            run(app, message)
+        assert [envelope.id for envelope in stored(app).values()] == ["order-42"] * 4
+        assert len({envelope.headers[CALL] for envelope in stored(app).values()}) == 4
+
+    def test_beside_another_call_is_cancelled_with_it(self, app: Celery, broker: Broker) -> None:
+        app.send_task("shop.note", (HOUR,), task_id="order-42", countdown=60)
+        (message,) = due(app, broker)
+        app.send_task("shop.note", task_id="order-42", countdown=HOUR)
+        run(app, message)
+        assert DelayedTasks(app).cancel("order-42")
+        assert stored(app) == {}
+
+    def test_beside_a_call_that_is_on_its_way_is_taken_out_and_that_call_may_run(
+        self, app: Celery, broker: Broker
+    ) -> None:
+        app.send_task("shop.note", (HOUR,), task_id="order-42", countdown=60)
+        (message,) = due(app, broker)
+        app.send_task("shop.note", task_id="order-42", countdown=60)
+        run(app, message)
+        delayed = DelayedTasks(app)
+        assert delayed.run_now("order-42")
+        assert Dispatcher(app, delayed.queue).run().sent == 1
+        assert delayed.cancel("order-42") is CancelOutcome.MAYBE_SENT
+        assert stored(app) == {}
+
+    def test_leaves_a_dead_letter_of_another_call(self, app: Celery, broker: Broker) -> None:
+        app.send_task("shop.note", (HOUR,), task_id="order-42", countdown=60)
+        (message,) = due(app, broker)
+        app.send_task("shop.note", task_id="order-42", countdown=HOUR)
+        queue = DelayedTasks(app).queue
+        (entry,) = queue.claim_batch(early=True).entries
+        queue.release(entry, dead=True, reason="no queue")
+        run(app, message)
+        assert [letter.id for letter in queue.dead_letters()] == ["order-42"]
+        assert set(stored(app)) == {"order-42~retry"}
+
+
+@pytest.mark.parametrize("length", [8, 255])
+def test_an_entry_beside_another_fits_any_id(app: Celery, broker: Broker, length: int) -> None:
+    task_id = "x" * length
+    app.send_task("shop.note", (HOUR,), task_id=task_id, countdown=60)
+    (message,) = due(app, broker)
+    app.send_task("shop.note", task_id=task_id, countdown=HOUR)
+    run(app, message)
+    assert [envelope.id for envelope in stored(app).values()] == [task_id] * 2
+    assert [message.headers["id"] for message in due(app, broker)] == [task_id] * 2

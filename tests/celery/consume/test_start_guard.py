@@ -1,0 +1,63 @@
+"""Tasks that wait in a worker and whose leases were lost are dropped, however many they are."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
+
+from redis_queue.celery.consume import start_guard as starting
+
+pytestmark = pytest.mark.celery
+
+
+class Waiting:
+    """A task that waits for a place in the pool."""
+
+    def __init__(self, number: int, tag: str) -> None:
+        self.number, self.id, self.message = number, str(number), SimpleNamespace(delivery_tag=tag)
+
+    def acknowledge(self) -> None:
+        """Do nothing."""
+
+
+def consumer_of(worker: Any) -> Any:
+    """Return the consumer of a worker whose pool counts places."""
+    return SimpleNamespace(
+        controller=worker, on_task_request=None, connection_errors=(OSError,), channel_errors=(redis.ResponseError,)
+    )
+
+
+@pytest.mark.parametrize("error", [OSError("away"), redis.OutOfMemoryError("full")])
+def test_while_nobody_can_tell_tasks_are_started(error: Exception) -> None:
+    def ask(_tag: str) -> bool:
+        raise error
+
+    started: list[int] = []
+    worker = SimpleNamespace(_process_task=lambda request: started.append(request.number))
+    starting.guard_starts(consumer_of(worker), ask, pytest.fail)
+    worker._process_task(Waiting(7, "uncertain"))
+    assert started == [7]
+
+
+def test_any_number_of_lost_tasks_can_wait_for_one_place() -> None:
+    ready: deque[Any] = deque()
+    places = LaxBoundedSemaphore(1)
+    started: list[int] = []
+    dropped: list[int] = []
+    worker = SimpleNamespace(
+        _process_task=lambda request: started.append(request.number),
+        _quick_release=places.release,
+        hub=SimpleNamespace(call_soon=ready.append),
+    )
+    starting.guard_starts(consumer_of(worker), lambda tag: tag == "ours", lambda: dropped.append(1))
+    tags = ["lost"] * 2000 + ["ours"]
+    for number, tag in enumerate(tags):
+        places.acquire(worker._process_task, Waiting(number, tag))
+    while ready:
+        ready.popleft()()
+    assert (started, len(dropped)) == ([2000], 2000)

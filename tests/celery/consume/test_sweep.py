@@ -1,0 +1,230 @@
+"""The sweep of leased channels: what ran out goes back, by the clock of Redis, whatever the worker's clock says."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu.connection import Connection
+
+from redis_queue.celery import TaskLeases
+from redis_queue.celery.consume import qos
+from redis_queue.celery.consume.connections import SWEEP_LIMIT, worker_connection
+from redis_queue.celery.consume.in_flight import Records
+from redis_queue.celery.consume.qos import lease_channels
+from redis_queue.celery.kombu_keys import InFlight
+from redis_queue.store.keys import sweeping
+from tests.support.celery.trusting import Trusting
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.celery
+
+TIMEOUT = 60
+
+
+@pytest.fixture
+def channel(redis_server: RedisServer, client: redis.Redis) -> Iterator[Any]:
+    """A channel of an empty Redis whose leases are kept."""
+    assert client.dbsize() == 0
+    options = {"visibility_timeout": TIMEOUT}
+    with Connection(f"redis+socket://{redis_server.socket}", transport_options=options) as connection:
+        lease_channels(connection.transport, Trusting())  # type: ignore[arg-type]
+        yield connection.default_channel
+
+
+def hold(client: redis.Redis, tag: str, age: float) -> None:
+    """Put a message in flight that was taken *age* seconds ago."""
+    properties = {"delivery_tag": tag, "delivery_info": {"exchange": "", "routing_key": "q"}, "priority": 0}
+    message = {"body": tag, "headers": {}, "properties": properties}
+    client.hset("unacked", tag, json.dumps([message, "", "q"]))
+    client.zadd("unacked_index", {tag: client.time()[0] - age})
+
+
+def back(client: redis.Redis) -> list[str]:
+    """Return what is in the queue again."""
+    return [json.loads(row)["body"] for row in client.lrange("q", 0, -1)]
+
+
+def test_what_ran_out_goes_back_and_nothing_else(channel: Any, client: redis.Redis) -> None:
+    for tag, age in (("fresh", 0), ("just", TIMEOUT - 2), ("out", TIMEOUT + 2), ("long", 9999)):
+        hold(client, tag, age)
+    channel.qos.restore_visible(num=None)
+    assert sorted(back(client)) == ["long", "out"]
+    assert channel.qos.keeping.counters.amounts == {"restored": 2}
+    assert {tag.decode() for tag in client.zrange("unacked_index", 0, -1)} == {"fresh", "just"}
+    assert client.hlen("unacked") == 2
+
+
+@pytest.mark.parametrize("wrong", [-3600, 3600])
+def test_the_clock_of_the_worker_does_not_matter(
+    channel: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, wrong: int
+) -> None:
+    hold(client, "fresh", 0)
+    hold(client, "out", TIMEOUT + 2)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + wrong)
+    monkeypatch.setattr("kombu.transport.redis.time", lambda: now() + wrong)
+    channel.qos.restore_visible(num=None)
+    assert back(client) == ["out"]
+
+
+@pytest.mark.parametrize("wrong", [-90, 90])
+def test_a_message_is_in_flight_by_the_clock_of_redis_from_the_start(
+    channel: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, wrong: int
+) -> None:
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + wrong)
+    monkeypatch.setattr("kombu.transport.redis.time", lambda: now() + wrong)
+    channel.queue_declare("q")
+    before = client.time()
+    channel.connection.client.Producer().publish("body", routing_key="q")
+    message = channel.basic_get("q")
+    ((tag, score),) = client.zrange("unacked_index", 0, -1, withscores=True)
+    assert tag.decode() == message.delivery_tag
+    assert before[0] <= score <= client.time()[0] + 1
+    assert channel.qos.keeping.held == {message.delivery_tag: score}
+    payload, *place = json.loads(client.hget("unacked", tag) or b"")
+    assert (payload["properties"]["delivery_tag"], place) == (message.delivery_tag, ["", "q"])
+    channel.qos._swept_at = 0.0
+    channel.qos.restore_visible()
+    assert client.llen("q") == 0
+    # It goes back as kombu puts it back.
+    message.reject(requeue=True)
+    assert channel.basic_get("q").delivery_info["redelivered"]
+
+
+def test_a_message_is_recorded_and_settled_without_scripts(
+    redis_server: RedisServer, client: redis.Redis, channel: Any
+) -> None:
+    client.execute_command("ACL", "SETUSER", "plain", "reset", "on", ">pw", "~*", "&*", "+@all", "-eval", "-script")
+    client.script_flush()
+    try:
+        with redis_server.client(username="plain", password="pw") as plain:
+            records = Records(plain, InFlight.of(channel))
+            before = client.time()[0]
+            score = records.add("tag", "[]")
+            assert before <= score <= client.time()[0] + 1
+            assert client.zscore("unacked_index", "tag") == score
+            assert client.hget("unacked", "tag") == b"[]"
+            records.settle("tag")
+            records.close()
+        assert not client.exists("unacked", "unacked_index")
+    finally:
+        client.execute_command("ACL", "DELUSER", "plain")
+
+
+def test_a_client_returns_nothing_by_its_clock(
+    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(client, "fresh", 0)
+    app = Celery("tests", broker=f"redis+socket://{redis_server.socket}", set_as_current=False)
+    app.conf.broker_transport_options = {"visibility_timeout": TIMEOUT}
+    TaskLeases(app)
+    now = time.time
+    monkeypatch.setattr("kombu.transport.redis.time", lambda: now() + 90)
+    # A probe of Kubernetes does this.
+    app.control.ping(timeout=0.2)
+    app.close()
+    assert back(client) == []
+    assert client.hexists("unacked", "fresh")
+
+
+def test_a_worker_returns_as_many_at_once_as_the_app_says() -> None:
+    app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
+    TaskLeases(app)
+    assert worker_connection(app, None).transport_options[SWEEP_LIMIT] is None
+    app.conf.broker_transport_options = {SWEEP_LIMIT: 7}
+    assert worker_connection(app, None).transport_options[SWEEP_LIMIT] == 7
+    assert app.connection_for_write().transport_options[SWEEP_LIMIT] == 0
+
+
+def test_it_looks_no_more_often_than_it_should(
+    channel: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = [1000.0]
+    monkeypatch.setattr(qos.time, "monotonic", lambda: seconds[0])
+    channel.qos.restore_visible()
+    hold(client, "out", TIMEOUT + 2)
+    for seconds[0] in (1001.0, 1009.9):
+        channel.qos.restore_visible()
+        assert back(client) == []
+    seconds[0] = 1010.1
+    channel.qos.restore_visible()
+    assert back(client) == ["out"]
+
+
+def test_no_more_than_the_limit_goes_back_at_once(channel: Any, client: redis.Redis) -> None:
+    for number in range(5):
+        hold(client, f"out-{number}", TIMEOUT + 2)
+    channel.qos.restore_visible(num=3)
+    assert len(back(client)) == 3
+
+
+def test_only_one_looks_at_a_time_and_a_dead_one_does_not_block_for_long(channel: Any, client: redis.Redis) -> None:
+    hold(client, "out", TIMEOUT + 2)
+    client.set(sweeping(""), "somebody", ex=300)
+    channel.qos.restore_visible()
+    assert back(client) == []
+    assert qos.MUTEX_EXPIRE <= TIMEOUT / 3
+
+
+def test_who_died_in_kombus_own_look_holds_nobody_up(channel: Any, client: redis.Redis) -> None:
+    hold(client, "out", TIMEOUT + 2)
+    client.set("unacked_mutex", "somebody who just started", ex=300)
+    channel.qos.restore_visible()
+    assert back(client) == ["out"]
+
+
+def test_its_mark_goes_with_it_and_stands_under_the_prefix_of_the_broker(redis_server: RedisServer) -> None:
+    options = {"visibility_timeout": TIMEOUT, "global_keyprefix": "shop:"}
+    with Connection(f"redis+socket://{redis_server.socket}", transport_options=options) as connection:
+        lease_channels(connection.transport, Trusting())  # type: ignore[arg-type]
+        with redis_server.client() as client:
+            client.flushall()
+            client.set(sweeping("shop:"), "somebody", ex=300)
+            connection.default_channel.qos.restore_visible()
+            assert client.get(sweeping("shop:")) == b"somebody"
+            client.delete(sweeping("shop:"))
+            connection.default_channel.qos._swept_at = 0.0
+            connection.default_channel.qos.restore_visible()
+            assert client.keys() == []
+
+
+def test_what_ran_out_goes_back_under_the_prefix_of_the_broker(redis_server: RedisServer) -> None:
+    options = {"visibility_timeout": TIMEOUT, "global_keyprefix": "shop:"}
+    with (
+        Connection(f"redis+socket://{redis_server.socket}", transport_options=options) as connection,
+        redis_server.client() as client,
+    ):
+        lease_channels(connection.transport, Trusting())  # type: ignore[arg-type]
+        client.flushall()
+        hold(client, "out", TIMEOUT + 2)
+        for key in ("unacked", "unacked_index"):
+            client.rename(key, f"shop:{key}")
+        # That of another app, which has no prefix.
+        hold(client, "foreign", TIMEOUT + 2)
+        connection.default_channel.qos.restore_visible()
+        assert [json.loads(row)["body"] for row in client.lrange("shop:q", 0, -1)] == ["out"]
+        assert client.hkeys("unacked") == [b"foreign"]
+
+
+def test_what_it_holds_itself_it_does_not_give_back(channel: Any, client: redis.Redis) -> None:
+    hold(client, "own", TIMEOUT + 2)
+    hold(client, "out", TIMEOUT + 2)
+    channel.qos.keeping.hold("own", 1.0, 1.0)
+    channel.qos.restore_visible()
+    assert back(client) == ["out"]
+
+
+def test_what_cannot_be_read_is_put_aside_and_hides_nothing(channel: Any, client: redis.Redis) -> None:
+    for tag in ("bad", "odd", "out"):
+        hold(client, tag, TIMEOUT + 2)
+    client.hset("unacked", mapping={"bad": b"\xff not JSON", "odd": b"[1]"})
+    channel.qos.restore_visible()
+    assert back(client) == ["out"]
+    assert sorted(channel.qos.keeping.aside) == [b"[1]", b"\xff not JSON"]

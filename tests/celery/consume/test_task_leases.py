@@ -1,0 +1,452 @@
+"""TaskLeases: what a living worker holds stays its own for any time; what a dead one held comes back soon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import takewhile
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from redis_queue.celery.consume import counters
+from redis_queue.celery.consume import steps as step
+from redis_queue.celery.consume.connections import check_broker
+from redis_queue.celery.consume.counters import LeaseCounters
+from redis_queue.celery.consume.fetch import can_fetch
+from redis_queue.errors import ConfigurationError
+from redis_queue.store.scripts import load
+from tests.support.celery.leasing import TIMEOUT, Leasing, keeper_of
+from tests.support.celery.leasing_names import HOLD, WAIT
+from tests.support.ports import HOST
+from tests.support.servers import RedisServer
+from tests.support.topologies import SentinelSet
+from tests.support.wait import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+
+HUB = 10
+"""Seconds between two looks that kombu's event loop takes unless it is told otherwise."""
+
+
+POP, ATOMIC = "pop and record", "atomic fetch"
+
+FETCHES = [POP, *([ATOMIC] if can_fetch() else [])]
+"""Ways to take messages; the oldest supported kombu has only its own."""
+
+# Celery 5.5 forgets a prefork pool's results when it connects again, so nothing settles them.
+RECONNECTING = [(POP, "solo"), *([(POP, "prefork"), (ATOMIC, "prefork")] if can_fetch() else [])]
+
+# What waits does so before the pool, or before the worker.
+HOLDING_BACK = [(POP, "prefork"), *([(ATOMIC, "solo")] if can_fetch() else [])]
+
+both_fetches = pytest.mark.parametrize("leasing", FETCHES, indirect=True)
+
+
+@pytest.fixture
+def leasing(request: pytest.FixtureRequest) -> Iterator[Leasing]:
+    """Store and broker in one Redis."""
+    with RedisServer() as store, store.client() as client:
+        settings = {"redis_queue_atomic_fetch": getattr(request, "param", POP) == ATOMIC}
+        yield Leasing(store, client, f"redis+socket://{store.socket}", settings=settings)
+
+
+def only(held: dict[bytes, float]) -> tuple[bytes, float]:
+    """Return the one that is held."""
+    ((tag, since),) = held.items()
+    return tag, since
+
+
+def said(monitor: Any) -> Iterator[str]:
+    """Yield the commands that a server gets."""
+    while True:
+        yield monitor.next_command()["command"]
+
+
+class TestATaskLongerThanTheVisibilityTimeout:
+    @pytest.mark.parametrize(
+        ("leasing", "pool"),
+        [
+            *((POP, pool) for pool in ("prefork", "threads", "solo", "gevent")),
+            *((fetch, pool) for pool in ("prefork", "gevent") for fetch in FETCHES if fetch == ATOMIC),
+        ],
+        indirect=["leasing"],
+    )
+    def test_runs_once(self, leasing: Leasing, pool: str) -> None:
+        with leasing.busy("one", pool=pool) as one:
+            (id_,) = leasing.started
+            tag, since = only(leasing.held())
+            leasing.wait_for_renewal(tag, since, 2)
+            # A worker looks for lost leases when it starts, and then again and again.
+            with leasing.worker("two") as two:
+                two.wait_for_output("ready.")
+                leasing.wait_for_renewal(tag, since, 3)
+                leasing.tell("one")
+                assert leasing.wait_for_ends(1) == [id_]
+                leasing.wait_until_settled()
+            assert leasing.started == [id_]
+            assert one.finish() == 0
+            assert "Traceback" not in one.output
+        kept = {key for key in leasing.client.scan_iter() if not key.startswith((b"_kombu", b"tests:"))}
+        assert kept == {b"redis_queue:visibility_timeouts"}
+        assert leasing.client.ttl("redis_queue:visibility_timeouts") > 0
+
+    def test_runs_twice_without_leases(self, leasing: Leasing) -> None:
+        with leasing.busy("one", leases=False):
+            (id_,) = leasing.started
+            _, since = only(leasing.held())
+            wait_until(lambda: time.time() > since + TIMEOUT + 0.2, description="the visibility timeout to pass")
+            with leasing.worker("two", leases=False):
+                assert leasing.wait_for_starts(2) == [id_, id_]
+
+    def test_runs_once_though_no_other_thread_of_its_worker_runs(self, leasing: Leasing) -> None:
+        with leasing.worker("one") as one, leasing.worker("two") as two:
+            one.wait_for_output("ready.")
+            two.wait_for_output("ready.")
+            ids = [leasing.send(HOLD, int(3 * TIMEOUT)).id for _ in range(2)]
+            assert sorted(leasing.wait_for_ends(2)) == sorted(ids)
+            leasing.wait_until_settled()
+            assert sorted(leasing.started) == sorted(ids)
+
+    @both_fetches
+    def test_is_finished_by_a_warm_shutdown_and_runs_once(self, leasing: Leasing) -> None:
+        with leasing.busy("one", pool="prefork") as one:
+            (id_,) = leasing.started
+            keeper = keeper_of(one)
+            tag, since = only(leasing.held())
+            os.kill(one.pid, signal.SIGTERM)
+            one.wait_for_output("Warm shutdown")
+            leasing.wait_for_renewal(tag, since, 2)
+            with leasing.worker("two") as two:
+                two.wait_for_output("ready.")
+                leasing.tell("one")
+                assert one.wait() == 0
+                leasing.wait_until_settled()
+            assert leasing.started == leasing.ended == [id_]
+            wait_until(lambda: not keeper.is_running(), description="the keeper to end")
+
+    @pytest.mark.parametrize("late", [True, False], ids=["acknowledged late", "acknowledged at the start"])
+    def test_that_waits_in_a_busy_worker_runs_once(self, leasing: Leasing, *, late: bool) -> None:
+        leasing.settings |= {"worker_prefetch_multiplier": 2 if late else 1, "task_acks_late": late}
+        with leasing.worker("one", pool="prefork") as one:
+            one.wait_for_output("ready.")
+            ids = [leasing.send(WAIT).id for _ in range(2)]
+            leasing.wait_for_starts(1)
+            wait_until(lambda: len(leasing.held()) == (2 if late else 1), description="what waits to be held")
+            since = max(leasing.held().values())
+            for tag in leasing.held():
+                leasing.wait_for_renewal(tag, since, 2)
+            with leasing.worker("two") as two:
+                two.wait_for_output("ready.")
+                leasing.tell("one")
+                leasing.tell("one")
+                assert leasing.wait_for_ends(2) == ids
+            assert leasing.started == ids
+
+
+@pytest.mark.thorough
+class TestAColdShutdown:
+    @pytest.mark.parametrize(
+        ("leasing", "leases"), [(POP, False), *((fetch, True) for fetch in FETCHES)], indirect=["leasing"]
+    )
+    @pytest.mark.parametrize("soft", [0.0, 1.0], ids=["at once", "after a soft one"])
+    def test_gives_back_what_runs_and_what_waits(self, leasing: Leasing, soft: float, *, leases: bool) -> None:
+        leasing.settings |= {"worker_prefetch_multiplier": 2, "worker_soft_shutdown_timeout": soft}
+        with leasing.worker("one", leases=leases, pool="prefork") as one:
+            one.wait_for_output("ready.")
+            ids = [leasing.send(WAIT).id for _ in range(2)]
+            wait_until(lambda: len(leasing.held()) == 2, description="both tasks to be held")
+            leasing.wait_for_starts(1)
+            os.kill(one.pid, signal.SIGQUIT)
+            one.wait()
+        assert leasing.held() == {}
+        assert leasing.client.llen(leasing.queue) == 2
+        leasing.tell("two")
+        leasing.tell("two")
+        with leasing.worker("two", leases=leases):
+            assert sorted(leasing.wait_for_ends(2)) == sorted(ids)
+
+
+class TestADeadWorker:
+    @pytest.mark.parametrize(("leasing", "pool"), [(POP, "prefork"), (FETCHES[-1], "solo")], indirect=["leasing"])
+    def test_gives_its_task_to_another_one_soon(self, leasing: Leasing, pool: str) -> None:
+        leasing.options["unacked_restore_interval"] = HUB
+        with leasing.busy("one", pool=pool) as one:
+            (id_,) = leasing.started
+            keeper = keeper_of(one)
+            with leasing.worker("two") as two:
+                two.wait_for_output("ready.")
+                tag, since = only(leasing.held())
+                leasing.wait_for_renewal(tag, since, 1)
+                one.kill()
+                killed = time.monotonic()
+                assert leasing.wait_for_starts(2) == [id_, id_]
+                elapsed = time.monotonic() - killed
+                leasing.tell("two")
+                assert leasing.wait_for_ends(1) == [id_]
+                leasing.wait_until_settled()
+        assert elapsed <= TIMEOUT + HUB + 3, f"{elapsed:.1f} s"
+        wait_until(lambda: not keeper.is_running(), description="the keeper to end")
+
+
+class TestAStoppedWorker:
+    @both_fetches
+    def test_notices_its_loss_and_leaves_the_record_of_the_other_run_alone(self, leasing: Leasing) -> None:
+        with leasing.busy("one") as one:
+            (id_,) = leasing.started
+            os.kill(one.pid, signal.SIGSTOP)
+            with leasing.worker("two") as two:
+                assert leasing.wait_for_starts(2) == [id_, id_]
+                tag, since = only(leasing.held())
+                os.kill(one.pid, signal.SIGCONT)
+                leasing.tell("one")
+                one.wait_for_output("lost the lease of task")
+                one.wait_for_output("succeeded in")
+                # The other one's record stands, and it renews it.
+                leasing.wait_for_renewal(tag, since, 1)
+                assert leasing.client.hexists("unacked", tag)
+                leasing.tell("two")
+                leasing.wait_for_ends(2)
+                leasing.wait_until_settled()
+                assert "lost the lease" not in two.output
+            assert one.finish() == 0
+
+    def test_does_not_give_back_what_it_lost(self, leasing: Leasing) -> None:
+        leasing.settings["worker_prefetch_multiplier"] = 2
+        with leasing.worker("one", pool="prefork") as one:
+            one.wait_for_output("ready.")
+            ids = [leasing.send(WAIT).id for _ in range(2)]
+            wait_until(lambda: len(leasing.held()) == 2, description="both tasks to be held")
+            leasing.wait_for_starts(1)
+            os.kill(one.pid, signal.SIGSTOP)
+            with leasing.worker("two", pool="prefork"):
+                leasing.wait_for_starts(2)
+                wait_until(lambda: len(leasing.held()) == 2, description="both tasks to be held again")
+                os.kill(one.pid, signal.SIGTERM)
+                os.kill(one.pid, signal.SIGCONT)
+                leasing.tell("one")
+                assert one.wait() == 0
+                assert len(leasing.held()) == 2
+                leasing.tell("two")
+                leasing.tell("two")
+                leasing.wait_for_ends(3)
+                leasing.wait_until_settled()
+            assert sorted(leasing.started) == sorted([ids[0], *ids])
+
+    @pytest.mark.thorough
+    @both_fetches
+    def test_keeps_what_nobody_took_meanwhile(self, leasing: Leasing) -> None:
+        leasing.settings["worker_prefetch_multiplier"] = 2
+        ids = [leasing.send(WAIT).id for _ in range(2)]
+        with leasing.worker("one", pool="prefork") as one:
+            leasing.wait_for_starts(1)
+            wait_until(lambda: len(leasing.held()) == 2, description="both tasks to be held")
+            os.kill(one.pid, signal.SIGSTOP)
+            ended = time.time() + 2 * TIMEOUT
+            wait_until(lambda: time.time() > ended, timeout=3 * TIMEOUT, description="the leases to run out")
+            os.kill(one.pid, signal.SIGCONT)
+            leasing.tell("one")
+            leasing.tell("one")
+            leasing.wait_for_ends(2)
+            leasing.wait_until_settled()
+            assert one.finish() == 0
+        assert sorted(leasing.started) == sorted(ids)
+
+    @pytest.mark.parametrize(("leasing", "pool"), HOLDING_BACK, indirect=["leasing"])
+    def test_does_not_start_what_it_lost(self, leasing: Leasing, pool: str) -> None:
+        leasing.settings["worker_prefetch_multiplier"] = 2
+        # Both are there at once: a worker of the solo pool takes nothing while it runs one.
+        runs, waits = (leasing.send(WAIT).id for _ in range(2))
+        with leasing.worker("one", pool=pool) as one:
+            assert leasing.wait_for_starts(1) == [runs]
+            wait_until(lambda: len(leasing.held()) == 2, description="both tasks to be held")
+            os.kill(one.pid, signal.SIGSTOP)
+            with leasing.worker("two", pool=pool):
+                leasing.wait_for_starts(2)
+                wait_until(lambda: len(leasing.held()) == 2, description="both tasks to be held again")
+                os.kill(one.pid, signal.SIGCONT)
+                leasing.tell("one")
+                one.wait_for_output(f"{waits} is not started")
+                leasing.tell("two")
+                leasing.tell("two")
+                leasing.wait_for_ends(3)
+                leasing.wait_until_settled()
+                # It goes on with others.
+                third = leasing.send(WAIT).id
+                leasing.tell("one")
+                leasing.tell("two")
+                leasing.wait_for_ends(4)
+                leasing.wait_until_settled()
+            assert one.finish() == 0
+        assert sorted(leasing.started) == sorted([runs, runs, waits, third])
+        assert counters.read(leasing.app()) == LeaseCounters(lost=2, restored=2, dropped=1)
+
+
+class TestTheKeeper:
+    @pytest.mark.thorough
+    def test_sends_one_command_each_third_of_the_timeout_for_a_thousand_tasks(self, leasing: Leasing) -> None:
+        leasing.settings["worker_prefetch_multiplier"] = 1000
+        for _ in range(1000):
+            leasing.app().send_task(WAIT)
+        with leasing.worker("one", pool="threads") as one:
+            one.wait_for_output("ready.")
+            wait_until(lambda: len(leasing.held()) == 1000, description="all tasks to be held")
+
+            def times() -> set[float]:
+                return set(leasing.held().values())
+
+            wait_until(lambda: len(times()) == 1, description="a renewal of all at once")
+            seen = times()
+
+            def renewals() -> bool:
+                seen.update(times())
+                return len(seen) >= 4
+
+            with leasing.client.monitor() as monitor:
+                wait_until(renewals, description="three more renewals")
+                leasing.client.echo("the end")
+                commands = takewhile(lambda text: "the end" not in text, said(monitor))
+                assert sum(load("held/renew").sha in text for text in commands) <= 4
+            assert len(leasing.held()) == 1000
+
+    def test_is_replaced_when_it_dies(self, leasing: Leasing) -> None:
+        with leasing.busy("one") as one:
+            keeper_of(one).kill()
+            tag, since = only(leasing.held())
+            leasing.wait_for_renewal(tag, since, 2)
+            assert "starting another one" in one.output
+
+    @pytest.mark.parametrize(("leasing", "pool"), RECONNECTING, indirect=["leasing"])
+    def test_keeps_what_runs_while_redis_is_away_for_a_moment(self, leasing: Leasing, pool: str) -> None:
+        with RedisServer(aof="always") as broker, broker.client() as client:
+            split = replace(leasing, broker_url=f"redis+socket://{broker.socket}", broker=client)
+            with split.busy("one", pool=pool) as one:
+                (id_,) = split.started
+                tag, since = only(split.held())
+                split.wait_for_renewal(tag, since, 0.3)
+                broker.restart()
+                if pool == "prefork":
+                    one.wait_for_output("Connection to broker lost")
+                split.wait_for_renewal(tag, since, 2)
+                with split.worker("two") as two:
+                    two.wait_for_output("ready.")
+                    split.wait_for_renewal(tag, since, 3)
+                    split.tell("one")
+                    assert split.wait_for_ends(1) == [id_]
+                    split.wait_until_settled()
+                assert one.finish() == 0
+            assert split.started == [id_]
+            assert client.hlen("unacked") == 0
+            assert client.llen(split.queue) == 0
+
+    def test_gives_back_what_celery_cancels_when_redis_was_away(self, leasing: Leasing) -> None:
+        leasing.settings["worker_cancel_long_running_tasks_on_connection_loss"] = True
+        with RedisServer(aof="always") as broker, broker.client() as client:
+            split = replace(leasing, broker_url=f"redis+socket://{broker.socket}", broker=client)
+            with split.busy("one", pool="prefork"):
+                broker.restart()
+                id_, again = split.wait_for_starts(2)
+                assert id_ == again
+
+    def test_tells_at_the_start_that_another_app_has_a_shorter_timeout(self, leasing: Leasing) -> None:
+        with leasing.worker("short") as short:
+            short.wait_for_output("ready.")
+            with leasing.worker("long", timeout=60) as long:
+                long.wait_for_output("another app on this broker has visibility_timeout=3")
+            assert "another app" not in short.output
+
+
+@pytest.mark.thorough
+class TestNames:
+    def test_a_prefix_and_other_keys_of_the_broker_are_used(self, leasing: Leasing) -> None:
+        leasing.options = {"global_keyprefix": "shop:", "unacked_key": "held", "unacked_index_key": "held_index"}
+        leasing.index = "shop:held_index"
+        with leasing.busy("one"):
+            tag, since = only(leasing.held())
+            leasing.wait_for_renewal(tag, since, 1.5)
+            leasing.tell("one")
+            leasing.wait_until_settled()
+        assert leasing.client.exists("shop:redis_queue:visibility_timeouts")
+
+    @both_fetches
+    def test_other_databases_and_several_queues_are_used(self, leasing: Leasing) -> None:
+        leasing.broker_url += "?virtual_host=2"
+        leasing.settings["worker_prefetch_multiplier"] = 2
+        with redis.Redis(unix_socket_path=str(leasing.store.socket), db=2) as broker:
+            leasing.broker = broker
+            with leasing.worker("one", "--queues", "a,b", pool="threads") as one:
+                one.wait_for_output("ready.")
+                ids = [leasing.send(WAIT, queue=queue).id for queue in ("b", "a")]
+                wait_until(lambda: len(leasing.held()) == 2, description="both tasks to be held")
+                since = max(leasing.held().values())
+                for tag in leasing.held():
+                    leasing.wait_for_renewal(tag, since, 1)
+                leasing.tell("one")
+                leasing.tell("one")
+                assert sorted(leasing.wait_for_ends(2)) == sorted(ids)
+                leasing.wait_until_settled()
+
+    def test_tls_is_spoken(self) -> None:
+        with RedisServer(tls=True) as store, store.client() as client:
+            url = f"rediss://{HOST}:{store.port}/0?ssl_cert_reqs=none"
+            leasing = Leasing(store, client, url)
+            with leasing.busy("one"):
+                tag, since = only(leasing.held())
+                leasing.wait_for_renewal(tag, since, 1)
+                leasing.tell("one")
+                leasing.wait_until_settled()
+
+    def test_a_set_of_sentinels_is_asked(self) -> None:
+        with SentinelSet() as sentinels, sentinels.client() as client:
+            url = ";".join(f"sentinel://{host}:{port}" for host, port in sentinels.nodes)
+            leasing = Leasing(sentinels.primary, client, url, options={"master_name": sentinels.master_name})
+            with leasing.busy("one"):
+                tag, since = only(leasing.held())
+                leasing.wait_for_renewal(tag, since, 1.5)
+                leasing.tell("one")
+                leasing.wait_until_settled()
+
+
+ONE = "redis://user:secret@one:6379/0"
+SENTINELS = ["sentinel://one:26379", "sentinel://two:26379"]
+
+
+@pytest.mark.parametrize("join", [list, ";".join])
+@pytest.mark.parametrize(
+    ("others", "count"),
+    [
+        (["redis://two"], 2),
+        (["rediss://two", "redis://three"], 3),
+        (["redis+socket:///tmp/two"], 2),
+        (["amqp://two"], 2),
+        (SENTINELS, 3),
+    ],
+)
+def test_several_brokers_are_refused_with_a_clear_error(
+    others: list[str], count: int, join: Callable[[list[str]], Any]
+) -> None:
+    for urls in ([ONE, *others], [*others, ONE]):
+        app = Celery("tests", broker=join(urls), set_as_current=False)
+        with pytest.raises(ConfigurationError, match=rf"broker_url names {count} brokers .*give one URL") as caught:
+            step.LeaseStep(SimpleNamespace(app=app, steps=[]))
+        assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("urls", [[ONE], [ONE, ONE], SENTINELS, ["amqp://one", "amqp://two"]])
+def test_what_is_one_broker_or_keeps_its_own_leases_is_not_refused(urls: list[str]) -> None:
+    for broker in (urls, ";".join(urls)):
+        check_broker(Celery("tests", broker=broker, set_as_current=False))
+
+
+def test_atomic_fetch_is_refused_with_a_clear_error_where_kombu_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
+    app.conf.redis_queue_atomic_fetch = True
+    monkeypatch.setattr(step, "can_fetch", lambda: False)
+    with pytest.raises(ConfigurationError, match=r"redis_queue_atomic_fetch needs kombu 5\.7"):
+        step.LeaseStep(SimpleNamespace(app=app, steps=[]))

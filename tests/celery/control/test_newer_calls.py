@@ -1,0 +1,220 @@
+"""A task id that was revoked can be used again: the new call runs, and shows no state of the old one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery.worker import state
+from redis.client import PubSub
+
+from redis_queue.celery import DelayedTasks, Dispatcher
+from redis_queue.celery.control import panel as control
+from redis_queue.celery.control.newer_calls import wrap_handler
+from redis_queue.celery.message.attempt import CALL
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.publish.push_task import push_task
+from tests.support.celery.delaying_names import NOTE
+from tests.support.celery.fleet import Fleet, fleet_on_one_redis
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+ORDER = "order-42"
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    """Store, broker and results in one Redis."""
+    with fleet_on_one_redis() as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def delayed(fleet: Fleet) -> DelayedTasks:
+    """The client of the app."""
+    return fleet.delayed()
+
+
+@pytest.fixture
+def heard(fleet: Fleet) -> Iterator[PubSub]:
+    """What is broadcast to workers."""
+    with fleet.client.pubsub() as pubsub:
+        pubsub.psubscribe("*pidbox*")
+        assert pubsub.get_message(timeout=5)
+        yield pubsub
+
+
+@pytest.fixture(autouse=True)
+def memory() -> Iterator[None]:
+    """What a worker of this process remembers."""
+    yield
+    state.revoked.clear()
+
+
+def send(delayed: DelayedTasks, countdown: float = 600) -> Any:
+    """Store a call under the one id and return its result."""
+    return delayed.app.send_task(NOTE, task_id=ORDER, countdown=countdown)
+
+
+def message(delayed: DelayedTasks) -> Any:
+    """Return what a worker gets of the stored call."""
+    (entry,) = delayed.queue.list()
+    envelope = Envelope.unpack(entry.payload, entry.id, entry.headers)
+    return SimpleNamespace(headers=dict(envelope.headers), properties=dict(envelope.properties))
+
+
+def handled(delayed: DelayedTasks, found: Any) -> bool:
+    """Let a worker that remembers the id get *found*; tell whether it still does then."""
+    state.revoked.add(ORDER)
+    wrap_handler(delayed.app, lambda _: None)(found)
+    return ORDER in state.revoked
+
+
+class TestWhatNeverLeftTheStore:
+    @pytest.mark.parametrize(
+        "revoke",
+        [
+            lambda _, result: result.revoke(),
+            lambda delayed, result: delayed.app.control.revoke([result.id]),
+            lambda delayed, result: delayed.cancel(result.id),
+        ],
+        ids=["result", "control", "cancel"],
+    )
+    def test_is_not_broadcast_and_a_new_call_is_pending(
+        self, delayed: DelayedTasks, heard: PubSub, revoke: Callable[[DelayedTasks, Any], Any]
+    ) -> None:
+        result = send(delayed)
+        revoke(delayed, result)
+        assert result.state == "REVOKED"
+        # A result keeps the state in which it ended.
+        assert send(delayed).state == "PENDING"
+        delayed.app.control.revoke("another")
+        # The first that comes is the last that was sent.
+        data = wait_until(lambda: heard.get_message(timeout=0.1), description="the broadcast")["data"]
+        assert ORDER.encode() not in data
+
+    def test_is_broadcast_where_a_worker_shall_terminate_it_or_answer(
+        self, delayed: DelayedTasks, heard: PubSub
+    ) -> None:
+        send(delayed)
+        delayed.app.control.revoke(ORDER, terminate=True)
+        wait_until(lambda: heard.get_message(timeout=0.1), description="the broadcast")
+        send(delayed)
+        assert delayed.app.control.revoke(ORDER, reply=True, timeout=0.1) == []
+        wait_until(lambda: heard.get_message(timeout=0.1), description="the broadcast")
+
+    @pytest.mark.parametrize("before", ["a retry", "a delivery"])
+    def test_is_told_from_what_may_be_in_a_worker(self, delayed: DelayedTasks, heard: PubSub, before: str) -> None:
+        if before == "a retry":
+            delayed.app.send_task(NOTE, task_id=ORDER, countdown=600, retries=1)
+        else:
+            send(delayed, 0.001)
+            (entry,) = wait_until(delayed.queue.claim, description="the entry to be due")
+            delayed.queue.release(entry)
+        delayed.app.control.revoke(ORDER)
+        data = wait_until(lambda: heard.get_message(timeout=0.1), description="the broadcast")["data"]
+        assert data
+
+
+class TestANewerCall:
+    def test_is_not_discarded_by_a_worker_that_remembers_the_id(self, delayed: DelayedTasks) -> None:
+        delayed.app.control.revoke(ORDER)
+        send(delayed)
+        assert not handled(delayed, message(delayed))
+
+    @pytest.mark.parametrize("on_conflict", ["replace", "keep", "error"])
+    def test_that_becomes_a_message_when_it_is_due_is_not_discarded_either(
+        self, delayed: DelayedTasks, fleet: Fleet, on_conflict: Any
+    ) -> None:
+        delayed.app.control.revoke(ORDER)
+        push_task(delayed.queue, NOTE, id=ORDER, on_conflict=on_conflict)
+        assert Dispatcher(delayed.app, delayed.queue).run().sent == 1
+        (element,) = fleet.client.lrange(delayed.app.conf.task_default_queue, 0, -1)
+        assert not handled(delayed, SimpleNamespace(**json.loads(element)))
+
+    def test_leaves_the_older_one_revoked(self, delayed: DelayedTasks) -> None:
+        send(delayed)
+        older = message(delayed)
+        delayed.app.control.revoke(ORDER, terminate=True)
+        send(delayed)
+        assert handled(delayed, older)
+        assert not handled(delayed, message(delayed))
+
+    def test_can_be_revoked_as_well(self, delayed: DelayedTasks) -> None:
+        delayed.app.control.revoke(ORDER)
+        send(delayed)
+        newer = message(delayed)
+        wait_until(lambda: delayed.app.control.revoke(ORDER) or handled(delayed, newer), description="a later ms")
+
+    @pytest.mark.parametrize("headers", [None, {}, {CALL: 5}, {CALL: "x"}, {CALL: "unknown-call"}, {"id": [ORDER]}])
+    def test_is_not_taken_for_one_without_its_name(self, delayed: DelayedTasks, headers: Any) -> None:
+        delayed.app.control.revoke(ORDER)
+        send(delayed)
+        found = message(delayed)
+        found.headers = headers
+        assert handled(delayed, found)
+
+    def test_is_revoked_where_the_store_cannot_be_asked(
+        self, delayed: DelayedTasks, fleet: Fleet, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        delayed.app.control.revoke(ORDER)
+        send(delayed)
+        found = message(delayed)
+        fleet.store.kill()
+        assert handled(delayed, found)
+        assert "newer than its revoke" in caplog.text
+
+    def test_that_a_worker_holds_is_not_revoked_by_a_broadcast_that_comes_late(self, delayed: DelayedTasks) -> None:
+        delayed.app.control.revoke(ORDER)
+        send(delayed)
+        state.requests[ORDER] = SimpleNamespace(request_dict=message(delayed).headers)
+        delayed.app.backend.mark_as_revoked(ORDER)
+        seen: list[Any] = []
+        wrapped = control._COMMANDS["revoke"](lambda _, **arguments: seen.append(arguments["task_id"]))
+        try:
+            wrapped(SimpleNamespace(app=delayed.app), task_id=[ORDER, "other"], stored_cancelled="redis_queue:celery")
+        finally:
+            del state.requests[ORDER]
+        assert seen == [["other"]]
+        result = delayed.app.AsyncResult
+        wait_until(lambda: result(ORDER).state == "PENDING", description="the state to be cleared")
+
+    def test_runs_on_real_workers_whenever_they_start(self, fleet: Fleet, delayed: DelayedTasks) -> None:
+        with fleet.worker(name="one") as one:
+            one.wait_for_output("ready.")
+            # No delay: the broker has it, and whoever revokes it has to tell the workers.
+            delayed.app.control.revoke(ORDER)
+            one.wait_for_output(f"Tasks flagged as revoked: {ORDER}")
+            with fleet.worker(name="two") as two:
+                two.wait_for_output("sync complete")
+                two.wait_for_output("ready.")
+                one.kill()
+                send(delayed, 0.1)
+                assert fleet.wait_for(1)[0]["id"] == ORDER
+
+
+def test_notes_of_revoked_ids_are_forgotten_after_a_day(delayed: DelayedTasks, fleet: Fleet) -> None:
+    queue = delayed.queue
+    queue.note_revoked(f"id-{number}" for number in range(600))
+    key = queue._shards[0].keys.revoked
+    fleet.client.zadd(key, {f"id-{number}": 1 for number in range(300)}, xx=True)
+    queue.note_revoked(["new"])
+    queue.note_revoked(["newer"])
+    assert fleet.client.zcard(key) == 302
+
+
+@pytest.mark.parametrize("backend", ["disabled://", "rpc://"])
+def test_a_result_backend_that_forgets_nothing_is_no_trouble(
+    fleet: Fleet, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    delayed = fleet.delayed(result_backend=backend)
+    send(delayed)
+    assert delayed.cancel(ORDER)
+    caplog.clear()
+    send(delayed)
+    assert caplog.records == []
+    assert Dispatcher(delayed.app, delayed.queue).run().sent == 0

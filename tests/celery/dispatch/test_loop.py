@@ -1,0 +1,92 @@
+"""A leading dispatcher also sends what a dead one held."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import redis
+
+from redis_queue import DelayQueue
+from redis_queue.celery import DelayedTasks, Dispatcher, DispatchLoop
+from redis_queue.celery.dispatch.delivery import Dispatched
+from tests.support.celery.brokers import Broker
+from tests.support.celery.clocks import ManualClock
+from tests.support.wait import wait_until
+
+pytestmark = [
+    pytest.mark.celery,
+    pytest.mark.parametrize("broker", ["redis", "another redis", "rabbitmq"], indirect=True),
+]
+
+
+def test_what_a_dead_dispatcher_held_is_sent_without_the_beat_task(
+    broker: Broker, redis_url: str, client: object
+) -> None:
+    app = broker.app(redis_queue_url=redis_url)
+    delayed = DelayedTasks(app)
+    result = app.send_task("shop.remind", countdown=60)
+    assert delayed.run_now(result.id)
+    past = ManualClock()
+    past.advance(-1)
+    assert delayed.reschedule(result.id, eta=past.after(-300))
+    past.advance(-120)
+    assert [entry.id for entry in DelayQueue("celery", redis_url, clock=past).claim()] == [result.id]
+    loop = DispatchLoop(app)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        wait_until(lambda: loop.total.sent == 1, description="the entry to be sent")
+    finally:
+        loop.stop()
+        thread.join()
+    assert broker.take_ids(app.conf.task_default_queue) == [result.id]
+
+
+def test_a_broken_shard_keeps_no_other_from_being_dispatched(
+    broker: Broker, redis_url: str, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = broker.app(redis_queue_url=redis_url, redis_queue_shards=3)
+    delayed = DelayedTasks(app)
+    ids = {app.send_task("shop.remind", countdown=60).id for _ in range(20)}
+    shards = delayed.queue._shards
+    broken = {id_ for id_ in ids if delayed.queue._shard(id_) is shards[0]}
+    # A put-back, which a leader begins with, a claim and a move cannot do without them.
+    for key in (shards[0].keys.in_flight, shards[0].keys.errors):
+        client.set(key, "something else")
+    for id_ in ids:
+        assert delayed.run_now(id_)
+    loop = DispatchLoop(app)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        wait_until(lambda: loop.total.sent == len(ids - broken), description="the others to be sent")
+        wait_until(lambda: "cannot" in caplog.text and "another Redis type" in caplog.text, description="a warning")
+    finally:
+        loop.stop()
+        thread.join()
+    assert set(broker.take_ids(app.conf.task_default_queue)) == ids - broken
+
+
+def test_a_run_that_ends_at_its_time_limit_is_followed_by_the_next_one_at_once(
+    broker: Broker, redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(dispatcher: Dispatcher, _budget: float, *, due: bool) -> Dispatched:
+        """End after the first batch, as where it takes all the time that there is."""
+        return dispatcher.run_once(due=due)
+
+    monkeypatch.setattr(Dispatcher, "run", run)
+    app = broker.app(redis_queue_url=redis_url, redis_queue_dispatch_batch=1, redis_queue_dispatch_interval=60)
+    delayed = DelayedTasks(app)
+    ids = {app.send_task("shop.remind", countdown=60).id for _ in range(5)}
+    for id_ in ids:
+        assert delayed.run_now(id_)
+    loop = DispatchLoop(app)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        wait_until(lambda: loop.total.sent == len(ids), description="all to be sent without a pause of an interval")
+    finally:
+        loop.stop()
+        thread.join()
+    assert set(broker.take_ids(app.conf.task_default_queue)) == ids

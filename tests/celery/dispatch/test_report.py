@@ -1,0 +1,191 @@
+"""What dispatchers did and who they are can be read, whichever way they dispatch, and never gets into their way."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from redis_queue import DelayQueue
+from redis_queue.celery import DelayedTasks, DispatchLoop, TaskLeases
+from redis_queue.celery.dispatch.beat import dispatch_due
+from redis_queue.celery.dispatch.delivery import Dispatched
+from redis_queue.celery.dispatch.dispatcher import Dispatcher
+from redis_queue.celery.dispatch.report import DispatchNotes
+from redis_queue.delay.lateness import Dispatches, Lateness
+from redis_queue.store.keys import Keys
+from tests.support.celery.brokers import Broker
+from tests.support.celery.clocks import ManualClock
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+KEYS = Keys("redis_queue", "delay", "celery", 0)
+one_place = pytest.mark.parametrize("broker", ["redis"], indirect=True)
+PLACES = ["redis", "another redis", "rabbitmq"]
+
+
+@contextmanager
+def running(*loops: DispatchLoop) -> Iterator[None]:
+    threads = [threading.Thread(target=loop.run) for loop in loops]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.stop()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("broker", PLACES, indirect=True)
+class TestEveryWay:
+    def test_a_loop_counts_what_it_sent_and_shows_itself(
+        self, broker: Broker, redis_url: str, client: redis.Redis
+    ) -> None:
+        app = broker.app(redis_queue_url=redis_url)
+        delayed = DelayedTasks(app)
+        queue = delayed.queue
+        loop = DispatchLoop(app)
+        with running(loop):
+            wait_until(lambda: [row.name for row in queue.dispatchers()] == [loop.name], description="it to be seen")
+            for _ in range(5):
+                app.send_task("shop.remind", countdown=0.05)
+            wait_until(lambda: queue.dispatches().sent == 5, description="all to be counted")
+            (row,) = queue.dispatchers()
+            assert row.leads
+            assert row.error == ""
+        found = queue.dispatches()
+        assert (found.failed, found.lateness.total) == (0, 5)
+        assert 0 <= found.lateness.seconds < 5
+        (minute,) = [minute for minute in queue.minutes(2) if minute.sent]
+        assert minute.sent == 5
+        assert minute.worst_seconds <= minute.late_seconds <= 5 * minute.worst_seconds
+        assert queue.dispatchers() == [], "one that stops leaves"
+
+    def test_the_beat_task_counts_and_shows_itself(self, broker: Broker, redis_url: str, client: redis.Redis) -> None:
+        app = broker.app(redis_queue_url=redis_url)
+        delayed = DelayedTasks(app)
+        result = app.send_task("shop.remind", countdown=60)
+        assert delayed.run_now(result.id)
+        assert dispatch_due(app) == {"sent": 1, "failed": 0}
+        assert delayed.queue.dispatches().sent == 1
+        (row,) = delayed.queue.dispatchers()
+        assert (row.name.endswith(":task"), row.leads, row.sent) == (True, False, 1)
+
+    def test_lateness_is_what_passed_since_the_due_time(
+        self, broker: Broker, redis_url: str, client: redis.Redis
+    ) -> None:
+        app = broker.app(redis_queue_url=redis_url)
+        delayed = DelayedTasks(app)
+        result = app.send_task("shop.remind", countdown=60)
+        past = ManualClock()
+        assert delayed.reschedule(result.id, eta=past.after(-300))
+        done = Dispatcher(app, delayed.queue).run()
+        assert done.lateness.total == 1
+        assert 299 < done.lateness.seconds == done.worst < 310
+
+
+@one_place
+def test_what_is_delivered_or_published_is_counted_like_what_is_moved(broker: Broker, client: redis.Redis) -> None:
+    app = broker.app()
+    delayed = DelayedTasks(app)
+    ids = [app.send_task("shop.remind", countdown=60).id]
+    # Where it goes is not known before it is looked at.
+    ids += [delayed.queue.push({"task": "shop.remind"}, delay=60) for _ in range(2)]
+    past = ManualClock()
+    for id_ in ids:
+        assert delayed.reschedule(id_, eta=past.after(-100))
+    done = Dispatcher(app, delayed.queue).run()
+    assert (done.sent, done.lateness.total) == (3, 3)
+    assert 99 * 3 < done.lateness.seconds < 110 * 3
+
+
+@one_place
+def test_a_follower_shows_itself_too(broker: Broker, redis_url: str, client: redis.Redis) -> None:
+    app = broker.app()
+    queue = DelayedTasks(app).queue
+    loops = DispatchLoop(app), DispatchLoop(app)
+    with running(*loops):
+        wait_until(lambda: len(queue.dispatchers()) == 2, description="both to be seen")
+        assert sorted(row.leads for row in queue.dispatchers()) == [False, True]
+    assert queue.dispatchers() == []
+
+
+@one_place
+def test_redriving_counts(broker: Broker, client: redis.Redis) -> None:
+    app = broker.app()
+    delayed = DelayedTasks(app, leases=True)
+    result = app.send_task("shop.remind", countdown=60)
+    delayed.run_now(result.id)
+    (entry,) = delayed.queue.claim()
+    delayed.queue.release(entry, dead=True)
+    assert TaskLeases(app).redrive() == 1
+    assert delayed.queue.dispatches().sent == 1
+    assert delayed.queue.dispatchers() == []
+
+
+class TestTime:
+    @pytest.fixture
+    def now(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        """The monotonic clock of the notes, to be set."""
+        now = [1000.0]
+        monkeypatch.setattr("redis_queue.celery.dispatch.report.time.monotonic", lambda: now[0])
+        return now
+
+    def test_a_write_comes_at_most_once_a_second_and_a_sign_of_life_every_ten(
+        self, client: redis.Redis, now: list[float]
+    ) -> None:
+        queue = DelayQueue("celery", client)
+        notes = DispatchNotes(queue, "me")
+        one = Dispatched(1, 0, lateness=Lateness.of([7]))
+        seconds = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 15.0, 25.0, 35.0, 45.0]
+        written = []
+        for step in range(400):
+            now[0] = 1000 + step / 8
+            if step < 40:
+                notes.add(one)
+            before = queue.dispatchers()
+            assert (notes.due_in() == 0) == (step / 8 in seconds)
+            notes.write(leads=bool(step % 16))
+            if step == 0 or queue.dispatchers() != before:
+                written.append(step / 8)
+        assert written == seconds
+        assert queue.dispatches() == Dispatches(40, 0, Lateness.of([7] * 40))
+
+
+@one_place
+def test_what_cannot_be_noted_stops_no_dispatch_and_is_said_once(
+    broker: Broker, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = broker.app()
+    delayed = DelayedTasks(app)
+    client.set(KEYS.minutes, "not a hash")
+    with caplog.at_level(logging.WARNING):
+        for number in range(3):
+            result = app.send_task("shop.remind", countdown=60)
+            assert delayed.run_now(result.id)
+            assert dispatch_due(app) == {"sent": 1, "failed": 0}, number
+    assert [vars(record)["action"] for record in caplog.records if "note" in record.message] == ["note_failed"]
+    client.delete(KEYS.minutes)
+    result = app.send_task("shop.remind", countdown=60)
+    assert delayed.run_now(result.id)
+    dispatch_due(app)
+    assert delayed.queue.dispatches().sent == 4, "what could not be written is kept for later"
+
+
+@pytest.mark.parametrize("broker", ["another redis"], indirect=True)
+def test_a_dispatcher_whose_broker_is_away_says_so(client: redis.Redis, redis_url: str, broker: Broker) -> None:
+    app = broker.app(redis_queue_url=redis_url)
+    delayed = DelayedTasks(app)
+    result = app.send_task("shop.remind", countdown=60)
+    app.conf.broker_url = app.conf.broker_write_url = "redis://127.0.0.1:1/0"
+    assert delayed.run_now(result.id)
+    loop = DispatchLoop(app)
+    with running(loop):
+        wait_until(lambda: any(row.error for row in delayed.queue.dispatchers()), description="the error to be seen")

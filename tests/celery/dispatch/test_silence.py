@@ -1,0 +1,117 @@
+"""A Redis that is silent: a connection stays open and nothing arrives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from redis_queue.celery import DelayedTasks, DispatchLoop
+from redis_queue.store.scripts import SILENT_ATTEMPTS
+from tests.support.proxy import FaultProxy
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+TIMEOUT = 0.5
+
+PATIENCE = 20 * SILENT_ATTEMPTS * TIMEOUT
+"""Seconds that are more than a busy machine needs and less than the timeouts of anything else."""
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer, client: redis.Redis) -> Iterator[FaultProxy]:
+    """A way to the shared server."""
+    with FaultProxy(redis_server.address) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def app(proxy: FaultProxy) -> Iterator[Celery]:
+    """An app whose broker and store are behind the proxy."""
+    with Celery("tests", set_as_current=False) as app:
+        app.conf.broker_url = proxy.url
+        yield app
+
+
+class TestAPublish:
+    @pytest.fixture(autouse=True)
+    def hasty(self, app: Celery) -> None:
+        app.conf.broker_transport_options = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT}
+
+    def publish(self, app: Celery, proxy: FaultProxy) -> int:
+        """Publish while nothing arrives; return how many connections were made."""
+        before = proxy.connections
+        proxy.mode = "blackhole"
+        started = time.monotonic()
+        with pytest.raises(OperationalError, match="did not answer in time"):
+            app.send_task("shop.remind", countdown=60)
+        assert time.monotonic() - started < PATIENCE
+        return proxy.connections - before
+
+    def test_ends_with_the_second_timeout(self, app: Celery, proxy: FaultProxy) -> None:
+        DelayedTasks(app)
+        app.send_task("shop.remind", countdown=60)
+        assert self.publish(app, proxy) == SILENT_ATTEMPTS - 1
+
+    def test_that_is_the_first_one_does_so_too(self, app: Celery, proxy: FaultProxy) -> None:
+        DelayedTasks(app)
+        assert self.publish(app, proxy) == SILENT_ATTEMPTS
+
+
+@contextmanager
+def dispatching(app: Celery) -> Iterator[DispatchLoop]:
+    """Run a loop in a thread."""
+    loop = DispatchLoop(app)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.stop()
+        thread.join()
+
+
+def listeners(client: redis.Redis) -> set[Any]:
+    """Return the ids of the connections that are subscribed to something."""
+    return {row["id"] for row in client.client_list(_type="pubsub")}
+
+
+class TestTheWakeUp:
+    def test_is_replaced_when_it_is_silent(
+        self, app: Celery, proxy: FaultProxy, client: redis.Redis, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        app.conf.redis_queue_dispatch_interval = 0.2
+        DelayedTasks(app)
+        others = listeners(client)
+        proxy.mute_next(matching=b"SUBSCRIBE")
+        with dispatching(app):
+            first = wait_until(lambda: listeners(client) - others, description="the first subscription")
+            assert proxy.pending_drops == 0
+            wait_until(
+                lambda: listeners(client) - others - first, timeout=10, description="another subscription in its place"
+            )
+        assert "the wake-up subscription does not answer" in caplog.text
+
+    def test_stays_while_it_answers(self, app: Celery, client: redis.Redis) -> None:
+        app.conf.redis_queue_dispatch_interval = 1.0
+        DelayedTasks(app)
+        others = listeners(client)
+        with dispatching(app):
+            first = wait_until(lambda: listeners(client) - others, description="the subscription")
+            before = pings(client)
+            wait_until(lambda: pings(client) >= before + 2, description="two questions")
+            assert listeners(client) - others == first
+
+
+def pings(client: redis.Redis) -> int:
+    """Return how often the server was asked for a sign of life."""
+    return int(client.info("commandstats").get("cmdstat_ping", {}).get("calls", 0))

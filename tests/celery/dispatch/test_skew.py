@@ -1,0 +1,35 @@
+"""A client whose clock is wrong delays as long as it says: the countdown counts from the clock of the store."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+import redis
+
+from redis_queue.celery import DelayedTasks, Dispatcher
+from tests.support.celery.brokers import Broker
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_an_hour_does_not_matter(
+    broker: Broker, redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    app = broker.app(redis_queue_url=redis_url)
+    delayed = DelayedTasks(app)
+    monkeypatch.setattr(app, "now", lambda: datetime.now(timezone.utc) + timedelta(hours=hours))
+    soon, later = app.send_task("shop.remind", countdown=0.2), app.send_task("shop.remind", countdown=60)
+
+    entry = delayed.get(later.id)
+    assert entry is not None
+    assert abs(entry.due_at - datetime.now(timezone.utc) - timedelta(seconds=60)) < timedelta(seconds=10)
+    work = Dispatcher(app, delayed.queue)
+    wait_until(lambda: work.run().sent == 1, description="the first to be due")
+    (message,) = broker.take(app.conf.task_default_queue)
+    assert message.headers["id"] == soon.id
+    # A worker whose clock is wrong would keep a message with an eta, or run it early.
+    assert message.headers["eta"] is None

@@ -1,0 +1,225 @@
+"""A thread in every worker dispatches: on time, whatever dies, and only as long as it should."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import redis
+
+from tests.support.celery.brokers import Broker
+from tests.support.celery.delaying_names import IMPORTED, NOTE, STUBBORN
+from tests.support.celery.fleet import Fleet, fleet_on_one_redis, send
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+
+@pytest.fixture(params=["one redis", "two redis", "rabbitmq"])
+def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    """Store and broker in one Redis, in two, or the broker a RabbitMQ."""
+    with RedisServer() as store, store.client() as client:
+        socket = f"redis+socket://{store.socket}"
+        urls = {"one redis": lambda: socket, "two redis": lambda: f"{socket}?virtual_host=1"}
+        url = urls.get(request.param, lambda: request.getfixturevalue("rabbitmq_url"))()
+        with Broker(url) as broker:
+            queue = broker.name("delaying")
+            broker.forget_later(f"{queue}-control.pidbox", f"{queue}-events")
+            with closing(Fleet(store, client, url, queue)) as fleet:
+                yield fleet
+
+
+@pytest.fixture
+def one_redis() -> Iterator[Fleet]:
+    """Store and broker in one Redis."""
+    with fleet_on_one_redis() as fleet:
+        yield fleet
+
+
+def leader(client: redis.Redis) -> bytes | None:
+    """Return who leads."""
+    found = client.get("{redis_queue:delay:celery:0}:leader")
+    assert found is None or isinstance(found, bytes)
+    return found
+
+
+def test_no_thread_imports_what_a_fork_would_find_half_loaded() -> None:
+    # A child that is forked then looks up host names in vain for as long as it lives: "unknown encoding: idna".
+    with RedisServer(tcp=True) as store, store.client() as client:
+        # Only the dispatcher looks up a host.
+        fleet = Fleet(store, client, f"redis+socket://{store.socket}", "delaying")
+        with fleet.worker(pool="prefork", app="tests.support.celery.watching_app") as worker:
+            worker.wait_for_output("ready.")
+            send(fleet.delayed(), 0.1)
+            fleet.wait_for(1)
+            assert IMPORTED not in worker.output
+
+
+class TestOnTime:
+    def test_each_runs_once_never_early_and_nothing_stays_behind(self, fleet: Fleet) -> None:
+        delayed = fleet.delayed()
+        with fleet.worker() as worker:
+            worker.wait_for_output("ready.")
+            results = [send(delayed, number * 0.05) for number in range(1, 41)]
+            ran = fleet.wait_for(40)
+            assert Counter(row["id"] for row in ran) == Counter(result.id for result in results)
+            assert all(row["ran"] >= row["due"] for row in ran)
+            late = sorted(row["ran"] - row["due"] for row in ran)
+            # Far below the interval after which a dispatcher looks by itself.
+            assert late[20] < 2, f"median lateness {late[20]:.3f} s"
+            assert results[0].get(timeout=5) == results[0].id
+            assert worker.finish() == 0
+        assert delayed.count() == 0
+        assert delayed.queue.stats().in_flight == 0
+        assert leader(fleet.client) is None
+
+    def test_what_is_stored_while_no_worker_lives_runs_when_one_starts(self, fleet: Fleet) -> None:
+        delayed = fleet.delayed()
+        ids = [send(delayed, 0.01).id for _ in range(5)]
+        with fleet.worker() as worker:
+            worker.wait_for_output("ready.")
+            assert sorted(row["id"] for row in fleet.wait_for(5)) == sorted(ids)
+
+    @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+    def test_any_pool_dispatches_and_stops_within_a_second(self, one_redis: Fleet, pool: str) -> None:
+        delayed = one_redis.delayed()
+        with one_redis.worker(pool=pool) as worker:
+            worker.wait_for_output("ready.")
+            send(delayed, 0.1)
+            one_redis.wait_for(1)
+            wait_until(lambda: leader(one_redis.client), description="a leader")
+            assert worker.finish() == 0
+            assert "dispatch_slow_stop" not in worker.output
+            assert "Traceback" not in worker.output
+        assert leader(one_redis.client) is None
+
+    def test_a_retry_waits_in_the_store(self, fleet: Fleet) -> None:
+        delayed = fleet.delayed()
+        with fleet.worker() as worker:
+            worker.wait_for_output("ready.")
+            result = delayed.app.send_task(STUBBORN, (2, 0.1))
+            assert result.get(timeout=60) == 2
+
+    def test_something_earlier_wakes_a_sleeping_dispatcher(self, one_redis: Fleet) -> None:
+        one_redis.settings["redis_queue_dispatch_interval"] = 60.0
+        delayed = one_redis.delayed()
+        with one_redis.worker() as worker:
+            worker.wait_for_output("ready.")
+            wait_until(lambda: leader(one_redis.client), description="a leader")
+            send(delayed, 3600)
+            begin = time.monotonic()
+            send(delayed, 0.2)
+            one_redis.wait_for(1, timeout=10)
+            assert time.monotonic() - begin < 5
+
+
+class TestWithoutDispatch:
+    @pytest.mark.parametrize("how", ["option", "setting"])
+    def test_a_worker_leaves_due_entries_alone(self, one_redis: Fleet, how: str) -> None:
+        if how == "setting":
+            one_redis.settings["redis_queue_dispatch"] = False
+        delayed = one_redis.delayed()
+        with one_redis.worker(*(["--without-dispatch"] if how == "option" else [])) as worker:
+            worker.wait_for_output("ready.")
+            send(delayed, 0.01)
+            direct = delayed.app.send_task("tests.note")
+            one_redis.wait_for(1)
+            assert [row["id"] for row in one_redis.ran] == [direct.id]
+            wait_until(lambda: delayed.queue.stats().due == 1, description="the entry to be due")
+            assert worker.finish() == 0
+        assert delayed.count() == 1
+
+
+class TestFaults:
+    def test_another_worker_takes_over_when_the_leader_is_killed(self, one_redis: Fleet) -> None:
+        one_redis.settings["redis_queue_dispatch_interval"] = 0.2
+        delayed = one_redis.delayed()
+        with one_redis.worker(name="one") as one, one_redis.worker(name="two") as two:
+            one.wait_for_output("ready.")
+            two.wait_for_output("ready.")
+            first = wait_until(lambda: leader(one_redis.client), description="a leader")
+            for worker in (one, two):
+                if f":{worker.pid}:".encode() in first:
+                    worker.kill()
+            wait_until(lambda: leader(one_redis.client) not in (None, first), description="another leader")
+            results = [send(delayed, 0.1) for _ in range(5)]
+            assert Counter(row["id"] for row in one_redis.wait_for(5)) == Counter(result.id for result in results)
+
+    def test_a_store_that_restarts_is_waited_for(self) -> None:
+        with RedisServer(tcp=True, aof="always") as store, store.client() as client, RedisServer() as other:
+            fleet = Fleet(store, client, f"redis+socket://{other.socket}", "delaying")
+            fleet.settings["redis_queue_dispatch_interval"] = 0.2
+            delayed = fleet.delayed()
+            with fleet.worker() as worker:
+                worker.wait_for_output("ready.")
+                send(delayed, 0.1)
+                fleet.wait_for(1)
+                store.kill()
+                worker.wait_for_output("cannot dispatch")
+                store.restart()
+                send(delayed, 0.1)
+                fleet.wait_for(2)
+                assert worker.finish() == 0
+
+    def test_a_worker_may_start_while_the_store_is_away(self) -> None:
+        with RedisServer(tcp=True, aof="always") as store, store.client() as client, RedisServer() as other:
+            fleet = Fleet(store, client, f"redis+socket://{other.socket}", "delaying")
+            fleet.settings["redis_queue_dispatch_interval"] = 0.2
+            delayed = fleet.delayed()
+            send(delayed, 0.1)
+            store.kill()
+            with fleet.worker() as worker:
+                worker.wait_for_output("ready.")
+                worker.wait_for_output("cannot dispatch")
+                store.restart()
+                fleet.wait_for(1)
+                assert worker.finish() == 0
+
+    def test_a_broker_that_restarts_is_waited_for(self) -> None:
+        with RedisServer() as store, store.client() as client, RedisServer(tcp=True) as other:
+            fleet = Fleet(store, client, other.url, "delaying")
+            fleet.settings["redis_queue_dispatch_interval"] = 0.2
+            delayed = fleet.delayed()
+            with fleet.worker() as worker:
+                worker.wait_for_output("ready.")
+                send(delayed, 0.1)
+                fleet.wait_for(1)
+                other.kill()
+                ids = [send(delayed, 0.05).id for _ in range(5)]
+                worker.wait_for_output("cannot dispatch")
+                other.restart()
+                ran = fleet.wait_for(6, timeout=40)
+                assert set(ids) <= {row["id"] for row in ran}
+                wait_until(lambda: delayed.queue.stats().in_flight == 0, description="nothing in flight")
+                assert delayed.queue.stats().dead == 0
+
+    def test_wrong_settings_stop_the_worker_with_a_clear_line(self, one_redis: Fleet) -> None:
+        one_redis.settings["redis_queue_min_dealy"] = 3
+        with one_redis.worker() as worker:
+            assert worker.wait() != 0
+            assert "unknown setting redis_queue_min_dealy: did you mean redis_queue_min_delay?" in worker.output
+
+    @pytest.mark.thorough
+    def test_dispatchers_killed_at_any_time_lose_and_double_nothing_in_one_redis(self, one_redis: Fleet) -> None:
+        one_redis.settings["redis_queue_dispatch_interval"] = 0.2
+        delayed = one_redis.delayed()
+        delayed.push_many([delayed.app.signature(NOTE) for _ in range(8_000)], countdown=0.05)
+        ids = [entry.id for entry in delayed.scan()]
+        for _ in range(4):
+            with one_redis.dispatcher() as dispatcher:
+                before = one_redis.client.llen("delaying")
+                wait_until(
+                    lambda: one_redis.client.llen("delaying") > before or not delayed.count(),  # noqa: B023
+                    description="some to move",
+                )
+                dispatcher.kill()
+        with one_redis.dispatcher():
+            wait_until(lambda: not delayed.count(), description="the rest to move")
+        moved = (json.loads(raw)["headers"]["id"] for raw in one_redis.client.lrange("delaying", 0, -1))
+        assert Counter(moved) == Counter(ids)
+        assert len(ids) == 8_000

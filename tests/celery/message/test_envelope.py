@@ -1,0 +1,311 @@
+"""Envelope: the stored form of a message loses nothing, in Python and in Redis, and tells what it cannot read."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from decimal import Decimal
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from kombu.utils.json import dumps, register_type
+
+from redis_queue import DelayQueue, InvalidValueError
+from redis_queue.celery.message.envelope import (
+    MOST_CODES,
+    PHRASES,
+    TAG,
+    VERSION,
+    Envelope,
+    UnknownVersionError,
+    expand,
+    needs_reading,
+)
+from redis_queue.celery.message.typed_values import restore_types
+from redis_queue.delay.model import Push
+
+VERSION_BYTE = VERSION[0]
+
+# Pieces that stand for something in the stored form, or are written there in a way of their own.
+AWKWARD = [
+    *(chr(code) for code in (0, 0x1F, 0x22, 0x5C, 0x7F, 0x80, 0x81, 0x82, 0x9D, 0xFF, 0x2028, 0xD800, 0x1F40D)),
+    r"\u0080",
+    r"\u0081",
+    r"\\u0081",
+    "%1",
+    '"}}',
+    '"delivery_tag":""}}',
+    *(phrase.decode("latin-1") for phrase in PHRASES),
+]
+
+texts = st.lists(st.one_of(st.text(max_size=8), st.sampled_from(AWKWARD)), max_size=5).map("".join)
+task_ids = st.one_of(
+    st.uuids().map(str),
+    st.text(min_size=1, max_size=30),
+    # Ids that other parts of a message hold as well.
+    st.sampled_from(["application", "delivery_tag", "properties", "u0081u0081", "null, null", "celery.ping"]),
+)
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False),
+    texts,
+    st.binary(max_size=8),
+    st.uuids(),
+    st.decimals(allow_nan=False, allow_infinity=False),
+    st.datetimes(timezones=st.just(timezone.utc)),
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+@st.composite
+def envelopes(draw: st.DrawFn, ids: st.SearchStrategy[str] = task_ids) -> Envelope:
+    """Return a message as Celery would send it, or stranger."""
+    task_id = draw(ids)
+    headers: dict[str, Any] = draw(st.dictionaries(texts, values, max_size=4))
+    if draw(st.booleans()):
+        headers |= {"lang": "py", "task": draw(texts), "id": task_id, "shadow": None, "eta": None, "expires": None}
+        headers |= {"group": None, "group_index": None, "retries": draw(st.integers(0, 9)), "timelimit": [None, None]}
+        headers |= {"root_id": task_id, "parent_id": None, "argsrepr": draw(texts), "kwargsrepr": "{}"}
+    text = st.one_of(
+        texts.map(lambda found: found.encode("utf-8", "surrogatepass")),
+        values.map(lambda found: dumps([[found, task_id], {}, {"callbacks": None}]).encode()),
+    )
+    content_type, encoding, bodies = draw(
+        st.sampled_from(
+            [
+                ("application/json", "utf-8", st.one_of(text, st.binary(max_size=60))),
+                ("application/x-python-serialize", "binary", st.binary(max_size=60)),
+                ("application/x-yaml", "us-ascii", text),
+            ]
+        )
+    )
+    if draw(st.booleans()):
+        headers["compression"] = "application/x-gzip"
+    properties = draw(st.dictionaries(st.sampled_from(["app_id", "type", "user_id"]), values))
+    properties |= {"correlation_id": task_id, "reply_to": draw(texts), "delivery_mode": draw(st.sampled_from([1, 2]))}
+    return Envelope(
+        body=draw(bodies),
+        content_type=content_type,
+        content_encoding=encoding,
+        headers=headers | {"id": task_id},
+        properties=properties | {"priority": draw(st.integers(0, 255))},
+        exchange=draw(texts),
+        routing_key=draw(texts),
+        declare=draw(st.just(()) | st.lists(texts, min_size=1, max_size=2)),
+        expires_at=draw(st.none() | st.integers(0, 2**45)),
+    )
+
+
+def message(**changes: Any) -> Envelope:
+    """Return an ordinary message of Celery."""
+    task_id = str(uuid.uuid4())
+    headers: Mapping[str, Any] = {
+        "lang": "py",
+        "task": "shop.remind",
+        "id": task_id,
+        "shadow": None,
+        "eta": None,
+        "expires": None,
+        "group": None,
+        "group_index": None,
+        "retries": 0,
+        "timelimit": [None, None],
+        "root_id": task_id,
+        "parent_id": None,
+        "argsrepr": "(42,)",
+        "kwargsrepr": "{}",
+        "origin": "gen1@host",
+        "ignore_result": False,
+        "replaced_task_nesting": 0,
+        "stamped_headers": None,
+        "stamps": {},
+    }
+    fields: dict[str, Any] = {
+        "body": dumps([[42], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]).encode(),
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        "headers": headers,
+        "properties": {"correlation_id": task_id, "reply_to": "", "delivery_mode": 2, "priority": 0},
+        "exchange": "",
+        "routing_key": "celery",
+    }
+    return Envelope(**{**fields, **changes})
+
+
+def as_json(value: Any) -> Any:
+    """Return *value* as JSON holds it, without types of its own."""
+    return json.loads(dumps(value))
+
+
+class TestPacked:
+    @given(envelopes())
+    @settings(deadline=None, max_examples=150)
+    def test_comes_back_as_it_was(self, envelope: Envelope) -> None:
+        found = Envelope.unpack(envelope.pack(), envelope.id, envelope.storage_headers())
+
+        plain = replace(envelope, headers=as_json(envelope.headers), properties=as_json(envelope.properties))
+        assert found == plain
+        assert restore_types(found.headers) == restore_types(plain.headers)
+
+    @given(envelopes())
+    @settings(deadline=None, max_examples=100)
+    def test_expands_to_the_very_element_of_a_list(self, envelope: Envelope) -> None:
+        assert expand(envelope.pack(), envelope.id).replace(TAG, "a tag") == envelope.element("a tag")
+
+    @given(envelopes(task_ids.filter(lambda found: found.isprintable() and found.isascii())))
+    @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_is_expanded_by_redis_as_in_python(self, client: redis.Redis, envelope: Envelope) -> None:
+        assume(not needs_reading(envelope.element("")))
+        queue = DelayQueue("celery", client)
+        queue.push_many([Push(envelope.pack(), id=envelope.id, destination="list")])
+
+        assert queue.move(phrases=PHRASES).moved == 1
+
+        element: Any = client.rpop("list")
+        tag = json.loads(element)["properties"]["delivery_tag"]
+        assert tag
+        assert element.decode() == envelope.element(tag)
+
+    def test_gives_each_message_a_tag_of_its_own(self, client: redis.Redis) -> None:
+        queue = DelayQueue("celery", client)
+        queue.push_many([Push(message().pack(), destination="list") for _ in range(1100)])
+
+        assert queue.move(phrases=PHRASES).moved == 1100
+
+        elements: Any = client.lrange("list", 0, -1)
+        assert len({json.loads(element)["properties"]["delivery_tag"] for element in elements}) == 1100
+
+    @pytest.mark.parametrize("piece", ["the id", *PHRASES[:3]], ids=["the id", "one", "two", "three"])
+    def test_leaves_out_only_so_much_of_a_message_that_repeats_itself(self, piece: Any) -> None:
+        envelope = message()
+        text = envelope.id if piece == "the id" else json.loads(f'"{_quoted(piece)}"')
+        envelope = replace(envelope, body=(text * 5000).encode())
+
+        packed = envelope.pack()
+
+        assert len(packed.translate(None, bytes(range(128)))) <= MOST_CODES
+        assert Envelope.unpack(packed, envelope.id) == envelope
+
+    def test_is_a_fraction_of_the_message(self) -> None:
+        envelope = message()
+
+        assert len(envelope.pack()) * 4 < len(envelope.element("a" * 36))
+
+    @pytest.mark.parametrize("changes", [{"content_encoding": "binary"}, {"headers": {"compression": "zlib"}}, {}])
+    def test_body_is_base64_unless_it_is_plain_text(self, changes: dict[str, Any]) -> None:
+        element = json.loads(message(body=b"\xe2\x84\x96 42", **changes).element("tag"))
+
+        assert element["body"] == ("4oSWIDQy" if changes else "№ 42")
+        assert element["properties"].get("body_encoding") == ("base64" if changes else None)
+
+
+def _quoted(phrase: bytes) -> str:
+    """Return *phrase* as the inside of a string of JSON that reads as it."""
+    return json.dumps(phrase.decode("latin-1"))[1:-1]
+
+
+class TestWhatCannotBeRead:
+    @pytest.mark.parametrize("first", [code for code in range(32) if code != VERSION_BYTE])
+    def test_a_later_version_is_told_from_garbage(self, first: int) -> None:
+        with pytest.raises(UnknownVersionError, match="not a form that this version reads"):
+            Envelope.unpack(bytes([first]) + message().pack()[1:], "id")
+
+    @pytest.mark.parametrize("data", [b"", b"{}", b"\x80", b" \x01"])
+    def test_what_is_no_version_is_garbage(self, data: bytes) -> None:
+        with pytest.raises(InvalidValueError) as caught:
+            Envelope.unpack(data, "id")
+        assert type(caught.value) is InvalidValueError
+
+    @given(st.binary(max_size=200))
+    @settings(deadline=None, max_examples=100)
+    def test_garbage_is_a_clear_error(self, data: bytes) -> None:
+        with pytest.raises(InvalidValueError):
+            Envelope.unpack(VERSION + data, "id")
+
+    @given(st.data())
+    @settings(deadline=None, max_examples=100)
+    def test_a_damaged_message_is_read_or_a_clear_error(self, data: st.DataObject) -> None:
+        packed = bytearray(data.draw(envelopes()).pack())
+        for _ in range(data.draw(st.integers(1, 4))):
+            packed[data.draw(st.integers(1, len(packed) - 1))] = data.draw(st.integers(0, 255))
+        del packed[data.draw(st.integers(len(packed) // 2, len(packed))) :]
+        try:
+            Envelope.unpack(bytes(packed), "id")
+        except InvalidValueError:
+            assert True
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            "[" * 100_000,
+            '{"__type__":"decimal","__value__":"x"}',
+            "1" * 5000,
+            '{"body":5}',
+        ],
+        ids=["too deep", "a typed value", "too large", "no body"],
+    )
+    def test_so_is_json_that_is_no_message(self, value: str) -> None:
+        with pytest.raises(InvalidValueError, match="cannot be read"):
+            Envelope.unpack(VERSION + value.encode(), "id")
+
+    @pytest.mark.parametrize("headers", ["5", "null", '"text"', "[1]"])
+    def test_so_are_headers_that_are_none(self, headers: str) -> None:
+        text = message(headers={}).element("tag").replace('"headers":{}', f'"headers":{headers}')
+
+        with pytest.raises(InvalidValueError, match="cannot be read"):
+            Envelope.unpack(VERSION + text.encode(), "id")
+
+    def test_types_of_headers_are_plain_until_they_are_asked_for(self) -> None:
+        headers = {
+            "at": datetime(2027, 1, 1, tzinfo=timezone.utc),
+            "price": Decimal("1.10"),
+            "raw": b"\xff",
+            "text": b"text",
+            "several": [{"id": uuid.uuid4()}],
+        }
+        envelope = message(headers=headers)
+
+        found = Envelope.unpack(envelope.pack(), envelope.id).headers
+
+        assert found == as_json(headers)
+        assert restore_types(found) == headers
+        assert dumps(found) == dumps(headers)
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            {"__type__": "decimal", "__value__": "1E+10000000"},
+            {"__type__": "decimal", "__value__": "9" * 100_000},
+            {"__type__": "datetime", "__value__": "2030" * 1000},
+            {"__type__": "uuid", "__value__": {"int": 1}},
+            {"__type__": "uuid", "__value__": "no mapping"},
+            {"__type__": "base64", "__value__": "?"},
+            {"__type__": ["decimal"], "__value__": "1"},
+            {"__type__": "fragile", "__value__": 1},
+        ],
+        ids=lambda value: str(value)[:60],
+    )
+    def test_types_that_may_be_of_any_size_or_are_none_stay_as_they_are(self, value: Any) -> None:
+        register_type(_Fragile, "fragile", str, _break)
+
+        assert restore_types({"x": [value]}) == {"x": [value]}
+
+
+class _Fragile:
+    pass
+
+
+def _break(_: str) -> _Fragile:
+    raise ZeroDivisionError

@@ -1,0 +1,332 @@
+"""Whatever stands in a broker, in the store or in a request: it is read, refused or left, and nothing else happens.
+
+REDIS_QUEUE_HYPOTHESIS_PROFILE=thorough takes thirty times as many.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+import amqp
+import pytest
+from celery import Celery
+from hypothesis import example, given
+from hypothesis import strategies as st
+from kombu.connection import Connection
+from kombu.transport.redis import Channel
+
+from redis_queue import ConfigurationError, InvalidValueError
+from redis_queue.celery import CelerySettings
+from redis_queue.celery.brokers.amqp_message import TaskMessage
+from redis_queue.celery.brokers.base import Broker
+from redis_queue.celery.consume.fetch import Fetched, FetchingChannel
+from redis_queue.celery.consume.poison import _read_start, _stamp
+from redis_queue.celery.control import panel as control
+from redis_queue.celery.kombu_keys import InFlight, ListNames
+from redis_queue.celery.message.declarations import build, describe
+from redis_queue.celery.message.envelope import VERSION, Envelope, element_of
+from redis_queue.celery.message.task_call import TaskCall
+from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.migrate.kombu_backlog import Found, Left, Stranded
+from redis_queue.celery.revoked_state import _request
+from redis_queue.celery.settings import NAMESPACE, Overdue
+from redis_queue.model import Entry
+from tests.celery.message.test_envelope import envelopes, message
+from tests.support.celery.brokers import declared, exchange_of
+from tests.support.mutations import dumped, fuzzed, json_values, like, mutated, outcome
+
+pytestmark = pytest.mark.celery
+
+NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
+APP = Celery("fuzz", broker="memory://", set_as_current=False)
+
+headers = like(
+    id=st.text(max_size=5),
+    task=st.text(max_size=5),
+    eta=st.just("2030-01-01T00:00:00"),
+    expires=st.just("2030-01-01T00:00:00"),
+    retries=st.integers(),
+    stamps=st.dictionaries(st.text(max_size=3), json_values),
+    compression=st.just("application/x-gzip"),
+)
+properties = like(
+    correlation_id=st.text(max_size=5),
+    priority=st.integers(),
+    body_encoding=st.just("base64"),
+    delivery_tag=st.text(max_size=5),
+    expiration=st.just("5000"),
+    delivery_info=like(exchange=st.just(""), routing_key=st.just("celery")),
+)
+embedded = like(chord=st.dictionaries(st.text(max_size=3), json_values, max_size=2))
+bodies = st.tuples(json_values, json_values, embedded).map(json.dumps) | like(
+    task=st.just("shop.add"), eta=st.just("2030-01-01T00:00:00"), args=st.just([1]), retries=st.integers()
+).map(json.dumps)
+elements = st.fixed_dictionaries(
+    {},
+    optional={
+        "body": bodies | json_values,
+        "content-type": st.just("application/json") | json_values,
+        "content-encoding": st.just("utf-8") | json_values,
+        "headers": headers | json_values,
+        "properties": properties | json_values,
+    },
+)
+kept = like(declare=st.lists(json_values, max_size=2), expires_at=st.integers())
+
+
+packed = envelopes().map(Envelope.pack)
+payloads = mutated(packed) | packed | st.binary(max_size=60) | dumped(elements).map(lambda data: VERSION + data)
+
+
+def protocol_1(body: bytes) -> Envelope:
+    """Return a message whose body tells everything."""
+    return message(headers={}, body=body)
+
+
+class TestAStoredMessage:
+    @fuzzed
+    @given(payloads, st.text(max_size=12), kept)
+    def test_is_read_or_refused(self, payload: bytes, entry_id: str, head: Any) -> None:
+        found = outcome(lambda: Envelope.unpack(payload, entry_id, head), InvalidValueError)
+        assert isinstance(found, Envelope) or str(found)
+        pushed = outcome(lambda: element_of(payload, entry_id), InvalidValueError)
+        assert isinstance(pushed, str) or str(pushed)
+
+    @example(protocol_1(b'{"__type__":"decimal","__value__":"x"}').pack(), "id", {})
+    @example(protocol_1(b"[" * 100_000).pack(), "id", {})
+    @example(message(headers={"task": "x", "retries": "many", "stamps": [1]}).pack(), "id", {})
+    @example(message().pack(), "id", {"declare": 5})
+    @example(message().pack(), "id", {"expires_at": "soon"})
+    @fuzzed
+    @given(payloads | json_values | like(task=st.text(), args=st.lists(json_values)), st.text(max_size=12), kept)
+    def test_is_shown_whatever_it_is(self, payload: Any, entry_id: str, head: Any) -> None:
+        entry = Entry(entry_id, payload, head, NOW, NOW)
+        shown = TaskEntry.of(entry)
+        assert (shown.id, shown.due_at) == (entry_id, NOW)
+        assert isinstance(shown.priority + shown.retries, int)
+        assert dict(shown.stamps) is not None
+        json.dumps(control._row(shown))
+        _request(entry)
+
+
+@fuzzed
+@given(json_values | like(task=st.text(), args=st.lists(json_values), kwargs=json_values, options=json_values))
+def test_a_stored_call_is_read_or_refused(payload: Any) -> None:
+    found = outcome(lambda: TaskCall.from_payload(payload), InvalidValueError)
+    assert isinstance(found, TaskCall) or str(found)
+
+
+@pytest.fixture(scope="module")
+def virtual() -> Iterator[Broker]:
+    """A broker in memory."""
+    with Connection("memory://") as connection:
+        yield Broker(APP, connection)
+
+
+@fuzzed
+@given(st.lists(json_values | like(queue=st.text(), exchange=like(name=st.text())), max_size=2))
+def test_whatever_a_message_has_declared_it_is_sent_or_refused(virtual: Broker, declare: list[Any]) -> None:
+    found: list[Any] = []
+    stored = message()
+    envelope = outcome(lambda: Envelope.unpack(stored.pack(), stored.id, {"declare": declare}), InvalidValueError)
+    if isinstance(envelope, InvalidValueError):
+        assert "declare" in str(envelope)
+        return
+    virtual.publish([envelope], lambda number, why: found.append((number, why)))
+    assert len(found) == 1
+
+
+@fuzzed
+@given(
+    st.text(max_size=8),
+    st.sampled_from(["direct", "topic", "fanout"]),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "durable": st.booleans(),
+            "expires": st.integers(1, 1000),
+            "max_priority": st.integers(0, 255),
+            "queue_arguments": st.dictionaries(st.text(max_size=4), st.integers()),
+        },
+    ),
+)
+def test_a_queue_comes_back_as_it_was_described(name: str, kind: str, options: dict[str, Any]) -> None:
+    queue = declared(name, exchange_of(f"exchange of {name}", kind), routing_key=name, **options)
+    description = json.loads(json.dumps(describe(queue, APP)))
+    if isinstance(description, str):
+        assert (description, set(options) - {"durable"}) == (name, set())
+        return
+    built: Any = build(description)
+    assert built == queue
+    assert describe(built, APP) == description
+
+
+@pytest.fixture(scope="module")
+def stranded() -> Stranded:
+    """A search of a broker that is not there."""
+    stranded = object.__new__(Stranded)
+    stranded._app, stranded._names, stranded._in_flight = APP, ListNames(), InFlight("index", "records")
+    return stranded
+
+
+class TestWhatStockWorkersLeft:
+    @fuzzed
+    @given(st.binary(max_size=40) | dumped(elements) | mutated(dumped(elements)))
+    def test_in_a_list_is_found_or_left(self, stranded: Stranded, element: bytes) -> None:
+        replies: Any = {"LLEN": 1, "LRANGE": [element]}
+        stranded._send = lambda verb, *_: replies[verb]
+        for page in stranded._listed("celery", "celery"):
+            assert all(isinstance(found, Found | Left) for found in page)
+
+    @fuzzed
+    @given(
+        st.binary(max_size=20),
+        st.binary(max_size=40) | dumped(st.tuples(elements, json_values, json_values)) | dumped(json_values),
+        st.none() | st.floats(allow_nan=False),
+    )
+    def test_unacknowledged_is_found_or_left(
+        self, stranded: Stranded, tag: bytes, value: bytes, score: float | None
+    ) -> None:
+        replies: Any = {"HSCAN": (b"0", [tag, value]), "ZMSCORE": [score]}
+        stranded._send = lambda verb, *_: replies[verb]
+        for page in stranded._fetched():
+            assert all(isinstance(found, Found | Left) for found in page)
+
+
+class Fetching(FetchingChannel, Channel):
+    """A channel without a connection."""
+
+    def __del__(self) -> None:
+        """Close nothing."""
+
+
+@example(b"[" * 100_000)
+@example(b'{"properties":{"x":{"__type__":"decimal","__value__":"x"}}}')
+@fuzzed
+@given(st.binary(max_size=40) | dumped(elements) | mutated(dumped(elements)) | mutated(packed))
+def test_a_fetched_message_is_handed_on_or_put_aside_with_its_bytes(item: bytes) -> None:
+    aside: list[Any] = []
+    handed: list[Any] = []
+    channel = object.__new__(Fetching)
+    channel._qos = SimpleNamespace(put_aside=lambda *found: aside.append(found), record=lambda *_: None)
+    channel.connection = SimpleNamespace(_deliver=lambda *found: handed.append(found))
+    channel._queue_cycle = SimpleNamespace(rotate=handed.append)
+    channel._take_in("celery", item, "tag", Fetched(1.0, 1.0, []))
+    while channel._received:
+        channel._hand_on()
+    assert aside == ([] if handed else [("tag", item)])
+
+
+@fuzzed
+@given(st.binary(max_size=40) | dumped(json_values) | dumped(like(host=st.text(), at=st.floats())))
+def test_a_start_of_a_task_can_be_shown_whatever_was_kept(row: bytes) -> None:
+    start = _read_start(row)
+    assert isinstance(start["host"], str)
+    assert _stamp(start["at"]).endswith(" UTC")
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=300)
+    | st.binary(max_size=20)
+    | st.datetimes()
+    | st.decimals()
+    | st.dates()
+    | st.complex_numbers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def written(kind: Any, **options: Any) -> bytes | str:
+    """Return what a message writes, or that it refuses."""
+    try:
+        return bytes(kind("body", **options)._serialize_properties())
+    except Exception:  # noqa: BLE001 - both may refuse, each in its own words
+        return "refused"
+
+
+@fuzzed
+@given(
+    st.dictionaries(st.text(max_size=300) | st.just("x" * 256), values, max_size=3),
+    st.dictionaries(
+        st.sampled_from(["priority", "reply_to", "correlation_id", "expiration", "type"]), values, max_size=2
+    ),
+)
+def test_a_message_for_rabbitmq_is_written_or_refused_as_py_amqp_does(table: Any, more: Any) -> None:
+    options = {"content_type": "application/json", "application_headers": table, **more}
+    ours, theirs = (written(kind, **options) for kind in (TaskMessage, amqp.Message))
+    assert ours == theirs
+
+
+class TestAConfiguration:
+    @fuzzed
+    @given(
+        st.dictionaries(
+            st.sampled_from(list(CelerySettings.__dataclass_fields__)) | st.text(max_size=8),
+            json_values | st.timedeltas() | st.binary() | st.just(Decimal(1)),
+            max_size=2,
+        )
+    )
+    def test_is_taken_or_refused_by_a_name(self, values: dict[str, Any]) -> None:
+        app = Celery("fuzz", broker="memory://", set_as_current=False)
+        app.conf.update({f"{NAMESPACE}{name}": value for name, value in values.items()})
+        found = outcome(lambda: CelerySettings.of(app), ConfigurationError)
+        assert isinstance(found, CelerySettings) or NAMESPACE in str(found)
+
+    @fuzzed
+    @given(
+        st.text(max_size=12)
+        | st.builds("{}:{}".format, st.sampled_from(["run", "spread", "skip"]), st.floats() | st.text(max_size=5))
+    )
+    def test_of_what_is_overdue_is_taken_or_refused(self, text: str) -> None:
+        found = outcome(lambda: Overdue.parse(text), ConfigurationError)
+        if isinstance(found, Overdue):
+            assert math.isfinite(found.amount)
+            assert Overdue.parse(f"{found.policy}:{found.amount!r}" if found.amount else found.policy) == found
+        else:
+            assert "redis_queue_overdue=" in str(found)
+
+
+class NoStore:
+    """Stands for DelayedTasks where requests are read: an id that could not be asked for is a fault of the reader."""
+
+    def cancel_many(self, ids: list[str]) -> None:
+        """Take ids as the store does."""
+        assert all(isinstance(id_, str) and id_.isprintable() and 0 < len(id_) < 256 for id_ in ids)
+
+    settings = SimpleNamespace(prefix="redis_queue", delay_queue="celery")
+
+    def cancel_matching(self, *, stamp: Any) -> None:
+        """Take a stamp."""
+
+    def get(self, id_: str) -> None:
+        """Take an id."""
+        self.cancel_many([id_])
+
+
+@fuzzed
+@given(st.sampled_from(list(control._COMMANDS)), json_values, json_values)
+def test_a_request_of_a_foreign_client_leaves_the_workers_own_answer(name: str, first: Any, second: Any) -> None:
+    app = SimpleNamespace(delayed_tasks=NoStore(), redis_queue_loop=SimpleNamespace(leads=True))
+    own: Any = {"scheduled": [], "query_task": {}}.get(name, "own")
+    command = control._COMMANDS[name](lambda *_, **__: own)
+    arguments: dict[str, Any] = {
+        "revoke": {"task_id": first},
+        "terminate": {"task_id": first, "signal": second},
+        "revoke_by_stamped_headers": {"headers": first},
+        "scheduled": {"limit": first, "after": second},
+        "query_task": {"ids": first},
+    }[name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(control, "_aside", SimpleNamespace(run=lambda call: call()))
+        assert command(SimpleNamespace(app=app), **arguments) == own

@@ -1,0 +1,272 @@
+"""Whatever stands in a field of a stored message: each reader takes it or refuses it, in little time and memory.
+
+Each test gives a reader every field with every value, and measures its own processor time, not that of its neighbours.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import resource
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+import redis
+from celery import Celery
+from click.testing import CliRunner
+from kombu.transport.redis import Channel
+
+from redis_queue.celery import DelayedTasks, Dispatcher
+from redis_queue.celery.consume.fetch import Fetched, FetchingChannel
+from redis_queue.celery.control import panel as control
+from redis_queue.celery.message.envelope import MOST_CODES, VERSION, Envelope
+from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.revoked_state import _request
+from redis_queue.celery.stored_tasks import has_stamps
+from redis_queue.cli import celery as cli
+from redis_queue.errors import InvalidValueError
+from redis_queue.model import Entry
+from redis_queue.store.codec import JSON, Codec
+from redis_queue.store.keys import Keys
+from redis_queue.times import from_ms
+from tests.celery.message.test_envelope import message
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.celery
+
+LONG: Final = 100_000
+
+HOSTILE: Final = {
+    "huge decimal": '{"__type__":"decimal","__value__":"1E+10000000"}',
+    "huge decimal in disguise": r'{"\u005f_type__":"decimal","__value__":"1E+10000000"}',
+    "decimal of many digits": '{"__type__":"decimal","__value__":"%s"}' % ("9" * LONG),
+    "long uuid": '{"__type__":"uuid","__value__":{"hex":"%s"}}' % ("a" * LONG),
+    "no datetime": '{"__type__":"datetime","__value__":"%s"}' % ("2030-" * 1000),
+    "bytes": '{"__type__":"base64","__value__":"/w=="}',
+    "unknown type": '{"__type__":["x"],"__value__":1}',
+    "huge integer": "9" * LONG,
+    "integer of the limit": "-" + "9" * 4000,
+    "integer of 64 bits": "9223372036854775808",
+    "exponent": "1e400",
+    "not a number": "NaN",
+    "infinity": "-Infinity",
+    "deep": "[" * 20_000 + "]" * 20_000,
+    "deep, but readable": '{"a":' * 700 + "1" + "}" * 700,
+    "long text": '"%s"' % ("x" * LONG),
+    "digits as text": '"%s"' % ("9" * LONG),
+    "surrogate": r'"\ud800"',
+    "null": "null",
+    "true": "true",
+    "list": "[1,[2]]",
+    "object": '{"x":{"y":1}}',
+}
+IN_MESSAGE: Final = (
+    "body",
+    "content-type",
+    "content-encoding",
+    "headers",
+    *(f"headers.{name}" for name in ("id", "task", "eta", "expires", "retries", "timelimit", "stamps", "root_id")),
+    *(f"headers.{name}" for name in ("argsrepr", "group", "compression", "traceparent", "x")),
+    "properties",
+    *(f"properties.{name}" for name in ("priority", "delivery_mode", "correlation_id", "reply_to", "expiration")),
+    *(f"properties.{name}" for name in ("retry_policy", "body_encoding", "delivery_info")),
+    "properties.delivery_info.exchange",
+    "properties.delivery_info.routing_key",
+)
+IN_RECORD: Final = ("declare", "expires_at")
+HOLE: Final = "the place of the value"
+
+SECONDS, MEGABYTES = 0.5, 200
+"""What a reader may take for one message, and all of them together. A reader that makes the decimal takes minutes."""
+
+
+def element(field: str, value: str) -> str:
+    """Return an ordinary message with *value*, which is JSON, in place of *field*."""
+    found: Any = json.loads(message(body=b'[[1], {}, {"chord": null}]').element(""))
+    *path, last = field.split(".")
+    place = found
+    for name in path:
+        place = place[name]
+    place[last] = HOLE
+    return json.dumps(found, separators=(",", ":")).replace(f'"{HOLE}"', value)
+
+
+def records() -> Iterator[tuple[str, bytes, bytes]]:
+    """Yield what each record is about, its payload and the JSON of its headers."""
+    for kind, value in HOSTILE.items():
+        for field in IN_MESSAGE:
+            yield f"{field}: {kind}", VERSION + element(field, value).encode(), b""
+        protocol_1 = f'{{"task":"x","id":"y","args":[1],"kwargs":{{}},"retries":{value}}}'
+        body = element("body", json.dumps(protocol_1)).replace('"task"', '"no task"')
+        yield f"retries in the body: {kind}", VERSION + body.encode(), b""
+        for field in IN_RECORD:
+            yield f"{field} of the record: {kind}", message().pack(), b'{"%s":%s}' % (field.encode(), value.encode())
+            yield f"one of {field}: {kind}", message().pack(), b'{"%s":[%s]}' % (field.encode(), value.encode())
+    yield "many phrases", VERSION + b"\x82" * LONG, b""
+    yield "many ids", VERSION + b"\x80" * LONG, b""
+
+
+@pytest.fixture(scope="module")
+def entries() -> dict[str, Entry]:
+    """All records that can be read as records, as a queue hands them out."""
+    codec, found = Codec(JSON, 2**30), {}
+    for number, (what, payload, headers) in enumerate(records()):
+        try:
+            record = codec.decode(framed(payload, headers))
+        except ValueError:
+            continue
+        found[what] = Entry(f"hostile-{number}", record.body, record.headers, from_ms(0), from_ms(0))
+    assert len(found) > len(HOSTILE) * len(IN_MESSAGE)
+    return found
+
+
+def framed(payload: bytes, headers: bytes, destination: bytes = b"") -> bytes:
+    return b"v1 5 bytes %d %d %d\n%b%b%b" % (
+        len(headers),
+        len(payload),
+        len(destination),
+        headers,
+        destination,
+        payload,
+    )
+
+
+def measured(what: str, call: Callable[[], Any]) -> Any:
+    """Return what *call* returns; raises AssertionError where it takes long."""
+    before = time.process_time()
+    found = call()
+    taken = time.process_time() - before
+    assert taken < SECONDS, f"{what}: {taken:.2f} s"
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _little_memory() -> Iterator[None]:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert grown < MEGABYTES, f"{grown:.0f} MB"
+
+
+@pytest.fixture
+def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
+    """An app with its broker and its store in the shared Redis."""
+    app = Celery("tests", broker=f"redis+socket://{redis_server.socket}", set_as_current=False)
+    yield app
+    app.close()
+
+
+def store(app: Celery, client: redis.Redis, destination: str = "") -> int:
+    """Store all records as due; return how many."""
+    keys = Keys("redis_queue", "delay", "celery", 0)
+    DelayedTasks(app).queue.push("to be known", id="gone")
+    DelayedTasks(app).queue.cancel("gone")
+    rows = {
+        f"hostile-{number}": framed(payload, headers, destination.encode())
+        for number, (_, payload, headers) in enumerate(records())
+    }
+    with client.pipeline(transaction=False) as pipe:
+        for number, (id_, record) in enumerate(rows.items(), 1):
+            pipe.hset(keys.records, id_, record)
+            pipe.zadd(keys.waiting, {id_: number})
+        pipe.execute()
+    return len(rows)
+
+
+def test_a_row_of_the_dashboard(entries: dict[str, Entry]) -> None:
+    def shown(entry: Entry) -> None:
+        row = TaskEntry.of(entry)
+        assert row.id == entry.id
+        assert len(json.dumps([control._row(row), row.headers, str(row.stamps)])) < 10 * LONG
+        has_stamps(row.stamps, {"x": "y"})
+        _request(entry)
+
+    for what, entry in entries.items():
+        measured(what, lambda: shown(entry))  # noqa: B023
+
+
+def test_an_envelope_is_whole_or_refused(entries: dict[str, Entry]) -> None:
+    taken = set()
+    for what, entry in entries.items():
+        try:
+            found = measured(what, lambda: Envelope.unpack(entry.payload, entry.id, entry.headers))  # noqa: B023
+        except InvalidValueError:
+            continue
+        taken.add(what)
+        texts = (found.id, found.task, found.content_type, found.exchange, found.routing_key, found.queue)
+        assert all(type(text) is str and len(text) <= 1000 for text in texts), what
+        assert type(found.priority) is int
+        assert abs(found.priority) < 2**31
+    assert f"headers.retries: {next(iter(HOSTILE))}" in taken
+    assert not [what for what in taken if what.startswith(("properties.priority: huge", "many", "content-type: long"))]
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["into its list", "without a list"])
+def test_a_dispatcher_is_done_with_all_of_them(
+    app: Celery, client: redis.Redis, caplog: pytest.LogCaptureFixture, *, named: bool
+) -> None:
+    list_name = app.conf.task_default_queue
+    total = store(app, client, list_name if named else "")
+    queue = DelayedTasks(app).queue
+    good = app.send_task("shop.good", countdown=60).id
+    assert queue.run_now(good)
+    caplog.set_level(logging.CRITICAL, "redis_queue")
+    dispatcher = Dispatcher(app, queue)
+
+    before, server = time.process_time(), server_seconds(client)
+    while queue.stats().due:
+        dispatcher.run()
+    dispatcher.close()
+
+    assert time.process_time() - before < total * SECONDS / 20
+    assert server_seconds(client) - server < total * SECONDS / 20
+    stats = queue.stats()
+    assert stats.dead > total // 10
+    elements: Any = client.lrange(list_name, 0, -1)
+    assert [found for found in elements if good.encode() in found]
+    assert max(map(len, elements)) < 2 * LONG + MOST_CODES
+    for found in elements:
+        measured(str(found[:200]), lambda: take_in(found))  # noqa: B023
+
+
+def server_seconds(client: redis.Redis) -> float:
+    found: Any = client.info("cpu")
+    return float(found["used_cpu_user"])
+
+
+class Fetching(FetchingChannel, Channel):
+    """A channel without a connection."""
+
+    def __del__(self) -> None:
+        """Close nothing."""
+
+
+def take_in(item: bytes) -> None:
+    """Read *item* as a worker does, and work out where it would be put back."""
+    channel = object.__new__(Fetching)
+    channel._qos = SimpleNamespace(put_aside=lambda *_: None, record=lambda *_: None)
+    channel._take_in("celery", item, "tag", Fetched(1.0, 1.0, []))
+    for _, payload, _ in channel._received:
+        channel._get_message_priority(payload)
+
+
+def test_a_worker_takes_in_what_others_put_into_its_list(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "redis_queue")
+    for kind, value in HOSTILE.items():
+        for field in IN_MESSAGE:
+            measured(f"{field}: {kind}", lambda: take_in(element(field, value).encode()))  # noqa: B023
+
+
+def test_the_list_of_the_command_line(app: Celery, client: redis.Redis) -> None:
+    store(app, client)
+
+    def listed() -> Any:
+        arguments = ("scheduled", "list", "--limit", "500", "--json")
+        return CliRunner().invoke(cli.group, arguments, obj=SimpleNamespace(app=app), catch_exceptions=False)
+
+    before = time.process_time()
+    assert listed().exit_code == 0
+    assert time.process_time() - before < 60 * SECONDS

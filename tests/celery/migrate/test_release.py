@@ -1,0 +1,258 @@
+"""Release: everything that waits goes to the broker as Celery's own delayed tasks; what cannot go stays as it was."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from redis_queue import DelayQueue
+from redis_queue.celery import DelayedTasks, DispatchLoop, push_task
+from redis_queue.celery.brokers.amqp import AmqpBroker
+from redis_queue.celery.brokers.outage import BrokerUnavailableError
+from redis_queue.celery.brokers.redis import RedisBroker
+from redis_queue.celery.migrate.release import Release
+from redis_queue.delay.model import Push
+from tests.support.celery.brokers import Broker
+from tests.support.celery.clocks import ManualClock
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.celery
+
+LATER = datetime(2030, 1, 1, 12, 30, 15, 250_000, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def app(broker: Broker, redis_server: RedisServer) -> Celery:
+    """An app whose delayed tasks wait in the shared Redis."""
+    app = broker.app(redis_queue_url=redis_server.url)
+    DelayedTasks(app)
+    return app
+
+
+@pytest.fixture
+def default(app: Celery) -> str:
+    """The app's default queue."""
+    name: str = app.conf.task_default_queue
+    return name
+
+
+@pytest.fixture
+def stored(app: Celery) -> DelayQueue:
+    """What holds the app's delayed tasks."""
+    return DelayedTasks(app).queue
+
+
+def released(app: Celery) -> Release:
+    release = Release(app)
+    release.run()
+    return release
+
+
+def waiting(queue: DelayQueue) -> dict[str, tuple[datetime, int]]:
+    """Return when each entry is due and how often it was delivered."""
+    return {entry.id: (entry.due_at, entry.deliveries) for entry in queue}
+
+
+def test_all_go_with_their_time_and_what_is_due_goes_without(
+    app: Celery, broker: Broker, stored: DelayQueue, default: str
+) -> None:
+    options: dict[str, Any] = {"priority": 7, "headers": {"tenant": "ä"}, "expires": LATER + timedelta(days=1)}
+    app.send_task("shop.remind", [1], eta=LATER, task_id="later", **options)
+    app.send_task("shop.remind", [2], eta=datetime(2020, 1, 1, tzinfo=timezone.utc), task_id="due")
+    push_task(stored, "shop.remind", [3], id="pushed", due_at=LATER, queue=default)
+
+    release = released(app)
+
+    assert (release.released, release.due, release.refused, release.staying()) == (3, 1, {}, 0)
+    found = {message.headers["id"]: message for message in broker.take(default)}
+    assert {id_: message.headers["eta"] for id_, message in found.items()} == {
+        "later": "2030-01-01T12:30:15.250000+00:00",
+        "due": None,
+        "pushed": "2030-01-01T12:30:15.250000+00:00",
+    }
+    later = found["later"]
+    assert (later.payload[0], later.headers["tenant"], later.properties["priority"]) == ([1], "ä", 7)
+    assert later.properties["correlation_id"] == "later"
+    assert later.headers["expires"] == (LATER + timedelta(days=1)).isoformat()
+
+
+def test_protocol_1_gets_it_in_the_body(app: Celery, broker: Broker, stored: DelayQueue, default: str) -> None:
+    app.conf.task_protocol = 1
+    app.send_task("shop.remind", ["ü"], eta=LATER, task_id="the-task")
+
+    assert released(app).released == 1
+
+    (message,) = broker.take(default)
+    assert (message.payload["eta"], message.payload["args"]) == (LATER.isoformat(), ["ü"])
+    assert "eta" not in message.headers
+
+
+def test_a_body_that_cannot_take_it_stays_until_it_is_due(
+    app: Celery, broker: Broker, stored: DelayQueue, default: str
+) -> None:
+    app.conf.update(task_protocol=1, task_serializer="pickle")
+    app.send_task("shop.remind", eta=LATER, task_id="stays")
+    app.send_task("shop.remind", eta=datetime(2020, 1, 1, tzinfo=timezone.utc), task_id="goes")
+    stored.push(b"not a message", id="foreign", due_at=LATER)
+
+    release = released(app)
+
+    assert (release.released, release.staying(), list(release.refused)) == (1, 2, ["foreign", "stays"])
+    assert "protocol 1" in release.refused["stays"]
+    assert waiting(stored) == {"stays": (LATER, 0), "foreign": (LATER, 0)}
+    (message,) = broker.take(default)
+    assert message.properties["correlation_id"] == "goes"
+
+
+def test_what_the_broker_refuses_stays_and_does_not_stand_in_the_way(
+    app: Celery, broker: Broker, stored: DelayQueue, default: str
+) -> None:
+    nowhere = broker.name("nowhere")
+    first = LATER - timedelta(days=1)
+    app.send_task("shop.remind", eta=first, task_id="refused", exchange=nowhere, routing_key="x")
+    past = datetime(2020, 1, 1, tzinfo=timezone.utc)
+    app.send_task("shop.remind", eta=past, task_id="refused-due", exchange=nowhere, routing_key="x")
+    app.send_task("shop.remind", eta=LATER, task_id="goes")
+
+    release = released(app)
+
+    assert (release.released, sorted(release.refused), release.staying()) == (1, ["refused", "refused-due"], 2)
+    assert waiting(stored)["refused"] == (first, 0)
+    assert stored.stats().due == 1
+    assert broker.take_ids(default) == ["goes"]
+
+
+def failing_after(count: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let both kinds of brokers take *count* messages and then raise *error*."""
+    for kind in (RedisBroker, AmqpBroker):
+        publish: Callable[..., None] = kind.publish
+
+        def some(self: Any, envelopes: Sequence[Any], settle: Any, publish: Any = publish) -> None:
+            publish(self, envelopes[:count], settle)
+            raise error
+
+        monkeypatch.setattr(kind, "publish", some)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(OperationalError("gone"), BrokerUnavailableError), (KeyboardInterrupt(), KeyboardInterrupt)]
+)
+def test_what_was_not_taken_before_the_end_stays_as_it_was(
+    error: BaseException, raised: type[BaseException], app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = DelayedTasks(app).queue
+    due = {f"task-{number}": LATER + timedelta(seconds=number) for number in range(5)}
+    for id_, eta in due.items():
+        app.send_task("shop.remind", eta=eta, task_id=id_)
+    release = Release(app)
+    with monkeypatch.context() as patch:
+        failing_after(2, error, patch)
+        with pytest.raises(raised):
+            release.run()
+
+    assert (release.released, release.staying(), stored.stats().in_flight) == (2, 3, 0)
+    assert waiting(stored) == {id_: (due[id_], 0) for id_ in ("task-2", "task-3", "task-4")}
+
+    assert released(app).released == 3
+    assert sorted(broker.take_ids(app.conf.task_default_queue)) == sorted(due)
+
+
+def test_a_broker_that_cannot_be_reached_leaves_everything_as_it_was(
+    app: Celery, stored: DelayQueue, redis_server: RedisServer
+) -> None:
+    app.send_task("shop.remind", eta=LATER, task_id="the-task")
+    away = Celery("away", broker="redis://127.0.0.1:1/0", set_as_current=False)
+    away.conf.redis_queue_url = redis_server.url
+
+    with pytest.raises(BrokerUnavailableError, match="cannot be reached"):
+        Release(away).run()
+
+    assert waiting(stored) == {"the-task": (LATER, 0)}
+
+
+def test_beside_dispatchers_nothing_is_lost_or_doubled(
+    app: Celery, broker: Broker, stored: DelayQueue, default: str
+) -> None:
+    count = 3000
+    loops = [DispatchLoop(app) for _ in range(2)]
+    threads = [threading.Thread(target=loop.run) for loop in loops]
+    for thread in threads:
+        thread.start()
+    due = {f"task-{number:04}": 0.0 if number % 2 else 3600.0 for number in range(count)}
+    rows = [app.signature("shop.remind", task_id=id_, countdown=delay or 0.001) for id_, delay in due.items()]
+    DelayedTasks(app).push_many(rows)
+    releases = [Release(app), Release(app)]
+    workers = [threading.Thread(target=release.run) for release in releases]
+    for thread in workers:
+        thread.start()
+    for thread in workers:
+        thread.join()
+    for loop in loops:
+        loop.stop()
+    for thread in threads:
+        thread.join()
+
+    found = broker.take(default)
+    assert Counter(message.headers["id"] for message in found) == Counter(list(due))
+    assert {id_ for id_, delay in due.items() if delay} <= {m.headers["id"] for m in found if m.headers["eta"]}
+    assert len(stored) == stored.stats().in_flight == 0
+
+
+class TestAnEntryClaimedEarly:
+    @pytest.fixture
+    def moments(self, queue: DelayQueue, clock: ManualClock) -> tuple[DelayQueue, ManualClock]:
+        """A queue with an entry due in an hour that was claimed, and its clock."""
+        queue.push("later", delay=3600, id="later")
+        (entry,) = queue.claim_batch(early=True).entries
+        assert entry.lease
+        assert entry.lease.expires_at == clock.after(60)
+        return queue, clock
+
+    def test_comes_back_when_it_is_due_not_when_the_lease_ends(self, moments: tuple[DelayQueue, ManualClock]) -> None:
+        queue, clock = moments
+        clock.advance(3599)
+        assert queue.put_back().returned == 0
+        clock.advance(1)
+        assert queue.put_back().returned == 1
+        assert [entry.id for entry in queue.claim()] == ["later"]
+
+    def test_tells_when_it_is_due(self, queue: DelayQueue, clock: ManualClock) -> None:
+        queue.push_many([Push(number, id=str(number), delay=number) for number in (600, 0, 60)])
+
+        assert [(entry.id, entry.due_at) for entry in queue.claim_batch(early=True).entries] == [
+            ("0", clock.after(0)),
+            ("60", clock.after(60)),
+            ("600", clock.after(600)),
+        ]
+
+    def test_is_not_given_an_earlier_time_by_a_repeated_call(
+        self, moments: tuple[DelayQueue, ManualClock], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        queue, clock = moments
+        queue.push("another", delay=1800, id="another")
+        queue._shards[0].call = _twice(queue._shards[0].call)  # type: ignore[method-assign]
+
+        (entry,) = queue.claim_batch(early=True).entries
+
+        assert entry.lease
+        assert (entry.id, entry.due_at, entry.lease.expires_at) == ("another", clock.after(1800), clock.after(60))
+
+
+def _twice(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Lose the first reply of each call."""
+
+    def again(name: str, **arguments: Any) -> Any:
+        script = call.__self__._remembering(name)  # type: ignore[attr-defined]
+        command = script._command((), {"sequence": next(call.__self__._caller.calls), **arguments})  # type: ignore[attr-defined]
+        script._link.send(*command)
+        return script._insist(command, 2)
+
+    return again

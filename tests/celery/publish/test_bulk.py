@@ -1,0 +1,250 @@
+"""Many signatures at once become the same messages as one by one, whatever way they take."""
+
+from __future__ import annotations
+
+import functools
+import json
+from datetime import datetime, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from celery import Celery, Signature, Task, chain
+from celery.signals import before_task_publish
+
+from redis_queue.celery import DelayedTasks
+from redis_queue.celery.message.attempt import OWN
+from redis_queue.celery.message.envelope import Envelope
+from tests.support.celery.brokers import Broker
+
+pytestmark = [pytest.mark.celery, pytest.mark.parametrize("broker", ["redis"], indirect=True)]
+
+
+@pytest.fixture
+def app(broker: Broker, redis_url: str) -> Celery:
+    app = broker.app(redis_queue_url=redis_url)
+
+    @app.task(name="shop.remind", shared=False)
+    def remind(order: Any = None, tone: str = "") -> None:
+        """Remind of an order."""
+
+    @app.task(name="shop.quiet", shared=False, ignore_result=True)
+    def quiet(order: Any) -> None:
+        """Do so without a result."""
+
+    return app
+
+
+def stored(delayed: DelayedTasks) -> dict[str, Envelope]:
+    """Return every stored message by id."""
+    return {entry.id: Envelope.unpack(entry.payload, entry.id, entry.headers) for entry in delayed.queue}
+
+
+def comparable(envelope: Envelope) -> Any:
+    """Return what two messages of one call have in common."""
+    own = envelope.id
+    headers = {name: "own" if value == own else value for name, value in envelope.headers.items()}
+    headers |= {name: type(headers[name]) for name in OWN}
+    properties = {name: "own" if value == own else value for name, value in envelope.properties.items()}
+    return headers, properties, envelope.body, envelope.exchange, envelope.routing_key, envelope.declare
+
+
+def signatures(app: Celery) -> list[Any]:
+    """Return signatures of several kinds, each kind more than once."""
+    remind, quiet = app.tasks["shop.remind"], app.tasks["shop.quiet"]
+    return [
+        *(remind.s(number, tone="é") for number in range(3)),
+        *(remind.s("x" * number).set(queue="low", priority=5) for number in range(3)),
+        *(quiet.s({"n": number}) for number in range(3)),
+        *(remind.si(number) for number in range(2)),
+        *(remind.s(number).set(expires=600) for number in range(2)),
+        *(remind.s(number).set(link=quiet.s()) for number in range(2)),
+        *(remind.s(number).set(shadow="other", headers={"n": number}) for number in range(2)),
+        *(app.signature("shop.elsewhere", (number,)) for number in range(2)),
+        *(chain(remind.s(number), quiet.s()) for number in range(2)),
+    ]
+
+
+@pytest.mark.parametrize("listened", [False, True])
+def test_each_message_is_what_one_by_one_would_have_stored(app: Celery, *, listened: bool) -> None:
+    delayed = DelayedTasks(app)
+    seen: list[str] = []
+
+    def listen(headers: Any = None, **_: Any) -> None:
+        seen.append(headers["id"])
+
+    if listened:
+        before_task_publish.connect(listen)
+    try:
+        bulk = [result.id for result in delayed.push_many(signatures(app), countdown=60)]
+    finally:
+        before_task_publish.disconnect(listen)
+    single = [signature.apply_async(countdown=60).id for signature in signatures(app)]
+    found = stored(delayed)
+    assert len({*bulk, *single}) == len(found) == 2 * len(signatures(app))
+    by_order = sorted(found.values(), key=lambda envelope: str(comparable_without_expiry(envelope)))
+    for one, other in zip(by_order[::2], by_order[1::2], strict=True):
+        assert comparable_without_expiry(one) == comparable_without_expiry(other)
+    assert len(seen) == (len(signatures(app)) if listened else 0)
+
+
+def comparable_without_expiry(envelope: Envelope) -> Any:
+    """Return the same without the moment it expires, and without the ids of what follows it."""
+    headers, properties, body, *rest = comparable(envelope)
+    followed = b'"chain": null' not in body or b'"callbacks": null' not in body
+    return {**headers, "expires": bool(headers["expires"])}, properties, b"" if followed else body, rest
+
+
+def by_override(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the class of the app a send_task of its own."""
+    del monkeypatch
+
+    def send_task(self: Celery, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        return Celery.send_task(self, name, args, kwargs, headers={"tenant": args[0]}, **options)
+
+    app.__class__ = type("Shop", (Celery,), {"send_task": send_task})
+
+
+def by_attribute(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace send_task of this one app."""
+    send_task = app.send_task
+
+    def with_priority(name: str, args: Any, kwargs: Any, **options: Any) -> Any:
+        return send_task(name, args, kwargs, **{**options, "priority": args[0]})
+
+    monkeypatch.setattr(app, "send_task", with_priority)
+
+
+def by_wrapper(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrap apply_async of every task, as monitoring does."""
+    del app
+    apply_async = Task.apply_async
+
+    @functools.wraps(apply_async)
+    def wrapped(self: Task, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        return apply_async(self, args, kwargs, **{**options, "headers": {"trace": str(args)}})
+
+    monkeypatch.setattr(Task, "apply_async", wrapped)
+
+
+def by_message(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let something else stand before the messages of this one app."""
+    create = app.amqp.create_task_message
+
+    def create_task_message(task_id: str, name: str, args: Any = None, *rest: Any, **named: Any) -> Any:
+        message = create(task_id, name, args, *rest, **named)
+        message.headers["tenant"] = args[0]
+        return message
+
+    monkeypatch.setattr(app.amqp, "create_task_message", create_task_message)
+
+
+def by_shadow_name(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each call have a name of its own, but the first one."""
+
+    def shadow_name(self: Task, args: Any, *_: Any) -> str | None:
+        return f"{self.name} {args[0]}" if args[0] else None
+
+    monkeypatch.setattr(type(app.tasks["shop.remind"]), "shadow_name", shadow_name)
+
+
+def by_model(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do with arguments what Celery does where a task has pydantic=True."""
+    dump = staticmethod(lambda args, kwargs: ([{"model": arg} for arg in args], kwargs))
+    monkeypatch.setattr(type(app.tasks["shop.remind"]), "_dump_pydantic_arguments", dump, raising=False)
+
+
+def by_serializer(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send with another serializer."""
+    del monkeypatch
+    app.conf.task_serializer = "yaml"
+
+
+def by_protocol(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send with the old protocol."""
+    del monkeypatch
+    app.conf.task_protocol = 1
+
+
+CHANGES: Any = [
+    None,
+    by_override,
+    by_attribute,
+    by_wrapper,
+    by_message,
+    by_shadow_name,
+    by_model,
+    by_serializer,
+    by_protocol,
+]
+
+
+def of_one_kind(app: Celery) -> list[Any]:
+    """Return signatures of one task with arguments of several types."""
+    remind = app.tasks["shop.remind"]
+    typed = (UUID(int=1), Decimal("1.5"), datetime(2030, 1, 1, tzinfo=timezone.utc), b"\xff", {"a": (1, 2)})
+    return [
+        *(remind.s(number) for number in range(3)),
+        *(remind.s(5, tone=value) for value in typed),
+        Signature.from_dict(json.loads(json.dumps(remind.s(7))), app=app),
+    ]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__ if change else "none")
+@pytest.mark.parametrize("at", ["before", "after"])
+def test_whatever_changes_messages_changes_each(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, change: Any, at: str
+) -> None:
+    if at == "after":
+        DelayedTasks(app)
+    if change:
+        change(app, monkeypatch)
+    delayed = DelayedTasks(app)
+    calls = [
+        signature for signature in of_one_kind(app) if change is not by_serializer or "tone" not in signature.kwargs
+    ]
+    bulk = [result.id for result in delayed.push_many(calls, countdown=60)]
+    single = [signature.apply_async(countdown=60).id for signature in calls]
+    found = stored(delayed)
+    for one, other in zip(bulk, single, strict=True):
+        expected = comparable(found[other])
+        assert comparable(found[one]) == (
+            *expected[:2],
+            expected[2].replace(other.encode(), one.encode()),
+            *expected[3:],
+        )
+
+
+def test_what_nothing_changes_goes_through_celery_once(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    delayed = DelayedTasks(app)
+    sent: list[Any] = []
+    collect = delayed._collect
+    monkeypatch.setattr(delayed, "_collect", lambda *given: (sent.append(given), collect(*given))[1])
+    delayed.push_many([app.tasks["shop.remind"].s(number) for number in range(20)], countdown=60)
+    assert (len(sent), delayed.count()) == (1, 20)
+
+
+def test_wrong_arguments_are_refused_as_by_apply_async(app: Celery) -> None:
+    delayed = DelayedTasks(app)
+    remind = app.tasks["shop.remind"]
+    with pytest.raises(TypeError, match=r"missing|takes|unexpected"):
+        delayed.push_many([remind.s(1), remind.s(2), remind.s(1, 2, 3, 4)], countdown=60)
+
+
+def test_one_connection_is_enough(app: Celery) -> None:
+    app.conf.broker_pool_limit = 1
+    assert len(DelayedTasks(app).push_many(signatures(app) * 2, countdown=60)) == 2 * len(signatures(app))
+
+
+def test_a_function_that_routes_sees_every_call(app: Celery, broker: Broker) -> None:
+    low, high = broker.name("low"), broker.name("high")
+
+    def route(name: str, args: Any, *_: Any, **__: Any) -> dict[str, str]:
+        return {"queue": high if args[0] else low}
+
+    app.conf.task_routes = [route]
+    delayed = DelayedTasks(app)
+    results = delayed.push_many([app.tasks["shop.remind"].s(number % 2) for number in range(4)], countdown=60)
+    found = stored(delayed)
+    assert [found[result.id].routing_key for result in results] == [low, high, low, high]

@@ -1,0 +1,103 @@
+"""``python -m tests.chaos``: runs and mutants as a table; 1 if a promise is broken or a mutant is not caught."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+from tests.chaos.guarantees import Guarantee, guarantees
+from tests.chaos.mutants import MUTANTS, Mutant, caught
+from tests.chaos.runs import SEEDS, run
+
+COLUMNS: Final = {
+    "sent": "sent",
+    "kills": "kills",
+    "strikes": "strikes",
+    "executed": "executed",
+    "lost": "lost",
+    "doubled": "doubled",
+    "stale_acks_refused": "stale acks refused",
+    "came_again_ms_p50": "came again, ms p50",
+    "came_again_ms_max": "max",
+    "recovery_ms_p50": "went on after, ms p50",
+    "recovery_ms_max": "max",
+    "violations": "broken promises",
+}
+LONG: Final = {"kill": (50_000, 0.001)}
+"""Messages for each queue and chance of a kill, where it is not TIMES the row's and the usual one."""
+
+TIMES: Final = 4
+CHANCE: Final = 0.006
+AT_ONCE: Final = 2
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["short", "long", "mutants"], help="all scenarios, or faults in the code")
+    parser.add_argument("scenarios", nargs="*", help="which scenarios or mutants (default: all)")
+    options = parser.parse_args()
+    if options.what == "mutants":
+        chosen = [mutant for mutant in MUTANTS if mutant.name in (options.scenarios or [mutant.name])]
+        return 0 if mutants(chosen) else 1
+    rows = [row for row in guarantees() if row.scenario in (options.scenarios or [row.scenario])]
+    return 0 if table(rows, long=options.what == "long") else 1
+
+
+def table(rows: list[Guarantee], *, long: bool) -> bool:
+    """Run each scenario and print a table in Markdown, then what was broken."""
+    _say(f"| scenario | {' | '.join(COLUMNS.values())} |\n|---|{'---:|' * len(COLUMNS)}")
+    broken: list[str] = []
+    jobs = [job for row in rows for job in _jobs(row, long=long)]
+    # They mostly wait; times are compared in the long form only.
+    with ThreadPoolExecutor(1 if long else AT_ONCE) as pool:
+        for job, found in zip(jobs, pool.map(_Job.run, jobs), strict=True):
+            _say(f"| `{job.row.scenario}` | {' | '.join(_cell(found[column]) for column in COLUMNS)} |")
+            if job.row.unexpected(found):
+                broken += found["shown"]
+    _say("\n".join(broken))
+    return not broken
+
+
+class _Job(NamedTuple):
+    row: Guarantee
+    messages: int
+    chance: float
+    seed: int
+
+    def run(self) -> dict[str, Any]:
+        return run(self.row.scenario, messages=self.messages, seed=self.seed, chance=self.chance)
+
+
+def _jobs(row: Guarantee, *, long: bool) -> Iterator[_Job]:
+    messages, chance = LONG.get(row.scenario, (TIMES * row.messages, CHANCE)) if long else (row.messages, CHANCE)
+    for seed in SEEDS if row.scenario == "kill" and not long else SEEDS[:1]:
+        yield _Job(row, messages, chance, seed)
+
+
+def mutants(chosen: Sequence[Mutant]) -> bool:
+    """Look for each mutant; one that needs a run must be found with each seed."""
+    good = True
+    for mutant in chosen:
+        found = caught(mutant)
+        wanted = 1 if mutant.tests else len(SEEDS)
+        good &= len(found) == wanted
+        how = f"by {len(found)} of {wanted} {'test runs' if mutant.tests else 'seeds'}"
+        _say(f"{mutant.name:48} caught {how}: {'; '.join(sorted(set(found)))}")
+    return good
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,}"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""The rows of docs/guarantees.md: what each fault may do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from tests.chaos.runs import ROOT
+
+ROW: Final = re.compile(r"^\| `([a-z ]+)` \| [^|]+ \| ([\d,]+) \| (\d+) \| (\d+) \| ([a-z ]+) \|$", re.MULTILINE)
+UNDONE: Final = {
+    "lost",
+    "came again after its ack",
+    "acked twice",
+    "cancelled and came",
+    "cancelled and done",
+    "out of order",
+    "not as it should stand",
+    "two held one lock",
+    "a fence that was not greater",
+}
+"""What may be broken where writes are undone that Redis had acknowledged."""
+
+MAY_BREAK: Final[dict[str, set[str]]] = {
+    "nothing": set(),
+    "what no replica had": UNDONE,
+    "what was held back": UNDONE,
+}
+
+
+class Guarantee(NamedTuple):
+    """One row: a scenario, its size, how much must have happened in it, and what may be broken."""
+
+    scenario: str
+    messages: int
+    kills: int
+    strikes: int
+    may_break: set[str]
+
+    def unexpected(self, found: Mapping[str, Any]) -> set[str]:
+        """Return what a run broke and had no leave to: nothing may break where no strike undid writes."""
+        return set(found["broken"]) - (self.may_break if found["undoing"] else set())
+
+
+def guarantees() -> list[Guarantee]:
+    """Return all rows."""
+    rows = ROW.findall((ROOT / "docs" / "guarantees.md").read_text())
+    return [
+        Guarantee(scenario, int(messages.replace(",", "")), int(kills), int(strikes), MAY_BREAK[may_break])
+        for scenario, messages, kills, strikes, may_break in rows
+    ]

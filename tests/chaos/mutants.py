@@ -1,0 +1,236 @@
+"""Mutants: copies of the code with a fault in each. The tests must find it: tests that find nothing prove nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.chaos.runs import ROOT, SEEDS, run
+
+COPIED: Final = ("redis_queue", "chaos", "tests", "tasks", "celeryconfig.py", "pyproject.toml")
+MESSAGES: Final = 600
+LONG: Final = 2400
+"""For what shows only when one was stopped with a lock in his hands."""
+
+
+class Edit(NamedTuple):
+    """In *file* of the package, *old*, which must stand there once, becomes *new*."""
+
+    file: str
+    old: str
+    new: str
+
+
+class Mutant(NamedTuple):
+    """One fault, and the tests that find it; without any, a run in which processes are killed."""
+
+    name: str
+    edits: tuple[Edit, ...]
+    tests: str = ""
+    messages: int = MESSAGES
+
+
+def lua(name: str, old: str, new: str) -> Edit:
+    """Edit a script."""
+    return Edit(f"lua/{name}.lua", old, new)
+
+
+RECORD: Final = "  redis.call('ZADD', in_flight, unpack(scores))\n  redis.call('HSET', leases, unpack(fields))\n"
+RECORD_BY_CLIENT: Final = """            rows = list(zip(fields, fields, fields, strict=True))
+            for id_, count, _ in rows:
+                self._scripts.command("ZADD", self._keys.in_flight, expires, id_)
+                self._scripts.command("HSET", self._keys.leases, id_, b"%d %s" % (count, token))
+"""
+
+MUTANTS: Final = [
+    Mutant(
+        "take, then record (M1)",
+        (
+            lua("queue/get", RECORD, ""),
+            Edit("queue/queue.py", "            rows = zip(fields, fields, fields, strict=True)\n", RECORD_BY_CLIENT),
+        ),
+    ),
+    Mutant(
+        "ack without its token (M2)",
+        (lua("lease/ack", "string.sub(current[i], -#token) == token", "true"),),
+    ),
+    Mutant(
+        "take what is due and record nothing (M3)",
+        (lua("delay/claim", "redis.call('ZADD', in_flight, unpack(scores))", ""),),
+    ),
+    Mutant("put back and keep in flight (M4)", (lua("lease/put_back", "  redis.call('ZREM', in_flight, id)\n", ""),)),
+    Mutant(
+        "remove before the destination took it (M5)",
+        (
+            lua(
+                "delay/move_due",
+                "    local pushed = element",
+                "    redis.call('ZREM', waiting, id)\n    redis.call('HDEL', records, id)\n    local pushed = element",
+            ),
+        ),
+        "tests/store/test_foreign_data.py tests/store/test_refused.py",
+    ),
+    Mutant(
+        "a token that comes again (M6)",
+        (lua("queue/get", "redis.call('HINCRBY', meta, 'claims', 1), nonce", "1, 'attempt'"),),
+        "tests/queue/test_queue.py tests/property/test_queue_machine.py",
+    ),
+    Mutant(
+        "a hash of the body as id (M7)",
+        (
+            Edit(
+                "queue/queue.py",
+                "id_ = new_ids(1)[0] if dedupe_key is None",
+                'id_ = __import__("hashlib").md5(repr(body).encode()).hexdigest() if dedupe_key is None',
+            ),
+        ),
+        "tests/queue/test_queue.py tests/property/test_queue_machine.py",
+    ),
+    Mutant(
+        "reschedule what is not there (M8)",
+        (
+            lua("delay/reschedule", "if not before or (expected ~= 0 and", "if (before and expected ~= 0 and"),
+            lua("delay/reschedule", "redis.call('ZADD', waiting, 'XX', ", "redis.call('ZADD', waiting, "),
+            lua("delay/reschedule", "if due < tonumber(head)", "if head and due < tonumber(head)"),
+        ),
+        "tests/delay/test_delay_queue.py",
+    ),
+    Mutant(
+        "the client's clock (M9)",
+        (
+            Edit(
+                "store/records.py",
+                "    return 0\n\n\ndef id_text",
+                "    return round(time.time() * 1000)\n\n\ndef id_text",
+            ),
+            Edit(
+                "store/records.py",
+                "from __future__ import annotations\n",
+                "from __future__ import annotations\nimport time\n",
+            ),
+        ),
+        "tests/queue/test_queue.py tests/delay/test_delay_queue.py -k that_of_the_server",
+    ),
+    Mutant(
+        "finish before the broker confirms (M10)",
+        (
+            Edit(
+                "celery/dispatch/delivery.py",
+                "{entry.id: entry for entry in entries}\n",
+                "{entry.id: entry for entry in entries}\n        self._queue.ack_many(entries)\n",
+            ),
+        ),
+        "tests/celery/dispatch/test_outages.py",
+    ),
+    Mutant(
+        "repeat a call as if it were new (M11)",
+        (lua("queue/put", "if last == sequence then", "if last == '' then"),),
+        "tests/store/test_faults.py -k LostReply",
+    ),
+    Mutant(
+        "publish what need not arrive (M12)",
+        (Edit("celery/brokers/amqp.py", "mandatory=True", "mandatory=False"),),
+        "tests/celery/brokers tests/celery/dispatch/test_dispatcher.py",
+    ),
+    Mutant(
+        "put back without a limit (M13)",
+        (lua("lease/put_back", ", 'LIMIT', 0, limit)", ")"),),
+        "tests/queue/test_queue.py -k no_more_than",
+    ),
+    Mutant(
+        "a sweep that stops at what it cannot read (M14)",
+        (lua("lease/put_back", "    redis.call('HDEL', leases, id)\n  else", "    break\n  else"),),
+        "tests/store/test_records.py -k put_back",
+    ),
+    Mutant(
+        "a sweep that begins at 0 (M15)",
+        (lua("lease/put_back", "in_flight, '-inf', at", "in_flight, '0', at"),),
+        "tests/store/test_records.py -k before_all_times",
+    ),
+    Mutant("take what is not due", (lua("delay/claim", "string.format('%.0f', now - older_than)", "'+inf'"),)),
+    Mutant("tell that anything was cancelled", (lua("delay/cancel", "flags[i] = 0", "flags[i] = 1"),)),
+    Mutant(
+        "put back to nowhere",
+        (lua("lease/put_back", "redis.call('ZADD', waiting, at, id)", "redis.call('ZCARD', dead)"),),
+    ),
+    Mutant("settle and keep in flight", (lua("lease/ack", "redis.call('ZREM', in_flight, unpack(done))", ""),)),
+    Mutant("store without a place", (lua("queue/put", "redis.pcall('LPUSH', ready, unpack(pushed))", "#pushed"),)),
+    Mutant("the last comes first", (lua("queue/put", "'LPUSH', ready, unpack", "'RPUSH', ready, unpack"),)),
+    Mutant("dead too soon", (lua("lease/release", "deliveries >= max_deliveries", "deliveries > max_deliveries - 2"),)),
+    Mutant("take a lock that another one holds", (lua("lock/acquire", "and ends > now then", "and ends < 0 then"),)),
+    Mutant(
+        "give back a lock that another one holds",
+        (lua("lock/release", "found[1] == token", "found[1]"),),
+        messages=LONG,
+    ),
+    Mutant(
+        "a fence that comes again",
+        (lua("lock/acquire", "fence = math.max(fence + 1, now * 1000)", "fence = now - now % 1000"),),
+    ),
+    Mutant(
+        "extend a lock that another one holds",
+        (lua("lock/extend", "if found[1] ~= token then return 0 end", "if not found[1] then return 0 end"),),
+        "tests/lock/test_lock.py",
+    ),
+    Mutant(
+        "run without the lock",
+        (Edit("celery/serialized.py", "    if held_here(lock):\n", "    if True:\n"),),
+        "tests/celery/test_serialized.py",
+    ),
+    Mutant(
+        "a sweep that waits for kombu's",
+        (Edit("celery/consume/qos.py", 'sweeping("")', "self.unacked_mutex_key"),),
+        "tests/celery/consume/test_sweep.py",
+    ),
+    Mutant(
+        "start what another worker has",
+        (Edit("celery/consume/start_guard.py", "        if ours:\n", "        if True:\n"),),
+        "tests/celery/consume/test_task_leases.py -k does_not_start_what",
+    ),
+]
+
+
+def caught(mutant: Mutant, *, seeds: tuple[int, ...] = SEEDS) -> list[str]:
+    """Return what finds *mutant*: broken promises of a run for each seed, or that its tests fail."""
+    with patched(mutant) as folder:
+        if mutant.tests:
+            return ["its tests fail"] if _fails(folder, mutant.tests) else []
+        found = [run("kill", messages=mutant.messages, seed=seed, root=folder) for seed in seeds]
+    return [", ".join(one["broken"]) for one in found if one["broken"]]
+
+
+@contextlib.contextmanager
+def patched(mutant: Mutant) -> Iterator[Path]:
+    """Yield a folder with a copy of the code that has the fault; raises ValueError where an edit does not fit."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as name:
+        folder = Path(name)
+        for what in COPIED:
+            source = ROOT / what
+            if source.is_dir():
+                shutil.copytree(source, folder / what, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, folder / what)
+        for edit in mutant.edits:
+            _apply(folder / "redis_queue" / edit.file, edit)
+        yield folder
+
+
+def _apply(path: Path, edit: Edit) -> None:
+    text = path.read_text()
+    if text.count(edit.old) != 1:
+        raise ValueError(f"{edit.old!r} stands {text.count(edit.old)} times in {edit.file}")
+    path.write_text(text.replace(edit.old, edit.new))
+
+
+def _fails(folder: Path, tests: str) -> bool:
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "default"]
+    command = [sys.executable, "-m", "pytest", *options, *tests.split()]
+    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stdout[-3000:] + done.stderr[-1000:]
+    return done.returncode == 1

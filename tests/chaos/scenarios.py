@@ -1,0 +1,194 @@
+"""Scenarios: what runs where, and what is done to its servers meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final
+
+import redis
+
+from chaos.queues import Queues
+from chaos.run import Strikes
+from chaos.tasks import Tasks
+from chaos.workload import Workload
+from tests.support.proxy import FaultProxy
+from tests.support.rabbit import RabbitServer
+from tests.support.servers import RedisServer
+from tests.support.topologies import RedisCluster, SentinelSet
+from tests.support.wait import wait_until
+
+RABBITMQ: Final = os.environ.get("REDIS_QUEUE_TEST_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672//")
+OUTAGE: Final = 0.3
+PAUSE_MS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a run needs."""
+
+    workload: Workload
+    strikes: Strikes | None = None
+
+
+@contextlib.contextmanager
+def kill() -> Iterator[Site]:
+    """Processes die between any two commands."""
+    with RedisServer() as server:
+        yield Site(Queues(server.url))
+
+
+@contextlib.contextmanager
+def restart_always() -> Iterator[Site]:
+    """Redis is killed, too, and started again from its append-only file."""
+    with RedisServer(aof="always") as server:
+        yield Site(Queues(server.url), Strikes(lambda: _restart(server), every=0.7))
+
+
+@contextlib.contextmanager
+def restart_everysec() -> Iterator[Site]:
+    """The same, where Redis writes to its file before it answers unless an fsync still runs."""
+    with RedisServer(aof="everysec") as server:
+        yield Site(Queues(server.url), Strikes(lambda: _restart_everysec(server), every=0.7))
+
+
+@contextlib.contextmanager
+def flush() -> Iterator[Site]:
+    """Redis forgets its scripts."""
+    with RedisServer() as server, server.client() as client:
+        yield Site(Queues(server.url), Strikes(lambda: _flush(client), every=0.05))
+
+
+@contextlib.contextmanager
+def cuts() -> Iterator[Site]:
+    """Replies are lost, connections reset, and for a moment nothing arrives."""
+    with RedisServer(tcp=True) as server, FaultProxy(server.address) as proxy:
+        faults = itertools.cycle([FaultProxy.cut, _lose_replies, _silence])
+        yield Site(Queues(f"{proxy.url}?socket_timeout=0.2"), Strikes(lambda: _cut(next(faults), proxy), every=0.2))
+
+
+@contextlib.contextmanager
+def failover() -> Iterator[Site]:
+    """The primary of a Sentinel set is killed, and comes back as a replica."""
+    with SentinelSet() as sentinel:
+        yield Site(Queues(sentinel.url), Strikes(lambda: _fail_over(sentinel), every=1.0))
+
+
+@contextlib.contextmanager
+def node_loss() -> Iterator[Site]:
+    """The Cluster node that holds a queue is killed, and comes back as a replica."""
+    with RedisCluster() as cluster:
+        keys = itertools.cycle(["{chaos:queue:work}:meta", "{chaos:delay:later:0}:meta"])
+        yield Site(Queues(cluster.url), Strikes(lambda: _lose_node(cluster, next(keys)), every=1.0))
+
+
+@contextlib.contextmanager
+def celery() -> Iterator[Site]:
+    """A Celery app with broker and store in one Redis."""
+    with RedisServer() as server:
+        yield Site(Tasks(_as_broker(server), server.url, redis_queue_atomic_fetch=True))
+
+
+@contextlib.contextmanager
+def celery_restart() -> Iterator[Site]:
+    """The same, and that Redis is killed and started again from its append-only file."""
+    with RedisServer(aof="always") as server:
+        workload = Tasks(_as_broker(server), server.url, redis_queue_atomic_fetch=True)
+        yield Site(workload, Strikes(lambda: _restart(server), every=2.0))
+
+
+@contextlib.contextmanager
+def celery_elsewhere() -> Iterator[Site]:
+    """A Celery app whose broker is another Redis than its store."""
+    with RedisServer() as broker, RedisServer() as store:
+        yield Site(Tasks(_as_broker(broker), store.url, redis_queue_atomic_fetch=True))
+
+
+@contextlib.contextmanager
+def celery_rabbitmq() -> Iterator[Site]:
+    """A Celery app on RabbitMQ, with the store in Redis."""
+    queue = f"chaos-{os.getpid()}"
+    with RedisServer() as store:
+        yield Site(Tasks(RABBITMQ, store.url, queue))
+
+
+@contextlib.contextmanager
+def rabbitmq_restart() -> Iterator[Site]:
+    """The same, and RabbitMQ is killed and started again."""
+    with RedisServer() as store, RabbitServer() as rabbit:
+        yield Site(Tasks(rabbit.url, store.url), Strikes(lambda: _restart(rabbit), every=4.0))
+
+
+SCENARIOS: Final[dict[str, Callable[[], AbstractContextManager[Site]]]] = {
+    "kill": kill,
+    "restart always": restart_always,
+    "restart everysec": restart_everysec,
+    "flush": flush,
+    "cuts": cuts,
+    "failover": failover,
+    "node loss": node_loss,
+    "celery": celery,
+    "celery restart": celery_restart,
+    "celery elsewhere": celery_elsewhere,
+    "celery rabbitmq": celery_rabbitmq,
+    "rabbitmq restart": rabbitmq_restart,
+}
+
+
+def _as_broker(server: RedisServer) -> str:
+    return server.url.replace("unix://", "redis+socket://")
+
+
+def _restart(server: RedisServer | RabbitServer) -> bool:
+    server.restart()
+    return False
+
+
+def _restart_everysec(server: RedisServer) -> bool:
+    with server.client() as client:
+        # While an fsync runs, Redis answers first and writes up to two seconds later. Paused, it cannot begin to do so
+        # between the question and the kill.
+        client.client_pause(PAUSE_MS, all=False)
+        held_back = client.info("persistence")["aof_buffer_length"] > 0
+    server.restart()
+    return bool(held_back)
+
+
+def _flush(client: redis.Redis) -> bool:
+    client.script_flush()
+    return False
+
+
+def _cut(fault: Callable[[FaultProxy], None], proxy: FaultProxy) -> bool:
+    fault(proxy)
+    return False
+
+
+def _lose_replies(proxy: FaultProxy) -> None:
+    dropped = proxy.bytes_dropped
+    proxy.mode = "drop_replies"
+    wait_until(lambda: proxy.bytes_dropped > dropped, description="a lost reply")
+    proxy.mode = "pass"
+
+
+def _silence(proxy: FaultProxy) -> None:
+    proxy.mode = "blackhole"
+    time.sleep(OUTAGE)  # the fault is how long it lasts
+    proxy.mode = "pass"
+
+
+def _fail_over(sentinel: SentinelSet) -> bool:
+    sentinel.fail_over()
+    sentinel.heal()
+    return True
+
+
+def _lose_node(cluster: RedisCluster, key: str) -> bool:
+    cluster.kill_primary_of(key)
+    cluster.heal()
+    return True

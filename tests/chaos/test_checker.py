@@ -1,0 +1,151 @@
+"""The checker finds each broken promise, and none in what is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chaos.checker import check
+from chaos.history import Event, History, read
+from chaos.progress import Progress
+
+PUT = [Event("put", "invoke", "a", due=1000), Event("put", "ok", "a", due=1000)]
+TAKEN = [Event("claim", "ok", "a", claim=1, at=1000), Event("execute", "ok", "a", claim=1)]
+SETTLED = [Event("ack", "invoke", "a", claim=1), Event("ack", "ok", "a", claim=1)]
+
+
+def broken(events: list[Event], left: tuple[str, ...] = ()) -> list[str]:
+    return [violation.promise for violation in check(events, left).violations]
+
+
+@pytest.mark.parametrize(
+    ("events", "left"),
+    [
+        ([*PUT, *TAKEN, *SETTLED], ()),
+        (PUT, ("a",)),
+        (PUT[:1], ()),
+        (PUT[:1] + TAKEN + SETTLED, ()),
+        ([*PUT, *TAKEN, SETTLED[0]], ()),
+        ([*PUT, Event("cancel", "invoke", "a"), Event("cancel", "ok", "a")], ()),
+        ([*PUT, *TAKEN, Event("cancel", "refused", "a"), *SETTLED], ()),
+        # Claimed by one who died, put back, and then cancelled.
+        ([*PUT, *TAKEN, Event("cancel", "invoke", "a"), Event("cancel", "ok", "a", at=1500)], ()),
+        ([*PUT, *TAKEN, Event("claim", "ok", "a", claim=2, at=2000), Event("ack", "ok", "a", claim=2)], ()),
+    ],
+)
+def test_what_is_right_passes(events: list[Event], left: tuple[str, ...]) -> None:
+    assert broken(events, left) == []
+
+
+@pytest.mark.parametrize(
+    ("events", "promise"),
+    [
+        (PUT, "lost"),
+        ([*PUT, *TAKEN, Event("ack", "refused", "a", claim=1)], "lost"),
+        (TAKEN + SETTLED, "came from nowhere"),
+        ([*PUT, Event("claim", "ok", "a", claim=1, at=999), *SETTLED], "early"),
+        ([*PUT, *TAKEN, *SETTLED, Event("claim", "ok", "a", claim=2, at=2000)], "came again after its ack"),
+        ([*PUT, *TAKEN, *SETTLED, Event("ack", "ok", "a", claim=1)], "acked twice"),
+        ([*PUT, Event("cancel", "invoke", "a"), Event("cancel", "refused", "a")], "lost"),
+        ([*PUT, *TAKEN, SETTLED[0], Event("ack", "refused", "a", claim=1)], "lost"),
+        ([*PUT, Event("cancel", "ok", "a"), *TAKEN], "cancelled and came"),
+        ([*PUT, *TAKEN, *SETTLED, Event("cancel", "ok", "a", at=9000)], "cancelled and done"),
+    ],
+)
+def test_what_is_broken_is_found(events: list[Event], promise: str) -> None:
+    assert promise in broken(events)
+
+
+def test_it_counts(tmp_path: Path) -> None:
+    history = History(tmp_path / "1.jsonl")
+    history.write(*PUT, *TAKEN, Event("claim", "ok", "a", claim=2, at=2000), Event("execute", "ok", "a", claim=2))
+    history.write(Event("ack", "refused", "a", claim=1), Event("ack", "ok", "a", claim=2), Event("put", "invoke", "b"))
+    verdict = check(read(tmp_path / "1.jsonl", tmp_path / "none"), [])
+    assert (verdict.sent, verdict.executed, verdict.doubled, verdict.refused, verdict.unknown) == (1, 2, 1, 1, 1)
+    assert verdict.violations == []
+
+
+def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "1.jsonl"
+    History(path).write(*PUT)
+    path.write_text(path.read_text() + '{"op": "cla')
+    assert list(read(path)) == PUT
+
+
+def put_and_claimed(id_: str, claim: int, deliveries: int = 1) -> list[Event]:
+    return [
+        Event("put", "invoke", id_, lane=1),
+        Event("put", "ok", id_, lane=1),
+        Event("claim", "ok", id_, claim, deliveries=deliveries),
+        Event("ack", "ok", id_, claim),
+    ]
+
+
+def test_first_deliveries_keep_the_order_of_their_lane() -> None:
+    assert broken(put_and_claimed("a", 1) + put_and_claimed("b", 2)) == []
+    assert broken(put_and_claimed("a", 2) + put_and_claimed("b", 1)) == ["out of order"]
+    # One that was given back may come later than those behind it, and one whose put was cut off at any time.
+    assert broken(put_and_claimed("a", 2, deliveries=2) + put_and_claimed("b", 1)) == []
+    assert broken(put_and_claimed("a", 2)[:1] + put_and_claimed("a", 2)[2:] + put_and_claimed("b", 1)) == []
+
+
+def test_it_tells_how_long_it_took_until_a_message_came_again() -> None:
+    claims = [Event("claim", "ok", "a", claim=1, at=1000), Event("claim", "ok", "a", claim=2, at=1700)]
+    assert check([*PUT, *claims], ["a"]).returns == [700]
+    # Given back on purpose is no fault.
+    assert check([*PUT, *claims, Event("nack", "ok", "a", claim=1)], ["a"]).returns == []
+
+
+def test_a_long_history_is_shown_by_its_ends() -> None:
+    events = [*PUT, *(Event("claim", "ok", "a", claim=number, at=2000) for number in range(1, 41))]
+    text = str(check(events, []).violations[0])
+    assert "30 more" in text
+    assert "claim=40" in text
+
+
+def test_what_may_have_been_cancelled_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "1.jsonl"
+    history = History(path)
+    history.write(*(Event("put", "ok", id_) for id_ in "abcd"), Event("ack", "invoke", "a"))
+    history.write(*(Event("cancel", "invoke", id_) for id_ in "bc"), Event("cancel", "refused", "c"))
+    progress = Progress()
+    assert not progress.is_done([path])
+    assert progress.open == {"c", "d"}
+
+
+def held(fence: int, asked: int, got: int, *then: tuple[str, int]) -> list[Event]:
+    """Who asked for a lock and got it, then kept it (was told so) and freed it."""
+    taken = Event("hold", "ok", "lock:a", fence, at=got, due=asked)
+    return [taken, *(Event(op, "ok", "lock:a", fence, at=at) for op, at in then)]
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (held(1, 1000, 1001, ("free", 1010)), held(2, 1005, 1011)),
+        # The first one is dead or was stopped: its lease of 200 ms is over.
+        (held(1, 1000, 1001), held(2, 1199, 1201)),
+        (held(1, 1000, 1900, ("free", 1950)), held(2, 1200, 1201)),
+        # Nobody knows when a serialized task asked.
+        (held(1, 1000, 1001, ("free", 1010)), held(2, 0, 1011)),
+    ],
+)
+def test_who_holds_a_lock_one_after_the_other_passes(one: list[Event], two: list[Event]) -> None:
+    assert broken(one + two) == []
+    assert broken(two + one) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "promise"),
+    [
+        (held(1, 1000, 1001), held(2, 1100, 1101), "two held one lock"),
+        (held(1, 1000, 1001, ("free", 1110)), held(2, 1100, 1101), "two held one lock"),
+        (held(1, 1000, 1001, ("keep", 1300)), held(2, 1250, 1251), "two held one lock"),
+        (held(2, 1000, 1001, ("free", 1010)), held(1, 1020, 1021), "a fence that was not greater"),
+        (held(2, 1000, 1001, ("free", 1010)), held(2, 1020, 1021), "a fence that was not greater"),
+    ],
+)
+def test_who_holds_a_lock_together_is_found(one: list[Event], two: list[Event], promise: str) -> None:
+    assert broken(one + two) == [promise]
+    assert broken(two + one) == [promise]

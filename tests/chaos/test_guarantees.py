@@ -1,0 +1,26 @@
+"""Each row of docs/guarantees.md holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.guarantees import Guarantee, guarantees
+from tests.chaos.runs import run
+from tests.chaos.scenarios import SCENARIOS
+
+SECONDS = 240
+"""Most seconds of a test: workers wait for leases, and servers for each other."""
+
+
+def test_the_table_names_every_scenario() -> None:
+    assert [row.scenario for row in guarantees()] == list(SCENARIOS)
+
+
+@pytest.mark.timeout(SECONDS)
+@pytest.mark.parametrize("row", guarantees(), ids=lambda row: row.scenario)
+def test_it_holds(row: Guarantee) -> None:
+    found = run(row.scenario, messages=row.messages, seed=1)
+    assert not row.unexpected(found), found["shown"]
+    assert found["kills"] >= row.kills
+    assert found["strikes"] >= row.strikes
+    assert found["sent"] > row.messages

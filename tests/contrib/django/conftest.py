@@ -1,0 +1,61 @@
+"""The shop of examples/, on a database and a Redis of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.contrib.django.project import served_by
+
+
+@pytest.fixture
+def database(shop: Path) -> str:
+    """Where the tables are; a module overrides it for other databases."""
+    return str(shop)
+
+
+@pytest.fixture(scope="session")
+def postgres(shop: Path, postgres_url: str) -> str:
+    """The shop's tables on PostgreSQL."""
+    from django.core.management import call_command
+
+    del shop
+    with served_by(postgres_url):
+        call_command("migrate", verbosity=0)
+    return postgres_url
+
+
+@pytest.fixture
+def tables(client: redis.Redis, database: str) -> Iterator[Any]:
+    """Empty tables and an empty Redis; returns django.db.transaction."""
+    from django.core.management import call_command
+    from django.db import connection, transaction
+
+    del client
+    with served_by(database):
+        yield transaction
+        call_command("flush", "--no-input", verbosity=0)
+        connection.close()
+
+
+@pytest.fixture
+def outbox(tables: Any) -> Any:
+    """The outbox, with empty tables."""
+    from redis_queue.contrib.django import outbox
+
+    del tables
+    return outbox
+
+
+@pytest.fixture
+def delayed(tables: Any) -> Any:
+    """The DelayedTasks of the shop, with nothing in them."""
+    from examples.shop.celery import app
+    from redis_queue.celery import DelayedTasks
+
+    del tables
+    return DelayedTasks(app)

@@ -1,0 +1,46 @@
+"""A task of Django that is sent on commit is stored on commit, and never after a rollback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+from django.db import transaction
+
+from redis_queue.celery import DelayedTasks
+from tests.support.celery.brokers import Broker
+
+pytestmark = [
+    pytest.mark.celery,
+    pytest.mark.parametrize("broker", ["redis"], indirect=True),
+    pytest.mark.usefixtures("shop"),
+]
+
+
+@pytest.fixture
+def delayed(broker: Broker, redis_url: str) -> Iterator[DelayedTasks]:
+    app = Celery("shop", task_cls="celery.contrib.django.task:DjangoTask", set_as_current=False)
+    app.conf.update(broker.settings(redis_queue_url=redis_url))
+    yield DelayedTasks(app)
+    app.close()
+
+
+def remind() -> None:
+    """Do nothing."""
+
+
+def test_it_is_stored_with_the_commit(delayed: DelayedTasks) -> None:
+    task = delayed.app.task(remind, name="shop.remind", shared=False)
+    with transaction.atomic():
+        task.apply_async_on_commit(countdown=60)
+        assert delayed.count() == 0
+    assert [entry.task for entry in delayed.list()] == ["shop.remind"]
+
+
+def test_it_is_not_stored_after_a_rollback(delayed: DelayedTasks) -> None:
+    task = delayed.app.task(remind, name="shop.remind", shared=False)
+    with transaction.atomic():
+        task.apply_async_on_commit(countdown=60)
+        transaction.set_rollback(True)
+    assert delayed.count() == 0

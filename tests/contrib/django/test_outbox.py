@@ -1,0 +1,289 @@
+"""What is scheduled in a transaction goes with it, and is stored at least once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+import redis
+from celery import Celery
+from kombu.serialization import loads
+
+from redis_queue import DelayQueue
+from redis_queue.celery import TaskCall
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.reading import envelope_of_call
+from redis_queue.errors import EntryExistsError, InvalidDelayError, InvalidValueError
+from tests.contrib.django.project import rows, use_app
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.celery
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, shop: Path) -> str:
+    return str(shop) if request.param == "sqlite" else str(request.getfixturevalue("postgres"))
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+    """A Redis of the test, which holds the tasks of an app that has not asked it for anything yet."""
+    with RedisServer() as server:
+        app = Celery("shop", broker="memory://", set_as_current=False)
+        app.conf.redis_queue_url = server.url
+        use_app(app, monkeypatch)
+        yield server
+
+
+def test_it_is_stored_with_the_commit_and_not_before(tables: Any, outbox: Any, delayed: Any) -> None:
+    with tables.atomic():
+        id_ = outbox.schedule("shop.remind", (1,), {"mail": "a@b.c"}, countdown=60, queue="slow")
+        assert delayed.count() == 0
+    (entry,) = delayed.list()
+    assert (entry.id, entry.task, entry.queue) == (id_, "shop.remind", "slow")
+    assert timedelta(seconds=55) < entry.due_at - datetime.now(timezone.utc) <= timedelta(seconds=60)
+    assert rows() == []
+
+
+def test_what_is_rolled_back_was_never_scheduled(tables: Any, outbox: Any, delayed: Any) -> None:
+    with tables.atomic():
+        outbox.schedule("shop.remind", countdown=60)
+        tables.set_rollback(True)
+    assert outbox.relay() == outbox.Relayed()
+    assert delayed.count() == 0
+
+
+def test_what_was_committed_while_redis_was_away_is_relayed_later(
+    tables: Any, outbox: Any, delayed: Any, client: redis.Redis
+) -> None:
+    ids = []
+    client.execute_command("CLIENT", "PAUSE", 20_000, "WRITE")
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            # As a process that dies right behind its commit.
+            patch.setattr("redis_queue.contrib.django.outbox.scheduling.relay_quietly", lambda **_: None)
+            for number in range(3):
+                with tables.atomic():
+                    ids.append(outbox.schedule("shop.remind", (number,), countdown=60))
+    finally:
+        client.execute_command("CLIENT", "UNPAUSE")
+    assert [row.task_id for row in rows()] == ids
+    assert outbox.relay() == outbox.Relayed(moved=3)
+    assert sorted(entry.id for entry in delayed.list()) == sorted(ids)
+
+
+def test_a_process_that_never_saw_redis_schedules_all_the_same(tables: Any, outbox: Any, own: RedisServer) -> None:
+    own.kill()
+    with tables.atomic():
+        id_ = outbox.schedule("shop.remind", (1,), countdown=60)
+    assert [row.task_id for row in rows()] == [id_]
+    own.restart()
+    assert outbox.relay() == outbox.Relayed(moved=1)
+    with own.client() as client:
+        assert [entry.id for entry in DelayQueue("celery", client).list()] == [id_]
+
+
+def test_many_calls_of_one_transaction_are_relayed_once(
+    tables: Any, outbox: Any, own: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    own.kill()
+    with tables.atomic():
+        for number in range(20):
+            outbox.schedule("shop.remind", (number,), countdown=60)
+    refused = [record for record in caplog.records if record.message.startswith("not relayed yet")]
+    assert (len(rows()), len(refused)) == (20, 1)
+    own.restart()
+    assert outbox.relay() == outbox.Relayed(moved=20)
+
+
+def test_more_calls_than_one_relay_takes_are_all_relayed_with_their_commit(
+    tables: Any, outbox: Any, delayed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redis_queue.contrib.django.outbox.relaying.CHUNK", 2)
+    with tables.atomic():
+        for number in range(5):
+            outbox.schedule("shop.remind", (number,), countdown=60)
+    assert (rows(), delayed.count()) == ([], 5)
+
+
+@pytest.mark.parametrize("undone", [0, 1, 2])
+def test_the_relay_of_a_transaction_outlives_a_savepoint_that_is_rolled_back(
+    tables: Any, outbox: Any, delayed: Any, undone: int
+) -> None:
+    with tables.atomic():
+        for number in range(3):
+            with tables.atomic():
+                outbox.schedule("shop.remind", countdown=60, task_id=f"x{number}")
+                if number == undone:
+                    tables.set_rollback(True)
+    assert rows() == []
+    assert sorted(entry.id for entry in delayed.list()) == [f"x{number}" for number in range(3) if number != undone]
+
+
+def test_the_relays_of_a_test_that_never_commits_are_captured_each_time(
+    tables: Any, outbox: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django.test import TestCase
+
+    relayed: list[Any] = []
+    monkeypatch.setattr(
+        "redis_queue.contrib.django.outbox.scheduling.relay_quietly", lambda **given: relayed.append(given)
+    )
+    with tables.atomic():
+        for count in (1, 2):
+            with TestCase.captureOnCommitCallbacks(execute=True):
+                outbox.schedule("shop.remind", countdown=60)
+            assert relayed == [{"calls": 1, "using": "default"}] * count
+        tables.set_rollback(True)
+
+
+def test_a_relay_that_died_before_its_commit_changes_nothing_the_second_time(
+    tables: Any, outbox: Any, delayed: Any
+) -> None:
+    from redis_queue.contrib.django.outbox.models import Call
+
+    Call.objects.create(task_id="x", task="shop.remind", payload={}, due_at=datetime.now(timezone.utc))
+    (row,) = rows()
+    assert outbox.relay() == outbox.Relayed(moved=1)
+    delayed.reschedule("x", countdown=900)
+    (entry,) = delayed.list()
+    row.save(force_insert=True)
+    assert outbox.relay() == outbox.Relayed(moved=1)
+    assert [(found.id, found.due_at) for found in delayed.list()] == [("x", entry.due_at)]
+
+
+def test_it_is_cancelled_before_and_after_the_relay(tables: Any, outbox: Any, delayed: Any) -> None:
+    with tables.atomic():
+        id_ = outbox.schedule("shop.remind", countdown=60)
+        assert outbox.cancel(id_)
+    assert not outbox.cancel(id_)
+    with tables.atomic():
+        id_ = outbox.schedule("shop.remind", countdown=60)
+    assert delayed.count() == 1
+    assert outbox.cancel(id_)
+    assert delayed.count() == 0
+
+
+def test_a_cancel_that_is_rolled_back_was_none(tables: Any, outbox: Any, delayed: Any) -> None:
+    from redis_queue.contrib.django.outbox.models import Call
+
+    Call.objects.create(task_id="x", task="shop.remind", payload={}, due_at=datetime.now(timezone.utc))
+    with tables.atomic():
+        assert outbox.cancel("x")
+        tables.set_rollback(True)
+    assert outbox.relay() == outbox.Relayed(moved=1)
+    assert [entry.id for entry in delayed.list()] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error"),
+    [
+        ({"countdown": float("nan")}, {}, InvalidDelayError),
+        ({"countdown": -1}, {}, InvalidDelayError),
+        ({"countdown": 1, "eta": datetime(2030, 1, 1, tzinfo=timezone.utc)}, {}, InvalidDelayError),
+        ({"eta": datetime(2030, 1, 1)}, {}, InvalidDelayError),
+        ({"task_id": "a\nb"}, {}, InvalidValueError),
+        ({"args": (object(),)}, {}, InvalidValueError),
+        ({"countdwon": 5}, {}, InvalidValueError),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(
+    tables: Any, outbox: Any, arguments: dict[str, Any], options: dict[str, Any], error: type[Exception]
+) -> None:
+    del tables
+    with pytest.raises(error):
+        outbox.schedule("shop.remind", **arguments, **options)
+    assert rows() == []
+
+
+def test_an_id_is_taken_once(tables: Any, outbox: Any) -> None:
+    with tables.atomic():
+        outbox.schedule("shop.remind", countdown=60, task_id="x")
+        with pytest.raises(EntryExistsError):
+            outbox.schedule("shop.remind", countdown=60, task_id="x")
+    assert rows() == []
+
+
+def test_arguments_of_other_types_are_for_celerys_json_serializer(outbox: Any) -> None:
+    refused = r"^shop\.remind: args\[1\] of type UUID cannot be stored as JSON: "
+    with pytest.raises(InvalidValueError, match=refused):
+        outbox.schedule("shop.remind", (1, UUID(int=7)), countdown=60, serializer="yaml")
+    assert rows() == []
+
+
+def test_arguments_of_other_types_reach_the_worker_as_by_apply_async(outbox: Any, delayed: Any) -> None:
+    arguments = (UUID(int=7), Decimal("1.10"), date(2030, 1, 2), b"\xff")
+    named = {"eta": datetime(2030, 1, 2, 3, 4, 5, 6, tzinfo=timezone.utc)}
+    outbox.schedule("shop.remind", arguments, named, countdown=60, task_id="x", expires=named["eta"])
+    delayed.app.send_task("shop.remind", arguments, named, countdown=60, task_id="y", expires=named["eta"])
+    call, sent = (delayed.queue.get(name) for name in "xy")
+    became = envelope_of_call(delayed.app, TaskCall.from_payload(call.payload), "x")
+    expected = Envelope.unpack(sent.payload, "y", sent.headers)
+    args, kwargs, _ = loads(became.body, became.content_type, became.content_encoding)
+    assert (tuple(args), kwargs) == (arguments, named)
+    assert became.body == expected.body
+    for header in ("argsrepr", "kwargsrepr", "expires"):
+        assert became.headers[header] == expected.headers[header]
+    assert became.properties.keys() <= expected.properties.keys()
+    assert delayed.get("x").args == expected.headers["argsrepr"]
+
+
+def test_arguments_arrive_as_they_were(outbox: Any, delayed: Any) -> None:
+    arguments = ["a\x00b", 1e16, 1e300, -0.0, 0.1, 2**70, {"later": 1, "a": [None, True]}, "ü\u2028"]
+    id_ = outbox.schedule("shop.remind", arguments, countdown=60)
+    assert repr(delayed.queue.get(id_).payload["args"]) == repr(arguments)
+
+
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_the_time_does_not_depend_on_the_settings(outbox: Any, delayed: Any, use_tz: bool) -> None:
+    from django.test import override_settings
+
+    # The second time at which clocks in New York show half past one.
+    eta = datetime(2029, 11, 4, 6, 30, 0, 1000, tzinfo=timezone.utc)
+    with override_settings(USE_TZ=use_tz, TIME_ZONE="America/New_York"):
+        outbox.schedule("shop.remind", eta=eta, task_id="x")
+        outbox.schedule("shop.remind", countdown=60, task_id="y")
+    assert delayed.get("x").due_at == eta
+    assert timedelta(seconds=55) < delayed.get("y").due_at - datetime.now(timezone.utc) <= timedelta(seconds=60)
+
+
+def test_a_transaction_that_is_open_is_not_relayed(tables: Any, outbox: Any, delayed: Any) -> None:
+    with tables.atomic():
+        outbox.schedule("shop.remind", countdown=60)
+        with pytest.raises(RuntimeError):
+            outbox.relay()
+        tables.set_rollback(True)
+    assert delayed.count() == 0
+
+
+def test_another_database_has_its_own_outbox(
+    tables: Any, outbox: Any, delayed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django.core.management import call_command
+    from django.db import connections
+
+    from examples.shop.settings import database
+    from redis_queue.contrib.django.outbox.models import Call
+
+    options = {**connections.settings["default"], **database(str(tmp_path / "other.sqlite3"))}
+    monkeypatch.setitem(connections.settings, "other", options)
+    try:
+        call_command("migrate", "redis_queue_outbox", database="other", verbosity=0)
+        with tables.atomic(using="other"):
+            outbox.schedule("shop.remind", countdown=60, task_id="x", using="other")
+            assert (rows(), Call.objects.using("other").count()) == ([], 1)
+            assert outbox.relay() == outbox.Relayed()
+        assert Call.objects.using("other").count() == 0
+        assert [entry.id for entry in delayed.list()] == ["x"]
+        with tables.atomic(using="other"):
+            outbox.schedule("shop.remind", countdown=60, task_id="y", using="other")
+            assert outbox.cancel("y", using="other")
+        assert [entry.id for entry in delayed.list()] == ["x"]
+    finally:
+        connections["other"].close()
+        del connections["other"]

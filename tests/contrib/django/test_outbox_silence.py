@@ -1,0 +1,119 @@
+"""A Redis that does not answer costs commits no time, and locks nobody out of the database."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from redis_queue.contrib.django.outbox.redis_access import FIRST_PAUSE, LONGEST_PAUSE, Breaker
+from redis_queue.errors import StoreUnavailableError
+from redis_queue.store.scripts import CALL_ATTEMPTS
+from tests.contrib.django.project import rows, use_app, write
+from tests.support.proxy import FaultProxy
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+
+@pytest.fixture
+def redis(redis_tcp_server: RedisServer, tables: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """The Redis of the outbox behind a proxy; the app has not asked it for anything yet."""
+    del tables
+    with redis_tcp_server.client() as client:
+        client.flushall()
+    with FaultProxy(redis_tcp_server.address) as proxy:
+        app = Celery("shop", broker="memory://", set_as_current=False)
+        app.conf.redis_queue_url = proxy.url
+        use_app(app, monkeypatch)
+        yield proxy
+
+
+def test_of_many_commits_one_waits_for_a_silent_redis(tables: Any, outbox: Any, redis: FaultProxy) -> None:
+    redis.mode = "blackhole"
+    for number in range(20):
+        with tables.atomic():
+            outbox.schedule("shop.remind", countdown=60, task_id=f"x{number}")
+    assert redis.connections <= CALL_ATTEMPTS
+    assert len(rows()) == 20
+    redis.mode = "pass"
+    assert outbox.relay() == outbox.Relayed(moved=20)
+    assert rows() == []
+
+
+def test_commits_store_again_once_redis_answers(
+    tables: Any, outbox: Any, redis: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redis_queue.contrib.django.outbox.redis_access.FIRST_PAUSE", 0.0)
+    redis.mode = "refuse"
+    outbox.schedule("shop.remind", countdown=60)
+    assert len(rows()) == 1
+    redis.mode = "pass"
+    outbox.schedule("shop.remind", countdown=60)
+    assert rows() == []
+
+
+def test_a_relay_that_waits_for_redis_leaves_the_database_to_others(shop: Any, outbox: Any, redis: FaultProxy) -> None:
+    from django.db import connections
+
+    def relay() -> Any:
+        try:
+            return outbox.relay()
+        finally:
+            connections.close_all()
+
+    write(task_id="x")
+    redis.mode = "blackhole"
+    with ThreadPoolExecutor(1) as pool:
+        relayed = pool.submit(relay)
+        wait_until(lambda: redis.connections, description="the relay to ask Redis")
+        with sqlite3.connect(shop, timeout=0) as other:
+            other.execute("UPDATE redis_queue_outbox_call SET failures = 0")
+        other.close()
+        assert not relayed.done()
+        redis.mode = "pass"
+        assert relayed.result(30) == outbox.Relayed(moved=1)
+
+
+def test_a_cancel_that_waits_for_redis_has_locked_nothing(tables: Any, outbox: Any, redis: FaultProxy) -> None:
+    write(task_id="x")
+    redis.mode = "blackhole"
+    from django.db import connection
+
+    written: list[str] = []
+    with (
+        pytest.raises(StoreUnavailableError),
+        connection.execute_wrapper(lambda execute, sql, *rest: (written.append(sql), execute(sql, *rest))[1]),
+    ):
+        outbox.cancel("x")
+    assert written == []
+    assert [row.task_id for row in rows()] == ["x"]
+
+
+def test_the_pauses_of_a_breaker_grow_and_one_caller_ends_each() -> None:
+    now = [100.0]
+    breaker = Breaker(lambda: now[0])
+    assert breaker.allows()
+    assert breaker.allows()
+    breaker.failed()
+    assert not breaker.allows()
+    pauses = []
+    for _ in range(8):
+        began = now[0]
+        while not breaker.allows():
+            now[0] += 0.5
+        pauses.append(now[0] - began)
+        assert not breaker.allows()
+        breaker.failed()
+    assert pauses[0] <= FIRST_PAUSE + 0.5
+    assert LONGEST_PAUSE / 2 <= pauses[-1] <= LONGEST_PAUSE + 0.5
+    now[0] += LONGEST_PAUSE
+    assert breaker.allows()
+    breaker.succeeded()
+    assert breaker.allows()
+    assert breaker.allows()

@@ -1,0 +1,205 @@
+"""The shop run as its users would: checks, commands, views, worker and relay as processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from tests.contrib.django.project import environment
+
+pytestmark = pytest.mark.celery
+
+
+def manage(redis_url: str, database: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run ``manage.py`` of the shop."""
+    return subprocess.run(
+        [sys.executable, "-m", "examples.shop", *arguments],
+        env={**os.environ, **environment(redis_url, database), **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_check_finds_nothing_in_the_shop(redis_url: str, shop: Path) -> None:
+    done = manage(redis_url, shop, "check")
+    assert (done.returncode, done.stdout) == (0, "System check identified no issues (0 silenced).\n"), done.stderr
+
+
+def test_migrations_are_complete(shop: Path) -> None:
+    from django.core.management import call_command
+
+    del shop
+    call_command("makemigrations", check_changes=True, dry_run=True, verbosity=0)
+
+
+def test_check_finds_a_wrong_setting(redis_url: str, shop: Path, tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(
+        "from examples.shop.settings import *\nCELERY_REDIS_QUEUE_DELAY_QEUE = 'x'\nREDIS_QUEUE_OVERDUE = 'run'\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(Path.cwd())])
+    done = manage(redis_url, shop, "check", DJANGO_SETTINGS_MODULE="wrong", PYTHONPATH=path)
+    assert done.returncode == 1
+    assert (
+        "(redis_queue.E002) unknown setting CELERY_REDIS_QUEUE_DELAY_QEUE: did you mean CELERY_REDIS_QUEUE_DELAY_QUEUE?"
+        in done.stderr
+    )
+    assert "(redis_queue.W003) The setting REDIS_QUEUE_OVERDUE is not read." in done.stderr
+    assert "HINT: Write CELERY_REDIS_QUEUE_OVERDUE." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"dispatch_batch": 0, "url": "redis://localhost"}, ["redis_queue.E002"]),
+        ({"url": "http://localhost"}, ["redis_queue.E002"]),
+        ({}, ["redis_queue.E002"]),
+        ({"url": "redis://localhost"}, []),
+    ],
+)
+def test_the_settings_of_the_app_are_checked(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], found: list[str]
+) -> None:
+    from redis_queue.contrib.django import checks
+
+    del shop
+    app = Celery("other", broker="amqp://localhost", set_as_current=False)
+    app.conf.update({f"redis_queue_{name}": value for name, value in settings.items()})
+    monkeypatch.setattr(checks, "celery_app", lambda: app)
+    assert [message.id for message in checks.check_settings()] == [*found, "redis_queue.W002"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [
+        ({"CELERY_APP": "examples.nowhere:app"}, ["redis_queue.E001"]),
+        ({"CELERY_APP": "os:path"}, ["redis_queue.E001"]),
+        ({"CELERY": "examples.shop.celery:app"}, ["redis_queue.E001"]),
+        ("examples.shop.celery:app", ["redis_queue.E001"]),
+        ({}, ["redis_queue.W001"]),
+    ],
+)
+def test_which_app_it_is_is_checked(shop: Path, setting: Any, found: list[str]) -> None:
+    from django.test import override_settings
+
+    from redis_queue.contrib.django.checks import check_settings
+
+    del shop
+    with override_settings(REDIS_QUEUE=setting):
+        assert [message.id for message in check_settings()] == found
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "examples.shop.celery:ap",
+            "module 'examples.shop.celery' has no 'ap'; its Celery app is 'examples.shop.celery:app'",
+        ),
+        ("os:nothing", "module 'os' has no 'nothing'"),
+        ("os", "'os' has no Celery app"),
+        ("os:path", "is not a Celery app but of type module"),
+        ("examples.nowhere:app", "No module named 'examples.nowhere'"),
+    ],
+)
+def test_a_wrong_name_of_the_app_is_told_as_what_it_is(shop: Path, name: str, said: str) -> None:
+    from django.test import override_settings
+
+    from redis_queue.contrib.django.checks import check_settings
+
+    del shop
+    with override_settings(REDIS_QUEUE={"CELERY_APP": name}):
+        (message,) = check_settings()
+    assert str(message.msg).startswith(f"REDIS_QUEUE['CELERY_APP']={name!r}")
+    assert str(message.msg).endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("setting", "meant"),
+    [
+        ("REDIS_QUEUE_OVERDUE", "CELERY_REDIS_QUEUE_OVERDUE"),
+        ("REDIS_QUEUE_OVERDUES", "CELERY_REDIS_QUEUE_OVERDUE"),
+        ("REDIS_QUEUE_OF_ANOTHER_PACKAGE", None),
+    ],
+)
+def test_a_setting_without_celerys_prefix_is_told(shop: Path, setting: str, meant: str | None) -> None:
+    from django.test import override_settings
+
+    from redis_queue.contrib.django.checks import check_settings
+
+    del shop
+    with override_settings(**{setting: "run"}):
+        found = [(message.id, message.hint) for message in check_settings()]
+    assert found == ([("redis_queue.W003", f"Write {meant}.")] if meant else [])
+
+
+def test_the_command_is_that_of_celery(redis_url: str, shop: Path, tables: Any) -> None:
+    from redis_queue.contrib.django import outbox
+
+    with tables.atomic():
+        outbox.schedule("shop.remind", countdown=600, task_id="remind-1")
+    found = json.loads(manage(redis_url, shop, "redis_queue", "scheduled", "list", "--json").stdout)
+    assert [row["id"] for row in found["entries"]] == ["remind-1"]
+    assert "scheduled" in manage(redis_url, shop, "redis_queue", "--help").stdout
+    assert manage(redis_url, shop, "redis_queue", "scheduled", "show", "nothing").returncode == 1
+
+
+def test_the_command_takes_settings_like_every_command(redis_url: str, shop: Path) -> None:
+    options = ("--pythonpath", ".", "--settings=examples.shop.settings")
+    done = manage(redis_url, shop, "redis_queue", "stats", "--json", *options, DJANGO_SETTINGS_MODULE="nowhere")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["prefix"] == "redis_queue"
+
+
+def test_call_command_runs_it_too(tables: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from django.core.management import call_command
+
+    del tables
+    with pytest.raises(SystemExit) as ended:
+        call_command("redis_queue", "stats")
+    assert ended.value.code == 0
+    assert "prefix" in capsys.readouterr().out
+
+
+def test_the_relay_moves_what_is_there_and_ends(redis_url: str, shop: Path, tables: Any) -> None:
+    from datetime import datetime, timezone
+
+    from redis_queue.contrib.django.outbox.models import Call
+
+    del tables
+    for number in range(3):
+        Call.objects.create(
+            task_id=f"x{number}", task="shop.remind", payload={}, due_at=datetime(2030, 1, 1, tzinfo=timezone.utc)
+        )
+    done = manage(redis_url, shop, "redis_queue_relay", "--once")
+    assert (done.returncode, done.stdout) == (0, "3 relayed, 0 failed\n"), done.stderr
+    assert Call.objects.count() == 0
+    refused = manage(redis_url, shop, "redis_queue_relay", "--interval", "0")
+    assert refused.returncode == 1
+    assert "--interval 0" in refused.stderr
+
+
+def test_an_order_is_placed_paid_and_broken(tables: Any) -> None:
+    from django.test import Client
+
+    from examples.shop.celery import app
+    from examples.shop.orders.models import Order
+    from redis_queue.celery import DelayedTasks
+
+    del tables
+    delayed = DelayedTasks(app)
+    browser = Client(raise_request_exception=False)
+    assert browser.post("/orders/", {"item": "tea", "fail": "1"}).status_code == 500
+    assert (Order.objects.count(), delayed.count()) == (0, 0)
+    number = browser.post("/orders/", {"item": "tea"}).json()["order"]
+    assert delayed.get(f"cancel-order-{number}") is not None
+    assert browser.post(f"/orders/{number}/pay/").json() == {"order": number, "deadline_taken_out": True}
+    assert delayed.count() == 0

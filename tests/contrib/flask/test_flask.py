@@ -1,0 +1,169 @@
+"""redis_queue in a Flask application: settings, tasks of its own class, and the dashboard behind its users."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from flask import Flask, request
+
+from examples.notifications import create_app
+from redis_queue.celery import DelayedTasks
+from redis_queue.contrib.flask import RedisQueue
+from redis_queue.errors import ConfigurationError
+from tests.support.celery.processes import CeleryProcess
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+
+def broker(url: str) -> str:
+    """Return a Redis URL as kombu reads it."""
+    return url.replace("unix://", "redis+socket://").partition("?")[0]
+
+
+@pytest.fixture
+def app(redis_url: str, client: redis.Redis, tmp_path: Path) -> Flask:
+    """The example on the Redis of the test."""
+    del client
+    celery = {"broker_url": broker(redis_url), "redis_queue_url": redis_url, "task_ignore_result": True}
+    return create_app(CELERY=celery, OUTBOX=str(tmp_path / "outbox.txt"))
+
+
+def login(browser: Any, name: str) -> None:
+    with browser.session_transaction() as session:
+        session["user"] = name
+
+
+def test_a_notification_is_planned_and_withdrawn(app: Flask) -> None:
+    browser = app.test_client()
+    id_ = browser.post("/notifications", data={"to": "ann", "text": "hello", "in": "60"}).json["id"]
+    delayed: DelayedTasks = app.extensions["redis_queue"]
+    assert [(entry.id, entry.task) for entry in delayed.list()] == [(id_, "notifications.send_mail")]
+    assert browser.delete(f"/notifications/{id_}").json == {"withdrawn": id_}
+    assert browser.delete(f"/notifications/{id_}").status_code == 404
+    assert delayed.count() == 0
+
+
+def test_a_worker_runs_it_in_the_context_of_the_application(tmp_path: Path) -> None:
+    with RedisServer() as server:
+        variables = {"REDIS_URL": broker(server.url), "OUTBOX": str(tmp_path / "outbox.txt")}
+        app = create_app(CELERY={"broker_url": variables["REDIS_URL"], "task_ignore_result": True})
+        app.test_client().post("/notifications", data={"to": "ann", "text": "hello", "in": "0.5"})
+        with CeleryProcess(
+            *("-A", "examples.notifications.worker", "worker", "--pool", "solo", "--loglevel", "INFO"),
+            environment=variables,
+            beat=False,
+        ):
+            outbox = Path(variables["OUTBOX"])
+            wait_until(lambda: outbox.exists() and outbox.read_text() == "ann: hello\n", description="the mail")
+
+
+def test_the_dashboard_asks_the_application_who_it_is(app: Flask) -> None:
+    browser = app.test_client()
+    assert browser.get("/queues/").status_code == 403
+    login(browser, "ann")
+    page = browser.get("/queues/scheduled")
+    assert page.status_code == 200
+    assert "read-only" in page.text
+    links = re.findall(r'(?:href|src|action)="([^"]+)"', page.text)
+    assert [link for link in links if not link.startswith(("/queues/", "#"))] == []
+    assert browser.post("/queues/act", data={"verb": "cancel"}).status_code == 403
+    assert browser.post("/notifications", data={"to": "ann", "text": "hello"}).status_code == 201
+
+
+def test_who_may_act_cancels(app: Flask) -> None:
+    browser = app.test_client()
+    login(browser, "admin")
+    id_ = browser.post("/notifications", data={"to": "ann", "text": "hello"}).json["id"]
+    token = re.search(r'name="token" value="([^"]+)"', browser.get("/queues/scheduled").text)
+    assert token is not None
+    form = {"verb": "cancel", "row": f"delay:celery:{id_}", "token": token[1]}
+    preview = browser.post("/queues/preview", data=form)
+    hidden = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', preview.text))
+    done = browser.post("/queues/act", data=hidden)
+    assert (done.status_code, done.headers["Location"]) == (303, "/queues/scheduled")
+    assert app.extensions["redis_queue"].count() == 0
+    # The application's own session is as it was.
+    with browser.session_transaction() as session:
+        assert session["user"] == "admin"
+
+
+def dashboard(redis_url: str, **options: Any) -> Flask:
+    """Return a bare application with a dashboard."""
+    app = Flask("other")
+    app.config.update(SECRET_KEY="dev", REDIS_QUEUE_URL=redis_url)
+    celery = Celery("other", broker="redis://localhost", set_as_current=False)
+    RedisQueue(app, celery=celery, dashboard="/queues", **options)
+    return app
+
+
+def test_the_key_of_the_application_may_be_as_short_as_it_likes(redis_url: str) -> None:
+    app = dashboard(redis_url, user=lambda: "ann")
+    assert app.test_client().get("/queues/").status_code == 200
+
+
+@pytest.mark.parametrize("nobody", [None, False, ""])
+def test_who_is_nobody_is_refused(redis_url: str, nobody: Any) -> None:
+    assert dashboard(redis_url, user=lambda: nobody).test_client().get("/queues/").status_code == 403
+
+
+def test_whoever_asks_for_the_user_leaves_the_form_alone(redis_url: str) -> None:
+    roots: list[str] = []
+
+    def user() -> str:
+        roots.append(request.script_root)
+        return request.values.get("key", "ann")
+
+    app = dashboard(redis_url, user=user, may_write=lambda: True)
+    browser = app.test_client()
+    id_ = app.extensions["redis_queue"].app.send_task("shop.remind", countdown=60).id
+    # Behind a proxy that serves the application under a path.
+    under = {"environ_overrides": {"SCRIPT_NAME": "/shop"}}
+    token = re.search(r'name="token" value="([^"]+)"', browser.get("/queues/scheduled", **under).text)
+    assert token is not None
+    form = {"verb": "cancel", "row": f"delay:celery:{id_}", "token": token[1]}
+    assert "Cancel 1?" in browser.post("/queues/preview", data=form, **under).text
+    assert set(roots) == {"/shop"}
+
+
+def test_settings_of_the_application_reach_celery(redis_url: str) -> None:
+    app = Flask("other")
+    app.config.update(REDIS_QUEUE_URL=redis_url, REDIS_QUEUE_MIN_DELAY=5)
+    celery = Celery("other", broker="amqp://localhost", set_as_current=False)
+    celery.conf.update(redis_queue_min_delay=2)
+    extension = RedisQueue(celery=celery)
+    extension.init_app(app)
+    delayed: DelayedTasks = app.extensions["redis_queue"]
+    assert delayed.app is celery
+    assert delayed.settings.min_delay == 2
+    assert celery.conf.redis_queue_url == redis_url
+
+
+def test_a_setting_that_celery_has_under_a_namespace_wins(redis_url: str) -> None:
+    app = Flask("other")
+    app.config.update(REDIS_QUEUE_URL=redis_url, REDIS_QUEUE_MIN_DELAY=5, CELERY_REDIS_QUEUE_MIN_DELAY=2)
+    celery = Celery("other", broker="amqp://localhost", set_as_current=False)
+    celery.config_from_object(app.config, namespace="CELERY")
+    RedisQueue(app, celery=celery)
+    delayed: DelayedTasks = app.extensions["redis_queue"]
+    assert delayed.settings.min_delay == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"dashboard": "/queues"}, "needs user="),
+        ({"dashboard": "queues", "user": lambda: "ann"}, "give a path"),
+        ({"dashboard": "/", "user": lambda: "ann"}, "give a path"),
+        ({}, "make the Celery app first"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        RedisQueue(Flask("other"), **options)

@@ -1,0 +1,739 @@
+"""What each verb of a DelayQueue does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+import redis
+
+from redis_queue import CancelOutcome, DelayQueue, Entry, EntryExistsError, InvalidValueError, PutBack
+from redis_queue.delay.model import MAX_LISTS, Delivery, Push
+from redis_queue.store.chunks import CHUNK, MAX_CALL_BYTES
+from redis_queue.store.keys import Keys
+from redis_queue.store.registry import Known, Registry
+from redis_queue.store.scripts import Scripts
+from tests.support.clock import Clock, when
+from tests.support.record_reads import record_reads
+
+
+@pytest.fixture
+def make(client: redis.Redis, clock: Clock) -> Callable[..., DelayQueue]:
+    """Make a queue with other settings than the default, on the standing clock."""
+    return lambda **settings: DelayQueue("timed", client, clock=clock, **settings)
+
+
+@pytest.fixture(params=[1, 3], ids=["1 shard", "3 shards"])
+def timed(request: pytest.FixtureRequest, make: Callable[..., DelayQueue]) -> DelayQueue:
+    """A queue on the standing clock, in one piece and in three."""
+    return make(shards=request.param, max_deliveries=3)
+
+
+def ids(entries: list[Entry]) -> list[str]:
+    """Return the ids of *entries*."""
+    return [entry.id for entry in entries]
+
+
+def payloads(entries: list[Entry]) -> list[Any]:
+    """Return the payloads of *entries*, sorted: several shards are claimed one after the other."""
+    return sorted(entry.payload for entry in entries)
+
+
+def keys_left(client: redis.Redis) -> list[bytes]:
+    """Return all keys but those that every queue keeps."""
+    kept = (b":slot:", b":meta", b":registry")
+    return sorted(key for key in client.scan_iter() if not any(part in key for part in kept))
+
+
+def calls(client: redis.Redis) -> int:
+    """Return how many scripts the server ran since it was started."""
+    return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+
+class TestPush:
+    def test_an_entry_is_due_after_its_delay_and_not_before(self, timed: DelayQueue, clock: Clock) -> None:
+        timed.push("a", delay=10)
+        timed.push("b", delay=timedelta(seconds=2.5))
+        timed.push("c", due_at=when(4))
+        timed.push("d")
+        assert payloads(timed.claim(9)) == ["d"]
+        for seconds, name in ((2.5, "b"), (1.5, "c"), (6, "a")):
+            clock.forward(seconds - 0.001)
+            assert timed.claim(9) == []
+            clock.forward(0.001)
+            assert payloads(timed.claim(9)) == [name]
+
+    def test_an_entry_tells_all_about_itself(self, timed: DelayQueue, clock: Clock) -> None:
+        id_ = timed.push({"a": 1}, delay=60, headers={"h": "é"}, destination="list")
+        clock.forward(61)
+        (entry,) = timed.claim()
+        assert (entry.id, entry.payload, entry.headers, entry.destination) == (id_, {"a": 1}, {"h": "é"}, "list")
+        assert (entry.put_at, entry.due_at, entry.deliveries) == (when(0), when(60), 1)
+        assert entry.lease is not None
+        assert entry.lease.expires_at == when(121)
+
+    def test_a_zone_is_no_difference(self, timed: DelayQueue) -> None:
+        tokyo = timezone(timedelta(hours=9))
+        timed.push("a", id="a", due_at=when(60).astimezone(tokyo))
+        entry = timed.get("a")
+        assert entry is not None
+        assert entry.due_at == when(60)
+
+    def test_a_fraction_of_a_millisecond_is_rounded_up(self, timed: DelayQueue) -> None:
+        timed.push("a", id="a", due_at=when(1) + timedelta(microseconds=1))
+        timed.push("b", id="b", delay=1.0001)
+        assert [entry.due_at for entry in timed.list()] == [when(1.001), when(1.001)]
+
+    def test_many_are_pushed_in_one_call(self, timed: DelayQueue, clock: Clock) -> None:
+        items: list[Any] = ["now", Push("later", delay=5), Push("named", id="n", due_at=when(9)), {"plain": "dict"}]
+        pushed = timed.push_many(items)
+        assert pushed[2] == "n"
+        assert len(set(pushed)) == 4
+        assert [timed.get(id_).payload for id_ in pushed] == ["now", "later", "named", {"plain": "dict"}]  # type: ignore[union-attr]
+        assert timed.push_many([]) == []
+
+    def test_thousands_may_come_from_a_generator(self, timed: DelayQueue) -> None:
+        pushed = timed.push_many(Push(number, delay=number) for number in range(1201))
+        assert len(timed) == 1201
+        assert [entry.payload for entry in timed] == list(range(1201))
+        assert [entry.id for entry in timed] == pushed
+
+    def test_entries_due_at_once_keep_their_order(self, make: Callable[..., DelayQueue]) -> None:
+        timed = make()
+        timed.push_many(range(700))
+        assert [entry.payload for entry in timed.claim(500)] == list(range(500))
+
+    def test_the_same_id_replaces_keeps_or_fails(self, timed: DelayQueue) -> None:
+        timed.push("old", id="x", delay=10)
+        timed.push("kept out", id="x", delay=20, on_conflict="keep")
+        with pytest.raises(EntryExistsError, match="timed: an entry with id 'x' is already stored"):
+            timed.push("refused", id="x", delay=20, on_conflict="error")
+        (entry,) = timed.list()
+        assert (entry.payload, entry.due_at) == ("old", when(10))
+        timed.push("new", id="x", delay=30)
+        (entry,) = timed.list()
+        assert (entry.payload, entry.due_at) == ("new", when(30))
+
+    @pytest.mark.parametrize("dead", [False, True])
+    def test_an_entry_replaces_only_older_ones_without_its_mark(
+        self, make: Callable[..., DelayQueue], clock: Clock, dead: bool
+    ) -> None:
+        timed = make()
+        if dead:
+            timed.bury(Push("old", id="x"), reason="none", deliveries=1)
+        else:
+            timed.push("old", id="x")
+        clock.forward(2)
+        assert timed.replace_older(Push("other", id="y"), age=0)
+        assert not timed.replace_older(Push("new", id="x"), age=2.001)
+        assert not timed.replace_older(Push("new", id="x", mark='"old"'), age=2)
+        assert timed.replace_older(Push("new", id="x", mark='"new"'), age=2)
+        assert sorted(entry.payload for entry in timed) == ["new", "other"]
+        assert timed.dead_letters() == []
+
+    def test_the_same_id_twice_in_one_call_ends_as_one(self, timed: DelayQueue) -> None:
+        timed.push_many([Push("first", id="x", delay=1), Push("last", id="x", delay=2)])
+        timed.push_many([Push("first", id="y", delay=1), Push("last", id="y", delay=2)], on_conflict="keep")
+        assert [(entry.payload, entry.due_at) for entry in timed] == [("first", when(1)), ("last", when(2))]
+
+    def test_a_conflict_in_a_chunk_stores_none_of_it(self, make: Callable[..., DelayQueue]) -> None:
+        timed = make()
+        timed.push("old", id="x")
+        with pytest.raises(EntryExistsError, match="'x'"):
+            timed.push_many([Push("a", id="a"), Push("new", id="x"), Push("b", id="b")], on_conflict="error")
+        with pytest.raises(EntryExistsError, match="'a'"):
+            timed.push_many([Push("a", id="a"), Push("b", id="a")], on_conflict="error")
+        assert payloads(timed.list()) == ["old"]
+
+    @pytest.mark.parametrize("where", ["in flight", "dead"])
+    def test_an_id_in_use_elsewhere_conflicts_too(self, timed: DelayQueue, where: str) -> None:
+        timed.push("old", id="x")
+        (held,) = timed.claim()
+        if where == "dead":
+            timed.release(held, dead=True)
+        timed.push("kept out", id="x", on_conflict="keep")
+        with pytest.raises(EntryExistsError):
+            timed.push("refused", id="x", on_conflict="error")
+        assert len(timed) == 0
+        timed.push("new", id="x")
+        assert not timed.ack(held)
+        assert timed.stats().dead == timed.stats().in_flight == 0
+        assert [(entry.payload, entry.deliveries) for entry in timed.claim(5)] == [("new", 1)]
+
+
+class TestChange:
+    def test_what_was_cancelled_never_comes(self, timed: DelayQueue, client: redis.Redis) -> None:
+        timed.push_many([Push(name, id=name) for name in "abcd"])
+        assert timed.cancel("b")
+        assert not timed.cancel("b")
+        assert timed.cancel_many(["a", "unknown", "d", "a"]) == [True, False, True, False]
+        assert payloads(timed.claim(9)) == ["c"]
+        assert timed.stats().waiting == 0
+
+    def test_what_was_claimed_cannot_be_cancelled(self, timed: DelayQueue) -> None:
+        timed.push("a", id="a")
+        (entry,) = timed.claim()
+        assert not timed.cancel("a")
+        assert timed.ack(entry)
+        assert not timed.cancel("a")
+
+    def test_what_was_claimed_before_is_taken_out_but_may_have_been_sent(
+        self, timed: DelayQueue, clock: Clock, client: redis.Redis
+    ) -> None:
+        timed.push_many([Push(name, id=name) for name in ("died", "refused", "returned", "unanswered")])
+        entries = {entry.id: entry for entry in timed.claim(9)}
+        assert timed.release(entries["refused"])
+        assert timed.release(entries["returned"], counted=False)
+        assert timed.release(entries["unanswered"], counted=False, reason="the broker did not answer")
+        clock.forward(61)
+        assert timed.put_back() == PutBack(1, 0)
+        outcomes = timed.cancel_many(["died", "refused", "unanswered", "returned", "unknown"])
+        maybe = CancelOutcome.MAYBE_SENT
+        assert outcomes == [maybe, maybe, maybe, CancelOutcome.CANCELLED, CancelOutcome.NOT_FOUND]
+        assert [bool(outcome) for outcome in outcomes] == [False, False, False, True, False]
+        assert [outcome.taken_out for outcome in outcomes] == [True, True, True, True, False]
+        assert keys_left(client) == []
+
+    def test_what_is_stored_anew_is_cancelled_for_certain(self, timed: DelayQueue) -> None:
+        timed.push("a", id="a")
+        timed.claim()
+        timed.push("b", id="a", delay=60)
+        assert timed.cancel("a") is CancelOutcome.CANCELLED
+
+    def test_a_dead_letter_can_be_cancelled(self, timed: DelayQueue, client: redis.Redis) -> None:
+        timed.push("a", id="a")
+        timed.release(timed.claim()[0], dead=True, reason="x")
+        assert timed.cancel("a").taken_out
+        assert timed.dead_letters() == []
+        assert keys_left(client) == []
+
+    def test_thousands_may_be_cancelled_at_once(self, timed: DelayQueue) -> None:
+        pushed = timed.push_many(range(1100))
+        assert timed.cancel_many(iter(pushed)) == [True] * 1100
+        assert len(timed) == 0
+
+    def test_an_entry_can_be_moved_in_time(self, timed: DelayQueue, clock: Clock) -> None:
+        timed.push("a", id="a", delay=60)
+        for change, due in (
+            ({"delay": 5}, 5),
+            ({"due_at": when(90)}, 90),
+            ({"delay": timedelta(minutes=1)}, 60),
+            ({}, 0),
+        ):
+            assert timed.reschedule("a", **change)
+            assert timed.next_due() == when(due)
+        assert timed.reschedule("a", delay=60)
+        clock.forward(10)
+        assert timed.run_now("a")
+        (entry,) = timed.claim()
+        assert (entry.payload, entry.due_at) == ("a", when(10))
+
+    def test_an_entry_can_be_moved_only_if_nobody_else_did(self, timed: DelayQueue) -> None:
+        timed.push("a", id="a", delay=60)
+        assert not timed.run_now("a", due_at=when(59))
+        assert timed.next_due() == when(60)
+        assert timed.run_now("a", due_at=when(60))
+        assert timed.next_due() == when(0)
+
+    def test_what_does_not_wait_is_not_brought_to_life(self, timed: DelayQueue) -> None:
+        assert not timed.reschedule("unknown", delay=1)
+        assert not timed.run_now("unknown")
+        timed.push("a", id="a")
+        (entry,) = timed.claim()
+        assert not timed.reschedule("a", delay=1)
+        assert timed.ack(entry)
+        assert not timed.reschedule("a", delay=1)
+        assert len(timed) == 0
+
+
+class TestLook:
+    def test_get_finds_an_entry_that_waits_or_is_held(self, timed: DelayQueue) -> None:
+        assert timed.get("a") is None
+        timed.push("x", id="a", delay=5)
+        waiting = timed.get("a")
+        assert waiting is not None
+        assert (waiting.payload, waiting.due_at, waiting.deliveries, waiting.lease) == ("x", when(5), 0, None)
+        timed.run_now("a")
+        (entry,) = timed.claim()
+        held = timed.get("a")
+        assert held is not None
+        assert (held.due_at, held.deliveries) == (when(60), 1)
+        timed.release(entry, dead=True)
+        assert timed.get("a") is None
+
+    def test_a_list_is_ordered_by_due_time_then_id(self, timed: DelayQueue) -> None:
+        timed.push_many([Push(name, id=name, delay=delay) for name, delay in (("c", 2), ("b", 2), ("d", 1), ("a", 3))])
+        assert ids(timed.list()) == ["d", "b", "c", "a"]
+        assert ids(timed.list(limit=2)) == ["d", "b"]
+
+    def test_windows_include_their_begin_and_not_their_end(self, timed: DelayQueue) -> None:
+        timed.push_many([Push(number, id=str(number), delay=number) for number in range(6)])
+        assert ids(timed.list(due_after=when(2), due_before=when(4))) == ["2", "3"]
+        assert ids(timed.list(due_after=when(4))) == ["4", "5"]
+        assert ids(timed.list(due_before=when(1.001))) == ["0", "1"]
+        assert timed.count() == len(timed) == 6
+        assert timed.count(due_after=when(2), due_before=when(4)) == 2
+        assert timed.count(due_after=when(6)) == timed.count(due_before=when(0)) == 0
+
+    @pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
+    def test_pages_show_everything_once(self, timed: DelayQueue, limit: int) -> None:
+        names = [f"{name}{number}" for number in range(4) for name in ("a", "Z", "é", "0")]
+        timed.push_many([Push(None, id=name, delay=int(name[-1]) // 2) for name in names])
+        seen: list[Entry] = []
+        while page := timed.list(limit=limit, after=timed.cursor(seen[-1]) if seen else None):
+            assert len(page) <= limit
+            seen += page
+        assert ids(seen) == sorted(names, key=lambda name: (int(name[-1]) // 2, name.encode()))
+
+    def test_pages_in_a_window_begin_and_end_there(self, timed: DelayQueue) -> None:
+        timed.push_many([Push(number, id=f"{number:02}", delay=number) for number in range(20)])
+        window = {"due_after": when(5), "due_before": when(9)}
+        first = timed.list(limit=3, **window)
+        rest = timed.list(limit=3, after=timed.cursor(first[-1]), **window)
+        assert ids(first + rest) == ["05", "06", "07", "08"]
+        assert timed.list(after=timed.cursor(rest[-1]), **window) == []
+
+    def test_pages_stay_where_they_were_while_others_come_and_go(self, timed: DelayQueue) -> None:
+        timed.push_many([Push(None, id=f"m{number}", delay=9) for number in range(10)])
+        first = timed.list(limit=5)
+        assert ids(first) == ["m0", "m1", "m2", "m3", "m4"]
+        timed.cancel_many(["m0", "m4", "m7"])
+        timed.push_many([Push(None, id="m44", delay=9), Push(None, id="a", delay=9), Push(None, id="early", delay=1)])
+        assert ids(timed.list(limit=9, after=timed.cursor(first[-1]))) == ["m44", "m5", "m6", "m8", "m9"]
+
+    @pytest.mark.parametrize("limit", [1, 100])
+    def test_a_page_behind_much_that_cannot_be_read_takes_few_round_trips(
+        self, timed: DelayQueue, client: redis.Redis, limit: int
+    ) -> None:
+        timed.push_many([Push(None, id=f"bad{number}", delay=1) for number in range(1200)])
+        for entry in timed:
+            client.hset(timed._shard(entry.id).keys.records, entry.id, "unreadable")
+        good = sorted(f"good{number}" for number in range(101))
+        timed.push_many([Push(None, id=name, delay=2) for name in good])
+        before = calls(client)
+
+        assert ids(timed.list(limit=limit)) == good[:limit]
+
+        # Twice as many each time, then 500.
+        assert calls(client) - before <= (9 + 1200 // CHUNK) * timed.settings.shards
+
+    def test_a_page_that_is_not_full_takes_one_round_trip(self, timed: DelayQueue, client: redis.Redis) -> None:
+        timed.push_many(["a", "b"])
+        timed.list()
+        before = calls(client)
+
+        assert len(timed.list(limit=3)) == 2
+
+        assert calls(client) - before == timed.settings.shards
+
+    def test_a_page_of_large_entries_comes_in_several_round_trips(self, timed: DelayQueue, client: redis.Redis) -> None:
+        timed.push_many([Push("x" * 200_000, id=f"{number:02}", delay=number // 2) for number in range(40)])
+        timed.list(limit=1)
+        before = calls(client)
+
+        assert ids(timed.list()) == [f"{number:02}" for number in range(40)]
+
+        # Six of them make a MiB; the last look finds the end.
+        assert 40 / 6 <= calls(client) - before <= (40 / 6 + 1) * timed.settings.shards**2
+        assert ids(timed.list(limit=9, after=timed.cursor(timed.list(limit=9)[-1]))) == [
+            f"{number:02}" for number in range(9, 18)
+        ]
+
+    def test_iteration_goes_over_all_pages(self, timed: DelayQueue) -> None:
+        timed.push_many([Push(number, delay=number // 300) for number in range(1300)])
+        assert [entry.payload for entry in timed] == list(range(1300))
+
+    def test_next_due_is_the_soonest(self, timed: DelayQueue) -> None:
+        assert timed.next_due() is None
+        for delay in (30, 10, 20, 40):
+            timed.push(delay, delay=delay)
+        assert timed.next_due() == when(10)
+
+    def test_a_forecast_counts_what_falls_due(self, timed: DelayQueue, clock: Clock) -> None:
+        for delay in (0, 5, 59.999, 60, 61, 179, 180, 3600):
+            timed.push(delay, delay=delay)
+        clock.forward(0)
+        assert timed.forecast(3) == [(when(0), 3), (when(60), 2), (when(120), 1)]
+        clock.forward(61)
+        assert timed.forecast(2, width=timedelta(minutes=2)) == [(when(61), 7), (when(181), 0)]
+        assert sum(count for _, count in timed.forecast(500, width=8)) == 8
+
+    def test_stats_count_everything(self, timed: DelayQueue) -> None:
+        timed.push_many([Push(number, id=str(number)) for number in range(9)])
+        timed.push("later", delay=5)
+        first, second, third = timed.claim(3)
+        timed.ack(first)
+        timed.release(second, dead=True)
+        stats = timed.stats()
+        assert (stats.waiting, stats.due, stats.in_flight, stats.dead, stats.quarantined) == (7, 6, 1, 1, 0)
+        assert stats.next_due == when(0)
+        assert timed.extend(third)
+
+    def test_an_empty_queue_is_still_a_queue(self, timed: DelayQueue) -> None:
+        assert timed
+        assert list(timed) == timed.list() == timed.claim() == timed.pop() == []
+        assert repr(timed) == f"DelayQueue('timed', prefix='redis_queue', shards={timed.settings.shards})"
+
+
+class TestClaim:
+    def test_an_ack_ends_it(self, timed: DelayQueue, client: redis.Redis) -> None:
+        timed.push_many(range(10))
+        entries = timed.claim(10)
+        assert payloads(entries) == list(range(10))
+        assert timed.claim(10) == []
+        assert timed.ack(entries[0])
+        assert not timed.ack(entries[0])
+        assert timed.ack_many(entries) == [False] + [True] * 9
+        assert keys_left(client) == []
+
+    def test_it_takes_no_more_than_it_was_told(self, timed: DelayQueue) -> None:
+        timed.push_many(range(600))
+        assert len(timed.claim(7)) == 7
+        assert len(timed.claim(500)) == 500
+        assert len(timed.claim(500)) == 93
+
+    def test_what_is_due_longest_comes_first(self, make: Callable[..., DelayQueue], clock: Clock) -> None:
+        timed = make()
+        timed.push_many([Push(delay, delay=delay) for delay in (3, 1, 2)])
+        clock.forward(9)
+        assert [entry.payload for entry in timed.claim(9)] == [1, 2, 3]
+
+    def test_it_comes_back_after_its_lease(self, timed: DelayQueue, clock: Clock) -> None:
+        timed.push("a", id="a")
+        (late,) = timed.claim()
+        clock.forward(59.999)
+        assert timed.put_back() == PutBack()
+        clock.forward(0.001)
+        assert timed.put_back() == PutBack(returned=1)
+        (entry,) = timed.claim()
+        assert (entry.payload, entry.deliveries) == ("a", 2)
+        assert not timed.ack(late)
+        assert not timed.release(late)
+        assert not timed.extend(late)
+        assert timed.ack(entry)
+
+    def test_an_extended_lease_lasts_longer(self, timed: DelayQueue, clock: Clock) -> None:
+        timed.push("a")
+        (entry,) = timed.claim()
+        assert timed.extend(entry, timedelta(minutes=10))
+        clock.forward(599)
+        assert timed.put_back() == PutBack()
+        clock.forward(1)
+        assert timed.put_back() == PutBack(returned=1)
+
+    def test_put_back_returns_no_more_than_it_was_told(self, timed: DelayQueue, clock: Clock) -> None:
+        timed.push_many(range(30))
+        assert len(timed.claim(30)) == 30
+        clock.forward(60)
+        assert timed.put_back(20) == PutBack(returned=20)
+        assert timed.put_back() == PutBack(returned=10)
+
+    def test_released_it_is_due_again_at_once_or_later(self, timed: DelayQueue, clock: Clock) -> None:
+        timed.push("a")
+        (entry,) = timed.claim()
+        assert timed.release(entry)
+        (entry,) = timed.claim()
+        assert timed.release(entry, delay=5)
+        assert timed.claim() == []
+        assert timed.next_due() == when(5)
+        clock.forward(5)
+        assert timed.claim()[0].deliveries == 3
+
+    def test_released_uncounted_it_was_never_delivered(self, timed: DelayQueue) -> None:
+        timed.push("a")
+        for _ in range(10):
+            (entry,) = timed.claim()
+            assert entry.deliveries == 1
+            assert timed.release(entry, counted=False)
+
+    def test_after_its_last_delivery_it_is_dead_with_the_last_reason(self, timed: DelayQueue, clock: Clock) -> None:
+        timed.push({"a": 1}, id="a", headers={"h": 1})
+        timed.push({"b": 1}, id="b", headers={"h": 1})
+        for reason in ("first", "second"):
+            assert timed.release_many(timed.claim(2), reason=reason) == [True, True]
+        assert len(timed.claim(2)) == 2
+        clock.forward(60)
+        assert timed.put_back() == PutBack(dead=2)
+        letters = timed.dead_letters()
+        assert [(letter.id, letter.body, letter.reason, letter.deliveries) for letter in letters] == [
+            ("a", {"a": 1}, "lease expired; before that: second", 3),
+            ("b", {"b": 1}, "lease expired; before that: second", 3),
+        ]
+        assert {letter.died_at for letter in letters} == {when(60)}
+
+    def test_pop_takes_for_good(self, timed: DelayQueue, client: redis.Redis) -> None:
+        timed.push_many(range(5))
+        timed.push("later", delay=5)
+        assert payloads(timed.pop(3) + timed.pop(9)) == list(range(5))
+        assert timed.pop() == []
+        timed.purge()
+        assert keys_left(client) == []
+
+    def test_only_what_has_been_due_for_long_enough_is_taken(self, timed: DelayQueue, clock: Clock) -> None:
+        timed.push("old", delay=1)
+        timed.push("new", delay=5)
+        clock.forward(8)
+        assert payloads(timed.claim(9, older_than=7)) == ["old"]
+        assert timed.claim(9, older_than=timedelta(seconds=3.001)) == []
+        assert payloads(timed.pop(9, older_than=3)) == ["new"]
+
+
+class TestMoveDue:
+    def test_what_is_due_goes_to_its_list_in_order(
+        self, make: Callable[..., DelayQueue], client: redis.Redis, clock: Clock
+    ) -> None:
+        timed = make()
+        timed.push("two", delay=2, destination="left")
+        timed.push(b"\x00one", delay=1, destination="left")
+        timed.push({"three": 3}, delay=2, destination="right")
+        timed.push("late", delay=3, destination="right")
+        timed.push("stays", delay=1)
+        clock.forward(2)
+        assert timed.move_due() == 3
+        assert timed.move_due() == 0
+        assert client.lrange("left", 0, -1) == [b'"two"', b"\x00one"]
+        assert client.lrange("right", 0, -1) == [b'{"three":3}']
+        assert [entry.payload for entry in timed] == ["stays", "late"]
+
+    def test_what_has_no_destination_hides_nobody(self, timed: DelayQueue, client: redis.Redis) -> None:
+        timed.push_many([Push(number, id=f"stays{number}") for number in range(1100)])
+        timed.push_many([Push(number, id=f"x{number}", destination="list") for number in range(30)])
+        assert timed.move_due(20) == 20
+        assert timed.move_due() == 10
+        assert sorted(int(payload) for payload in client.lrange("list", 0, -1)) == list(range(30))
+        assert len(timed) == 1100
+
+    def test_thousands_move_in_one_call(self, timed: DelayQueue, client: redis.Redis) -> None:
+        timed.push_many([Push(number, destination="list") for number in range(1234)])
+        assert timed.move_due() == 1234
+        assert client.llen("list") == 1234
+        assert keys_left(client) == [b"list"]
+
+    def test_a_destination_of_another_type_is_passed_over(self, timed: DelayQueue, client: redis.Redis) -> None:
+        client.set("taken", "precious")
+        timed.push("a", id="a", destination="taken")
+        timed.push("b", id="b", destination="free")
+        assert timed.move_due() == 1
+        assert client.get("taken") == b"precious"
+        assert (timed.dead_letters(), len(timed)) == ([], 1)
+        client.delete("taken")
+        assert timed.move_due() == 1
+        assert client.lrange("taken", 0, -1) == [b'"a"']
+
+    def test_only_lists_that_the_caller_names_are_written(self, timed: DelayQueue, client: redis.Redis) -> None:
+        timed.push_many([Push(name, id=name, destination=name) for name in ("one", "two", "three")])
+        assert timed.move_due(lists=[]) == 0
+        assert timed.move_due(lists=["two", "other"]) == 1
+        assert client.lrange("two", 0, -1) == [b'"two"']
+        assert not client.exists("one", "three", "other")
+        assert timed.move_due(lists=["one", "two", "three"]) == 2
+        with pytest.raises(InvalidValueError, match="2001 lists: give at most 2000"):
+            timed.move_due(lists=["one"] * 2001)
+
+    def test_what_is_held_or_was_released_moves_only_when_it_waits(
+        self, timed: DelayQueue, client: redis.Redis
+    ) -> None:
+        timed.push("a", destination="list")
+        (entry,) = timed.claim()
+        assert timed.move_due() == 0
+        assert timed.release(entry)
+        assert timed.move_due() == 1
+        assert not timed.ack(entry)
+        assert keys_left(client) == [b"list"]
+
+
+LARGE = 240_000
+"""Bytes of a payload; five make a MiB."""
+
+
+class TestLargeEntries:
+    """No script reads more than the record that makes a MiB."""
+
+    @pytest.fixture
+    def large(self, make: Callable[..., DelayQueue]) -> DelayQueue:
+        timed = make(max_deliveries=3)
+        timed.push_many([Push(bytes(LARGE), id=f"{number:02}", destination="list") for number in range(28)])
+        return timed
+
+    def test_a_claim_ends_there_and_nothing_behind_it_is_read(self, large: DelayQueue, client: redis.Redis) -> None:
+        for limit in (1, 500):
+            with record_reads(client) as read:
+                claimed = large.claim_batch(limit)
+            assert (len(claimed.entries), claimed.more) == (min(limit, 5), True)
+            assert read == ids(claimed.entries)
+
+    def test_a_queue_is_drained_in_as_many_calls_as_it_holds_mebibytes(
+        self, large: DelayQueue, client: redis.Redis
+    ) -> None:
+        scripts, found, more = calls(client), 0, True
+        with record_reads(client) as read:
+            while more:
+                claimed = large.claim_batch()
+                found, more = found + len(claimed.entries), claimed.more
+        assert (found, len(read)) == (28, 28)
+        assert calls(client) - scripts == 6
+
+    def test_a_move_takes_a_call_for_each_mebibyte(self, large: DelayQueue, client: redis.Redis) -> None:
+        scripts = calls(client)
+        with record_reads(client) as read:
+            assert large.move_due() == 28
+        assert [len(element) for element in client.lrange("list", 0, -1)] == [LARGE] * 28
+        assert len(read) == 28
+        assert calls(client) - scripts == 6
+
+    def test_a_push_over_them_reads_none(self, large: DelayQueue, client: redis.Redis) -> None:
+        with record_reads(client) as read:
+            large.push_many([Push(b"small", id=f"{number:02}") for number in range(28)])
+        assert read == []
+        assert payloads(large.claim(500)) == [b"small"] * 28
+
+    def test_what_stands_in_a_packed_one_is_written_out(
+        self, make: Callable[..., DelayQueue], client: redis.Redis
+    ) -> None:
+        timed = make()
+        plain = b"x" * 5000
+        timed.push(b"\x01\x82" + plain + b"\x80\x81\x83\xff" + plain + b"\x82", id="a", destination="list")
+        assert timed.move(phrases=[b"first", b"second"]).moved == 1
+        (element,) = client.lrange("list", 0, -1)
+        tag = element.split(plain)[1].removeprefix(b"a").removesuffix(b"second\xff")
+        assert element == b"first" + plain + b"a" + tag + b"second\xff" + plain + b"first"
+        assert len(tag) > 16
+
+
+class TestDeliver:
+    def test_many_that_go_to_many_lists_arrive(self, make: Callable[..., DelayQueue], client: redis.Redis) -> None:
+        timed = make()
+        timed.push_many(range(CHUNK))
+        lists = [f"list{number}" for number in range(40)]
+        rows = [Delivery(entry, str(entry.payload).encode(), lists) for entry in timed.claim(CHUNK)]
+        assert timed.deliver(rows) == [True] * CHUNK
+        arrived = [str(number).encode() for number in reversed(range(CHUNK))]
+        assert {name: client.lrange(name, 0, -1) == arrived for name in lists} == dict.fromkeys(lists, True)
+        assert keys_left(client) == sorted(name.encode() for name in lists)
+
+    def test_one_that_goes_to_more_lists_than_a_call_takes_is_refused(self, make: Callable[..., DelayQueue]) -> None:
+        timed = make()
+        timed.push_many([1, 2])
+        small, wide = timed.claim(2)
+        lists = [f"list{number}" for number in range(MAX_LISTS)]
+        with pytest.raises(InvalidValueError, match=f"goes to {MAX_LISTS + 1} lists: give at most {MAX_LISTS}"):
+            timed.deliver([Delivery(small, b"x", ["list"]), Delivery(wide, b"x", [*lists, "list"])])
+        assert timed.stats().in_flight == 2
+        assert timed.deliver([Delivery(small, b"x", ["list"]), Delivery(wide, b"x", lists)]) == [True, True]
+
+    def test_much_goes_in_several_calls(self, make: Callable[..., DelayQueue], client: redis.Redis) -> None:
+        timed = make()
+        timed.push_many(range(9))
+        rows = [Delivery(entry, b"x" * (MAX_CALL_BYTES // 8), ["one", "two"]) for entry in timed.claim(9)]
+        timed.deliver(rows[:1])
+        before = calls(client)
+        assert timed.deliver(rows[1:]) == [True] * 8
+        assert calls(client) - before == 2
+
+
+class TestDeadLetters:
+    @pytest.fixture
+    def dead(self, timed: DelayQueue, clock: Clock) -> list[str]:
+        """The ids of ten dead letters, oldest first."""
+        names = [f"d{number}" for number in range(10)]
+        for name in names:
+            timed.push(name, id=name)
+            clock.forward(1)
+            timed.release(timed.claim()[0], dead=True, reason=f"reason {name}")
+        return names
+
+    def test_pages_show_the_oldest_first(self, timed: DelayQueue, dead: list[str]) -> None:
+        assert [letter.id for letter in timed.dead_letters()] == dead
+        assert [letter.id for letter in timed.dead_letters(offset=2, limit=3)] == dead[2:5]
+        assert timed.dead_letters(offset=10) == []
+
+    def test_a_redrive_gives_all_deliveries_back(self, timed: DelayQueue, dead: list[str]) -> None:
+        assert timed.redrive([dead[3], "unknown", dead[1]]) == 2
+        assert [(entry.id, entry.deliveries) for entry in sorted(timed.claim(9), key=lambda entry: entry.id)] == [
+            (dead[1], 1),
+            (dead[3], 1),
+        ]
+        assert timed.redrive() == 8
+        assert timed.redrive() == 0
+        assert len(timed.claim(9)) == 8
+
+    def test_single_ones_are_deleted(self, timed: DelayQueue, dead: list[str]) -> None:
+        timed.push("waiting", id="waiting", delay=60)
+        seen = timed.dead_letters()[2].died_at
+        assert timed.delete_dead([dead[3], "unknown", "waiting", dead[1]], until=seen) == 1
+        assert timed.delete_dead([dead[3]]) == 1
+        assert [letter.id for letter in timed.dead_letters()] == [dead[0], dead[2], *dead[4:]]
+        assert [entry.id for entry in timed] == ["waiting"]
+
+    def test_a_rate_spreads_them_over_time(self, timed: DelayQueue, clock: Clock, dead: list[str]) -> None:
+        assert timed.redrive(rate=2) == 10
+        due = sorted((entry.due_at - when(10)).total_seconds() for entry in timed)
+        assert due[0] == 0
+        assert 3 <= due[-1] <= 7.5, "ten at two per second take about five seconds"
+        assert len(timed.claim(10)) <= 3
+
+    def test_purge_deletes_one_place(self, timed: DelayQueue, dead: list[str], client: redis.Redis) -> None:
+        timed.push_many(range(700))
+        timed.push("later", delay=9)
+        assert timed.purge() == 701
+        assert timed.stats().dead == 10
+        assert timed.purge("waiting", "dead", "quarantine") == 10
+        assert keys_left(client) == []
+
+    def test_purge_deletes_no_more_than_its_limit(self, timed: DelayQueue, dead: list[str]) -> None:
+        timed.push_many(range(700))
+        assert timed.purge(limit=600) == 600
+        assert timed.purge("waiting", "dead", limit=105) == 105
+        assert (timed.stats().waiting, timed.stats().dead) == (0, 5)
+        with pytest.raises(ValueError, match="limit=0"):
+            timed.purge(limit=0)
+
+    def test_destroy_leaves_nothing(self, timed: DelayQueue, dead: list[str], client: redis.Redis) -> None:
+        timed.push("a")
+        timed.claim()
+        timed.destroy()
+        assert [key for key in client.scan_iter() if b":slot:" not in key] == []
+        timed.push("new")
+        assert payloads(timed.claim()) == ["new"]
+
+
+class TestShards:
+    def test_entries_are_spread_over_the_hash_tags(self, make: Callable[..., DelayQueue], client: redis.Redis) -> None:
+        timed = make(shards=3)
+        timed.push_many(range(300))
+        sizes = [client.zcard(Keys("redis_queue", "delay", "timed", number).waiting) for number in range(3)]
+        assert sum(sizes) == 300
+        assert min(sizes) > 50
+
+    def test_a_claim_begins_with_another_shard_each_time(self, make: Callable[..., DelayQueue]) -> None:
+        timed = make(shards=3)
+        timed.push_many([Push(number, id=str(number)) for number in range(300)])
+        homes = [timed._shards.index(timed._shard(timed.claim(1)[0].id)) for _ in range(6)]
+        assert sorted(homes) == [0, 0, 1, 1, 2, 2]
+
+    def test_a_claim_fills_up_from_all_shards(self, make: Callable[..., DelayQueue]) -> None:
+        timed = make(shards=16)
+        timed.push_many(range(40))
+        assert payloads(timed.claim(40)) == list(range(40))
+
+    def test_the_registry_knows_how_many(self, make: Callable[..., DelayQueue], client: redis.Redis) -> None:
+        make(shards=3, max_deliveries=7).push("a")
+        assert Registry(Scripts(client), "redis_queue").all() == [Known("delay", "timed", 7, 3)]
+
+
+@pytest.mark.parametrize("hours", [-1, 0, 1])
+def test_the_time_is_that_of_the_server(client: redis.Redis, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    timed = DelayQueue("timed", client)
+    host = time.time()
+    monkeypatch.setattr(time, "time", lambda: host + 3600 * hours)
+    seconds, micros = client.time()
+    now = datetime.fromtimestamp(seconds, timezone.utc) + timedelta(microseconds=micros - 1000)
+    timed.push("a", id="a", delay=60)
+    entry = timed.get("a")
+    assert entry is not None
+    assert now <= entry.put_at < now + timedelta(seconds=5)
+    assert entry.due_at - entry.put_at == timedelta(seconds=60)
+    assert timed.claim() == []

@@ -1,0 +1,258 @@
+"""``python -m examples.orders``: loses nothing, and leaves nothing behind however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from examples.orders import feed, server
+from examples.orders.errors import UnusableError
+from tests.support.paths import ROOT
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+MARK = "DEMO_TEST"
+SHORT = ["--orders", "60", "--speed", "4"]
+
+
+@pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    """A server for one test alone, empty at first."""
+    with RedisServer() as server:
+        yield server
+
+
+class Demo:
+    """The demo as a user starts it; *folder* is where it makes its temporary one."""
+
+    def __init__(self, folder: Path, url: str = "") -> None:
+        self.folder = folder
+        self._mark = uuid.uuid4().hex
+        # Variables that are set here must reach neither the demo's worker nor its Redis.
+        foreign = {"CELERY_BROKER_URL": "amqp://127.0.0.1:1", "CELERY_TIMEZONE": "Mars/Olympus"}
+        self._env = {**os.environ, **foreign, MARK: self._mark, "REDIS_URL": url, "TMPDIR": str(folder)}
+
+    def run(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        command = self._command(options)
+        return subprocess.run(command, check=False, cwd=ROOT, env=self._env, capture_output=True, text=True)
+
+    @contextlib.contextmanager
+    def started(self, *options: str) -> Iterator[subprocess.Popen[str]]:
+        """Start it, and kill it at the end of the block if it still runs."""
+        pipe = subprocess.PIPE
+        command = self._command(options)
+        with subprocess.Popen(command, cwd=ROOT, env=self._env, stdout=pipe, stderr=pipe, text=True) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def survivors(self) -> list[str]:
+        """Return what still runs of it and of all that it started."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self._mark and runs(process):
+                    found.append(" ".join(process.cmdline()))
+        return found
+
+    @staticmethod
+    def _command(options: tuple[str, ...]) -> list[str]:
+        return [sys.executable, "-m", "examples.orders", *options]
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        # It ended between the two questions.
+        return False
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stdout is not None
+    assert any(text in line for line in process.stdout), f"it ended without {text!r}"
+
+
+def row(output: str, name: str) -> list[str]:
+    """Return the cells of the table's row *name*."""
+    found = re.search(rf"│ {name} +│ +(\S.*?) +│ +(\S.*?) +│", output)
+    assert found, output
+    return list(found.groups())
+
+
+@pytest.mark.timeout(180)
+def test_nothing_is_lost_by_a_killed_consumer_and_a_restarted_worker(own_server: RedisServer, tmp_path: Path) -> None:
+    lines = sum(len(order.lines) for order in feed.read()[:60])
+    demo = Demo(tmp_path, own_server.url)
+
+    done = demo.run(*SHORT)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert row(done.stdout, "sent") == ["120", str(lines)]
+    assert row(done.stdout, "executed") == ["120", str(lines)]
+    assert row(done.stdout, "lost") == ["0", "0"]
+    assert row(done.stdout, "doubled")[0] == "0"
+    assert re.search(r"killed +consumer 1 by SIGKILL, in the middle of R-\S+.*; [1-9]\d* lines came back", done.stdout)
+    assert re.search(r"restarted +worker 1 by SIGTERM", done.stdout)
+    assert done.stderr == ""
+    assert demo.survivors() == []
+    assert list(tmp_path.iterdir()) == []
+    with own_server.client() as client:
+        assert client.keys("*") == []
+
+
+@pytest.mark.parametrize(
+    ("number", "moment", "code"),
+    [
+        (signal.SIGINT, "killed consumer 1", 130),
+        pytest.param(signal.SIGTERM, "starting a Celery worker", 143, marks=pytest.mark.thorough),
+        pytest.param(signal.SIGHUP, "starting a Celery worker", 129, marks=pytest.mark.thorough),
+        (signal.SIGKILL, "feeding 400 orders", -9),
+    ],
+)
+def test_a_signal_leaves_no_process_no_key_and_no_folder(
+    number: signal.Signals, moment: str, code: int, own_server: RedisServer, tmp_path: Path
+) -> None:
+    demo = Demo(tmp_path, own_server.url)
+    with demo.started() as process, own_server.client() as client:
+        wait_for(process, moment)
+
+        process.send_signal(number)
+
+        assert process.wait(timeout=60) == code
+        wait_until(lambda: not demo.survivors(), description="the end of all that it started")
+        assert client.keys("*") == []
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_ends_a_redis_of_its_own(number: signal.Signals) -> None:
+    # A unix socket's path is short, so that its folder cannot be pytest's.
+    demo = Demo(Path("/tmp"))
+    with demo.started() as process:
+        wait_for(process, "starting a Celery worker")
+        # Redis writes its title where its environment was, so that survivors() does not know it.
+        [redis] = [
+            child for child in psutil.Process(process.pid).children() if "redis.sock" in " ".join(child.cmdline())
+        ]
+
+        process.send_signal(number)
+
+        process.wait(timeout=60)
+        wait_until(lambda: not runs(redis) and not demo.survivors(), description="the end of all that it started")
+
+
+def test_a_worker_that_ends_by_itself_fails_the_run_and_its_log_is_kept(
+    own_server: RedisServer, tmp_path: Path
+) -> None:
+    demo = Demo(tmp_path, own_server.url)
+    with demo.started() as process, own_server.client() as client:
+        wait_for(process, "orders fed 0/400")
+        [worker] = [child for child in psutil.Process(process.pid).children() if "celery" in child.cmdline()]
+        worker.kill()
+
+        _, errors = process.communicate(timeout=60)
+
+        assert process.returncode == 1
+        assert "worker 1 ended with code -9" in errors
+        [folder] = tmp_path.iterdir()
+        assert f"the logs are in {folder}" in errors
+        assert (folder / "worker-1.log").is_file()
+        wait_until(lambda: not demo.survivors(), description="the end of all that it started")
+        assert client.keys("*") == []
+
+
+def test_a_prefix_that_is_in_use_is_refused(own_server: RedisServer, tmp_path: Path) -> None:
+    with own_server.client() as client:
+        client.set("shop:orders:executed", "precious")
+
+        done = Demo(tmp_path, own_server.url).run("--prefix", "shop")
+
+        assert done.returncode == 2
+        assert "prefix 'shop' is in use (key 'shop:orders:executed')" in done.stderr
+        assert client.keys("*") == [b"shop:orders:executed"]
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        ("redis://:secret@127.0.0.1:1/0", [], "cannot be reached"),
+        ("redis+cluster://:secret@127.0.0.1:1", [], "one server as its broker"),
+        ("", ["--orders", "0"], "0 is not positive"),
+        ("", ["--prefix", "a*"], "give letters, digits"),
+    ],
+)
+def test_what_cannot_begin_says_why(url: str, options: list[str], message: str, tmp_path: Path) -> None:
+    demo = Demo(tmp_path, url)
+
+    done = demo.run(*options)
+
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "secret" not in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+    assert demo.survivors() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def fake_server(folder: Path, version: str) -> Path:
+    folder.mkdir()
+    path = folder / "redis-server"
+    path.write_text(f"#!/bin/sh\necho 'Redis server v={version} sha=00000000:0 bits=64'\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_server_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = fake_server(tmp_path / "bin", "7.0.15")
+    monkeypatch.setenv("PATH", str(path.parent))
+
+    assert server.find() == path
+
+
+def test_without_a_server_on_path_that_of_a_wheel_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    too_old = fake_server(tmp_path / "bin", "6.0.16")
+    monkeypatch.setenv("PATH", str(too_old.parent))
+
+    found = server.find()
+
+    assert found != too_old
+    with subprocess.Popen([found, "--version"], stdout=subprocess.PIPE, text=True) as process:
+        assert "server v=" in process.communicate()[0]
+
+
+def test_without_any_server_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    too_old = fake_server(tmp_path / "bin", "6.0.16")
+    monkeypatch.setenv("PATH", str(too_old.parent))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+
+    with pytest.raises(UnusableError) as error:
+        server.find()
+
+    assert f"{too_old} is too old (6.0)" in str(error.value)
+    assert "apt-get install redis-server" in str(error.value)
+    assert "celery-redis-queue[embedded]" in str(error.value)
+    assert "REDIS_URL" in str(error.value)
+
+
+def test_the_file_of_orders_is_what_a_shop_would_have() -> None:
+    orders = feed.read()
+
+    assert len({order.id for order in orders}) == len(orders) == 400
+    for order in orders:
+        assert 0 < order.remind_after < order.cancel_after <= 20
+        assert 2 <= len({sku for sku, _ in order.lines}) == len(order.lines) <= 4
+        assert all(quantity > 0 for _, quantity in order.lines)
+        assert float(order.amount) > 0

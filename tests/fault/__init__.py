@@ -1,1 +1,0 @@
-"""Faults on purpose: processes that are killed, and a checker of what they did."""

@@ -1,0 +1,274 @@
+"""One holder at a time, whose lease ends by itself; every call may be made again."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import pytest
+import redis
+
+from redis_queue import (
+    InvalidDelayError,
+    InvalidNameError,
+    LeaseLostError,
+    Lock,
+    LockTakenError,
+    StoreUnavailableError,
+    current_lock,
+)
+from redis_queue.lock.lock import HeldLock, held_here
+from redis_queue.store.keys import LockKeys
+from redis_queue.store.scripts import load
+from tests.support.clock import START, Clock
+from tests.support.proxy import FaultProxy
+from tests.support.wait import wait_until
+
+
+@pytest.fixture
+def lock(client: redis.Redis, clock: Clock) -> Lock:
+    """A lock with a lease of a minute; no heartbeat comes in a test's time."""
+    return Lock("customer:1", client, clock=clock)
+
+
+def taken(held: HeldLock | None) -> HeldLock:
+    """Return what was acquired."""
+    assert held is not None
+    return held
+
+
+def call(lock: Lock, script: str, **arguments: Any) -> Any:
+    """Call one script of *lock* as it would."""
+    return getattr(lock, f"_{script}")(**arguments)
+
+
+class TestHolding:
+    def test_one_holds_until_it_gives_back(self, lock: Lock) -> None:
+        with lock.hold() as held:
+            assert current_lock() is held
+            assert held_here(lock)
+            assert lock.acquire() is None
+            with pytest.raises(LockTakenError, match="'customer:1'"), lock.hold():
+                pass
+            held.check()
+            assert not held.lost
+        assert current_lock() is None
+        assert held.release().mine
+        with lock.hold() as again:
+            assert again.fence > held.fence
+
+    def test_what_another_thread_gave_back_is_not_held_here(self, lock: Lock) -> None:
+        held = taken(lock.acquire())
+        assert (current_lock(), held_here(lock)) == (held, True)
+        other = threading.Thread(target=held.release)
+        other.start()
+        other.join()
+        assert (current_lock(), held_here(lock)) == (None, False)
+
+    def test_an_error_gives_back(self, lock: Lock) -> None:
+        with pytest.raises(ZeroDivisionError), lock.hold():
+            raise ZeroDivisionError
+        assert taken(lock.acquire()).release().mine
+
+    def test_names_and_prefixes_are_apart(self, lock: Lock, client: redis.Redis) -> None:
+        with lock.hold(), Lock("customer:2", client).hold(), Lock("customer:1", client, prefix="other").hold():
+            pass
+
+    def test_threads_take_turns(self, client: redis.Redis) -> None:
+        inside: list[int] = []
+        fences: list[int] = []
+
+        def work() -> None:
+            for _ in range(5):
+                with Lock("turns", client).hold(wait=30) as held:
+                    inside.append(1)
+                    assert len(inside) == 1
+                    fences.append(held.fence)
+                    client.ping()
+                    inside.pop()
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(fences) == 20
+        assert all(one < two for one, two in itertools.pairwise(fences))
+
+    def test_who_waits_in_place_gets_it(self, client: redis.Redis) -> None:
+        held = taken(Lock("wait", client).acquire())
+        found: list[HeldLock | None] = []
+        thread = threading.Thread(target=lambda: found.append(Lock("wait", client).acquire(wait=30)))
+        thread.start()
+        held.release()
+        thread.join()
+        assert taken(found[0]).release().mine
+
+
+class TestLease:
+    def test_it_ends_by_itself_and_the_next_one_has_a_greater_fence(self, lock: Lock, clock: Clock) -> None:
+        first = taken(lock.acquire())
+        clock.now += 59_999
+        assert lock.acquire() is None
+        clock.now += 1
+        second = taken(lock.acquire())
+        assert second.fence > first.fence
+        with pytest.raises(LeaseLostError):
+            first.check()
+        assert not first.release().mine
+        second.check()
+        assert second.release().mine
+
+    def test_late_is_fine_as_long_as_nobody_took_it(self, lock: Lock, clock: Clock) -> None:
+        held = taken(lock.acquire())
+        clock.now += 90_000
+        assert lock.extend([held], 60_000) == [True]
+        assert lock.acquire() is None
+        assert held.release().mine
+
+    def test_a_lease_is_never_shortened(self, lock: Lock, clock: Clock) -> None:
+        held = taken(lock.acquire())
+        assert lock.extend([held], 1) == [True]
+        clock.now += 59_999
+        assert lock.acquire() is None
+        held.release()
+
+    def test_the_heartbeat_keeps_it(self, client: redis.Redis) -> None:
+        lock = Lock("kept", client, lease=0.3)
+        keys = LockKeys("redis_queue", "kept")
+        with lock.hold() as held:
+            ends = [int(client.hget(keys.holder, "expires_at") or 0)]
+            # Past the end of the first lease.
+            wait_until(
+                lambda: int(client.hget(keys.holder, "expires_at") or 0) >= ends[0] + 600, description="extensions"
+            )
+            assert lock.acquire() is None
+            assert not held.lost
+
+    def test_one_that_is_dropped_is_kept_no_longer(self, client: redis.Redis) -> None:
+        lock = Lock("dropped", client, lease=0.3)
+        assert lock.acquire() is not None
+        assert current_lock() is None
+        taken(lock.acquire(wait=5)).release()
+
+    def test_the_heartbeat_learns_of_the_loss(self, client: redis.Redis) -> None:
+        lock = Lock("lost", client, lease=0.3)
+        held = taken(lock.acquire())
+        client.hset(lock.key, "token", "somebody else")
+        wait_until(lambda: held.lost, description="the loss to be noticed")
+        assert not held.release().mine
+
+    def test_who_cannot_reach_redis_takes_it_for_lost(self, proxy: FaultProxy, through: redis.Redis) -> None:
+        held = taken(Lock("away", through, lease=0.5).acquire())
+        proxy.mode = "refuse"
+        proxy.cut()
+        wait_until(lambda: held.lost, description="the lease to end by its own clock")
+        proxy.mode = "pass"
+        held.release()
+
+    def test_fences_grow_when_the_clock_is_set_back_and_after_the_key_has_gone(
+        self, lock: Lock, clock: Clock, client: redis.Redis
+    ) -> None:
+        fences = []
+        for moved in (0, 0, -1_800_000, 5):
+            clock.now += moved
+            with lock.hold() as held:
+                fences.append(held.fence)
+        client.delete(lock.key)
+        clock.now = START + 1
+        with lock.hold() as held:
+            fences.append(held.fence)
+        assert all(one < two for one, two in itertools.pairwise(fences))
+
+    def test_keys_go_by_themselves(self, lock: Lock, client: redis.Redis) -> None:
+        keys = LockKeys("redis_queue", "customer:1")
+        with lock.hold():
+            assert lock.acquire(id="next") is None
+            assert 3_600_000 < int(client.pttl(keys.holder)) <= 3_660_000
+            assert 3_600_000 < int(client.pttl(keys.line)) <= 3_660_000
+        assert 0 < int(client.pttl(keys.holder)) <= 3_600_000
+
+
+class TestLine:
+    def test_who_gives_back_is_told_who_waits_longest(self, lock: Lock, clock: Clock) -> None:
+        held = taken(lock.acquire(id="mine"))
+        for name in ("a", "b", "c", "a"):
+            assert lock.acquire(id=name) is None
+            clock.now += 1
+        assert lock.acquire() is None
+        assert held.release().waiting == "a"
+        assert lock.pass_over("a") == "b"
+        assert lock.pass_over("a") == "b"
+        # Who gets it waits no more.
+        again = taken(lock.acquire(id="b"))
+        assert again.release().waiting == "c"
+        assert lock.pass_over("c") is None
+
+    def test_the_line_is_bounded(self, lock: Lock, client: redis.Redis, clock: Clock) -> None:
+        keys = LockKeys("redis_queue", "customer:1")
+        with lock.hold():
+            client.zadd(keys.line, {str(number): number for number in range(1000)})
+            assert lock.acquire(id="one more") is None
+            assert client.zcard(keys.line) == 1000
+
+
+class TestRepeats:
+    def test_each_call_twice_answers_the_same(self, lock: Lock) -> None:
+        take = {"now": START, "token": "t", "lease": 60_000, "id": ""}
+        first = call(lock, "acquire", **take)
+        assert call(lock, "acquire", **take)[0] == first[0] > 0
+        assert call(lock, "acquire", **take | {"token": "other"})[0] == 0
+        lock.acquire(id="next")
+        assert call(lock, "release", token="t") == call(lock, "release", token="t") == [1, b"next"]
+        # What was long under way takes nothing.
+        assert call(lock, "acquire", **take) == [0, 0]
+        taken(lock.acquire()).release()
+
+    @pytest.mark.parametrize("operation", ["acquire", "extend", "release"])
+    def test_a_lost_reply_changes_nothing(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis, operation: str
+    ) -> None:
+        lock, direct = Lock("lost", through), Lock("lost", client)
+        warm = taken(lock.acquire())
+        warm.check()
+        warm.release()
+        proxy.drop_next_reply(matching=load(f"lock/{operation}").sha.encode())
+        held = taken(lock.acquire())
+        assert direct.acquire() is None
+        assert lock.extend([held], 60_000) == [True]
+        assert held.release().mine
+        assert proxy.pending_drops == 0
+        assert taken(direct.acquire()).release().mine
+
+    def test_what_cannot_be_given_back_ends_with_its_lease(self, proxy: FaultProxy, through: redis.Redis) -> None:
+        lock = Lock("away", through, lease=30)
+        held = taken(lock.acquire())
+        proxy.mode = "refuse"
+        proxy.cut()
+        assert not held.release().mine
+        with pytest.raises(StoreUnavailableError):
+            lock.acquire()
+
+
+class TestBadValues:
+    @pytest.mark.parametrize("lease", [0, -1, 0.05, float("nan"), float("inf"), 8 * 86400, "60", True, None])
+    def test_a_lease_that_cannot_be(self, dead: redis.Redis, lease: Any) -> None:
+        with pytest.raises(InvalidDelayError, match=r"^lease="):
+            Lock("x", dead, lease=lease)
+
+    @pytest.mark.parametrize("wait", [-1, float("nan"), 2 * 86400, "1"])
+    def test_a_wait_that_cannot_be(self, dead: redis.Redis, wait: Any) -> None:
+        with pytest.raises(InvalidDelayError, match=r"^wait="):
+            Lock("x", dead).acquire(wait=wait)
+
+    @pytest.mark.parametrize("name", ["", "a\n", "x" * 201, None, 7, b"x", "\ud800"])
+    def test_a_name_that_cannot_be(self, dead: redis.Redis, name: Any) -> None:
+        with pytest.raises(InvalidNameError, match=r"^lock name "):
+            Lock(name, dead)
+
+
+@pytest.fixture
+def dead() -> redis.Redis:
+    """A client that would fail at any call."""
+    return redis.Redis(unix_socket_path="/nonexistent")

@@ -1,0 +1,129 @@
+"""What docs/metrics.md, the dashboard and the alerts name is what is exported, and all of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import redis
+import yaml
+
+from redis_queue.inspector import Inspector
+from redis_queue.operate.metrics import Collector
+from tests.support.paths import ROOT
+
+DOCUMENT = (ROOT / "docs" / "metrics.md").read_text()
+SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+DURATION = re.compile(r"\d+[smhd]")
+
+
+def exported() -> dict[str, Any]:
+    """Return all metrics by name; nothing is read for that."""
+    return {metric.name: metric for metric in Collector(Inspector(redis.Redis(port=1))).describe()}
+
+
+def samples() -> set[str]:
+    """Return the names that Prometheus knows."""
+    return {f"{name}{suffix}" for name, metric in exported().items() for suffix in SUFFIXES[metric.type]}
+
+
+def named(expression: str) -> set[str]:
+    """Return the metrics in an expression."""
+    return set(re.findall(r"\bredis_queue_\w+", expression))
+
+
+def panels() -> list[dict[str, Any]]:
+    loaded: dict[str, Any] = json.loads((ROOT / "monitoring" / "grafana.json").read_text())
+    found: list[dict[str, Any]] = loaded["panels"]
+    return found
+
+
+def rules() -> list[dict[str, Any]]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "monitoring" / "alerts.yml").read_text())
+    return [rule for group in loaded["groups"] for rule in group["rules"]]
+
+
+def test_the_document_lists_every_metric_with_its_type_and_labels() -> None:
+    rows = re.findall(r"^\| `(redis_queue_\w+)` \| (\w+) \| ?([\w, ]*?) ?\| .+ \|$", DOCUMENT, re.MULTILINE)
+    table = {name: (kind, tuple(filter(None, labels.strip().split(", ")))) for name, kind, labels in rows}
+    assert len(table) == len(rows)
+    assert table == {
+        f"{name}_total" if metric.type == "counter" else name: (metric.type, tuple(metric._labelnames))
+        for name, metric in exported().items()
+    }
+
+
+def test_every_metric_has_a_help_text_that_is_a_sentence() -> None:
+    assert all(re.fullmatch(r"\S.+\.", metric.documentation) for metric in exported().values())
+
+
+def test_the_document_and_the_dashboard_name_nothing_else() -> None:
+    assert {name for name in named(DOCUMENT) if name != "redis_queue_ready"} <= samples() | set(exported())
+    asked = {name for panel in panels() for target in panel["targets"] for name in named(target["expr"])}
+    assert asked == samples(), "the dashboard shows everything"
+
+
+def test_a_single_number_of_the_dashboard_is_that_of_now_and_all_are_of_the_chosen_job() -> None:
+    for panel in panels():
+        for target in panel["targets"]:
+            assert target.get("instant", False) == (panel["type"] == "stat")
+            assert target["expr"].count('{job=~"$job"') == len(re.findall(r"\bredis_queue_\w+", target["expr"]))
+
+
+def test_the_dashboard_has_no_two_panels_in_one_place() -> None:
+    places = [
+        (x, y)
+        for panel in panels()
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(set(places)) == len(places)
+    assert max(x for x, _ in places) < 24
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+
+
+def test_brackets_of_all_expressions_are_closed() -> None:
+    for expression in [t["expr"] for panel in panels() for t in panel["targets"]] + [rule["expr"] for rule in rules()]:
+        for opening, closing in ("()", "[]", "{}"):
+            assert expression.count(opening) == expression.count(closing), expression
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_every_alert_is_whole_and_says_what_to_do(rule: dict[str, Any]) -> None:
+    assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+    assert re.fullmatch(r"RedisQueue[A-Z]\w+", rule["alert"])
+    assert named(rule["expr"]) <= samples()
+    assert named(rule["expr"])
+    assert rule["labels"] in [{"severity": severity} for severity in ("critical", "warning", "info")]
+    assert "for" not in rule or DURATION.fullmatch(rule["for"])
+    assert set(rule["annotations"]) == {"summary", "description", "action"}
+    assert all(isinstance(text, str) and len(text) > 20 for text in rule["annotations"].values())
+
+
+def test_two_environments_are_never_matched_with_each_other() -> None:
+    """A match on the queue alone takes the entries of one for those of the other."""
+    for rule in rules():
+        assert "on (queue)" not in rule["expr"]
+    (late,) = (rule["expr"] for rule in rules() if rule["alert"] == "RedisQueueNoDispatcher")
+    assert "ignoring (kind)" in late
+
+
+def test_dead_letters_that_come_again_behind_a_purge_are_seen() -> None:
+    (dead,) = (rule["expr"] for rule in rules() if rule["alert"] == "RedisQueueDeadLetters")
+    assert "delta(" not in dead
+    assert "min_over_time(" in dead
+
+
+def test_every_trouble_has_an_alert() -> None:
+    watched = {name for rule in rules() for name in named(rule["expr"])}
+    assert watched >= {
+        "redis_queue_up",
+        "redis_queue_dispatchers",
+        "redis_queue_oldest_due_age_seconds",
+        "redis_queue_dead",
+        "redis_queue_quarantined",
+        "redis_queue_leases_lost_total",
+    }
+    assert len({rule["alert"] for rule in rules()}) == len(rules())

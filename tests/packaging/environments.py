@@ -1,0 +1,103 @@
+"""Virtual environments with the built wheel and nothing from this checkout."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+UV = str(Path(sys.executable).with_name("uv"))
+BESIDE_THE_WHEEL = ("examples", "tasks", "celeryconfig.py")
+"""What of a checkout the examples are run from."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment in *folder*."""
+
+    folder: Path
+
+    @property
+    def scripts(self) -> Path:
+        """Where its programs are."""
+        return self.folder / "bin"
+
+    def variables(self, *, machine: bool = True, **more: str) -> dict[str, str]:
+        """Return the variables of a user in this environment; without *machine* nothing else is on the PATH."""
+        paths = [str(self.scripts), os.environ["PATH"]] if machine else [str(self.scripts)]
+        # Of PYTHON*, PYTHONDONTWRITEBYTECODE would let each process compile all that it imports.
+        unwanted = ("CELERY", "COV_", "DJANGO", "PYTEST", "PYTHON", "REDIS_", "VIRTUAL_ENV")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
+        return {**kept, "PATH": os.pathsep.join(paths), **more}
+
+    def run(
+        self, *arguments: str, cwd: Path, machine: bool = True, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run its Python with *arguments*."""
+        return subprocess.run(
+            [str(self.scripts / "python"), *arguments],
+            cwd=cwd,
+            env=self.variables(machine=machine, **variables),
+            capture_output=True,
+            text=True,
+            timeout=50,
+        )
+
+
+class Environments:
+    """One environment for each set of extras, made when it is first asked for, by whichever process asks first."""
+
+    def __init__(self, folder: Path, wheel: Path) -> None:
+        self._folder = folder
+        self._wheel = wheel
+
+    def get(self, extras: str = "") -> Environment:
+        """Return the environment with the wheel and its *extras* (``"cli,web"``)."""
+
+        def install(folder: Path) -> None:
+            subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, str(folder)], check=True)
+            self.add(Environment(folder), extras)
+
+        return Environment(once(self._folder / "-".join(["venv", *extras.split(",")]), install))
+
+    def add(self, environment: Environment, extras: str, *beside: str) -> None:
+        """Install *extras* and the packages *beside* the wheel, too; only for a test that has the environment alone."""
+        wheel = f"{self._wheel}[{extras}]" if extras else str(self._wheel)
+        python = str(environment.scripts / "python")
+        subprocess.run([UV, "pip", "install", "--quiet", "--python", python, wheel, *beside], check=True, timeout=200)
+
+
+def once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Let the first process of a session that asks make *folder*, and others wait for it; return *folder*."""
+    done = folder.with_name(f"{folder.name}.done")
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            make(folder)
+            done.touch()
+    return folder
+
+
+def build(folder: Path, source: Path, *kinds: str) -> None:
+    """Build *source*, a checkout or a source distribution, into *folder*: ``--wheel``, ``--sdist``."""
+    command: Sequence[str] = [UV, "build", "--quiet", "--no-build-isolation", "--python", sys.executable]
+    subprocess.run([*command, *kinds, "--out-dir", str(folder), str(source)], check=True, timeout=100)
+
+
+def copy_examples(folder: Path) -> Path:
+    """Copy the examples into *folder*, without the sources of the package, and return it."""
+    for name in BESIDE_THE_WHEEL:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder / name)
+    return folder

@@ -1,0 +1,35 @@
+"""docker-compose.yml: nothing runs as root, and what it starts today is what it starts tomorrow."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.paths import ROOT
+
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+
+each_service = pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+
+
+@each_service
+def test_nothing_runs_as_root(service: dict[str, Any]) -> None:
+    assert str(service.get("user", "root")).partition(":")[0] not in ("root", "0")
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+@each_service
+def test_images_have_a_whole_version(service: dict[str, Any]) -> None:
+    assert re.fullmatch(r"[a-z]+:\d+\.\d+\.\d+(-[a-z-]+)?", service["image"])
+
+
+def test_packages_are_those_that_the_tests_run_with() -> None:
+    locked = (ROOT / "requirements" / "dev.txt").read_text()
+    packages = [word for word in SERVICES["install"]["command"] if "==" in word or ">=" in word]
+    assert len(packages) == 3
+    for package in packages:
+        assert re.search(rf"(?m)^{re.escape(package)} ", locked), package

@@ -1,0 +1,123 @@
+"""examples/README.md, block by block: each example with the built wheel, the extra that it names, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from http.cookiejar import CookieJar
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT, Block, blocks
+from tests.docs.reader import Reader
+from tests.packaging.environments import Environments, copy_examples
+from tests.support.ports import free_port
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.celery, pytest.mark.timeout(400)]
+
+README = ROOT / "examples" / "README.md"
+INSTALL = re.compile(r"pip install '?\.(?:\[([\w,]+)\])?'?\n")
+PORTS = ("5000", "8000")
+
+
+def sections() -> dict[str, tuple[str, list[Block]]]:
+    """Return, by the name of each example, the extras that it needs, and its blocks."""
+    found: dict[str, tuple[str, list[Block]]] = {}
+    starts = [(match[1], match.start()) for match in re.finditer(r"^## (\w+)$", README.read_text(), re.MULTILINE)]
+    lines = {name: README.read_text().count("\n", 0, start) + 1 for name, start in starts}
+    for name, first in lines.items():
+        last = min((line for line in lines.values() if line > first), default=10**6)
+        own = [block for block in blocks(README) if first < block.line < last]
+        (install,) = (INSTALL.fullmatch(block.text) for block in own if block.text.startswith("pip install"))
+        assert install, name
+        found[name] = (install[1] or "", own)
+    return found
+
+
+SECTIONS = sections()
+
+
+class User:
+    """Somebody who has installed what the section of an example says, and does what stands there."""
+
+    def __init__(self, example: str, environments: Environments, folder: Path, url: str | None) -> None:
+        self.extras, self._blocks = SECTIONS[example]
+        environment = environments.get(self.extras)
+        # Who names no Redis has none on the PATH, either: it comes from the extra.
+        variables = environment.variables(machine=bool(url), **({"REDIS_URL": url} if url else {}))
+        self.ports = {port: str(free_port()) for port in PORTS}
+        self._reader = Reader(copy_examples(folder), variables, self.ports)
+        self._example = example
+
+    def __enter__(self) -> User:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.end()
+
+    def help(self) -> str:
+        """Ask the example what it does."""
+        return self._reader.run(["python", "-m", f"examples.{self._example}", "--help"])
+
+    def follow(self) -> None:
+        """Do what the section says."""
+        for block in self._blocks:
+            self._reader.do(block)
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A Redis of the test, where a user has one."""
+    with RedisServer(tcp=True) as server:
+        yield server
+
+
+def test_every_example_is_told_of() -> None:
+    examples = ROOT / "examples"
+    found = {path.stem for path in examples.iterdir() if not path.name.startswith("__")} - {"README"}
+    assert set(SECTIONS) == found
+    table = re.findall(r"^\| \[(\w+)\]\(#(\w+)\)", README.read_text(), re.MULTILINE)
+    assert table == [(name, name) for name in SECTIONS]
+
+
+@pytest.mark.parametrize("example", ["limited", "pipeline", "notifications"])
+def test_an_example_does_what_its_section_says(
+    example: str, environments: Environments, server: RedisServer, tmp_path: Path
+) -> None:
+    with User(example, environments, tmp_path, server.url) as user:
+        assert_it_helps(user)
+        user.follow()
+
+
+def test_the_orders_bring_their_own_redis(environments: Environments, tmp_path: Path) -> None:
+    with User("orders", environments, tmp_path, None) as user:
+        assert_it_helps(user)
+        user.follow()
+
+
+def test_the_shop_has_its_dashboard_behind_the_login(
+    environments: Environments, server: RedisServer, tmp_path: Path
+) -> None:
+    with User("shop", environments, tmp_path, server.url) as user:
+        assert_it_helps(user)
+        user.follow()
+        site = f"http://127.0.0.1:{user.ports['8000']}"
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+        with browser.open(f"{site}/queues/") as page:
+            assert page.url == f"{site}/admin/login/?next=/queues/"
+            token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page.read().decode())
+        assert token is not None
+        form = {"username": "ann", "password": "secret", "csrfmiddlewaretoken": token[1]}
+        with browser.open(page.url, urllib.parse.urlencode(form).encode()) as page:
+            assert page.url == f"{site}/queues/"
+            assert "/queues/scheduled" in page.read().decode()
+
+
+def assert_it_helps(user: User) -> None:
+    told = " ".join(user.help().split())
+    assert f"pip install '.[{user.extras}]'" in told if user.extras else "pip install ." in told
+    assert "REDIS_URL" in told

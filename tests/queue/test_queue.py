@@ -1,0 +1,1026 @@
+"""What each verb of a RedisQueue does."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+import redis
+
+from redis_queue import LeaseLostError, Message, PutBack, QueueFullError, RedisQueue, Settings, StoreUnavailableError
+from redis_queue.store.keys import Keys
+from redis_queue.store.registry import Registry
+from redis_queue.store.scripts import DirectLink, Scripts
+from tests.support.clock import START, Clock
+from tests.support.record_reads import record_reads
+from tests.support.wait import wait_until
+
+KEYS = Keys("redis_queue", "queue", "orders")
+
+
+def when(milliseconds: int) -> datetime:
+    """Return the time so long after the start of the clock."""
+    return datetime.fromtimestamp((START + milliseconds) / 1000, timezone.utc)
+
+
+@pytest.fixture
+def make(client: redis.Redis, clock: Clock) -> Callable[..., RedisQueue]:
+    """Make a queue with other settings than the default, on the standing clock."""
+    return lambda **settings: RedisQueue("orders", client, clock=clock, **settings)
+
+
+@pytest.fixture
+def queue(make: Callable[..., RedisQueue]) -> RedisQueue:
+    """A queue on the standing clock."""
+    return make()
+
+
+@pytest.fixture
+def live(client: redis.Redis) -> RedisQueue:
+    """A queue on the server's clock that polls almost never."""
+    return RedisQueue("orders", client, poll_interval=30)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads to wait in."""
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
+
+
+def must(message: Message | None) -> Message:
+    """Return the message, which must be there."""
+    assert message is not None
+    return message
+
+
+def bodies(messages: list[Message]) -> list[Any]:
+    """Return the bodies of *messages*."""
+    return [message.body for message in messages]
+
+
+class TestPutAndGet:
+    def test_messages_come_in_the_order_in_which_they_were_put(self, queue: RedisQueue) -> None:
+        for number in range(5):
+            queue.put(number)
+        queue.put_many(range(5, 10))
+        found = [must(queue.get()) for _ in range(3)] + queue.get_many(4) + queue.get_many(100)
+        assert bodies(found) == list(range(10))
+
+    def test_a_message_tells_all_about_itself(self, queue: RedisQueue, clock: Clock) -> None:
+        id_ = queue.put({"order": 1}, headers={"trace": "abc"})
+        clock.forward(1.5)
+        message = must(queue.get())
+        assert (message.id, message.body, message.headers) == (id_, {"order": 1}, {"trace": "abc"})
+        assert (message.put_at, message.deliveries) == (when(0), 1)
+        assert message.lease is not None
+        assert message.lease.expires_at == when(61_500)
+
+    def test_equal_bodies_are_messages_of_their_own(self, queue: RedisQueue) -> None:
+        first, second = queue.put({"order": 1}), queue.put({"order": 1})
+        assert first != second
+        assert len(queue) == 2
+
+    @pytest.mark.parametrize("hours", [-1, 0, 1])
+    def test_the_time_is_that_of_the_server(
+        self, client: redis.Redis, live: RedisQueue, monkeypatch: pytest.MonkeyPatch, hours: int
+    ) -> None:
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now + 3600 * hours)
+        monkeypatch.setattr(time, "time_ns", lambda: round((now + 3600 * hours) * 1e9))
+        seconds, micros = client.time()
+        live.put("now")
+        message = must(live.get())
+        before = datetime.fromtimestamp(seconds, timezone.utc) + timedelta(microseconds=micros - 1000)
+        assert before <= message.put_at < before + timedelta(seconds=5)
+        assert message.lease is not None
+        assert timedelta(seconds=59) < message.lease.expires_at - message.put_at < timedelta(seconds=66)
+
+    def test_ids_are_all_different_and_sort_as_they_were_made(self, queue: RedisQueue) -> None:
+        ids = queue.put_many(range(700))
+        assert len(set(ids)) == 700
+        assert ids[:500] == sorted(ids[:500])
+
+    def test_thousands_of_bodies_may_come_from_a_generator(self, queue: RedisQueue) -> None:
+        ids = queue.put_many({"n": number} for number in range(1201))
+        found = [message for _ in range(3) for message in queue.get_many(500)]
+        assert [message.id for message in found] == ids
+        assert [message.body["n"] for message in found] == list(range(1201))
+
+    def test_no_body_at_all_is_fine(self, queue: RedisQueue) -> None:
+        assert queue.put_many([]) == []
+        assert queue.ack_many([]) == []
+        assert queue.nack_many([]) == []
+
+    def test_a_get_that_does_not_block_finds_nothing(self, queue: RedisQueue) -> None:
+        assert queue.get(block=False) is None
+        assert queue.get(timeout=0) is None
+        assert queue.get_many(5) == []
+
+    def test_a_get_waits_as_long_as_it_was_told(self, live: RedisQueue) -> None:
+        begin = time.monotonic()
+        assert live.get(timeout=0.3) is None
+        assert 0.3 <= time.monotonic() - begin < 1.5
+
+    def test_bytes_stay_bytes(self, queue: RedisQueue) -> None:
+        queue.put_many([b"\x00\xff", bytearray(b"ab"), memoryview(b"cd")])
+        assert bodies(queue.get_many(5)) == [b"\x00\xff", b"ab", b"cd"]
+
+    def test_a_client_that_decodes_changes_nothing(self, redis_url: str, client: redis.Redis) -> None:
+        with redis.Redis.from_url(redis_url, decode_responses=True) as decoding:
+            queue = RedisQueue("orders", decoding)
+            queue.put(b"\xff")
+            message = must(queue.get())
+            assert message.body == b"\xff"
+            assert queue.ack(message)
+
+    def test_what_was_got_is_in_flight_until_it_is_acked(self, queue: RedisQueue) -> None:
+        queue.put("order")
+        message = must(queue.get())
+        assert queue.get(block=False) is None
+        assert queue.stats().in_flight == 1
+        assert queue.ack(message)
+        assert (queue.stats().in_flight, queue.stats().acked) == (0, 1)
+
+    def test_more_than_five_hundred_may_be_settled_at_once(self, queue: RedisQueue) -> None:
+        queue.put_many(range(1200))
+        messages = [message for _ in range(3) for message in queue.get_many(500)]
+        assert queue.extend_many(messages) == [True] * 1200
+        assert queue.nack_many(messages[:600]) == [True] * 600
+        assert queue.ack_many(messages) == [False] * 600 + [True] * 600
+
+
+class TestSerializer:
+    class Shout:
+        name = "shout"
+
+        def dumps(self, body: Any, /) -> bytes:
+            """Return it loudly."""
+            return str(body).upper().encode()
+
+        def loads(self, data: bytes, /) -> Any:
+            """Return it with a mark."""
+            return data.decode() + "!"
+
+    def test_another_serializer_writes_and_reads(self, make: Callable[..., RedisQueue], client: redis.Redis) -> None:
+        queue = make(serializer=self.Shout())
+        queue.put("hello")
+        queue.put(b"hello")
+        assert client.hvals(KEYS.records)[0] == b"v1 %d shout 0 5\nHELLO" % START
+        assert bodies(queue.get_many(2)) == ["HELLO!", b"hello"]
+
+    def test_it_reads_json_of_before_but_json_cannot_read_it(self, make: Callable[..., RedisQueue]) -> None:
+        make().put({"a": 1})
+        loud = make(serializer=self.Shout())
+        loud.put("hello")
+        assert bodies(loud.get_many(2)) == [{"a": 1}, "HELLO!"]
+        loud.put("again")
+        assert make().get(block=False) is None
+        assert [found.reason for found in make().quarantined()] == ["written by serializer 'shout'"]
+
+
+class TestNack:
+    def test_it_comes_back_before_all_others(self, queue: RedisQueue) -> None:
+        queue.put_many(["a", "b", "c"])
+        message = must(queue.get())
+        assert queue.nack(message)
+        again = must(queue.get())
+        assert (again.body, again.deliveries) == ("a", 2)
+        assert not queue.ack(message)
+
+    def test_a_batch_comes_back_in_its_order(self, queue: RedisQueue) -> None:
+        queue.put_many(list("abcd"))
+        assert queue.nack_many(queue.get_many(3)) == [True] * 3
+        assert bodies(queue.get_many(4)) == list("abcd")
+
+    def test_with_a_delay_it_comes_back_later(self, queue: RedisQueue, clock: Clock) -> None:
+        queue.put_many(list("ab"))
+        assert queue.nack(must(queue.get()), delay=timedelta(seconds=5))
+        assert bodies(queue.get_many(5)) == ["b"]
+        clock.forward(4.999)
+        assert queue.get(block=False) is None
+        clock.forward(0.001)
+        assert must(queue.get(block=False)).body == "a"
+
+    def test_uncounted_it_was_never_delivered(self, make: Callable[..., RedisQueue]) -> None:
+        queue = make(max_deliveries=1)
+        queue.put("a")
+        for _ in range(5):
+            message = must(queue.get())
+            assert message.deliveries == 1
+            assert queue.nack(message, counted=False)
+        assert queue.stats().dead == 0
+
+    def test_dead_it_is_dead_whatever_it_had_left(self, queue: RedisQueue, clock: Clock) -> None:
+        queue.put({"a": 1}, headers={"h": 1})
+        clock.forward(7)
+        message = must(queue.get())
+        assert queue.nack(message, dead=True, counted=False, reason="not for us")
+        (letter,) = queue.dead_letters()
+        assert (letter.id, letter.body, letter.headers) == (message.id, {"a": 1}, {"h": 1})
+        assert (letter.died_at, letter.deliveries, letter.reason) == (when(7000), 1, "not for us")
+        assert queue.get(block=False) is None
+
+    def test_after_its_last_delivery_it_is_dead_with_the_last_reason(self, make: Callable[..., RedisQueue]) -> None:
+        queue = make(max_deliveries=3)
+        queue.put("a")
+        for reason in ("first", "second", ""):
+            assert queue.nack(must(queue.get()), reason=reason)
+        (letter,) = queue.dead_letters()
+        assert (letter.deliveries, letter.reason) == (3, "second")
+
+    def test_a_long_reason_is_cut(self, queue: RedisQueue) -> None:
+        queue.put("a")
+        queue.nack(must(queue.get()), dead=True, reason="é" * 5000 + "\ud800")
+        assert queue.dead_letters()[0].reason == "é" * 2000
+
+    def test_without_a_limit_it_never_dies(self, make: Callable[..., RedisQueue], clock: Clock) -> None:
+        queue = make(max_deliveries=0)
+        queue.put("a")
+        for count in range(1, 50):
+            message = must(queue.get())
+            assert message.deliveries == count
+            if count % 2:
+                assert queue.nack(message, reason="again")
+            else:
+                clock.forward(60)
+                assert queue.put_back() == PutBack(returned=1)
+
+    def test_an_ack_ends_it_with_its_reason(self, queue: RedisQueue, client: redis.Redis) -> None:
+        queue.put("a")
+        queue.nack(must(queue.get()), reason="busy")
+        assert client.hvals(KEYS.errors) == [b"busy"]
+        assert queue.ack(must(queue.get()))
+        assert not client.exists(KEYS.errors, KEYS.records, KEYS.leases, KEYS.in_flight, KEYS.ready)
+
+
+class TestPutBack:
+    def test_it_returns_what_expired_before_all_others_in_order(self, queue: RedisQueue, clock: Clock) -> None:
+        queue.put_many(list("abcde"))
+        queue.get_many(2)
+        clock.forward(1)
+        queue.get_many(1)
+        clock.forward(60)
+        assert queue.put_back() == PutBack(returned=3)
+        assert bodies(queue.get_many(5)) == list("abcde")
+
+    def test_it_leaves_what_has_not_expired(self, queue: RedisQueue, clock: Clock) -> None:
+        queue.put_many(list("ab"))
+        queue.get_many(1)
+        clock.forward(59.999)
+        assert queue.put_back() == PutBack()
+        clock.forward(0.001)
+        assert queue.put_back() == PutBack(returned=1)
+        assert queue.put_back() == PutBack()
+        assert queue.stats().redelivered == 1
+
+    def test_it_returns_no_more_than_it_was_told(self, queue: RedisQueue, clock: Clock) -> None:
+        queue.put_many(range(700))
+        for _ in range(2):
+            queue.get_many(500)
+        clock.forward(60)
+        assert queue.put_back(510).returned == 510
+        assert queue.put_back().returned == 190
+
+    def test_what_was_delivered_often_enough_is_dead(self, make: Callable[..., RedisQueue], clock: Clock) -> None:
+        queue = make(max_deliveries=2)
+        queue.put_many(list("ab"))
+        queue.nack(must(queue.get()), reason="slow")
+        queue.get_many(2)
+        clock.forward(60)
+        assert queue.put_back() == PutBack(returned=1, dead=1)
+        queue.get_many(2)
+        clock.forward(60)
+        assert queue.put_back() == PutBack(dead=1)
+        assert [(letter.body, letter.reason) for letter in queue.dead_letters()] == [
+            ("a", "lease expired; before that: slow"),
+            ("b", "lease expired"),
+        ]
+
+    def test_the_reason_before_is_kept_once(self, queue: RedisQueue, clock: Clock) -> None:
+        id_ = queue.put("a")
+        queue.nack(must(queue.get()), reason="slow")
+        for _ in range(3):
+            queue.get()
+            clock.forward(60)
+            queue.put_back()
+        assert queue.look(id_).reason == "lease expired; before that: slow"  # type: ignore[union-attr]
+        queue.nack(must(queue.get()), reason="busy")
+        assert queue.look(id_).reason == "busy"  # type: ignore[union-attr]
+
+    def test_a_get_puts_back_a_few_on_its_way(self, make: Callable[..., RedisQueue], clock: Clock) -> None:
+        queue = make(put_back_on_get=2)
+        queue.put_many(list("abc"))
+        queue.get_many(3)
+        clock.forward(60)
+        assert must(queue.get(block=False)).body == "a"
+        assert (queue.stats().ready, queue.stats().in_flight) == (1, 2)
+
+    def test_a_get_may_leave_that_to_others(self, make: Callable[..., RedisQueue], clock: Clock) -> None:
+        queue = make(put_back_on_get=0)
+        queue.put("a")
+        queue.get()
+        clock.forward(60)
+        assert queue.get(block=False) is None
+        assert queue.stats().in_flight == 1
+
+    def test_an_extended_lease_is_not_put_back(self, queue: RedisQueue, clock: Clock) -> None:
+        queue.put("a")
+        message = must(queue.get())
+        clock.forward(50)
+        assert queue.extend(message)
+        clock.forward(59)
+        assert queue.put_back() == PutBack()
+        assert queue.still_mine(message)
+        clock.forward(1)
+        assert queue.put_back() == PutBack(returned=1)
+        assert not queue.still_mine(message)
+
+    def test_a_lease_may_be_extended_late_as_long_as_nobody_put_it_back(self, queue: RedisQueue, clock: Clock) -> None:
+        queue.put("a")
+        message = must(queue.get())
+        clock.forward(600)
+        assert queue.still_mine(message)
+        assert queue.extend(message, 10)
+        clock.forward(9)
+        assert queue.put_back() == PutBack()
+        assert queue.ack(message)
+
+    def test_an_extension_never_shortens(self, queue: RedisQueue, client: redis.Redis) -> None:
+        queue.put("a")
+        message = must(queue.get())
+        assert queue.extend(message, timedelta(hours=1))
+        assert queue.extend(message, 1)
+        assert queue.extend(message, 0)
+        assert client.zscore(KEYS.in_flight, message.id) == START + 3_600_000
+
+
+class TestDelay:
+    def test_it_is_not_there_before_its_time(self, queue: RedisQueue, clock: Clock) -> None:
+        queue.put("late", delay=10)
+        queue.put("soon", delay=timedelta(milliseconds=1))
+        assert queue.get(block=False) is None
+        assert (queue.stats().ready, queue.stats().delayed, len(queue)) == (0, 2, 2)
+        clock.forward(0.001)
+        assert must(queue.get(block=False)).body == "soon"
+        clock.forward(9.998)
+        assert queue.get(block=False) is None
+        clock.forward(0.001)
+        assert must(queue.get(block=False)).body == "late"
+
+    def test_what_is_due_queues_up_behind_what_is_there(self, queue: RedisQueue, clock: Clock) -> None:
+        queue.put_many(["d2", "d2 too"], delay=2)
+        queue.put("d1", delay=1)
+        queue.put("ready")
+        clock.forward(5)
+        assert queue.promote() == 3
+        assert queue.promote() == 0
+        assert bodies(queue.get_many(9)) == ["ready", "d1", "d2", "d2 too"]
+
+    def test_promote_moves_no_more_than_it_was_told(self, queue: RedisQueue, clock: Clock) -> None:
+        queue.put_many(range(1100), delay=1)
+        clock.forward(1)
+        assert queue.promote(3) == 3
+        assert queue.promote() == 1097
+        assert queue.stats().ready == 1100
+
+
+class TestDedupe:
+    def test_a_key_that_lives_is_not_added_again(self, queue: RedisQueue, clock: Clock) -> None:
+        assert queue.put("first", dedupe_key="k") == queue.put("second", dedupe_key="k") == "k"
+        message = must(queue.get())
+        assert message.body == "first"
+        queue.put("while in flight", dedupe_key="k")
+        queue.nack(message, delay=5)
+        queue.put("while delayed", dedupe_key="k", delay=1)
+        clock.forward(5)
+        queue.nack(must(queue.get()), dead=True)
+        queue.put("while dead", dedupe_key="k")
+        assert queue.get(block=False) is None
+        assert (queue.stats().put, queue.stats().dead) == (1, 1)
+
+    def test_a_key_is_free_again_after_its_ack_or_purge(self, queue: RedisQueue) -> None:
+        queue.put("first", dedupe_key="k")
+        assert queue.ack(must(queue.get()))
+        queue.put("second", dedupe_key="k")
+        assert queue.purge() == 1
+        queue.put("third", dedupe_key="k")
+        message = must(queue.get())
+        assert (message.body, message.deliveries) == ("third", 1)
+
+    def test_many_may_bring_their_own_keys(self, queue: RedisQueue) -> None:
+        ids = queue.put_many(["a1", "b1", "a2", "c1"], dedupe_key=lambda body: body[0])
+        assert ids == ["a", "b", "a", "c"]
+        assert bodies(queue.get_many(9)) == ["a1", "b1", "c1"]
+
+
+class TestMaxLength:
+    def test_a_full_queue_pushes_back(self, make: Callable[..., RedisQueue]) -> None:
+        queue = make(max_length=2)
+        queue.put("a")
+        queue.put("b", delay=5)
+        with pytest.raises(QueueFullError, match="orders: holds max_length=2 waiting messages"):
+            queue.put("c")
+        assert len(queue) == 2
+        message = must(queue.get())
+        queue.put("d")
+        with pytest.raises(QueueFullError):
+            queue.put("e")
+        assert queue.nack(message), "what was taken may always come back"
+        assert len(queue) == 3
+
+    def test_many_are_stored_all_or_none(self, make: Callable[..., RedisQueue]) -> None:
+        queue = make(max_length=5)
+        queue.put_many(list("abc"))
+        with pytest.raises(QueueFullError):
+            queue.put_many(list("def"))
+        assert len(queue) == 3
+        queue.put_many(list("de"))
+        assert bodies(queue.get_many(9)) == list("abcde")
+
+    def test_a_key_that_is_there_already_needs_no_room(self, make: Callable[..., RedisQueue]) -> None:
+        queue = make(max_length=1)
+        queue.put("a", dedupe_key="k")
+        assert queue.put("a", dedupe_key="k") == "k"
+
+    def test_each_process_has_its_own_say(self, make: Callable[..., RedisQueue]) -> None:
+        make(max_length=1).put("a")
+        make().put("b")
+        with pytest.raises(QueueFullError):
+            make(max_length=2).put("c")
+
+
+class TestDeadLetters:
+    @pytest.fixture
+    def dead(self, queue: RedisQueue, clock: Clock) -> list[str]:
+        """The ids of ten dead letters, oldest first."""
+        ids = queue.put_many(range(10))
+        for message in queue.get_many(10):
+            clock.forward(1)
+            queue.nack(message, dead=True, reason=f"reason {message.body}")
+        return ids
+
+    def test_pages_show_the_oldest_first(self, queue: RedisQueue, dead: list[str]) -> None:
+        assert [letter.id for letter in queue.dead_letters()] == dead
+        assert [letter.id for letter in queue.dead_letters(offset=2, limit=3)] == dead[2:5]
+        assert queue.dead_letters(offset=10) == []
+
+    def test_a_redrive_gives_all_deliveries_back(self, queue: RedisQueue, dead: list[str]) -> None:
+        assert queue.redrive([dead[3], "unknown", dead[1], dead[3]]) == 2
+        assert [(message.body, message.deliveries) for message in queue.get_many(5)] == [(3, 1), (1, 1)]
+        assert queue.redrive() == 8
+        assert queue.redrive() == 0
+        assert bodies(queue.get_many(20)) == [0, 2, 4, 5, 6, 7, 8, 9]
+
+    def test_single_ones_are_deleted(self, queue: RedisQueue, client: redis.Redis, dead: list[str]) -> None:
+        ready = queue.put("ready")
+        assert queue.delete_dead([dead[3], "unknown", ready, dead[1], dead[3]]) == 2
+        assert [letter.id for letter in queue.dead_letters()] == [dead[0], dead[2], *dead[4:]]
+        assert client.hlen(KEYS.records) == 9
+        assert client.hexists(KEYS.errors, dead[3]) == client.hexists(KEYS.leases, dead[3]) == False  # noqa: E712
+        assert bodies(queue.get_many(5)) == ["ready"]
+
+    def test_one_that_died_after_it_was_looked_at_stays(self, queue: RedisQueue, clock: Clock, dead: list[str]) -> None:
+        seen = queue.dead_letters()[0].died_at
+        assert queue.delete_dead(dead[:2], until=seen) == 1
+        queue.redrive([dead[2]])
+        queue.nack(must(queue.get()), dead=True, reason="again")
+        assert queue.delete_dead([dead[2]], until=seen) == 0
+        assert [letter.reason for letter in queue.dead_letters() if letter.id == dead[2]] == ["again"]
+
+    def test_a_rate_spreads_them_over_time(
+        self, queue: RedisQueue, clock: Clock, client: redis.Redis, dead: list[str]
+    ) -> None:
+        assert queue.redrive(rate=4) == 10
+        assert bodies(queue.get_many(5)) == [0]
+        due = [score - clock.now for _, score in client.zrange(KEYS.waiting, 0, -1, withscores=True)]
+        assert due == [250, 500, 750, 1000, 1250, 1500, 1750, 2000, 2250]
+        clock.forward(1)
+        assert bodies(queue.get_many(20)) == [1, 2, 3, 4]
+
+    def test_a_rate_holds_for_thousands(self, make: Callable[..., RedisQueue], client: redis.Redis) -> None:
+        queue = make(max_deliveries=1)
+        queue.put_many(range(1100))
+        for _ in range(3):
+            queue.nack_many(queue.get_many(500))
+        assert queue.redrive(rate=100) == 1100
+        due = [score - START for _, score in client.zrange(KEYS.waiting, 0, -1, withscores=True)]
+        assert len(due) == 1099
+        assert due == pytest.approx([10 * number for number in range(1, 1100)], abs=2000)
+        assert due[-1] > 8900
+
+    def test_a_dead_letter_that_dies_again_has_the_newer_reason(
+        self, queue: RedisQueue, clock: Clock, dead: list[str]
+    ) -> None:
+        queue.redrive([dead[0]])
+        clock.forward(1)
+        queue.nack(must(queue.get()), dead=True, reason="still")
+        assert [(letter.id, letter.reason) for letter in queue.dead_letters(offset=9)] == [(dead[0], "still")]
+
+
+class TestPurge:
+    @pytest.fixture
+    def full(self, queue: RedisQueue) -> Message:
+        """The message in flight of a queue that has something everywhere."""
+        queue.put_many(["dead", "held", "ready", "ready"])
+        queue.put_many(["delayed"] * 3, delay=9)
+        dead, held = queue.get_many(2)
+        queue.nack(dead, dead=True)
+        return held
+
+    def test_by_default_all_that_waits_goes(self, queue: RedisQueue, full: Message) -> None:
+        assert queue.purge() == 5
+        stats = queue.stats()
+        assert (stats.ready, stats.delayed, stats.in_flight, stats.dead) == (0, 0, 1, 1)
+        assert queue.ack(full)
+
+    @pytest.mark.parametrize(
+        ("place", "gone", "left"), [("ready", 2, (0, 3, 1)), ("delayed", 3, (2, 0, 1)), ("dead", 1, (2, 3, 0))]
+    )
+    @pytest.mark.usefixtures("full")
+    def test_one_place_alone_goes(self, queue: RedisQueue, place: Any, gone: int, left: tuple[int, ...]) -> None:
+        assert queue.purge(place) == gone
+        assert queue.purge(place) == 0
+        stats = queue.stats()
+        assert (stats.ready, stats.delayed, stats.dead) == left
+        assert queue.purge("ready", "delayed", "dead") == sum(left)
+
+    @pytest.mark.usefixtures("full")
+    def test_no_more_go_than_the_limit_says(self, queue: RedisQueue) -> None:
+        assert queue.purge("ready", "delayed", limit=4) == 4
+        assert (queue.stats().ready, queue.stats().delayed) == (0, 1)
+        assert queue.purge("delayed", "dead", limit=1) == 1
+        assert queue.stats().dead == 1
+        with pytest.raises(ValueError, match="limit=0"):
+            queue.purge(limit=0)
+
+    def test_of_the_ready_ones_the_next_go_first(self, queue: RedisQueue) -> None:
+        queue.put_many(range(700))
+        assert queue.purge("ready", limit=600) == 600
+        assert bodies(queue.get_many(500)) == list(range(600, 700))
+
+    def test_thousands_go_in_one_call(self, queue: RedisQueue, client: redis.Redis) -> None:
+        queue.put_many(range(1234))
+        assert queue.purge("ready") == 1234
+        assert not client.exists(KEYS.records, KEYS.ready)
+
+    def test_destroy_leaves_nothing_and_the_queue_can_begin_again(
+        self, queue: RedisQueue, client: redis.Redis, full: Message
+    ) -> None:
+        queue.destroy()
+        assert not client.exists(*KEYS.all())
+        assert Registry(Scripts(client), "redis_queue").all() == []
+        assert not queue.ack(full)
+        queue.put("new")
+        assert [known.name for known in Registry(Scripts(client), "redis_queue").all()] == ["orders"]
+        assert bodies(queue.get_many(5)) == ["new"]
+
+
+class TestPause:
+    def test_nobody_claims_while_puts_and_acks_go_on(self, queue: RedisQueue, make: Callable[..., RedisQueue]) -> None:
+        queue.put("held")
+        message = must(queue.get())
+        queue.pause()
+        queue.put("waiting")
+        assert queue.stats().paused
+        assert queue.get(block=False) is None
+        assert make().get(timeout=0.05) is None
+        assert queue.ack(message)
+        queue.resume()
+        assert not queue.stats().paused
+        assert must(queue.get(block=False)).body == "waiting"
+
+    def test_resume_wakes_who_waits(self, client: redis.Redis, live: RedisQueue, pool: ThreadPoolExecutor) -> None:
+        live.pause()
+        live.put("hello")
+        future = pool.submit(live.get, timeout=20)
+        wait_until(lambda: blocked(client) == 1, description="a waiting get")
+        live.resume()
+        assert must(future.result(5)).body == "hello"
+
+
+class TestLooking:
+    def test_peek_claims_nothing(self, queue: RedisQueue) -> None:
+        queue.put_many(list("abc"), headers={"h": 1})
+        queue.nack(must(queue.get()))
+        assert [(message.body, message.deliveries, message.lease) for message in queue.peek(2)] == [
+            ("a", 1, None),
+            ("b", 0, None),
+        ]
+        assert bodies(queue.peek()) == ["a"]
+        assert queue.stats().ready == 3
+
+    def test_stats_count_everything(self, make: Callable[..., RedisQueue], clock: Clock) -> None:
+        queue = make(max_deliveries=2)
+        assert queue.stats().oldest_ready_at is None
+        queue.put_many(range(6))
+        clock.forward(5)
+        queue.put("delayed", delay=5)
+        first, second, third, fourth = queue.get_many(4)
+        queue.ack(first)
+        queue.nack(second)
+        queue.nack(third, dead=True)
+        stats = queue.stats()
+        assert (stats.ready, stats.delayed, stats.in_flight, stats.dead, stats.quarantined) == (3, 1, 1, 1, 0)
+        assert (stats.put, stats.acked, stats.redelivered, stats.paused) == (7, 1, 1, False)
+        assert stats.oldest_ready_at == when(0)
+        assert len(queue) == 4
+        assert queue.still_mine(fourth)
+
+    def test_an_empty_queue_is_still_a_queue(self, queue: RedisQueue) -> None:
+        assert len(queue) == 0
+        assert queue
+        assert repr(queue) == "RedisQueue('orders', prefix='redis_queue')"
+
+    def test_settings_may_come_as_a_whole(self, client: redis.Redis) -> None:
+        settings = Settings(prefix="shop", visibility_timeout=timedelta(minutes=5), max_length=1)
+        queue = RedisQueue("orders", client, settings=settings)
+        queue.put("a")
+        assert client.exists(Keys("shop", "queue", "orders").records)
+        with pytest.raises(QueueFullError):
+            queue.put("b")
+
+
+def blocked(client: redis.Redis) -> int:
+    """Return how many clients wait in Redis."""
+    return int(client.info("clients")["blocked_clients"])
+
+
+class TestWakeUp:
+    """A waiting get wakes up at once, although it would look by itself only every 30 seconds."""
+
+    def lateness(
+        self, client: redis.Redis, pool: ThreadPoolExecutor, queue: RedisQueue, act: Callable[[], Any]
+    ) -> float:
+        """Return the seconds from *act* until a get that waited has its message, and ack it."""
+        future: Future[Message | None] = pool.submit(queue.get, timeout=20)
+        wait_until(lambda: blocked(client) == 1, description="a waiting get")
+        begin = time.monotonic()
+        act()
+        message = must(future.result(25))
+        seconds = time.monotonic() - begin
+        assert queue.ack(message)
+        return seconds
+
+    def test_a_put_wakes_it(self, client: redis.Redis, live: RedisQueue, pool: ThreadPoolExecutor) -> None:
+        producer = RedisQueue("orders", client)
+        times = [self.lateness(client, pool, live, lambda: producer.put("x")) for _ in range(9)]
+        assert statistics.median(times) < 0.1
+
+    def test_a_nack_wakes_it(self, client: redis.Redis, live: RedisQueue, pool: ThreadPoolExecutor) -> None:
+        live.put("x")
+        message = must(live.get())
+        assert self.lateness(client, pool, live, lambda: live.nack(message)) < 1
+
+    def test_a_put_back_wakes_it(self, client: redis.Redis, live: RedisQueue, pool: ThreadPoolExecutor) -> None:
+        holder = RedisQueue("orders", client, put_back_on_get=0)
+        holder.put("x")
+        message = must(holder.get())
+        waiter = RedisQueue("orders", client, poll_interval=30, put_back_on_get=0)
+
+        def put_back() -> None:
+            client.zadd(KEYS.in_flight, {message.id: 0})
+            assert holder.put_back().returned == 1
+
+        assert self.lateness(client, pool, waiter, put_back) < 1
+
+    def test_a_redrive_wakes_it(self, client: redis.Redis, live: RedisQueue, pool: ThreadPoolExecutor) -> None:
+        live.put("x")
+        live.nack(must(live.get()), dead=True)
+        assert self.lateness(client, pool, live, live.redrive) < 1
+
+    def test_a_delayed_message_arrives_in_time(
+        self, client: redis.Redis, live: RedisQueue, pool: ThreadPoolExecutor
+    ) -> None:
+        times = [self.lateness(client, pool, live, lambda: live.put("x", delay=0.2)) for _ in range(3)]
+        assert min(times) >= 0.2
+        assert statistics.median(times) < 0.5
+
+    def test_a_sooner_message_is_not_kept_waiting_by_a_later_one(
+        self, client: redis.Redis, live: RedisQueue, pool: ThreadPoolExecutor
+    ) -> None:
+        live.put("later", delay=15)
+        assert self.lateness(client, pool, live, lambda: live.put("sooner", delay=0.1)) < 1.5
+
+    def test_the_end_of_another_lease_wakes_it(
+        self, client: redis.Redis, live: RedisQueue, pool: ThreadPoolExecutor
+    ) -> None:
+        short = RedisQueue("orders", client, visibility_timeout=0.3)
+        short.put("x")
+        held = must(short.get())
+        message = must(live.get(timeout=10))
+        assert (message.id, message.deliveries) == (held.id, 2)
+        assert not short.ack(held)
+
+    def test_many_who_wait_get_one_each(self, client: redis.Redis, redis_url: str, pool: ThreadPoolExecutor) -> None:
+        futures = [pool.submit(RedisQueue("orders", redis_url, poll_interval=30).get, timeout=20) for _ in range(5)]
+        wait_until(lambda: blocked(client) == 5, description="five waiting gets")
+        RedisQueue("orders", client).put_many(range(5))
+        assert sorted(must(future.result(5)).body for future in futures) == list(range(5))
+
+    def test_a_waiting_batch_takes_what_is_there(
+        self, client: redis.Redis, live: RedisQueue, pool: ThreadPoolExecutor
+    ) -> None:
+        future = pool.submit(live.get_many, 10, block=True, timeout=20)
+        wait_until(lambda: blocked(client) == 1, description="a waiting get")
+        RedisQueue("orders", client).put_many(list("abc"))
+        assert bodies(future.result(5)) == list("abc")
+
+
+class TestLease:
+    def test_the_block_ends_with_an_ack(self, queue: RedisQueue) -> None:
+        queue.put("a")
+        with queue.lease() as message:
+            assert must(message).body == "a"
+            assert queue.stats().in_flight == 1
+        assert queue.stats().acked == 1
+
+    def test_an_exception_gives_the_message_back(self, make: Callable[..., RedisQueue]) -> None:
+        queue = make(max_deliveries=1)
+        queue.put("a")
+        with pytest.raises(LookupError, match="no such order"), queue.lease():
+            raise LookupError("no such order")
+        assert [letter.reason for letter in queue.dead_letters()] == ["LookupError: no such order"]
+
+    def test_nothing_to_do_is_none(self, queue: RedisQueue) -> None:
+        with queue.lease(block=False) as message:
+            assert message is None
+        with queue.lease(timeout=0.01) as message:
+            assert message is None
+
+    def test_a_lost_lease_is_told_at_the_end(self, client: redis.Redis, live: RedisQueue) -> None:
+        live.put("a")
+
+        def work() -> None:
+            with live.lease() as message:
+                client.zadd(KEYS.in_flight, {must(message).id: 0})
+                assert live.put_back().returned == 1
+
+        with pytest.raises(LeaseLostError, match="given to someone else"):
+            work()
+        assert (live.stats().acked, live.stats().ready) == (0, 1)
+
+    def test_the_lease_is_extended_while_the_block_works(self, client: redis.Redis) -> None:
+        queue = RedisQueue("orders", client, visibility_timeout=0.3)
+        queue.put("a")
+        with queue.lease() as message:
+            id_ = must(message).id
+            ends = [client.zscore(KEYS.in_flight, id_)]
+            for _ in range(5):
+                ends.append(
+                    wait_until(
+                        lambda: (end := client.zscore(KEYS.in_flight, id_)) > ends[-1] and end,
+                        description="an extension",
+                    )
+                )
+            assert queue.put_back() == PutBack()
+            assert ends[-1] - ends[0] > 300, "longer than one lease"
+        assert queue.stats().acked == 1
+        assert not [thread for thread in threading.enumerate() if thread.name == "redis-queue-heartbeat"]
+
+
+class TestConsume:
+    def test_each_message_is_acked_when_the_next_is_asked_for(self, queue: RedisQueue) -> None:
+        queue.put_many(list("abc"))
+        acked = []
+        for message in queue.consume(timeout=0.05):
+            acked.append((message.body, queue.stats().acked, queue.stats().in_flight))
+        assert acked == [("a", 0, 1), ("b", 1, 1), ("c", 2, 1)]
+        assert queue.stats().acked == 3
+
+    def test_leaving_the_loop_gives_the_message_back(self, queue: RedisQueue) -> None:
+        queue.put_many(list("ab"))
+        for message in queue.consume():
+            assert message.body == "a"
+            break
+        again = must(queue.get())
+        assert (again.body, again.deliveries) == ("a", 2)
+
+    def test_an_exception_gives_the_message_back(self, queue: RedisQueue) -> None:
+        queue.put_many(list("ab"))
+
+        def work() -> None:
+            for message in queue.consume():
+                raise LookupError(message.body)
+
+        with pytest.raises(LookupError):
+            work()
+        assert bodies(queue.get_many(5)) == ["a", "b"]
+        assert queue.stats().acked == 0
+
+    def test_it_ends_when_nothing_came_for_so_long(self, live: RedisQueue) -> None:
+        begin = time.monotonic()
+        assert list(live.consume(timeout=0.2)) == []
+        assert 0.2 <= time.monotonic() - begin < 1.5
+
+    def test_the_lease_is_extended_meanwhile(self, client: redis.Redis) -> None:
+        queue = RedisQueue("orders", client, visibility_timeout=0.3)
+        queue.put("a")
+        for message in queue.consume(timeout=0.01):
+            first = client.zscore(KEYS.in_flight, message.id)
+            wait_until(
+                lambda: client.zscore(KEYS.in_flight, message.id) > first + 300,  # noqa: B023
+                description="an end later than one lease",
+            )
+        assert (queue.stats().acked, queue.stats().redelivered) == (1, 0)
+
+    @pytest.mark.parametrize("fault", ["reply lost", "nothing sent", "scripts forgotten"])
+    def test_a_fault_between_two_messages_loses_and_doubles_none(
+        self, queue: RedisQueue, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, fault: str
+    ) -> None:
+        queue.put_many(range(5))
+        send_both = DirectLink.send_both
+
+        def faulty(link: DirectLink, first: Any, second: Any) -> Any:
+            if fault == "scripts forgotten":
+                client.script_flush()
+            if fault == "nothing sent":
+                raise redis.ConnectionError("closed")
+            replies = send_both(link, first, second)
+            if fault == "reply lost":
+                raise redis.TimeoutError("the reply is lost")
+            return replies
+
+        monkeypatch.setattr(DirectLink, "send_both", faulty)
+        seen = []
+        for message in queue.consume(timeout=0.01):
+            seen.append((message.body, message.deliveries))
+        assert seen == [(number, 1) for number in range(5)]
+        stats = queue.stats()
+        assert (stats.ready, stats.in_flight, stats.acked) == (0, 0, 5)
+
+    @pytest.mark.parametrize("timeout", [None, 30])
+    def test_the_loop_outlives_an_outage(
+        self, queue: RedisQueue, monkeypatch: pytest.MonkeyPatch, timeout: float | None
+    ) -> None:
+        queue.put_many(range(3))
+        send, left = DirectLink.send, [8]
+
+        def away(link: DirectLink, *command: Any) -> Any:
+            if left[0]:
+                left[0] -= 1
+                raise redis.ConnectionError("away")
+            return send(link, *command)
+
+        seen = []
+        loop = queue.consume(timeout=timeout)
+        for message in loop:
+            seen.append((message.body, message.deliveries))
+            if message.body == 2:
+                break
+            if message.body == 0:
+                monkeypatch.setattr(DirectLink, "send", away)
+                monkeypatch.setattr(DirectLink, "send_both", lambda link, *both: [link.send(*one) for one in both])
+        loop.close()
+        assert seen == [(0, 1), (1, 1), (2, 1)]
+        assert (queue.stats().acked, queue.stats().ready) == (2, 1)
+
+    def test_an_outage_longer_than_the_timeout_ends_it(
+        self, queue: RedisQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def away(link: DirectLink, *_: Any) -> Any:
+            raise redis.ConnectionError("away")
+
+        queue.put_many(range(3))
+        loop = queue.consume(timeout=0.1)
+        assert next(loop).body == 0
+        monkeypatch.setattr(DirectLink, "send", away)
+        monkeypatch.setattr(DirectLink, "send_both", away)
+        with pytest.raises(StoreUnavailableError):
+            next(loop)
+
+    def test_a_lost_lease_is_logged_and_the_loop_goes_on(
+        self, queue: RedisQueue, clock: Clock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        queue.put_many(range(2))
+        seen = []
+        for message in queue.consume(timeout=0.01):
+            seen.append(message.body)
+            if len(seen) == 1:
+                clock.now += 60_000
+                assert queue.put_back().returned == 1
+        assert seen == [0, 0, 1]
+        assert [record.message for record in caplog.records] == ["the lease was lost"]
+
+
+class TestManyAtOnce:
+    def test_threads_may_share_one_queue_object(
+        self, client: redis.Redis, live: RedisQueue, pool: ThreadPoolExecutor
+    ) -> None:
+        counter = itertools.count()
+        taken: Counter[int] = Counter()
+
+        def work(_: int) -> None:
+            for _ in range(60):
+                live.put(next(counter))
+                message = must(live.get())
+                taken[message.body] += 1
+                assert live.ack(message)
+
+        for future in [pool.submit(work, number) for number in range(8)]:
+            future.result(30)
+        assert taken == Counter(range(480))
+        stats = live.stats()
+        assert (stats.put, stats.acked, stats.ready, stats.in_flight) == (480, 480, 0, 0)
+
+    def test_two_queues_in_one_thread_do_not_mix_up_their_answers(self, client: redis.Redis) -> None:
+        first, second = RedisQueue("first", client), RedisQueue("second", client)
+        for number in range(20):
+            first.put(number)
+            second.put(-number)
+            one, two = must(first.get()), must(second.get())
+            assert (one.body, two.body) == (number, -number)
+            assert first.ack(one)
+            assert second.ack(two)
+
+
+LARGE = 256 * 1024
+
+AT_ONCE = 4
+"""How many of them make a MiB."""
+
+
+class TestLargeBodies:
+    """No script reads more than the record that makes a MiB."""
+
+    @pytest.fixture
+    def large(self, queue: RedisQueue) -> RedisQueue:
+        queue.put_many([number.to_bytes(2, "big") + bytes(LARGE - 2) for number in range(40)])
+        return queue
+
+    def test_a_peek_takes_several_looks(self, large: RedisQueue, client: redis.Redis) -> None:
+        large.peek()
+        before = scripts_called(client)
+        assert [int.from_bytes(body[:2], "big") for body in bodies(large.peek(40))] == list(range(40))
+        assert scripts_called(client) - before == 40 / AT_ONCE
+
+    def test_a_batch_ends_at_a_mebibyte_and_nothing_behind_it_is_read(
+        self, large: RedisQueue, client: redis.Redis
+    ) -> None:
+        for limit in (1, 3, 500):
+            with record_reads(client) as read:
+                found = large.get_many(limit)
+            assert len(found) == min(limit, AT_ONCE)
+            assert read == [message.id for message in found]
+
+    def test_one_above_the_limit_is_claimed_by_itself(self, make: Callable[..., RedisQueue]) -> None:
+        queue = make(max_body=2**22)
+        queue.put_many([bytes(2**21), b"small"])
+        assert [len(message.body) for message in queue.get_many(500)] == [2**21]
+        assert bodies(queue.get_many(500)) == [b"small"]
+
+    def test_a_queue_is_drained_in_as_many_calls_as_it_holds_mebibytes(
+        self, large: RedisQueue, client: redis.Redis
+    ) -> None:
+        found, scripts = len(large.get_many(500)), scripts_called(client)
+        with record_reads(client) as read:
+            while messages := large.get_many(500):
+                found += len(messages)
+        assert (found, len(read)) == (40, 40 - AT_ONCE)
+        # The last one finds nothing, and looks what is due before it says so.
+        assert scripts_called(client) - scripts <= 40 / AT_ONCE + 2
+
+    def test_a_put_over_one_does_not_read_it(self, queue: RedisQueue, client: redis.Redis) -> None:
+        queue.put(bytes(LARGE), dedupe_key="one")
+        with record_reads(client) as read:
+            queue.put_many([b"", b""], dedupe_key=lambda _: "one")
+        assert read == []
+
+    def test_a_page_of_the_quarantine_takes_several_looks(self, large: RedisQueue, client: redis.Redis) -> None:
+        for id_ in client.hkeys(large._keys.records):
+            client.hset(large._keys.records, id_, bytes(LARGE))
+        assert large.get_many(500) == []
+        large.quarantined(limit=1)
+        scripts = scripts_called(client)
+        assert [len(record.raw) for record in large.quarantined(offset=1, limit=500)] == [LARGE] * 39
+        assert scripts_called(client) - scripts == 40 / AT_ONCE
+
+    def test_a_page_of_dead_letters_takes_several_looks(self, large: RedisQueue, client: redis.Redis) -> None:
+        while messages := large.get_many(40):
+            large.nack_many(messages, dead=True)
+        large.dead_letters(limit=1)
+        before = scripts_called(client)
+        found = [letter.body[:2] for letter in large.dead_letters(offset=1, limit=38)]
+        assert len(set(found)) == len(found) == 38
+        assert scripts_called(client) - before == 40 / AT_ONCE
+
+    def test_a_redrive_reads_none_of_them(self, large: RedisQueue, client: redis.Redis) -> None:
+        while messages := large.get_many(40):
+            large.nack_many(messages, dead=True)
+        with record_reads(client) as read:
+            assert large.redrive() == 40
+        assert read == []
+
+
+def scripts_called(client: redis.Redis) -> int:
+    """Return how many scripts *client*'s server has run."""
+    calls = client.info("commandstats")
+    return sum(calls.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha"))

@@ -1,0 +1,231 @@
+"""Bodies survive the way to bytes and back; what is not whole is always unreadable, and never anything worse."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from redis_queue import BodyError, ConfigurationError
+from redis_queue.store.codec import (
+    JSON,
+    MAX_DEPTH,
+    MAX_DIGITS,
+    MAX_HEADERS,
+    Codec,
+    Record,
+    Serializer,
+    UnreadableError,
+    read_document,
+    small_integer,
+)
+
+relaxed = settings(deadline=None, max_examples=50)
+
+text = st.text(st.characters(exclude_categories=["Cs"]))
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(text, inner, max_size=5),
+    max_leaves=8,
+)
+headers = st.none() | st.dictionaries(text, json_values, max_size=3)
+destinations = st.none() | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=100)
+times = st.integers(0, 10**13)
+
+CODEC = Codec(JSON, 1024 * 1024)
+
+
+def stored(record: bytes, put_at: int = 1_700_000_000_000) -> bytes:
+    """Return what the scripts make of *record*."""
+    return b"v1 %d %b" % (put_at, record)
+
+
+@relaxed
+@given(json_values, headers, destinations, times)
+def test_any_json_survives(body: Any, head: Any, destination: str | None, put_at: int) -> None:
+    record = stored(CODEC.encode(body, head, destination), put_at)
+    assert CODEC.decode(record) == Record(put_at, head or {}, body, destination)
+
+
+@relaxed
+@given(st.binary(), headers, destinations)
+def test_any_bytes_survive(body: bytes, head: Any, destination: str | None) -> None:
+    for kind in (bytes, bytearray, memoryview):
+        found = CODEC.decode(stored(CODEC.encode(kind(body), head, destination)))
+        assert found.body == body
+        assert type(found.body) is bytes
+        assert (found.headers, found.destination) == (head or {}, destination)
+
+
+@relaxed
+@given(json_values, headers, destinations, st.data())
+def test_a_truncated_record_is_unreadable(body: Any, head: Any, destination: str | None, data: st.DataObject) -> None:
+    record = stored(CODEC.encode(body, head, destination))
+    cut = data.draw(st.integers(0, len(record) - 1))
+    with pytest.raises(UnreadableError):
+        CODEC.decode(record[:cut])
+
+
+@relaxed
+@given(json_values, st.binary(min_size=1))
+def test_a_record_with_something_behind_it_is_unreadable(body: Any, more: bytes) -> None:
+    with pytest.raises(UnreadableError):
+        CODEC.decode(stored(CODEC.encode(body)) + more)
+
+
+def readable(record: bytes) -> bool:
+    """Tell whether *record* can be read; any error but UnreadableError comes through."""
+    try:
+        found = CODEC.decode(record)
+    except UnreadableError as error:
+        return not str(error)
+    return isinstance(found, Record)
+
+
+@relaxed
+@given(st.binary())
+@example(b"")
+@example(b"\n")
+@example(b"v1 1 json 0 2\n")
+@example(b"v1 1 json -1 3\n{}")
+@example(b"v1 " + b"9" * 5000 + b" json 0 2\n{}")
+@example(b"v1 1 json 0 2 0 0\n{}")
+def test_random_bytes_are_unreadable(record: bytes) -> None:
+    assert not readable(record)
+
+
+FRAME = re.compile(rb"v1 [0-9]+ \S+ [0-9]+ [0-9]+( [0-9]+)?\n")
+"""What the scripts take for the frame of a record."""
+
+
+@relaxed
+@given(
+    st.sampled_from([b"v1", b"v2", b"", b"v1 v1"]),
+    st.sampled_from([b"1700000000000", b"-1", b"1e3", b"", b"0x10", b"9" * 400]),
+    st.sampled_from([b"json", b"bytes", b"pickle", b"", b"\xff"]),
+    st.lists(st.sampled_from([b"0", b"2", b"7", b"-2", b"x", b""]), max_size=4),
+    st.sampled_from([b"{}", b'{"a":1}', b'{"a":1}{}', b"[]", b"\xff\xff", b""]),
+)
+@example(b"v1", b"1_0", b"json", [b"0", b"2"], b"{}")
+@example(b"v1", b"+1", b"json", [b"0", b"2"], b"{}")
+@example(b"v1", b"1", b"bytes", [b"0", b"-2", b"4"], b"{}")
+def test_what_the_scripts_do_not_take_for_a_record_is_none_here_either(
+    version: bytes, put_at: bytes, kind: bytes, lengths: list[bytes], rest: bytes
+) -> None:
+    record = b" ".join([version, put_at, kind, *lengths]) + b"\n" + rest
+    if readable(record):
+        assert FRAME.match(record)
+
+
+@relaxed
+@given(json_values, headers, destinations, st.data())
+def test_a_record_with_one_changed_byte_raises_nothing_else(
+    body: Any, head: Any, destination: str | None, data: st.DataObject
+) -> None:
+    record = bytearray(stored(CODEC.encode(body, head, destination)))
+    record[data.draw(st.integers(0, len(record) - 1))] = data.draw(st.integers(0, 255))
+    readable(bytes(record))
+
+
+def test_a_time_outside_all_calendars_is_unreadable() -> None:
+    for put_at in (10**17, 10**20, 10**100):
+        with pytest.raises(UnreadableError):
+            CODEC.decode(stored(CODEC.encode(None), put_at))
+
+
+def test_json_is_written_compactly_in_utf_8() -> None:
+    assert CODEC.encode({"é": [1, 2.0, None]}) == 'json 0 19\n{"é":[1,2.0,null]}'.encode()
+    assert CODEC.encode(b"\x00", {"a": 1}, "list") == b'bytes 7 1 4\n{"a":1}list\x00'
+
+
+@pytest.mark.parametrize("body", ["x" * 98, b"x" * 100, "é" * 49], ids=["text", "bytes", "two bytes each"])
+def test_a_body_may_be_as_large_as_the_limit_and_no_larger(body: Any) -> None:
+    assert Codec(JSON, 100).encode(body)
+    with pytest.raises(BodyError, match="the body has 100 bytes, more than max_body=99"):
+        Codec(JSON, 99).encode(body)
+
+
+def test_headers_and_destination_do_not_count_as_body() -> None:
+    assert Codec(JSON, 2).encode({}, {"a": "x" * 1000}, "y" * 500)
+    assert CODEC.encode({}, {"a": "x" * (MAX_HEADERS - 8)})
+    with pytest.raises(BodyError, match="the headers have 32769 bytes, more than 32768"):
+        CODEC.encode({}, {"a": "x" * (MAX_HEADERS - 7)})
+
+
+class Reversed:
+    """Writes text backwards; refuses what is no text."""
+
+    name = "reversed"
+
+    def dumps(self, body: Any, /) -> bytes:
+        """Return it backwards."""
+        if not isinstance(body, str):
+            raise RuntimeError("no text")
+        return body[::-1].encode()
+
+    def loads(self, data: bytes, /) -> Any:
+        """Return it forwards."""
+        if data == b"bomb":
+            raise MemoryError
+        return data.decode()[::-1]
+
+
+def test_another_serializer_takes_over() -> None:
+    codec = Codec(Reversed(), 100)
+    assert codec.decode(stored(codec.encode("abc"))).body == "abc"
+    assert codec.decode(stored(codec.encode(b"abc"))).body == b"abc"
+    assert codec.decode(stored(CODEC.encode({"a": 1}))).body == {"a": 1}
+
+
+def test_whatever_a_serializer_raises_is_a_body_error_or_unreadable() -> None:
+    codec = Codec(Reversed(), 100)
+    with pytest.raises(BodyError, match="body of type int is not reversed: no text") as caught:
+        codec.encode(5)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    with pytest.raises(UnreadableError, match="body is not reversed: MemoryError"):
+        codec.decode(stored(b"reversed 0 4\nbomb"))
+
+
+@pytest.mark.parametrize("name", ["", "bytes", "UPPER", "with space", "x" * 32, "-dash", "new\nline", "é"])
+def test_the_name_of_a_serializer_is_short_and_simple(name: str) -> None:
+    serializer = Reversed()
+    serializer.name = name
+    assert isinstance(serializer, Serializer)
+    with pytest.raises(ConfigurationError, match="serializer"):
+        Codec(serializer, 100)
+
+
+def test_what_is_done_to_the_headers_of_one_record_shows_in_no_other() -> None:
+    record = stored(CODEC.encode(1))
+    headers: Any = CODEC.decode(record).headers
+    headers["tenant"] = "A"
+    assert CODEC.decode(record).headers == {}
+
+
+@pytest.mark.parametrize("number", ["9" * (MAX_DIGITS + 1), "1e999", "-1e999", "NaN", "Infinity"])
+def test_numbers_without_measure_are_unreadable(number: str) -> None:
+    with pytest.raises(UnreadableError, match="body is not json: ValueError"):
+        CODEC.decode(stored(b"json 0 %d\n%b" % (len(number), number.encode())))
+    with pytest.raises(UnreadableError, match="headers are not JSON"):
+        CODEC.decode(stored(b'bytes %d 0\n{"a":%b}' % (len(number) + 6, number.encode())))
+
+
+class TestADocument:
+    @pytest.mark.parametrize("text", ["9" * (MAX_DIGITS + 1), "[" * 100_000, "[" * 201 + "]" * 201, "{", b"\xff", b""])
+    def test_without_measure_is_refused(self, text: str | bytes) -> None:
+        with pytest.raises(ValueError):  # noqa: PT011 - one of several errors of Python
+            read_document(text)
+
+    def test_is_read_up_to_its_limits(self) -> None:
+        assert read_document("9" * MAX_DIGITS) == int("9" * MAX_DIGITS)
+        assert read_document("[" * MAX_DEPTH + "]" * MAX_DEPTH)
+        assert read_document(f"[{'[],' * 1000}[]]") == [[]] * 1001
+        assert read_document(b'{"__type__":"decimal","__value__":"1E+10000000"}')["__type__"] == "decimal"
+
+    @pytest.mark.parametrize("value", [None, True, 1.5, "1", 2**63, [1]])
+    def test_has_small_integers_where_integers_are_wanted(self, value: Any) -> None:
+        with pytest.raises(TypeError, match="expected an integer of up to 63 bits"):
+            small_integer(value)

@@ -1,0 +1,112 @@
+"""An app whose tasks are delayed in Redis, for a client and for a real worker.
+
+The worker finds its settings as JSON in the variable CANVAS_SETTINGS.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+import warnings
+from typing import Any
+
+from celery import Celery, Task
+
+from redis_queue.celery import DelayedTasks
+from redis_queue.celery.message.attempt import CALL
+
+VARIABLE = "CANVAS_SETTINGS"
+
+
+class TooSoonError(Exception):
+    """What a task raises that has not been tried often enough."""
+
+
+def add(_: Task, x: float, y: float) -> float:
+    return x + y
+
+
+def total(_: Task, numbers: list[float]) -> float:
+    return sum(numbers)
+
+
+def tell(self: Task, *_: Any) -> dict[str, Any]:
+    """Return how this task was called."""
+    request = self.request
+    return {
+        "ran": time.time(),
+        "eta": request.eta,
+        "stored": CALL in vars(request),
+        "shadow": request.shadow,
+        "stamps": request.stamps,
+        "tenant": (request.headers or {}).get("tenant"),
+        "parent": request.parent_id,
+        "root": request.root_id,
+    }
+
+
+def retry(self: Task, times: int, countdown: float) -> list[Any]:
+    """Retry so many times."""
+    if self.request.retries < times:
+        raise self.retry(countdown=countdown)
+    return [self.request.retries, self.request.id, CALL in vars(self.request)]
+
+
+def autoretry(self: Task, times: int) -> int:
+    """Fail so many times."""
+    if self.request.retries < times:
+        raise TooSoonError
+    return int(self.request.retries)
+
+
+def fail(_: Task) -> None:
+    raise ValueError("on purpose")
+
+
+def append(_: Task, value: Any, path: str) -> None:
+    """Write a line into a file."""
+    with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123 - appending
+        file.write(f"{value}\n")
+
+
+def send(self: Task, countdown: float) -> str:
+    """Delay another task and return its id."""
+    return str(self.app.tasks["canvas.tell"].apply_async(countdown=countdown).id)
+
+
+def make(settings: dict[str, Any]) -> Celery:
+    """Return the app with its tasks."""
+    app = Celery("canvas", set_as_current=False)
+    app.conf.update(settings)
+    DelayedTasks(app)
+    for function in (add, total, tell, retry, fail, append, send):
+        app.task(function, name=f"canvas.{function.__name__}", shared=False, bind=True)
+    backoff = {"autoretry_for": (TooSoonError,), "retry_backoff": 1, "retry_jitter": False}
+    app.task(autoretry, name="canvas.autoretry", shared=False, bind=True, **backoff)
+    return app
+
+
+def close_clients(app: Celery) -> None:
+    """Close what a client of *app* has open beside the broker: its results and its store."""
+    # A result that is collected later would look for a server that may be gone. What earlier tests left goes with it,
+    # in an order in which a socket may come before its client: that says nothing of this test.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+    consumer: Any = getattr(app.backend, "result_consumer", None)
+    client = vars(app.backend).get("client")
+    if getattr(consumer, "_connection", None) or getattr(consumer, "_pubsub", None):
+        consumer.stop()
+        # A result that is collected even later would subscribe again, to end its subscription.
+        consumer._pubsub = None
+    if client is not None:
+        client.connection_pool.disconnect()
+    store = vars(app).get("redis_queue_store")
+    if store is not None:
+        store.client.close()
+
+
+if VARIABLE in os.environ:
+    app = make(json.loads(os.environ[VARIABLE]))

@@ -1,0 +1,38 @@
+"""`celery -A tests.support.celery.migrating redis-queue …`, as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tests.support.celery.processes import ROOT
+
+
+def command(*arguments: str) -> list[str]:
+    """Return the command line."""
+    return [sys.executable, "-m", "celery", "-A", "tests.support.celery.migrating", "redis-queue", *arguments]
+
+
+def start_command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Start it; what it prints can be read."""
+    return subprocess.Popen(
+        command(*arguments),
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run it to its end."""
+    return subprocess.run(
+        command(*arguments),
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )

@@ -1,0 +1,61 @@
+"""A process that dispatches, and may die while it does: `python -m tests.support.celery.dispatch <task as JSON>`.
+
+It says "ready" once everything is loaded, waits for a line of input, dispatches what is due and prints how many were
+sent. Keys of the task: `settings` of the app, `redis`, `batch`, and `dies`: the number of the ack before which it kills
+itself by SIGKILL; 0 is before the first publish.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from celery import Celery
+
+from redis_queue import DelayQueue
+from redis_queue.celery import Dispatcher
+from redis_queue.delay.model import Claimed
+from redis_queue.model import Entry
+
+
+class DeadlyQueue(DelayQueue):
+    """A DelayQueue that ends its process at a given point."""
+
+    def __init__(self, *arguments: Any, dies: int) -> None:
+        super().__init__(*arguments)
+        self._left = dies
+
+    def claim_batch(self, *arguments: Any, **options: Any) -> Claimed:
+        """Claim; dead afterwards if that is the point."""
+        claimed = super().claim_batch(*arguments, **options)
+        self._pass()
+        return claimed
+
+    def ack_many(self, entries: Sequence[Entry]) -> list[bool]:
+        """Ack, unless this is the point."""
+        self._pass()
+        return super().ack_many(entries)
+
+    def _pass(self) -> None:
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._left -= 1
+
+
+def main(task: dict[str, Any]) -> None:
+    """Dispatch once told so."""
+    app = Celery("tests")
+    app.conf.update(task["settings"])
+    queue = DeadlyQueue("celery", task["redis"], dies=task.get("dies", -1))
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+    sys.stdout.write(f"{Dispatcher(app, queue, batch=task['batch']).run().sent}\n")
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,121 @@
+"""A store, a broker and workers of `tests.support.celery.delaying_app`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+from celery import Celery
+
+from redis_queue.celery import DelayedTasks
+from tests.support.celery.delaying_names import NOTE, RAN
+from tests.support.celery.processes import CeleryProcess
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+
+@dataclass
+class Fleet:
+    """Where workers and a client of one app meet."""
+
+    store: RedisServer
+    client: redis.Redis
+    broker_url: str
+    queue: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    apps: list[Celery] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Close what the apps of this process have open: a collector that came to a socket first would complain."""
+        for app in self.apps:
+            app.close()
+
+    @property
+    def result_url(self) -> str:
+        """Where results go: files, which outlive a server that a test kills."""
+        return f"file://{self.store.directory}"
+
+    def worker(
+        self,
+        *arguments: str,
+        delayed: bool = True,
+        name: str = "one",
+        pool: str = "threads",
+        app: str = "tests.support.celery.delaying_app",
+    ) -> CeleryProcess:
+        """Return a worker that is not started yet."""
+        options = ("--pool", pool, "--concurrency", "2", "--loglevel", "INFO", "--hostname", f"{name}@%h")
+        return CeleryProcess(
+            *("-A", app, "worker"),
+            *options,
+            *arguments,
+            environment=self.environment(delayed=delayed),
+        )
+
+    def dispatcher(self) -> CeleryProcess:
+        """Return a process that only dispatches, not started yet."""
+        return CeleryProcess(
+            *("-A", "tests.support.celery.delaying_app", "redis-queue", "dispatch"),
+            environment=self.environment(),
+            beat=False,
+        )
+
+    def environment(self, *, delayed: bool = True) -> dict[str, str]:
+        """Return what the app of a process reads."""
+        return {
+            "BROKER_URL": self.broker_url,
+            "STORE_URL": self.store.url,
+            "RESULT_URL": self.result_url,
+            "QUEUE": self.queue,
+            "SETTINGS": json.dumps(self.settings),
+            "DELAYED": "1" if delayed else "0",
+        }
+
+    def app(self, **settings: Any) -> Celery:
+        """Return an app of the same name, as a view would use it; without DelayedTasks."""
+        app = Celery("delaying", broker=self.broker_url, backend=self.result_url, set_as_current=False)
+        app.conf.update(
+            redis_queue_url=self.store.url,
+            task_default_queue=self.queue,
+            control_exchange=f"{self.queue}-control",
+            event_exchange=f"{self.queue}-events",
+            **{**self.settings, **settings},
+        )
+        self.apps.append(app)
+        return app
+
+    def delayed(self, **settings: Any) -> DelayedTasks:
+        """Return the DelayedTasks of such an app."""
+        return DelayedTasks(self.app(**settings))
+
+    @property
+    def ran(self) -> list[dict[str, Any]]:
+        """What ran so far: id, due and ran."""
+        return [json.loads(row) for row in self.client.lrange(RAN, 0, -1)]
+
+    def wait_for(self, count: int, *, timeout: float = 40.0) -> list[dict[str, Any]]:
+        """Return what ran once it is at least so much."""
+        wait_until(lambda: len(self.ran) >= count, timeout=timeout, description=f"{count} tasks to run")
+        return self.ran
+
+
+@contextmanager
+def fleet_on_one_redis() -> Iterator[Fleet]:
+    """Yield a fleet whose store and broker are one Redis of its own."""
+    with (
+        RedisServer() as store,
+        store.client() as client,
+        closing(Fleet(store, client, f"redis+socket://{store.socket}", "delaying")) as fleet,
+    ):
+        yield fleet
+
+
+def send(delayed: DelayedTasks, countdown: float, **options: Any) -> Any:
+    """Delay one note and return its result."""
+    due = time.time() + countdown
+    return delayed.app.send_task(NOTE, kwargs={"due": due}, countdown=countdown, **options)

@@ -1,0 +1,152 @@
+"""A broker, a store and workers of `tests.support.celery.leasing_app`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import redis
+from celery import Celery
+
+from redis_queue.celery import TaskLeases
+from tests.support.celery.leasing_names import ENDED, STARTED, WAIT, told
+from tests.support.celery.processes import CeleryProcess
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+TIMEOUT = 3.0
+"""The visibility timeout of the workers."""
+
+
+@dataclass
+class Leasing:
+    """Where workers and a client of one app meet; *index* is kombu's index of what is in flight.
+
+    *broker* is a client of the broker, if that is another Redis than the store.
+    """
+
+    store: RedisServer
+    client: redis.Redis
+    broker_url: str
+    queue: str = "leasing"
+    index: str = "unacked_index"
+    options: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    broker: redis.Redis | None = None
+
+    @property
+    def result_url(self) -> str:
+        """Where results go: files, which outlive a server that a test kills."""
+        return f"file://{self.store.directory}"
+
+    def worker(
+        self, name: str, *arguments: str, leases: bool = True, pool: str = "solo", timeout: float = TIMEOUT
+    ) -> CeleryProcess:
+        """Return a worker that is not started yet."""
+        options = ("--pool", pool, "--concurrency", "1", "--loglevel", "INFO", "--hostname", f"{name}@%h")
+        return CeleryProcess(
+            *("-A", "tests.support.celery.leasing_app", "worker"),
+            *options,
+            *("--without-mingle", "--without-gossip"),
+            *arguments,
+            environment={
+                "BROKER_URL": self.broker_url,
+                "STORE_URL": self.store.url,
+                "RESULT_URL": self.result_url,
+                "QUEUE": self.queue,
+                "LEASES": "1" if leases else "0",
+                "SETTINGS": json.dumps(self.all_settings(timeout)),
+            },
+        )
+
+    @contextmanager
+    def busy(self, name: str, **options: Any) -> Iterator[CeleryProcess]:
+        """Run a worker and yield it once it is at its first task, which waits until the worker is told."""
+        with self.worker(name, **options) as worker:
+            worker.wait_for_output("ready.")
+            self.send(WAIT)
+            self.wait_for_starts(1)
+            yield worker
+
+    def all_settings(self, timeout: float = TIMEOUT) -> dict[str, Any]:
+        """Return the settings of the workers."""
+        if self.broker_url.startswith("amqp"):
+            return self.settings
+        # kombu before 5.7 does not know the second one.
+        options = {"visibility_timeout": timeout, "unacked_restore_interval": 1, **self.options}
+        return {"broker_transport_options": options, **self.settings}
+
+    def app(self) -> Celery:
+        """Return an app of the same name, as a view would use it."""
+        app = Celery("leasing", broker=self.broker_url, backend=self.result_url, set_as_current=False)
+        app.conf.update(redis_queue_url=self.store.url, task_default_queue=self.queue, **self.all_settings())
+        return app
+
+    def leases(self) -> TaskLeases:
+        """Return the TaskLeases of such an app."""
+        return TaskLeases(self.app())
+
+    def send(self, task: str, *args: Any, **options: Any) -> Any:
+        """Send a task and return its result."""
+        return self.app().send_task(task, args, **options)
+
+    def tell(self, worker: str) -> None:
+        """Let a waiting task of *worker* end."""
+        self.client.rpush(told(worker), "1")
+
+    @property
+    def started(self) -> list[str]:
+        """The ids of the tasks that started, in order."""
+        return texts(self.client, STARTED)
+
+    @property
+    def ended(self) -> list[str]:
+        """The ids of the tasks that ended, in order."""
+        return texts(self.client, ENDED)
+
+    def wait_for_starts(self, count: int, *, timeout: float = 40.0) -> list[str]:
+        """Return what started once it is at least so much."""
+        wait_until(lambda: len(self.started) >= count, timeout=timeout, description=f"{count} tasks to start")
+        return self.started
+
+    def wait_for_ends(self, count: int, *, timeout: float = 40.0) -> list[str]:
+        """Return what ended once it is at least so much."""
+        wait_until(lambda: len(self.ended) >= count, timeout=timeout, description=f"{count} tasks to end")
+        return self.ended
+
+    def held(self) -> dict[bytes, float]:
+        """Return what is in flight: delivery tag -> the time from which its lease counts."""
+        rows: Any = (self.broker or self.client).zrange(self.index, 0, -1, withscores=True)
+        return dict(rows)
+
+    def wait_for_renewal(self, tag: bytes, since: float, timeouts: float) -> None:
+        """Return once the lease of *tag* counts from so many visibility timeouts after *since*."""
+        wait_until(
+            lambda: self.held().get(tag, 0.0) >= since + timeouts * TIMEOUT,
+            timeout=timeouts * TIMEOUT + 15,
+            description=f"the lease to be renewed for {timeouts} visibility timeouts",
+        )
+
+    def wait_until_settled(self) -> None:
+        """Return once nothing is in flight."""
+        wait_until(lambda: not self.held(), description="everything to be settled")
+
+
+def keeper_of(worker: CeleryProcess) -> psutil.Process:
+    """Return the process that renews the leases of *worker*."""
+
+    def find() -> psutil.Process | None:
+        children = psutil.Process(worker.pid).children(recursive=True)
+        return next((child for child in children if "redis_queue.keeper" in child.cmdline()), None)
+
+    return wait_until(find, description="a keeper")
+
+
+def texts(client: redis.Redis, key: str) -> list[str]:
+    """Return the items of the list *key* as text."""
+    rows: Any = client.lrange(key, 0, -1)
+    return [row.decode() for row in rows]

@@ -1,0 +1,74 @@
+"""An app with tasks that take long or die, for real workers: `celery -A tests.support.celery.leasing_app worker`.
+
+What differs between tests comes from the environment: BROKER_URL, STORE_URL, RESULT_URL, QUEUE, LEASES, and SETTINGS as
+JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+from typing import Any
+
+import redis
+from celery import Celery
+
+from redis_queue.celery import TaskLeases
+from redis_queue.store.connection import connect
+from tests.support.celery.leasing_names import DIE, DIE_TWICE, ENDED, HEALED, HOLD, STARTED, WAIT, told
+
+app = Celery("leasing", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"], set_as_current=False)
+app.conf.update(
+    {
+        "redis_queue_url": os.environ["STORE_URL"],
+        "task_default_queue": os.environ["QUEUE"],
+        "control_exchange": f"{os.environ['QUEUE']}-control",
+        "event_exchange": f"{os.environ['QUEUE']}-events",
+        "task_acks_late": True,
+        "task_reject_on_worker_lost": True,
+        "worker_prefetch_multiplier": 1,
+        "broker_connection_retry_on_startup": True,
+        **json.loads(os.environ.get("SETTINGS", "{}")),
+    }
+)
+leases = TaskLeases(app) if os.environ["LEASES"] == "1" else None
+
+
+def _store() -> redis.Redis:
+    client = connect(os.environ["STORE_URL"], check=False)
+    assert isinstance(client, redis.Redis)
+    return client
+
+
+@app.task(bind=True, name=WAIT, shared=False)  # type: ignore[untyped-decorator]
+def wait(self: Any) -> str:
+    """Run until this worker is told."""
+    client = _store()
+    client.rpush(STARTED, self.request.id)
+    while client.blpop([told(self.request.hostname.partition("@")[0])], timeout=1) is None:
+        pass
+    client.rpush(ENDED, self.request.id)
+    return str(self.request.id)
+
+
+@app.task(bind=True, name=HOLD, shared=False)  # type: ignore[untyped-decorator]
+def hold_interpreter(self: Any, seconds: int) -> None:
+    """Let no other thread of the process run for *seconds*."""
+    _store().rpush(STARTED, self.request.id)
+    # A library called by PyDLL keeps the interpreter to itself.
+    ctypes.PyDLL(None).sleep(seconds)
+    _store().rpush(ENDED, self.request.id)
+
+
+@app.task(bind=True, name=DIE, shared=False)  # type: ignore[untyped-decorator]
+def die(self: Any) -> None:
+    """Kill the process that runs this, unless it is healed."""
+    _store().rpush(STARTED, self.request.id)
+    if not _store().exists(HEALED):
+        os.kill(os.getpid(), signal.SIGKILL)
+    _store().rpush(ENDED, self.request.id)
+
+
+app.task(die.run.__func__, bind=True, name=DIE_TWICE, shared=False, max_deliveries=2)

@@ -1,0 +1,27 @@
+"""An app on its way to redis_queue, for `celery -A tests.support.celery.migrating`: stock at first.
+
+`BROKER` and `STORE` are URLs; `MIGRATED` makes its delayed tasks durable. Its task notes its id and the time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import redis
+from celery import Celery
+
+from redis_queue.celery import DelayedTasks
+
+app = Celery("migrating", broker=os.environ["BROKER"])
+app.conf.redis_queue_url = os.environ["STORE"]
+if os.environ.get("MIGRATED"):
+    DelayedTasks(app)
+
+
+@app.task(name="migrating.note", bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
+def note(self: Any) -> None:
+    """Note that it ran."""
+    with redis.Redis.from_url(os.environ["STORE"]) as client:
+        client.rpush("noted", f"{self.request.id} {time.time()}")

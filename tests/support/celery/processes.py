@@ -1,0 +1,141 @@
+"""Processes of Celery's tests: a dispatcher that may die, and real workers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from redis_queue.testing.guard import DeathGuard
+from tests.support.paths import ROOT
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class DispatchProcess:
+    """A process of `tests.support.celery.dispatch`, which explains the *task*."""
+
+    def __init__(self, **task: Any) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.celery.dispatch", json.dumps(task)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def wait_until_ready(self) -> None:
+        """Return when everything is loaded."""
+        assert self._process.stdout
+        assert self._process.stdout.readline() == "ready\n"
+
+    def go(self) -> None:
+        """Let it dispatch."""
+        assert self._process.stdin
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+
+    def finish(self) -> tuple[int, str]:
+        """Wait for its end; return its exit code and how many it says were sent."""
+        sent, _ = self._process.communicate(timeout=60)
+        return self._process.returncode, sent.strip()
+
+
+class CeleryProcess:
+    """`celery` with the given arguments, started in the repository; *environment* is added to the one of the tests.
+
+    Ended by SIGKILL with all its children at the end of `with`, or when the tests die.
+    """
+
+    def __init__(self, *arguments: str, environment: dict[str, str], beat: bool = True) -> None:
+        self._arguments = arguments
+        self._environment = environment
+        self._beat = beat
+
+    def __enter__(self) -> Self:
+        self._directory = Path(tempfile.mkdtemp(prefix="celery-"))
+        # Its own temporary files go with the directory, even if it is killed.
+        environment = {**os.environ, **self._environment, "TMPDIR": str(self._directory)}
+        # A worker with beat keeps its schedule in a file.
+        schedule = ["--schedule", str(self._directory / "schedule")] if self._beat else []
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "celery", *self._arguments, *schedule],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._guard = DeathGuard(self._process.pid, self._directory)
+        return self
+
+    def __exit__(self, failure: object, *_: object) -> None:
+        if failure:
+            sys.stderr.write(self.output)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._guard.dismiss()
+        self._process.wait(10)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    @property
+    def output(self) -> str:
+        """What it wrote so far."""
+        return self._log.read_text(errors="replace")
+
+    def wait_for_output(self, text: str, *, timeout: float = 40.0) -> None:
+        """Return when *text* stands in its output."""
+
+        def written() -> bool:
+            assert self._process.poll() is None, f"ended with code {self._process.returncode}:\n{self.output}"
+            return text in self.output
+
+        wait_until(written, timeout=timeout, description=f"{text!r} in the output of celery")
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End it and its children by SIGKILL."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(10)
+
+    def wait(self, *, timeout: float = 60.0) -> int:
+        """Wait for its own end and return the exit code."""
+        return self._process.wait(timeout)
+
+    def finish(self, *, timeout: float = 60.0) -> int:
+        """Ask for a warm shutdown by SIGTERM and return the exit code."""
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout)
+
+    def finish_between_ticks(self) -> int:
+        """Do the same just after a task has ended: Celery may take half a minute if it is told in the middle of one."""
+        ended = self.output.count("succeeded in")
+        # Ticks that come late expire; on a busy machine several do.
+        wait_until(lambda: self.output.count("succeeded in") > ended, timeout=40, description="the end of a tick")
+        return self.finish()
+
+    @property
+    def _log(self) -> Path:
+        return self._directory / "log"

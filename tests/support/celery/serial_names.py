@@ -1,0 +1,20 @@
+"""What `tests.support.celery.serial_app` calls its tasks and lists: it can only be imported inside a worker."""
+
+from __future__ import annotations
+
+from typing import Final
+
+WRITE: Final = "tests.write"
+MEET: Final = "tests.meet"
+HOLD: Final = "tests.hold"
+GATHER: Final = "tests.gather"
+RETRY_ONCE: Final = "tests.retry_once"
+
+ROWS: Final = "tests:rows"
+LEASE: Final = 1.0
+"""Seconds of the lease of HOLD."""
+
+
+def told(task_id: str) -> str:
+    """Return the list that lets a task end."""
+    return f"tests:told:{task_id}"

