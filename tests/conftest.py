@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -17,7 +18,8 @@ from kombu.connection import Connection
 from kombu.exceptions import OperationalError
 
 from tests.support.clock import Clock
-from tests.support.servers import RedisServer
+from tests.support.proxy import FaultProxy
+from tests.support.servers import RedisServer, client_options
 from tests.support.topologies import RedisCluster, SentinelSet
 
 RABBITMQ_VARIABLE = "REDIS_QUEUE_TEST_RABBITMQ"
@@ -76,6 +78,26 @@ def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
     with redis_server.client() as client:
         client.flushall()
         yield client
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
+    """A proxy in front of the shared server."""
+    with FaultProxy(redis_server.address) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def through(proxy: FaultProxy) -> Iterator[redis.Redis]:
+    """A client behind the proxy that gives up soon."""
+    with redis.Redis.from_url(proxy.url, **client_options(socket_timeout=2.0)) as through:
+        yield through
+
+
+@pytest.fixture
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a call be repeated at once: with hundreds of broken calls the moments in between are most of the time."""
+    monkeypatch.setattr("redis_queue.store.scripts.random", SimpleNamespace(uniform=lambda _low, _high: 0.0))
 
 
 @pytest.fixture(scope="session")

@@ -19,9 +19,9 @@
 --
 -- Returns {1 = there may be more, moved, passed over, microseconds until the next waiting entry is due (-1 = none)}
 -- and, if any was moved, how many ms late they were: the sum, the worst, how many in each bucket of
--- redis_queue.delay.lateness. Skipped and left unchanged: entries without a destination, with a destination that is not a
--- list or may not be written, and messages that have to be decoded first. Unreadable records go to quarantine. None of
--- these blocks the others. When Redis is full nothing is moved, and the error says so.
+-- redis_queue.delay.lateness. Skipped and left unchanged: entries without a destination, with a destination that is
+-- not a list or may not be written, and messages that have to be decoded first. Unreadable records go to quarantine.
+-- None of these blocks the others. When Redis is full nothing is moved, and the error says so.
 -- Stops after the entry that makes 1 MiB: one call never blocks Redis for long.
 -- O(limit * log waiting)
 local meta, records, waiting, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4]

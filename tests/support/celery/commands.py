@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from tests.support.celery.processes import ROOT
+from tests.support.paths import ROOT
 
 
 def command(*arguments: str) -> list[str]:
