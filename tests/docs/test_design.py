@@ -1,0 +1,34 @@
+"""The tree in docs/design.md is the tree of the package."""
+
+from __future__ import annotations
+
+import re
+
+from tests.support.paths import ROOT
+
+NO_ROOMS = {"__pycache__", "management", "migrations", "static", "templates"}
+
+
+def documented() -> list[str]:
+    """Return the paths of the tree, in order."""
+    tree = re.search(r"```text\n(.*?)```", (ROOT / "docs" / "design.md").read_text("utf-8"), re.DOTALL)
+    assert tree is not None
+    found: list[str] = []
+    above: list[str] = []
+    for line in tree[1].splitlines():
+        indent, name = re.fullmatch(r"( *)(\S+)(?: +\S.*)?", line).groups()  # type: ignore[union-attr]
+        above[len(indent) // 2 :] = [name]
+        found.append("".join(above))
+    return found
+
+
+def test_each_folder_and_each_module_at_the_top_has_its_line() -> None:
+    folders = [
+        path
+        for top in ("redis_queue", "chaos")
+        for path in [ROOT / top, *(ROOT / top).rglob("*")]
+        if path.is_dir() and not NO_ROOMS.intersection(path.relative_to(ROOT).parts)
+    ]
+    rooms = {f"{folder.relative_to(ROOT)}/" for folder in folders}
+    modules = {f"redis_queue/{path.name}" for path in (ROOT / "redis_queue").glob("*.py") if path.name != "__main__.py"}
+    assert sorted(documented()) == sorted(rooms | modules)
