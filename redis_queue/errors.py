@@ -27,6 +27,7 @@ The docstring of a class is its default message. The error of redis-py stays in 
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Final
 
 Reason = str | BaseException | None
 """Why a message is given back: text, or the exception that says it."""
@@ -119,3 +120,12 @@ class Dead(Verdict):
     def __init__(self, reason: Reason = "") -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+def quoted(value: object) -> str:
+    """Return *value* for an error message: ASCII, cut after 80 characters."""
+    text = ascii(value)
+    return text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + "..."
+
+
+MAX_QUOTED: Final = 80

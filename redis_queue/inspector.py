@@ -19,7 +19,7 @@ from redis_queue.store.connection import Client, connect
 from redis_queue.store.keys import Keys, Kind
 from redis_queue.store.records import Clock, server_clock
 from redis_queue.store.registry import Known, Registry
-from redis_queue.store.scripts import Call, Scripts
+from redis_queue.store.scripts import ReadCall, Scripts
 from redis_queue.store.settings import Settings
 from redis_queue.store.urls import url_of
 from redis_queue.times import from_ms
@@ -186,7 +186,7 @@ class Inspector:
         Queues with many shards are not counted once those before them have :data:`MOST_SHARDS`.
         """
         rows = list(self.known() if known is None else known)
-        looks: list[list[Call] | str] = []
+        looks: list[list[ReadCall] | str] = []
         left = MOST_SHARDS
         for one in rows:
             looks.append(self._looks(one, left))
@@ -232,7 +232,7 @@ class Inspector:
         hint = _hint(name, names) if names else f"{self.url} has no such queues"
         raise InvalidNameError(f"no {CLASSES[kind]} {name!r} under the prefix {self.prefix!r}: {hint}")
 
-    def _looks(self, known: Known, left: int) -> list[Call] | str:
+    def _looks(self, known: Known, left: int) -> list[ReadCall] | str:
         """Return the calls that count a queue of at most *left* shards, or why it is not counted."""
         try:
             Settings(prefix=self.prefix, max_deliveries=known.max_deliveries, shards=known.shards)
@@ -248,7 +248,7 @@ class Inspector:
         stats = [self._scripts.bind("delay/stats", keys).look(now=now) for keys in shards]
         return stats + [self._scripts.look("HMGET", keys.meta, *TOTALS) for keys in shards]
 
-    def _row(self, known: Known, looks: Sequence[Call], replies: Iterator[Callable[[], Any]]) -> QueueRow:
+    def _row(self, known: Known, looks: Sequence[ReadCall], replies: Iterator[Callable[[], Any]]) -> QueueRow:
         mine = list(itertools.islice(replies, len(looks)))
         try:
             read = [reply() for reply in mine]

@@ -17,7 +17,7 @@ import redis
 from redis_queue import Consumer, DelayQueue, EntryExistsError, Message, Nack, RedisQueue
 from redis_queue.delay.model import Push
 from redis_queue.store.keys import Keys
-from redis_queue.store.scripts import load
+from redis_queue.store.script_files import load
 from tests.support.clock import Clock
 from tests.support.paths import ROOT
 from tests.support.proxy import FaultProxy
@@ -67,7 +67,7 @@ def must(message: Message | None) -> Message:
 DIE_IN = """
 import os, signal, sys
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.store.scripts import DirectLink
+from redis_queue.store.links import DirectLink
 
 def send_and_die(self, *command):
     connection = self._connect()

@@ -248,7 +248,7 @@ def test_a_bad_queue_name_is_refused_even_by_a_url_that_cannot_be_reached(
     kind: type[RedisQueue | DelayQueue], value: Any
 ) -> None:
     url = f"redis://{HOST}:{free_port()}/0"
-    refused(InvalidNameError, f"queue name {ascii(value)[:80]}", lambda: kind(value, url))
+    refused(InvalidNameError, f"queue name={ascii(value)[:80]}", lambda: kind(value, url))
 
 
 @pytest.mark.parametrize("value", [*BAD_NAMES, "x" * 256, "x" * 10_000_000], ids=lambda value: ascii(value)[:20])

@@ -17,7 +17,7 @@ from redis_queue.errors import ConfigurationError, InvalidValueError, LockTakenE
 from redis_queue.lock.lock import HeldLock, Lock, held_here
 from redis_queue.lock.serialized import Key, RetryIn, Serial
 from redis_queue.logs import logger_of
-from redis_queue.store.keys import is_id
+from redis_queue.store.ids import is_id
 from redis_queue.times import Seconds
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError
 from redis_queue.lazy_property import LazyProperty
 from redis_queue.model import CancelOutcome, Entry
 from redis_queue.store.chunks import CHUNK, MANY, check_limit
-from redis_queue.store.keys import is_id
+from redis_queue.store.ids import is_id
 from redis_queue.times import Seconds, duration_ms
 
 if TYPE_CHECKING:

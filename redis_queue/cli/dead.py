@@ -28,7 +28,7 @@ from redis_queue.operate.pages import first, sized
 from redis_queue.operate.scan import Scan
 from redis_queue.operate.subjects import DEAD, subjects
 from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE
-from redis_queue.store.keys import is_id
+from redis_queue.store.ids import is_id
 
 
 def _filtered(task: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from redis_queue.errors import InvalidNameError
-from redis_queue.store.keys import check_id
+from redis_queue.store.ids import check_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from redis_queue.cli.ending import interrupt, stopping
 from redis_queue.cli.output import harmless
 from redis_queue.errors import StoreError
 from redis_queue.store.connection import connect
-from redis_queue.store.script_cache import all_scripts
 from redis_queue.store.script_cache import load_scripts as load
+from redis_queue.store.script_files import all_scripts
 
 SLOWEST: Final = 3600
 

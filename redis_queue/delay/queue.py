@@ -14,7 +14,7 @@ from redis_queue.delay.store import OUTCOMES, DelayStore
 from redis_queue.errors import InvalidValueError, StoreError
 from redis_queue.model import Entry, Lease, PutBack
 from redis_queue.store.chunks import CHUNK, MANY, MAX_CALL_BYTES, check_limit, check_many, gap_ms
-from redis_queue.store.keys import check_id
+from redis_queue.store.ids import check_id
 from redis_queue.store.records import Shard
 from redis_queue.times import MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
 

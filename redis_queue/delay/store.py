@@ -17,10 +17,10 @@ from redis_queue.delay.model import Foreign, Push
 from redis_queue.delay.view import DelayView
 from redis_queue.errors import ConfigurationError, EntryExistsError, InvalidDelayError, InvalidValueError
 from redis_queue.model import CancelOutcome
-from redis_queue.store.chunks import by_size, chunks, new_ids
+from redis_queue.store.chunks import by_size, chunks
 from redis_queue.store.connection import Client
-from redis_queue.store.keys import check_id
-from redis_queue.store.records import Shard, id_bytes, id_text, reason_bytes
+from redis_queue.store.ids import check_id, id_bytes, id_text, new_ids
+from redis_queue.store.records import Shard, reason_bytes
 from redis_queue.store.scripts import Scripts
 from redis_queue.times import Seconds, duration_ms, point_ms
 

@@ -20,8 +20,9 @@ from redis_queue.model import DeadLetter, DelayStats, Entry, InFlight, Item, Lea
 from redis_queue.store.chunks import ANY_SIZE, CHUNK, check_budget, check_limit, check_offset
 from redis_queue.store.codec import UnreadableError
 from redis_queue.store.connection import Client, connect
-from redis_queue.store.keys import Keys, check_id
-from redis_queue.store.records import Clock, Shard, id_bytes, id_text, server_clock
+from redis_queue.store.ids import check_id, id_bytes, id_text
+from redis_queue.store.keys import Keys
+from redis_queue.store.records import Clock, Shard, server_clock
 from redis_queue.store.registry import Registry
 from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import Overrides, Settings

@@ -14,7 +14,8 @@ from redis_queue.errors import StoreError
 from redis_queue.lazy_property import LazyProperty
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import Keys, Kind
-from redis_queue.store.scripts import Argument, BoundScript, Scripts
+from redis_queue.store.links import Argument
+from redis_queue.store.scripts import BoundScript, Scripts
 
 STEP: Final = 500
 """Elements that one command is asked for."""

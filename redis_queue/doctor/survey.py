@@ -12,8 +12,9 @@ from redis_queue.errors import StoreRefusedError, WrongTypeError
 from redis_queue.store import keys
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import Keys, Kind, Part
+from redis_queue.store.links import Argument
 from redis_queue.store.registry import Known, read
-from redis_queue.store.scripts import Argument, Scripts
+from redis_queue.store.scripts import Scripts
 
 MOST_SHARDS: Final = 1000
 MOST_FIELDS: Final = 10_000

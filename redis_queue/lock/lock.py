@@ -17,8 +17,9 @@ from redis_queue.logs import logger_of
 from redis_queue.model import Lease
 from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.store.connection import Client, connect
+from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import LockKeys
-from redis_queue.store.records import Clock, Held, id_bytes, id_text, server_clock
+from redis_queue.store.records import Clock, Held, server_clock
 from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import Settings
 from redis_queue.times import Seconds, duration_ms, from_ms

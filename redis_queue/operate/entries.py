@@ -15,7 +15,7 @@ from redis_queue.operate.pages import LOOK_BYTES, MOST_FULL_LOOKS, MOST_LOOKED_A
 from redis_queue.operate.relative_time import When, at
 from redis_queue.operate.scan import Scan
 from redis_queue.store.chunks import CHUNK
-from redis_queue.store.keys import is_id
+from redis_queue.store.ids import is_id
 
 Waiting = tuple[Entry, TaskEntry]
 

@@ -24,8 +24,8 @@ from redis_queue.model import Lease, Message, PutBack
 from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.queue.verdict import verdict_on
 from redis_queue.queue.view import QueueView
-from redis_queue.store.chunks import CHUNK, MANY, by_size, check_limit, check_many, chunks, gap_ms, new_ids
-from redis_queue.store.keys import check_id
+from redis_queue.store.chunks import CHUNK, MANY, by_size, check_limit, check_many, chunks, gap_ms
+from redis_queue.store.ids import check_id, new_ids
 from redis_queue.times import Seconds, duration_ms, from_ms, point_ms
 
 SHORTEST_WAIT: Final = 0.005

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
-import os
-import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
@@ -64,42 +60,6 @@ def by_size(rows: Iterable[Row]) -> Iterator[list[Row]]:
         size += len(row[-1])
     if part:
         yield part
-
-
-class _Milliseconds:
-    """This host's clock, but never the same or an earlier millisecond twice: ids of one process keep their order."""
-
-    def __init__(self) -> None:
-        self._last = 0
-        self.unlock()
-
-    def unlock(self) -> None:
-        """Begin with a new lock: in a forked child nobody gives back one that another thread held."""
-        self._lock = threading.Lock()
-
-    def next(self) -> int:
-        """Return a millisecond later than all before."""
-        with self._lock:
-            self._last = max(self._last + 1, time.time_ns() // 1_000_000)
-            return self._last
-
-
-_clock: Final = _Milliseconds()
-os.register_at_fork(after_in_child=_clock.unlock)
-
-
-def new_ids(count: int) -> list[str]:
-    """Return up to 65,536 new ids of 24 characters that sort in the order they were made, by this host's clock.
-
-    Time in ms, position in this call, and 56 random bits: entries due in the same millisecond keep their order.
-    """
-    if not count:
-        return []
-    head = _clock.next().to_bytes(6, "big")
-    tail = os.urandom(7)
-    raw = b"".join(head + number.to_bytes(2, "big") + tail for number in range(count))
-    text = base64.b32hexencode(raw).decode()
-    return [text[start : start + 24] for start in range(0, 24 * count, 24)]
 
 
 def check_offset(value: int) -> int:

@@ -52,12 +52,11 @@ import re
 from typing import Final, Literal, NamedTuple
 from urllib.parse import quote, unquote
 
-from redis_queue.errors import InvalidNameError
+from redis_queue.errors import InvalidNameError, quoted
 
 Kind = Literal["queue", "delay"]
 
 MAX_NAME: Final = 200
-MAX_ID: Final = 255
 
 _RESERVED: Final = re.compile(
     r"\{[^{}]+:(?:queue|delay|lock):.*|[^{}:]+:(?:registry|audit|(?:starts|operation|probe):.*)|redis_queue:.*",
@@ -210,27 +209,10 @@ def counters(broker_prefix: str) -> bytes:
 def check_name(name: str, *, what: str = "queue") -> str:
     """Return *name* if it can name a queue or lock: 1 to 200 printable characters. Raises InvalidNameError."""
     if not isinstance(name, str) or not name or len(name) > MAX_NAME or not name.isprintable():
-        raise InvalidNameError(f"{what} name {_short(name)}: give 1 to {MAX_NAME} printable characters")
+        raise InvalidNameError(f"{what} name={quoted(name)}: must be 1 to {MAX_NAME} printable characters")
     return name
-
-
-def check_id(value: str, *, name: str = "id") -> str:
-    """Return *value* if it can name a message or an entry: 1 to 255 printable characters. Raises InvalidNameError."""
-    if not is_id(value):
-        raise InvalidNameError(f"{name} {_short(value)}: give 1 to {MAX_ID} printable characters")
-    return value
-
-
-def is_id(value: object) -> bool:
-    """Tell whether *value* can name a message or an entry."""
-    return isinstance(value, str) and 0 < len(value) <= MAX_ID and value.isprintable()
 
 
 def _escape(name: str) -> str:
     # Everything with a meaning in a key, a pattern or a hash tag goes: braces, colons, globs, white space.
     return quote(name, safe="")
-
-
-def _short(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= 80 else text[:80] + "..."  # noqa: PLR2004

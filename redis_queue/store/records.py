@@ -15,6 +15,7 @@ from redis_queue.logs import logger_of
 from redis_queue.model import DeadLetter, InFlight, Item, Lease, PutBack, Quarantined, Unread
 from redis_queue.store.chunks import ANY_SIZE, CHUNK, chunks
 from redis_queue.store.codec import Codec, UnreadableError
+from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import Keys
 from redis_queue.store.scripts import BoundScript, Scripts
 from redis_queue.store.settings import Settings
@@ -47,16 +48,6 @@ class Held(Protocol):
 def server_clock() -> int:
     """Let the Redis server's clock count."""
     return 0
-
-
-def id_text(raw: bytes) -> str:
-    """Return an id as text; :func:`id_bytes` gives the same bytes back, whatever they were."""
-    return raw.decode(errors="surrogateescape")
-
-
-def id_bytes(text: str) -> bytes:
-    """Return the bytes of an id."""
-    return text.encode(errors="surrogateescape")
 
 
 def pairs(held: Sequence[Held]) -> list[bytes]:

@@ -1,36 +1,20 @@
-"""Load the scripts of redis_queue into the script cache of a server, for Redis users without EVAL."""
+"""Load the Lua scripts into the script cache of a server, for Redis users without permission for EVAL."""
 
 from __future__ import annotations
-
-from importlib.resources import files
-from typing import Final
 
 import redis
 
 from redis_queue.errors import StoreError
 from redis_queue.store.connection import Client
 from redis_queue.store.redis_errors import RedisErrors, translate
-from redis_queue.store.scripts import Script, load
-
-_LUA: Final = files("redis_queue").joinpath("lua")
-
-
-def all_scripts() -> list[Script]:
-    """Return every script, by name."""
-    return [
-        load(f"{folder.name}/{entry.name.removesuffix('.lua')}")
-        for folder in sorted(_LUA.iterdir(), key=lambda folder: folder.name)
-        if folder.is_dir()
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
-        if entry.name.endswith(".lua")
-    ]
+from redis_queue.store.script_files import Script, all_scripts
 
 
 def load_scripts(client: Client) -> int:
-    """Load the scripts that the server of *client* or a node of its Cluster lacks; return how many there were.
+    """Load missing scripts into the server of *client*, or into all nodes of its Cluster; return how many there were.
 
-    Redis forgets scripts when it restarts and at SCRIPT FLUSH, and a promoted replica may never have had them. Loads
-    into all nodes that can be reached, then raises StoreError for the first one that failed.
+    Redis forgets scripts on restart and SCRIPT FLUSH, and a promoted replica may never have had them. Loads into all
+    nodes that can be reached, then raises StoreError for the first node that failed.
     """
     loaded: set[str] = set()
     failed: StoreError | None = None
@@ -48,14 +32,14 @@ def load_scripts(client: Client) -> int:
 
 
 def missing_scripts(node: redis.Redis) -> list[Script]:
-    """Return the scripts that one server lacks. Raises the errors of redis-py."""
+    """Return the scripts missing on one server. Raises the errors of redis-py."""
     scripts = all_scripts()
     known = node.script_exists(*(script.sha for script in scripts))
     return [script for script, flag in zip(scripts, known, strict=True) if not flag]
 
 
 def _nodes(client: Client) -> list[redis.Redis]:
-    # The replicas of a Cluster, too: each may be promoted.
+    # Replicas of a Cluster, too: each may be promoted.
     if not isinstance(client, redis.RedisCluster):
         return [client]
     return [client.get_redis_connection(node) for node in client.get_nodes()]

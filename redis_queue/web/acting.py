@@ -27,7 +27,7 @@ from redis_queue.operate.relative_time import When
 from redis_queue.operate.subjects import subjects
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.chunks import CHUNK, MANY, chunks
-from redis_queue.store.keys import is_id
+from redis_queue.store.ids import is_id
 from redis_queue.web import asked
 from redis_queue.web.dead import CONDITIONS as DEAD
 from redis_queue.web.dead import filter_of, page_of

@@ -12,7 +12,7 @@ from flask import abort
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.inspector import AnyQueue, QueueRow, kind_of
 from redis_queue.operate.faults import Faults
-from redis_queue.store.keys import is_id
+from redis_queue.store.ids import is_id
 from redis_queue.store.registry import Known
 from redis_queue.store.settings import Settings
 from redis_queue.web.desk import desk

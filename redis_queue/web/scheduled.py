@@ -11,8 +11,7 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.entries import Conditions
 from redis_queue.operate.pages import Page, gather
 from redis_queue.operate.scan import Scan
-from redis_queue.store.keys import is_id
-from redis_queue.store.records import id_bytes, id_text
+from redis_queue.store.ids import id_bytes, id_text, is_id
 from redis_queue.web import asked
 from redis_queue.web.desk import desk
 from redis_queue.web.named import delay_queues

@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 from redis_queue import DelayQueue, StoreUnavailableError
 from redis_queue.celery import DelayedTasks
 from redis_queue.store.keys import Keys
-from redis_queue.store.scripts import load
+from redis_queue.store.script_files import load
 from tests.store.stage import Copy, load_scripts
 from tests.support.celery.brokers import Broker
 from tests.support.celery.delaying_names import STUBBORN

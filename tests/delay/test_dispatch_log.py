@@ -14,7 +14,7 @@ from redis_queue.delay.dispatch_log import FIELDS
 from redis_queue.delay.lateness import BOUNDS, BUCKETS, NO_LATENESS, DispatcherRow, Dispatches, Lateness, Minute
 from redis_queue.delay.model import Push
 from redis_queue.store.keys import Keys
-from redis_queue.store.scripts import load
+from redis_queue.store.script_files import load
 from tests.support.clock import START, Clock, when
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer, client_options

@@ -8,7 +8,7 @@ import pytest
 
 from docs.generated.diagrams import FOLDER, pictures
 from docs.generated.edges import Edge, tables
-from redis_queue.store.scripts import load
+from redis_queue.store.script_files import load
 from tests.lua.test_contracts import CALL, Text, names
 
 MESSAGE, ENTRY, CELERY = tables()

@@ -15,7 +15,7 @@ from redis_queue import StoreUnavailableError
 from redis_queue.doctor import access, examine
 from redis_queue.doctor.finding import run
 from redis_queue.doctor.server import version, writes_to_disk
-from redis_queue.store.scripts import load
+from redis_queue.store.script_files import load
 from tests.doctor.conftest import Limit, Setting, Stage, wrong
 from tests.lua.test_contracts import names
 from tests.support.matrix import KINDS

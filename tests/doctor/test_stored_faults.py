@@ -16,7 +16,7 @@ from redis_queue.doctor.reading import servers
 from redis_queue.doctor.survey import survey
 from redis_queue.store import keys
 from redis_queue.store.keys import Keys
-from redis_queue.store.scripts import load
+from redis_queue.store.script_files import load
 from tests.doctor.conftest import Stage, wrong
 
 LONG_AGO = 1_600_000_000_000

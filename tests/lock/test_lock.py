@@ -20,7 +20,7 @@ from redis_queue import (
 )
 from redis_queue.lock.lock import HeldLock, held_here
 from redis_queue.store.keys import LockKeys
-from redis_queue.store.scripts import load
+from redis_queue.store.script_files import load
 from tests.support.clock import START, Clock
 from tests.support.proxy import FaultProxy
 from tests.support.wait import wait_until
@@ -264,7 +264,7 @@ class TestBadValues:
 
     @pytest.mark.parametrize("name", ["", "a\n", "x" * 201, None, 7, b"x", "\ud800"])
     def test_a_name_that_cannot_be(self, dead: redis.Redis, name: Any) -> None:
-        with pytest.raises(InvalidNameError, match=r"^lock name "):
+        with pytest.raises(InvalidNameError, match=r"^lock name="):
             Lock(name, dead)
 
 

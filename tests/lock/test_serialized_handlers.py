@@ -128,9 +128,9 @@ def test_what_cannot_be_is_one_clear_error_at_once(dead: RedisQueue, asked: Any,
     ("key", "error", "text"),
     [
         ("{message.colour}", InvalidValueError, "AttributeError: 'str' object has no attribute 'colour'"),
-        ("{message}", InvalidNameError, "lock name ''"),
-        (lambda _: None, InvalidNameError, "lock name None"),
-        (lambda _: "x" * 201, InvalidNameError, "give 1 to 200 printable characters"),
+        ("{message}", InvalidNameError, "lock name=''"),
+        (lambda _: None, InvalidNameError, "lock name=None"),
+        (lambda _: "x" * 201, InvalidNameError, "must be 1 to 200 printable characters"),
     ],
 )
 def test_arguments_that_give_no_key_are_told_before_anything_is_sent(

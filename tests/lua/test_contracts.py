@@ -22,7 +22,8 @@ from redis_queue.keeper import Place, Renewer
 from redis_queue.store import keys as keys_module
 from redis_queue.store.keys import Keys
 from redis_queue.store.records import Shard
-from redis_queue.store.scripts import BoundScript, load
+from redis_queue.store.script_files import load
+from redis_queue.store.scripts import BoundScript
 from tests.store.stage import Copy, Stage
 from tests.support.servers import RedisServer
 

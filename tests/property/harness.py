@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 import redis
 from hypothesis import HealthCheck, settings
 
-from redis_queue.store.scripts import Argument, Link, load
+from redis_queue.store.links import Argument, Link
+from redis_queue.store.script_files import load
 
 PROFILE_VARIABLE: Final = "REDIS_QUEUE_HYPOTHESIS_PROFILE"
 LEASE_MS: Final = 10_000

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from redis_queue.errors import RedisQueueError, StoreRefusedError
 from redis_queue.model import DeadLetter, Entry, Message, Quarantined
 from redis_queue.store.keys import Keys
-from redis_queue.store.scripts import DirectLink
+from redis_queue.store.links import DirectLink
 from tests.property.harness import LEASE_MS, LOSSES, NO_LOSS, TICKS, Loss, LossyLink, ms, token_number
 from tests.property.model_shard import MANY, SPOILED, Held, ShardModel, Wire, spoil
 from tests.property.state import differences, dump, misplaced, take_shard, told

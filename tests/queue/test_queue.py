@@ -17,8 +17,9 @@ import redis
 
 from redis_queue import LeaseLostError, Message, PutBack, QueueFullError, RedisQueue, Settings, StoreUnavailableError
 from redis_queue.store.keys import Keys
+from redis_queue.store.links import DirectLink
 from redis_queue.store.registry import Registry
-from redis_queue.store.scripts import DirectLink, Scripts
+from redis_queue.store.scripts import Scripts
 from tests.support.clock import START, Clock
 from tests.support.record_reads import record_reads
 from tests.support.wait import wait_until

@@ -12,7 +12,7 @@ import redis
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
 from redis_queue.delay.model import Delivery, Push
-from redis_queue.store.scripts import load
+from redis_queue.store.script_files import load
 from tests.support.clock import START, Clock
 
 LATER = 10**6

@@ -20,8 +20,8 @@ from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
 from redis_queue.delay.model import Push
 from redis_queue.inspector import Inspector
 from redis_queue.operate.audit import Action, Audit
-from redis_queue.store.script_cache import all_scripts, load_scripts, missing_scripts
-from redis_queue.store.scripts import load
+from redis_queue.store.script_cache import load_scripts, missing_scripts
+from redis_queue.store.script_files import all_scripts, load
 from tests.store.stage import snapshot
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer, client_options

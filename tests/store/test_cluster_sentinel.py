@@ -13,7 +13,8 @@ from redis_queue import ConfigurationError, DelayQueue, Message, PutBack, RedisQ
 from redis_queue.delay.model import Push
 from redis_queue.store.keys import Keys
 from redis_queue.store.registry import Registry
-from redis_queue.store.scripts import CALL_ATTEMPTS, Scripts, load
+from redis_queue.store.script_files import load
+from redis_queue.store.scripts import CALL_ATTEMPTS, Scripts
 from redis_queue.store.urls import url_of
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer

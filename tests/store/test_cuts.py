@@ -12,7 +12,7 @@ import redis
 from redis_queue import DelayQueue, EntryExistsError, RedisQueue, StoreUnavailableError
 from redis_queue.delay.model import Push
 from redis_queue.model import Lease, Message
-from redis_queue.store.scripts import load
+from redis_queue.store.script_files import load
 from tests.store.stage import (
     COUNTS,
     VERBS,

@@ -21,7 +21,7 @@ from redis_queue import (
     WrongTypeError,
 )
 from redis_queue.delay.model import Push
-from redis_queue.store.scripts import load
+from redis_queue.store.script_files import load
 from tests.store.stage import COUNTS, LATER, VERBS, Copy, Stage, load_scripts, state, verbs
 from tests.support.clock import Clock
 from tests.support.paths import ROOT

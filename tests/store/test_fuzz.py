@@ -17,8 +17,9 @@ from redis_queue.delay.view import _read_cursor
 from redis_queue.keeper import read_line, write_line
 from redis_queue.model import Quarantined
 from redis_queue.store.codec import JSON, Codec, Record, UnreadableError
+from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import check_name
-from redis_queue.store.records import _read_quarantined, id_bytes, id_text
+from redis_queue.store.records import _read_quarantined
 from redis_queue.store.registry import Known, Registry
 from tests.support.mutations import dumped, framed, fuzzed, json_values, like, mutated, outcome
 

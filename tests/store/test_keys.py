@@ -12,7 +12,8 @@ from redis.crc import key_slot
 
 from redis_queue import InvalidNameError
 from redis_queue.store import keys
-from redis_queue.store.keys import MAX_ID, MAX_NAME, Keys, Kind, check_id, check_name, parse, pattern, registry
+from redis_queue.store.ids import MAX_ID, check_id
+from redis_queue.store.keys import MAX_NAME, Keys, Kind, check_name, parse, pattern, registry
 
 relaxed = settings(deadline=None, max_examples=50)
 printable = st.text(st.characters(exclude_categories=["C", "Z"]) | st.just(" "), min_size=1, max_size=MAX_NAME)
@@ -102,7 +103,7 @@ def test_a_name_is_printable_and_not_too_long_or_refused(name: str) -> None:
         assert check_name(name) == name
         assert Keys("p", "queue", name).meta.isascii()
     else:
-        with pytest.raises(InvalidNameError, match=r"queue name .* give 1 to 200 printable characters"):
+        with pytest.raises(InvalidNameError, match=r"queue name=.* must be 1 to 200 printable characters"):
             check_name(name)
 
 
@@ -112,7 +113,7 @@ def test_an_id_is_printable_and_not_too_long_or_refused(value: str) -> None:
     if 1 <= len(value) <= MAX_ID and value.isprintable():
         assert check_id(value) == value
     else:
-        with pytest.raises(InvalidNameError, match=r"dedupe_key .* give 1 to 255 printable characters"):
+        with pytest.raises(InvalidNameError, match=r"dedupe_key=.* must be 1 to 255 printable characters"):
             check_id(value, name="dedupe_key")
 
 

@@ -12,7 +12,7 @@ import redis
 
 from redis_queue import DelayQueue
 from redis_queue.delay.model import Push
-from redis_queue.store.scripts import load
+from redis_queue.store.script_files import load
 from tests.support.clock import Clock
 from tests.support.locales import environment_with_locale
 from tests.support.servers import RedisServer

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from redis_queue import Consumer, DelayQueue, RedisQueue
 from redis_queue.delay.model import Push
+from redis_queue.store.ids import id_bytes
 from redis_queue.store.keys import Keys
-from redis_queue.store.records import id_bytes
 from redis_queue.times import END_OF_CALENDAR_MS
 from tests.store.stage import VERBS, Stage
 from tests.support.mutations import framed, fuzzed, mutated

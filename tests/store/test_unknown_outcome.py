@@ -10,7 +10,8 @@ import redis
 
 from redis_queue import DelayQueue, RedisQueue, StoreUnavailableError, connect
 from redis_queue.inspector import Inspector
-from redis_queue.store.scripts import CALL_ATTEMPTS, load
+from redis_queue.store.script_files import load
+from redis_queue.store.scripts import CALL_ATTEMPTS
 from tests.support.ports import HOST, free_port
 from tests.support.proxy import FaultProxy
 

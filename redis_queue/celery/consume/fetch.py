@@ -27,7 +27,7 @@ from redis_queue.lazy_property import LazyProperty
 from redis_queue.logs import logger_of
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.redis_errors import translate
-from redis_queue.store.scripts import load
+from redis_queue.store.script_files import load
 
 logger = logger_of(__name__)
 

@@ -9,7 +9,9 @@ import redis
 from redis_queue.celery.kombu_keys import InFlight
 from redis_queue.errors import RedisQueueError
 from redis_queue.keeper import client_of
-from redis_queue.store.scripts import BoundScript, DirectLink, load
+from redis_queue.store.links import DirectLink
+from redis_queue.store.script_files import load
+from redis_queue.store.scripts import BoundScript
 
 
 class Records:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any, Final
 
 from redis_queue.celery.stored_tasks import StoredTasks
-from redis_queue.store.keys import is_id
+from redis_queue.store.ids import is_id
 
 CANCELLED: Final = "stored_cancelled"
 """The argument that names the store in which who asks has cancelled by itself; its workers need not search it again."""

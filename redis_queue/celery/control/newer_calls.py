@@ -12,7 +12,7 @@ from redis_queue.celery.message.attempt import call_in
 from redis_queue.celery.stored_tasks import delayed_of
 from redis_queue.errors import RedisQueueError
 from redis_queue.logs import logger_of
-from redis_queue.store.keys import is_id
+from redis_queue.store.ids import is_id
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from redis_queue.model import Item
-from redis_queue.store.keys import is_id
+from redis_queue.store.ids import is_id
 
 ETA: Final = "redis_queue_eta"
 """Header with the original eta. Celery's own eta header is empty, or a worker would wait for the eta again."""

@@ -23,7 +23,7 @@ from kombu.utils.json import JSONEncoder
 from redis_queue.celery.message.attempt import CALL
 from redis_queue.errors import InvalidValueError
 from redis_queue.store.codec import MAX_DIGITS, read_document, small_integer
-from redis_queue.store.keys import MAX_ID
+from redis_queue.store.ids import MAX_ID
 from redis_queue.times import END_OF_CALENDAR_MS
 
 VERSION: Final = b"\x01"

@@ -23,7 +23,7 @@ from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.tracing import without_schedule
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError, StoreUnavailableError
 from redis_queue.logs import logger_of
-from redis_queue.store.keys import check_id
+from redis_queue.store.ids import check_id
 from redis_queue.store.redis_errors import redact
 from redis_queue.times import from_ms
 

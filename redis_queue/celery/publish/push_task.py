@@ -12,7 +12,7 @@ from redis_queue.celery.tracing import scheduling_call
 from redis_queue.delay.model import Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.delay.store import OnConflict
-from redis_queue.store.chunks import new_ids
+from redis_queue.store.ids import new_ids
 from redis_queue.times import Seconds
 
 

@@ -21,7 +21,7 @@ from redis_queue.celery.consume.connections import check_broker
 from redis_queue.celery.consume.counters import LeaseCounters
 from redis_queue.celery.consume.fetch import can_fetch
 from redis_queue.errors import ConfigurationError
-from redis_queue.store.scripts import load
+from redis_queue.store.script_files import load
 from tests.support.celery.leasing import TIMEOUT, Leasing, keeper_of
 from tests.support.celery.leasing_names import HOLD, WAIT
 from tests.support.ports import HOST

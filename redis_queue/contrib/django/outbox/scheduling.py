@@ -17,7 +17,7 @@ from redis_queue.contrib.django.outbox.redis_access import COMMIT_TIMEOUT, reach
 from redis_queue.contrib.django.outbox.relaying import relay_quietly
 from redis_queue.contrib.django.project import celery_app
 from redis_queue.errors import EntryExistsError, InvalidDelayError
-from redis_queue.store.keys import check_id
+from redis_queue.store.ids import check_id
 from redis_queue.times import Seconds, duration_ms, point_ms
 
 

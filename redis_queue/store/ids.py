@@ -1,0 +1,72 @@
+"""Ids of messages and entries: make new ones, check those of callers, convert those of Redis."""
+
+from __future__ import annotations
+
+import base64
+import os
+import threading
+import time
+from typing import Final
+
+from redis_queue.errors import InvalidNameError, quoted
+
+MAX_ID: Final = 255
+
+
+def check_id(value: str, *, name: str = "id") -> str:
+    """Return *value* if it is a valid id of a message or entry. Raises InvalidNameError."""
+    if not is_id(value):
+        raise InvalidNameError(f"{name}={quoted(value)}: must be 1 to {MAX_ID} printable characters")
+    return value
+
+
+def is_id(value: object) -> bool:
+    """Return whether *value* is a valid id of a message or entry."""
+    return isinstance(value, str) and 0 < len(value) <= MAX_ID and value.isprintable()
+
+
+def id_text(raw: bytes) -> str:
+    """Return an id as text; :func:`id_bytes` returns the same bytes again, whatever they were."""
+    return raw.decode(errors="surrogateescape")
+
+
+def id_bytes(text: str) -> bytes:
+    """Return the bytes of an id."""
+    return text.encode(errors="surrogateescape")
+
+
+class _Milliseconds:
+    """This host's clock, but never the same or an earlier millisecond twice: ids of one process keep their order."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Replace the lock: in a forked child, nobody releases one that another thread held."""
+        self._lock = threading.Lock()
+
+    def next(self) -> int:
+        """Return a millisecond later than all before."""
+        with self._lock:
+            self._last = max(self._last + 1, time.time_ns() // 1_000_000)
+            return self._last
+
+
+_clock: Final = _Milliseconds()
+os.register_at_fork(after_in_child=_clock.unlock)
+
+
+def new_ids(count: int) -> list[str]:
+    """Return up to 65,536 new ids of 24 characters that sort in the order they were made, by this host's clock.
+
+    An id holds the time in ms, the position in this call, and 56 random bits. So entries due in the same millisecond
+    keep their order.
+    """
+    if not count:
+        return []
+    head = _clock.next().to_bytes(6, "big")
+    tail = os.urandom(7)
+    raw = b"".join(head + number.to_bytes(2, "big") + tail for number in range(count))
+    text = base64.b32hexencode(raw).decode()
+    return [text[start : start + 24] for start in range(0, 24 * count, 24)]
