@@ -18,25 +18,16 @@
 local meta, records, leases, errors, dead, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now, id, record, deliveries, reason = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local sequence = ARGV[6]
-local SCHEMA = 1
 
-local known = tonumber(redis.call('HGET', meta, 'schema'))
-if known and known > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
-local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+local known = redis.call('HGET', meta, 'schema')
+-- include schema
+-- include last_call
 if last == sequence then return {0, tonumber(outcome)} end
-if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
-local function kept(stored)
-  redis.call('SET', slot, sequence .. ' ' .. stored, 'PX', 60000)
-  return stored
-end
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)
 local died = redis.call('ZSCORE', dead, id)
-if not died and redis.call('HEXISTS', records, id) == 1 then return {0, kept(0)} end
+if not died and redis.call('HEXISTS', records, id) == 1 then return {0, remember(0)} end
 local text = string.format('%.0f', now)
 redis.call('ZADD', dead, text, id)
 redis.call('HSET', records, id, 'v1 ' .. text .. ' ' .. record)
@@ -44,4 +35,4 @@ redis.call('HSET', leases, id, deliveries)
 redis.call('HSET', errors, id, reason)
 if not died then redis.call('HINCRBY', meta, 'dead', 1) end
 if not known then redis.call('HSET', meta, 'schema', SCHEMA) end
-return {known and 0 or 1, kept(1)}
+return {known and 0 or 1, remember(1)}

@@ -15,9 +15,8 @@ local dead, records, leases, errors, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], 
 local latest, sequence = tonumber(ARGV[1]), ARGV[2]
 local ids = {unpack(ARGV, 3)}
 
-local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+-- include last_call
 if last == sequence then return outcome end
-if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 redis.call('HLEN', records)
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)
@@ -35,6 +34,4 @@ for i, id in ipairs(ids) do
     flags[i] = 1
   end
 end
-flags = table.concat(flags)
-redis.call('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
-return flags
+return remember(table.concat(flags))

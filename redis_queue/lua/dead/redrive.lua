@@ -24,13 +24,10 @@ local now, after, gap, listed = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(A
 local sequence = ARGV[5]
 local ids = {unpack(ARGV, 6)}
 
-local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+-- include last_call
 if last == sequence then return outcome end
-if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
+-- include unreadable
 redis.call('HLEN', leases)
 redis.call('LLEN', ready)
 redis.call('ZCARD', waiting)
@@ -41,8 +38,7 @@ for i, id in ipairs(ids) do
   flags[i] = 0
   local died = redis.call('ZSCORE', dead, id)
   if died and redis.call('HEXISTS', records, id) == 0 then
-    local reason = 'record missing'
-    redis.call('RPUSH', quarantine, string.format('%.0f %d %d\n', now, #id, #reason) .. id .. reason)
+    redis.call('RPUSH', quarantine, unreadable(id))
     redis.call('HDEL', leases, id)
     redis.call('ZREM', dead, id)
   elseif died then
@@ -59,6 +55,4 @@ for i, id in ipairs(ids) do
   end
 end
 if moved > 0 and idle and listed then redis.call('RPUSH', wake, '1') end
-flags = table.concat(flags)
-redis.call('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
-return flags
+return remember(table.concat(flags))

@@ -19,20 +19,15 @@
 -- O(found * log waiting + length of the lists up to the last place)
 local meta, records, waiting, slot, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now, sequence = tonumber(ARGV[1]), ARGV[2]
-local SCHEMA = 1
 local found = {unpack(ARGV, 3)}
 
-local known = tonumber(redis.call('HGET', meta, 'schema'))
-if known and known > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
-local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+local known = redis.call('HGET', meta, 'schema')
+-- include schema
+-- include last_call
 if last == sequence then return {0, outcome} end
-if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 redis.call('HLEN', records)
-local earliest = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
+-- include wake_dispatcher
 
 local function stands(key, index, place, score, element)
   local kind = redis.call('TYPE', key).ok
@@ -74,12 +69,10 @@ for i = 1, #found, 8 do
   flags[#flags + 1] = flag
 end
 for key, count in pairs(marked) do redis.call('LREM', key, count, mark) end
-flags = table.concat(flags)
-redis.call('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
+flags = remember(table.concat(flags))
 if stored > 0 then
   redis.call('HINCRBY', meta, 'put', stored)
   if not known then redis.call('HSET', meta, 'schema', SCHEMA) end
-  -- A user without this permission only makes others look later.
-  if first < tonumber(earliest or math.huge) then redis.pcall('PUBLISH', wake, '1') end
+  wake_dispatcher(first)
 end
 return {known and 0 or 1, flags}

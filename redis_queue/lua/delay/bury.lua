@@ -14,10 +14,7 @@
 local meta, waiting, errors, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now, older_than, limit, reason = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 redis.call('HLEN', meta)
 redis.call('HLEN', errors)
 redis.call('ZCARD', dead)

@@ -16,9 +16,8 @@ local records, waiting, leases, errors, dead, slot = KEYS[1], KEYS[2], KEYS[3], 
 local sequence = ARGV[1]
 local ids = {unpack(ARGV, 2)}
 
-local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+-- include last_call
 if last == sequence then return outcome end
-if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 redis.call('HLEN', records)
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)
@@ -40,6 +39,4 @@ for i, id in ipairs(ids) do
     flags[i] = deliveries > 0 and 2 or 1
   end
 end
-flags = table.concat(flags)
-redis.call('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
-return flags
+return remember(table.concat(flags))

@@ -23,17 +23,14 @@ local meta, records, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local leases, quarantine, slot = KEYS[5], KEYS[6], KEYS[7]
 local now, lease, limit, older_than = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local within, nonce, sequence = tonumber(ARGV[5]), ARGV[6], ARGV[7]
-local SCHEMA, MAX_BYTES = 1, 1048576
+local MAX_BYTES = 1048576
 
-local known = tonumber(redis.call('HGET', meta, 'schema')) or 0
-if known > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+local known = redis.call('HGET', meta, 'schema')
+-- include schema
+-- include clock
+-- include unreadable
 
-local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
-if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
+-- include last_call
 if last == sequence then
   -- The newest leases end last. If it is not among them, its messages come back when their lease ends.
   local newest = redis.call('ZREVRANGE', in_flight, 0, 999)
@@ -55,7 +52,7 @@ if last == sequence then
   return reply
 end
 local function kept(reply)
-  redis.call('SET', slot, sequence .. ' ' .. reply[1], 'PX', 60000)
+  remember(reply[1])
   return reply
 end
 
@@ -75,9 +72,9 @@ local expires = now + lease
 local reply, scores, fields, lost, gone, bytes = {token, expires, #ids == limit and 1 or 0}, {}, {}, {}, {}, 0
 for i, id in ipairs(ids) do
   local record = redis.call('HGET', records, id)
-  local head, body, target, start = string.match(record or '', '^v1 %d+ %S+ (%d+) (%d+) ?(%d*)\n()')
+  -- include frame
   gone[i] = id
-  if head and start + head + body + (tonumber(target) or 0) == #record + 1 then
+  if whole then
     local deliveries = 1
     if held[i] then deliveries = (tonumber(string.match(held[i], '^%d+')) or 0) + 1 end
     -- What is claimed early and never acked comes back when it is due, not before.
@@ -90,8 +87,7 @@ for i, id in ipairs(ids) do
     reply[#reply + 1] = tonumber(due[2 * i])
     reply[#reply + 1] = record
   else
-    local reason = record and 'not a whole record' or 'record missing'
-    redis.call('RPUSH', quarantine, string.format('%.0f %d %d\n', now, #id, #reason) .. id .. reason .. (record or ''))
+    redis.call('RPUSH', quarantine, unreadable(id, record))
     lost[#lost + 1] = id
   end
   bytes = bytes + #(record or '')

@@ -11,10 +11,7 @@ local waiting = KEYS[1]
 local now, relative = tonumber(ARGV[1]), ARGV[2] == '1'
 local edges = {unpack(ARGV, 3)}
 
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 local reply = {now}
 for i, edge in ipairs(edges) do
   if relative and tonumber(edge) then edges[i] = string.format('%.0f', now + edge) end

@@ -19,13 +19,12 @@ local meta, records, in_flight, leases, errors, slot = KEYS[1], KEYS[2], KEYS[3]
 local sequence = ARGV[1]
 local held = {unpack(ARGV, 2)}
 
-local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+-- include last_call
 if last == sequence then return outcome end
-if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 redis.call('HLEN', records)
 redis.call('ZCARD', in_flight)
 redis.call('HLEN', meta)
-redis.call('HLEN', errors)
+local reasons = redis.call('HLEN', errors)
 local flags, done, at = {}, {}, 1
 local function fits(lists)
   for _, list in ipairs(lists) do
@@ -61,10 +60,5 @@ while at <= #held do
 end
 flags = table.concat(flags)
 if #done == 0 then return flags end
-redis.call('HDEL', records, unpack(done))
-redis.call('HDEL', leases, unpack(done))
-redis.call('HDEL', errors, unpack(done))
-redis.call('ZREM', in_flight, unpack(done))
-redis.call('HINCRBY', meta, 'acked', #done)
-redis.call('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
-return flags
+-- include finish
+return remember(flags)

@@ -10,9 +10,6 @@ local dispatchers = KEYS[1]
 local now = tonumber(ARGV[1])
 local members = {unpack(ARGV, 2)}
 
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 local found = redis.call('HMGET', dispatchers, unpack(members))
 return {now, unpack(found)}

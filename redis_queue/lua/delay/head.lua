@@ -8,10 +8,5 @@
 local waiting = KEYS[1]
 local now = tonumber(ARGV[1])
 
-local due = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
-if not due then return -1 end
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + time[2] / 1000
-end
-return math.max(0, math.ceil((due - now) * 1000))
+-- include next_due
+return next_in()

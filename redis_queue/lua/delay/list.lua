@@ -51,10 +51,7 @@ for i = 1, #found, 2 do
   reply[#reply + 1] = id
   reply[#reply + 1] = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
   reply[#reply + 1] = told(found[i + 1])
-  local size = redis.call('HSTRLEN', records, id)
-  local fits = bytes + size <= budget
-  reply[#reply + 1] = fits and (redis.call('HGET', records, id) or '') or size
-  bytes = bytes + (fits and size or 0)
+  -- include budget
   if bytes >= MAX_BYTES and i + 1 < #found then
     reply[1] = 1
     break

@@ -11,10 +11,7 @@ local minutes = KEYS[1]
 local now, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
 local MINUTES = 1440
 
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 local minute = math.floor(now / 60000)
 local fields = {}
 limit = math.min(limit, MINUTES)

@@ -28,7 +28,7 @@ local meta, records, waiting, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local errors, quarantine = KEYS[5], KEYS[6]
 local now, limit, offset, within = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local nonce, lists = ARGV[5], tonumber(ARGV[6])
-local SCHEMA, FIRST, MOST, MOST_CODES, MAX_ID, MAX_BYTES, LARGE = 1, 130, 315619200000, 500, 1020, 1048576, 4096
+local FIRST, MOST, MOST_CODES, MAX_ID, MAX_BYTES, LARGE = 130, 315619200000, 500, 1020, 1048576, 4096
 local more = {unpack(ARGV, 7)}
 
 -- Caches for each destination whether it is a list that may be written.
@@ -64,17 +64,10 @@ local function unknown(record, from, id)
   if first == 1 then return odd and string.find(record, '\128', from, true) end
   return first and first < 32
 end
-local micros = 0
-local function next_in()
-  local due = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
-  return due and math.max(0, math.ceil((due - now) * 1000 - micros)) or -1
-end
-if (tonumber(redis.call('HGET', meta, 'schema')) or 0) > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-  micros = time[2] % 1000
-end
+local known = redis.call('HGET', meta, 'schema')
+-- include schema
+-- include next_due
+-- include unreadable
 local at = string.format('%.0f', now)
 local held, reasons = redis.call('HLEN', leases), redis.call('HLEN', errors)
 redis.call('LLEN', quarantine)
@@ -93,10 +86,9 @@ for i, id in ipairs(ids) do
   if bytes >= MAX_BYTES then rest = 1 break end
   local record = redis.call('HGET', records, id)
   bytes = bytes + #(record or '')
-  local head, body, target, start = string.match(record or '', '^v1 %d+ %S+ (%d+) (%d+) ?(%d*)\n()')
-  if not head or start + head + body + (tonumber(target) or 0) ~= #record + 1 then
-    local reason = record and 'not a whole record' or 'record missing'
-    redis.call('RPUSH', quarantine, string.format('%s %d %d\n', at, #id, #reason) .. id .. reason .. (record or ''))
+  -- include frame
+  if not whole then
+    redis.call('RPUSH', quarantine, unreadable(id, record))
     gone[#gone + 1] = id
   elseif target == '' or unknown(record, start + head + target, id) then
     passed = passed + 1

@@ -24,13 +24,9 @@ local member, row = ARGV[7], ARGV[8]
 local MINUTES, GONE, LOOK = 1440, 3600000, 10
 local counts = {unpack(ARGV, 9)}
 
-local last = string.match(redis.call('GET', slot) or '', '^%d+')
+-- include last_call
 if last == sequence then return 0 end
-if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 redis.call('HLEN', lateness)
 redis.call('HLEN', minutes)
 local there = redis.call('HRANDFIELD', dispatchers, LOOK, 'WITHVALUES')
@@ -54,5 +50,5 @@ for i = 1, #there, 2 do
 end
 if member ~= '' and row == '' then redis.call('HDEL', dispatchers, member) end
 if row ~= '' then redis.call('HSET', dispatchers, member, string.format('%.0f ', now) .. row) end
-redis.call('SET', slot, sequence .. ' ', 'PX', 60000)
+remember('')
 return 1

@@ -23,22 +23,13 @@
 local meta, records, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local leases, errors, dead, slot, revoked, wake = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local now, on_conflict, sequence = tonumber(ARGV[1]), ARGV[2], ARGV[3]
-local SCHEMA = 1
 local entries = {unpack(ARGV, 4)}
 
-local known = tonumber(redis.call('HGET', meta, 'schema'))
-if known and known > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
-local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+local known = redis.call('HGET', meta, 'schema')
+-- include schema
+-- include last_call
 if last == sequence then return {0, outcome} end
-if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
-local function kept(flags)
-  redis.call('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
-  return flags
-end
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 redis.call('ZCARD', waiting)
 redis.call('ZCARD', in_flight)
 redis.call('HLEN', leases)
@@ -63,7 +54,7 @@ for i, id in ipairs(ids) do
   elseif not before then
     before = redis.call('HEXISTS', records, id) == 1
   end
-  if before and on_conflict == 'error' then return {0, kept('exists ' .. id)} end
+  if before and on_conflict == 'error' then return {0, remember('exists ' .. id)} end
   if before and stays then
     flags[i] = 0
   else
@@ -86,7 +77,7 @@ for i, id in ipairs(ids) do
 end
 flags = table.concat(flags)
 if #fields > 0 then
-  local head = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
+  -- include wake_dispatcher
   redis.call('HSET', records, unpack(fields))
   local placed = redis.pcall('ZADD', waiting, unpack(scores))
   if type(placed) ~= 'number' then
@@ -103,7 +94,6 @@ if #fields > 0 then
   if #renewed > 0 then redis.call('ZADD', revoked, unpack(renewed)) end
   redis.call('HINCRBY', meta, 'put', #fields / 2)
   if not known then redis.call('HSET', meta, 'schema', SCHEMA) end
-  -- A user without this permission only makes others look later.
-  if first < tonumber(head or math.huge) then redis.pcall('PUBLISH', wake, '1') end
+  wake_dispatcher(first)
 end
-return {known and 0 or 1, kept(flags)}
+return {known and 0 or 1, remember(flags)}

@@ -16,27 +16,18 @@ local waiting, slot, wake = KEYS[1], KEYS[2], KEYS[3]
 local now, id, delay, due = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local expected, sequence = tonumber(ARGV[5]), ARGV[6]
 
-local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+-- include last_call
 if last == sequence then return tonumber(outcome) end
-if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
-local function kept(changed)
-  redis.call('SET', slot, sequence .. ' ' .. changed, 'PX', 60000)
-  return changed
-end
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 if due == 0 then due = now + delay end
 local before = tonumber(redis.call('ZSCORE', waiting, id) or '')
 if not before or (expected ~= 0 and before ~= expected) then
   -- A first write that needs no memory lets the other pass when Redis is full.
   redis.call('ZREM', waiting, '')
-  return kept(0)
+  return remember(0)
 end
-local head = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
+-- include wake_dispatcher
 -- XX: an entry that was claimed meanwhile must not come back to life.
 redis.call('ZADD', waiting, 'XX', string.format('%.0f', due), id)
--- A user without this permission only makes others look later.
-if due < tonumber(head) then redis.pcall('PUBLISH', wake, '1') end
-return kept(1)
+wake_dispatcher(due)
+return remember(1)

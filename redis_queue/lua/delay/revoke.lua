@@ -14,13 +14,9 @@ local now, age, sequence = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local ids = {unpack(ARGV, 4)}
 local MOST, PAGE = 100000, 200
 
-local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+-- include last_call
 if last == sequence then return tonumber(outcome) end
-if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 local scores = {}
 for _, id in ipairs(ids) do
   scores[#scores + 1] = string.format('%.0f', now)
@@ -35,5 +31,4 @@ for i = 1, #oldest, 2 do
   if #gone < over or tonumber(oldest[i + 1]) < now - age then gone[#gone + 1] = oldest[i] end
 end
 if #gone > 0 then redis.call('ZREM', revoked, unpack(gone)) end
-redis.call('SET', slot, sequence .. ' ' .. #gone, 'PX', 60000)
-return #gone
+return remember(#gone)

@@ -11,10 +11,7 @@
 local waiting, in_flight, dead, quarantine = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = tonumber(ARGV[1])
 
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 return {
   redis.call('ZCARD', waiting), redis.call('ZCOUNT', waiting, '-inf', string.format('%.0f', now)),
   redis.call('ZCARD', in_flight), redis.call('ZCARD', dead), redis.call('LLEN', quarantine),

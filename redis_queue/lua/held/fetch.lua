@@ -18,10 +18,7 @@ local now, limit, tag = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local lists = {unpack(ARGV, 4)}
 local MAX_BYTES = 1048576
 
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 redis.call('ZCARD', index)
 redis.call('HLEN', unacked)
 local text = string.format('%.3f', now / 1000)

@@ -13,10 +13,7 @@
 local index, unacked = KEYS[1], KEYS[2]
 local now, tag, record = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 redis.call('ZCARD', index)
 local text = string.format('%.3f', now / 1000)
 redis.call('HSET', unacked, tag, record)

@@ -19,10 +19,7 @@ local now, timeout, signature, keep = tonumber(ARGV[1]), tonumber(ARGV[2]), tonu
 local held = {unpack(ARGV, 5)}
 local SECOND, MICROSECONDS = 1, 1000000
 
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 local text = string.format('%.0f.%06d', math.ceil(now / 1000), signature)
 redis.call('ZCARD', index)
 redis.call('ZADD', timeouts, text, string.format('%.6g', timeout))

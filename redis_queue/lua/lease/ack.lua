@@ -15,9 +15,8 @@ local meta, records, in_flight, leases, errors, slot = KEYS[1], KEYS[2], KEYS[3]
 local sequence = ARGV[1]
 local held = {unpack(ARGV, 2)}
 
-local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+-- include last_call
 if last == sequence then return outcome end
-if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
 local ids = {}
 for i = 1, #held, 2 do ids[#ids + 1] = held[i] end
 local current = redis.call('HMGET', leases, unpack(ids))
@@ -38,10 +37,5 @@ for i, id in ipairs(ids) do
 end
 flags = table.concat(flags)
 if #done == 0 then return flags end
-redis.call('HDEL', records, unpack(done))
-redis.call('HDEL', leases, unpack(done))
-if reasons > 0 then redis.call('HDEL', errors, unpack(done)) end
-redis.call('ZREM', in_flight, unpack(done))
-redis.call('HINCRBY', meta, 'acked', #done)
-redis.call('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
-return flags
+-- include finish
+return remember(flags)

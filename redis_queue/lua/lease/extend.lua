@@ -12,10 +12,7 @@ local in_flight, leases = KEYS[1], KEYS[2]
 local now, lease = tonumber(ARGV[1]), tonumber(ARGV[2])
 local held = {unpack(ARGV, 3)}
 
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 local ids = {}
 for i = 1, #held, 2 do ids[#ids + 1] = held[i] end
 local current = redis.call('HMGET', leases, unpack(ids))

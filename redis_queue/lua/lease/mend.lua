@@ -23,14 +23,11 @@ local meta, records, in_flight, leases, errors = KEYS[1], KEYS[2], KEYS[3], KEYS
 local ready, waiting, dead, quarantine, wake = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local now, listed, acting = tonumber(ARGV[1]), ARGV[2] == '1', ARGV[3] == '1'
 local ids = {unpack(ARGV, 4)}
-local SCHEMA = 1
 
-local known = tonumber(redis.call('HGET', meta, 'schema'))
-if known and known > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+local known = redis.call('HGET', meta, 'schema')
+-- include schema
+-- include clock
+-- include unreadable
 local at = string.format('%.0f', now)
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)
@@ -59,8 +56,7 @@ for i, id in ipairs(ids) do
       redis.call('ZADD', dead, at, id)
     end
   elseif acting and flags[i] == 2 then
-    local reason = 'record missing'
-    redis.call('RPUSH', quarantine, string.format('%s %d %d\n', at, #id, #reason) .. id .. reason)
+    redis.call('RPUSH', quarantine, unreadable(id))
     redis.call('HDEL', leases, id)
     redis.call('HDEL', errors, id)
     redis.call('ZREM', waiting, id)

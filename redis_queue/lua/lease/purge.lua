@@ -13,13 +13,8 @@
 local place, records, leases, errors, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local limit, sequence = tonumber(ARGV[1]), ARGV[2]
 
-local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+-- include last_call
 if last == sequence then return tonumber(outcome) end
-if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
-local function kept(count)
-  redis.call('SET', slot, sequence .. ' ' .. count, 'PX', 60000)
-  return count
-end
 redis.call('HLEN', records)
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)
@@ -28,9 +23,9 @@ local listed = redis.call('TYPE', place).ok == 'list'
 local ids = listed and redis.call('LRANGE', place, -limit, -1) or redis.call('ZRANGE', place, 0, limit - 1)
 -- A first write that needs no memory lets the others pass when Redis is full.
 redis.call('HDEL', leases, '')
-if #ids == 0 then return kept(0) end
+if #ids == 0 then return remember(0) end
 redis.call('HDEL', records, unpack(ids))
 redis.call('HDEL', leases, unpack(ids))
 redis.call('HDEL', errors, unpack(ids))
 if listed then redis.call('LTRIM', place, 0, -#ids - 1) else redis.call('ZREM', place, unpack(ids)) end
-return kept(#ids)
+return remember(#ids)

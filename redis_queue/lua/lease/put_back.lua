@@ -23,10 +23,8 @@ local meta, records, in_flight, leases, errors = KEYS[1], KEYS[2], KEYS[3], KEYS
 local ready, waiting, dead, quarantine, wake = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local now, limit, max_deliveries, listed = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == '1'
 
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
+-- include unreadable
 local at = string.format('%.0f', now)
 redis.call('HLEN', meta)
 redis.call('HLEN', errors)
@@ -48,8 +46,7 @@ for i = #ids, 1, -1 do
   local id = ids[i]
   local deliveries = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 1
   if redis.call('HEXISTS', records, id) == 0 then
-    local reason = 'record missing'
-    redis.call('RPUSH', quarantine, string.format('%s %d %d\n', at, #id, #reason) .. id .. reason)
+    redis.call('RPUSH', quarantine, unreadable(id))
     redis.call('HDEL', leases, id)
   else
     local before = redis.call('HGET', errors, id)

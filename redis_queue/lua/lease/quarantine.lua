@@ -15,16 +15,14 @@
 local records, in_flight, leases, errors, quarantine = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now, id, token, reason = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
+-- include unreadable
 local current = string.match(redis.call('HGET', leases, id) or '', '^%d+ (.+)$')
 if current ~= token then return 0 end
 redis.call('ZCARD', in_flight)
-local raw = redis.call('HGET', records, id) or ''
+local record = redis.call('HGET', records, id)
 redis.call('HDEL', errors, id)
-redis.call('RPUSH', quarantine, string.format('%.0f %d %d\n', now, #id, #reason) .. id .. reason .. raw)
+redis.call('RPUSH', quarantine, unreadable(id, record, reason))
 redis.call('HDEL', records, id)
 redis.call('HDEL', leases, id)
 redis.call('ZREM', in_flight, id)

@@ -27,13 +27,9 @@ local delay, reason = tonumber(ARGV[3]), ARGV[4]
 local max_deliveries, counted, listed = tonumber(ARGV[5]), ARGV[6] == '1', ARGV[7] == '1'
 local held = {unpack(ARGV, 8)}
 
-local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+-- include last_call
 if last == sequence then return outcome end
-if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 redis.call('ZCARD', in_flight)
 redis.call('HLEN', meta)
 redis.call('HLEN', errors)
@@ -81,5 +77,4 @@ end
 flags = table.concat(flags)
 if #done == 0 then return flags end
 if idle and listed then redis.call('RPUSH', wake, '1') end
-redis.call('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
-return flags
+return remember(flags)

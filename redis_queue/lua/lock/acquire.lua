@@ -15,10 +15,7 @@ local now, token, lease, id = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARG
 local KEPT = 3600000
 local MOST = 1000
 
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 local found = redis.call('HMGET', holder, 'token', 'fence', 'expires_at', 'released')
 local waiting = redis.call('ZCARD', line)
 local current, fence, ends = found[1] or '', tonumber(found[2]) or 0, tonumber(found[3]) or 0

@@ -11,10 +11,7 @@ local holder = KEYS[1]
 local now, token, lease = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 local KEPT = 3600000
 
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 local found = redis.call('HMGET', holder, 'token', 'expires_at')
 if found[1] ~= token then return 0 end
 local ends = math.max(now + lease, tonumber(found[2]) or 0)

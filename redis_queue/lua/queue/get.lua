@@ -24,17 +24,14 @@ local meta, records, ready, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS
 local leases, quarantine, wake, slot = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local now, lease, limit, nonce = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local sequence = ARGV[5]
-local SCHEMA, MAX_BYTES = 1, 1048576
+local MAX_BYTES = 1048576
 
-local state = redis.call('HMGET', meta, 'schema', 'paused')
-if (tonumber(state[1]) or 0) > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+local known, paused = unpack(redis.call('HMGET', meta, 'schema', 'paused'))
+-- include schema
+-- include clock
+-- include unreadable
 
-local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
-if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
+-- include last_call
 if last == sequence then
   -- It ends no later than one of this length that begins now, and few do between that claim and this call. If it is not
   -- among the last 1,000 of them, its messages come back when their lease ends.
@@ -55,7 +52,7 @@ if last == sequence then
   return reply
 end
 local function kept(reply)
-  redis.call('SET', slot, sequence .. ' ' .. reply[1], 'PX', 60000)
+  remember(reply[1])
   return reply
 end
 
@@ -65,7 +62,7 @@ soonest = math.min(tonumber(soonest or math.huge), tonumber(due or math.huge))
 local next_in = soonest < math.huge and math.max(0, soonest - now) or -1
 -- A first write that needs no memory lets the others pass when Redis is full: a full queue can be worked off.
 redis.call('HDEL', leases, '')
-if state[2] then return kept({'-', 0, -1}) end
+if paused then return kept({'-', 0, -1}) end
 
 -- One more than the limit tells whether any are left.
 local ids = redis.call('LRANGE', ready, -limit - 1, -1)
@@ -82,8 +79,8 @@ local size, width, unread = 3, 0, {}
 for i = #ids, first, -1 do
   local id, count = ids[i], held[i - first + 1]
   local record = redis.call('HGET', records, id)
-  local head, body, start = string.match(record or '', '^v1 %d+ %S+ (%d+) (%d+)\n()')
-  if head and start + head + body == #record + 1 then
+  -- include frame
+  if whole then
     local deliveries = 1
     if count then deliveries = (tonumber(string.match(count, '^%d+')) or 0) + 1 end
     scores[width + 1], scores[width + 2] = expires, id
@@ -92,8 +89,7 @@ for i = #ids, first, -1 do
     reply[size + 1], reply[size + 2], reply[size + 3] = id, deliveries, record
     size = size + 3
   else
-    local reason = record and 'not a whole record' or 'record missing'
-    unread[#unread + 1] = string.format('%.0f %d %d\n', now, #id, #reason) .. id .. reason .. (record or '')
+    unread[#unread + 1] = unreadable(id, record)
     lost[#lost + 1] = id
   end
   taken, bytes = taken + 1, bytes + #(record or '')

@@ -17,13 +17,10 @@ local MAX_BYTES = 1048576
 local reply, bytes = {0}, 0
 local ids = redis.call('LRANGE', ready, -offset - limit, -offset - 1)
 for i = #ids, 1, -1 do
-  local held = redis.call('HGET', leases, ids[i]) or '0'
-  reply[#reply + 1] = ids[i]
-  reply[#reply + 1] = tonumber(string.match(held, '^%d+')) or 0
-  local size = redis.call('HSTRLEN', records, ids[i])
-  local fits = bytes + size <= budget
-  reply[#reply + 1] = fits and (redis.call('HGET', records, ids[i]) or '') or size
-  bytes = bytes + (fits and size or 0)
+  local id = ids[i]
+  reply[#reply + 1] = id
+  reply[#reply + 1] = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
+  -- include budget
   if bytes >= MAX_BYTES and i > 1 then
     reply[1] = 1
     break

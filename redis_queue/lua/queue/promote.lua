@@ -11,10 +11,7 @@
 local ready, waiting, wake = KEYS[1], KEYS[2], KEYS[3]
 local now, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
 
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 redis.call('LLEN', ready)
 local idle = redis.call('LLEN', wake) == 0
 local ids = redis.call('ZRANGEBYSCORE', waiting, '-inf', string.format('%.0f', now), 'LIMIT', 0, limit)

@@ -16,22 +16,13 @@
 -- O(messages * log waiting)
 local meta, records, ready, waiting, wake, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now, max_length, sequence = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
-local SCHEMA = 1
 local messages = {unpack(ARGV, 4)}
 
-local known = tonumber(redis.call('HGET', meta, 'schema'))
-if known and known > SCHEMA then return redis.error_reply('NEWER_SCHEMA') end
-local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')
+local known = redis.call('HGET', meta, 'schema')
+-- include schema
+-- include last_call
 if last == sequence then return {0, outcome} end
-if last and tonumber(last) > tonumber(sequence) then return redis.error_reply('LATE_CALL') end
-local function kept(flags)
-  redis.call('SET', slot, sequence .. ' ' .. flags, 'PX', 60000)
-  return flags
-end
-if now == 0 then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- include clock
 local length = redis.call('LLEN', ready) + redis.call('ZCARD', waiting)
 local idle = redis.call('LLEN', wake) == 0
 
@@ -58,8 +49,8 @@ for i, id in ipairs(ids) do
 end
 flags = table.concat(flags)
 local added = #fields / 2
-if added == 0 then return {0, kept(flags)} end
-if max_length > 0 and length + added > max_length then return {0, kept('full')} end
+if added == 0 then return {0, remember(flags)} end
+if max_length > 0 and length + added > max_length then return {0, remember('full')} end
 
 redis.call('HSET', records, unpack(fields))
 local stored_at = #delayed > 0 and redis.pcall('ZADD', waiting, unpack(delayed)) or 0
@@ -73,4 +64,4 @@ end
 if idle then redis.call('RPUSH', wake, '1') end
 redis.call('HINCRBY', meta, 'put', added)
 if not known then redis.call('HSET', meta, 'schema', SCHEMA) end
-return {known and 0 or 1, kept(flags)}
+return {known and 0 or 1, remember(flags)}

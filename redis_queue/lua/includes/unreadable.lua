@@ -1,0 +1,8 @@
+-- Make elements for the quarantine.
+--
+-- Needs now. Defines unreadable: "<ms> <id length> <reason length>\n<id><reason><record>". Without a reason it says what
+-- is wrong: the record is missing, or not complete.
+local function unreadable(id, record, reason)
+  reason = reason or record and 'not a whole record' or 'record missing'
+  return string.format('%.0f %d %d\n', now, #id, #reason) .. id .. reason .. (record or '')
+end
