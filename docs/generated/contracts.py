@@ -1,4 +1,4 @@
-"""The contracts of the Lua scripts: their headers."""
+"""The contracts of the Lua scripts and of their includes: the headers of the files."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ FOLDER: Final = Path(str(files("redis_queue"))) / "lua"
 
 
 def names() -> list[str]:
-    """Return the scripts, such as ``delay/push``."""
-    return sorted(f"{path.parent.name}/{path.stem}" for path in FOLDER.glob("*/*.lua"))
+    """Return the scripts and includes, such as ``delay/push``, includes last."""
+    found = (f"{path.parent.name}/{path.stem}" for path in FOLDER.glob("*/*.lua"))
+    return sorted(found, key=lambda name: (name.startswith("includes/"), name))
 
 
 def header(name: str) -> list[str]:
-    """Return the lines of the header of a script, without the dashes."""
+    """Return the header lines of a script without the dashes."""
     lines = takewhile(lambda line: line.startswith("--"), (FOLDER / f"{name}.lua").read_text("utf-8").splitlines())
     return [line.removeprefix("--").removeprefix(" ") for line in lines]
 
 
 def page() -> str:
-    """Return a section for each script."""
+    """Return a section for each file."""
     return "\n".join(_section(name) for name in names())
 
 

@@ -14,13 +14,13 @@ from redis_queue import DelayQueue, StoreUnavailableError
 from redis_queue.celery import DelayedTasks
 from redis_queue.store.keys import Keys
 from redis_queue.store.script_files import load
-from tests.store.stage import Copy, load_scripts
 from tests.support.celery.brokers import Broker
 from tests.support.celery.delaying_names import STUBBORN
 from tests.support.celery.fleet import Fleet
 from tests.support.celery.processes import CeleryProcess
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
+from tests.support.store.stage import Copy, load_scripts
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.parametrize("broker", ["redis"], indirect=True)]

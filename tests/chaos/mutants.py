@@ -97,7 +97,6 @@ MUTANTS: Final = [
         (
             lua("delay/reschedule", "if not before or (expected ~= 0 and", "if (before and expected ~= 0 and"),
             lua("delay/reschedule", "redis.call('ZADD', waiting, 'XX', ", "redis.call('ZADD', waiting, "),
-            lua("delay/reschedule", "if due < tonumber(head)", "if head and due < tonumber(head)"),
         ),
         "tests/delay/test_delay_queue.py",
     ),
@@ -159,7 +158,7 @@ MUTANTS: Final = [
         "put back to nowhere",
         (lua("lease/put_back", "redis.call('ZADD', waiting, at, id)", "redis.call('ZCARD', dead)"),),
     ),
-    Mutant("settle and keep in flight", (lua("lease/ack", "redis.call('ZREM', in_flight, unpack(done))", ""),)),
+    Mutant("settle and keep in flight", (lua("includes/finish", "redis.call('ZREM', in_flight, unpack(done))", ""),)),
     Mutant("store without a place", (lua("queue/put", "redis.pcall('LPUSH', ready, unpack(pushed))", "#pushed"),)),
     Mutant("the last comes first", (lua("queue/put", "'LPUSH', ready, unpack", "'RPUSH', ready, unpack"),)),
     Mutant("dead too soon", (lua("lease/release", "deliveries >= max_deliveries", "deliveries > max_deliveries - 2"),)),

@@ -24,10 +24,10 @@ from redis_queue.delay.model import Push
 from redis_queue.model import PutBack
 from redis_queue.store.keys import Keys
 from tests.cli.conftest import DUE, NOW, Run
-from tests.store.stage import differences, snapshot
 from tests.support.clock import Clock
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
+from tests.support.store.stage import differences, snapshot
 
 pytestmark = pytest.mark.celery
 

@@ -23,8 +23,8 @@ from redis_queue.delay.model import Push
 from tests.cli.conftest import Run
 from tests.cli.terminal import ROOT
 from tests.cli.test_output import leaves
-from tests.store.stage import differences, snapshot
 from tests.support.servers import RedisServer
+from tests.support.store.stage import differences, snapshot
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery

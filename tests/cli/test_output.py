@@ -17,8 +17,8 @@ from redis_queue.cli.output import age, show_table
 from redis_queue.doctor import server
 from tests.cli import golden
 from tests.cli.conftest import Run
-from tests.store.stage import differences, snapshot
 from tests.support.clock import Clock
+from tests.support.store.stage import differences, snapshot
 
 pytestmark = pytest.mark.celery
 

@@ -14,7 +14,7 @@ from redis_queue.store.script_cache import load_scripts
 from tests.cli.conftest import Run
 from tests.cli.test_docs import EXAMPLES
 from tests.cli.test_output import LOOKS
-from tests.store.test_acl import ROLES
+from tests.support.acl import ROLES
 
 pytestmark = pytest.mark.celery
 

@@ -9,7 +9,7 @@ import pytest
 from docs.generated.diagrams import FOLDER, pictures
 from docs.generated.edges import Edge, tables
 from redis_queue.store.script_files import load
-from tests.lua.test_contracts import CALL, Text, names
+from tests.support.lua import CALL, Text, names
 
 MESSAGE, ENTRY, CELERY = tables()
 ALL = [*MESSAGE, *ENTRY, *CELERY]

@@ -17,7 +17,7 @@ from redis_queue.doctor.finding import run
 from redis_queue.doctor.server import version, writes_to_disk
 from redis_queue.store.script_files import load
 from tests.doctor.conftest import Limit, Setting, Stage, wrong
-from tests.lua.test_contracts import names
+from tests.support.lua import names
 from tests.support.matrix import KINDS
 from tests.support.ports import HOST, free_port
 from tests.support.servers import RedisServer, client_options

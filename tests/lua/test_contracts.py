@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -22,72 +22,15 @@ from redis_queue.keeper import Place, Renewer
 from redis_queue.store import keys as keys_module
 from redis_queue.store.keys import Keys
 from redis_queue.store.records import Shard
-from redis_queue.store.script_files import load
+from redis_queue.store.script_files import Script, load
 from redis_queue.store.scripts import BoundScript
-from tests.store.stage import Copy, Stage
+from tests.support.lua import CALL, FOLDER, Text, includes, names
 from tests.support.servers import RedisServer
-
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
+from tests.support.store.stage import Copy, Stage
 
 MAX_LINES = 130
 TYPES = {"STRING", "LIST", "ZSET", "HASH"}
 HOSTILE_NAME = "a{b}:c d*[é]?"
-
-SLOT = re.compile(r"^-- (KEYS|ARGV)\[(\d+|\.\.\.)\] +(\w+) *(.*)$")
-CALL = re.compile(r"redis\.p?call\(\s*('[A-Z]+'|listed and 'LRANGE' or 'ZRANGE')\s*(?:,\s*([\w.]+))?")
-
-
-def folder() -> Traversable:
-    return files("redis_queue").joinpath("lua")
-
-
-def names() -> list[str]:
-    return sorted(
-        f"{group.name}/{entry.name.removesuffix('.lua')}"
-        for group in folder().iterdir()
-        if group.is_dir()
-        for entry in group.iterdir()
-        if entry.name.endswith(".lua")
-    )
-
-
-class Text:
-    """One script, cut into its header, the statements that bind its arguments, and the rest."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.source = load(name).source
-        lines = self.source.splitlines()
-        end = next(number for number, line in enumerate(lines) if not line.startswith("--"))
-        self.header = lines[:end]
-        stop = lines.index("", end)
-        self.bindings = lines[end:stop]
-        self.rest = "\n".join(line for line in lines[stop:] if not line.lstrip().startswith("--"))
-        found = [match.groups() for line in self.header if (match := SLOT.match(line))]
-        self.keys = [(slot, label, rest) for kind, slot, label, rest in found if kind == "KEYS"]
-        self.arguments = [(slot, label) for kind, slot, label, _ in found if kind == "ARGV"]
-        self.order = [kind for kind, *_ in found]
-
-    def bound(self) -> dict[str, str]:
-        """Return what each KEYS[n] and ARGV[n] is bound to by the first statements, constants left out."""
-        found: dict[str, str] = {}
-        for line in self.bindings:
-            match = re.fullmatch(r"local ([\w, ]+) = (.+)", line)
-            assert match, f"not a binding: {line}"
-            labels = match[1].split(", ")
-            values = re.split(r", (?![^{(]*[)}])", match[2])
-            assert len(labels) == len(values), line
-            for label, value in zip(labels, values, strict=True):
-                if label.isupper():
-                    assert value.isdigit(), f"a constant is a number: {line}"
-                    continue
-                slot = re.fullmatch(
-                    r"(?:tonumber\()?((?:KEYS|ARGV)\[\d+\])(?:\)| == '1')?|\{unpack\((ARGV, \d+)\)\}", value
-                )
-                assert slot, f"neither a slot nor a constant: {value}"
-                found[slot[1] or slot[2]] = label
-        return found
 
 
 @pytest.fixture(params=names())
@@ -104,8 +47,10 @@ def text(name: str) -> Text:
 
 def test_the_scripts_are_found_as_package_data() -> None:
     assert {name.partition("/")[0] for name in names()} == {"dead", "delay", "held", "lease", "lock", "queue"}
-    assert len(names()) >= 23
-    assert all(entry.is_dir() or entry.name == "__init__.py" for entry in folder().iterdir())
+    assert names() == sorted(
+        str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/*.lua") if path not in includes()
+    )
+    assert all(entry.is_dir() or entry.name == "__init__.py" for entry in FOLDER.iterdir())
 
 
 def test_every_script_is_called_by_the_code_and_every_called_one_exists() -> None:
@@ -190,10 +135,61 @@ def test_the_header_says_what_it_returns_and_what_it_costs(text: Text) -> None:
 
 
 def test_the_file_is_short(text: Text) -> None:
-    lines = text.source.splitlines()
-    assert len(lines) <= MAX_LINES
-    assert max(map(len, lines)) <= 120
-    assert text.source.endswith("\n")
+    assert max(map(len, text.source.splitlines())) <= 120
+    assert len(text.file.splitlines()) <= MAX_LINES
+    assert text.file.endswith("\n")
+
+
+def words_of(kind: str, include: Path) -> list[str]:
+    """Return the names of one kind (Needs, Sets, Defines) in the header of an include."""
+    header = " ".join(line.removeprefix("--").strip() for line in include.read_text().splitlines() if line[:2] == "--")
+    listed = re.search(rf"\b{kind} (.*?)\.(?: |$)", header)
+    return re.findall(r"(?:^|, )(\w+)(?=[,:]|$)", re.sub(r"\([^)]*\)", "", listed[1])) if listed else []
+
+
+def assigned(code: str) -> set[str]:
+    """Return the names that Lua code defines, function parameters and loop variables left out."""
+    lists = re.findall(r"\blocal (?:function )?([\w, ]+)", code)
+    return {name.strip() for names in lists for name in names.split(",")}
+
+
+@pytest.mark.parametrize("include", includes(), ids=lambda path: path.stem)
+class TestInclude:
+    def test_the_header_names_what_the_code_defines(self, include: Path) -> None:
+        code = "\n".join(line for line in include.read_text().splitlines() if not line.startswith("--"))
+        defined = words_of("Defines", include)
+        assert set(defined) <= assigned(code)
+        for name in words_of("Needs", include) + words_of("Sets", include):
+            assert re.search(rf"\b{name}\b", code), name
+        tops = assigned("\n".join(line for line in code.splitlines() if line.startswith("local")))
+        assert tops - set(defined) <= {"size", "fits", "earliest"}, "a name that the header does not say"
+
+    def test_each_script_that_includes_it_has_what_it_needs_and_uses_what_it_gets(self, include: Path) -> None:
+        users = [text for text in map(Text, names()) if f"-- include {include.stem}\n" in text.file]
+        assert len(users) > 1, "what one script needs stands in that script"
+        for text in users:
+            before, after = text.file.split(f"-- include {include.stem}\n")
+            known = assigned(before) | set(text.bound().values()) | {"id"}
+            known |= {name for path in includes() if f"-- include {path.stem}\n" in before for name in defines(path)}
+            assert set(words_of("Needs", include)) <= known, text.name
+            used = [name for name in defines(include) if re.search(rf"\b{name}\b", after)]
+            assert used or not defines(include) or "error_reply" in include.read_text(), text.name
+
+    def test_it_includes_nothing(self, include: Path) -> None:
+        assert "-- include" not in include.read_text()
+
+
+def defines(include: Path) -> list[str]:
+    return words_of("Defines", include)
+
+
+def test_an_unknown_include_is_named_with_file_and_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for folder in ("queue", "includes"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "queue" / "odd.lua").write_text("-- Odd.\nlocal now = 0\n\n-- include clocks\nreturn now\n")
+    monkeypatch.setattr("redis_queue.store.script_files._LUA", tmp_path)
+    with pytest.raises(LookupError, match=r"^lua/queue/odd\.lua:4: unknown include 'clocks'$"):
+        Script("queue/odd")
 
 
 def test_nothing_slow_unsafe_or_lossy_is_called(text: Text) -> None:

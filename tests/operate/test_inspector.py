@@ -13,9 +13,9 @@ from redis_queue import ConfigurationError, DelayQueue, InvalidNameError, RedisQ
 from redis_queue.inspector import Inspector, QueueRow
 from redis_queue.store.keys import Keys
 from redis_queue.times import from_ms
-from tests.store.stage import LATER, Stage, differences, snapshot
 from tests.support.clock import START
 from tests.support.ports import HOST, free_port
+from tests.support.store.stage import LATER, Stage, differences, snapshot
 
 
 @pytest.fixture

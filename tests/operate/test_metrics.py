@@ -13,9 +13,9 @@ from redis_queue.delay.lateness import BOUNDS, Dispatches, Lateness
 from redis_queue.inspector import Inspector
 from redis_queue.operate.metrics import OTHERS, Collector
 from redis_queue.store.keys import Keys, registry
-from tests.store.stage import LATER, SOMEBODY, Stage
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
+from tests.support.store.stage import LATER, SOMEBODY, Stage
 
 Samples = dict[tuple[str, ...], float]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from tests.store.stage import KEPT, Stage, drain_of_a_copy
+from tests.support.store.stage import KEPT, Stage, drain_of_a_copy
 
 
 @pytest.fixture

@@ -13,7 +13,10 @@ from redis_queue import DelayQueue, EntryExistsError, RedisQueue, StoreUnavailab
 from redis_queue.delay.model import Push
 from redis_queue.model import Lease, Message
 from redis_queue.store.script_files import load
-from tests.store.stage import (
+from tests.support.clock import when
+from tests.support.proxy import FaultProxy
+from tests.support.servers import client_options
+from tests.support.store.stage import (
     COUNTS,
     VERBS,
     Copy,
@@ -28,9 +31,6 @@ from tests.store.stage import (
     state,
     verbs,
 )
-from tests.support.clock import when
-from tests.support.proxy import FaultProxy
-from tests.support.servers import client_options
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.usefixtures("without_pauses")

@@ -22,11 +22,11 @@ from redis_queue import (
 )
 from redis_queue.delay.model import Push
 from redis_queue.store.script_files import load
-from tests.store.stage import COUNTS, LATER, VERBS, Copy, Stage, load_scripts, state, verbs
 from tests.support.clock import Clock
 from tests.support.paths import ROOT
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer, client_options
+from tests.support.store.stage import COUNTS, LATER, VERBS, Copy, Stage, load_scripts, state, verbs
 from tests.support.wait import wait_until
 
 

@@ -19,7 +19,7 @@ from redis_queue.store.keys import Keys, registry
 from redis_queue.store.registry import Registry
 from redis_queue.store.script_files import load
 from redis_queue.store.scripts import Scripts
-from tests.store.stage import LATER, VERBS, Copy, Stage, Verb, differences, raised, snapshot, verbs
+from tests.support.store.stage import LATER, VERBS, Copy, Stage, Verb, differences, raised, snapshot, verbs
 
 TYPES = {
     **dict.fromkeys(("meta", "records", "leases", "errors", "lateness", "minutes", "dispatchers"), "hash"),

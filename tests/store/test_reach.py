@@ -20,9 +20,9 @@ from redis_queue import (
     connect,
 )
 from redis_queue.store.connection import check_server
-from tests.store.stage import VERBS, Stage, verbs
 from tests.support.ports import HOST, free_port
 from tests.support.servers import RedisServer, client_options
+from tests.support.store.stage import VERBS, Stage, verbs
 
 PASSWORD = "s3cr3t/p@ss:w0rd"
 

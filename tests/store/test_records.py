@@ -18,8 +18,8 @@ from redis_queue.delay.model import Push
 from redis_queue.store.ids import id_bytes
 from redis_queue.store.keys import Keys
 from redis_queue.times import END_OF_CALENDAR_MS
-from tests.store.stage import VERBS, Stage
 from tests.support.mutations import framed, fuzzed, mutated
+from tests.support.store.stage import VERBS, Stage
 from tests.support.wait import wait_until
 
 QUEUE = Keys("redis_queue", "queue", "orders")

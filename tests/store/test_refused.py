@@ -16,8 +16,8 @@ from redis_queue import (
     StoreRefusedError,
     connect,
 )
-from tests.store.stage import LATER, VERBS, Copy, Stage, Verb, load_scripts, lost, raised, snapshot, verbs
 from tests.support.servers import RedisServer, client_options
+from tests.support.store.stage import LATER, VERBS, Copy, Stage, Verb, load_scripts, lost, raised, snapshot, verbs
 
 
 class TestMissingPermission:

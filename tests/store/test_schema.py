@@ -17,8 +17,8 @@ from redis_queue.store.keys import Keys
 from redis_queue.store.registry import Known, Registry
 from redis_queue.store.scripts import Scripts
 from redis_queue.times import from_ms
-from tests.store.schema import MOMENT, write_schema_1
 from tests.support.paths import ROOT
+from tests.support.store.schema import MOMENT, write_schema_1
 from tests.support.wait import wait_until
 
 
@@ -99,9 +99,9 @@ class TestTheFirstRelease:
 
 @contextlib.contextmanager
 def working(role: str, url: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a process of `tests.store.working`."""
+    """Run a process of `tests.support.store.working`."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.store.working", role, url], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.support.store.working", role, url], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     try:
         yield process

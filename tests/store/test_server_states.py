@@ -13,13 +13,13 @@ import pytest
 import redis
 
 from redis_queue import RedisQueue, RedisQueueError, StoreUnavailableError
-from tests.store.server_states import READS, STATES, State
-from tests.store.stage import VERBS, Copy, Snapshot, Stage, differences, load_scripts, snapshot
-from tests.store.stage import state as state_of
 from tests.support.cluster import SLOTS
 from tests.support.loading import loading
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
+from tests.support.store.server_states import READS, STATES, State
+from tests.support.store.stage import VERBS, Copy, Snapshot, Stage, differences, load_scripts, snapshot
+from tests.support.store.stage import state as state_of
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.usefixtures("without_pauses")

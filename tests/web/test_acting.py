@@ -19,7 +19,7 @@ from redis_queue.operate.audit import Action, Audit, Subject
 from redis_queue.operate.subjects import SHOWN
 from redis_queue.store.script_cache import load_scripts
 from redis_queue.web import acting, dashboard, scheduled
-from tests.store.test_acl import ROLES
+from tests.support.acl import ROLES
 from tests.support.servers import RedisServer, client_options
 from tests.web.conftest import KEY, Open
 from tests.web.filling import TASK, everything

@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher
-from tests.store.schema import write_schema_1
 from tests.support.celery.brokers import Broker
+from tests.support.store.schema import write_schema_1
 
 pytestmark = [pytest.mark.celery, pytest.mark.parametrize("broker", ["redis", "another redis"], indirect=True)]
 

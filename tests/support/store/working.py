@@ -1,4 +1,4 @@
-"""A process that works until the data is not its own any more: ``python -m tests.store.working ROLE URL``.
+"""A process that works until the data is not its own any more: ``python -m tests.support.store.working ROLE URL``.
 
 It writes down what it did, says why it ends and exits with 3.
 """

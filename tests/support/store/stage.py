@@ -26,7 +26,7 @@ Snapshot = dict[bytes, Any]
 
 def snapshot(client: redis.Redis) -> Snapshot:
     """Return everything in Redis but the counter of claims, which may have gaps."""
-    readers: dict[bytes, Callable[[bytes], Any]] = {
+    readers: dict[Any, Callable[[bytes], Any]] = {
         b"string": client.get,
         b"hash": client.hgetall,
         b"list": lambda key: client.lrange(key, 0, -1),
@@ -228,7 +228,7 @@ class Copy:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._dumps = {key: client.dump(key) for key in client.scan_iter()}
+        self._dumps: dict[bytes, Any] = {key: client.dump(key) for key in client.scan_iter()}
 
     def restore(self) -> None:
         """Make it so again."""

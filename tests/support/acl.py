@@ -1,0 +1,227 @@
+"""The roles of docs/security.md: the Redis rules of each, and the calls that need all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from redis_queue import DelayQueue, Lock, RedisQueue
+from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
+from redis_queue.inspector import Inspector
+from redis_queue.operate.audit import Action, Audit
+from redis_queue.store.script_cache import load_scripts
+from redis_queue.store.script_files import load
+
+QUEUES = ("~{redis_queue:queue:*", "~{redis_queue:delay:*")
+REGISTRY = "~redis_queue:registry"
+CALL = re.compile(r"redis\.p?call\(([^,)]+)")
+
+
+@dataclass(frozen=True)
+class Role:
+    """Keys, scripts and plain commands of a role, and an act that needs all of them."""
+
+    name: str
+    keys: tuple[str, ...]
+    scripts: tuple[str, ...]
+    commands: tuple[str, ...]
+    act: Callable[[RedisQueue, DelayQueue], Any]
+
+    @property
+    def allowed(self) -> list[str]:
+        """The commands that the role needs."""
+        calls = " ".join(call for name in self.scripts for call in CALL.findall(load(name).source))
+        found = {command.lower() for command in re.findall(r"'([A-Z]+)'", calls)}
+        return sorted({*found, *self.commands, *(["evalsha"] if self.scripts else [])})
+
+    @property
+    def rules(self) -> str:
+        """The line of the document."""
+        return " ".join([*self.keys, *(f"+{command}" for command in self.allowed)])
+
+
+def produce(queue: RedisQueue, delayed: DelayQueue) -> None:
+    """Put, delay, cancel."""
+    queue.put("now")
+    queue.put("later", delay=60)
+    queue.put("once", dedupe_key="key")
+    delayed.push("due", id="due")
+    delayed.push("far", delay=60, id="far")
+    delayed.push("far", delay=90, id="far")
+    delayed.reschedule("far", delay=30)
+    delayed.get("far")
+    delayed.cancel("far")
+
+
+def consume(queue: RedisQueue, _: DelayQueue) -> None:
+    """Take, extend, give back, settle."""
+    message = queue.get(block=False)
+    assert message is not None
+    queue.extend(message)
+    queue.nack(message)
+    again = queue.get(timeout=0.1)
+    assert again is not None
+    queue.ack(again)
+    queue.promote()
+
+
+def dispatch(queue: RedisQueue, delayed: DelayQueue) -> None:
+    """Move, claim, settle, put back."""
+    delayed.lead("me", 10)
+    delayed.due_in()
+    delayed.move_due()
+    for entry in delayed.claim(10):
+        delayed.release(entry, delay=60)
+    for entry in delayed.claim(10):
+        delayed.ack(entry)
+    delayed.put_back()
+    queue.put_back()
+    Inspector(queue.client).known()
+    row = DispatcherRow("me", datetime.now(timezone.utc), True, "1", 1, 0, "")
+    delayed.note_dispatches(Dispatches(1, 0, Lateness.of([7])), dispatcher=row)
+    delayed.note_dispatches(Dispatches(), dispatcher=row, left=True)
+    delayed.lead("me", 0)
+
+
+def take_turns(queue: RedisQueue, _: DelayQueue) -> None:
+    """Take a lock, wait for it, extend it, give it back."""
+    lock = Lock("customer:1", queue.client)
+    with lock.hold() as held:
+        lock.acquire(id="next")
+        lock.extend([held], 60_000)
+    lock.pass_over("next")
+
+
+def watch(queue: RedisQueue, delayed: DelayQueue) -> None:
+    """Look at everything."""
+    queue.stats()
+    queue.peek()
+    queue.dead_letters()
+    queue.quarantined()
+    queue.look("x")
+    queue.in_flight()
+    delayed.stats()
+    delayed.list()
+    delayed.count()
+    delayed.forecast(4, width=60)
+    delayed.dead_letters()
+    delayed.quarantined()
+    delayed.get("due")
+    delayed.look("due")
+    delayed.in_flight()
+    delayed.leader()
+    delayed.dispatches()
+    delayed.minutes()
+    delayed.dispatchers()
+    inspector = Inspector(queue.client)
+    inspector.overview()
+    inspector.expired(queue)
+    inspector.expired(delayed)
+    Audit(queue.client, "redis_queue").last()
+
+
+def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
+    """Redrive, pause, empty, delete."""
+    queue.redrive()
+    delayed.redrive()
+    queue.delete_dead(["gone"])
+    delayed.delete_dead(["gone"])
+    queue.pause()
+    queue.resume()
+    for place in ("ready", "delayed", "dead", "quarantine"):
+        queue.purge(place)
+    delayed.purge("waiting", "dead", "quarantine")
+    queue.destroy()
+    delayed.destroy()
+
+
+def operate(queue: RedisQueue, _: DelayQueue) -> None:
+    """Begin an act once, note it, read what was noted."""
+    audit = Audit(queue.client, "redis_queue")
+    assert audit.begin("form")
+    assert not audit.begin("form")
+    audit.add(ACTION)
+    assert ACTION.user in [action.user for action in audit.last()]
+
+
+def load_them(queue: RedisQueue, _: DelayQueue) -> None:
+    """Load the scripts."""
+    load_scripts(queue.client)
+
+
+ACTION = Action(datetime.now(timezone.utc), "ann", "purge", "work", 3)
+LEASES = ("lease/ack", "lease/release", "lease/quarantine", "lease/put_back")
+ROLES = [
+    Role(
+        "producer",
+        (*QUEUES, REGISTRY, "&{redis_queue:delay:*"),
+        ("queue/put", "delay/push", "delay/cancel", "delay/reschedule", "delay/find"),
+        ("hkeys", "hmget", "hset", "hsetnx"),
+        produce,
+    ),
+    Role("worker", QUEUES[:1], ("queue/get", "queue/promote", "lease/extend", *LEASES), ("blpop",), consume),
+    Role(
+        "dispatcher",
+        (*QUEUES, REGISTRY, "~redis_queue:probe:*", "&{redis_queue:delay:*"),
+        (
+            "delay/lead",
+            "delay/head",
+            "delay/move_due",
+            "delay/claim",
+            "delay/deliver",
+            "delay/note",
+            "lease/extend",
+            *LEASES,
+        ),
+        ("hkeys", "hmget", "ping", "subscribe"),
+        dispatch,
+    ),
+    Role(
+        "holder",
+        ("~{redis_queue:lock:*",),
+        ("lock/acquire", "lock/extend", "lock/release", "lock/next"),
+        (),
+        take_turns,
+    ),
+    Role(
+        "dashboard",
+        (*QUEUES, f"%R{REGISTRY}", "%R~redis_queue:audit"),
+        (
+            *("queue/stats", "queue/peek", "delay/stats", "delay/count", "delay/list", "delay/find", "delay/head"),
+            *(
+                "dead/letters",
+                "lease/quarantined",
+                "lease/look",
+                "lease/versions",
+                "lease/held",
+                "delay/minutes",
+                "delay/dispatchers",
+            ),
+        ),
+        ("get", "hkeys", "hlen", "hmget", "hscan"),
+        watch,
+    ),
+    Role(
+        "admin",
+        (*QUEUES, REGISTRY),
+        ("dead/letters", "dead/redrive", "dead/delete", "lease/purge"),
+        ("hset", "hdel", "rpush", "unlink", "llen", "zcard"),
+        administer,
+    ),
+    Role(
+        "operator",
+        ("~redis_queue:audit", "~redis_queue:operation:*"),
+        (),
+        ("get", "lpush", "lrange", "ltrim", "set"),
+        operate,
+    ),
+    Role("loader", (), (), ("script|exists", "script|load"), load_them),
+]
+
+
+def rules_of(name: str) -> str:
+    """Return the rules of the role *name*."""
+    return next(role.rules for role in ROLES if role.name == name)
