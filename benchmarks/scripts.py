@@ -85,7 +85,7 @@ ACTS: dict[str, tuple[tuple[Act, ...], Act]] = {
     "get one": ((Stage.fill,), lambda stage: stage.queue.get()),
     "claim one": ((Stage.fill,), lambda stage: stage.timed.claim(1)),
     "get, claim and ack all": ((Stage.fill,), Stage.settle),
-    "move all": ((Stage.fill,), lambda stage: stage.timed.move(phrases=PHRASES)),
+    "move all": ((Stage.fill,), lambda stage: stage.timed.moves.move(phrases=PHRASES)),
     "peek and list all": ((Stage.fill,), lambda stage: (stage.queue.peek(RECORDS), stage.timed.list(limit=RECORDS))),
     "purge all": ((Stage.fill,), lambda stage: (stage.queue.purge(), stage.timed.purge())),
     "cancel all": ((Stage.fill,), lambda stage: stage.timed.cancel_many(IDS)),

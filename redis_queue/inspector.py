@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
+from redis_queue.delay.model import sum_stats
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.delay.view import sum_stats
 from redis_queue.errors import InvalidNameError, RedisQueueError, SchemaError, WrongTypeError
 from redis_queue.model import QueueStats
 from redis_queue.queue.queue import RedisQueue

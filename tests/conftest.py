@@ -18,9 +18,10 @@ from kombu.connection import Connection
 from kombu.exceptions import OperationalError
 
 from tests.support.clock import Clock
+from tests.support.cluster import RedisCluster
 from tests.support.proxy import FaultProxy
+from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer, client_options
-from tests.support.topologies import RedisCluster, SentinelSet
 
 RABBITMQ_VARIABLE = "REDIS_QUEUE_TEST_RABBITMQ"
 RABBITMQ_DEFAULT = "amqp://guest:guest@127.0.0.1:5672//"

@@ -70,7 +70,7 @@ def operations(queue: DelayQueue, sample: Push) -> dict[str, Operation]:
         "list a page of 100": lambda: queue.list(limit=100),
         "forecast of 24 hours": lambda: queue.forecast(24),
         "stats": queue.stats,
-        "next due": queue.due_in,
+        "next due": queue.moves.due_in,
         f"push and move {BATCH}": push_and_move,
     }
 

@@ -54,4 +54,4 @@ def _claimed(queue: DelayQueue) -> list[Entry]:
     while True:
         if entries := queue.claim(1):
             return entries
-        time.sleep(max(0, min(queue.due_in() or 0, 1)))
+        time.sleep(max(0, min(queue.moves.due_in() or 0, 1)))

@@ -114,7 +114,9 @@ class StoredTasks:
         outcomes, _ = self._cancel(names)
         # They are taken out already. The note only lets a newer call clear their state.
         with suppress(StoreError):
-            self.queue.note_revoked(name for name, outcome in zip(names, outcomes, strict=True) if outcome.taken_out)
+            self.queue.calls.note_revoked(
+                name for name, outcome in zip(names, outcomes, strict=True) if outcome.taken_out
+            )
         return outcomes
 
     def revoke_many(self, ids: Iterable[str]) -> builtins.set[str]:
@@ -123,7 +125,7 @@ class StoredTasks:
         Returns the ids whose messages never left the store: for these no broadcast to workers is needed.
         """
         names = list(ids)
-        self.queue.note_revoked(names)
+        self.queue.calls.note_revoked(names)
         return self._cancel(names)[1]
 
     def _cancel(self, names: Sequence[str]) -> tuple[builtins.list[CancelOutcome], builtins.set[str]]:
@@ -225,7 +227,7 @@ class StoredTasks:
         named = [(envelope.with_call(new_call()), due) for envelope, due in messages]
         with scheduling(named) as traced:
             pushes = [replace(self.as_push(*message), mark=call_in(message[0].headers) or "") for message in traced]
-            renewed = self.queue.renew_many(pushes)
+            renewed = self.queue.calls.renew_many(pushes)
         for (envelope, _), was_revoked in zip(messages, renewed, strict=True):
             if was_revoked:
                 clear_revoked(self.app, envelope.id)
@@ -242,7 +244,7 @@ class StoredTasks:
     def keep_attempt(self, push: Push, envelope: Envelope, attempt: Attempt) -> None:
         """Store *push*, made of *envelope*, under the first id at which it replaces no other call."""
         for id_ in attempt.ids(envelope.id):
-            if self.queue.replace_own(replace(push, payload=envelope.pack(id_), id=id_, mark=attempt.mark)):
+            if self.queue.calls.replace_own(replace(push, payload=envelope.pack(id_), id=id_, mark=attempt.mark)):
                 return
         # Only possible if another tool wrote an entry with this id and without a call name.
         raise InvalidValueError(

@@ -21,9 +21,8 @@ from redis_queue.cli.conditions import conditions
 from redis_queue.cli.ending import interrupt, stopping
 from redis_queue.cli.output import harmless
 from redis_queue.cli.whole import STDOUT, whole
-from redis_queue.delay.model import Push
+from redis_queue.delay.model import OnConflict, Push
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.delay.store import OnConflict
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.operate.access import Access
@@ -89,7 +88,7 @@ def import_(
 
     def store(part: list[Push]) -> int:
         if on_conflict == "keep":
-            return sum(queue.keep_many(part))
+            return sum(queue.calls.keep_many(part))
         return len(queue.push_many(part, on_conflict=on_conflict))
 
     in_batches("imported", pushes, store, size=CHUNK, as_json=as_json)

@@ -1,4 +1,4 @@
-"""DispatchLog: what dispatchers did is kept in Redis, beside the first shard of their DelayQueue."""
+"""Counts of dispatched entries in Redis, beside the first shard of their DelayQueue."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from redis_queue.store.scripts import Scripts
 from redis_queue.times import END_OF_CALENDAR_MS, from_ms
 
 MOST_MINUTES: Final = 1440
-"""Minutes that are kept: a day."""
+"""Minutes that are stored: a day."""
 
 SEEN_MS: Final = 60_000
-"""A dispatcher that was not seen for so long is left out."""
+"""Milliseconds after which a dispatcher that was not seen is left out."""
 
 MOST_DISPATCHERS: Final = 5000
 MOST_ERROR: Final = 500
@@ -31,14 +31,24 @@ _COUNT: Final = re.compile(rb"\d{1,19}")
 
 
 class DispatchLog:
-    """Counts that are lossy by design: a dispatcher that dies takes along what it had not written yet."""
+    """Counts and lateness of dispatched entries, and the running dispatchers: ``queue.dispatch_log``.
+
+    Lossy by design: counts that a dispatcher had not written yet when it died are missing, at most a second of them. An
+    entry that came back when a lease ended, or that was given back, is late by the time since then.
+    """
 
     def __init__(self, scripts: Scripts, shard: Shard) -> None:
         self._scripts = scripts
         self._shard = shard
 
-    def write(self, done: Dispatches, worst: float, dispatcher: DispatcherRow | None, *, left: bool) -> None:
-        """Add what was done; one round trip."""
+    def note(
+        self, done: Dispatches, *, worst: float = 0.0, dispatcher: DispatcherRow | None = None, left: bool = False
+    ) -> None:
+        """Add *done* to :meth:`totals` and :meth:`minutes`; one round trip.
+
+        *worst* is the greatest lateness of *done* in seconds. *dispatcher*, whose *seen_at* is ignored, is seen now and
+        stays in :meth:`dispatchers` for a minute; with *left* it is removed.
+        """
         row = "" if dispatcher is None or left else _row(dispatcher)
         counts = [item for pair in zip(FIELDS, done.lateness.counts, strict=True) if pair[1] for item in pair]
         self._shard.call(
@@ -54,19 +64,19 @@ class DispatchLog:
         )
 
     def totals(self) -> Dispatches:
-        """Return the totals since ever."""
+        """Return the all-time totals; O(1)."""
         reply = self._scripts.command("HMGET", self._shard.keys.lateness, "sent", "failed", "sum_ms", *FIELDS)
         sent, failed, sum_ms, *counts = map(_count, reply)
         return Dispatches(sent, failed, Lateness(tuple(counts), sum_ms / 1000))
 
-    def minutes(self, limit: int) -> list[Minute]:
-        """Return the last *limit* minutes, oldest first, the current one too."""
+    def minutes(self, limit: int = 60) -> list[Minute]:
+        """Return the counts of the last *limit* (1 to 1,440) minutes, oldest first, including the current one."""
         check_limit(limit, MOST_MINUTES)
         current, *fields = self._shard.run("delay/minutes", now=self._shard.clock(), limit=limit)
         return [_minute(current - limit + 1 + number, field) for number, field in enumerate(fields)]
 
     def dispatchers(self) -> list[DispatcherRow]:
-        """Return those seen within the last minute, by name; what cannot be read is left out."""
+        """Return the dispatchers that were seen within the last 60 s, by name; unreadable rows are left out."""
         names: list[bytes] = sorted(self._scripts.command("HKEYS", self._shard.keys.dispatchers))
         rows: list[DispatcherRow] = []
         for chunk in chunks(names[:MOST_DISPATCHERS], CHUNK):

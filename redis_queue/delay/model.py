@@ -1,4 +1,4 @@
-"""What goes into a DelayQueue and what its moves tell: frozen dataclasses, no I/O."""
+"""Arguments and results of a DelayQueue: frozen dataclasses without I/O."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from redis_queue.delay.lateness import NO_LATENESS, Lateness
 from redis_queue.errors import InvalidValueError
-from redis_queue.model import Entry
+from redis_queue.model import DelayStats, Entry
 from redis_queue.store.records import pairs
-from redis_queue.times import Seconds
+from redis_queue.times import Seconds, from_ms
+
+OnConflict = Literal["replace", "keep", "error"]
+"""What a push does if its id exists."""
+
+Conflict = OnConflict | Literal["own"] | int
+"""The same for a script: "own" replaces a record with the same mark, a number one that is older in ms."""
 
 MAX_FIELDS: Final = 3000
 """Most arguments in one call of a script, which keeps it short: Lua unpacks fewer than 8,000 at once."""
 
 MAX_LISTS: Final = MAX_FIELDS - 10
-"""Most lists, and keys that expire, of one :class:`Delivery`."""
-
+"""Most lists and expiring keys of one :class:`Delivery`."""
 
 MAX_MOVE_LISTS: Final = 2000
-"""Most lists that may be given to one move."""
+"""Most lists of one move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +40,13 @@ class Push:
     id: str | None = None
     headers: Mapping[str, Any] | None = None
     destination: str | None = None
-    #: Text that :meth:`DelayQueue.replace_own` and :meth:`DelayQueue.replace_older` look for in a record; "" for none.
+    #: Text by which :class:`redis_queue.delay.calls.Calls` tells calls with one id apart; "" for none.
     mark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What a claimed entry became: *element* for each of *lists*. Keys in *expiring* end after *ttl_ms* without use."""
+    """A claimed entry to send: *element* goes into each of *lists*; keys in *expiring* end after *ttl_ms* unused."""
 
     entry: Entry
     element: bytes
@@ -50,17 +55,20 @@ class Delivery:
     expiring: Sequence[str] = ()
 
     def fields(self) -> list[Any]:
-        """Return what the script takes. Raises InvalidValueError for more than MAX_LISTS lists and expiring keys."""
+        """Return the arguments of the script. Raises InvalidValueError for too many lists and expiring keys."""
         if len(self.lists) + len(self.expiring) > MAX_LISTS:
-            raise InvalidValueError(f"{self.entry.id!r} goes to {len(self.lists)} lists: give at most {MAX_LISTS}")
+            raise InvalidValueError(f"{self.entry.id!r} goes to {len(self.lists)} lists: must be at most {MAX_LISTS}")
         id_, token = pairs([self.entry])
         return [id_, token, self.element, self.ttl_ms, len(self.lists), *self.lists, len(self.expiring), *self.expiring]
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
-    """A message of somebody else in Redis: *element* at *place* of the list *key*, counted from the right end (-1 and
-    below); or in the field *place* of the hash *key*, which has *score* in the sorted set *index*."""
+class ForeignMessage:
+    """A message in Redis that another program wrote.
+
+    *element* stands at *place* of the list *key*, counted from the right end (-1 and below); or in the field *place* of
+    the hash *key*, which has *score* in the sorted set *index*.
+    """
 
     element: bytes
     key: str
@@ -69,7 +77,7 @@ class Foreign:
     score: float | None = None
 
     def fields(self, shift: int) -> tuple[Any, ...]:
-        """Return what the script takes; *shift* elements to the right of it are gone."""
+        """Return the arguments of the script, after *shift* elements to the right of it were removed."""
         place = self.place + shift if isinstance(self.place, int) else self.place
         return self.key, self.index, place, "" if self.score is None else repr(self.score), self.element
 
@@ -84,9 +92,9 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What one move did: *moved* entries, *passed* those without a list, and *next_in* seconds until another is due.
+    """Result of one move: *moved* entries, *passed* ones without a list, *next_in* seconds until another is due.
 
-    *lateness* is that of the moved ones by the server's clock, *worst* the greatest of it in seconds.
+    *lateness* is that of the moved entries by the server's clock, *worst* the greatest one in seconds.
     """
 
     moved: int = 0
@@ -105,22 +113,33 @@ class Moved:
         )
 
     @classmethod
-    def told(cls, moved: int, passed: int, late: Sequence[int]) -> Moved:
-        """Return what a script told; *late*: sum and worst in ms and the count of each bucket, empty if none moved."""
+    def of_reply(cls, moved: int, passed: int, late: Sequence[int]) -> Moved:
+        """Read a script's reply; *late*: sum and worst in ms and the count of each bucket, empty if none moved."""
         if not late:
             return cls(moved, passed)
         total, worst, *counts = late
         return cls(moved, passed, lateness=Lateness(tuple(counts), total / 1000), worst=worst / 1000)
 
     def due_next(self, microseconds: int) -> Moved:
-        """Return a copy that knows when a shard has something due; below 0: never."""
+        """Return a copy for a shard whose next entry is due in so many microseconds; below 0: never."""
         return self if microseconds < 0 else replace(self, next_in=min(self.next_in, microseconds / 1e6))
 
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """Who waits for due entries: *mine* tells whether the caller does, *left* the seconds until another one may."""
+    """The dispatcher that waits for due entries.
+
+    *mine*: it is the caller. *left*: seconds until another one may lead.
+    """
 
     mine: bool
     leader: str
     left: float
+
+
+def sum_stats(rows: Sequence[Sequence[Any]]) -> DelayStats:
+    """Add up the replies of the script ``delay/stats``, one for each shard."""
+    *counts, firsts = zip(*rows, strict=True)
+    waiting, due, in_flight, dead, quarantined = (sum(column) for column in counts)
+    first = min((at for at in firsts if at >= 0), default=None)
+    return DelayStats(waiting, due, in_flight, dead, quarantined, None if first is None else from_ms(first))

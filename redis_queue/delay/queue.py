@@ -3,73 +3,205 @@
 from __future__ import annotations
 
 import builtins
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from redis_queue.delay.lateness import DispatcherRow, Dispatches
-from redis_queue.delay.model import MAX_FIELDS, MAX_MOVE_LISTS, Claimed, Delivery, Leadership, Moved
-from redis_queue.delay.store import OUTCOMES, DelayStore
-from redis_queue.errors import InvalidValueError, StoreError
-from redis_queue.model import Entry, Lease, PutBack
-from redis_queue.store.chunks import CHUNK, MANY, MAX_CALL_BYTES, check_limit, check_many, gap_ms
-from redis_queue.store.ids import check_id
-from redis_queue.store.records import Shard
-from redis_queue.times import MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
+from redis_queue.delay.calls import Calls
+from redis_queue.delay.dispatch_log import DispatchLog
+from redis_queue.delay.foreign import Foreign
+from redis_queue.delay.model import OnConflict, Push, sum_stats
+from redis_queue.delay.moves import Moves
+from redis_queue.delay.reader import EntryReader, HasDueTime, format_cursor
+from redis_queue.delay.shards import Shards
+from redis_queue.delay.writer import EntryWriter, when
+from redis_queue.errors import InvalidDelayError, InvalidValueError
+from redis_queue.model import CancelOutcome, DeadLetter, DelayStats, Entry, InFlight, Item, PutBack, Quarantined, Unread
+from redis_queue.store.chunks import CHUNK, MANY, check_budget, check_limit, check_many, chunks, gap_ms
+from redis_queue.store.connection import Client, connect
+from redis_queue.store.ids import check_id, id_bytes
+from redis_queue.store.records import Clock, Shard, server_clock
+from redis_queue.store.settings import Overrides, Settings
+from redis_queue.times import END_OF_CALENDAR_MS, MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Place = Literal["waiting", "dead", "quarantine"]
 
+SCAN_BYTES: Final = 2 * 1024 * 1024
+"""Most bytes of records that a scan reads at once."""
 
-class DelayQueue(DelayStore):
-    """Entries that wait for their time: pushed with a delay, listed, moved, cancelled, and taken when due.
+
+class DelayQueue:
+    """Entries that wait for their time: pushed with a delay, listed, moved, cancelled, and claimed when due.
 
     States: ``waiting -> in flight -> done``, ``waiting -> moved | cancelled``, ``in flight -> waiting | dead``. An
     entry is due once its due time has passed by the Redis server's clock, never before. Safe for threads and fork.
 
-    *redis* is a URL or a redis-py client. Settings (:class:`redis_queue.store.settings.Settings`) go by keyword or as a
-    whole. With ``shards=N`` the entries are spread by id over N hash tags, for Redis Cluster.
+    *redis* is a URL or a redis-py client. Settings (:class:`redis_queue.store.settings.Settings`) go by keyword or as
+    one object. With ``shards=N`` the entries are spread by id over N hash tags, for Redis Cluster.
+
+    Parts for special callers: *moves* for dispatchers, *dispatch_log* for their counts, *foreign* for messages from
+    elsewhere, *calls* for several calls with one id.
     """
+
+    _writer_class: type[EntryWriter] = EntryWriter
+
+    def __init__(
+        self,
+        name: str,
+        redis: str | Client,
+        *,
+        settings: Settings | None = None,
+        clock: Clock = server_clock,
+        **overrides: Unpack[Overrides],
+    ) -> None:
+        self.name = name
+        self.settings = Settings.choose(settings, overrides)
+        self.client = connect(redis, check=isinstance(redis, str))
+        self._shards = Shards(name, self.client, self.settings, clock)
+        self._reader = EntryReader(self._shards)
+        self._writer = self._writer_class(self._shards)
+        self.moves = Moves(self._shards, self._reader)
+        self.dispatch_log = DispatchLog(self._shards.scripts, self._shards[0])
+        self.foreign = Foreign(self._shards, self._writer)
+        self.calls = Calls(self._shards, self._writer)
+
+    def __repr__(self) -> str:
+        return f"DelayQueue({self.name!r}, prefix={self.settings.prefix!r}, shards={self.settings.shards})"
+
+    def push(
+        self,
+        payload: Any,
+        *,
+        delay: Seconds | None = None,
+        due_at: datetime | None = None,
+        id: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        destination: str | None = None,
+        on_conflict: OnConflict = "replace",
+    ) -> str:
+        """Store *payload* until *delay* has passed or *due_at* (aware) is reached; return its id.
+
+        Without either it is due now. If the *id* exists, its entry is replaced (a debounce; a holder loses the lease),
+        kept, or the push is refused with EntryExistsError. *destination* names a list for :meth:`move_due`. Raises
+        ConfigurationError if the queue was opened with another number of shards than it has.
+        """
+        item = Push(payload, delay, due_at, id, headers, destination)
+        return self.push_many([item], on_conflict=on_conflict)[0]
+
+    def push_many(self, items: Iterable[Push | Any], *, on_conflict: OnConflict = "replace") -> builtins.list[str]:
+        """Store many entries (:class:`Push`, or a bare payload that is due now); return their ids in order.
+
+        One round trip per 500 and shard, and per MiB of records. Each round trip stores all or none of its entries; if
+        one fails (EntryExistsError, StoreUnavailableError), those before it stay stored. Another call with the same ids
+        and "replace" or "keep" completes it.
+        """
+        if on_conflict not in get_args(OnConflict):
+            raise InvalidValueError(f"on_conflict={on_conflict!r}: must be one of {', '.join(get_args(OnConflict))}")
+        return [id_ for id_, _ in self._writer.push(items, on_conflict)]
+
+    def check(self, item: Push) -> None:
+        """Raise the error that :meth:`push_many` would raise for *item*; nothing is sent to Redis."""
+        self._writer.row(item, iter([""]))
+
+    def get(self, id: str) -> Entry | None:
+        """Return an entry that waits or is in flight (then *due_at* is the end of its lease), or None."""
+        shard = self._shards.of(check_id(id))
+        found = shard.run("delay/find", id=id_bytes(id))
+        return self._reader.entry(shard, found, None) if found else None
+
+    def list(
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        due_before: datetime | None = None,
+        due_after: datetime | None = None,
+        max_bytes: int | None = None,
+    ) -> builtins.list[Entry]:
+        """Return a page of up to *limit* (1 to 500) waiting entries by due time, then id; :meth:`scan` yields all.
+
+        Unreadable entries are left out, and those that are due after the end of the calendar. *after* is :meth:`cursor`
+        of the last entry seen; pages stay stable while others come and go. Unreadable entries do not end a page: up to
+        500 are skipped per round trip. Large entries come in round trips of about a MiB from each shard, so that a page
+        of them blocks Redis no longer than others. With *max_bytes* only so much is read, an equal part of it from each
+        shard: the payload of an entry that does not fit is an :class:`Unread`.
+        """
+        low = point_ms(due_after, name="due_after") if due_after is not None else "-inf"
+        high = point_ms(due_before, name="due_before") if due_before is not None else END_OF_CALENDAR_MS
+        return self._reader.page(low, high, check_limit(limit, CHUNK), after, max_bytes)
+
+    @staticmethod
+    def cursor(entry: HasDueTime) -> str:
+        """Return the cursor that continues after *entry*: *after* of :meth:`list` and :meth:`scan`."""
+        return format_cursor(entry)
+
+    def scan(
+        self, *, after: str | None = None, due_before: datetime | None = None, due_after: datetime | None = None
+    ) -> Iterator[Entry]:
+        """Yield all waiting entries that :meth:`list` would return, read up to 500, or about 2 MiB, at a time."""
+        while page := self.list(
+            after=after, limit=CHUNK, due_before=due_before, due_after=due_after, max_bytes=SCAN_BYTES
+        ):
+            fit = next((number for number, entry in enumerate(page) if isinstance(entry.payload, Unread)), len(page))
+            if not fit:
+                page = self.list(after=after, limit=1, due_before=due_before, due_after=due_after)
+            for entry in page[: fit or 1]:
+                yield entry
+                after = self.cursor(entry)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Yield all waiting entries by due time, as :meth:`scan` does."""
+        return self.scan()
+
+    def count(self, *, due_before: datetime | None = None, due_after: datetime | None = None) -> int:
+        """Count waiting entries, all or those due in a time window (*due_after* included, *due_before* not)."""
+        low = point_ms(due_after, name="due_after") if due_after is not None else "-inf"
+        high = point_ms(due_before, name="due_before") if due_before is not None else "+inf"
+        return sum(shard.run("delay/count", now=1, relative=0, more=(low, high))[1] for shard in self._shards)
+
+    def __len__(self) -> int:
+        """Count waiting entries."""
+        return self.count()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def next_due(self) -> datetime | None:
+        """Return when the next waiting entry is due, or None if none waits."""
+        return self.stats().next_due
+
+    def forecast(self, buckets: int = 60, *, width: Seconds = 60) -> builtins.list[tuple[datetime, int]]:
+        """Count how many entries fall due in each of *buckets* (1 to 500) windows of *width* from now.
+
+        Each item is (start of the window, count); overdue entries count in the first.
+        """
+        check_limit(buckets, CHUNK, name="buckets")
+        step = duration_ms(width, name="width")
+        if not step or step * buckets > MAX_DELAY_MS:
+            raise InvalidDelayError(f"width={width!r}: must be > 0, and all windows must end within ten years")
+        edges = ["-inf", *(step * number for number in range(1, buckets + 1))]
+        rows = [shard.run("delay/count", now=shard.clock(), relative=1, more=edges) for shard in self._shards]
+        start = rows[0][0]
+        counts = (sum(column) for column in zip(*(row[1:] for row in rows), strict=True))
+        return [(from_ms(start + step * number), count) for number, count in enumerate(counts)]
+
+    def stats(self) -> DelayStats:
+        """Count everything, each shard in one consistent look."""
+        return sum_stats([shard.run("delay/stats", now=shard.clock()) for shard in self._shards])
 
     def claim(self, limit: int = 1, *, older_than: Seconds = 0, within: Seconds = 0) -> builtins.list[Entry]:
         """Take up to *limit* (1 to 500) due entries under a lease; :meth:`ack` or :meth:`release` them.
 
-        *older_than*: only those due for at least so long; *within*: only those that fell due so recently (0: however
-        long ago). Without an ack they are due again when the lease ends and :meth:`put_back` has run. One round trip to
-        each shard reads about 1 MiB of entries: fewer than *limit* may come though more are due. A broken shard
-        keeps no other from it; its error is raised where nothing was claimed, else logged.
+        *older_than*: only entries that have been due for at least so long; *within*: only those that fell due so
+        recently (0: however long ago). Without an ack they are due again when the lease ends and :meth:`put_back` has
+        run. One round trip to each shard reads about 1 MiB of entries: fewer than *limit* may come though more are due.
+        A broken shard does not block the others; its error is raised if nothing was claimed, else logged.
         """
-        return self.claim_batch(limit, older_than=older_than, within=within).entries
-
-    def claim_batch(
-        self, limit: int = CHUNK, *, older_than: Seconds = 0, within: Seconds = 0, early: bool = False
-    ) -> Claimed:
-        """Claim as :meth:`claim` does, and tell whether there may be more.
-
-        *early*: also claim entries that are not due, to empty a queue. Without an ack they come back, but not before
-        they are due.
-        """
-        check_limit(limit, CHUNK)
-        age = -MAX_DELAY_MS if early else duration_ms(older_than, name="older_than")
-        recent = duration_ms(within, name="within")
-        entries: builtins.list[Entry] = []
-        left = False
-
-        def fill(shard: Shard) -> None:
-            nonlocal left
-            again = True
-            while again and len(entries) < limit:
-                found, again, more = self._claim(shard, limit - len(entries), age, recent)
-                entries.extend(found)
-            left = left or more
-
-        # Each call begins with another shard, so that a busy one cannot starve the rest.
-        self._turn += 1
-        first = self._turn % len(self._shards)
-        _, errors = self._rounds.over([*self._shards[first:], *self._shards[:first]], fill)
-        # Nobody else would have what was claimed before its lease ends.
-        self._rounds.settle("claim from", errors, done=bool(entries))
-        return Claimed(entries, left or len(entries) >= limit)
+        return self.moves.claim_batch(limit, older_than=older_than, within=within).entries
 
     def ack(self, entry: Entry) -> bool:
         """Finish *entry*. False: the lease was lost; nothing changed."""
@@ -77,14 +209,14 @@ class DelayQueue(DelayStore):
 
     def ack_many(self, entries: Sequence[Entry]) -> builtins.list[bool]:
         """Finish *entries*; one round trip per 500 and shard."""
-        return self._each(entries, lambda shard, part: shard.ack(part))
+        return self._shards.settle(entries, Shard.ack)
 
     def release(
         self, entry: Entry, *, delay: Seconds = 0, reason: str = "", dead: bool = False, counted: bool = True
     ) -> bool:
-        """Give *entry* back, due after *delay*; with its last delivery, or *dead*, it becomes a dead letter.
+        """Give *entry* back, due after *delay*; after its last delivery, or with *dead*, it becomes a dead letter.
 
-        False: the lease was lost; nothing changed.
+        With *counted* false, this delivery does not count. False: the lease was lost; nothing changed.
         """
         return self.release_many([entry], delay=delay, reason=reason, dead=dead, counted=counted)[0]
 
@@ -99,28 +231,27 @@ class DelayQueue(DelayStore):
     ) -> builtins.list[bool]:
         """Give *entries* back, as :meth:`release` does."""
         wait = duration_ms(delay)
-        return self._each(
-            entries,
-            lambda shard, part: shard.release(part, delay=wait, reason=reason, counted=counted or dead, dead=dead),
+        return self._shards.settle(
+            entries, partial(Shard.release, delay=wait, reason=reason, counted=counted or dead, dead=dead)
         )
 
     def extend(self, entry: Entry, lease: Seconds | None = None) -> bool:
         """Lengthen the lease to *lease* (default: the visibility timeout) from now. False: the lease was lost."""
         length = self.settings.lease_ms if lease is None else max(1, duration_ms(lease, name="lease"))
-        return self._each([entry], lambda shard, part: shard.extend(part, length))[0]
+        return self._shards.settle([entry], partial(Shard.extend, lease_ms=length))[0]
 
     def pop(self, limit: int = 1, *, older_than: Seconds = 0) -> builtins.list[Entry]:
-        """Take up to *limit* due entries for good, for those who want data: a claim and an ack.
+        """Take up to *limit* due entries for good: a claim and an ack.
 
-        At most once from the ack on: what was acked is lost with who crashes before it has worked on it, or with an
-        ack whose every reply was lost, which raises StoreUnavailableError. What was not acked is due again after its
-        lease. For at least once, :meth:`claim`, work, then :meth:`ack`.
+        At most once after the ack: acked entries are lost if the caller crashes before the work is done, or if every
+        reply to the ack was lost, which raises StoreUnavailableError. Other entries are due again after their lease.
+        For at least once, use :meth:`claim`, work, then :meth:`ack`.
         """
         entries = self.claim(limit, older_than=older_than)
-        kept, errors = self._flags(entries, lambda shard, part: shard.ack(part))
+        kept, errors = self._shards.try_settle(entries, Shard.ack)
         popped = [entry for entry, mine in zip(entries, kept, strict=True) if mine]
-        # What was acked is nowhere else any more.
-        self._rounds.settle("ack in", errors, done=bool(popped))
+        # Acked entries are nowhere else any more: an error must not hide them.
+        self._shards.report("ack in", errors, done=bool(popped))
         return popped
 
     def move_due(self, limit: int = MANY, *, lists: Sequence[str] | None = None) -> int:
@@ -132,109 +263,41 @@ class DelayQueue(DelayStore):
         works if the lists are in the same Redis: raises ConfigurationError on Cluster, InvalidValueError for more than
         2,000 lists.
         """
-        self._check_one_server("move_due")
-        return self.move(check_limit(limit, MANY), lists=lists).moved
+        return self.moves.move(limit, lists=lists).moved
 
-    def move(
-        self,
-        limit: int = MANY,
-        *,
-        within: Seconds = 0,
-        phrases: Sequence[bytes] = (),
-        lists: Sequence[str] | None = None,
-        passing: int = MANY,
-    ) -> Moved:
-        """Move as :meth:`move_due` does, and tell more.
+    def cancel(self, id: str) -> CancelOutcome:
+        """Cancel an entry, or delete a dead letter. Only CANCELLED is true: the entry will never run."""
+        return self.cancel_many([id])[0]
 
-        *within*: only what fell due so recently. *passing*: entries that stay, of a shard, after which it is left; who
-        claims them before the next move spares each move a look at all of them. A payload that begins with byte 1 is
-        written out with *phrases*: each byte from 0x82 up stands for one of them, 0x80 for the id and 0x81 for a tag
-        that no other message gets.
-        """
-        recent = duration_ms(within, name="within")
-        if lists is not None and len(lists) > MAX_MOVE_LISTS:
-            raise InvalidValueError(f"{len(lists)} lists: give at most {MAX_MOVE_LISTS}")
-        names = [] if lists is None else [name.encode() for name in lists]
-        total = Moved()
+    def cancel_many(self, ids: Iterable[str]) -> builtins.list[CancelOutcome]:
+        """Cancel entries, as :meth:`cancel` does; one round trip per 500 and shard."""
+        found: builtins.list[CancelOutcome] = []
+        for chunk in chunks(check_id(id_) for id_ in ids):
+            answers = [CancelOutcome.NOT_FOUND] * len(chunk)
+            for shard, group in self._shards.grouped(chunk):
+                reply = shard.call("delay/cancel", more=[id_bytes(chunk[index]) for index in group])
+                for index, flag in zip(group, reply, strict=True):
+                    answers[index] = CancelOutcome(flag - ord("0"))
+            found += answers
+        return found
 
-        def move(shard: Shard) -> None:
-            nonlocal total
-            offset, left = 0, limit - total.moved
-            while left > 0 and offset < passing:
-                size = min(left, CHUNK)
-                more, moved, passed, next_in, *late = shard.run(
-                    "delay/move_due",
-                    now=shard.clock(),
-                    limit=size,
-                    offset=offset,
-                    within=recent,
-                    nonce=f"{os.urandom(8).hex()}-",
-                    lists=-1 if lists is None else len(names),
-                    more=[*names, *phrases],
-                )
-                offset += passed
-                left -= moved
-                total += Moved.told(moved, passed, late)
-                if not more:
-                    total = total.due_next(next_in)
-                    break
+    def reschedule(self, id: str, *, delay: Seconds | None = None, due_at: datetime | None = None) -> bool:
+        """Change when a waiting entry is due. False: unknown, or claimed already."""
+        return self._reschedule(id, *when(delay, due_at))
 
-        moved, errors = self._rounds.over(self._shards, move)
-        self._rounds.settle("move from", errors, done=bool(moved))
-        return total
+    def run_now(self, id: str, *, due_at: datetime | None = None) -> bool:
+        """Make a waiting entry due at once. False: unknown, claimed already, or with *due_at*, not due then."""
+        return self._reschedule(id, 0, 0, expected=0 if due_at is None else point_ms(due_at))
 
-    def deliver(self, rows: Sequence[Delivery]) -> builtins.list[bool | None]:
-        """Finish claimed entries and push what they became into lists of this Redis, each in one atomic step.
-
-        True: delivered. False: the lease was lost, nothing happened. None: a key is not a list, or Redis is full; the
-        entry is still held. Raises ConfigurationError on Cluster, InvalidValueError for an entry with more lists and
-        expiring keys than :data:`redis_queue.delay.model.MAX_LISTS`.
-        """
-        self._check_one_server("deliver")
-        flags: builtins.list[bool | None] = [None] * len(rows)
-        fields = [row.fields() for row in rows]
-        for shard, group in self._grouped([row.entry.id for row in rows]):
-            for part in _deliveries(group, rows, fields):
-                reply = shard.call("delay/deliver", more=[field for index in part for field in fields[index]])
-                for index, flag in zip(part, reply, strict=True):
-                    flags[index] = OUTCOMES[flag]
-        return flags
-
-    def bury_overdue(self, older_than: Seconds, *, reason: str) -> int:
-        """Make dead letters of all that have been due for longer than *older_than*; return how many."""
-        age, text, total = duration_ms(older_than, name="older_than"), reason.encode(errors="replace"), 0
-
-        def bury(shard: Shard) -> None:
-            nonlocal total
-            while found := shard.run("delay/bury", now=shard.clock(), older_than=age, limit=CHUNK, reason=text):
-                total += found
-
-        buried, errors = self._rounds.over(self._shards, bury)
-        self._rounds.settle("bury in", errors, done=bool(buried))
-        return total
-
-    def note_dispatches(
-        self, done: Dispatches, *, worst: float = 0.0, dispatcher: DispatcherRow | None = None, left: bool = False
-    ) -> None:
-        """Add what a dispatcher did to :meth:`dispatches` and :meth:`minutes`; one round trip.
-
-        *worst* is the greatest lateness of *done* in seconds. *dispatcher*, whose *seen_at* is not read, is seen now
-        and among :meth:`dispatchers` for a minute, or with *left* no longer.
-        """
-        self._log.write(done, worst, dispatcher, left=left)
-
-    def lead(self, name: str, lease: Seconds) -> Leadership:
-        """Become or stay the one dispatcher that waits for due entries; *lease* 0 steps down.
-
-        Leading saves work and is no lock: entries move safely without it.
-        """
-        mine, leader, left = self._shards[0].run("delay/lead", member=name, lease=duration_ms(lease, name="lease"))
-        return Leadership(bool(mine), leader.decode(errors="replace"), max(0, left) / 1000)
+    def _reschedule(self, id: str, delay: int, due: int, *, expected: int = 0) -> bool:
+        shard = self._shards.of(check_id(id))
+        changes = {"delay": delay, "due": due, "expected": expected}
+        return bool(shard.call("delay/reschedule", now=shard.clock(), id=id_bytes(id), **changes))
 
     def put_back(self, limit: int = MANY) -> PutBack:
-        """Make due again what up to *limit* expired leases hold; any number of callers may do so at once.
+        """End up to *limit* expired leases: their entries are due again. Any number of callers may do so at once.
 
-        A broken shard keeps no other from it; its error is raised where nothing was put back, else logged.
+        A broken shard does not block the others; its error is raised if nothing was put back, else logged.
         """
         check_limit(limit, MANY)
         total = PutBack()
@@ -244,9 +307,44 @@ class DelayQueue(DelayStore):
             left = limit - total.returned - total.dead
             total += shard.put_back(left) if left > 0 else PutBack()
 
-        _, errors = self._rounds.over(self._shards, put_back)
-        self._rounds.settle("put back in", errors, done=total != PutBack())
+        _, errors = self._shards.each(put_back)
+        self._shards.report("put back in", errors, done=total != PutBack())
         return total
+
+    def look(self, id: str, *, max_bytes: int | None = None) -> Item | None:
+        """Return the entry *id* in any state, also a dead letter; None if it does not exist.
+
+        With *max_bytes* the body of a larger record is an :class:`Unread`.
+        """
+        return self._shards.of(check_id(id)).look(id, check_budget(max_bytes))
+
+    def versions(self, ids: Iterable[str]) -> dict[str, str]:
+        """Return the versions of existing *ids*; a version changes when another entry is pushed under the id."""
+        names = [check_id(id_) for id_ in ids]
+        found: dict[str, str] = {}
+        for shard, group in self._shards.grouped(names):
+            found |= shard.versions([names[index] for index in group])
+        return found
+
+    def in_flight(self, *, offset: int = 0, limit: int = 100) -> builtins.list[InFlight]:
+        """Return a page of entries in flight, by the end of their leases."""
+        return self._shards.page(Shard.in_flight, offset, limit, lambda held: (held.expires_at, held.id))
+
+    def dead_letters(
+        self, *, offset: int = 0, limit: int = 100, max_bytes: int | None = None
+    ) -> builtins.list[DeadLetter]:
+        """Return a page of dead letters, oldest first; *max_bytes* as in :meth:`list`."""
+        read = partial(Shard.dead_letters, max_bytes=self._shards.share(max_bytes))
+        return self._shards.page(read, offset, limit, lambda letter: (letter.died_at, letter.id))
+
+    def quarantined(
+        self, *, offset: int = 0, limit: int = 100, max_bytes: int | None = None
+    ) -> builtins.list[Quarantined]:
+        """Return a page of unreadable records, shard after shard.
+
+        With *max_bytes* only so much is read: *raw* of a record that does not fit is empty.
+        """
+        return self._shards.page(partial(Shard.quarantined, max_bytes=self._shards.share(max_bytes)), offset, limit)
 
     def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None) -> int:
         """Bring dead letters (default: all) back with all their deliveries, due now or *rate* per second."""
@@ -254,8 +352,10 @@ class DelayQueue(DelayStore):
         if ids is None:
             return sum(shard.redrive(None, gap * len(self._shards)) for shard in self._shards)
         names = [check_id(id_) for id_ in ids]
-        grouped = list(self._grouped(names))
-        return sum(shard.redrive([names[index] for index in group], gap * len(grouped)) for shard, group in grouped)
+        grouped = dict(self._shards.grouped(names))
+        return sum(
+            shard.redrive([names[index] for index in group], gap * len(grouped)) for shard, group in grouped.items()
+        )
 
     def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
         """Delete single dead letters; return how many. With *until*, only those that died until then.
@@ -264,18 +364,17 @@ class DelayQueue(DelayStore):
         """
         names = [check_id(id_) for id_ in check_many(ids, name="ids")]
         latest = 0 if until is None else point_ms(until, name="until")
-        return sum(
-            shard.delete_dead([names[index] for index in group], latest) for shard, group in self._grouped(names)
-        )
+        grouped = self._shards.grouped(names)
+        return sum(shard.delete_dead([names[index] for index in group], latest) for shard, group in grouped)
 
     def purge(self, *places: Place, limit: int = MANY) -> int:
-        """Delete up to *limit* entries in *places* (default: waiting) and return how many went.
+        """Delete up to *limit* entries in *places* (default: waiting); return how many were deleted.
 
-        The quarantine goes as a whole.
+        The quarantine is always deleted completely.
         """
         for place in places:
-            if place not in ("waiting", "dead", "quarantine"):
-                raise InvalidValueError(f"purge({place!r}): known places are waiting, dead, quarantine")
+            if place not in get_args(Place):
+                raise InvalidValueError(f"purge({place!r}): must be one of {', '.join(get_args(Place))}")
         check_limit(limit, MANY)
         total = 0
         for place in places or ("waiting",):
@@ -285,73 +384,7 @@ class DelayQueue(DelayStore):
         return total
 
     def destroy(self) -> None:
-        """Delete the queue and everything in it, in flight too, and take it out of the registry."""
+        """Delete the queue and everything in it, in flight too, and remove it from the registry."""
         for shard in self._shards:
             shard.destroy()
-        self._registry.forget("delay", self.name)
-        self._registered = False
-
-    def _claim(self, shard: Shard, limit: int, age: int, within: int) -> tuple[builtins.list[Entry], bool, bool]:
-        """Claim once; return the result, whether unreadable records require another call, and whether more is due."""
-        token, expires, more, *found = shard.call(
-            "delay/claim",
-            now=shard.clock(),
-            lease=self.settings.lease_ms,
-            limit=limit,
-            older_than=age,
-            within=within,
-            nonce=os.urandom(8).hex(),
-        )
-        if not found:
-            return [], token == b"+", bool(more)
-        lease = Lease(token.decode(), from_ms(expires))
-        reply = iter(found)
-        read = [self._entry(shard, row, lease) for row in zip(reply, reply, reply, reply, strict=True)]
-        entries = [entry for entry in read if entry is not None]
-        return entries, len(entries) < len(read), bool(more)
-
-    def _each(
-        self, entries: Sequence[Entry], call: Callable[[Shard, Sequence[Entry]], Sequence[bool]]
-    ) -> builtins.list[bool]:
-        flags, errors = self._flags(entries, call)
-        self._rounds.settle("settle in", errors, done=False)
-        return flags
-
-    def _flags(
-        self, entries: Sequence[Entry], call: Callable[[Shard, Sequence[Entry]], Sequence[bool]]
-    ) -> tuple[builtins.list[bool], Sequence[StoreError]]:
-        """Return what *call* says of each of *entries*, False where a shard broke, and the errors."""
-        flags = [False] * len(entries)
-        groups = dict(self._grouped([entry.id for entry in entries]))
-
-        def settle(shard: Shard) -> None:
-            group = groups[shard]
-            for index, flag in zip(group, call(shard, [entries[index] for index in group]), strict=True):
-                flags[index] = flag
-
-        _, errors = self._rounds.over(groups, settle)
-        return flags, errors
-
-
-def _deliveries(
-    group: Sequence[int], rows: Sequence[Delivery], fields: Sequence[Sequence[Any]]
-) -> Iterator[builtins.list[int]]:
-    """Yield the positions in *group* in parts that one call takes."""
-    part: builtins.list[int] = []
-    width = size = 0
-    for index in group:
-        stored = len(rows[index].element) * len(rows[index].lists)
-        full = len(part) == DELIVERIES or width + len(fields[index]) > MAX_FIELDS or size + stored > MAX_CALL_BYTES
-        if part and full:
-            yield part
-            part, width, size = [], 0, 0
-        part.append(index)
-        width += len(fields[index])
-        size += stored
-    if part:
-        yield part
-
-
-_NO, _YES = b"01"
-DELIVERIES: Final = 200
-"""Most deliveries in one call."""
+        self._writer.forget()

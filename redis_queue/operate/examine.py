@@ -52,7 +52,7 @@ class Subject:
 def _dispatchers(subject: Subject) -> Iterator[Finding]:
     """A dispatcher sends what falls due."""
     queue = subject.queue
-    if queue.dispatchers():
+    if queue.dispatch_log.dispatchers():
         return
     say, what = (error, "entries wait, and") if queue.count() else (warning, "nothing waits yet, but")
     names = sorted(subject.workers)

@@ -173,7 +173,10 @@ class Collector:
                 # The counts of dispatchers are stored with the first shard.
                 queue = self._inspector.open(replace(one, shards=min(one.shards, 1)))
                 assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
-                done, dispatchers = before.done + queue.dispatches(), before.dispatchers + len(queue.dispatchers())
+                done, dispatchers = (
+                    before.done + queue.dispatch_log.totals(),
+                    before.dispatchers + len(queue.dispatch_log.dispatchers()),
+                )
             except BROKEN:
                 broken.add((one.kind, one.name))
                 continue

@@ -12,9 +12,10 @@ from celery import _state
 from redis_queue.celery.delayed_tasks import DelayedTasks
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import ATTRIBUTE
-from redis_queue.delay.model import Push
+from redis_queue.delay.model import Conflict, Push
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.delay.store import Conflict
+from redis_queue.delay.shards import Shards
+from redis_queue.delay.writer import EntryWriter
 from redis_queue.store.records import Clock
 from redis_queue.testing.overrides import Overrides
 from redis_queue.testing.results import MemoryResults
@@ -26,18 +27,31 @@ if TYPE_CHECKING:
 _BROKER: Final = "memory://"
 
 
-class TravelQueue(DelayQueue):
-    """A DelayQueue that knows the order in which its entries came; an entry itself tells no more than a millisecond."""
+class OrderedWriter(EntryWriter):
+    """Remembers the order in which entries were pushed; an entry itself has only a millisecond."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, shards: Shards) -> None:
+        super().__init__(shards)
         self.order: dict[str, int] = {}
         self._count = itertools.count(1)
 
-    def _push_all(self, items: Iterable[Push | Any], on_conflict: Conflict) -> Iterator[tuple[str, int]]:
-        for id_, flag in super()._push_all(items, on_conflict):
+    def push(self, items: Iterable[Push | Any], on_conflict: Conflict) -> Iterator[tuple[str, int]]:
+        """Store *items* and number them."""
+        for id_, flag in super().push(items, on_conflict):
             self.order[id_] = next(self._count)
             yield id_, flag
+
+
+class TravelQueue(DelayQueue):
+    """A DelayQueue that knows the order in which its entries were pushed."""
+
+    _writer_class = OrderedWriter
+    _writer: OrderedWriter
+
+    @property
+    def order(self) -> dict[str, int]:
+        """Position of each id."""
+        return self._writer.order
 
 
 class TravelStore(Store):

@@ -58,7 +58,7 @@ def _plots(name: str) -> list[dict[str, Any]]:
         # The counts of dispatchers are stored with the first shard.
         queue = desk().inspector.open(Known("delay", name, Settings().max_deliveries, 1))
         assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
-        minutes, total = queue.minutes(MINUTES), queue.dispatches()
+        minutes, total = queue.dispatch_log.minutes(MINUTES), queue.dispatch_log.totals()
     except BROKEN:
         # One broken queue must not hide the others; its row says why.
         return []

@@ -73,6 +73,6 @@ def _dispatched(queue: AnyQueue) -> int | None:
     if isinstance(queue, RedisQueue):
         return None
     try:
-        return queue.dispatches().sent or None
+        return queue.dispatch_log.totals().sent or None
     except BROKEN:
         return None

@@ -48,7 +48,7 @@ def _page(workers: list[dict[str, Any]] | None) -> str:
         with faults.of(known.kind, known.name):
             queue = desk().inspector.open(known)
             if isinstance(queue, DelayQueue):
-                rows += [(queue.name, row) for row in queue.dispatchers()]
+                rows += [(queue.name, row) for row in queue.dispatch_log.dispatchers()]
     return render_template(
         "workers.html",
         dispatchers=rows,

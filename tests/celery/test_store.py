@@ -15,8 +15,8 @@ from redis.sentinel import SentinelConnectionPool
 from redis_queue import ConfigurationError, DelayQueue, RedisQueue, connect
 from redis_queue.celery import Dispatched, Dispatcher, Store, push_task
 from tests.support.ports import HOST
+from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
-from tests.support.topologies import SentinelSet
 
 pytestmark = pytest.mark.celery
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from tests.chaos.runs import ROOT
+from tests.support.paths import ROOT
 
 ROW: Final = re.compile(r"^\| `([a-z ]+)` \| [^|]+ \| ([\d,]+) \| (\d+) \| (\d+) \| ([a-z ]+) \|$", re.MULTILINE)
 UNDONE: Final = {

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.chaos.runs import ROOT, SEEDS, run
+from tests.chaos.runs import SEEDS, run
+from tests.support.paths import ROOT
 
 COPIED: Final = ("redis_queue", "chaos", "tests", "tasks", "celeryconfig.py", "pyproject.toml")
 MESSAGES: Final = 600

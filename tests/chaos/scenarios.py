@@ -17,10 +17,11 @@ from chaos.queues import Queues
 from chaos.run import Strikes
 from chaos.tasks import Tasks
 from chaos.workload import Workload
+from tests.support.cluster import RedisCluster
 from tests.support.proxy import FaultProxy
 from tests.support.rabbit import RabbitServer
+from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
-from tests.support.topologies import RedisCluster, SentinelSet
 from tests.support.wait import wait_until
 
 RABBITMQ: Final = os.environ.get("REDIS_QUEUE_TEST_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672//")

@@ -21,8 +21,8 @@ from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
 from redis_queue.delay.model import Push
 from tests.cli.conftest import Run
-from tests.cli.terminal import ROOT
 from tests.cli.test_output import leaves
+from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.store.stage import differences, snapshot
 from tests.support.wait import wait_until

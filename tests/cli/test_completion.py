@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.terminal import ROOT
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.celery
 

@@ -15,7 +15,7 @@ import redis
 from redis_queue.store.script_cache import missing_scripts
 from redis_queue.store.script_files import all_scripts
 from tests.cli.conftest import Run
-from tests.cli.terminal import ROOT
+from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 

@@ -16,8 +16,9 @@ from redis_queue.cli.frame import draw, short
 from redis_queue.inspector import Inspector, Overview, QueueRow
 from redis_queue.operate.rates import Rates, rates
 from tests.cli.conftest import Run
-from tests.cli.terminal import ROOT, Terminal, terminal
+from tests.cli.terminal import Terminal, terminal
 from tests.support.clock import Clock
+from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.celery

@@ -123,14 +123,14 @@ class TestPush:
     ) -> None:
         timed = make()
         if dead:
-            timed.bury(Push("old", id="x"), reason="none", deliveries=1)
+            timed.foreign.bury(Push("old", id="x"), reason="none", deliveries=1)
         else:
             timed.push("old", id="x")
         clock.forward(2)
-        assert timed.replace_older(Push("other", id="y"), age=0)
-        assert not timed.replace_older(Push("new", id="x"), age=2.001)
-        assert not timed.replace_older(Push("new", id="x", mark='"old"'), age=2)
-        assert timed.replace_older(Push("new", id="x", mark='"new"'), age=2)
+        assert timed.calls.replace_older(Push("other", id="y"), age=0)
+        assert not timed.calls.replace_older(Push("new", id="x"), age=2.001)
+        assert not timed.calls.replace_older(Push("new", id="x", mark='"old"'), age=2)
+        assert timed.calls.replace_older(Push("new", id="x", mark='"new"'), age=2)
         assert sorted(entry.payload for entry in timed) == ["new", "other"]
         assert timed.dead_letters() == []
 
@@ -310,7 +310,7 @@ class TestLook:
     ) -> None:
         timed.push_many([Push(None, id=f"bad{number}", delay=1) for number in range(1200)])
         for entry in timed:
-            client.hset(timed._shard(entry.id).keys.records, entry.id, "unreadable")
+            client.hset(timed._shards.of(entry.id).keys.records, entry.id, "unreadable")
         good = sorted(f"good{number}" for number in range(101))
         timed.push_many([Push(None, id=name, delay=2) for name in good])
         before = calls(client)
@@ -530,7 +530,7 @@ class TestMoveDue:
         assert client.lrange("two", 0, -1) == [b'"two"']
         assert not client.exists("one", "three", "other")
         assert timed.move_due(lists=["one", "two", "three"]) == 2
-        with pytest.raises(InvalidValueError, match="2001 lists: give at most 2000"):
+        with pytest.raises(InvalidValueError, match="2001 lists: must be at most 2000"):
             timed.move_due(lists=["one"] * 2001)
 
     def test_what_is_held_or_was_released_moves_only_when_it_waits(
@@ -561,7 +561,7 @@ class TestLargeEntries:
     def test_a_claim_ends_there_and_nothing_behind_it_is_read(self, large: DelayQueue, client: redis.Redis) -> None:
         for limit in (1, 500):
             with record_reads(client) as read:
-                claimed = large.claim_batch(limit)
+                claimed = large.moves.claim_batch(limit)
             assert (len(claimed.entries), claimed.more) == (min(limit, 5), True)
             assert read == ids(claimed.entries)
 
@@ -571,7 +571,7 @@ class TestLargeEntries:
         scripts, found, more = calls(client), 0, True
         with record_reads(client) as read:
             while more:
-                claimed = large.claim_batch()
+                claimed = large.moves.claim_batch()
                 found, more = found + len(claimed.entries), claimed.more
         assert (found, len(read)) == (28, 28)
         assert calls(client) - scripts == 6
@@ -596,7 +596,7 @@ class TestLargeEntries:
         timed = make()
         plain = b"x" * 5000
         timed.push(b"\x01\x82" + plain + b"\x80\x81\x83\xff" + plain + b"\x82", id="a", destination="list")
-        assert timed.move(phrases=[b"first", b"second"]).moved == 1
+        assert timed.moves.move(phrases=[b"first", b"second"]).moved == 1
         (element,) = client.lrange("list", 0, -1)
         tag = element.split(plain)[1].removeprefix(b"a").removesuffix(b"second\xff")
         assert element == b"first" + plain + b"a" + tag + b"second\xff" + plain + b"first"
@@ -609,7 +609,7 @@ class TestDeliver:
         timed.push_many(range(CHUNK))
         lists = [f"list{number}" for number in range(40)]
         rows = [Delivery(entry, str(entry.payload).encode(), lists) for entry in timed.claim(CHUNK)]
-        assert timed.deliver(rows) == [True] * CHUNK
+        assert timed.moves.deliver(rows) == [True] * CHUNK
         arrived = [str(number).encode() for number in reversed(range(CHUNK))]
         assert {name: client.lrange(name, 0, -1) == arrived for name in lists} == dict.fromkeys(lists, True)
         assert keys_left(client) == sorted(name.encode() for name in lists)
@@ -619,18 +619,18 @@ class TestDeliver:
         timed.push_many([1, 2])
         small, wide = timed.claim(2)
         lists = [f"list{number}" for number in range(MAX_LISTS)]
-        with pytest.raises(InvalidValueError, match=f"goes to {MAX_LISTS + 1} lists: give at most {MAX_LISTS}"):
-            timed.deliver([Delivery(small, b"x", ["list"]), Delivery(wide, b"x", [*lists, "list"])])
+        with pytest.raises(InvalidValueError, match=f"goes to {MAX_LISTS + 1} lists: must be at most {MAX_LISTS}"):
+            timed.moves.deliver([Delivery(small, b"x", ["list"]), Delivery(wide, b"x", [*lists, "list"])])
         assert timed.stats().in_flight == 2
-        assert timed.deliver([Delivery(small, b"x", ["list"]), Delivery(wide, b"x", lists)]) == [True, True]
+        assert timed.moves.deliver([Delivery(small, b"x", ["list"]), Delivery(wide, b"x", lists)]) == [True, True]
 
     def test_much_goes_in_several_calls(self, make: Callable[..., DelayQueue], client: redis.Redis) -> None:
         timed = make()
         timed.push_many(range(9))
         rows = [Delivery(entry, b"x" * (MAX_CALL_BYTES // 8), ["one", "two"]) for entry in timed.claim(9)]
-        timed.deliver(rows[:1])
+        timed.moves.deliver(rows[:1])
         before = calls(client)
-        assert timed.deliver(rows[1:]) == [True] * 8
+        assert timed.moves.deliver(rows[1:]) == [True] * 8
         assert calls(client) - before == 2
 
 
@@ -711,7 +711,7 @@ class TestShards:
     def test_a_claim_begins_with_another_shard_each_time(self, make: Callable[..., DelayQueue]) -> None:
         timed = make(shards=3)
         timed.push_many([Push(number, id=str(number)) for number in range(300)])
-        homes = [timed._shards.index(timed._shard(timed.claim(1)[0].id)) for _ in range(6)]
+        homes = [timed._shards.index(timed._shards.of(timed.claim(1)[0].id)) for _ in range(6)]
         assert sorted(homes) == [0, 0, 1, 1, 2, 2]
 
     def test_a_claim_fills_up_from_all_shards(self, make: Callable[..., DelayQueue]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, InvalidValueError
-from redis_queue.delay.dispatch_log import FIELDS
+from redis_queue.delay.dispatch_log import FIELDS, DispatchLog
 from redis_queue.delay.lateness import BOUNDS, BUCKETS, NO_LATENESS, DispatcherRow, Dispatches, Lateness, Minute
 from redis_queue.delay.model import Push
 from redis_queue.store.keys import Keys
@@ -77,7 +77,7 @@ class TestMoves:
         late = [0, *(round(bound * 1000) + more for bound in BOUNDS for more in (0, 1))]
         timed.push_many([Push("x", destination="list", due_at=when(-ms / 1000)) for ms in late])
         timed.push("stays", due_at=when(-5))
-        moved = timed.move()
+        moved = timed.moves.move()
         assert (moved.moved, moved.lateness) == (len(late), Lateness.of(late))
         assert moved.worst == max(late) / 1000
 
@@ -92,13 +92,13 @@ class TestMoves:
             ]
         )
         client.hset(KEYS.records, "bad", "nonsense")
-        moved = timed.move()
+        moved = timed.moves.move()
         assert (moved.lateness, moved.worst) == (Lateness.of([2000]), 2.0)
 
     def test_calls_and_shards_add_up(self, client: redis.Redis, clock: Clock) -> None:
         timed = DelayQueue("timed", client, clock=clock, shards=3)
         timed.push_many([Push(n, destination="list", due_at=when(-n)) for n in range(1200)])
-        moved = timed.move()
+        moved = timed.moves.move()
         assert moved.lateness == Lateness.of([n * 1000 for n in range(1200)])
         assert moved.worst == 1199
 
@@ -108,44 +108,44 @@ class TestMoves:
     ) -> None:
         timed.push("x", id="x", destination="list")
         client.zadd(KEYS.waiting, {"x": score})
-        moved = timed.move()
+        moved = timed.moves.move()
         assert moved.lateness.total == 1
         assert 0 < moved.worst <= 3653 * 86400
 
     def test_nothing_moved_is_nothing_late(self, timed: DelayQueue) -> None:
-        assert timed.move().lateness == NO_LATENESS
+        assert timed.moves.move().lateness == NO_LATENESS
 
 
 class TestTotals:
     def test_a_queue_that_nobody_dispatched_has_none(self, timed: DelayQueue) -> None:
-        assert timed.dispatches() == Dispatches(0, 0, NO_LATENESS)
+        assert timed.dispatch_log.totals() == Dispatches(0, 0, NO_LATENESS)
 
     def test_they_add_up(self, timed: DelayQueue) -> None:
-        timed.note_dispatches(Dispatches(2, 1, Lateness.of([7, 70_000])))
-        timed.note_dispatches(Dispatches(1, 0, Lateness.of([7])))
-        assert timed.dispatches() == Dispatches(3, 1, Lateness.of([7, 7, 70_000]))
+        timed.dispatch_log.note(Dispatches(2, 1, Lateness.of([7, 70_000])))
+        timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])))
+        assert timed.dispatch_log.totals() == Dispatches(3, 1, Lateness.of([7, 7, 70_000]))
 
     def test_every_bucket_has_a_field(self, client: redis.Redis, timed: DelayQueue) -> None:
-        timed.note_dispatches(Dispatches(BUCKETS, 0, Lateness((1,) * BUCKETS, 1.5)))
+        timed.dispatch_log.note(Dispatches(BUCKETS, 0, Lateness((1,) * BUCKETS, 1.5)))
         assert {key.decode() for key in client.hkeys(KEYS.lateness)} == {"sent", "failed", "sum_ms", *FIELDS}
-        assert timed.dispatches().lateness == Lateness((1,) * BUCKETS, 1.5)
+        assert timed.dispatch_log.totals().lateness == Lateness((1,) * BUCKETS, 1.5)
 
     def test_a_call_whose_reply_is_lost_counts_once(self, redis_server: RedisServer, timed: DelayQueue) -> None:
-        timed.note_dispatches(Dispatches())
+        timed.dispatch_log.note(Dispatches())
         with FaultProxy(redis_server.address) as proxy, redis.Redis.from_url(proxy.url, **client_options()) as through:
             proxy.drop_next_reply(matching=load("delay/note").sha.encode())
-            DelayQueue("timed", through, clock=Clock()).note_dispatches(Dispatches(1, 0, Lateness.of([7])))
+            DelayQueue("timed", through, clock=Clock()).dispatch_log.note(Dispatches(1, 0, Lateness.of([7])))
             assert proxy.pending_drops == 0
-        assert timed.dispatches().sent == 1
+        assert timed.dispatch_log.totals().sent == 1
 
     def test_what_somebody_else_wrote_counts_as_nothing(self, client: redis.Redis, timed: DelayQueue) -> None:
         client.hset(
             KEYS.lateness, mapping={"sent": "many", "failed": "-1", "sum_ms": "1e9", "le_5": b"\xff", "le_10": 4}
         )
-        assert timed.dispatches() == Dispatches(0, 0, Lateness((0, 4, *[0] * (BUCKETS - 2)), 0.0))
+        assert timed.dispatch_log.totals() == Dispatches(0, 0, Lateness((0, 4, *[0] * (BUCKETS - 2)), 0.0))
 
     def test_they_stand_beside_the_first_shard_only(self, client: redis.Redis) -> None:
-        DelayQueue("timed", client, shards=4).note_dispatches(Dispatches(1, 0, Lateness.of([7])), dispatcher=row())
+        DelayQueue("timed", client, shards=4).dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), dispatcher=row())
         kept = {key for key in client.scan_iter() if b":slot:" not in key}
         assert kept == {KEYS.lateness, KEYS.minutes, KEYS.dispatchers}
 
@@ -154,11 +154,11 @@ class TestMinutes:
     def test_each_minute_has_its_own_counts_and_the_missing_ones_are_zeros(
         self, timed: DelayQueue, clock: Clock
     ) -> None:
-        timed.note_dispatches(Dispatches(2, 1, Lateness.of([7, 500])), worst=0.5)
-        timed.note_dispatches(Dispatches(1, 0, Lateness.of([30])), worst=0.03)
+        timed.dispatch_log.note(Dispatches(2, 1, Lateness.of([7, 500])), worst=0.5)
+        timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([30])), worst=0.03)
         clock.now += 120_000
-        timed.note_dispatches(Dispatches(0, 2))
-        assert timed.minutes(4) == [
+        timed.dispatch_log.note(Dispatches(0, 2))
+        assert timed.dispatch_log.minutes(4) == [
             minute_at(START - 60_000),
             minute_at(START, 3, 1, 0.537, 0.5),
             minute_at(START + 60_000),
@@ -167,7 +167,7 @@ class TestMinutes:
 
     @pytest.mark.parametrize("limit", [1, 60, 1440])
     def test_there_are_as_many_as_asked_for(self, timed: DelayQueue, limit: int) -> None:
-        found = timed.minutes(limit)
+        found = timed.dispatch_log.minutes(limit)
         assert len(found) == limit
         assert found[-1] == minute_at(START)
         assert found[0] == minute_at(START - (limit - 1) * 60_000)
@@ -175,57 +175,57 @@ class TestMinutes:
     @pytest.mark.parametrize("limit", [0, 1441, True, 1.5])
     def test_other_limits_are_refused(self, timed: DelayQueue, limit: int) -> None:
         with pytest.raises(InvalidValueError, match="1440"):
-            timed.minutes(limit)
+            timed.dispatch_log.minutes(limit)
 
     @pytest.mark.parametrize("step", [1440 * 60_000, -1440 * 60_000])
     def test_another_day_does_not_count(self, timed: DelayQueue, clock: Clock, step: int) -> None:
-        timed.note_dispatches(Dispatches(5, 0, Lateness.of([7] * 5)))
+        timed.dispatch_log.note(Dispatches(5, 0, Lateness.of([7] * 5)))
         clock.now += step
-        assert timed.minutes(1) == [minute_at(clock.now)]
-        timed.note_dispatches(Dispatches(1, 0, Lateness.of([7])), worst=0.007)
-        assert timed.minutes(1) == [minute_at(clock.now, 1, 0, 0.007, 0.007)]
+        assert timed.dispatch_log.minutes(1) == [minute_at(clock.now)]
+        timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), worst=0.007)
+        assert timed.dispatch_log.minutes(1) == [minute_at(clock.now, 1, 0, 0.007, 0.007)]
 
     def test_a_day_is_all_that_is_kept(self, client: redis.Redis, timed: DelayQueue, clock: Clock) -> None:
         for _ in range(1500):
-            timed.note_dispatches(Dispatches(1, 0, Lateness.of([7])))
+            timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])))
             clock.now += 60_000
         assert client.hlen(KEYS.minutes) == 1440
 
     def test_what_somebody_else_wrote_is_zero(self, client: redis.Redis, timed: DelayQueue) -> None:
         client.hset(KEYS.minutes, str(START // 60_000 % 1440), "nonsense")
-        assert timed.minutes(1) == [minute_at(START)]
+        assert timed.dispatch_log.minutes(1) == [minute_at(START)]
 
 
 class TestDispatchers:
     def test_one_that_was_seen_is_there_with_the_time_of_the_server(self, timed: DelayQueue) -> None:
-        timed.note_dispatches(Dispatches(), dispatcher=row("b", seen_at=5, error="away"))
-        timed.note_dispatches(Dispatches(), dispatcher=row("a"))
-        assert timed.dispatchers() == [row("a"), row("b", error="away")]
+        timed.dispatch_log.note(Dispatches(), dispatcher=row("b", seen_at=5, error="away"))
+        timed.dispatch_log.note(Dispatches(), dispatcher=row("a"))
+        assert timed.dispatch_log.dispatchers() == [row("a"), row("b", error="away")]
 
     def test_one_that_is_silent_for_a_minute_is_left_out_and_comes_back(self, timed: DelayQueue, clock: Clock) -> None:
-        timed.note_dispatches(Dispatches(), dispatcher=row())
+        timed.dispatch_log.note(Dispatches(), dispatcher=row())
         clock.now += 60_000
-        assert [found.name for found in timed.dispatchers()] == ["me"]
+        assert [found.name for found in timed.dispatch_log.dispatchers()] == ["me"]
         clock.now += 1
-        assert timed.dispatchers() == []
-        timed.note_dispatches(Dispatches(), dispatcher=row())
-        assert [found.name for found in timed.dispatchers()] == ["me"]
+        assert timed.dispatch_log.dispatchers() == []
+        timed.dispatch_log.note(Dispatches(), dispatcher=row())
+        assert [found.name for found in timed.dispatch_log.dispatchers()] == ["me"]
 
     def test_one_that_left_is_gone_at_once_and_what_it_did_counts(self, timed: DelayQueue) -> None:
-        timed.note_dispatches(Dispatches(), dispatcher=row())
-        timed.note_dispatches(Dispatches(1, 0, Lateness.of([7])), dispatcher=row(), left=True)
-        assert timed.dispatchers() == []
-        assert timed.dispatches().sent == 1
+        timed.dispatch_log.note(Dispatches(), dispatcher=row())
+        timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), dispatcher=row(), left=True)
+        assert timed.dispatch_log.dispatchers() == []
+        assert timed.dispatch_log.totals().sent == 1
 
     def test_those_not_seen_for_an_hour_are_forgotten(
         self, client: redis.Redis, timed: DelayQueue, clock: Clock
     ) -> None:
         for number in range(40):
-            timed.note_dispatches(Dispatches(), dispatcher=row(f"old-{number}"))
+            timed.dispatch_log.note(Dispatches(), dispatcher=row(f"old-{number}"))
         clock.now += 3_600_001
         calls = 0
         while client.hlen(KEYS.dispatchers) > 1:
-            timed.note_dispatches(Dispatches(), dispatcher=row())
+            timed.dispatch_log.note(Dispatches(), dispatcher=row())
             calls += 1
             assert calls < 500, "they are forgotten a few at a time, but they are"
         assert client.hkeys(KEYS.dispatchers) == [b"me"]
@@ -235,17 +235,17 @@ class TestDispatchers:
     )
     def test_what_somebody_else_wrote_is_left_out(self, client: redis.Redis, timed: DelayQueue, value: str) -> None:
         client.hset(KEYS.dispatchers, "odd", value)
-        timed.note_dispatches(Dispatches(), dispatcher=row())
-        assert [found.name for found in timed.dispatchers()] == ["me"]
+        timed.dispatch_log.note(Dispatches(), dispatcher=row())
+        assert [found.name for found in timed.dispatch_log.dispatchers()] == ["me"]
 
     def test_a_name_may_be_any_bytes_and_a_long_error_is_cut(self, client: redis.Redis, timed: DelayQueue) -> None:
-        timed.note_dispatches(Dispatches(), dispatcher=row("é\n{x}", error="e" * 9000))
+        timed.dispatch_log.note(Dispatches(), dispatcher=row("é\n{x}", error="e" * 9000))
         client.hset(KEYS.dispatchers, b"\xff", client.hget(KEYS.dispatchers, "é\n{x}"))
-        found = {one.name: one.error for one in timed.dispatchers()}
+        found = {one.name: one.error for one in timed.dispatch_log.dispatchers()}
         assert found == {"é\n{x}": "e" * 500, "\ufffd": "e" * 500}
 
 
-@pytest.mark.parametrize("read", [DelayQueue.dispatches, DelayQueue.minutes, DelayQueue.dispatchers])
-def test_looks_change_nothing(client: redis.Redis, timed: DelayQueue, read: Callable[[DelayQueue], object]) -> None:
-    read(timed)
+@pytest.mark.parametrize("read", [DispatchLog.totals, DispatchLog.minutes, DispatchLog.dispatchers])
+def test_looks_change_nothing(client: redis.Redis, timed: DelayQueue, read: Callable[[DispatchLog], object]) -> None:
+    read(timed.dispatch_log)
     assert client.dbsize() == 0

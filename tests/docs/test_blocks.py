@@ -17,8 +17,9 @@ from celery.bin.worker import worker
 
 from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
-from tests.docs.blocks import DOCS, ROOT, Block, blocks, matches, pages
+from tests.docs.blocks import DOCS, Block, blocks, matches, pages
 from tests.docs.run_blocks import runnable
+from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.celery

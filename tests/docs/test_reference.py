@@ -19,7 +19,8 @@ from redis_queue.cli import group
 from redis_queue.store import keys
 from redis_queue.web import WebSettings
 from tests.cli.test_output import leaves
-from tests.docs.blocks import DOCS, ROOT, pages
+from tests.docs.blocks import DOCS, pages
+from tests.support.paths import ROOT
 
 # What it has is the command of this name.
 NOT_FOR_OTHERS = {"validation"}

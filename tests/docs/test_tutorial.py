@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import DOCS, ROOT, blocks
+from tests.docs.blocks import DOCS, blocks
 from tests.docs.reader import Reader
+from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.servers import RedisServer
 

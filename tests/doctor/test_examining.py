@@ -45,7 +45,7 @@ def test_entries_that_nobody_will_send_are_an_error(fleet: Fleet) -> None:
     said = found(delayed)["dispatchers"]
     assert (said.severity, "no dispatcher was seen" in said.found) == ("error", True)
     row = DispatcherRow("me", datetime.now(timezone.utc), leads=True, version="1", sent=0, failed=0, error="")
-    delayed.queue.note_dispatches(Dispatches(), dispatcher=row)
+    delayed.queue.dispatch_log.note(Dispatches(), dispatcher=row)
     assert found(delayed)["dispatchers"].severity == "ok"
 
 

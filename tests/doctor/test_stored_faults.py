@@ -107,7 +107,7 @@ def late_data(stage: Stage) -> None:
 
 def late_entry(stage: Stage) -> None:
     late_data(stage)
-    stage.delayed.note_dispatches(Dispatches(1, 0))
+    stage.delayed.dispatch_log.note(Dispatches(1, 0))
 
 
 def no_counter(stage: Stage) -> None:
@@ -202,7 +202,7 @@ def test_looking_changes_nothing(stage: Stage) -> None:
 def test_numbers_and_places_are_told(stage: Stage) -> None:
     one_of_each_which_counts_do_not_show(stage)
     late_entry(stage)
-    assert stage.delayed.lead("host:1", 60).mine
+    assert stage.delayed.moves.lead("host:1", 60).mine
     found = [finding.found for finding in examine(stage.client) if finding.severity == "error"]
     assert found[:2] == [
         "queue orders: 1 records stand in no place: nobody gets them",
@@ -234,7 +234,7 @@ def test_what_a_destroyed_queue_leaves_for_a_while_is_not_wrong(stage: Stage) ->
     stage.queue.destroy()
     stage.delayed.destroy()
     stage.client.rpush(stage.at.wake, 1)
-    stage.delayed.lead("host:1", 60)
+    stage.delayed.moves.lead("host:1", 60)
     assert stage.wrong() == {}
 
 

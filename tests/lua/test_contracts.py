@@ -16,7 +16,7 @@ from redis.crc import key_slot
 
 from redis_queue import DelayQueue, Lock, RedisQueue
 from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
-from redis_queue.delay.model import Delivery, Foreign, Push
+from redis_queue.delay.model import Delivery, ForeignMessage, Push
 from redis_queue.doctor import repair
 from redis_queue.keeper import Place, Renewer
 from redis_queue.store import keys as keys_module
@@ -332,11 +332,11 @@ def look(queue: RedisQueue) -> None:
 
 
 def keep_counts(timed: DelayQueue) -> None:
-    timed.lead("me", 60)
+    timed.moves.lead("me", 60)
     row = DispatcherRow("me", datetime.now(timezone.utc), True, "1", 1, 0, "")
-    timed.note_dispatches(Dispatches(1, 0, Lateness.of([7])), dispatcher=row)
-    timed.minutes()
-    assert timed.dispatchers()
+    timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), dispatcher=row)
+    timed.dispatch_log.minutes()
+    assert timed.dispatch_log.dispatchers()
 
 
 def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
@@ -366,17 +366,17 @@ def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
     timed.count()
     timed.stats()
     timed.cancel("later")
-    timed.note_revoked(["later"])
+    timed.calls.note_revoked(["later"])
     timed.quarantined()
     timed.move_due()
-    timed.due_in()
+    timed.moves.due_in()
     keep_counts(timed)
     timed.push("delivered")
-    timed.deliver([Delivery(entry, b"element", ["target"]) for entry in timed.claim()])
-    timed.bury_overdue(60, reason="late")
+    timed.moves.deliver([Delivery(entry, b"element", ["target"]) for entry in timed.claim()])
+    timed.moves.bury_overdue(60, reason="late")
     client.lpush("foreign", "element")
     adopted = Push("adopted", id="adopted", due_at=datetime.now(timezone.utc))
-    timed.adopt([(adopted, Foreign(b"element", "foreign", -1))])
+    timed.foreign.adopt([(adopted, ForeignMessage(b"element", "foreign", -1))])
     timed.push("useless", delay=60)
     timed.purge("waiting")
     # The only script that no healthy queue calls.
@@ -386,7 +386,7 @@ def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
     assert broken is not None
     assert shard.quarantine(broken, "on purpose")
 
-    timed.bury(Push("buried", id="buried"), reason="on purpose", deliveries=1)
+    timed.foreign.bury(Push("buried", id="buried"), reason="on purpose", deliveries=1)
     client.hset(Keys("redis_queue", "queue", HOSTILE_NAME).records, "nowhere", "v1 1 json 0 1\n5")
     repair(client, dry_run=False)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.environments import ROOT, Environments, build, once
+from tests.packaging.environments import Environments, build, once
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(scope="session")

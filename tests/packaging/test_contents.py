@@ -8,7 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from tests.packaging.environments import ROOT
+from tests.support.paths import ROOT
 
 PACKAGE = ROOT / "redis_queue"
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import ROOT, Block, blocks
+from tests.docs.blocks import Block, blocks
 from tests.docs.reader import Reader
 from tests.packaging.environments import Environments, copy_examples
+from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.servers import RedisServer
 

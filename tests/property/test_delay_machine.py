@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from redis_queue import DelayQueue, Entry, Settings
-from redis_queue.delay.model import Push
-from redis_queue.delay.store import OnConflict
+from redis_queue.delay.model import OnConflict, Push
 from redis_queue.store.keys import Keys
 from tests.property.harness import LEASE_MS, NO_LOSS, Loss, moment, ms, profile, timeout, token_number
 from tests.property.machine import Issued, Machine, delays, leases, limits, losses, reasons, some_leases, works

@@ -19,10 +19,10 @@ from redis_queue.operate.audit import Audit
 from redis_queue.store.script_cache import load_scripts, missing_scripts
 from redis_queue.store.script_files import all_scripts, load
 from tests.support.acl import ACTION, ROLES, Role, rules_of
+from tests.support.cluster import RedisCluster
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer, client_options
 from tests.support.store.stage import snapshot
-from tests.support.topologies import RedisCluster
 from tests.support.wait import wait_until
 
 DOCUMENT = ROOT / "docs" / "security.md"
@@ -321,7 +321,7 @@ def test_a_dispatcher_of_an_app_sends_what_it_is_woken_for(
     if elsewhere:
         app.conf.broker_url += "?virtual_host=1"
     loop = DispatchLoop(app)
-    (channel,) = DelayedTasks(app).queue.wake_channels()
+    (channel,) = DelayedTasks(app).queue.moves.wake_channels()
     thread = threading.Thread(target=loop.run)
     thread.start()
     try:
@@ -346,4 +346,4 @@ def test_a_worker_with_leases_counts_what_comes_again_with_a_few_commands_more(a
     assert len(limit.starts("task")) == 1
     limit.forget("task")
     assert limit.starts("task") == []
-    DelayedTasks(app).queue.bury(Push(b"x", id="task"), reason="its worker died", deliveries=5)
+    DelayedTasks(app).queue.foreign.bury(Push(b"x", id="task"), reason="its worker died", deliveries=5)

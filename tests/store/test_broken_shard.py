@@ -42,7 +42,7 @@ def break_shard(client: redis.Redis) -> Callable[[str], None]:
 
 def homes(timed: DelayQueue, entries: Iterable[Entry]) -> set[int]:
     """Return the shards that *entries* are in."""
-    return {timed._shards.index(timed._shard(entry.id)) for entry in entries}
+    return {timed._shards.index(timed._shards.of(entry.id)) for entry in entries}
 
 
 def test_what_was_claimed_elsewhere_is_returned(
@@ -136,9 +136,9 @@ def test_what_is_overdue_in_the_other_shards_is_buried(
 ) -> None:
     break_shard("errors")
     clock.forward(61)
-    assert timed.bury_overdue(60, reason="late") > 0
+    assert timed.moves.bury_overdue(60, reason="late") > 0
     assert homes(timed, timed) == {BROKEN}
-    assert timed.bury_overdue(60, reason="late") == 0
+    assert timed.moves.bury_overdue(60, reason="late") == 0
 
 
 def test_the_next_due_time_is_that_of_the_other_shards(
@@ -147,7 +147,7 @@ def test_the_next_due_time_is_that_of_the_other_shards(
     timed.purge()
     timed.push_many([Push(number, id=str(number), due_at=when(5)) for number in range(9)])
     break_shard("waiting")
-    assert timed.due_in() == 5
+    assert timed.moves.due_in() == 5
     assert "cannot ask every shard" in caplog.text
 
 
@@ -160,7 +160,7 @@ def test_a_queue_that_is_broken_everywhere_raises(timed: DelayQueue, client: red
             call()
     if part == "waiting":
         with pytest.raises(WrongTypeError):
-            timed.due_in()
+            timed.moves.due_in()
 
 
 def test_a_server_that_is_away_is_not_asked_for_every_shard(
@@ -175,7 +175,7 @@ def test_a_server_that_is_away_is_not_asked_for_every_shard(
     monkeypatch.setattr(Shard, "run", away)
     monkeypatch.setattr(Shard, "call", away)
     monkeypatch.setattr(Shard, "put_back", away)
-    for call in (timed.due_in, timed.claim, timed.move_due, timed.put_back):
+    for call in (timed.moves.due_in, timed.claim, timed.move_due, timed.put_back):
         with pytest.raises(StoreUnavailableError):
             call()
     assert len(asked) == 4
@@ -186,4 +186,4 @@ def test_a_server_that_is_away_is_not_asked_for_every_shard(
 def test_an_idle_queue_still_puts_back_nothing(timed: DelayQueue) -> None:
     timed.purge()
     assert timed.put_back() == PutBack()
-    assert timed.due_in() == math.inf
+    assert timed.moves.due_in() == math.inf

@@ -16,9 +16,10 @@ from redis_queue.store.registry import Registry
 from redis_queue.store.script_files import load
 from redis_queue.store.scripts import CALL_ATTEMPTS, Scripts
 from redis_queue.store.urls import url_of
+from tests.support.cluster import RedisCluster
 from tests.support.ports import HOST
+from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
-from tests.support.topologies import RedisCluster, SentinelSet
 from tests.support.wait import wait_until
 
 ORDERS = Keys("redis_queue", "queue", "orders")

@@ -242,18 +242,18 @@ LATE: dict[str, Late] = {
     "a deletion of a dead letter, and another one has its id": Late(
         "dead/delete",
         lambda on: on.timed.delete_dead(["dead"]),
-        lambda on: on.timed.bury(Push("late", id="dead"), reason="on purpose", deliveries=1),
+        lambda on: on.timed.foreign.bury(Push("late", id="dead"), reason="on purpose", deliveries=1),
         lambda on: on.timed.stats().dead == 1,
     ),
     "a note that an id was revoked, and it is stored anew": Late(
         "delay/revoke",
-        lambda on: on.timed.note_revoked(["late"]),
-        lambda on: on.timed.renew_many([Push("late", id="late", mark="mark", delay=60)]),
-        lambda on: on.timed.is_renewed("late", "mark"),
+        lambda on: on.timed.calls.note_revoked(["late"]),
+        lambda on: on.timed.calls.renew_many([Push("late", id="late", mark="mark", delay=60)]),
+        lambda on: on.timed.calls.is_renewed("late", "mark"),
     ),
     "a burial, and the dead letter is redriven and done": Late(
         "dead/add",
-        lambda on: on.timed.bury(Push("late", id="late"), reason="on purpose", deliveries=1),
+        lambda on: on.timed.foreign.bury(Push("late", id="late"), reason="on purpose", deliveries=1),
         lambda on: (on.timed.redrive(["late"]), on.timed.cancel("late")),
         lambda on: on.timed.look("late") is None,
     ),

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from redis_queue import ConfigurationError, InvalidValueError, Settings, connect
-from redis_queue.delay.view import _read_cursor
+from redis_queue.delay.reader import parse_cursor
 from redis_queue.keeper import read_line, write_line
 from redis_queue.model import Quarantined
 from redis_queue.store.codec import JSON, Codec, Record, UnreadableError
@@ -44,7 +44,7 @@ class TestIds:
     @fuzzed
     @given(st.text(max_size=30) | st.tuples(st.integers(), st.text(max_size=5)).map(lambda row: f"{row[0]}:{row[1]}"))
     def test_in_a_cursor_are_read_or_refused(self, text: str) -> None:
-        found = outcome(lambda: _read_cursor(text), InvalidValueError)
+        found = outcome(lambda: parse_cursor(text), InvalidValueError)
         if isinstance(found, tuple):
             assert (str(found[0]), id_text(found[1])) == (
                 text.partition(":")[0].lstrip("0") or "0",

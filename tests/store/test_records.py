@@ -527,7 +527,7 @@ def test_any_bytes_in_a_delay_queue_are_delivered_or_quarantined_as_they_are(
     client.zadd(TIMED.waiting, dict.fromkeys(rows, 1))
     assert "a good one" in [entry.id for entry in timed]
     if moves:
-        timed.move(phrases=[b"phrase"])
+        timed.moves.move(phrases=[b"phrase"])
     lists = [key for key in client.scan_iter(_type="list") if key != TIMED.quarantine]
     moved = sum(client.llen(key) for key in lists)
     found = timed.claim(20)

@@ -195,7 +195,7 @@ class TestOutOfMemory:
         assert [outcome.taken_out for outcome in timed.cancel_many(["waiting", "dead"])] == [True, True]
         assert timed.reschedule("waiting", delay=1) is False
         # Part of each revoke, before it cancels.
-        timed.note_revoked(["waiting"])
+        timed.calls.note_revoked(["waiting"])
 
     def test_an_unreadable_message_does_not_stand_in_the_way(self, full: Stage) -> None:
         client: Any = full.queue.client

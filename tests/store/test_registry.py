@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from redis_queue import ConfigurationError, DelayQueue
-from redis_queue.delay.model import Foreign, Push
+from redis_queue.delay.model import ForeignMessage, Push
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.keys import registry
 from redis_queue.store.registry import Known, Registry
@@ -59,9 +59,11 @@ def test_a_delay_queue_keeps_its_first_number_of_shards(client: redis.Redis) -> 
             with pytest.raises(ConfigurationError, match=match):
                 other.push("new")
             with pytest.raises(ConfigurationError, match=match):
-                other.bury(Push("new", id="new"), reason="bad", deliveries=1)
+                other.foreign.bury(Push("new", id="new"), reason="bad", deliveries=1)
             with pytest.raises(ConfigurationError, match=match):
-                other.adopt([(Push("new", id="new", due_at=datetime.now(timezone.utc)), Foreign(b"x", "list", -1))])
+                other.foreign.adopt(
+                    [(Push("new", id="new", due_at=datetime.now(timezone.utc)), ForeignMessage(b"x", "list", -1))]
+                )
     assert Registry(Scripts(client), "redis_queue").all() == [Known("delay", "timed", 20, 4)]
     assert len(first) == 8
 
@@ -105,8 +107,9 @@ def test_a_push_asks_the_registry_once(client: redis.Redis, monkeypatch: pytest.
     DelayQueue("timed", client).push("a")
     timed = DelayQueue("timed", client)
     asked: list[object] = []
-    send = timed._scripts.command
-    monkeypatch.setattr(timed._scripts, "command", lambda *command: asked.append(command[0]) or send(*command))
+    scripts = timed._shards.scripts
+    send = scripts.command
+    monkeypatch.setattr(scripts, "command", lambda *command: asked.append(command[0]) or send(*command))
     for _ in range(3):
         timed.push("b")
     assert asked == ["HGET"]

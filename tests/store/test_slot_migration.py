@@ -13,7 +13,7 @@ import redis
 from redis_queue import DelayQueue, RedisQueue, StoreUnavailableError, UnsupportedServerError
 from redis_queue.delay.model import Push
 from redis_queue.store.keys import Keys
-from tests.support.topologies import RedisCluster
+from tests.support.cluster import RedisCluster
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.usefixtures("cluster_client")

@@ -70,8 +70,8 @@ def consume(queue: RedisQueue, _: DelayQueue) -> None:
 
 def dispatch(queue: RedisQueue, delayed: DelayQueue) -> None:
     """Move, claim, settle, put back."""
-    delayed.lead("me", 10)
-    delayed.due_in()
+    delayed.moves.lead("me", 10)
+    delayed.moves.due_in()
     delayed.move_due()
     for entry in delayed.claim(10):
         delayed.release(entry, delay=60)
@@ -81,9 +81,9 @@ def dispatch(queue: RedisQueue, delayed: DelayQueue) -> None:
     queue.put_back()
     Inspector(queue.client).known()
     row = DispatcherRow("me", datetime.now(timezone.utc), True, "1", 1, 0, "")
-    delayed.note_dispatches(Dispatches(1, 0, Lateness.of([7])), dispatcher=row)
-    delayed.note_dispatches(Dispatches(), dispatcher=row, left=True)
-    delayed.lead("me", 0)
+    delayed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), dispatcher=row)
+    delayed.dispatch_log.note(Dispatches(), dispatcher=row, left=True)
+    delayed.moves.lead("me", 0)
 
 
 def take_turns(queue: RedisQueue, _: DelayQueue) -> None:
@@ -112,10 +112,10 @@ def watch(queue: RedisQueue, delayed: DelayQueue) -> None:
     delayed.get("due")
     delayed.look("due")
     delayed.in_flight()
-    delayed.leader()
-    delayed.dispatches()
-    delayed.minutes()
-    delayed.dispatchers()
+    delayed.moves.leader()
+    delayed.dispatch_log.totals()
+    delayed.dispatch_log.minutes()
+    delayed.dispatch_log.dispatchers()
     inspector = Inspector(queue.client)
     inspector.overview()
     inspector.expired(queue)

@@ -17,12 +17,13 @@ import redis
 
 from tests.support import servers
 from tests.support.binaries import KIND_VARIABLE, ServerNotFoundError, server_binary
+from tests.support.cluster import RedisCluster
 from tests.support.matrix import KINDS
 from tests.support.paths import ROOT
 from tests.support.ports import HOST, free_port
 from tests.support.proxy import FaultProxy
+from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer, ServerStartError, client_options
-from tests.support.topologies import RedisCluster, SentinelSet
 from tests.support.wait import wait_until
 
 SERVER_UNTIL_KILLED = """

@@ -20,7 +20,7 @@ from celery import Celery
 
 from redis_queue.testing.guard import DeathGuard
 from redis_queue.web import dashboard
-from tests.support.celery.processes import ROOT
+from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 from tests.web.filling import delayed_of, fill

@@ -112,7 +112,7 @@ class TestOverview:
 
     def test_a_queue_whose_dispatches_were_all_refused(self, reader: Browser, filled: redis.Redis) -> None:
         DelayQueue("unlucky", filled).push("x")
-        DelayQueue("unlucky", filled).note_dispatches(Dispatches(0, 3))
+        DelayQueue("unlucky", filled).dispatch_log.note(Dispatches(0, 3))
         assert "0 sent, 3 refused; lateness p50 -" in reader.get().text
 
     def test_a_broken_queue_hides_no_other(self, reader: Browser) -> None:

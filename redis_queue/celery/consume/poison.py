@@ -122,7 +122,7 @@ class DeliveryLimit:
         envelope, queue = Envelope.of_message(message), self._store.delay_queue()
         attempt = Attempt.of(message.headers, message.delivery_info)
         return any(
-            queue.bury(
+            queue.foreign.bury(
                 Push(envelope.pack(id_), id=id_, headers=envelope.storage_headers() or None),
                 reason=reason,
                 deliveries=deliveries,

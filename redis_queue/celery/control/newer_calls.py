@@ -53,7 +53,7 @@ def is_newer(app: Celery, task_id: str, headers: Mapping[str, Any]) -> bool:
     if delayed is None or call is None or not is_id(task_id):
         return False
     try:
-        return bool(delayed.queue.is_renewed(task_id, call))
+        return bool(delayed.queue.calls.is_renewed(task_id, call))
     except RedisQueueError as error:
         extra = {"action": "store_unavailable", "task_id": task_id}
         logger.warning("cannot tell whether %s is newer than its revoke: %s", task_id, error, extra=extra)

@@ -79,7 +79,7 @@ class _Tick:
         if not self._lock.acquire(blocking=False):
             return Dispatched()
         try:
-            done = Dispatched() if self._spreads and self._queue.leader() else self._dispatcher.run()
+            done = Dispatched() if self._spreads and self._queue.moves.leader() else self._dispatcher.run()
             self._notes.add(done)
             # Nobody knows whether another tick comes to this process.
             self._notes.write(leads=False, at_once=True)

@@ -177,7 +177,7 @@ class Batch:
                 rest.append((entry, envelope))
             else:
                 rows.append(row)
-        for row, flag in zip(rows, self._queue.deliver(rows), strict=True):
+        for row, flag in zip(rows, self._queue.moves.deliver(rows), strict=True):
             if flag is None:
                 lists = ", ".join(row.lists)
                 self._refuse(

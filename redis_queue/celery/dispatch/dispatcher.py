@@ -74,7 +74,7 @@ class Dispatcher:
         """Dispatch one batch. Raises kombu's OperationalError if the broker is away; nothing is lost then."""
         # Where a move tells as much, it is the look.
         if self._ahead is None and (not due or self._broker is None or not self._broker.shares_store):
-            next_in = self._queue.due_in()
+            next_in = self._queue.moves.due_in()
             if next_in > 0:
                 return Dispatched(next_in=next_in)
         try:
@@ -109,7 +109,9 @@ class Dispatcher:
 
     def _dispatch(self) -> Dispatched:
         if self._overdue.policy == "skip":
-            self._queue.bury_overdue(self._overdue.amount, reason=f"overdue by more than {self._overdue.amount:g} s")
+            self._queue.moves.bury_overdue(
+                self._overdue.amount, reason=f"overdue by more than {self._overdue.amount:g} s"
+            )
         if self._overdue.policy != "spread":
             return self._take(self._batch, within=0)
         done = self._take(self._batch, within=FRESH)
@@ -127,13 +129,13 @@ class Dispatcher:
         done = Dispatched()
         if broker.shares_store:
             lists = broker.lists_of_queues()
-            moved = self._queue.move(limit, within=within, phrases=PHRASES, lists=lists, passing=limit)
+            moved = self._queue.moves.move(limit, within=within, phrases=PHRASES, lists=lists, passing=limit)
             done = Dispatched(moved.moved, 0, moved.next_in, moved.moved >= limit, moved.lateness, moved.worst)
             if not moved.passed:
                 return done
         claim, self._ahead = self._ahead or self._claim(limit, within), None
         if not claim.claimed.entries:
-            return replace(done, next_in=0 if within else self._queue.due_in())
+            return replace(done, next_in=0 if within else self._queue.moves.due_in())
         broker.meanwhile = self._claim_ahead if self._goes_on and claim.claimed.more else only_wait
         done += Batch(self._app, self._queue, broker, claim.stop_at).dispatch(claim.claimed.entries)
         return replace(done, next_in=0, more=claim.claimed.more)
@@ -141,7 +143,7 @@ class Dispatcher:
     def _claim(self, limit: int, within: float) -> _Claim:
         # Half of the lease is left for a slow publish: past its end another dispatcher may hold the entry.
         stop_at = time.monotonic() + self._queue.settings.lease_ms / 2000
-        return _Claim(self._queue.claim_batch(limit, within=within), stop_at)
+        return _Claim(self._queue.moves.claim_batch(limit, within=within), stop_at)
 
     def _claim_ahead(self) -> None:
         """Claim the next batch. Raises nothing: the batch that is under way has yet to hear its confirms."""

@@ -90,7 +90,7 @@ class DispatchLoop:
 
     def open(self) -> None:
         """Connect now instead of at the first turn; raises StoreUnavailableError if the store is away."""
-        self._queue.due_in()
+        self._queue.moves.due_in()
 
     def run(self) -> None:
         """Dispatch until :meth:`stop` is called from another thread or a signal handler."""
@@ -141,12 +141,12 @@ class DispatchLoop:
 
     def _lead(self) -> Leadership:
         lease = self._interval * LEASES
-        leadership = self._queue.lead(self.name, lease)
+        leadership = self._queue.moves.lead(self.name, lease)
         first, self._first = self._first, False
         # Only on startup: two dispatchers that cannot see each other's processes must not replace each other for ever.
         if first and not leadership.mine and has_ended(leadership.leader):
-            self._queue.lead(leadership.leader, 0)
-            leadership = self._queue.lead(self.name, lease)
+            self._queue.moves.lead(leadership.leader, 0)
+            leadership = self._queue.moves.lead(self.name, lease)
         return leadership
 
     def _note_trouble(self, error: Exception) -> None:
@@ -174,7 +174,7 @@ class DispatchLoop:
         self._dispatcher.close()
         if led:
             try:
-                self._queue.lead(self.name, 0)
+                self._queue.moves.lead(self.name, 0)
             except RedisQueueError as error:
                 logger.info("cannot step down: %s", error)
 
@@ -227,7 +227,7 @@ class _Wake:
     def _subscribe(self) -> None:
         pubsub = self._queue.client.pubsub()  # type: ignore[no-untyped-call]
         try:
-            pubsub.subscribe(*self._queue.wake_channels())
+            pubsub.subscribe(*self._queue.moves.wake_channels())
             self._ask(pubsub)
         except RedisErrors as error:
             pubsub.close()
@@ -266,5 +266,5 @@ def answers(app: Celery) -> bool:
     loop: DispatchLoop | None = vars(app).get(LOOP)
     if loop is not None and loop.leads:
         return True
-    leader = Store.of(app).delay_queue().leader()
+    leader = Store.of(app).delay_queue().moves.leader()
     return leader is None or not leader.startswith(WORKER)

@@ -64,7 +64,7 @@ class DispatchNotes:
     def _send(self, *, leads: bool, left: bool) -> None:
         self._written_at = time.monotonic()
         try:
-            self._queue.note_dispatches(
+            self._queue.dispatch_log.note(
                 self._kept.counts, worst=self._kept.worst, dispatcher=self._row(leads=leads), left=left
             )
             self._kept = Dispatched()

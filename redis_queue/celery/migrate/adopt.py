@@ -132,14 +132,14 @@ class Adoption:
     def _take(self, transport: Stranded, ours: Sequence[tuple[Found, Push]]) -> bool:
         """Take what can be taken; tell whether another look may find more."""
         if transport.shared:
-            flags = self._queue.adopt([(push, found.foreign) for found, push in ours])
+            flags = self._queue.foreign.adopt([(push, found.foreign) for found, push in ours])
         else:
             flags = self._store_and_take_out(transport, ours)
         self.adopted += sum(map(bool, flags))
         stored = [pair for pair, flag in zip(ours, flags, strict=True) if flag is None]
         covered = [found for found, push in stored if self._is_covered(found, push)]
         # What was adopted before it moved it in its list; then the next pass takes it out.
-        taken = self._queue.take_out([found.foreign for found in covered], transport.server)
+        taken = self._queue.foreign.take_out([found.foreign for found in covered], transport.server)
         self.removed += sum(taken)
         missed = [found for (found, _), flag in zip(ours, flags, strict=True) if flag is False]
         missed += [found for found, flag in zip(covered, taken, strict=True) if not flag]
@@ -148,9 +148,11 @@ class Adoption:
         return bool(missed)
 
     def _store_and_take_out(self, transport: Stranded, ours: Sequence[tuple[Found, Push]]) -> list[bool | None]:
-        flags: list[bool | None] = [True if kept else None for kept in self._queue.keep_many(push for _, push in ours)]
+        flags: list[bool | None] = [
+            True if kept else None for kept in self._queue.calls.keep_many(push for _, push in ours)
+        ]
         stored = [number for number, flag in enumerate(flags) if flag]
-        gone = self._queue.take_out([ours[number][0].foreign for number in stored], transport.server)
+        gone = self._queue.foreign.take_out([ours[number][0].foreign for number in stored], transport.server)
         for number, taken in zip(stored, gone, strict=True):
             if not taken:
                 # It went elsewhere meanwhile, so it is there and not here.

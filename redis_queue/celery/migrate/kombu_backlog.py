@@ -17,7 +17,7 @@ from redis_queue.celery.kombu_keys import InFlight, ListNames
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.intercepting_producer import envelope_of
 from redis_queue.celery.message.protocol import json_body
-from redis_queue.delay.model import Foreign
+from redis_queue.delay.model import ForeignMessage
 from redis_queue.errors import ConfigurationError
 from redis_queue.keeper import client_of
 from redis_queue.store.chunks import CHUNK, chunks
@@ -40,7 +40,7 @@ class Found:
     due_at: datetime
     place: str
     envelope: Envelope
-    foreign: Foreign
+    foreign: ForeignMessage
 
     @property
     def task(self) -> str:
@@ -85,7 +85,7 @@ class Stranded:
             elements = self._send("LRANGE", key, start, min(start + CHUNK, 0) - 1)
             places = range(min(start + CHUNK, 0) - len(elements), 0)
             rows = [
-                self._found(queue, Foreign(element, key, place), loads_element(element))
+                self._found(queue, ForeignMessage(element, key, place), loads_element(element))
                 for element, place in zip(elements, places, strict=False)
             ]
             yield [row for row in rows if row is not None]
@@ -109,7 +109,7 @@ class Stranded:
             return None
         message, exchange, routing_key = known
         keys, since = self._in_flight, None if score is None else float(score)
-        foreign = Foreign(value, keys.records, tag, keys.index, since)
+        foreign = ForeignMessage(value, keys.records, tag, keys.index, since)
         return self._found(self._queue_of(exchange, routing_key), foreign, message, place=keys.records)
 
     def _queue_of(self, exchange: Any, routing_key: Any) -> str:
@@ -119,7 +119,7 @@ class Stranded:
         names = (item.name for item in queues if (item.exchange.name, item.routing_key) == (exchange, routing_key))
         return next(names, "")
 
-    def _found(self, queue: str, foreign: Foreign, message: Any, place: str = "") -> Found | Left | None:
+    def _found(self, queue: str, foreign: ForeignMessage, message: Any, place: str = "") -> Found | Left | None:
         """Return the task in *message* if it has an eta."""
         if not isinstance(message, Mapping) or "body" not in message:
             return None

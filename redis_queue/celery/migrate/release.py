@@ -85,7 +85,7 @@ class Release:
     def _empty(self, broker: Broker, total: int) -> None:
         more = True
         while more:
-            claimed = self._queue.claim_batch(CHUNK, early=True)
+            claimed = self._queue.moves.claim_batch(CHUNK, early=True)
             # What was refused stays claimed until the end, or each claim would bring it again.
             new = [entry for entry in claimed.entries if not self._again(entry)]
             if new:

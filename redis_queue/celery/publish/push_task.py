@@ -9,9 +9,8 @@ from typing import Any
 from redis_queue.celery.message.attempt import CALL, new_call
 from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.tracing import scheduling_call
-from redis_queue.delay.model import Push
+from redis_queue.delay.model import OnConflict, Push
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.delay.store import OnConflict
 from redis_queue.store.ids import new_ids
 from redis_queue.times import Seconds
 

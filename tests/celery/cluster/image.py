@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from tests.packaging.environments import ROOT, build
+from tests.packaging.environments import build
+from tests.support.paths import ROOT
 
 DOCKERFILE: Final = """\
 FROM python:3.12-slim

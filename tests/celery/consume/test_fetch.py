@@ -24,8 +24,8 @@ from redis_queue.store.script_cache import load_scripts
 from tests.support.celery import taking
 from tests.support.celery.leasing import Leasing
 from tests.support.celery.leasing_names import WAIT
-from tests.support.celery.processes import ROOT
 from tests.support.celery.trusting import Trusting
+from tests.support.paths import ROOT
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until

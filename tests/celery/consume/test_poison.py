@@ -145,14 +145,14 @@ class TestBury:
     def test_keeps_what_waits_under_the_same_id(self, one_redis: Leasing) -> None:
         delayed = DelayedTasks(one_redis.app())
         later = delayed.app.send_task(WAIT, countdown=600, task_id="again")
-        assert not delayed.queue.bury(Push(b"old", id=later.id), reason="died", deliveries=5)
+        assert not delayed.queue.foreign.bury(Push(b"old", id=later.id), reason="died", deliveries=5)
         assert delayed.queue.dead_letters() == []
         assert delayed.count() == 1
 
     def test_replaces_what_died_under_the_same_id(self, one_redis: Leasing) -> None:
         queue = DelayedTasks(one_redis.app()).queue
         for number in (1, 2):
-            assert queue.bury(Push(f"{number}", id="same"), reason=f"reason {number}", deliveries=number)
+            assert queue.foreign.bury(Push(f"{number}", id="same"), reason=f"reason {number}", deliveries=number)
         (letter,) = queue.dead_letters()
         assert (letter.id, letter.body, letter.reason, letter.deliveries) == ("same", "2", "reason 2", 2)
         assert queue.stats().dead == 1

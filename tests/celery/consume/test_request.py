@@ -213,7 +213,7 @@ class TestARetry:
         (message,) = due(app, broker)
         app.send_task("shop.note", task_id="order-42", countdown=HOUR)
         queue = DelayedTasks(app).queue
-        (entry,) = queue.claim_batch(early=True).entries
+        (entry,) = queue.moves.claim_batch(early=True).entries
         queue.release(entry, dead=True, reason="no queue")
         run(app, message)
         assert [letter.id for letter in queue.dead_letters()] == ["order-42"]

@@ -25,8 +25,8 @@ from redis_queue.store.script_files import load
 from tests.support.celery.leasing import TIMEOUT, Leasing, keeper_of
 from tests.support.celery.leasing_names import HOLD, WAIT
 from tests.support.ports import HOST
+from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
-from tests.support.topologies import SentinelSet
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]

@@ -23,7 +23,7 @@ from redis_queue.celery.control import panel as control
 from redis_queue.celery.dispatch.loop import answers
 from tests.support.celery.delaying_names import NOTE
 from tests.support.celery.fleet import Fleet, fleet_on_one_redis, send
-from tests.support.celery.processes import ROOT
+from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -188,7 +188,7 @@ class TestWhoAnswersForTheStore:
         self, delayed: DelayedTasks, leader: str | None, *, each: bool
     ) -> None:
         if leader:
-            delayed.queue.lead(leader, 60)
+            delayed.queue.moves.lead(leader, 60)
         assert answers(delayed.app) is each
 
 
@@ -231,7 +231,7 @@ class TestWithAWorker:
                 replies = inspect._request("scheduled", **arguments) or {}
                 return [row["request"]["id"] for rows in replies.values() for row in rows]
 
-            assert (delayed.queue.leader() or "worker@").startswith("worker@")
+            assert (delayed.queue.moves.leader() or "worker@").startswith("worker@")
             # One of the two leads and answers for the store.
             wait_until(lambda: len(listed()) == 5, description="each entry once")
             assert listed(limit=2) == [result.id for result in results[:2]]

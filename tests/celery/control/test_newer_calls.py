@@ -199,11 +199,11 @@ class TestANewerCall:
 
 def test_notes_of_revoked_ids_are_forgotten_after_a_day(delayed: DelayedTasks, fleet: Fleet) -> None:
     queue = delayed.queue
-    queue.note_revoked(f"id-{number}" for number in range(600))
+    queue.calls.note_revoked(f"id-{number}" for number in range(600))
     key = queue._shards[0].keys.revoked
     fleet.client.zadd(key, {f"id-{number}": 1 for number in range(300)}, xx=True)
-    queue.note_revoked(["new"])
-    queue.note_revoked(["newer"])
+    queue.calls.note_revoked(["new"])
+    queue.calls.note_revoked(["newer"])
     assert fleet.client.zcard(key) == 302
 
 

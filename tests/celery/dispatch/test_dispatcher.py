@@ -219,19 +219,27 @@ class TestWhatIsSent:
         assert broker.take_ids(default) == []
 
     def test_a_call_that_was_replaced_while_it_was_being_sent_goes_again_as_it_is_now(
-        self, app: Celery, broker: Broker, client: redis.Redis, clock: ManualClock, default: str
+        self,
+        *,
+        app: Celery,
+        broker: Broker,
+        client: redis.Redis,
+        clock: ManualClock,
+        default: str,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        class Replaced(DelayQueue):
-            def claim_batch(self, *arguments: Any, **how: Any) -> Claimed:
-                claimed = super().claim_batch(*arguments, **how)
-                for entry in claimed.entries[:1]:
-                    push_task(queue, "shop.save", ["new"], id=entry.id, delay=5)
-                return claimed
+        def claim_and_replace(*arguments: Any, **how: Any) -> Claimed:
+            claimed = claim(*arguments, **how)
+            for entry in claimed.entries[:1]:
+                push_task(queue, "shop.save", ["new"], id=entry.id, delay=5)
+            return claimed
 
-        queue = DelayQueue("celery", client, clock=clock)
+        queue, other = (DelayQueue("celery", client, clock=clock) for _ in range(2))
+        claim = other.moves.claim_batch
+        monkeypatch.setattr(other.moves, "claim_batch", claim_and_replace)
         push_task(queue, "shop.save", ["old"], id="form-7")
 
-        Dispatcher(app, Replaced("celery", client, clock=clock)).run_once()
+        Dispatcher(app, other).run_once()
         assert [entry.payload["args"] for entry in queue] == [["new"]]
         clock.advance(5)
         Dispatcher(app, queue).run_once()

@@ -50,7 +50,7 @@ def test_a_broken_shard_keeps_no_other_from_being_dispatched(
     delayed = DelayedTasks(app)
     ids = {app.send_task("shop.remind", countdown=60).id for _ in range(20)}
     shards = delayed.queue._shards
-    broken = {id_ for id_ in ids if delayed.queue._shard(id_) is shards[0]}
+    broken = {id_ for id_ in ids if delayed.queue._shards.of(id_) is shards[0]}
     # A put-back, which a leader begins with, a claim and a move cannot do without them.
     for key in (shards[0].keys.in_flight, shards[0].keys.errors):
         client.set(key, "something else")

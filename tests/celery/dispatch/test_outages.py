@@ -152,7 +152,7 @@ class TestABrokerThatIsAway:
     ) -> None:
         ids = push(queue, 9)
         work = Dispatcher(app, queue, batch=3)
-        claim, claims = queue.claim_batch, []
+        claim, claims = queue.moves.claim_batch, []
 
         def claim_and_interrupt(limit: int = 1, **options: Any) -> Any:
             claims.append(limit)
@@ -160,7 +160,7 @@ class TestABrokerThatIsAway:
                 interrupt(proxy)
             return claim(limit, **options)
 
-        monkeypatch.setattr(queue, "claim_batch", claim_and_interrupt)
+        monkeypatch.setattr(queue.moves, "claim_batch", claim_and_interrupt)
         with pytest.raises(OperationalError):
             work.run()
         stats = queue.stats()

@@ -53,20 +53,23 @@ class TestEveryWay:
         queue = delayed.queue
         loop = DispatchLoop(app)
         with running(loop):
-            wait_until(lambda: [row.name for row in queue.dispatchers()] == [loop.name], description="it to be seen")
+            wait_until(
+                lambda: [row.name for row in queue.dispatch_log.dispatchers()] == [loop.name],
+                description="it to be seen",
+            )
             for _ in range(5):
                 app.send_task("shop.remind", countdown=0.05)
-            wait_until(lambda: queue.dispatches().sent == 5, description="all to be counted")
-            (row,) = queue.dispatchers()
+            wait_until(lambda: queue.dispatch_log.totals().sent == 5, description="all to be counted")
+            (row,) = queue.dispatch_log.dispatchers()
             assert row.leads
             assert row.error == ""
-        found = queue.dispatches()
+        found = queue.dispatch_log.totals()
         assert (found.failed, found.lateness.total) == (0, 5)
         assert 0 <= found.lateness.seconds < 5
-        (minute,) = [minute for minute in queue.minutes(2) if minute.sent]
+        (minute,) = [minute for minute in queue.dispatch_log.minutes(2) if minute.sent]
         assert minute.sent == 5
         assert minute.worst_seconds <= minute.late_seconds <= 5 * minute.worst_seconds
-        assert queue.dispatchers() == [], "one that stops leaves"
+        assert queue.dispatch_log.dispatchers() == [], "one that stops leaves"
 
     def test_the_beat_task_counts_and_shows_itself(self, broker: Broker, redis_url: str, client: redis.Redis) -> None:
         app = broker.app(redis_queue_url=redis_url)
@@ -74,8 +77,8 @@ class TestEveryWay:
         result = app.send_task("shop.remind", countdown=60)
         assert delayed.run_now(result.id)
         assert dispatch_due(app) == {"sent": 1, "failed": 0}
-        assert delayed.queue.dispatches().sent == 1
-        (row,) = delayed.queue.dispatchers()
+        assert delayed.queue.dispatch_log.totals().sent == 1
+        (row,) = delayed.queue.dispatch_log.dispatchers()
         assert (row.name.endswith(":task"), row.leads, row.sent) == (True, False, 1)
 
     def test_lateness_is_what_passed_since_the_due_time(
@@ -112,9 +115,9 @@ def test_a_follower_shows_itself_too(broker: Broker, redis_url: str, client: red
     queue = DelayedTasks(app).queue
     loops = DispatchLoop(app), DispatchLoop(app)
     with running(*loops):
-        wait_until(lambda: len(queue.dispatchers()) == 2, description="both to be seen")
-        assert sorted(row.leads for row in queue.dispatchers()) == [False, True]
-    assert queue.dispatchers() == []
+        wait_until(lambda: len(queue.dispatch_log.dispatchers()) == 2, description="both to be seen")
+        assert sorted(row.leads for row in queue.dispatch_log.dispatchers()) == [False, True]
+    assert queue.dispatch_log.dispatchers() == []
 
 
 @one_place
@@ -126,8 +129,8 @@ def test_redriving_counts(broker: Broker, client: redis.Redis) -> None:
     (entry,) = delayed.queue.claim()
     delayed.queue.release(entry, dead=True)
     assert TaskLeases(app).redrive() == 1
-    assert delayed.queue.dispatches().sent == 1
-    assert delayed.queue.dispatchers() == []
+    assert delayed.queue.dispatch_log.totals().sent == 1
+    assert delayed.queue.dispatch_log.dispatchers() == []
 
 
 class TestTime:
@@ -150,13 +153,13 @@ class TestTime:
             now[0] = 1000 + step / 8
             if step < 40:
                 notes.add(one)
-            before = queue.dispatchers()
+            before = queue.dispatch_log.dispatchers()
             assert (notes.due_in() == 0) == (step / 8 in seconds)
             notes.write(leads=bool(step % 16))
-            if step == 0 or queue.dispatchers() != before:
+            if step == 0 or queue.dispatch_log.dispatchers() != before:
                 written.append(step / 8)
         assert written == seconds
-        assert queue.dispatches() == Dispatches(40, 0, Lateness.of([7] * 40))
+        assert queue.dispatch_log.totals() == Dispatches(40, 0, Lateness.of([7] * 40))
 
 
 @one_place
@@ -176,7 +179,7 @@ def test_what_cannot_be_noted_stops_no_dispatch_and_is_said_once(
     result = app.send_task("shop.remind", countdown=60)
     assert delayed.run_now(result.id)
     dispatch_due(app)
-    assert delayed.queue.dispatches().sent == 4, "what could not be written is kept for later"
+    assert delayed.queue.dispatch_log.totals().sent == 4, "what could not be written is kept for later"
 
 
 @pytest.mark.parametrize("broker", ["another redis"], indirect=True)
@@ -188,4 +191,7 @@ def test_a_dispatcher_whose_broker_is_away_says_so(client: redis.Redis, redis_ur
     assert delayed.run_now(result.id)
     loop = DispatchLoop(app)
     with running(loop):
-        wait_until(lambda: any(row.error for row in delayed.queue.dispatchers()), description="the error to be seen")
+        wait_until(
+            lambda: any(row.error for row in delayed.queue.dispatch_log.dispatchers()),
+            description="the error to be seen",
+        )

@@ -24,7 +24,9 @@ from redis_queue.celery.migrate import live_workers as listeners
 from redis_queue.celery.migrate.adopt import Adoption, HeldByWorkersError
 from redis_queue.celery.migrate.kombu_backlog import Left
 from redis_queue.celery.migrate.live_workers import Listeners, SilentWorkersError
-from redis_queue.delay.model import Foreign, Push
+from redis_queue.delay.calls import Calls
+from redis_queue.delay.foreign import Foreign
+from redis_queue.delay.model import ForeignMessage, Push
 from redis_queue.model import Entry
 from tests.support.celery.brokers import Broker, declared, exchange_of
 from tests.support.celery.commands import run_command
@@ -238,15 +240,15 @@ def test_a_list_that_moves_while_it_is_read_loses_nothing(
         delay = {"countdown": 3600} if number % 2 else {}
         stock.send_task("shop.remind", task_id=f"task-{number}", **delay)
     app = make(**store)
-    name = "adopt" if shares(app, client) else "keep_many"
-    take = getattr(DelayQueue, name)
+    part, name = (Foreign, "adopt") if shares(app, client) else (Calls, "keep_many")
+    take = getattr(part, name)
     consumed: list[Any] = []
 
-    def while_consumed(self: DelayQueue, items: Any) -> Any:
+    def while_consumed(self: Foreign | Calls, items: Any) -> Any:
         consumed.extend(client.rpop("celery", 1) or () if not consumed else ())
         return take(self, items)
 
-    monkeypatch.setattr(DelayQueue, name, while_consumed)
+    monkeypatch.setattr(part, name, while_consumed)
 
     assert adopted(app) == (5, 0)
 
@@ -262,16 +264,16 @@ def test_the_places_in_one_list_are_right_for_each_shard(client: redis.Redis) ->
     rows = [f"element-{number}".encode() for number in range(600)]
     client.rpush("foreign", *rows)
     found = [
-        (Push(row, id=f"id-{number}", due_at=LATER), Foreign(row, "foreign", number - 600))
+        (Push(row, id=f"id-{number}", due_at=LATER), ForeignMessage(row, "foreign", number - 600))
         for number, row in enumerate(rows)
         if number % 4
     ]
 
-    assert queue.adopt(found) == [True] * 450
+    assert queue.foreign.adopt(found) == [True] * 450
     assert client.lrange("foreign", 0, -1) == rows[::4]
-    left = [Foreign(row, "foreign", number - 150) for number, row in enumerate(rows[::4])]
-    assert queue.take_out(left[1:], client) == [True] * 149
-    assert queue.take_out(left[1:], client) == [False] * 149
+    left = [ForeignMessage(row, "foreign", number - 150) for number, row in enumerate(rows[::4])]
+    assert queue.foreign.take_out(left[1:], client) == [True] * 149
+    assert queue.foreign.take_out(left[1:], client) == [False] * 149
     assert client.lrange("foreign", 0, -1) == rows[:1]
     assert len(queue) == 450
 
@@ -309,7 +311,7 @@ def test_a_crash_between_the_two_steps_doubles_nothing(
         fetch(client)
         app = make(**settings)
         with monkeypatch.context() as patch:
-            patch.setattr(DelayQueue, "take_out", crash)
+            patch.setattr(Foreign, "take_out", crash)
             with pytest.raises(KeyboardInterrupt):
                 Adoption(app).run()
         assert (len(stored(app)), client.llen("celery"), client.hlen("unacked")) == (3, 3, 1)
@@ -329,13 +331,13 @@ def test_one_that_goes_elsewhere_between_the_two_steps_is_not_stored(
     with RedisServer() as other:
         make(stock=True).send_task("shop.remind", countdown=3600, task_id="the-task")
         app = make(redis_queue_url=other.url)
-        take_out = DelayQueue.take_out
+        take_out = Foreign.take_out
 
         def late(*args: Any) -> list[bool]:
             fetch(client) if client.llen("celery") else None
             return take_out(*args)
 
-        monkeypatch.setattr(DelayQueue, "take_out", late)
+        monkeypatch.setattr(Foreign, "take_out", late)
         adoption = Adoption(app)
         adoption.run()
 
@@ -421,7 +423,7 @@ class TestAnIdThatIsStored:
     def test_of_a_dead_letter_leaves_both_where_they_are(self, app: Celery, stock: Celery, client: redis.Redis) -> None:
         stock.send_task("shop.remind", eta=LATER, task_id="the-task")
         app.send_task("shop.remind", eta=LATER, task_id="the-task")
-        (entry,) = stored(app).claim_batch(early=True).entries
+        (entry,) = stored(app).moves.claim_batch(early=True).entries
         stored(app).release(entry, dead=True)
 
         adoption = Adoption(app)

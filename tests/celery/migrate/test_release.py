@@ -211,7 +211,7 @@ class TestAnEntryClaimedEarly:
     def moments(self, queue: DelayQueue, clock: ManualClock) -> tuple[DelayQueue, ManualClock]:
         """A queue with an entry due in an hour that was claimed, and its clock."""
         queue.push("later", delay=3600, id="later")
-        (entry,) = queue.claim_batch(early=True).entries
+        (entry,) = queue.moves.claim_batch(early=True).entries
         assert entry.lease
         assert entry.lease.expires_at == clock.after(60)
         return queue, clock
@@ -227,7 +227,7 @@ class TestAnEntryClaimedEarly:
     def test_tells_when_it_is_due(self, queue: DelayQueue, clock: ManualClock) -> None:
         queue.push_many([Push(number, id=str(number), delay=number) for number in (600, 0, 60)])
 
-        assert [(entry.id, entry.due_at) for entry in queue.claim_batch(early=True).entries] == [
+        assert [(entry.id, entry.due_at) for entry in queue.moves.claim_batch(early=True).entries] == [
             ("0", clock.after(0)),
             ("60", clock.after(60)),
             ("600", clock.after(600)),
@@ -240,7 +240,7 @@ class TestAnEntryClaimedEarly:
         queue.push("another", delay=1800, id="another")
         queue._shards[0].call = _twice(queue._shards[0].call)  # type: ignore[method-assign]
 
-        (entry,) = queue.claim_batch(early=True).entries
+        (entry,) = queue.moves.claim_batch(early=True).entries
 
         assert entry.lease
         assert (entry.id, entry.due_at, entry.lease.expires_at) == ("another", clock.after(1800), clock.after(60))

@@ -24,7 +24,7 @@ from kombu.exceptions import EncodeError
 from redis_queue import BodyError, InvalidDelayError, InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.celery import DelayedTasks, Dispatcher
 from tests.support.celery.brokers import Broker
-from tests.support.celery.processes import ROOT
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.celery
 

@@ -26,9 +26,10 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.tracing import DUE_AT
 from tests.support.celery.brokers import Broker
 from tests.support.celery.delaying_names import NOTE, STUBBORN
-from tests.support.celery.processes import ROOT, CeleryProcess
+from tests.support.celery.processes import CeleryProcess
 from tests.support.celery.spans import Recorder, Shown, read, recording
 from tests.support.celery.tracing_names import AGAIN, FAILING
+from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -213,7 +214,7 @@ def stored(app: Celery) -> list[Envelope]:
 
 def dispatch(app: Celery) -> Dispatched:
     queue = DelayedTasks(app).queue
-    wait_until(lambda: queue.due_in() <= 0, description="something due")
+    wait_until(lambda: queue.moves.due_in() <= 0, description="something due")
     dispatcher = Dispatcher(app, queue)
     try:
         return dispatcher.run()

@@ -48,7 +48,7 @@ def test_it_replaces_an_older_call(tables: Any, outbox: Any, delayed: Any) -> No
 
 @pytest.mark.usefixtures("clock")
 def test_it_replaces_an_older_dead_letter(tables: Any, outbox: Any, delayed: Any) -> None:
-    delayed.queue.bury(Push({"task": "shop.old"}, id="x"), reason="no such queue", deliveries=5)
+    delayed.queue.foreign.bury(Push({"task": "shop.old"}, id="x"), reason="no such queue", deliveries=5)
     with tables.atomic():
         outbox.schedule("shop.new", countdown=60, task_id="x")
     assert (state(delayed), rows()) == (("delayed", "shop.new"), [])
@@ -100,4 +100,4 @@ def test_under_an_id_that_was_revoked_it_is_known_as_newer(tables: Any, outbox: 
     for _ in range(2):
         with tables.atomic():
             outbox.schedule("shop.new", countdown=60, task_id="x")
-        assert delayed.queue.is_renewed("x", delayed.queue.look("x").headers[CALL])
+        assert delayed.queue.calls.is_renewed("x", delayed.queue.look("x").headers[CALL])

@@ -14,7 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from redis_queue.delay.store import DelayStore
+from redis_queue.delay.calls import Calls
+from redis_queue.delay.queue import DelayQueue
 from tests.contrib.django.project import environment
 from tests.contrib.django.project import write as write_row
 from tests.support.wait import wait_until
@@ -28,13 +29,13 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_d
 RELAY_AND_DIE = """
 import os, signal, django
 django.setup()
-from redis_queue.delay.store import DelayStore
+from redis_queue.delay.calls import Calls
 from redis_queue.contrib.django.outbox import relay
-keep_many = DelayStore.keep_many
-def die(queue, items):
-    keep_many(queue, items)
+keep_many = Calls.keep_many
+def die(calls, items):
+    keep_many(calls, items)
     os.kill(os.getpid(), signal.SIGKILL)
-DelayStore.keep_many = die
+Calls.keep_many = die
 relay()
 """
 
@@ -72,16 +73,16 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached = Event()
         self.go_on = Event()
-        keep_many = DelayStore.keep_many
+        keep_many = Calls.keep_many
 
-        def hold(queue: DelayStore, items: Any) -> Any:
-            stored = keep_many(queue, items)
+        def hold(calls: Calls, items: Any) -> Any:
+            stored = keep_many(calls, items)
             if not self.reached.is_set():
                 self.reached.set()
                 assert self.go_on.wait(20)
             return stored
 
-        monkeypatch.setattr(DelayStore, "keep_many", hold)
+        monkeypatch.setattr(Calls, "keep_many", hold)
 
 
 @pytest.fixture
@@ -200,7 +201,7 @@ def test_a_cancel_that_cannot_ask_redis_cancels_nothing(
         raise StoreError
 
     write("x")
-    monkeypatch.setattr(DelayStore, "cancel_many", away)
+    monkeypatch.setattr(DelayQueue, "cancel_many", away)
     with tables.atomic(), pytest.raises(StoreError):
         outbox.cancel("x")
     assert rows() == ["x"]
@@ -256,12 +257,12 @@ def test_a_hundred_commits_at_once_are_each_moved_once(
     tables: Any, outbox: Any, delayed: Any, threads: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved: list[str] = []
-    keep_many = DelayStore.keep_many
+    keep_many = Calls.keep_many
     finished = Event()
 
-    def note(queue: DelayStore, items: Any) -> Any:
+    def note(calls: Calls, items: Any) -> Any:
         moved.extend(item.id for item in items)
-        return keep_many(queue, items)
+        return keep_many(calls, items)
 
     def commit(number: int) -> None:
         with tables.atomic():
@@ -272,7 +273,7 @@ def test_a_hundred_commits_at_once_are_each_moved_once(
         while not finished.is_set():
             outbox.relay(7)
 
-    monkeypatch.setattr(DelayStore, "keep_many", note)
+    monkeypatch.setattr(Calls, "keep_many", note)
     relays = [threads(relay) for _ in range(2)]
     try:
         for commits in [threads(commit, number) for number in range(125)]:

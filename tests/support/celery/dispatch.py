@@ -28,10 +28,11 @@ class DeadlyQueue(DelayQueue):
     def __init__(self, *arguments: Any, dies: int) -> None:
         super().__init__(*arguments)
         self._left = dies
+        self._claim_batch = self.moves.claim_batch
+        self.moves.claim_batch = self._claim_and_pass  # type: ignore[method-assign]
 
-    def claim_batch(self, *arguments: Any, **options: Any) -> Claimed:
-        """Claim; dead afterwards if that is the point."""
-        claimed = super().claim_batch(*arguments, **options)
+    def _claim_and_pass(self, *arguments: Any, **options: Any) -> Claimed:
+        claimed = self._claim_batch(*arguments, **options)
         self._pass()
         return claimed
 

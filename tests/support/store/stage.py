@@ -109,7 +109,7 @@ class Stage:
         timed.push("held", id="held")
         self.held_entry = timed.claim()[0]
         timed.push("due", id="due", destination="target")
-        timed.note_dispatches(Dispatches(1, 0, Lateness.of([7])), dispatcher=SOMEBODY)
+        timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), dispatcher=SOMEBODY)
         timed.push("waiting", id="waiting", delay=60)
 
     def on(self, client: redis.Redis, *, later: int = 0) -> Stage:
@@ -182,22 +182,24 @@ VERBS: dict[str, Verb] = {
     "run_now": Verb(lambda s: s.timed.run_now("waiting"), "delay/reschedule", which="delay"),
     "move_due": Verb(lambda s: s.timed.move_due(), "delay/move_due", takes=("due",), which="delay"),
     "deliver": Verb(
-        lambda s: s.timed.deliver([Delivery(s.held_entry, b"held", ("target",))]),
+        lambda s: s.timed.moves.deliver([Delivery(s.held_entry, b"held", ("target",))]),
         "delay/deliver",
         takes=("held",),
         which="delay",
     ),
     "note_dispatches": Verb(
-        lambda s: s.timed.note_dispatches(Dispatches(1, 0, Lateness.of([7])), dispatcher=SOMEBODY),
+        lambda s: s.timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), dispatcher=SOMEBODY),
         "delay/note",
         which="delay",
     ),
-    "minutes": Verb(lambda s: s.timed.minutes(5), "delay/minutes", which="delay"),
-    "dispatchers": Verb(lambda s: s.timed.dispatchers(), "delay/dispatchers", which="delay"),
-    "bury": Verb(lambda s: s.timed.bury(Push("new", id="new"), reason="bad", deliveries=3), "dead/add", which="delay"),
-    "bury_overdue": Verb(lambda s: s.timed.bury_overdue(60, reason="late"), "delay/bury", LATER, which="delay"),
-    "lead": Verb(lambda s: s.timed.lead("me", 60).mine, "delay/lead", which="delay"),
-    "due_in": Verb(lambda s: s.timed.due_in(), "delay/head", which="delay"),
+    "minutes": Verb(lambda s: s.timed.dispatch_log.minutes(5), "delay/minutes", which="delay"),
+    "dispatchers": Verb(lambda s: s.timed.dispatch_log.dispatchers(), "delay/dispatchers", which="delay"),
+    "bury": Verb(
+        lambda s: s.timed.foreign.bury(Push("new", id="new"), reason="bad", deliveries=3), "dead/add", which="delay"
+    ),
+    "bury_overdue": Verb(lambda s: s.timed.moves.bury_overdue(60, reason="late"), "delay/bury", LATER, which="delay"),
+    "lead": Verb(lambda s: s.timed.moves.lead("me", 60).mine, "delay/lead", which="delay"),
+    "due_in": Verb(lambda s: s.timed.moves.due_in(), "delay/head", which="delay"),
     "find": Verb(lambda s: s.timed.get("waiting"), "delay/find", which="delay"),
     "list": Verb(lambda s: s.timed.list(), "delay/list", which="delay"),
     "count": Verb(lambda s: s.timed.count(), "delay/count", which="delay"),

@@ -39,7 +39,7 @@ def reach(app: Celery, timeout: float) -> DelayQueue:
 def check_answers(queue: DelayQueue) -> None:
     """Raise StoreError unless the Redis of *queue* answers."""
     # Any short read would do, but no PING: the role of a producer does not allow it.
-    queue.leader()
+    queue.moves.leader()
 
 
 _QUEUES: Final[WeakKeyDictionary[Store, dict[float, DelayQueue]]] = WeakKeyDictionary()

@@ -201,7 +201,7 @@ class _Round:
         return True
 
     def _store(self, items: Sequence[_Item]) -> None:
-        flags = self._queue.keep_many([push for _, push in items])
+        flags = self._queue.calls.keep_many([push for _, push in items])
         for item, stored in zip(items, flags, strict=True):
             if not stored:
                 self._replace_older(*item)
@@ -212,4 +212,4 @@ class _Round:
         # Two ages, each by one clock: that of the row by the database's, that of the entry by Redis'. A millisecond of
         # the first one may come from rounding.
         age = timedelta(milliseconds=max(0, row.now - to_ms(row.stored_at) - 1))
-        self._queue.replace_older(push, age=min(age, MAX_DELAY))
+        self._queue.calls.replace_older(push, age=min(age, MAX_DELAY))

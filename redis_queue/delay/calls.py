@@ -1,0 +1,60 @@
+"""Keep several calls with one id apart: which of them is stored, and which a revoke means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from redis_queue.delay.model import Push
+from redis_queue.delay.shards import Shards
+from redis_queue.delay.writer import KEPT, RENEWED, EntryWriter
+from redis_queue.store.chunks import chunks
+from redis_queue.store.ids import check_id, id_bytes
+from redis_queue.times import Seconds, duration_ms
+
+REMEMBERED: Final = 86_400_000
+"""Milliseconds for which a revoke is remembered in Redis. Workers remember it for three hours."""
+
+
+class Calls:
+    """Operations with several calls of one id in one DelayQueue: ``queue.calls``."""
+
+    def __init__(self, shards: Shards, writer: EntryWriter) -> None:
+        self._shards = shards
+        self._writer = writer
+
+    def keep_many(self, items: Iterable[Push]) -> list[bool]:
+        """Store entries as :meth:`DelayQueue.push_many` does with "keep"; tell for each whether it was stored."""
+        return [flag != KEPT for _, flag in self._writer.push(items, "keep")]
+
+    def renew_many(self, items: Iterable[Push]) -> list[bool]:
+        """Store entries as :meth:`DelayQueue.push_many` does with "replace"; tell for each if its id was revoked."""
+        return [flag == RENEWED for _, flag in self._writer.push(items, "replace")]
+
+    def replace_own(self, item: Push) -> bool:
+        """Store *item* unless a record without its mark has its id; tell whether it was stored."""
+        return next(flag != KEPT for _, flag in self._writer.push([item], "own"))
+
+    def replace_older(self, item: Push, *, age: Seconds) -> bool:
+        """Store *item*; tell whether it was stored.
+
+        A record under its id is kept if it contains its mark, or was stored less than *age* ago by the Redis clock. An
+        older record is replaced, whether waiting, in flight or dead.
+        """
+        return next(flag != KEPT for _, flag in self._writer.push([item], duration_ms(age, name="age")))
+
+    def note_revoked(self, ids: Iterable[str]) -> None:
+        """Note that the tasks *ids* are revoked now; entries that are stored later with a mark count as newer."""
+        for chunk in chunks(check_id(id_) for id_ in ids):
+            for shard, group in self._shards.grouped(chunk):
+                known = [id_bytes(chunk[index]) for index in group]
+                shard.call("delay/revoke", now=shard.clock(), age=REMEMBERED, more=known)
+
+    def is_renewed(self, id: str, mark: str) -> bool:
+        """Tell whether an entry with *mark* was stored after its *id* was revoked; False if no revoke was noted."""
+        key, member = self._shards.of(check_id(id)).keys.revoked, id_bytes(id)
+        stored = self._shards.scripts.command("ZSCORE", key, member + b"\n" + mark.encode())
+        if stored is None:
+            return False
+        revoked = self._shards.scripts.command("ZSCORE", key, member)
+        return revoked is not None and float(stored) >= float(revoked)

@@ -1,0 +1,194 @@
+"""Move due entries to their destinations: the operations of dispatchers."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from redis_queue.delay.model import MAX_FIELDS, MAX_MOVE_LISTS, Claimed, Delivery, Leadership, Moved
+from redis_queue.delay.reader import EntryReader
+from redis_queue.delay.shards import OUTCOMES, Shards
+from redis_queue.errors import InvalidValueError
+from redis_queue.model import Entry, Lease
+from redis_queue.store.chunks import CHUNK, MANY, MAX_CALL_BYTES, check_limit
+from redis_queue.store.records import Shard
+from redis_queue.times import MAX_DELAY_MS, Seconds, duration_ms, from_ms
+
+DELIVERIES: Final = 200
+"""Most deliveries in one call."""
+
+
+class Moves:
+    """Operations of dispatchers on one DelayQueue: ``queue.moves``."""
+
+    def __init__(self, shards: Shards, reader: EntryReader) -> None:
+        self._shards = shards
+        self._reader = reader
+
+    def claim_batch(
+        self, limit: int = CHUNK, *, older_than: Seconds = 0, within: Seconds = 0, early: bool = False
+    ) -> Claimed:
+        """Claim as :meth:`DelayQueue.claim` does, and tell whether there may be more.
+
+        *early*: also claim entries that are not due, to empty a queue. Without an ack they come back, but not before
+        they are due.
+        """
+        check_limit(limit, CHUNK)
+        age = -MAX_DELAY_MS if early else duration_ms(older_than, name="older_than")
+        recent = duration_ms(within, name="within")
+        entries: list[Entry] = []
+        left = False
+
+        def fill(shard: Shard) -> None:
+            nonlocal left
+            again = True
+            while again and len(entries) < limit:
+                found, again, more = self._claim(shard, limit - len(entries), age, recent)
+                entries.extend(found)
+            left = left or more
+
+        _, errors = self._shards.each(fill, self._shards.in_turn())
+        # Without this, nobody would get the claimed entries before their lease ends.
+        self._shards.report("claim from", errors, done=bool(entries))
+        return Claimed(entries, left or len(entries) >= limit)
+
+    def move(
+        self,
+        limit: int = MANY,
+        *,
+        within: Seconds = 0,
+        phrases: Sequence[bytes] = (),
+        lists: Sequence[str] | None = None,
+        passing: int = MANY,
+    ) -> Moved:
+        """Move as :meth:`DelayQueue.move_due` does, and tell more.
+
+        *within*: only entries that fell due so recently. *passing*: how many entries without a list a move looks at in
+        each shard before it leaves the shard; whoever claims them spares the next move that look. A payload that
+        begins with byte 1 is written out with *phrases*: each byte from 0x82 up stands for one of them, 0x80 for the id
+        and 0x81 for a unique tag.
+        """
+        self._shards.check_one_server("move")
+        check_limit(limit, MANY)
+        recent = duration_ms(within, name="within")
+        if lists is not None and len(lists) > MAX_MOVE_LISTS:
+            raise InvalidValueError(f"{len(lists)} lists: must be at most {MAX_MOVE_LISTS}")
+        names = [] if lists is None else [name.encode() for name in lists]
+        total = Moved()
+
+        def move(shard: Shard) -> None:
+            nonlocal total
+            offset, left = 0, limit - total.moved
+            while left > 0 and offset < passing:
+                size = min(left, CHUNK)
+                more, moved, passed, next_in, *late = shard.run(
+                    "delay/move_due",
+                    now=shard.clock(),
+                    limit=size,
+                    offset=offset,
+                    within=recent,
+                    nonce=f"{os.urandom(8).hex()}-",
+                    lists=-1 if lists is None else len(names),
+                    more=[*names, *phrases],
+                )
+                offset += passed
+                left -= moved
+                total += Moved.of_reply(moved, passed, late)
+                if not more:
+                    total = total.due_next(next_in)
+                    break
+
+        moved, errors = self._shards.each(move)
+        self._shards.report("move from", errors, done=bool(moved))
+        return total
+
+    def deliver(self, rows: Sequence[Delivery]) -> list[bool | None]:
+        """Finish claimed entries and push their elements into lists of this Redis, each entry in one atomic step.
+
+        True: delivered. False: the lease was lost, nothing happened. None: a key is not a list, or Redis is full; the
+        entry is still held. Raises ConfigurationError on Cluster, InvalidValueError for an entry with more lists and
+        expiring keys than :data:`redis_queue.delay.model.MAX_LISTS`.
+        """
+        self._shards.check_one_server("deliver")
+        flags: list[bool | None] = [None] * len(rows)
+        fields = [row.fields() for row in rows]
+        for shard, group in self._shards.grouped([row.entry.id for row in rows]):
+            for part in _deliveries(group, rows, fields):
+                reply = shard.call("delay/deliver", more=[field for index in part for field in fields[index]])
+                for index, flag in zip(part, reply, strict=True):
+                    flags[index] = OUTCOMES[flag]
+        return flags
+
+    def bury_overdue(self, older_than: Seconds, *, reason: str) -> int:
+        """Make dead letters of all entries that have been due for longer than *older_than*; return how many."""
+        age, text, total = duration_ms(older_than, name="older_than"), reason.encode(errors="replace"), 0
+
+        def bury(shard: Shard) -> None:
+            nonlocal total
+            while found := shard.run("delay/bury", now=shard.clock(), older_than=age, limit=CHUNK, reason=text):
+                total += found
+
+        buried, errors = self._shards.each(bury)
+        self._shards.report("bury in", errors, done=bool(buried))
+        return total
+
+    def due_in(self) -> float:
+        """Return the seconds until the next entry is due by the server's clock: 0 if one is due, inf if none waits."""
+        found, errors = self._shards.each(lambda shard: shard.run("delay/head", now=shard.clock()))
+        self._shards.report("ask", errors, done=bool(found))
+        return min((left / 1e6 for left in found if left >= 0), default=math.inf)
+
+    def lead(self, name: str, lease: Seconds) -> Leadership:
+        """Become or stay the one dispatcher that waits for due entries; *lease* 0 steps down.
+
+        Leading saves work and is not a lock: entries move safely without it.
+        """
+        mine, leader, left = self._shards[0].run("delay/lead", member=name, lease=duration_ms(lease, name="lease"))
+        return Leadership(bool(mine), leader.decode(errors="replace"), max(0, left) / 1000)
+
+    def leader(self) -> str | None:
+        """Return the dispatcher that waits for due entries, or None."""
+        found = self._shards.scripts.command("GET", self._shards[0].keys.leader)
+        return None if found is None else str(found.decode(errors="replace"))
+
+    def wake_channels(self) -> list[bytes]:
+        """Return the channels that get a message when an entry is due earlier than all before."""
+        return [shard.keys.wake for shard in self._shards]
+
+    def _claim(self, shard: Shard, limit: int, age: int, within: int) -> tuple[list[Entry], bool, bool]:
+        """Claim once; return the result, whether unreadable records require another call, and whether more is due."""
+        token, expires, more, *found = shard.call(
+            "delay/claim",
+            now=shard.clock(),
+            lease=self._shards.settings.lease_ms,
+            limit=limit,
+            older_than=age,
+            within=within,
+            nonce=os.urandom(8).hex(),
+        )
+        if not found:
+            return [], token == b"+", bool(more)
+        lease = Lease(token.decode(), from_ms(expires))
+        reply = iter(found)
+        read = [self._reader.entry(shard, row, lease) for row in zip(reply, reply, reply, reply, strict=True)]
+        entries = [entry for entry in read if entry is not None]
+        return entries, len(entries) < len(read), bool(more)
+
+
+def _deliveries(group: Sequence[int], rows: Sequence[Delivery], fields: Sequence[Sequence[Any]]) -> Iterator[list[int]]:
+    """Yield the positions in *group* in parts that one call takes."""
+    part: list[int] = []
+    width = size = 0
+    for index in group:
+        stored = len(rows[index].element) * len(rows[index].lists)
+        full = len(part) == DELIVERIES or width + len(fields[index]) > MAX_FIELDS or size + stored > MAX_CALL_BYTES
+        if part and full:
+            yield part
+            part, width, size = [], 0, 0
+        part.append(index)
+        width += len(fields[index])
+        size += stored
+    if part:
+        yield part
