@@ -74,9 +74,9 @@ class DelayedTasks(StoredTasks):
                 results.append(result)
                 batch += kept
                 if len(batch) >= CHUNK:
-                    self.store_messages(batch)
+                    self.writer.store(batch)
                     batch = []
-        self.store_messages(batch)
+        self.writer.store(batch)
         return results
 
     def _collect(self, signature: Any, options: Mapping[str, Any]) -> Sent:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Final
 
-from redis_queue.celery.kombu_keys import ListNames
-from redis_queue.celery.message.attempt import Attempt, call_in, new_call, retry_id
-from redis_queue.celery.message.declarations import build, lifetime_ms
-from redis_queue.celery.message.envelope import DEFERRED_FOR, Due, Envelope
+from redis_queue.celery.conditions import Conditions, TaskConditions
+from redis_queue.celery.message.attempt import retry_id
+from redis_queue.celery.message.envelope import DEFERRED_FOR
 from redis_queue.celery.message.task_entry import TaskEntry
-from redis_queue.celery.revoked_state import clear_revoked, mark_revoked
+from redis_queue.celery.message_writer import MessageWriter
+from redis_queue.celery.revoked_state import mark_revoked
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
-from redis_queue.celery.tracing import scheduling
-from redis_queue.delay.model import Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError
 from redis_queue.lazy_property import LazyProperty
@@ -37,24 +34,11 @@ ATTRIBUTE: Final = "delayed_tasks"
 
 CACHED: Final = "redis_queue_stored_tasks"
 
-Match = Callable[[TaskEntry], bool]
-
 
 def delayed_of(app: Celery) -> StoredTasks | None:
     """Return the DelayedTasks of *app*; None if none is installed."""
     found: StoredTasks | None = vars(app).get(ATTRIBUTE)
     return found
-
-
-class TaskConditions(TypedDict, total=False):
-    """Conditions for waiting tasks as keyword arguments, for type checkers."""
-
-    task: str | None
-    queue: str | None
-    stamp: Mapping[str, Any] | None
-    id_prefix: str | None
-    due_before: datetime | None
-    due_after: datetime | None
 
 
 class StoredTasks:
@@ -90,9 +74,9 @@ class StoredTasks:
         return self.store.delay_queue()
 
     @LazyProperty
-    def _lists(self) -> ListNames | None:
-        """How the broker names its lists, or None where it has none."""
-        return ListNames.of_app(self.app)
+    def writer(self) -> MessageWriter:
+        """Stores messages among the tasks."""
+        return MessageWriter(self.app, self.queue)
 
     def get(self, id: str) -> TaskEntry | None:
         """Return a task that waits, or None."""
@@ -160,38 +144,32 @@ class StoredTasks:
     ) -> builtins.list[TaskEntry]:
         """Return a page of up to *limit* (1 to 500) waiting tasks by due time; :meth:`scan` yields all.
 
-        All *conditions* must hold: ``task``, ``queue``, ``id_prefix``, ``due_before``, ``due_after``, and ``stamp``,
-        which maps each name of a stamp to a value, or to several values of which one must match. *after* is
-        :meth:`cursor` of the last task seen.
+        All *conditions* must hold: ``task``, ``task_part`` (a part of its name), ``queue``, ``id_prefix``,
+        ``due_before``, ``due_after`` (inclusive), and ``stamp``, which maps each name of a stamp to a value, or to
+        several values of which one must match. *after* is :meth:`cursor` of the last task seen.
         """
         check_limit(limit, CHUNK)
-        return [*islice(self._scan(after, limit, **conditions), limit)]
+        return [*islice(self._scan(after, limit, conditions), limit)]
 
     def scan(self, *, after: str | None = None, **conditions: Unpack[TaskConditions]) -> Iterator[TaskEntry]:
         """Yield all waiting tasks that :meth:`list` would return, read a page of 500 at a time."""
-        return self._scan(after, CHUNK, **conditions)
+        return self._scan(after, CHUNK, conditions)
 
     @staticmethod
     def cursor(task: TaskEntry) -> str:
         """Return the cursor that continues after *task*: *after* of :meth:`list` and :meth:`scan`."""
         return DelayQueue.cursor(task)
 
-    def _scan(
-        self,
-        after: str | None,
-        size: int,
-        *,
-        task: str | None = None,
-        queue: str | None = None,
-        stamp: Mapping[str, Any] | None = None,
-        id_prefix: str | None = None,
-        due_before: datetime | None = None,
-        due_after: datetime | None = None,
+    def _scan(self, after: str | None, size: int, conditions: TaskConditions) -> Iterator[TaskEntry]:
+        tasks = self._tasks(after, size, conditions.get("due_before"), conditions.get("due_after"))
+        return filter(Conditions(**conditions).match, tasks)
+
+    def _tasks(
+        self, after: str | None, size: int, due_before: datetime | None, due_after: datetime | None
     ) -> Iterator[TaskEntry]:
-        """Yield matching tasks after the cursor *after*; the first page has *size* entries, later ones 500."""
-        matches = _matcher(task, queue, stamp, id_prefix)
+        """Yield tasks after the cursor *after*; the first page has *size* entries, later ones 500."""
         while page := self.queue.list(after=after, limit=size, due_before=due_before, due_after=due_after):
-            yield from filter(matches, map(TaskEntry.of, page))
+            yield from map(TaskEntry.of, page)
             after, size = self.queue.cursor(page[-1]), CHUNK
 
     def count(self, *, due_before: datetime | None = None, due_after: datetime | None = None) -> int:
@@ -212,64 +190,11 @@ class StoredTasks:
 
         With *dry_run* they are only counted.
         """
-        if not any(value is not None for value in conditions.values()):
+        if not Conditions(**conditions):
             raise InvalidValueError("cancel_matching() without a condition would cancel everything: give one")
         # One that was written by hand may have an id that no call takes.
         ids = [entry.id for entry in self.scan(**conditions) if is_id(entry.id)]
         return len(ids) if dry_run else sum(outcome.taken_out for outcome in self.cancel_many(ids))
-
-    def store_message(self, envelope: Envelope, due: Due) -> None:
-        """Store one captured message; the same task id again replaces what waits under it."""
-        self.store_messages([(envelope, due)])
-
-    def store_messages(self, messages: Sequence[tuple[Envelope, Due]]) -> None:
-        """Store captured messages in one round trip per 500; the same task id again replaces what waits under it."""
-        named = [(envelope.with_call(new_call()), due) for envelope, due in messages]
-        with scheduling(named) as traced:
-            pushes = [replace(self.as_push(*message), mark=call_in(message[0].headers) or "") for message in traced]
-            renewed = self.queue.calls.renew_many(pushes)
-        for (envelope, _), was_revoked in zip(messages, renewed, strict=True):
-            if was_revoked:
-                clear_revoked(self.app, envelope.id)
-
-    def store_attempt(self, envelope: Envelope, due: Due, attempt: Attempt) -> None:
-        """Store a retry; it replaces an earlier attempt of the same call.
-
-        An entry of another call with the same id is kept: then the retry gets an entry of its own.
-        """
-        with scheduling([(envelope.with_call(attempt.call), due)]) as traced:
-            ((message, _),) = traced
-            self.keep_attempt(self.as_push(message, due), message, attempt)
-
-    def keep_attempt(self, push: Push, envelope: Envelope, attempt: Attempt) -> None:
-        """Store *push*, made of *envelope*, under the first id at which it replaces no other call."""
-        for id_ in attempt.ids(envelope.id):
-            if self.queue.calls.replace_own(replace(push, payload=envelope.pack(id_), id=id_, mark=attempt.mark)):
-                return
-        # Only possible if another tool wrote an entry with this id and without a call name.
-        raise InvalidValueError(
-            f"{envelope.id!r}: other calls wait under this id and under all ids for its retries: cancel one of them"
-        )
-
-    def as_push(self, envelope: Envelope, due: Due) -> Push:
-        """Return what is stored for a captured message."""
-        delay, due_at = due
-        return Push(
-            envelope.pack(),
-            delay=delay,
-            due_at=due_at,
-            id=envelope.id or None,
-            headers=envelope.storage_headers() or None,
-            destination=self._destination(envelope),
-        )
-
-    def _destination(self, envelope: Envelope) -> str | None:
-        """Return the list that the message goes to, if that is known without asking the broker."""
-        if self._lists is None or envelope.exchange or not envelope.routing_key:
-            return None
-        if any(isinstance(item, Mapping) and lifetime_ms(build(item)) for item in envelope.declare):
-            return None
-        return self._lists.of_queue(envelope.routing_key, envelope.priority)
 
 
 def _is_unseen(entry: Entry | None) -> bool:
@@ -280,25 +205,3 @@ def _is_unseen(entry: Entry | None) -> bool:
         and DEFERRED_FOR not in entry.headers
         and not TaskEntry.of(entry).retries
     )
-
-
-def _matcher(task: str | None, queue: str | None, stamp: Mapping[str, Any] | None, id_prefix: str | None) -> Match:
-    def matches(entry: TaskEntry) -> bool:
-        return (
-            (task is None or entry.task == task)
-            and (queue is None or entry.queue == queue)
-            and (id_prefix is None or entry.id.startswith(id_prefix))
-            and (stamp is None or has_stamps(entry.stamps, stamp))
-        )
-
-    return matches
-
-
-def has_stamps(stamps: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Tell whether *stamps* has for each name in *wanted* one of the values there."""
-    return all(set(_several(stamps.get(name))) & set(_several(value)) for name, value in wanted.items())
-
-
-def _several(value: Any) -> builtins.list[str]:
-    several = value if isinstance(value, list | tuple | set | frozenset) else [] if value is None else [value]
-    return [str(item) for item in several]

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from redis_queue.celery.conditions import Conditions
 from redis_queue.cli import options
 from redis_queue.cli.acting import agree
 from redis_queue.cli.ids import Named, named
@@ -17,7 +18,7 @@ from redis_queue.cli.output import harmless
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Subject
-from redis_queue.operate.entries import Conditions
+from redis_queue.operate.entries import find_ids
 from redis_queue.operate.scan import Scan
 from redis_queue.operate.subjects import subjects
 
@@ -64,7 +65,7 @@ class Chosen:
         if self.named.given:
             return list(self.named.ids)
         scan = Scan()
-        ids = self.conditions.ids(access, queue, scan)
+        ids = find_ids(access, queue, self.conditions, scan)
         if self.conditions and not ids:
             click.echo(harmless(scan.no_match("entries") + scan.hint(self.conditions.task)), err=True)
         return ids

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.celery.conditions import Conditions
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
@@ -19,7 +20,7 @@ from redis_queue.cli.transfer import export, import_
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.model import CancelOutcome, Entry
 from redis_queue.operate.access import Access
-from redis_queue.operate.entries import Conditions
+from redis_queue.operate.entries import find
 from redis_queue.operate.pages import first
 from redis_queue.operate.relative_time import When
 from redis_queue.operate.scan import Scan
@@ -55,7 +56,7 @@ def list_(
     Example: redis-queue scheduled list --task shop.remind --due-before 2h
     """
     queue, scan = access.delay_queue(name), Scan()
-    entries, more = first(conditions.entries(access, queue, scan), limit)
+    entries, more = first(find(access, queue, conditions, scan), limit)
     if as_json:
         show_json({"entries": [_fields(*pair, with_body=with_body) for pair in entries], "more": more})
         return

@@ -11,6 +11,7 @@ from typing import IO, Any, Final
 
 import click
 
+from redis_queue.celery.conditions import Conditions
 from redis_queue.celery.kombu_keys import ListNames
 from redis_queue.celery.message.destinations import Destinations, check_key
 from redis_queue.celery.message.task_entry import TaskEntry
@@ -26,7 +27,7 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.operate.access import Access
-from redis_queue.operate.entries import Conditions
+from redis_queue.operate.entries import find
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.codec import read_document
 from redis_queue.times import EPOCH
@@ -51,7 +52,7 @@ def export(access: Access, *, file: str, name: str | None, conditions: Condition
     """
     count = 0
     with stopping(interrupt), whole(file) as out:
-        for entry, _ in conditions.entries(access, access.delay_queue(name)):
+        for entry, _ in find(access, access.delay_queue(name), conditions):
             out.write(json.dumps(_written(entry)) + "\n")
             count += 1
     click.echo(f"{count:,} exported", err=True)

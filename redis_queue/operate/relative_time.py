@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -35,11 +34,6 @@ def read(value: str) -> When:
     if at.utcoffset() is None:
         raise InvalidDelayError(f"{value!r} has no time zone: add Z for UTC, or one like +01:00")
     return at
-
-
-def at(when: When | None, now: Callable[[], datetime]) -> datetime | None:
-    """Return the time point that *when* means; *now* is asked only where it counts."""
-    return now() + when if isinstance(when, timedelta) else when
 
 
 def _span(text: str) -> timedelta | None:

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from flask import Blueprint, abort, render_template, request
 
+from redis_queue.celery.conditions import Conditions
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.operate.entries import Conditions
+from redis_queue.operate import entries
 from redis_queue.operate.pages import Page, gather
 from redis_queue.operate.scan import Scan
 from redis_queue.store.ids import id_bytes, id_text, is_id
@@ -37,7 +38,7 @@ def show() -> str:
     limit = asked.number("limit", ROWS, 1, MOST_ROWS)
     after = _cursor(asked.text("after", most=MAX_CURSOR))
     scan = Scan()
-    page = conditions.page(desk().access, queue, after, limit, scan)
+    page = entries.page(desk().access, queue, conditions, after, limit, scan=scan)
     return render_template(
         "scheduled.html",
         queue=queue,
@@ -49,7 +50,7 @@ def show() -> str:
         link={name: value for name, value in request.args.items() if name != "after" and value},
         first=after is None,
         now=desk().inspector.now(),
-        total=conditions.count(desk().access, queue),
+        total=entries.count(desk().access, queue, conditions),
         with_body=asked.flag("body"),
         is_id=is_id,
     )
@@ -85,7 +86,7 @@ def matching(queue: DelayQueue, conditions: Conditions, most: int) -> tuple[list
     """
 
     def read(after: str | None, limit: int) -> Page[str, str]:
-        page = conditions.page(desk().access, queue, after, limit)
+        page = entries.page(desk().access, queue, conditions, after, limit)
         return page.of([entry.id for entry, _ in page.items if is_id(entry.id)])
 
     return gather(read, most=most, most_looked_at=MOST_LOOKED_AT)

@@ -112,10 +112,10 @@ def defer_envelope(delayed: StoredTasks, envelope: Envelope, seconds: float, del
     """Do the same for the message as published; *delivery_info* tells whether it was redelivered."""
     attempt = Attempt.of({**(json_body(envelope) or {}), **envelope.headers}, delivery_info)
     envelope = envelope.with_call(attempt.call)
-    push = delayed.as_push(envelope, (seconds, None))
+    push = delayed.writer.as_push(envelope, (seconds, None))
     push = replace(push, headers={**(push.headers or {}), DEFERRED_FOR: duration_ms(seconds)})
-    if not delayed.queue.calls.keep_many([push])[0] and not attempt.waits_in(delayed.queue.look(envelope.id)):
-        delayed.keep_attempt(push, envelope, attempt)
+    if not delayed.queue.keep_many([push])[0] and not attempt.waits_in(delayed.queue.look(envelope.id)):
+        delayed.writer.keep_attempt(push, envelope, attempt)
 
 
 def wake(delayed: StoredTasks, id: str) -> bool:

@@ -121,7 +121,7 @@ class Adoption:
         return again or self.adopted + self.removed > before
 
     def _pushable(self, found: Found) -> list[tuple[Found, Push]]:
-        push = self._delayed.as_push(found.envelope, (None, found.due_at))
+        push = self._delayed.writer.as_push(found.envelope, (None, found.due_at))
         try:
             self._queue.check(push)
         except InvalidValueError as error:

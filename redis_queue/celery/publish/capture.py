@@ -184,10 +184,10 @@ class Capture:
 
     def _store(self, envelope: Envelope, due: Due) -> None:
         if not _is_retry(envelope.id):
-            self._delayed.store_message(envelope, due)
+            self._delayed.writer.store([(envelope, due)])
             return
         request = current_task.request
-        self._delayed.store_attempt(envelope, due, Attempt.of(vars(request), request.delivery_info))
+        self._delayed.writer.store_attempt(envelope, due, Attempt.of(vars(request), request.delivery_info))
 
 
 def _is_retry(task_id: Any) -> bool:

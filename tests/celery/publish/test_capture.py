@@ -862,7 +862,7 @@ class TestAStoreThatIsAway:
 
         app.amqp.send_task_message = send_again
         delayed = DelayedTasks(app)
-        store, calls = delayed.store_message, []
+        store, calls = delayed.writer.store, []
 
         def fail_once(*found: Any) -> None:
             calls.append(found)
@@ -870,7 +870,7 @@ class TestAStoreThatIsAway:
                 raise OperationalError("away")
             store(*found)
 
-        monkeypatch.setattr(delayed, "store_message", fail_once)
+        monkeypatch.setattr(delayed.writer, "store", fail_once)
         add(app, 1, 2).apply_async(task_id="order-42", countdown=HOUR)
 
         assert [entry.id for entry in entries(app)] == ["order-42"]

@@ -300,7 +300,7 @@ def test_a_hostile_header_is_sent_on_and_shows_nothing(
             envelope = Envelope(
                 b"[[], {}, {}]", "application/json", "utf-8", headers, {}, "", app.conf.task_default_queue
             )
-            delayed.queue.push_many([delayed.as_push(envelope, (0, None))])
+            delayed.queue.push_many([delayed.writer.as_push(envelope, (0, None))])
         assert dispatch(app) == Dispatched(len(HOSTILE))
     assert len(broker.take_ids(app.conf.task_default_queue)) == len(HOSTILE)
     assert not list(spans)

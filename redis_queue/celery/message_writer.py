@@ -1,0 +1,82 @@
+"""MessageWriter: store Celery messages as entries of the DelayQueue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from redis_queue.celery.kombu_keys import ListNames
+from redis_queue.celery.message.attempt import Attempt, call_in, new_call
+from redis_queue.celery.message.declarations import build, lifetime_ms
+from redis_queue.celery.message.envelope import Due, Envelope
+from redis_queue.celery.revoked_state import clear_revoked
+from redis_queue.celery.tracing import scheduling
+from redis_queue.delay.model import Push
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.errors import InvalidValueError
+from redis_queue.lazy_property import LazyProperty
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+
+class MessageWriter:
+    """Stores messages of *app* in *queue*. Raises what :meth:`redis_queue.DelayQueue.push` raises."""
+
+    def __init__(self, app: Celery, queue: DelayQueue) -> None:
+        self._app = app
+        self._queue = queue
+
+    def store(self, messages: Sequence[tuple[Envelope, Due]]) -> None:
+        """Store messages in one round trip per 500; each replaces an entry that waits under its task id."""
+        named = [(envelope.with_call(new_call()), due) for envelope, due in messages]
+        with scheduling(named) as traced:
+            pushes = [replace(self.as_push(*message), mark=call_in(message[0].headers) or "") for message in traced]
+            renewed = self._queue.renew_many(pushes)
+        for (envelope, _), was_revoked in zip(messages, renewed, strict=True):
+            if was_revoked:
+                clear_revoked(self._app, envelope.id)
+
+    def store_attempt(self, envelope: Envelope, due: Due, attempt: Attempt) -> None:
+        """Store a retry; it replaces an earlier attempt of the same call.
+
+        An entry of another call with the same id is kept: then the retry gets an entry of its own.
+        """
+        with scheduling([(envelope.with_call(attempt.call), due)]) as traced:
+            ((message, _),) = traced
+            self.keep_attempt(self.as_push(message, due), message, attempt)
+
+    def keep_attempt(self, push: Push, envelope: Envelope, attempt: Attempt) -> None:
+        """Store *push*, made of *envelope*, under the first id at which it replaces no other call."""
+        for id_ in attempt.ids(envelope.id):
+            if self._queue.replace_own(replace(push, payload=envelope.pack(id_), id=id_, mark=attempt.mark)):
+                return
+        # Only possible if another tool wrote an entry with this id and without a call name.
+        raise InvalidValueError(
+            f"{envelope.id!r}: other calls wait under this id and under all ids for its retries: cancel one of them"
+        )
+
+    def as_push(self, envelope: Envelope, due: Due) -> Push:
+        """Return the entry for a message."""
+        delay, due_at = due
+        return Push(
+            envelope.pack(),
+            delay=delay,
+            due_at=due_at,
+            id=envelope.id or None,
+            headers=envelope.storage_headers() or None,
+            destination=self._destination(envelope),
+        )
+
+    def _destination(self, envelope: Envelope) -> str | None:
+        """Return the list that the message goes to, if it is known without asking the broker."""
+        if self._lists is None or envelope.exchange or not envelope.routing_key:
+            return None
+        if any(isinstance(item, Mapping) and lifetime_ms(build(item)) for item in envelope.declare):
+            return None
+        return self._lists.of_queue(envelope.routing_key, envelope.priority)
+
+    @LazyProperty
+    def _lists(self) -> ListNames | None:
+        return ListNames.of_app(self._app)
