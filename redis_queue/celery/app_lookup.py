@@ -1,4 +1,4 @@
-"""Finding the app that a command line names."""
+"""Find the app that a command line names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def load_app(name: str) -> Celery:
-    """Return the app that ``celery -A name`` would find: this imports, and so runs, the code of its module.
+    """Return the app that ``celery -A name`` would find. It imports, and so runs, the module.
 
-    Raises ConfigurationError, whatever goes wrong in there.
+    Raises ConfigurationError for any error there.
     """
     try:
         app: Celery = find_app(name)

@@ -1,4 +1,4 @@
-"""DelayedTasks: one line that makes every delayed task of a Celery app durable."""
+"""DelayedTasks: make every delayed task of a Celery app durable, in one line."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class DelayedTasks(StoredTasks):
     Once a delayed publish returns, the task is as durable as the Redis it is in; it goes into its normal queue no
     earlier than it is due by the Redis server's clock. Any worker of the app moves what is due; so does ``celery -A app
     redis-queue dispatch``. Settings are ``redis_queue_*`` in the app's configuration
-    (:class:`redis_queue.celery.settings.CelerySettings`). Raises ConfigurationError at the first use, or when a worker
-    starts, for settings that cannot be. Making it twice for one app is harmless. With *leases* the app gets
+    (:class:`redis_queue.celery.settings.CelerySettings`). Raises ConfigurationError for invalid settings, at the first
+    use or when a worker starts. A second call for the same app returns the same object. With *leases* the app gets
     :class:`redis_queue.celery.TaskLeases` as well.
     """
 
@@ -52,7 +52,7 @@ class DelayedTasks(StoredTasks):
         wrap_control(self)
         trace_runs()
         restore_requests()
-        if not _being_made(app):
+        if not _is_amqp_in_creation(app):
             self.attach(app.amqp)
 
     def attach(self, amqp: AMQP) -> None:
@@ -62,8 +62,8 @@ class DelayedTasks(StoredTasks):
     def push_many(self, signatures: Iterable[Any], *, countdown: Seconds | None = None) -> builtins.list[Any]:
         """Delay many signatures at once, one round trip per 500; return their results in order.
 
-        Each has its own ``countdown`` or ``eta`` among its options, or gets *countdown*. Raises InvalidValueError for
-        one without any; what came before it in full batches of 500 is stored then.
+        Each has its own ``countdown`` or ``eta`` among its options, or gets *countdown*. Raises InvalidValueError for a
+        signature without a delay; the full batches of 500 before it are stored by then.
         """
         results: builtins.list[Any] = []
         batch: builtins.list[tuple[Envelope, Due]] = []
@@ -80,14 +80,14 @@ class DelayedTasks(StoredTasks):
         return results
 
     def _collect(self, signature: Any, options: Mapping[str, Any]) -> Sent:
-        """Send *signature* through Celery; return its result and what it delayed."""
+        """Send *signature* through Celery; return its result and the messages that it delayed."""
         results: builtins.list[Any] = []
         kept = self._capture.collect(lambda: results.append(signature.apply_async(**options)))
         return results[0], kept
 
 
-def _being_made(app: Celery) -> bool:
-    # With Celery(amqp=…) the AMQP object makes this one while it is made itself.
+def _is_amqp_in_creation(app: Celery) -> bool:
+    # With Celery(amqp=…), the AMQP object creates the DelayedTasks while app.amqp is still being created.
     return isinstance(app.amqp_cls, str) and app.amqp_cls.endswith(":DelayedAMQP") and "amqp" not in vars(app)
 
 

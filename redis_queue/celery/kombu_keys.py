@@ -1,4 +1,4 @@
-"""The keys of kombu's Redis transport: the lists of a queue, one for each step of priority, and what is in flight."""
+"""Names of the keys of kombu's Redis transport: the lists of a queue, one per step of priority, and its records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HIGHEST: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class ListNames:
-    """How one broker names its lists; the options of ``broker_transport_options`` that change it."""
+    """How one broker names its lists: the options in ``broker_transport_options`` that change it."""
 
     prefix: str = ""
     separator: str = SEPARATOR
@@ -57,14 +57,14 @@ class ListNames:
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
-    """The keys of what workers hold: *index*, delivery tag -> time, and *records*, delivery tag -> message."""
+class InFlightKeys:
+    """Keys of messages in flight: *index*, delivery tag -> time, and *records*, delivery tag -> message."""
 
     index: str
     records: str
 
     @classmethod
-    def of(cls, channel: Any) -> InFlight:
+    def of(cls, channel: Any) -> InFlightKeys:
         """Return the names that kombu's *channel* uses."""
         prefix = channel.global_keyprefix or ""
         return cls(f"{prefix}{channel.unacked_index_key}", f"{prefix}{channel.unacked_key}")

@@ -33,7 +33,7 @@ class MessageWriter:
         named = [(envelope.with_call(new_call()), due) for envelope, due in messages]
         with scheduling(named) as traced:
             pushes = [replace(self.as_push(*message), mark=call_in(message[0].headers) or "") for message in traced]
-            renewed = self._queue.renew_many(pushes)
+            renewed = self._queue.calls.renew_many(pushes)
         for (envelope, _), was_revoked in zip(messages, renewed, strict=True):
             if was_revoked:
                 clear_revoked(self._app, envelope.id)
@@ -50,7 +50,7 @@ class MessageWriter:
     def keep_attempt(self, push: Push, envelope: Envelope, attempt: Attempt) -> None:
         """Store *push*, made of *envelope*, under the first id at which it replaces no other call."""
         for id_ in attempt.ids(envelope.id):
-            if self._queue.replace_own(replace(push, payload=envelope.pack(id_), id=id_, mark=attempt.mark)):
+            if self._queue.calls.replace_own(replace(push, payload=envelope.pack(id_), id=id_, mark=attempt.mark)):
                 return
         # Only possible if another tool wrote an entry with this id and without a call name.
         raise InvalidValueError(

@@ -1,4 +1,4 @@
-"""Target: which Redis the configuration of an app means, and how it says to log in and to use TLS there."""
+"""RedisAddress: the Redis that the configuration of an app names, with login and TLS."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ SCHEMES: Final = ("redis", "rediss", "unix", "sentinel")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """One Redis: its URL, with all that a URL can say, and the options of a client that no URL can hold."""
+class RedisAddress:
+    """One Redis: its URL, and the client options that a URL cannot hold."""
 
     url: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Names of the settings that belong to one URL; "" where Celery has none."""
+class _SettingNames:
+    """Names of the settings that belong to one URL; "" if Celery has no such setting."""
 
     url: str
     transport: str
@@ -38,9 +38,11 @@ class _Place:
     provider: str = ""
 
 
-_OWN: Final = _Place("redis_queue_url", "broker_transport_options")
-_BROKER: Final = _Place("broker_url", "broker_transport_options", "broker_use_ssl", "broker_user", "broker_password")
-_RESULTS: Final = _Place(
+_OWN: Final = _SettingNames("redis_queue_url", "broker_transport_options")
+_BROKER: Final = _SettingNames(
+    "broker_url", "broker_transport_options", "broker_use_ssl", "broker_user", "broker_password"
+)
+_RESULTS: Final = _SettingNames(
     "result_backend",
     "result_backend_transport_options",
     "redis_backend_use_ssl",
@@ -50,11 +52,11 @@ _RESULTS: Final = _Place(
 )
 
 
-def target_of(conf: Any) -> Target:
+def address_of(conf: Any) -> RedisAddress:
     """Return ``redis_queue_url``, else the broker, else the result backend: the first that is one Redis.
 
-    What Celery and kombu take from other settings of the same place counts here, too, and as they weigh it: TLS, login,
-    the name of the primary and what Sentinels are asked with. Raises ConfigurationError if there is none.
+    As in Celery and kombu, TLS, login, the name of the primary and the options of Sentinels also come from other
+    settings, with the same precedence. Raises ConfigurationError if none is one Redis.
     """
     for place in (_OWN, _BROKER, _RESULTS):
         value = _setting(conf, place.url) or ""
@@ -62,16 +64,16 @@ def target_of(conf: Any) -> Target:
         if url.partition("://")[0].partition("+")[0] in SCHEMES and _is_one(url):
             return _completed(conf, place, url)
         if place is _OWN and url:
-            raise ConfigurationError(f"redis_queue_url has the scheme {scheme_of(url)!r}: it must be one Redis")
+            raise ConfigurationError(f"redis_queue_url has the scheme {scheme_of(url)!r}: must be one Redis")
     raise ConfigurationError("neither broker nor result backend is one Redis: set redis_queue_url")
 
 
-def _completed(conf: Any, place: _Place, url: str) -> Target:
+def _completed(conf: Any, place: _SettingNames, url: str) -> RedisAddress:
     options: dict[str, Any] = {}
     transport = _setting(conf, place.transport) or {}
     given = _options_of(url)
     if _is_sentinel(url):
-        # The broker's Sentinels need not be those of a URL that names a primary itself.
+        # A URL that names its primary may have other Sentinels than the broker.
         if transport.get("master_name") and not (place is _OWN and "master_name" in given):
             url = _with_options(url, {"master_name": str(transport["master_name"])})
         if transport.get("sentinel_kwargs"):
@@ -85,7 +87,7 @@ def _completed(conf: Any, place: _Place, url: str) -> Target:
     if place is _BROKER or _setting(conf, _BROKER.url) == _setting(conf, place.url):
         options |= _socket_options(transport, given, tcp=not url.startswith(("unix", "redis+socket")))
     url, rest = _with_tls(url, _tls(conf, place, given))
-    return Target(url, {**options, **rest})
+    return RedisAddress(url, {**options, **rest})
 
 
 _SHORTEST: Final = {"socket_timeout": 0.001, "socket_connect_timeout": 0.001, "health_check_interval": 0}
@@ -112,18 +114,18 @@ def _setting(conf: Any, name: str) -> Any:
     return getattr(conf, name, None) if name else None
 
 
-def _tls(conf: Any, place: _Place, given: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the options of TLS that the settings add to those *given* in the URL."""
+def _tls(conf: Any, place: _SettingNames, given: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the TLS options of the settings, except those *given* in the URL."""
     named = _setting(conf, place.tls)
     own = {name for name in given if name.startswith("ssl_")}
-    # kombu makes nothing of a plain True, and takes the options of a URL instead of the setting; Celery takes both.
+    # kombu ignores a plain True, and uses the options of a URL instead of the setting; Celery uses both.
     if not isinstance(named, Mapping) or (place is _BROKER and own):
         return {}
     return {name: value for name, value in named.items() if name not in own}
 
 
 def _with_tls(url: str, tls: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return *url* with TLS as *tls* says it, and what of that no URL can hold."""
+    """Return *url* with the options *tls*, and those of them that a URL cannot hold."""
     scheme, _, rest = url.partition("://")
     if not tls or scheme not in _OVER_TLS:
         return url, {}
@@ -146,7 +148,7 @@ _OVER_TLS: Final = {
 
 
 def _written(name: str, value: Any) -> str | None:
-    """Return how a URL says an option of TLS: "" by leaving it out, None not at all."""
+    """Return the text of a TLS option in a URL: "" to leave it out, None if a URL cannot hold it."""
     if name == "ssl_cert_reqs":
         text = "none" if value is None else value.name if isinstance(value, ssl.VerifyMode) else str(value)
         return text.removeprefix("CERT_").lower()
@@ -156,22 +158,19 @@ def _written(name: str, value: Any) -> str | None:
 
 
 def _provider(given: Any) -> CredentialProvider:
-    """Return who knows the login, as Celery names it: an object, or the name of a class that is made without arguments.
-
-    Raises ConfigurationError.
-    """
+    """Return *given*, or an object of the class with this name. Raises ConfigurationError."""
     try:
         found = symbol_by_name(given)() if isinstance(given, str) else given
     except Exception as error:  # the class of a user may raise anything
         raise ConfigurationError(f"credential_provider={given!r}: {type(error).__name__}: {error}") from error
     if not isinstance(found, CredentialProvider):
-        raise ConfigurationError(f"credential_provider={given!r} is no redis.CredentialProvider")
+        raise ConfigurationError(f"credential_provider={given!r}: must be a redis.CredentialProvider")
     return found
 
 
 def _with_login(url: str, username: Any, password: Any) -> str:
     scheme, _, rest = url.partition("://")
-    # kombu also takes a function for the password, which RabbitMQ's client calls and that of Redis does not.
+    # kombu also accepts a function as the password; RabbitMQ's client calls it, the client of Redis does not.
     login = [text if isinstance(text, str) else "" for text in (username, password)]
     if not any(login) or "@" in rest.partition("/")[0].partition("?")[0]:
         return url
@@ -184,7 +183,7 @@ def _options_of(url: str) -> dict[str, str]:
 
 
 def _with_options(url: str, more: Mapping[str, str | None]) -> str:
-    """Return *url* with *more* options; those that are None are taken out."""
+    """Return *url* with the options *more*; None removes an option."""
     *others, last = url.rstrip(";").split(";")
     bare, _, query = last.partition("?")
     kept = [(name, text) for name, text in parse_qsl(query) if name not in more]
@@ -193,14 +192,14 @@ def _with_options(url: str, more: Mapping[str, str | None]) -> str:
 
 
 def _joined(name: str, urls: Any) -> str:
-    """Return a list of URLs as Celery writes it into one."""
+    """Return a list of URLs as one URL in Celery's form."""
     if isinstance(urls, list | tuple) and all(isinstance(url, str) for url in urls):
         return ";".join(urls)
-    raise ConfigurationError(f"{name} is of type {type(urls).__name__}: give a URL, or a list of them")
+    raise ConfigurationError(f"{name} of type {type(urls).__name__}: must be a URL or a list of URLs")
 
 
 def _is_one(url: str) -> bool:
-    # A list of Sentinels is one Redis; several brokers are several, and which of them is meant cannot be known.
+    # A list of Sentinels is one Redis. Several brokers are several, and it is unknown which of them is meant.
     return _is_sentinel(url) or ";" not in url
 
 

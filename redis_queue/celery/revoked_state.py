@@ -1,4 +1,4 @@
-"""What a cancelled task leaves behind: its state, and the chord that waits for it."""
+"""Set and clear the state REVOKED of cancelled tasks in the result backend."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from celery.app.task import Context
 
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.protocol import plain_body
+from redis_queue.celery.message.reading import read_entry
 from redis_queue.errors import InvalidValueError
 from redis_queue.logs import logger_of
 from redis_queue.model import Entry
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 logger = logger_of(__name__)
 
 EMBED = 2
-"""Where a body of protocol 2 keeps callbacks, chain and chord, behind arguments and keywords."""
+"""Index of callbacks, chain and chord in a body of protocol 2."""
 
 
 def mark_revoked(app: Celery, id: str, entry: Entry | None) -> None:
-    """Set the state of a task to REVOKED, as a worker does that finds it revoked; its chord learns of it, too.
+    """Set the state of a task to REVOKED, as a worker does with a revoked task; its chord is told.
 
-    The task is gone already: a result backend that is away only leaves its state as it was.
+    Best effort: an error of the result backend is logged.
     """
     try:
         app.backend.mark_as_revoked(id, "revoked", request=_request(entry), store_result=True)
@@ -35,27 +36,27 @@ def mark_revoked(app: Celery, id: str, entry: Entry | None) -> None:
 
 
 def clear_revoked(app: Celery, id: str) -> None:
-    """Clear the state REVOKED of a task, because a newer call with its id waits."""
+    """Clear the state REVOKED of a task, because a newer call with its id waits. Best effort."""
     try:
         if app.backend.get_state(id) == states.REVOKED:
             app.backend.forget(id)
     except NotImplementedError:
-        # A backend that stores no results, or cannot delete them.
+        # The backend stores no results, or cannot delete them.
         return
     except Exception as error:  # noqa: BLE001 - every backend has errors of its own
         logger.warning("cannot clear the state of %s: %s", id, error, extra={"action": "state_unknown", "task_id": id})
 
 
 def _request(entry: Entry | None) -> Any:
-    """Return what a result backend needs to know of the task; None where its message tells no chord."""
-    if entry is None or not isinstance(entry.payload, bytes):
-        return None
+    """Return the request that a result backend needs to tell the chord; None without a chord."""
     try:
-        envelope = Envelope.unpack(entry.payload, entry.id, entry.headers)
+        message = None if entry is None else read_entry(entry)
     except InvalidValueError:
         return None
-    chord = _chord(plain_body(envelope))
-    return Context({**envelope.headers, "chord": chord}) if chord else None
+    if not isinstance(message, Envelope):
+        return None
+    chord = _chord(plain_body(message))
+    return Context({**message.headers, "chord": chord}) if chord else None
 
 
 def _chord(body: Any) -> Any:

@@ -1,4 +1,4 @@
-"""serialized: tasks with the same key never run at once; who finds the lock taken waits in the DelayQueue."""
+"""serialized: run one task per key at a time; a task that finds the lock taken waits in the DelayQueue."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 logger = logger_of(__name__)
 
 MOST_WOKEN: Final = 5
-"""How many of those who wait are tried at the end of a task, until one could be made due at once."""
+"""Most waiting tasks that the end of a task tries, until one of them could be made due at once."""
 
 BEGAN: Final = "redis_queue_began"
-"""Under this name a request tells that its task is at work: half done, its message cannot go back any more."""
+"""Attribute of a request whose task has started: from then on its message cannot go back."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def serialized(*, key: Key, retry_in: RetryIn = 5.0, lease: Seconds = 60.0, wait: Seconds = 0.0) -> Callable[[F], F]:
-    """Let tasks with the same *key* never run at the same time: put it below ``@app.task``.
+    """Never run two tasks with the same *key* at the same time; put this decorator below ``@app.task``.
 
     *key* is a format string over the arguments, such as ``"customer:{customer_id}"``, or a function of them. All tasks
-    with that key share the lock, of all apps with one store and prefix. A task that finds it taken, and still does
-    after *wait* seconds in place, goes back into the app's DelayQueue, the same message as it came: no retry is
-    counted. It runs again in *retry_in* seconds (or what this function of the arguments returns; up to a fifth more),
-    or once the lock is free if it waits longest. In what order they run is not promised.
+    with that key share one lock, in all apps with the same store and prefix. A task that finds the lock taken waits
+    *wait* seconds for it in the worker. Then its message goes back into the app's DelayQueue unchanged, and no retry is
+    counted. It runs again in *retry_in* seconds (a number, or a function of the arguments; up to a fifth is added), or
+    once the lock is free if it has waited longest. The order of waiting tasks is not promised.
 
     While the task runs, its lease of *lease* seconds is extended; if its process dies, the next one runs when the lease
     has ended. :func:`redis_queue.current_lock` has the ``fence`` for writes to third systems. Needs
     ``DelayedTasks(app)``; without it a worker fails the task with ConfigurationError. Called directly or eagerly, a
-    task that finds the lock taken raises LockTakenError. Raises InvalidValueError for what cannot be, at once.
+    task that finds the lock taken raises LockTakenError. Raises InvalidValueError for invalid arguments, at once.
     """
 
     def decorate(function: F) -> F:
@@ -57,7 +57,7 @@ def serialized(*, key: Key, retry_in: RetryIn = 5.0, lease: Seconds = 60.0, wait
         def run(*args: Any, **kwargs: Any) -> Any:
             return _run(serial, args, kwargs)
 
-        # Celery looks at the arguments of what it is given.
+        # Celery reads the signature of the function that it gets.
         vars(run)["__signature__"] = serial.signature
         vars(run)[SERIAL] = serial
         return cast("F", run)
@@ -67,9 +67,9 @@ def serialized(*, key: Key, retry_in: RetryIn = 5.0, lease: Seconds = 60.0, wait
 
 def _check_function(function: Any) -> None:
     if issubclass(type(function), (Task, Proxy)):
-        raise ConfigurationError("@serialized stands above @app.task: put it below, next to the function")
+        raise ConfigurationError("@serialized is above @app.task: put it below, next to the function")
     if not callable(function):
-        raise InvalidValueError(f"serialized(…) of {function!r}: give a function")
+        raise InvalidValueError(f"serialized(…) of {function!r}: must be a function")
 
 
 def _run(serial: Serial, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -80,7 +80,7 @@ def _run(serial: Serial, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
     store = Store.of(task.app)
     lock = Lock(name, store.client, lease=serial.lease, prefix=store.prefix)
     if held_here(lock):
-        # A task that calls itself would wait for itself.
+        # A task that calls itself would wait for its own lock.
         return serial.function(*args, **kwargs)
     waiter = str(task.request.id) if defers and is_id(task.request.id) else ""
     held = lock.acquire(wait=serial.wait, id=waiter)
@@ -94,7 +94,7 @@ def _run(serial: Serial, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
         return serial.function(*args, **kwargs)
     finally:
         setattr(request, BEGAN, False)
-        _let_next(held, task.app)
+        _release(held, task.app)
 
 
 def _task_of(serial: Serial, args: tuple[Any, ...]) -> Any:
@@ -108,7 +108,7 @@ def _task_of(serial: Serial, args: tuple[Any, ...]) -> Any:
 
 
 def _can_defer(task: Any) -> bool:
-    """Tell whether the message of this run can go back; raises ConfigurationError where it should and cannot."""
+    """Tell whether the message of this run can go back; raises ConfigurationError if it must, but cannot."""
     request = task.request
     if request.called_directly or request.is_eager or getattr(request, BEGAN, False):
         return False
@@ -121,24 +121,24 @@ def _can_defer(task: Any) -> bool:
 
 def _deferred(task: Any, name: str, delay: float) -> Deferred:
     if task.track_started and not task.request.ignore_result:
-        # It is not at work any more.
+        # Not STARTED any more.
         task.backend.store_result(task.request.id, None, states.PENDING, request=task.request)
     return Deferred(name, delay)
 
 
-def _let_next(held: HeldLock, app: Celery) -> None:
-    """Give the lock back, and let the one who waits longest run at once."""
+def _release(held: HeldLock, app: Celery) -> None:
+    """Release the lock, and let the task that has waited longest run at once."""
     waiting = held.release().waiting
     delayed = delayed_of(app)
     if waiting is None or delayed is None:
         return
     try:
         for _ in range(MOST_WOKEN):
-            # False: not stored yet, on its way already, cancelled, or stored again for a time of its own.
+            # False: not stored yet, being sent, cancelled, or stored again with another due time.
             woken = is_id(waiting) and wake(delayed, waiting)
             waiting = held.lock.pass_over(waiting)
             if woken or waiting is None:
                 return
     except RedisQueueError as error:
-        # It comes by itself, only later.
-        logger.warning("nobody was woken: %s", error, extra={"action": "wake_failed", "lock": held.lock.name})
+        # The next task runs by itself, only later.
+        logger.warning("no waiting task was woken: %s", error, extra={"action": "wake_failed", "lock": held.lock.name})

@@ -1,4 +1,4 @@
-"""What a Celery app sets: every ``redis_queue_*`` name and its default once."""
+"""CelerySettings: every ``redis_queue_*`` setting of a Celery app, with its default."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ OnStoreError = Literal["raise", "broker"]
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """What becomes of entries that are due for long, as after an outage.
+    """Policy for entries that are long overdue, as after an outage.
 
-    ``run``: all at once. ``spread:N``: at most N per second. ``skip:S``: what is overdue by more than S seconds becomes
-    a dead letter.
+    ``run``: send all at once. ``spread:N``: send at most N per second. ``skip:S``: entries overdue by more than S
+    seconds become dead letters.
     """
 
     policy: Literal["run", "spread", "skip"] = "run"
@@ -36,7 +36,7 @@ class Overdue:
 
     @classmethod
     def parse(cls, text: Any) -> Overdue:
-        """Return what *text* says; raises ConfigurationError."""
+        """Read *text*; raises ConfigurationError."""
         name, _, number = str(text).partition(":")
         try:
             amount = float(number) if number else 0.0
@@ -49,7 +49,7 @@ class Overdue:
         if name == "skip" and 0 < amount < math.inf:
             return cls("skip", amount)
         raise ConfigurationError(
-            f"redis_queue_overdue={text!r}: give 'run', 'spread:<number per second>' or 'skip:<seconds>'"
+            f"redis_queue_overdue={text!r}: must be 'run', 'spread:<number per second>' or 'skip:<seconds>'"
         )
 
 
@@ -57,13 +57,13 @@ class Overdue:
 class CelerySettings:
     """The settings of one app; each is ``redis_queue_<name>`` in its configuration."""
 
-    #: The Redis that keeps delayed tasks. Default: the broker, else the result backend, if that is one Redis.
+    #: URL of the Redis that keeps delayed tasks. Default: the broker, else the result backend, if that is one Redis.
     url: str | None = None
     #: First part of every key.
     prefix: str = "redis_queue"
     #: Name of the DelayQueue that keeps delayed tasks.
     delay_queue: str = "celery"
-    #: Hash tags that the DelayQueue is spread over, for Redis Cluster. Fixed once entries exist.
+    #: Number of hash tags over which the DelayQueue is spread, for Redis Cluster. Fixed once entries exist.
     shards: int = 1
     #: Shorter delays (seconds or timedelta) are left to the broker and the worker's memory.
     min_delay: Seconds = 0.0
@@ -73,29 +73,29 @@ class CelerySettings:
     dispatch_interval: Seconds = 5.0
     #: Entries per dispatch, 1 to 500.
     dispatch_batch: int = CHUNK
-    #: Where the broker is not the store: how long (seconds or timedelta, 2 to 3600) a dispatcher may hold what it
-    #: sends. What a dead one held goes out that much later.
+    #: Where the broker is not the store: how long (seconds or timedelta, 2 to 3600) a dispatcher may hold entries that
+    #: it sends. Entries of a killed dispatcher are sent that much later.
     dispatch_lease: Seconds = 60.0
-    #: What becomes of entries that are due for long: "run", "spread:<number per second>" or "skip:<seconds>".
+    #: Policy for long overdue entries: "run", "spread:<number per second>" or "skip:<seconds>".
     overdue: str = "run"
     #: With TaskLeases: how often a task that takes its worker down is started, 1 to 1000, before it becomes a dead
-    #: letter. A task's own ``max_deliveries`` goes before.
+    #: letter. A task's own ``max_deliveries`` has precedence.
     max_deliveries: int = 5
     #: With TaskLeases on a Redis broker: whether workers record a message as in flight in the step that takes it out of
-    #: its queue. kombu does so afterwards and loses what it holds when it is killed in between. Needs kombu 5.7.
+    #: its queue. kombu records it afterwards, and a worker killed in between loses it. Needs kombu 5.7.
     atomic_fetch: bool = False
     #: Further queues and exchanges, besides the configured ones, that stored tasks may be sent to (``*`` and ``?``
     #: allowed). They are declared as their senders declared them. Default: all; missing ones are made without bindings.
     allowed_queues: Sequence[str] | None = None
-    #: When the store is away: "raise" or "broker" (the broker's own eta). Default: a publish raises, a retry goes to
-    #: the broker, for Celery drops a task whose retry raises.
+    #: When the store is unavailable: "raise" or "broker" (the broker's own eta). Default: a publish raises, a retry
+    #: goes to the broker, since Celery drops a task whose retry raises.
     on_store_error: OnStoreError | None = None
 
     def __post_init__(self) -> None:
         Overdue.parse(self.overdue)
         for name, text in (("prefix", self.prefix), ("delay_queue", self.delay_queue)):
             if not isinstance(text, str) or not text.isprintable():
-                raise ConfigurationError(f"{NAMESPACE}{name}={text!r}: give printable characters")
+                raise ConfigurationError(f"{NAMESPACE}{name}={text!r}: must be printable characters")
         _check_whole("dispatch_batch", self.dispatch_batch, CHUNK)
         _check_whole("max_deliveries", self.max_deliveries, MAX_DELIVERIES)
         _check_whole("shards", self.shards, MAX_SHARDS)
@@ -104,15 +104,15 @@ class CelerySettings:
         _check_seconds("dispatch_lease", self.dispatch_lease, 2, 3600)
         for name, value in (("dispatch", self.dispatch), ("atomic_fetch", self.atomic_fetch)):
             if not isinstance(value, bool):
-                raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: give True or False")
+                raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: must be True or False")
         if self.allowed_queues is not None:
             _check_names("allowed_queues", self.allowed_queues)
         if self.on_store_error not in (None, "raise", "broker"):
-            raise ConfigurationError(f"redis_queue_on_store_error={self.on_store_error!r}: give 'raise' or 'broker'")
+            raise ConfigurationError(f"redis_queue_on_store_error={self.on_store_error!r}: must be 'raise' or 'broker'")
 
     @property
     def overdue_policy(self) -> Overdue:
-        """The overdue policy, read."""
+        """The overdue policy."""
         return Overdue.parse(self.overdue)
 
     @property
@@ -132,7 +132,7 @@ class CelerySettings:
 
     @classmethod
     def of(cls, app: Celery) -> CelerySettings:
-        """Return the settings of *app*; raises ConfigurationError for unknown and impossible ones."""
+        """Return the settings of *app*; raises ConfigurationError for unknown names and invalid values."""
         known = [item.name for item in fields(cls)]
         for name in _names(app.conf):
             if name not in known:
@@ -145,7 +145,7 @@ class CelerySettings:
 
 
 def _names(conf: Any) -> Iterator[str]:
-    """Yield what is set under the namespace, however the app was configured; the values come from ``conf.get``."""
+    """Yield the names that are set, without the namespace, however the app was configured."""
     # Read first: only then does Celery know the prefix.
     keys = [key for source in conf.maps for key in source if isinstance(key, str)]
     prefix = str(getattr(conf, "prefix", None) or "").lower()
@@ -172,7 +172,7 @@ def _check_names(name: str, value: object) -> None:
 
 def _check_whole(name: str, value: object, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
-        raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: give a whole number from 1 to {high}")
+        raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: must be a whole number from 1 to {high}")
 
 
 def _check_seconds(name: str, value: Seconds, low: float, high: float) -> None:
@@ -181,4 +181,4 @@ def _check_seconds(name: str, value: Seconds, low: float, high: float) -> None:
     except InvalidDelayError as error:
         raise ConfigurationError(f"{NAMESPACE}{error}") from None
     if not low <= seconds <= high:
-        raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: give {low:g} to {high:g} seconds")
+        raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: must be {low:g} to {high:g} seconds")

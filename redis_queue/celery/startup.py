@@ -1,4 +1,4 @@
-"""Startup of a worker: log that the extension is active, and warn if its Redis may evict keys."""
+"""Log on the startup of a worker that the extension is active, and warn if its Redis may evict keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from celery import bootsteps
 
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE, active_defaults, disabled_settings
-from redis_queue.celery.control.background import Aside
+from redis_queue.celery.control.background import Background
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import delayed_of
 from redis_queue.errors import StoreError, UnsupportedServerError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logger_of(__name__)
 
-_aside: Final = Aside()
+_background: Final = Background()
 
 
 class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -34,10 +34,10 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._dispatches = Store.of(parent.app).settings.dispatch and not without_dispatch
 
     def start(self, parent: Any) -> None:
-        """Log the line, and check the store in the background: the worker does not wait for it."""
+        """Log the line, and check the store in the background."""
         logger.info(describe(parent.app, dispatches=self._dispatches), extra={"action": "worker_starts"})
         store = Store.of(parent.app)
-        _aside.run(lambda: warn_of_eviction(store))
+        _background.run(lambda: warn_of_eviction(store))
 
 
 def describe(app: Celery, *, dispatches: bool) -> str:

@@ -1,11 +1,11 @@
-"""Where a Celery app keeps its queues: settings from ``app.conf``, one client for all."""
+"""Store: the Redis in which a Celery app keeps its queues."""
 
 from __future__ import annotations
 
 from copy import copy
 from typing import TYPE_CHECKING, Final
 
-from redis_queue.celery.redis_of_app import target_of
+from redis_queue.celery.redis_of_app import address_of
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.inspector import Inspector
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from celery import Celery
 
 MAX_BODY: Final = 64 * 1024 * 1024
-"""Largest message in bytes: what a broker takes must not fail for the delay alone."""
+"""Largest message in bytes: a message that the broker accepts must not be refused for its delay alone."""
 
 CODEC: Final = Codec(JSON, MAX_BODY)
-"""Writes what the DelayQueue of every store writes; what it refuses is known without asking Redis."""
+"""The codec of every app's DelayQueue: it refuses bodies without asking Redis."""
 
 
 class Store:
-    """The queues of *app*, as its configuration says (see :class:`redis_queue.celery.settings.CelerySettings`).
+    """The queues of *app*, by its configuration (see :class:`redis_queue.celery.settings.CelerySettings`).
 
     Without ``redis_queue_url`` they are in the broker, else in the result backend, if that is one Redis. Raises
-    ConfigurationError where there is none, and for settings that cannot be.
+    ConfigurationError if neither is, and for invalid settings.
     """
 
     def __init__(self, app: Celery) -> None:
         self.settings = CelerySettings.of(app)
         self.prefix = self.settings.prefix
         self.delay_queue_name = self.settings.delay_queue
-        self._target = target_of(app.conf)
+        self._target = address_of(app.conf)
         self.url = self._target.url
         self.client: Client = connect(self.url, check=False, **self._target.options)
         self.inspector = Inspector(self.client, prefix=self.prefix)
 
     def within(self, seconds: float) -> Store:
-        """Return this store with a client of its own, which waits up to *seconds* for each connection and each reply.
+        """Return this store with another client, which waits up to *seconds* for each connection and each reply.
 
         Raises StoreError if the nodes of a Cluster cannot be read.
         """
@@ -55,7 +55,7 @@ class Store:
 
     @classmethod
     def of(cls, app: Celery) -> Store:
-        """Return the store of *app*, made at its first use."""
+        """Return the store of *app*, created at the first call."""
         store: Store | None = app.__dict__.get("redis_queue_store")
         if store is None:
             store = app.__dict__["redis_queue_store"] = cls(app)
@@ -70,11 +70,11 @@ class Store:
         return DelayQueue(self.delay_queue_name, self.client, settings=self._settings("delay", self.delay_queue_name))
 
     def known(self) -> list[Known]:
-        """Return every queue that was ever written to under the prefix."""
+        """Return every queue in the registry of the prefix."""
         return self.inspector.known()
 
     def open(self, known: Known) -> RedisQueue | DelayQueue:
-        """Return a queue from the registry, with the settings that it was written with."""
+        """Return a queue of the registry, with its registered settings."""
         return self.inspector.open(known)
 
     def _settings(self, kind: Kind, name: str) -> Settings:

@@ -1,4 +1,4 @@
-"""StoredTasks: find, change and cancel the tasks that wait in the store of a Celery app."""
+"""StoredTasks: find, change and cancel the delayed tasks of a Celery app."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def delayed_of(app: Celery) -> StoredTasks | None:
 
 
 class StoredTasks:
-    """The delayed tasks of *app* that wait in its store. Using it installs nothing in the app.
+    """The delayed tasks of *app* that wait in its store. It installs nothing in the app.
 
-    Raises ConfigurationError at the first use for invalid settings.
+    Raises ConfigurationError for invalid settings, at the first use.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -52,7 +52,7 @@ class StoredTasks:
 
     @classmethod
     def of(cls, app: Celery) -> StoredTasks:
-        """Return those of *app*, made at the first call; its DelayedTasks where one is installed."""
+        """Return the StoredTasks of *app*, always the same; its DelayedTasks if installed."""
         found = delayed_of(app) or vars(app).get(CACHED)
         if found is None:
             found = vars(app)[CACHED] = StoredTasks(app)
@@ -65,12 +65,12 @@ class StoredTasks:
 
     @property
     def store(self) -> Store:
-        """Where the app keeps its queues."""
+        """The Redis in which the app keeps its queues."""
         return Store.of(self.app)
 
     @LazyProperty
     def queue(self) -> DelayQueue:
-        """The DelayQueue that holds the tasks; its dead letters are what could not be sent."""
+        """The DelayQueue that holds the tasks; its dead letters are tasks that could not be sent."""
         return self.store.delay_queue()
 
     @LazyProperty
@@ -79,16 +79,16 @@ class StoredTasks:
         return MessageWriter(self.app, self.queue)
 
     def get(self, id: str) -> TaskEntry | None:
-        """Return a task that waits, or None."""
+        """Return a waiting task, or None."""
         entry = self.queue.get(id)
         return None if entry is None else TaskEntry.of(entry)
 
     def cancel(self, id: str) -> CancelOutcome:
         """Take a task out and set its state to REVOKED.
 
-        CANCELLED, the only true outcome: the task will never run. MAYBE_SENT: it was taken out, but a dispatcher held
-        it before and may have sent it to another broker; call ``app.control.revoke(id)`` so that workers discard
-        it. NOT_FOUND: unknown, or already being sent; the state is unchanged.
+        CANCELLED, the only true outcome: the task will never run. MAYBE_SENT: it was taken out, but a dispatcher had
+        claimed it and may have sent it to another broker; call ``app.control.revoke(id)`` so that workers discard it.
+        NOT_FOUND: unknown, or already being sent; the state is unchanged.
         """
         return self.cancel_many([id])[0]
 
@@ -96,7 +96,7 @@ class StoredTasks:
         """Take tasks out, as :meth:`cancel` does."""
         names = list(ids)
         outcomes, _ = self._cancel(names)
-        # They are taken out already. The note only lets a newer call clear their state.
+        # The entries are taken out already. The note only lets a newer call clear their state.
         with suppress(StoreError):
             self.queue.calls.note_revoked(
                 name for name, outcome in zip(names, outcomes, strict=True) if outcome.taken_out
@@ -113,7 +113,7 @@ class StoredTasks:
         return self._cancel(names)[1]
 
     def _cancel(self, names: Sequence[str]) -> tuple[builtins.list[CancelOutcome], builtins.set[str]]:
-        # Read first: what is cancelled is gone, and with it the name of the chord that waits for it.
+        # Read first: a cancelled entry is gone, and with it the name of the chord that waits for it.
         entries = [self.queue.get(name) for name in names]
         found = self.queue.cancel_many([*names, *map(retry_id, names)])
         rows = list(zip(names, entries, found, found[len(names) :], strict=False))
@@ -130,13 +130,13 @@ class StoredTasks:
         return outcomes, unseen
 
     def reschedule(self, id: str, *, countdown: Seconds | None = None, eta: datetime | None = None) -> bool:
-        """Change when a task is due: *countdown* from now, or at *eta* (aware). False: unknown, or on its way."""
+        """Change when a task is due: *countdown* from now, or at *eta* (aware). False: unknown, or being sent."""
         if countdown is None and eta is None:
             raise InvalidDelayError("give countdown= or eta=")
         return self.queue.reschedule(id, delay=countdown, due_at=eta)
 
     def run_now(self, id: str) -> bool:
-        """Make a task due at once. False: unknown, or on its way already."""
+        """Make a task due at once. False: unknown, or being sent."""
         return self.queue.run_now(id)
 
     def list(
@@ -179,7 +179,7 @@ class StoredTasks:
     def forecast(self, hours: float = 24, *, buckets: int = 24) -> builtins.list[tuple[datetime, int]]:
         """Count how many tasks fall due in each of *buckets* equal windows of the next *hours*.
 
-        Each item is (start of the window, count); what is overdue counts in the first.
+        Each item is (start of the window, count); overdue tasks count in the first.
         """
         check_limit(buckets, MANY, name="buckets")
         duration_ms(hours, name="hours")
@@ -192,7 +192,7 @@ class StoredTasks:
         """
         if not Conditions(**conditions):
             raise InvalidValueError("cancel_matching() without a condition would cancel everything: give one")
-        # One that was written by hand may have an id that no call takes.
+        # Entries written by other tools may have invalid ids.
         ids = [entry.id for entry in self.scan(**conditions) if is_id(entry.id)]
         return len(ids) if dry_run else sum(outcome.taken_out for outcome in self.cancel_many(ids))
 

@@ -1,4 +1,4 @@
-"""TaskLeases: one line that keeps running tasks from being run twice, and brings those of dead workers back soon."""
+"""TaskLeases: keep running tasks from being run twice, and bring the tasks of killed workers back soon."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TaskLeases:
-    """Workers of *app* renew the leases of what they hold while they live.
+    """Workers of *app* renew the leases of their tasks as long as they live.
 
     On a Redis broker a task may then run for longer than ``visibility_timeout`` and still runs once, so the timeout can
     be short: 60 brings the tasks of a killed worker back in at most 90 s. Give all apps on one broker the same, and
@@ -31,7 +31,7 @@ class TaskLeases:
 
     On any broker, a task that takes its worker down ``redis_queue_max_deliveries`` times (5; a task may have its own
     ``max_deliveries``) is not run again: it becomes a dead letter of the app's DelayQueue, and its state is FAILURE.
-    Making it twice for one app is harmless.
+    A second call for the same app returns the same object.
     """
 
     def __new__(cls, app: Celery) -> TaskLeases:
@@ -56,11 +56,11 @@ class TaskLeases:
         return Store.of(self.app).delay_queue()
 
     def dead_letters(self, offset: int = 0, limit: int = 100) -> list[DeadLetter]:
-        """Return a page of dead letters, oldest first: tasks that took their workers down, or could not be sent."""
+        """Return a page of dead letters, oldest first: tasks that took their workers down or could not be sent."""
         return self.queue.dead_letters(offset=offset, limit=limit)
 
     def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None) -> int:
-        """Send dead letters (default: all) again, with all their deliveries; return how many."""
+        """Send dead letters (default: all) again, their deliveries counted from zero; return how many."""
         alive = self.queue.redrive(ids, rate=rate)
         dispatcher = Dispatcher(self.app, self.queue)
         try:

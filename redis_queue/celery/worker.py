@@ -1,4 +1,4 @@
-"""A thread in every worker that dispatches; ``--without-dispatch`` leaves it to others."""
+"""Steps of every worker: a thread dispatches, unless the worker runs with ``--without-dispatch``."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ STOP_WITHIN: Final = 1.0
 
 
 class DispatchStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Runs a DispatchLoop beside the worker; refuses to start one with settings that cannot be."""
+    """Runs a DispatchLoop beside the worker; invalid settings stop the worker on startup."""
 
-    # After the pool: a process should not fork while its threads are at work.
+    # Start after the pool: a process should not fork while its threads run.
     requires = ("celery.worker.components:Timer", "celery.worker.components:Pool")
 
     def __init__(self, parent: Any, without_dispatch: bool = False, **kwargs: Any) -> None:
@@ -39,21 +39,21 @@ class DispatchStep(bootsteps.StartStopStep):  # type: ignore[misc]
         wrap_panel()
 
     def start(self, parent: Any) -> None:
-        """Start the thread, on connections of its own."""
+        """Start the thread, with its own connections."""
         self._loop = DispatchLoop(parent.app, kind=WORKER)
         setattr(parent.app, LOOP, self._loop)
         self._thread = threading.Thread(target=self._loop.run, name="redis-queue-dispatch", daemon=True)
         self._thread.start()
 
     def stop(self, parent: Any) -> None:  # noqa: ARG002 - what Celery calls
-        """Stop the thread; entries that it holds go back by themselves if it takes too long."""
+        """Stop the thread; if it takes too long, its entries come back when their leases end."""
         loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is None or thread is None:
             return
         loop.stop()
         thread.join(STOP_WITHIN)
         if thread.is_alive():
-            logger.warning("the dispatch thread is still at its batch", extra={"action": "dispatch_slow_stop"})
+            logger.warning("the dispatch thread is still sending a batch", extra={"action": "dispatch_slow_stop"})
 
     terminate = stop
 

@@ -116,7 +116,8 @@ def _check_of(access: Access, queue: DelayQueue) -> Check:
         if push.destination is not None:
             destinations.check_list(push.destination, names or ListNames())
         at = push.due_at or EPOCH
-        destinations.check_task(TaskEntry.of(Entry(push.id or "", push.payload, push.headers or {}, at, at)))
+        task = TaskEntry.of(Entry(push.id or "", push.payload, push.headers or {}, at, at))
+        destinations.check_names(task.exchange, task.routing_key or task.queue)
 
     return check
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.intercepting_producer import Tap
+from redis_queue.celery.message.intercepting_producer import InterceptingProducer
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -29,13 +29,13 @@ def sending_amqp(app: Celery, kind: Any, take: Take, now: Callable[[], datetime]
             send = super()._create_task_sender()
 
             def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
-                if isinstance(producer, Tap):  # it has a delay: the store gets it
+                if isinstance(producer, InterceptingProducer):  # it has a delay: the store gets it
                     return send(producer, name, message, **options)
 
                 def keep(envelope: Envelope, _: Mapping[str, Any], publish: Callable[[], Any]) -> Any:
                     return None if take(envelope) else publish()
 
-                return send(Tap(app, producer, keep), name, message, **options)
+                return send(InterceptingProducer(app, producer, keep), name, message, **options)
 
             return send_task_message
 

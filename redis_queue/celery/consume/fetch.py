@@ -21,7 +21,7 @@ from kombu.transport.redis import Channel, MultiChannelPoller
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps, loads
 
-from redis_queue.celery.kombu_keys import InFlight
+from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.keeper import client_of
 from redis_queue.lazy_property import LazyProperty
 from redis_queue.logs import logger_of
@@ -48,7 +48,7 @@ class Fetched(NamedTuple):
 class Fetch:
     """Takes messages by a connection whose reads Redis tracks, for *waiting*, the connection that is told."""
 
-    def __init__(self, client: redis.Redis, waiting: Any, in_flight: InFlight) -> None:
+    def __init__(self, client: redis.Redis, waiting: Any, in_flight: InFlightKeys) -> None:
         self.waiting = waiting
         self.socket = waiting._sock
         self._script = load("held/fetch")
@@ -186,7 +186,7 @@ class FetchingChannel(Channel):
             return
         self._end_fetch()
         self._asked = False
-        self._fetch = Fetch(client_of(self), waiting, InFlight.of(self))
+        self._fetch = Fetch(client_of(self), waiting, InFlightKeys.of(self))
 
     def _ask(self) -> None:
         self._in_poll = self.client.connection

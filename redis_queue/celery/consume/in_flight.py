@@ -6,7 +6,7 @@ from typing import Any
 
 import redis
 
-from redis_queue.celery.kombu_keys import InFlight
+from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.errors import RedisQueueError
 from redis_queue.keeper import client_of
 from redis_queue.store.links import DirectLink
@@ -21,7 +21,7 @@ class Records:
     kombu and Celery handle.
     """
 
-    def __init__(self, client: redis.Redis, in_flight: InFlight) -> None:
+    def __init__(self, client: redis.Redis, in_flight: InFlightKeys) -> None:
         self._client = client
         self._in_flight = in_flight
         self._link = DirectLink(client)
@@ -32,7 +32,7 @@ class Records:
     @classmethod
     def of(cls, channel: Any) -> Records:
         """Return the records of the broker of kombu's *channel*."""
-        return cls(client_of(channel), InFlight.of(channel))
+        return cls(client_of(channel), InFlightKeys.of(channel))
 
     def add(self, tag: str, record: str) -> float:
         """Write the *record* of a popped message; return the Redis time at which its lease begins."""

@@ -23,7 +23,7 @@ import redis
 from redis_queue.backoff import Backoff
 from redis_queue.celery.consume.counters import Counters
 from redis_queue.celery.consume.in_flight import Records
-from redis_queue.celery.kombu_keys import InFlight
+from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.keeper import RENEWALS, Board, Place, Renewer, client_of, packed, write_line
 from redis_queue.logs import logger_of
@@ -83,7 +83,7 @@ class Keeping:
     def __init__(self, connection: Any, on_lost: Callable[[str, float], None]) -> None:
         channel = connection.default_channel
         prefix = channel.global_keyprefix or ""
-        self._in_flight = InFlight.of(channel)
+        self._in_flight = InFlightKeys.of(channel)
         place = Place(
             index=self._in_flight.index.encode(),
             timeouts=visibility_timeouts(prefix),

@@ -15,7 +15,7 @@ from kombu.utils.json import dumps
 from redis_queue.celery.consume.fetch import FetchingChannel
 from redis_queue.celery.consume.in_flight import Records
 from redis_queue.celery.consume.leases import Keeping
-from redis_queue.celery.kombu_keys import InFlight
+from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.lazy_property import LazyProperty
 from redis_queue.logs import logger_of
 from redis_queue.store.keys import sweeping
@@ -158,7 +158,7 @@ class LeasedQoS(QoS):
 
     def _sweep(self, limit: int | None) -> None:
         # kombu's client adds the prefix of the broker's keys to some commands, and to this look it does not.
-        index = InFlight.of(self.channel).index
+        index = InFlightKeys.of(self.channel).index
         with self.channel.conn_or_acquire() as client:
             seconds, microseconds = client.time()
             expired = seconds + microseconds / 1e6 - self.visibility_timeout

@@ -1,1 +1,1 @@
-"""Revoke and inspect reach stored tasks."""
+"""Extend revoke and inspect to stored tasks."""

@@ -1,4 +1,4 @@
-"""Aside: what the event loop of a worker must not wait for, one call after another in a thread of its own."""
+"""Background: run calls in a background thread so that the event loop of a worker never blocks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from redis_queue.logs import logger_of
 logger = logger_of(__name__)
 
 IDLE: Final = 10.0
-"""Seconds after which a thread without work ends."""
+"""Seconds after which an idle thread ends."""
 
 
-class Aside:
-    """Runs calls in order; its thread lives while there are any. What a call raises is logged."""
+class Background:
+    """Runs calls in order, in a thread that ends when idle. Exceptions of a call are logged."""
 
     def __init__(self) -> None:
         self.forget()
@@ -33,15 +33,15 @@ class Aside:
             self._calls.put(call)
             if not self._running:
                 self._running = True
-                threading.Thread(target=self._work, name="redis-queue-aside", daemon=True).start()
+                threading.Thread(target=self._work, name="redis-queue-background", daemon=True).start()
 
     def _work(self) -> None:
         while (call := self._next()) is not None:
             try:
                 call()
             except Exception:
-                logger.exception("a call beside the worker failed", extra={"action": "aside_failed"})
-            # Else what it needed would live until the next one comes.
+                logger.exception("a call in the background failed", extra={"action": "background_failed"})
+            # Free its objects now, not at the next call.
             del call
 
     def _next(self) -> Callable[[], Any] | None:
@@ -49,6 +49,6 @@ class Aside:
             return self._calls.get(timeout=IDLE)
         except Empty:
             with self._lock:
-                # One that came since then is this thread's as well.
+                # A call that arrived since then is still run by this thread.
                 self._running = not self._calls.empty()
                 return self._calls.get() if self._running else None

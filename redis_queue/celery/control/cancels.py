@@ -1,4 +1,4 @@
-"""What each kind of revoke cancels in the store."""
+"""Cancel stored tasks for each kind of revoke."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.store.ids import is_id
 
 CANCELLED: Final = "stored_cancelled"
-"""The argument that names the store in which who asks has cancelled by itself; its workers need not search it again."""
+"""Argument of a revoke: the store in which its sender has cancelled; workers need not search that one again."""
 
 
 def _cancel_ids(delayed: StoredTasks, arguments: Mapping[str, Any]) -> Set[str]:
@@ -33,7 +33,7 @@ CANCELS: Final[Mapping[str, Callable[[StoredTasks, Mapping[str, Any]], Set[str]]
 
 
 def storable(ids: Any) -> list[str]:
-    """Return those of one or several *ids* under which a task can be stored; the workers hear of all."""
+    """Return the ids, of one or several, under which a task can be stored."""
     return [id_ for id_ in map(str, several(ids)) if is_id(id_)]
 
 

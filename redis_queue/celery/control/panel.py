@@ -1,4 +1,4 @@
-"""The workers of an app cancel, list and find stored tasks when a client asks."""
+"""Remote control commands of workers that also cancel, list and find stored tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from celery.worker.control import Panel
 
-from redis_queue.celery.control.background import Aside
+from redis_queue.celery.control.background import Background
 from redis_queue.celery.control.cancels import CANCELLED, CANCELS, several, storable, store_of
 from redis_queue.celery.control.newer_calls import has_newer_call
 from redis_queue.celery.dispatch.loop import answers
@@ -27,12 +27,12 @@ CLEARED: Final = 100
 """Most tasks of one revoke whose states each worker checks."""
 
 
-_aside: Final = Aside()
-os.register_at_fork(after_in_child=_aside.forget)
+_background: Final = Background()
+os.register_at_fork(after_in_child=_background.forget)
 
 
 def wrap_panel() -> None:
-    """Let the workers of this process cancel, list and find stored tasks when a foreign client asks; only once."""
+    """Extend the remote control commands of this process to stored tasks; no-op if already done."""
     for name, wrapper in _COMMANDS.items():
         original = Panel.data[name]
         if not getattr(original, "stored_too", False):
@@ -43,7 +43,7 @@ def wrap_panel() -> None:
                 Panel.data[alias] = wrapped
 
 
-def _also_cancelling(name: str) -> Callable[[Any], Any]:
+def _cancel_too(name: str) -> Callable[[Any], Any]:
     def wrap(original: Any) -> Any:
         def command(state: Any, *args: Any, **kwargs: Any) -> Any:
             delayed = delayed_of(state.app)
@@ -51,14 +51,14 @@ def _also_cancelling(name: str) -> Callable[[Any], Any]:
             if delayed is None:
                 return original(state, *args, **kwargs)
             arguments = _arguments(name, args, kwargs)
-            # A slow store must not block the worker.
+            # In the background: a slow store must not block the worker.
             if cancelled != store_of(delayed):
-                _aside.run(lambda: _quietly(lambda: CANCELS[name](delayed, arguments)))
+                _background.run(lambda: _quietly(lambda: CANCELS[name](delayed, arguments)))
             elif "task_id" in kwargs:
                 # A newer call may have been stored before this broadcast arrived.
                 older = [id_ for id_ in several(kwargs["task_id"]) if not has_newer_call(state.app, str(id_))]
                 kwargs = {**kwargs, "task_id": older}
-                _aside.run(lambda: _quietly(lambda: _clear(delayed, arguments)))
+                _background.run(lambda: _quietly(lambda: _clear(delayed, arguments)))
             return original(state, *args, **kwargs)
 
         return command
@@ -107,7 +107,7 @@ def _query_task(original: Any) -> Any:
 
 
 def _answers(state: Any) -> bool:
-    """Tell whether this worker lists what is stored: the one that leads, or each if none of them does."""
+    """Tell whether this worker lists stored tasks: the leader does, or each one if none leads."""
     return bool(_quietly(lambda: answers(state.app)))
 
 
@@ -138,20 +138,20 @@ def _row(entry: TaskEntry) -> dict[str, Any]:
 
 
 def _quietly(call: Callable[[], Any]) -> Any:
-    """Run *call*; neither a store that is away nor a foreign client's mistake takes the worker's own answer away."""
+    """Run *call*; log an unavailable store or invalid arguments, so that the worker's own reply is still sent."""
     try:
         return call()
     except RedisQueueError as error:
-        logger.warning("stored tasks cannot be reached: %s", error, extra={"action": "store_unavailable"})
+        logger.warning("the stored tasks are unavailable: %s", error, extra={"action": "store_unavailable"})
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
-        logger.warning("stored tasks cannot be asked for that: %s", error, extra={"action": "control_refused"})
+        logger.warning("invalid arguments for stored tasks: %s", error, extra={"action": "control_refused"})
     return None
 
 
 _COMMANDS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "revoke": _also_cancelling("revoke"),
-    "terminate": _also_cancelling("terminate"),
-    "revoke_by_stamped_headers": _also_cancelling("revoke_by_stamped_headers"),
+    "revoke": _cancel_too("revoke"),
+    "terminate": _cancel_too("terminate"),
+    "revoke_by_stamped_headers": _cancel_too("revoke_by_stamped_headers"),
     "scheduled": _scheduled,
     "query_task": _query_task,
 }

@@ -1,4 +1,4 @@
-"""Every revoke that an app sends also cancels stored tasks."""
+"""Cancel stored tasks with every revoke that an app sends."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 def wrap_control(delayed: StoredTasks) -> None:
-    """Let every revoke that this app sends cancel what is stored, before the workers hear of it.
+    """Let every revoke that the app sends cancel stored tasks first, and then reach the workers.
 
-    With the store away the workers hear of it all the same, and then the caller is told.
+    If the store is unavailable, the revoke is sent to the workers, and then the error is raised.
     """
     app = delayed.app
     if "control" in vars(app):
         _wrap(app.control, delayed)
     else:
-        # Made at its first use: to make it now would read the configuration, which may not be there yet.
+        # Create it at its first use: that reads the configuration, which may not be complete yet.
         app.control_cls = _Control(app.control_cls)
 
 
 class _Control:
-    """Stands for the control class of an app until its control is made."""
+    """Factory in place of the control class of an app."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
@@ -55,11 +55,11 @@ def _wrap(control: Any, delayed: StoredTasks) -> None:
             broadcast(command, arguments, *args[1:], **kwargs)
             raise
         if unseen and not arguments.get("terminate"):
-            # Workers would discard the next call with the same id, for hours.
-            heard = [id_ for id_ in several(arguments["task_id"]) if str(id_) not in unseen]
-            if not heard and not kwargs.get("reply"):
+            # Workers that heard of these ids would discard the next calls with them, for hours.
+            others = [id_ for id_ in several(arguments["task_id"]) if str(id_) not in unseen]
+            if not others and not kwargs.get("reply"):
                 return None
-            arguments = {**arguments, "task_id": heard}
+            arguments = {**arguments, "task_id": others}
         return broadcast(command, {**arguments, CANCELLED: store_of(delayed)}, *args[1:], **kwargs)
 
     control.broadcast = cancelling_broadcast

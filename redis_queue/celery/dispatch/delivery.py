@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from redis_queue.backoff import retry_delay
 from redis_queue.celery.brokers import Broker, UnroutableError
 from redis_queue.celery.brokers.redis import RedisBroker
-from redis_queue.celery.message.envelope import VERSION, Envelope, UnknownVersionError, element_of, needs_reading
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.packing import VERSION, UnknownVersionError, element_of, needs_reading
 from redis_queue.celery.message.reading import envelope_of_entry
 from redis_queue.celery.tracing import DispatchSpans
 from redis_queue.delay.lateness import NO_LATENESS, Dispatches, Lateness

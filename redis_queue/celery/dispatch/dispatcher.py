@@ -13,7 +13,7 @@ from redis_queue.celery.brokers import Broker, open_broker
 from redis_queue.celery.brokers.base import only_wait
 from redis_queue.celery.dispatch.delivery import AwayError, Batch, Dispatched
 from redis_queue.celery.dispatch.overdue import Allowance
-from redis_queue.celery.message.envelope import PHRASES
+from redis_queue.celery.message.packing import PHRASES
 from redis_queue.celery.settings import CelerySettings, Overdue
 from redis_queue.delay.model import Claimed
 from redis_queue.delay.queue import DelayQueue

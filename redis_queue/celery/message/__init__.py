@@ -1,1 +1,1 @@
-"""Celery messages as the store keeps them: written, read, and made into messages again."""
+"""Celery messages as the store keeps them: write them, read them, and restore them."""

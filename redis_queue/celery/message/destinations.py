@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from redis_queue.celery.message.envelope import Envelope
-    from redis_queue.celery.message.task_entry import TaskEntry
 
 MOST_SEEN: Final = 200
 """Most queues outside the configuration that are remembered as allowed."""
@@ -96,12 +95,12 @@ class Destinations:
             )
         self.check_queue(queue)
 
-    def check_task(self, task: TaskEntry) -> None:
-        """Check the destination of a stored task, if it is readable."""
-        if task.exchange:
-            self.check_exchange(task.exchange)
-        elif name := task.routing_key or task.queue:
-            self.check_queue(name)
+    def check_names(self, exchange: str, queue: str) -> None:
+        """Check an exchange, or a queue if there is none; "" is not checked."""
+        if exchange:
+            self.check_exchange(exchange)
+        elif queue:
+            self.check_queue(queue)
 
     def lists(self, names: ListNames) -> list[str]:
         """Return the lists that are known to be allowed; others are checked one by one."""

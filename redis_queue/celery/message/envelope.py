@@ -1,95 +1,26 @@
-"""Envelope: a Celery message between its capture and its publish, and the compact bytes it is stored as.
-
-The stored form is the element that kombu's Redis transport keeps in its lists, with what is the same in nearly all
-messages replaced by single bytes. JSON is written in ASCII, so every byte above 0x7f is free for that; a script in
-Redis can put the phrases back with one substitution.
-"""
+"""Envelope: a Celery message between its capture and its publish."""
 
 from __future__ import annotations
 
 import base64
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
-from uuid import uuid4
 
 from kombu.compression import compress
 from kombu.messaging import Producer
 from kombu.utils.json import JSONEncoder
 
 from redis_queue.celery.message.attempt import CALL
+from redis_queue.celery.message.packing import expand, pack
 from redis_queue.errors import InvalidValueError
 from redis_queue.store.codec import MAX_DIGITS, read_document, small_integer
-from redis_queue.store.ids import MAX_ID
 from redis_queue.times import END_OF_CALENDAR_MS
 
-VERSION: Final = b"\x01"
-"""First byte of a packed message. A later form gets another one; JSON never begins with a control character."""
-
-_ID: Final = "\x80"
-TAG: Final = "\x81"
-_FIRST: Final = 0x82
-
-_PHRASES: Final = (
-    r', {}, {\"callbacks\": null, \"errbacks\": null, \"chain\": null, \"chord\": null}]",'
-    r'"content-encoding":"utf-8","content-type":"application/json","headers":{"lang":"py","task":"',
-    r', {\"callbacks\": null, \"errbacks\": null, \"chain\": null, \"chord\": null}]",'
-    r'"content-encoding":"utf-8","content-type":"application/json","headers":{"lang":"py","task":"',
-    '","shadow":null,"eta":null,"expires":null,"group":null,"group_index":null,"retries":0,'
-    '"timelimit":[null,null],"root_id":"',
-    '","shadow":null,"eta":null,"expires":',
-    '"group":null,"group_index":null,"retries":',
-    '"timelimit":[null,null],"root_id":"',
-    '","parent_id":null,"argsrepr":"',
-    '","argsrepr":"',
-    '","kwargsrepr":"{}","origin":"gen',
-    '","kwargsrepr":"',
-    '","origin":"gen',
-    '","ignore_result":false,"replaced_task_nesting":0,"stamped_headers":null,"stamps":{},"redis_queue_eta":"',
-    '","ignore_result":true,"replaced_task_nesting":0,"stamped_headers":null,"stamps":{},"redis_queue_eta":"',
-    '","redis_queue_call":"',
-    '"},"properties":{"correlation_id":"',
-    '","ignore_result":',
-    ',"replaced_task_nesting":0,"stamped_headers":',
-    ',"stamps":{',
-    '"properties":{"correlation_id":"',
-    '","reply_to":"',
-    '","delivery_mode":2,"delivery_info":{"exchange":"","routing_key":"celery"},"priority":0,"delivery_tag":"',
-    '","delivery_mode":2,"delivery_info":{"exchange":"","routing_key":"',
-    '","delivery_mode":2,"delivery_info":{"exchange":"',
-    '","routing_key":"',
-    '"},"priority":0,"delivery_tag":"',
-    '"},"priority":',
-    ',"delivery_tag":"',
-    r"{\"callbacks\": null, \"errbacks\": null, \"chain\": null, \"chord\": null}",
-    '"content-encoding":"utf-8","content-type":"application/json","headers":{',
-    '"content-encoding":"binary","content-type":"application/x-python-serialize","headers":{',
-    '"lang":"py","task":"',
-    '"body_encoding":"base64"',
-)
-"""What bytes from 0x82 up stand for. An order or a text that changes needs another VERSION."""
-
-PHRASES: Final[Sequence[bytes]] = tuple(phrase.encode("latin-1") for phrase in _PHRASES)
-_CODES: Final = tuple((phrase, chr(_FIRST + number)) for number, phrase in enumerate(_PHRASES))
-_BY_CODE: Final = {code: phrase for phrase, code in _CODES}
-_PACKED = re.compile("[\x82-\xff]")
-_ESCAPED = re.compile(r"\\u00[2-7]")
-
 _PUBLISHED: Final = ("correlation_id", "reply_to", "delivery_mode", "priority", "message_id", "app_id")
-"""Properties that a publisher gives."""
-
-MIN_ID: Final = 8
-"""Ids as short as this could stand anywhere in a message; they are left as they are."""
-
-MOST_IDS: Final = 100
-MOST_PHRASES: Final = 10
-"""Most times that the id, and each phrase, is replaced in a message, so that unpacking cannot grow it without limit."""
-
-MOST_CODES: Final = 500
-"""Most replacements in one message, all together; a script contains the same number."""
+"""Properties that a publisher sets."""
 
 MAX_NAME: Final = 1000
 """Most characters of a task name, id, queue or exchange."""
@@ -103,15 +34,13 @@ MAX_PRIORITY: Final = 2**31 - 1
 _OF_THE_PUBLISH: Final = frozenset(inspect.signature(Producer.publish).parameters) - {"priority", "delivery_mode"}
 """Names that a property must not have: kombu would treat them as options of the publish."""
 
-_ASCII: Final = bytes(range(128))
-
 _ENCODER: Final = JSONEncoder(separators=(",", ":"))
 
 Due = tuple[float | None, datetime | None]
-"""A delay in seconds, which counts from the Redis server's clock, or a time."""
+"""A delay in seconds by the Redis server's clock, or a time."""
 
 DEFERRED_FOR: Final = "deferred_ms"
-"""The header of an entry that tells for how long its message was deferred."""
+"""Header of an entry: for how many ms its message was deferred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +54,7 @@ class Envelope:
     properties: Mapping[str, Any]
     exchange: str
     routing_key: str
-    #: Queues to declare before a publish, as :func:`redis_queue.celery.queues.describe` gives them.
+    #: Queues to declare before a publish, as :func:`redis_queue.celery.message.declarations.describe` returns them.
     declare: Sequence[Any] = field(default=())
     #: When its time to live ends, ms since the epoch; None means never.
     expires_at: int | None = None
@@ -137,17 +66,17 @@ class Envelope:
 
     @property
     def task(self) -> str:
-        """The name of the task, "" where only the body tells (protocol 1)."""
+        """The name of the task; "" if it is in the body (protocol 1)."""
         return str(self.headers.get("task") or "")
 
     @property
     def priority(self) -> int:
-        """The priority; 0 where none was given."""
+        """The priority; 0 by default."""
         return priority_of(self.properties)
 
     @property
     def queue(self) -> str:
-        """The Celery queue that it is for; "" where only its exchange knows."""
+        """The Celery queue of the message; "" if only its exchange determines it."""
         names = (item.get("queue") if isinstance(item, Mapping) else item for item in self.declare)
         declared = next((name for name in names if isinstance(name, str)), "")[:MAX_NAME]
         return declared or ("" if self.exchange else self.routing_key)
@@ -158,14 +87,7 @@ class Envelope:
 
     def pack(self, entry_id: str | None = None) -> bytes:
         """Return the compact form for the entry *entry_id*, by default one with the id of the task."""
-        # The tag stands at the end; a body may hold the same character, which has to stay as it is.
-        text = self.element("").removesuffix('"}}') + TAG + '"}}'
-        task_id = self.id
-        if entry_id in (None, task_id) and len(task_id) > MIN_ID and _is_left_out(task_id):
-            text = text.replace(task_id, _ID, MOST_IDS)
-        for phrase, code in _CODES:
-            text = text.replace(phrase, code, MOST_PHRASES)
-        return VERSION + text.encode("latin-1")
+        return pack(self.element(""), self.id if entry_id in (None, self.id) else "")
 
     @classmethod
     def unpack(cls, data: bytes, entry_id: str, headers: Mapping[str, Any] | None = None) -> Envelope:
@@ -174,17 +96,15 @@ class Envelope:
         Values of headers stay plain JSON, even if kombu would convert them to another type. Raises InvalidValueError
         for bytes that are not a packed message, UnknownVersionError for a format of a later version.
         """
-        if not data.startswith(VERSION):
-            kind = UnknownVersionError if data[:1] and data[0] < ord(" ") else InvalidValueError
-            raise kind(f"stored message begins with {data[:1]!r}: not a form that this version reads")
+        text = expand(data, entry_id)
         try:
-            return cls._from_element(read_document(expand(data, entry_id)), headers or {})
+            return cls._from_element(read_document(text), headers or {})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidValueError(f"stored message cannot be read: {type(error).__name__}: {error}") from error
 
     @classmethod
     def of_message(cls, message: Any) -> Envelope:
-        """Return what was published, from the kombu *message* that a worker got."""
+        """Return the published message, from the kombu *message* that a worker received."""
         route, body = message.delivery_info, message.body
         data = body.encode() if isinstance(body, str) else bytes(body)
         compression = message.headers.get("compression")
@@ -206,7 +126,7 @@ class Envelope:
         return replace(self, headers={**self.headers, CALL: name})
 
     def storage_headers(self) -> dict[str, Any]:
-        """Return what the record keeps beside the packed message."""
+        """Return the fields that the record keeps beside the packed message."""
         kept: dict[str, Any] = {}
         if self.declare:
             kept["declare"] = list(self.declare)
@@ -262,10 +182,6 @@ class Envelope:
         )
 
 
-class UnknownVersionError(InvalidValueError):
-    """A stored message has a form of a later version; it is left alone."""
-
-
 def _check_name(value: Any, name: str) -> str:
     if not isinstance(value, str) or len(value) > MAX_NAME:
         got = f"{len(value):,} characters" if isinstance(value, str) else type(value).__name__
@@ -309,41 +225,3 @@ def priority_of(properties: Mapping[str, Any]) -> int:
         return max(-MAX_PRIORITY, min(int(value), MAX_PRIORITY))
     except (ValueError, OverflowError):
         return 0
-
-
-def expand(data: bytes, entry_id: str) -> str:
-    """Return the element that *data* stands for; the delivery tag is left as one byte 0x81.
-
-    Raises InvalidValueError for an unknown phrase, for an id that :meth:`Envelope.pack` does not replace, and for more
-    replacements than it makes.
-    """
-    if len(data) > MOST_CODES and len(data.translate(None, _ASCII)) > MOST_CODES:
-        raise InvalidValueError(f"stored message has more than {MOST_CODES} phrases left out")
-    text = _PACKED.sub(_phrase, data[1:].decode("latin-1"))
-    if _ID in text and not _is_left_out(entry_id):
-        raise InvalidValueError(f"stored message has another id: {entry_id!r} has to stand in it")
-    return text.replace(_ID, entry_id)
-
-
-def element_of(data: bytes, entry_id: str) -> str:
-    """Return the element that *data* stands for, with a new delivery tag."""
-    return expand(data, entry_id).replace(TAG, str(uuid4()))
-
-
-def needs_reading(element: str) -> bool:
-    """Tell whether *element* may contain values of kombu's own types, from which a worker makes numbers of any size."""
-    # JSON encoders do not escape letters, so an escaped one may hide "__type__".
-    return '"__type__"' in element or (r"\u00" in element and _ESCAPED.search(element) is not None)
-
-
-def _is_left_out(task_id: str) -> bool:
-    """Tell whether JSON writes an id as it is."""
-    plain = len(task_id) <= MAX_ID and task_id.isascii() and task_id.isprintable()
-    return plain and '"' not in task_id and "\\" not in task_id
-
-
-def _phrase(found: re.Match[str]) -> str:
-    try:
-        return _BY_CODE[found[0]]
-    except KeyError:
-        raise InvalidValueError(f"stored message holds {found[0]!r}, which stands for nothing") from None

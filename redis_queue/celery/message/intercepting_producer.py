@@ -1,4 +1,4 @@
-"""Tap: a producer that keeps the message it was to send."""
+"""InterceptingProducer: a producer that hands over its message instead of sending it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 NATIVE_DELAY: Final = "celery_delayed_"
 _LOCAL: Final = ("retry", "retry_policy", "timeout", "confirm_timeout", "mandatory", "immediate")
-"""What a publish takes for itself and a message does not carry."""
+"""Options of a publish that are not part of the message."""
 
 Publish = Callable[..., Any]
 Keep = Callable[[Envelope, Mapping[str, Any], Callable[[], Any]], Any]
 """Takes the message, how a publish may be retried, and a function that publishes it after all."""
 
 
-class Tap:
-    """Stands in for *producer* during one send: its first publish is kept, those after it (events) are sent.
+class InterceptingProducer:
+    """Replaces *producer* during one send: *keep* gets the first message, later ones (events) are sent.
 
-    The signals before and after a publish, header injection, routing and serialisation all happen as they would.
+    Signals before and after a publish, header injection, routing and serialisation are as without it.
     """
 
     def __init__(self, app: Celery, producer: Any, keep: Keep) -> None:
@@ -55,7 +55,7 @@ class Tap:
 
 
 def envelope_of(app: Celery, producer: Any, body: Any, options: Mapping[str, Any]) -> Envelope:
-    """Return the message that ``producer.publish(body, **options)`` would send, with its eta in our own header."""
+    """Return the message that ``producer.publish(body, **options)`` would send, its eta in the header ETA."""
     properties = {name: value for name, value in options.items() if name not in _LOCAL}
     headers = dict(properties.pop("headers", None) or {})
     # Protocol 1 has the eta in the body.
@@ -115,7 +115,7 @@ def _exchange(exchange: Any, mode: Any) -> tuple[str, int]:
 
 
 def _past_native_delay(exchange: str, routing_key: str) -> tuple[str, str]:
-    """Return where RabbitMQ's own delay would have led to: the exchange behind it, the key without its bits."""
+    """Return the destination after RabbitMQ's own delay: the last exchange, and the key without its delay bits."""
     if not exchange.startswith(NATIVE_DELAY) or exchange == CELERY_DELAYED_DELIVERY_EXCHANGE:
         return exchange, routing_key
     # Each of the 28 bits takes two characters.

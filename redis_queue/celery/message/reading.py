@@ -1,4 +1,4 @@
-"""Read an entry as the message that it becomes, whether it is stored as bytes or as a call."""
+"""Read an entry, whether it holds a captured message or a call, and make the message that Celery sends of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from redis_queue.celery.message.attempt import CALL, ETA, call_in, call_name
 from redis_queue.celery.message.destinations import Destinations
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.intercepting_producer import Tap
+from redis_queue.celery.message.intercepting_producer import InterceptingProducer
 from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.message.trace_headers import with_schedule
 from redis_queue.model import Entry
@@ -19,15 +19,21 @@ if TYPE_CHECKING:
 _REPRS: Final = ("argsrepr", "kwargsrepr")
 
 
+def read_entry(entry: Entry) -> Envelope | TaskCall:
+    """Return the message or the call that *entry* holds; raises InvalidValueError for an unreadable one."""
+    if isinstance(entry.payload, bytes):
+        return Envelope.unpack(entry.payload, entry.id, entry.headers)
+    return TaskCall.from_payload(entry.payload)
+
+
 def envelope_of_call(app: Celery, call: TaskCall, task_id: str) -> Envelope:
     """Return the message that *call* becomes; raises what Celery raises for a call that it cannot send."""
     kept: list[Envelope] = []
     options = {**_task_options(app, call.task), **call.options}
     with app.producer_or_acquire() as producer:
-        tap = Tap(app, producer, lambda envelope, *_: kept.append(envelope))
-        app.send_task(
-            call.task, list(call.args), dict(call.kwargs), task_id=task_id, producer=tap, add_to_parent=False, **options
-        )
+        intercepting = InterceptingProducer(app, producer, lambda envelope, *_: kept.append(envelope))
+        args, kwargs = list(call.args), dict(call.kwargs)
+        app.send_task(call.task, args, kwargs, task_id=task_id, producer=intercepting, add_to_parent=False, **options)
     envelope = kept[0]
     # Celery also copies these two options into the properties of the message.
     properties = {name: value for name, value in envelope.properties.items() if name not in _REPRS}
@@ -39,11 +45,11 @@ def envelope_of_entry(app: Celery, entry: Entry, destinations: Destinations) -> 
 
     Raises InvalidValueError for an unreadable entry, and for a call to a forbidden queue.
     """
-    if isinstance(entry.payload, bytes):
-        return Envelope.unpack(entry.payload, entry.id, entry.headers)
-    call = TaskCall.from_payload(entry.payload)
-    destinations.check_call(call.options)
-    envelope = envelope_of_call(app, call, entry.id)
+    message = read_entry(entry)
+    if isinstance(message, Envelope):
+        return message
+    destinations.check_call(message.options)
+    envelope = envelope_of_call(app, message, entry.id)
     name = call_in(entry.headers) or call_name(entry.id, entry.put_at.timestamp())
     own = {ETA: entry.due_at.isoformat(), CALL: name}
     return replace(envelope, headers={**envelope.headers, **own})

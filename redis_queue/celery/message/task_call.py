@@ -44,12 +44,12 @@ OPTIONS: Final = frozenset(
         "time_limit",
     }
 )
-"""What ``apply_async`` takes and an entry can carry. *expires* counts from the dispatch."""
+"""Options of ``apply_async`` that an entry can hold. *expires* counts from the dispatch."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskCall:
-    """Which task to run with what; raises InvalidValueError for what Celery could not send."""
+    """A call of a task; raises InvalidValueError for values that Celery cannot send."""
 
     task: str
     args: Sequence[Any] = ()
@@ -58,13 +58,13 @@ class TaskCall:
 
     def __post_init__(self) -> None:
         if not isinstance(self.task, str) or not self.task:
-            raise InvalidValueError(f"task={self.task!r}: give the name of a task")
+            raise InvalidValueError(f"task={self.task!r}: must be the name of a task")
         if not isinstance(self.args, list | tuple):
-            raise InvalidValueError(f"args={self.args!r}: give a list or tuple")
+            raise InvalidValueError(f"args={self.args!r}: must be a list or tuple")
         for name in ("kwargs", "options"):
             value = getattr(self, name)
             if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-                raise InvalidValueError(f"{name}={value!r}: give a mapping with string names")
+                raise InvalidValueError(f"{name}={value!r}: must be a mapping with string names")
         for name in self.options:
             if name in ("countdown", "eta"):
                 raise InvalidValueError(f"option {name!r}: give delay= or due_at= instead, which the entry waits for")
@@ -103,9 +103,9 @@ class TaskCall:
 
     @classmethod
     def from_payload(cls, payload: Any) -> TaskCall:
-        """Return the call that *payload* holds; raises InvalidValueError if it holds none."""
+        """Return the call that *payload* holds; raises InvalidValueError for another payload."""
         if not isinstance(payload, Mapping) or not set(payload) <= {"task", "args", "kwargs", "options"}:
-            raise InvalidValueError(f"payload of type {type(payload).__name__} is no task call")
+            raise InvalidValueError(f"payload of type {type(payload).__name__}: expected a task call")
         return cls(**{"task": "", **payload})
 
 

@@ -1,4 +1,4 @@
-"""TaskEntry: a delayed task as people see it."""
+"""TaskEntry: a delayed task in readable form."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from redis_queue.celery.message.envelope import MAX_NAME, Envelope, priority_of
 from redis_queue.celery.message.protocol import json_body, retries_of
+from redis_queue.celery.message.reading import read_entry
 from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.message.typed_values import restore_types
 from redis_queue.errors import InvalidValueError
@@ -18,7 +19,7 @@ from redis_queue.times import from_ms
 
 @dataclass(frozen=True, slots=True)
 class TaskEntry:
-    """One task that waits for its time. *task* is "" where the message cannot be read by this version."""
+    """One delayed task. *task* is "" if this version cannot read the message."""
 
     id: str
     task: str
@@ -46,15 +47,14 @@ class TaskEntry:
             "deliveries": entry.deliveries,
         }
         try:
-            if isinstance(entry.payload, bytes):
-                return cls(**known, **_of_envelope(Envelope.unpack(entry.payload, entry.id, entry.headers)))
-            return cls(**known, **_of_call(TaskCall.from_payload(entry.payload)))
+            message = read_entry(entry)
+            return cls(**known, **(_of_envelope(message) if isinstance(message, Envelope) else _of_call(message)))
         except InvalidValueError:
             return cls(**known, **_NOTHING)
 
 
 MAX_TEXT: Final = 20_000
-"""Most characters shown of arguments, which Celery itself cuts at a thousand."""
+"""Most characters of arguments; Celery itself cuts them at a thousand."""
 
 _NOTHING: Mapping[str, Any] = {
     **dict.fromkeys(("task", "queue", "exchange", "routing_key", "args", "kwargs"), ""),

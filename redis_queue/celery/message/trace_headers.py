@@ -1,4 +1,4 @@
-"""The headers of a message that carry the trace context of its schedule."""
+"""Headers of a message that carry the trace context of its schedule."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Final
 from redis_queue.celery.message.envelope import Envelope
 
 DUE_AT: Final = "redis_queue_due_at"
-"""The header that tells a worker what the task waited for. Only messages whose schedule is sampled have it."""
+"""Header with the due time, for the worker. Only messages whose schedule is sampled have it."""
 
 PARENT, STATE = "traceparent", "tracestate"
 CARRIED: Final = (PARENT, STATE, DUE_AT)
-"""The headers that one schedule writes, which are of no use to the next one."""
+"""Headers that belong to one schedule; the next one must not inherit them."""
 
 
 def without_schedule(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the *options* of a send without what Celery copied from the message that the current task came with."""
+    """Return the *options* of a send without the headers that Celery copied from the message of the current task."""
     headers = options.get("headers")
     if not headers or DUE_AT not in headers:
         return options
@@ -25,7 +25,7 @@ def without_schedule(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def with_schedule(envelope: Envelope, headers: Any) -> Envelope:
-    """Return *envelope* with what was carried in *headers*: a send at the dispatch may have put its own there."""
+    """Return *envelope* with the trace context of *headers*: sending at the dispatch may have replaced it."""
     if not isinstance(headers, Mapping) or DUE_AT not in headers:
         return envelope
     kept = {name: headers[name] for name in CARRIED if name in headers}

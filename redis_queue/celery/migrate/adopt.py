@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from redis_queue.celery.brokers.outage import broker_of
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.protocol import retries_of
+from redis_queue.celery.message.reading import read_entry
 from redis_queue.celery.migrate.kombu_backlog import Found, Left, Stranded
 from redis_queue.celery.migrate.live_workers import Listeners
 from redis_queue.celery.stored_tasks import StoredTasks
@@ -170,10 +171,10 @@ class Adoption:
             if entry.payload == push.payload:
                 return True
             try:
-                stored = Envelope.unpack(entry.payload, entry.id, entry.headers)
-                if retries_of(stored) > retries_of(found.envelope):
+                stored = read_entry(entry)
+                if isinstance(stored, Envelope) and retries_of(stored) > retries_of(found.envelope):
                     return True
-            except (InvalidValueError, AttributeError):
+            except InvalidValueError:
                 pass
             reason = "another task with its id is stored"
         self._leave(found, reason)

@@ -13,7 +13,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from redis_queue.celery.brokers import Broker
 from redis_queue.celery.brokers.redis import RedisBroker
-from redis_queue.celery.kombu_keys import InFlight, ListNames
+from redis_queue.celery.kombu_keys import InFlightKeys, ListNames
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.intercepting_producer import envelope_of
 from redis_queue.celery.message.protocol import json_body
@@ -68,7 +68,7 @@ class Stranded:
         self.shared = broker.shares_store
         self._names: ListNames = broker.names
         self.server = client_of(broker.channel)
-        self._in_flight = InFlight.of(broker.channel)
+        self._in_flight = InFlightKeys.of(broker.channel)
         self._send = Scripts(self.server).command
 
     def pages(self) -> Iterator[list[Found | Left]]:

@@ -1,1 +1,1 @@
-"""Publishes with a delay become stored entries."""
+"""Store publishes with a delay as entries."""

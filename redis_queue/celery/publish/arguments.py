@@ -1,4 +1,4 @@
-"""What a delayed call may be asked for: what cannot be kept is one clear error, before anything is sent."""
+"""Check the delay of a call before it is sent."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def seconds_of(countdown: Seconds | None) -> float | None:
-    """Return *countdown* in seconds; what is below 0 is sent at once. Raises InvalidDelayError."""
+    """Return *countdown* in seconds; negative values are sent at once. Raises InvalidDelayError."""
     if countdown is None:
         return None
     seconds = countdown.total_seconds() if isinstance(countdown, timedelta) else countdown
     if isinstance(seconds, int | float) and not isinstance(seconds, bool) and -math.inf < seconds < 0:
-        # Celery takes no number below that of 32 bits.
+        # Celery refuses numbers of more than 32 bits.
         return max(seconds, -MAX_DELAY.total_seconds())
     duration_ms(countdown, name="countdown")
     return seconds
@@ -30,9 +30,9 @@ def seconds_of(countdown: Seconds | None) -> float | None:
 def check_eta(eta: Any, app: Celery) -> None:
     """Raise InvalidDelayError unless *eta* is a datetime, or one in ISO 8601, within ten years."""
     if not isinstance(eta, str | datetime):
-        raise InvalidDelayError(f"eta={eta!r}: give a datetime")
+        raise InvalidDelayError(f"eta={eta!r}: must be a datetime")
     try:
         moment = maybe_make_aware(maybe_iso8601(eta), app.timezone)
     except (ValueError, OverflowError):
-        raise InvalidDelayError(f"eta={eta!r}: give a datetime, or one in ISO 8601") from None
+        raise InvalidDelayError(f"eta={eta!r}: must be a datetime, or one in ISO 8601") from None
     point_ms(moment, name="eta")

@@ -1,9 +1,9 @@
-"""Bulk: many signatures of one kind become messages without all of Celery's work for each.
+"""Bulk: make the messages of many signatures of one kind without Celery's work for each.
 
-The first one of a kind goes through Celery. Those after it differ only in id, arguments and what shows them, so the
-rest of its message serves them all. Where anything could tell them apart (a signal's receiver, a router that is a
-function, a link, a stamp, a time to live; a method of app or task that is not Celery's own) each goes through Celery by
-itself. The same applies if the message made here for the first one differs from the one that Celery made.
+The first signature of a kind goes through Celery. Later ones differ only in id, arguments and their text, so they
+reuse the rest of its message. If anything could make further differences (a signal receiver, a router function, a link,
+a stamp, a time to live, a method of app or task that is not Celery's own), each signature goes through Celery. So it
+does if the message made here for the first signature differs from Celery's message.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from celery import Celery
 
 ALIKE: Final = frozenset({"countdown", "priority", "queue", "routing_key", "exchange"})
-"""Options that a kind may have; a signature with any other one is of no kind."""
+"""Options that the signatures of a kind may have; a signature with any other option has no kind."""
 
 Sent = tuple[Any, list[tuple[Envelope, Due]]]
-"""The result of a signature, and what it would have delayed."""
+"""The result of a signature, and its delayed messages."""
 
 Send = Callable[[Any, dict[str, Any]], Sent]
 
 
 class Bulk:
-    """Makes the messages of many signatures; *send* is the way through Celery, for those that need it.
+    """Makes the messages of many signatures; *send* sends a signature through Celery.
 
-    Delays up to *shortest* seconds go that way, too: they are not for the store.
+    Delays of up to *shortest* seconds also go through Celery: they are not stored.
     """
 
     def __init__(self, app: Celery, send: Send, shortest: float) -> None:
@@ -52,14 +52,14 @@ class Bulk:
         self._send = send
         self._kinds: dict[Any, Envelope] = {}
         self._producer: Any = None
-        self._plain = _nobody_listens(app) and _is_unchanged(app)
+        self._plain = _has_no_observers(app) and _is_unchanged(app)
         self._tasks: dict[str, Any] = {}
         repr_levels = getattr(app.conf, "task_repr_maxlevels", None)
         self._levels = {} if repr_levels is None else {"maxlevels": repr_levels}
 
     @contextmanager
     def open(self) -> Iterator[Bulk]:
-        """Hold one producer for all that do not go through Celery."""
+        """Hold one producer for all signatures that do not go through Celery."""
         try:
             yield self
         finally:
@@ -71,7 +71,7 @@ class Bulk:
         return self._producer
 
     def _let_go(self) -> None:
-        # Celery takes a producer of its own: who holds one while he waits for another may wait for ever.
+        # Celery acquires its own producer: waiting for it while holding one could deadlock.
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.release()
@@ -81,7 +81,7 @@ class Bulk:
         return self._send(signature, options)
 
     def message(self, signature: Any, countdown: float | None) -> Sent:
-        """Return the result of *signature* and what it would have delayed, by *countdown* unless it says otherwise."""
+        """Return the result of *signature* and its delayed messages; *countdown* is the default delay."""
         timed = signature.options.get("countdown") or signature.options.get("eta")
         options = {} if timed or countdown is None else {"countdown": countdown}
         kind = self._kind(signature)
@@ -97,7 +97,7 @@ class Bulk:
         return self._like(known, signature, delay)
 
     def _kind(self, signature: Any) -> Any:
-        """Return what signatures of one kind have in common, or None for one that is of no kind."""
+        """Return the key of the kind of *signature*; None if it has no kind."""
         options = signature.options
         if not self._plain or type(signature) is not Signature or not options.keys() <= ALIKE:
             return None
@@ -112,7 +112,7 @@ class Bulk:
         return task.name, task.ignore_result, values
 
     def _task(self, name: str) -> Any:
-        """Return the task *name* of the app; None if it is unknown, or if anything but Celery makes its messages."""
+        """Return the task *name* of the app; None if it is unknown, or if its messages are not made by Celery alone."""
         if name not in self._tasks:
             task = self._app.tasks.get(name)
             dumps_models = getattr(task, "_dump_pydantic_arguments", None) is not None
@@ -120,7 +120,7 @@ class Bulk:
         return self._tasks[name]
 
     def _serves_others(self, envelope: Envelope, signature: Any) -> bool:
-        """Tell whether a message differs from others of its kind only in what this class fills in."""
+        """Tell whether other messages of the kind differ only in the fields that this class sets."""
         headers = envelope.headers
         return (
             registry.type_to_name.get(envelope.content_type) == "json"
@@ -162,8 +162,8 @@ class Bulk:
 _EMBED: Final = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 
-def _nobody_listens(app: Celery) -> bool:
-    """Tell whether nothing looks at each message by itself."""
+def _has_no_observers(app: Celery) -> bool:
+    """Tell whether no signal, event or router needs each single message."""
     heard = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
     return not (
         any(signal.receivers for signal in heard)
@@ -198,10 +198,10 @@ def _is_celerys(owner: Any, *methods: str) -> bool:
 
 
 def _is_of_celery(function: Any) -> bool:
-    # A wrapper takes name and module of its function, but has other globals; a proxy is of another type.
+    # A wrapper copies name and module of its function, but has other globals; a proxy has another type.
     inner = function.__func__ if type(function) is MethodType else function
     return type(inner) is FunctionType and str(inner.__globals__.get("__name__")).startswith(_OURS)
 
 
 _OURS: Final = ("celery.", "redis_queue.celery.")
-"""Modules whose functions treat all messages of a kind alike."""
+"""Modules whose functions treat all messages of a kind the same."""

@@ -1,4 +1,4 @@
-"""Capture: every publish with a delay becomes an entry, whatever part of Celery it comes from."""
+"""Capture: store every publish with a delay, from any part of Celery."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kombu.utils.functional import retry_over_time
 
 from redis_queue.celery.message.attempt import Attempt, without_copied_headers
 from redis_queue.celery.message.envelope import Due, Envelope
-from redis_queue.celery.message.intercepting_producer import Tap
+from redis_queue.celery.message.intercepting_producer import InterceptingProducer
 from redis_queue.celery.publish.arguments import check_eta, seconds_of
 from redis_queue.celery.publish.same_broker import OwnBroker
 from redis_queue.celery.stored_tasks import StoredTasks
@@ -29,46 +29,46 @@ from redis_queue.times import from_ms
 
 logger = logger_of(__name__)
 
-LEFT_ALONE: Final = frozenset({"celery.chord_unlock"})
-"""Tasks that poll: they come each second and mean nothing when late."""
+NOT_CAPTURED: Final = frozenset({"celery.chord_unlock"})
+"""Tasks that poll each second: they are useless when late."""
 
 CAPTURED: Final = "redis_queue_captured"
-"""Attribute of a wrapped AMQP object: the methods of WRAPPED that the instance itself, not its class, had before."""
+"""Attribute of a wrapped AMQP object: the original WRAPPED methods of the instance itself, not of its class."""
 
 WRAPPED: Final = ("create_task_message", "send_task_message")
 
 
-class _Sending(threading.local):
-    """What this thread's send was asked for: the message itself only tells the eta that came of it."""
+class _CurrentSend(threading.local):
+    """Arguments of the current send of this thread: the message only has the eta that Celery computed."""
 
     task_id: str | None = None
     countdown: float | None = None
-    #: Where push_many collects instead of storing.
+    #: The list in which push_many collects messages.
     batch: list[tuple[Envelope, Due]] | None = None
 
 
 class Capture:
-    """Stands between one AMQP object and its producers."""
+    """Stores the delayed messages of AMQP objects instead of sending them."""
 
     def __init__(self, delayed: StoredTasks) -> None:
         self._delayed = delayed
         self._app = delayed.app
-        self._sending = _Sending()
+        self._sending = _CurrentSend()
         self._own_broker = OwnBroker(delayed.app)
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def wrap(self, amqp: AMQP) -> None:
-        """Capture what *amqp* sends from now on; doing so twice is harmless."""
+        """Capture the delayed messages of *amqp* from now on; no-op if already wrapped."""
         if CAPTURED in vars(amqp):
             return
         setattr(amqp, CAPTURED, [found for name in WRAPPED if (found := vars(amqp).get(name)) is not None])
-        amqp.create_task_message = self._noting(_made_late(amqp, "create_task_message"))
-        amqp.send_task_message = self._sender(_made_late(amqp, "send_task_message"))
+        amqp.create_task_message = self._creator(_original(amqp, "create_task_message"))
+        amqp.send_task_message = self._sender(_original(amqp, "send_task_message"))
 
     def collect(self, send: Callable[[], Any]) -> list[tuple[Envelope, Due]]:
-        """Run *send* and return the messages that it would have delayed, in order.
+        """Run *send* and return its delayed messages, in order, instead of storing them.
 
-        Raises InvalidValueError before it sends anything without a delay.
+        Raises InvalidValueError for a message without a delay, before it is sent.
         """
         batch: list[tuple[Envelope, Due]] = []
         before, self._sending.batch = self._sending.batch, batch
@@ -78,7 +78,7 @@ class Capture:
             self._sending.batch = before
         return batch
 
-    def _noting(self, create: Callable[..., Any]) -> Callable[..., Any]:
+    def _creator(self, create: Callable[..., Any]) -> Callable[..., Any]:
         def create_task_message(  # noqa: PLR0917 - as Celery calls it
             task_id: str,
             name: str,
@@ -89,7 +89,7 @@ class Capture:
             *rest: Any,
             **named: Any,
         ) -> Any:
-            # A retry is left as it is: Celery drops a task whose retry raises.
+            # A retry is not checked: Celery drops a task whose retry raises.
             if not _is_retry(task_id):
                 countdown = self._checked(countdown, eta)
             self._sending.task_id, self._sending.countdown = task_id, countdown
@@ -98,49 +98,48 @@ class Capture:
         return create_task_message
 
     def _checked(self, countdown: Any, eta: Any) -> Any:
-        """Return *countdown* as Celery takes it; raises InvalidDelayError for a delay that cannot be."""
+        """Return *countdown* in seconds; raises InvalidDelayError for an invalid delay."""
         if not countdown and not eta:
-            # What Celery takes for no delay is none here.
             return countdown
-        # Settings that cannot be are told first: a time zone is one of them.
+        # Read the settings first: an invalid time zone would be reported as an invalid eta.
         _ = self._delayed.settings
         if countdown and eta:
-            raise InvalidDelayError(f"countdown={countdown!r} and eta={eta!r}: give one of them")
+            raise InvalidDelayError(f"countdown={countdown!r} and eta={eta!r}: give only one of them")
         if eta:
             check_eta(eta, self._app)
         return seconds_of(countdown) if countdown else countdown
 
     def _sender(self, send: Callable[..., Any]) -> Callable[..., Any]:
         def send_task_message(producer: Any, name: str, message: Any, **given: Any) -> Any:
-            # A retry copies the headers of the message that its task came with.
+            # A retry copies the headers of its task's message.
             options = without_copied_headers(without_schedule(given)) if current_task else given
-            due = None if name in LEFT_ALONE else self._due(message)
+            due = None if name in NOT_CAPTURED else self._due(message)
             if due is None:
                 if self._sending.batch is not None and not _eta(message):
-                    raise InvalidValueError(f"{name} has no countdown and no eta: give push_many(countdown=…)")
+                    raise InvalidValueError(f"{name} has no countdown and no eta: use push_many(countdown=…)")
                 return send(producer, name, message, **options)
             if not self._is_ours(producer):
                 return send(producer, name, message, **options)
             task_id = _id(message)
             if task_id is not None and not _is_retry(task_id):
                 check_id(task_id, name="task_id")
-            tap = Tap(self._app, producer, lambda *found: self._keep(due, *found))
-            return send(tap, name, message, **options)
+            keeping = InterceptingProducer(self._app, producer, lambda *found: self._keep(due, *found))
+            return send(keeping, name, message, **options)
 
         return send_task_message
 
     def _is_ours(self, producer: Any) -> bool:
-        """Tell whether the app's dispatchers would send where *producer* does; a call may bring one of its own."""
+        """Tell whether *producer* sends to the app's own broker; a caller may pass another producer."""
         connection = producer.connection
         if connection is None or self._own_broker.is_that_of(connection):
             return True
         broker = redact(connection.as_uri())
         if self._sending.batch is not None:
-            raise InvalidValueError(f"push_many stores for the app's own broker: it cannot send to {broker}")
-        if broker not in self._told:
-            self._told.add(broker)
+            raise InvalidValueError(f"push_many() to {broker}: only tasks for the app's own broker can be stored")
+        if broker not in self._warned:
+            self._warned.add(broker)
             logger.warning(
-                "what is sent to %s with a delay waits there: only the app's own broker has its delayed tasks stored",
+                "delayed tasks sent to %s wait there: only tasks for the app's own broker are stored",
                 broker,
                 extra={"action": "other_broker"},
             )
@@ -155,7 +154,7 @@ class Capture:
         countdown = self._sending.countdown if self._sending.task_id == _id(message) else None
         if countdown:
             return (max(0.0, float(countdown)), None) if countdown > shortest else None
-        # As a worker reads it, so that a naive eta means here what it means there.
+        # As a worker reads it: a naive eta has the time zone of the app.
         due_at = maybe_make_aware(maybe_iso8601(eta), self._app.timezone)
         if shortest and (due_at - self._app.now()).total_seconds() <= shortest:
             return None
@@ -166,14 +165,14 @@ class Capture:
             self._sending.batch.append((envelope, due))
             return None
         try:
-            return _insist(lambda: self._store(envelope, due), options)
+            return _with_retries(lambda: self._store(envelope, due), options)
         except StoreError as error:
             policy = self._delayed.settings.on_store_error
             if policy != "broker" and not (policy is None and _is_retry(envelope.id)):
                 raise OperationalError(str(error)) from error
-            action, reason = "store_unavailable", f"the store is away: {error}"
+            action, reason = "store_unavailable", f"the store is unavailable: {error}"
         except InvalidValueError as error:
-            # The task came by the broker: what it took once it takes again.
+            # A retry: the broker took the message before, so it will take it again.
             if not _is_retry(envelope.id):
                 raise
             action, reason = "store_refused", str(error)
@@ -191,7 +190,7 @@ class Capture:
 
 
 def _is_retry(task_id: Any) -> bool:
-    """Tell whether a message is sent from inside the task that has its id; Celery drops a task whose retry raises."""
+    """Tell whether the running task sends a message with its own id; Celery drops a task whose retry raises."""
     return bool(current_task) and str(current_task.request.id) == str(task_id)
 
 
@@ -205,8 +204,8 @@ def _eta(message: Any) -> Any:
     return message.headers.get("eta") or (body.get("eta") if isinstance(body, Mapping) else None)
 
 
-def _made_late(amqp: AMQP, name: str) -> Callable[..., Any]:
-    """Return what *amqp* calls by *name*, made at its first call: until then the app may still be configured."""
+def _original(amqp: AMQP, name: str) -> Callable[..., Any]:
+    """Return the method *name* of *amqp*, looked up at the first call: until then the app may be configured."""
     if name in vars(amqp):
         return cast("Callable[..., Any]", vars(amqp)[name])
 
@@ -221,8 +220,8 @@ def _made_late(amqp: AMQP, name: str) -> Callable[..., Any]:
     return call
 
 
-def _insist(store: Callable[[], Any], options: Mapping[str, Any]) -> Any:
-    """Store under Celery's own policy for retrying a publish."""
+def _with_retries(store: Callable[[], Any], options: Mapping[str, Any]) -> Any:
+    """Call *store*, and retry it under Celery's policy for a publish."""
     try:
         return store()
     except StoreUnavailableError as error:

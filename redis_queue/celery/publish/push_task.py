@@ -1,4 +1,4 @@
-"""push_task: store a call of a task in a DelayQueue, without an app that captures it."""
+"""push_task: store a call of a task in a DelayQueue, without DelayedTasks."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def push_task(
 ) -> str:
     """Store a call of *task* (a Celery task or its name) in *delay_queue* until it is due; return the task id.
 
-    *id* becomes the task id: the same again replaces what waits. *options* are those of ``apply_async``, such as
-    ``queue=`` and ``priority=``. Arguments may be of any type that Celery can write as JSON. Raises what
-    :meth:`redis_queue.DelayQueue.push` raises.
+    *id* becomes the task id; a call that waits under it is replaced. *options* are those of ``apply_async``, such as
+    ``queue=`` and ``priority=``. Arguments may be of any type that Celery can write as JSON. Raises BodyError for other
+    types, and what :meth:`redis_queue.DelayQueue.push` raises.
     """
     call = TaskCall(getattr(task, "name", task), args, kwargs or {}, options)
     name = new_ids(1)[0] if id is None else id

@@ -1,7 +1,7 @@
-"""Tracing: OpenTelemetry spans for the schedule, the dispatch and the run of a delayed task, tied by links.
+"""OpenTelemetry spans for the schedule, the dispatch and the run of a delayed task, connected by links.
 
-Without the API, or while no tracer provider is set, nothing here does anything. Nothing here raises: a broken exporter
-must not keep a task from being stored, sent or run.
+Without the API, or without a tracer provider, all calls are no-ops. None of them raises: a broken exporter must not
+keep a task from being stored, sent or run.
 """
 
 from redis_queue.celery.message.trace_headers import DUE_AT, with_schedule, without_schedule

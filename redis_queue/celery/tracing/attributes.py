@@ -1,4 +1,4 @@
-"""What all spans say of a task."""
+"""Attributes of all spans."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.tracing.provider import TRACER
 
 TEXT_LENGTH: Final = 200
-"""Most characters that a span shows of a name."""
+"""Most characters of a name in a span."""
 
 PUBLISH: Final = "publish"
 PROCESS: Final = "process"
@@ -18,29 +18,28 @@ TASK: Final = "celery.task_name"
 
 
 def describe(task: str, id: str, queue: Any) -> dict[str, Any]:
-    """Return which task a span is about, and where it goes."""
-    found = {"messaging.system": TRACER, "messaging.message.id": id, TASK: shown_name(task)}
+    """Return the attributes for a task and its destination."""
+    found = {"messaging.system": TRACER, "messaging.message.id": id, TASK: short_name(task)}
     return {**found, "messaging.destination.name": str(queue)[:TEXT_LENGTH]} if queue else found
 
 
 def operation(name: str, kind: str) -> dict[str, str]:
-    """Return what is done to the message."""
-    # The second name is what backends of before semantic conventions 1.26 look for.
+    """Return the attributes for an operation on the message."""
+    # The second name is for backends older than semantic conventions 1.26.
     return {"messaging.operation.name": name, "messaging.operation": kind}
 
 
 def lateness(due_at: datetime, now: float) -> dict[str, Any]:
-    """Return when the task was due, and by how many seconds it is late at *now*."""
+    """Return the attributes for the due time and the lateness in seconds at *now*."""
     late = round(max(0.0, now - due_at.timestamp()), 3)
     return {"redis_queue.due_at": due_at.isoformat(), "redis_queue.lateness": late}
 
 
-def shown_name(task: str) -> str:
-    """Return the name of a task as a span shows it."""
-    # Only the body of a message of protocol 1 tells.
+def short_name(task: str) -> str:
+    # In messages of protocol 1 only the body has the name.
     return str(task)[:TEXT_LENGTH] or "task"
 
 
 def queue_of(envelope: Envelope) -> str:
-    """Return where the message goes, as far as it tells."""
+    """Return the destination of the message, if it has one."""
     return envelope.queue or envelope.exchange

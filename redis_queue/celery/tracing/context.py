@@ -1,4 +1,4 @@
-"""The context of a schedule in the headers of its message: put there, read, taken out."""
+"""Write the trace context of a schedule into the headers of its message, and read it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext
 
 _PARENT_LENGTH, _STATE_LENGTH = 55, 512
-"""Most characters: what W3C gives the two headers."""
+"""Most characters of the two headers, by W3C."""
 
 
-def carrying(headers: Mapping[str, Any], span: Span, due_at: datetime) -> dict[str, Any] | None:
-    """Return *headers* with the context of *span* in them; None where it has none."""
+def with_context(headers: Mapping[str, Any], span: Span, due_at: datetime) -> dict[str, Any] | None:
+    """Return *headers* with the context of *span*; None if it has no context."""
     context = span.get_span_context()
     if not context.is_valid:
         return None
@@ -36,7 +36,7 @@ def carrying(headers: Mapping[str, Any], span: Span, due_at: datetime) -> dict[s
 
 
 def context_of(headers: Mapping[str, Any]) -> SpanContext | None:
-    """Return the context that *headers* carry; None for anything that is none, as a stranger may have written it."""
+    """Return the context in *headers*; None if missing or invalid."""
     parent, state = headers.get(PARENT), headers.get(STATE)
     if not isinstance(parent, str) or len(parent) != _PARENT_LENGTH:
         return None

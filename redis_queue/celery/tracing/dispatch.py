@@ -1,4 +1,4 @@
-"""The spans of dispatches, each linked to its schedule."""
+"""Spans of dispatches, each linked to its schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from redis_queue.celery.tracing.attributes import (
     lateness,
     operation,
     queue_of,
-    shown_name,
+    short_name,
 )
 from redis_queue.celery.tracing.context import context_of
 from redis_queue.celery.tracing.provider import current_tracer, quietly
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 class DispatchSpans:
-    """The spans of one batch on its way: one for each entry whose schedule was sampled, until its fate is known."""
+    """The spans of one batch: one for each entry whose schedule was sampled."""
 
     def __init__(self) -> None:
         self._tracer = current_tracer()
-        self._open: dict[str, _Sending] = {}
+        self._open: dict[str, _DispatchSpan] = {}
 
     def begin(self, entry: Entry, envelope: Envelope | None = None) -> None:
-        """Note that *entry* is being sent; *envelope* is read from it unless given."""
+        """Begin the span of *entry*; *envelope* is read from it by default."""
         if self._tracer is None:
             return
         with quietly():
@@ -49,10 +49,10 @@ class DispatchSpans:
                 envelope = Envelope.unpack(entry.payload, entry.id, entry.headers)
             scheduled = context_of(envelope.headers)
             if scheduled is not None and scheduled.trace_flags.sampled:
-                self._open[entry.id] = _Sending(entry, envelope, scheduled, time.time_ns())
+                self._open[entry.id] = _DispatchSpan(entry, envelope, scheduled, time.time_ns())
 
     def end(self, entry: Entry, why: str | None = None) -> None:
-        """Make the span of *entry*: the broker has it, or refused it and said *why*."""
+        """End the span of *entry*: the broker has it, or refused it for the reason *why*."""
         sending = self._open.pop(entry.id, None)
         if sending is not None and self._tracer is not None:
             with quietly():
@@ -60,7 +60,7 @@ class DispatchSpans:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sending:
+class _DispatchSpan:
     entry: Entry
     envelope: Envelope
     scheduled: SpanContext
@@ -69,7 +69,7 @@ class _Sending:
     def show(self, tracer: Tracer, why: str | None) -> None:
         ended, entry = time.time_ns(), self.entry
         span = tracer.start_span(
-            f"dispatch {shown_name(self.envelope.task)}",
+            f"dispatch {short_name(self.envelope.task)}",
             context=contexts.Context(),
             kind=trace.SpanKind.PRODUCER,
             links=[trace.Link(self.scheduled)],

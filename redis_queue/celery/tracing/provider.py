@@ -1,4 +1,4 @@
-"""Whether anybody would see a span, and what keeps a broken one from doing harm."""
+"""The tracer, and protection against its errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRACER: Final = "redis_queue"
 
 
 def current_tracer() -> Tracer | None:
-    """Return the tracer, or None where nobody would see its spans. A provider may be set at any time, as in a fork."""
+    """Return the tracer; None without a provider, which may be set at any time, as in a fork."""
     if not INSTALLED:
         return None
     provider = trace.get_tracer_provider()
@@ -40,14 +40,14 @@ def _tracer_of(provider: Any) -> Tracer:
 
 
 def fail(span: Span, error: BaseException) -> None:
-    """Show that *span* ended with *error*."""
+    """Mark *span* as failed with *error*."""
     span.record_exception(error)
     span.set_status(trace.Status(trace.StatusCode.ERROR, type(error).__name__))
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Log what goes wrong and go on behind the body of `with`."""
+    """Log exceptions of the `with` block, and continue after it."""
     try:
         yield
     except Exception:

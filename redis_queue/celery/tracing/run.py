@@ -1,4 +1,4 @@
-"""The spans of runs in a worker, each linked to its schedule."""
+"""Spans of runs in a worker, each linked to its schedule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from celery import signals
 
 from redis_queue.celery.message.trace_headers import DUE_AT, PARENT, STATE
-from redis_queue.celery.tracing.attributes import PROCESS, describe, lateness, operation, shown_name
+from redis_queue.celery.tracing.attributes import PROCESS, describe, lateness, operation, short_name
 from redis_queue.celery.tracing.context import context_of
 from redis_queue.celery.tracing.provider import INSTALLED, current_tracer, fail, quietly
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 
 def trace_runs() -> None:
-    """Let the workers of this process show the runs of delayed tasks; doing so twice is harmless."""
+    """Make spans for the runs of delayed tasks in this process; no-op if already installed."""
     if INSTALLED:
         signals.task_prerun.connect(_on_prerun, weak=False, dispatch_uid="redis_queue_prerun")
         signals.task_postrun.connect(_on_postrun, weak=False, dispatch_uid="redis_queue_postrun")
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """A run that is under way: our own *span*, or *attributes* for that of another instrumentation."""
+class _RunSpan:
+    """A run in progress: its *span*, or *attributes* for the span of another instrumentation."""
 
     attributes: Mapping[str, Any]
     span: Span | None = None
     token: Any = None
 
 
-_runs: dict[tuple[str, int], _Run] = {}
+_runs: dict[tuple[str, int], _RunSpan] = {}
 
 
 def _on_prerun(task_id: str, task: Any, **_: Any) -> None:
@@ -50,7 +50,7 @@ def _on_prerun(task_id: str, task: Any, **_: Any) -> None:
     if due is None:
         return
     with quietly():
-        run = _begun(task_id, task, due)
+        run = _begin(task_id, task, due)
         if run is not None:
             _runs[task_id, threading.get_ident()] = run
 
@@ -70,8 +70,8 @@ def _on_postrun(task_id: str, state: Any = None, retval: Any = None, **_: Any) -
         run.span.end()
 
 
-def _begun(task_id: str, task: Any, due: Any) -> _Run | None:
-    """Begin a span, or tell what is to be said in the one of another instrumentation that begins after this."""
+def _begin(task_id: str, task: Any, due: Any) -> _RunSpan | None:
+    """Begin a span, or return the attributes for the span that another instrumentation begins after this."""
     tracer, due_at = current_tracer(), _time(due)
     request = task.request
     scheduled = context_of({PARENT: getattr(request, PARENT, None), STATE: getattr(request, STATE, None)})
@@ -85,12 +85,12 @@ def _begun(task_id: str, task: Any, due: Any) -> _Run | None:
             current.add_link(scheduled)
         return None
     if instrumented:
-        return _Run(attributes)
+        return _RunSpan(attributes)
     if not scheduled.trace_flags.sampled:
         return None
     route = getattr(request, "delivery_info", None) or {}
     span = tracer.start_span(
-        f"run {shown_name(task.name)}",
+        f"run {short_name(task.name)}",
         context=contexts.Context(),
         kind=trace.SpanKind.CONSUMER,
         links=[trace.Link(scheduled)],
@@ -101,11 +101,11 @@ def _begun(task_id: str, task: Any, due: Any) -> _Run | None:
             "celery.retries": request.retries if isinstance(request.retries, int) else 0,
         },
     )
-    return _Run(attributes, span, contexts.attach(trace.set_span_in_context(span)))
+    return _RunSpan(attributes, span, contexts.attach(trace.set_span_in_context(span)))
 
 
 def _is_instrumented() -> bool:
-    """Tell whether OpenTelemetry's own instrumentation of Celery makes a span of each run."""
+    """Tell whether OpenTelemetry's instrumentation of Celery makes a span for each run."""
     module = sys.modules.get("opentelemetry.instrumentation.celery")
     return module is not None and bool(module.CeleryInstrumentor().is_instrumented_by_opentelemetry)
 

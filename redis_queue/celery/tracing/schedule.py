@@ -1,4 +1,4 @@
-"""The spans of schedules: each lasts as long as its task takes to be stored."""
+"""Spans of schedules: each lasts while its task is being stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.tracing.attributes import PUBLISH, TASK, describe, operation, queue_of
-from redis_queue.celery.tracing.context import carrying, context_of
+from redis_queue.celery.tracing.context import context_of, with_context
 from redis_queue.celery.tracing.provider import current_tracer, fail, quietly
 from redis_queue.times import Seconds
 
@@ -26,7 +26,7 @@ Message = tuple[Envelope, Due]
 
 @contextmanager
 def scheduling(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """Give each of *messages* a span that lasts as long as the body of `with`; yield those that carry its context."""
+    """Give each of *messages* a span for the `with` block; yield the messages with its context."""
     tracer = current_tracer()
     if tracer is None:
         yield messages
@@ -38,7 +38,7 @@ def scheduling(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
 
 @contextmanager
 def scheduling_call(call: TaskCall, id: str, delay: Seconds | None, due_at: datetime | None) -> Iterator[TaskCall]:
-    """Do the same for a call that is stored as such."""
+    """Give *call* a span for the `with` block; yield it with the context."""
     tracer = current_tracer()
     if tracer is None:
         yield call
@@ -61,7 +61,7 @@ def _scheduled(tracer: Tracer, envelope: Envelope, due: Due, spans: list[Span]) 
 def _schedule(
     tracer: Tracer, described: Mapping[str, Any], headers: Mapping[str, Any], due: Due, spans: list[Span]
 ) -> dict[str, Any] | None:
-    """Begin a span among *spans* and return *headers* that carry its context; None where it has none."""
+    """Add a span to *spans* and return *headers* with its context; None if it has no context."""
     with quietly():
         delay, due_at = due
         now = datetime.now(timezone.utc)
@@ -79,13 +79,13 @@ def _schedule(
             },
         )
         spans.append(span)
-        return carrying(headers, span, due_at)
-    # What went wrong is in the log.
+        return with_context(headers, span, due_at)
+    # The error is logged.
     return None  # type: ignore[unreachable]
 
 
 def _parent(headers: Mapping[str, Any]) -> Any:
-    """Return the context of the publish: who puts it into the headers knows better than this thread."""
+    """Return the context of the publish: a context in the headers has precedence over this thread's."""
     found = context_of(headers)
     if found is None or found.span_id == trace.get_current_span().get_span_context().span_id:
         return None

@@ -296,7 +296,7 @@ class TestWithoutAWorker:
         for task in (app.task(run, shared=False), shared_task(run)):
             with pytest.raises(ConfigurationError, match="put it below"):
                 serialized(key="x")(task)
-        with pytest.raises(InvalidValueError, match="of 7: give a function"):
+        with pytest.raises(InvalidValueError, match="of 7: must be a function"):
             serialized(key="x")(7)  # type: ignore[type-var]
 
     @pytest.mark.parametrize("delayed", [False, True])

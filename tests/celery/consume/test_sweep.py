@@ -17,7 +17,7 @@ from redis_queue.celery.consume import qos
 from redis_queue.celery.consume.connections import SWEEP_LIMIT, worker_connection
 from redis_queue.celery.consume.in_flight import Records
 from redis_queue.celery.consume.qos import lease_channels
-from redis_queue.celery.kombu_keys import InFlight
+from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.store.keys import sweeping
 from tests.support.celery.trusting import Trusting
 from tests.support.servers import RedisServer
@@ -105,7 +105,7 @@ def test_a_message_is_recorded_and_settled_without_scripts(
     client.script_flush()
     try:
         with redis_server.client(username="plain", password="pw") as plain:
-            records = Records(plain, InFlight.of(channel))
+            records = Records(plain, InFlightKeys.of(channel))
             before = client.time()[0]
             score = records.add("tag", "[]")
             assert before <= score <= client.time()[0] + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from redis_queue.celery.control import background as aside
-from redis_queue.celery.control.background import Aside
+from redis_queue.celery.control.background import Background
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.celery
 
 def test_calls_run_in_order_and_one_that_fails_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     done: list[int] = []
-    beside = Aside()
+    beside = Background()
     for number in range(3):
         beside.run(lambda number=number: done.append(number // (number != 1)))
     wait_until(lambda: done == [0, 2], description="the others")
@@ -22,7 +22,7 @@ def test_calls_run_in_order_and_one_that_fails_stops_no_other(caplog: pytest.Log
 
 def test_a_thread_ends_without_work_and_another_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aside, "IDLE", 0.01)
-    beside = Aside()
+    beside = Background()
     for number in range(2):
         done: list[int] = []
         beside.run(lambda done=done, number=number: done.append(number))

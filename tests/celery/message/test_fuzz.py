@@ -28,17 +28,18 @@ from redis_queue.celery.brokers.base import Broker
 from redis_queue.celery.consume.fetch import Fetched, FetchingChannel
 from redis_queue.celery.consume.poison import _read_start, _stamp
 from redis_queue.celery.control import panel as control
-from redis_queue.celery.kombu_keys import InFlight, ListNames
+from redis_queue.celery.kombu_keys import InFlightKeys, ListNames
 from redis_queue.celery.message.declarations import build, describe
-from redis_queue.celery.message.envelope import VERSION, Envelope, element_of
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.packing import VERSION, element_of
 from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.migrate.kombu_backlog import Found, Left, Stranded
 from redis_queue.celery.revoked_state import _request
 from redis_queue.celery.settings import NAMESPACE, Overdue
 from redis_queue.model import Entry
-from tests.celery.message.test_envelope import envelopes, message
 from tests.support.celery.brokers import declared, exchange_of
+from tests.support.celery.messages import envelopes, message
 from tests.support.mutations import dumped, fuzzed, json_values, like, mutated, outcome
 
 pytestmark = pytest.mark.celery
@@ -171,7 +172,7 @@ def test_a_queue_comes_back_as_it_was_described(name: str, kind: str, options: d
 def stranded() -> Stranded:
     """A search of a broker that is not there."""
     stranded = object.__new__(Stranded)
-    stranded._app, stranded._names, stranded._in_flight = APP, ListNames(), InFlight("index", "records")
+    stranded._app, stranded._names, stranded._in_flight = APP, ListNames(), InFlightKeys("index", "records")
     return stranded
 
 
@@ -328,5 +329,5 @@ def test_a_request_of_a_foreign_client_leaves_the_workers_own_answer(name: str, 
         "query_task": {"ids": first},
     }[name]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(control, "_aside", SimpleNamespace(run=lambda call: call()))
+        patch.setattr(control, "_background", SimpleNamespace(run=lambda call: call()))
         assert command(SimpleNamespace(app=app), **arguments) == own

@@ -20,19 +20,20 @@ from click.testing import CliRunner
 from kombu.transport.redis import Channel
 
 from redis_queue.celery import DelayedTasks, Dispatcher
+from redis_queue.celery.conditions import Conditions
 from redis_queue.celery.consume.fetch import Fetched, FetchingChannel
 from redis_queue.celery.control import panel as control
-from redis_queue.celery.message.envelope import MOST_CODES, VERSION, Envelope
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.packing import MOST_CODES, VERSION
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.revoked_state import _request
-from redis_queue.celery.stored_tasks import has_stamps
 from redis_queue.cli import celery as cli
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.store.codec import JSON, Codec
 from redis_queue.store.keys import Keys
 from redis_queue.times import from_ms
-from tests.celery.message.test_envelope import message
+from tests.support.celery.messages import message
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.celery
@@ -181,7 +182,7 @@ def test_a_row_of_the_dashboard(entries: dict[str, Entry]) -> None:
         row = TaskEntry.of(entry)
         assert row.id == entry.id
         assert len(json.dumps([control._row(row), row.headers, str(row.stamps)])) < 10 * LONG
-        has_stamps(row.stamps, {"x": "y"})
+        Conditions(stamp={"x": "y"}).match(row)
         _request(entry)
 
     for what, entry in entries.items():

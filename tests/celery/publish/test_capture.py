@@ -251,7 +251,7 @@ class TestAConnectionOfItsOwn:
         assert (first.headers["id"], first.headers["eta"]) == (now.id, None)
         assert second.headers["id"] == later.id
         assert second.headers["eta"]
-        told = [record for record in caplog.records if "waits there" in record.getMessage()]
+        told = [record for record in caplog.records if "wait there" in record.getMessage()]
         assert [record.action for record in told] == ["other_broker"]
 
     def test_that_leads_to_the_broker_stores(self, app: Celery, on_redis: Broker) -> None:
