@@ -4,9 +4,9 @@ from redis_queue.celery.consume.poison import MaxDeliveriesExceededError, task_p
 from redis_queue.celery.consume.steps import lease_lost
 from redis_queue.celery.delayed_tasks import DelayedAMQP, DelayedTasks
 from redis_queue.celery.dispatch.beat import beat_schedule, install, register_delay_dispatch, register_putback
-from redis_queue.celery.dispatch.delivery import Dispatched
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.loop import DispatchLoop
+from redis_queue.celery.dispatch.outcome import Dispatched
 from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.publish.push_task import push_task

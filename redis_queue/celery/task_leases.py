@@ -10,7 +10,7 @@ from redis_queue.celery.consume.poison import DeliveryLimit, count_starts
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE, prefer_safe_settings
 from redis_queue.celery.consume.steps import LeaseStep, LimitStep
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
-from redis_queue.celery.dispatch.report import DispatchNotes
+from redis_queue.celery.dispatch.report import DispatchReport
 from redis_queue.celery.startup import StartupStep
 from redis_queue.celery.store import Store
 from redis_queue.delay.queue import DelayQueue
@@ -64,9 +64,9 @@ class TaskLeases:
         alive = self.queue.redrive(ids, rate=rate)
         dispatcher = Dispatcher(self.app, self.queue)
         try:
-            notes = DispatchNotes(self.queue)
-            notes.add(dispatcher.run())
-            notes.write(leads=False, at_once=True)
+            report = DispatchReport(self.queue)
+            report.add(dispatcher.run())
+            report.write(leads=False, at_once=True)
         finally:
             dispatcher.close()
         return alive

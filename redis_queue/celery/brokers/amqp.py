@@ -1,4 +1,4 @@
-"""RabbitMQ: many messages are published before one wait for all their confirms."""
+"""RabbitMQ: publish many messages, then wait once for all their confirms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, Resourc
 from kombu.exceptions import OperationalError
 
 from redis_queue.celery.brokers.amqp_message import TaskMessage, TooLargeError
-from redis_queue.celery.brokers.base import Broker, Settle, properties
+from redis_queue.celery.brokers.base import Broker, Settle, properties, reason_of
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.typed_values import restore_types
 from redis_queue.keeper import socket_timeout
@@ -21,28 +21,27 @@ if TYPE_CHECKING:
     from celery import Celery
 
 CONFIRM_WITHIN: Final = 10.0
-"""Seconds to wait for any confirm; a broker that is out of memory or disk gives none."""
-
+"""Most seconds without any confirm; a broker that is out of memory or disk sends none."""
 
 CORK_BYTES: Final = 64 * 1024
-"""Bytes that are held back at most before they are sent."""
+"""Most bytes that are held back before they are sent."""
 
 
 class AmqpBroker(Broker):
-    """A channel in confirm mode. Messages are mandatory: one that reaches no queue comes back and is refused."""
+    """A channel in confirm mode. Messages are mandatory: a message that reaches no queue is returned and refused."""
 
     at_once = CHUNK
     conflicts = (PreconditionFailed, AccessRefused, ResourceLocked)
 
     def __init__(self, app: Celery, connection: Any, lease: float) -> None:
-        # Set before the first channel opens: otherwise only waits for confirms have a timeout.
+        # Before the first channel opens: otherwise only waits for confirms would have a timeout.
         timeout = connection.transport_options.get("read_timeout") or socket_timeout(lease)
         connection.connection.transport.sock.settimeout(timeout)
         super().__init__(app, connection)
         self._published = 0
         self._waiting: dict[int, int] = {}
         self._returned: dict[str, str] = {}
-        self._settle: Settle = _nowhere
+        self._settle: Settle = lambda *_: None
         self._ids: Sequence[str] = ()
         self._envelopes: Sequence[Envelope] = ()
         self._confirming: Any = None
@@ -51,8 +50,8 @@ class AmqpBroker(Broker):
     def publish(self, envelopes: Sequence[Envelope], settle: Settle) -> None:
         """Publish all, then wait for all confirms.
 
-        A message that makes the broker close the channel takes the fate of those around it with it: these are published
-        again one by one, until the broker names the culprit.
+        If a message makes the broker close the channel, the outcome of the messages around it is unknown: they are
+        published again one by one, so that only that message is refused.
         """
         open_numbers = dict.fromkeys(range(len(envelopes)))
 
@@ -73,17 +72,17 @@ class AmqpBroker(Broker):
                 left = [number for number in batch if number in open_numbers]
                 if len(left) == 1:
                     self.declare_again(envelopes[left[0]])
-                    settle_once(left[0], f"{type(error).__name__}: {error}")
+                    settle_once(left[0], reason_of(error))
                 else:
                     batches[:0] = [[number] for number in left]
 
     def declare_entity(self, entity: Any) -> None:
-        """Declare one queue or exchange on a channel that may break."""
+        """Declare one queue or exchange on a channel of its own, which the broker closes on an error."""
         with self._scratch() as channel:
             entity(channel).declare()
 
     def make_queue(self, queue: Any) -> None:
-        """Create *queue* without bindings, unless a queue of that name exists, whatever its attributes."""
+        """Create *queue* without bindings, unless a queue of that name exists, with any attributes."""
         if queue.no_declare:
             return
         try:
@@ -94,7 +93,7 @@ class AmqpBroker(Broker):
                 queue(channel).queue_declare()
 
     def declare_again(self, envelope: Envelope) -> None:
-        """Declare what *envelope* needs, and look for its exchange, once more."""
+        """Let the next such message declare what it needs, and check its exchange, again."""
         super().declare_again(envelope)
         self._exchanges -= {envelope.exchange} - {""}
 
@@ -114,7 +113,7 @@ class AmqpBroker(Broker):
                 except TooLargeError as error:
                     settle(number, str(error))
                     continue
-                # No confirm is read before all are sent.
+                # After the send: no confirm is read before all messages are sent.
                 self._published += 1
                 self._waiting[self._published] = number
         self.meanwhile()
@@ -134,7 +133,7 @@ class AmqpBroker(Broker):
             _Message=TaskMessage,
         )
         message.frame_max = channel.connection.frame_max
-        # The class's own, not the instance's: with confirm_publish that one waits for each message.
+        # The method of the class: with confirm_publish that of the instance waits for each message.
         type(channel).basic_publish(
             channel, message, exchange=envelope.exchange, routing_key=envelope.routing_key, mandatory=True
         )
@@ -142,7 +141,7 @@ class AmqpBroker(Broker):
     def _prepare(self, envelope: Envelope) -> None:
         self.declare(envelope)
         if envelope.exchange not in self._exchanges:
-            # Publishing to an exchange that is not there would close the channel for all others.
+            # A message to a missing exchange would close the channel for all messages.
             with self._scratch() as channel:
                 channel.exchange_declare(envelope.exchange, "direct", passive=True)
             self._exchanges.add(envelope.exchange)
@@ -153,7 +152,7 @@ class AmqpBroker(Broker):
             before = len(self._waiting)
             left = until - time.monotonic()
             if left <= 0:
-                raise OperationalError(f"the broker confirmed nothing for {CONFIRM_WITHIN:.0f} s")
+                raise OperationalError(f"no confirm from the broker for {CONFIRM_WITHIN:.0f} s")
             try:
                 self.connection.drain_events(timeout=left)
             except TimeoutError:
@@ -165,7 +164,7 @@ class AmqpBroker(Broker):
         if self._confirming is None:
             channel = self._confirming = self.connection.channel()
             channel.confirm_select()
-            # Else py-amqp polls the socket before each publish. A broker that blocks gives no confirms, which is seen.
+            # Otherwise py-amqp polls the socket before each publish. A blocked broker is noticed by missing confirms.
             channel.connection.client_properties.get("capabilities", {})["connection.blocked"] = False
             self._published = 0
             channel.events["basic_ack"].add(self._on_ack)
@@ -189,7 +188,7 @@ class AmqpBroker(Broker):
         self._settle_up_to(tag, multiple, "the broker refused it (nack)")
 
     def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
-        # A return comes before the confirm of the same message.
+        # The broker sends it before the confirm of the same message.
         mark = str(message.properties.get("correlation_id"))
         self._returned[mark] = f"unroutable: exchange {exchange!r}, routing key {routing_key!r}: {error}"
 
@@ -208,7 +207,7 @@ class AmqpBroker(Broker):
 
 @contextmanager
 def _corked(transport: Any) -> Iterator[None]:
-    """Hold back what is written to *transport* and send it in large pieces: py-amqp sends each frame by itself."""
+    """Collect frames for *transport* and send them in large pieces: py-amqp sends each frame by itself."""
     write, held, size = transport._write, [], 0
 
     def hold(data: Any) -> None:
@@ -235,7 +234,3 @@ def _corked(transport: Any) -> Iterator[None]:
 
 def _mark(envelope: Envelope, number: int) -> str:
     return str(envelope.properties.get("correlation_id") or envelope.id or number)
-
-
-def _nowhere(number: int, why: str | None) -> None:
-    """Take an outcome that nobody waits for."""

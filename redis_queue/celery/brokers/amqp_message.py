@@ -1,6 +1,6 @@
-"""An AMQP message whose headers are written from parts that other messages had as well.
+"""An AMQP message that is serialised from cached parts.
 
-Of some twenty headers of a task all but five are the same in message after message, and to write them takes most of the
+Of about twenty headers of a task, all but five are the same in every message, and serialising them takes most of the
 time of a publish.
 """
 
@@ -15,26 +15,26 @@ import amqp
 from amqp.serialization import dumps
 
 _LENGTH: Final = 4
-"""Bytes of the length in front of a table."""
+"""Bytes of the length field of a table."""
 
 _PLAIN: Final = (int, bool, type(None))
 _NO_LIMITS: Final = [None, None]
-"""The time limits of nearly all tasks."""
+"""Header value of nearly all tasks: neither a soft nor a hard time limit."""
 
 
 FRAME_OVERHEAD: Final = 20
-"""Bytes of a header frame besides the properties: frame header and end, class, weight and length of the body."""
+"""Bytes of a header frame without its properties: frame header and end, class, weight and length of the body."""
 
 
 class TooLargeError(ValueError):
-    """The headers do not fit into one frame; nothing of the message was written."""
+    """The headers do not fit into one frame; nothing was written."""
 
 
 class TaskMessage(amqp.Message):  # type: ignore[misc]
     """Serialises as :class:`amqp.Message` does, byte for byte.
 
-    *frame_max* is the largest frame that was agreed on. RabbitMQ closes the connection that sends a larger one, and who
-    publishes cannot tell that from a broker that is away.
+    *frame_max* is the largest frame that the connection allows. RabbitMQ closes a connection that sends a larger one,
+    which looks like a broker that is away.
     """
 
     frame_max = 0
@@ -48,7 +48,9 @@ class TaskMessage(amqp.Message):  # type: ignore[misc]
                 parts.append(write(value))
         found = pack(">H", flags) + b"".join(parts)
         if self.frame_max and len(found) > self.frame_max - FRAME_OVERHEAD:
-            raise TooLargeError(f"headers of {len(found):,} bytes, frames of the broker take {self.frame_max:,}")
+            raise TooLargeError(
+                f"headers of {len(found):,} bytes: must be <= {self.frame_max:,}, a frame of the broker"
+            )
         return found
 
 
@@ -71,10 +73,10 @@ def _item(name: str, value: Any) -> bytes:
         text: bytes = value.encode("utf-8", "surrogatepass")
         return _short(name) + pack(">cI", b"S", len(text)) + text
     if kind in _PLAIN:
-        return _kept(name, kind, value)
+        return _cached(name, kind, value)
     if value == _NO_LIMITS or value in ({}, []):
-        return _kept(name, kind, tuple(value))
-    return _written(name, value)
+        return _cached(name, kind, tuple(value))
+    return _serialised(name, value)
 
 
 def _short(text: Any) -> bytes:
@@ -83,12 +85,12 @@ def _short(text: Any) -> bytes:
 
 
 @lru_cache(maxsize=2048)
-def _kept(name: str, kind: Any, value: Any) -> bytes:
-    # The type is part of the key: True and 1 are equal, and written otherwise.
-    return _written(name, value if kind in _PLAIN else kind(value))
+def _cached(name: str, kind: Any, value: Any) -> bytes:
+    # The type is part of the cache key: True and 1 are equal, but are serialised differently.
+    return _serialised(name, value if kind in _PLAIN else kind(value))
 
 
-def _written(name: str, value: Any) -> bytes:
+def _serialised(name: str, value: Any) -> bytes:
     return bytes(dumps("F", [{name: value}])[_LENGTH:])
 
 

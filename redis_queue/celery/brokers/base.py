@@ -1,4 +1,4 @@
-"""Broker: one connection that publishes, and what any transport of kombu can do."""
+"""Broker: a connection that publishes, by the means that every transport of kombu has."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kombu.transport.virtual.base import NotEquivalentError
 from redis_queue.celery.message.declarations import build, exchange_type
 from redis_queue.celery.message.destinations import Destinations, described_name
 from redis_queue.celery.message.envelope import Envelope
+from redis_queue.errors import InvalidValueError
 from redis_queue.logs import logger_of
 from redis_queue.model import Entry
 
@@ -22,29 +23,30 @@ if TYPE_CHECKING:
 logger = logger_of(__name__)
 
 Settle = Callable[[int, str | None], None]
-"""Takes the number of a message in its batch and why it was refused; None means that the broker has it."""
-
-
-def only_wait() -> None:
-    """Do nothing while a broker confirms."""
-
-
-class UnroutableError(LookupError):
-    """A message reaches no queue."""
+"""Takes the number of a message in its batch and why it was refused; None if the broker has taken it."""
 
 
 MOST_DECLARED: Final = 10_000
 """Most declarations that one connection remembers."""
 
 
-class Broker:
-    """Publishes on a connection of its own, one message at a time: for transports that know nothing faster."""
+class UnroutableError(LookupError):
+    """A message reaches no queue."""
 
-    #: Whether lists of this broker can be written by the scripts of the store.
+
+def reason_of(error: Exception) -> str:
+    """Return why a message was refused, as people read it among the dead letters."""
+    return str(error) if isinstance(error, InvalidValueError | UnroutableError) else f"{type(error).__name__}: {error}"
+
+
+class Broker:
+    """Publishes on a connection of its own, one message at a time: for transports without a faster way."""
+
+    #: Whether the scripts of the store can write the lists of this broker.
     shares_store: bool = False
-    #: Messages between two looks at the time: a slow broker must not outlast the leases.
+    #: Messages between two looks at the time: a slow publish must not outlast the leases.
     at_once: int = 20
-    #: Errors of a broker for a declaration that differs from the existing queue or exchange.
+    #: Errors that a broker raises for a declaration that differs from the existing queue or exchange.
     conflicts: tuple[type[Exception], ...] = (NotEquivalentError,)
 
     def __init__(self, app: Celery, connection: Any) -> None:
@@ -52,35 +54,35 @@ class Broker:
         self.connection = connection
         self.channel: Any = connection.channel()
         self.destinations = Destinations(app)
-        #: Called where there is a wait for confirms, before it.
-        self.meanwhile: Callable[[], None] = only_wait
+        #: Called before a wait for confirms.
+        self.meanwhile: Callable[[], None] = lambda: None
         self._declared: set[str] = set()
-        self._told: set[str] = set()
+        self._conflicting: set[str] = set()
 
     def publish(self, envelopes: Sequence[Envelope], settle: Settle) -> None:
-        """Publish in order and call *settle* for each message as soon as its fate is known.
+        """Publish in order, and call *settle* for each message as soon as the broker has taken or refused it.
 
-        Raises kombu's OperationalError, or what kombu counts as a connection error, when the broker is away: what
-        became of those not settled is unknown then.
+        Raises kombu's OperationalError, or one of kombu's connection errors, if the broker is away: it may or may not
+        have taken the messages that are not settled then.
         """
         producer = self.connection.Producer(self.channel, auto_declare=False)
         for number, envelope in enumerate(envelopes):
             settle(number, self._refusal(lambda: self._publish(producer, envelope)))  # noqa: B023
 
     def close(self) -> None:
-        """Close the connection, whatever state it is in."""
+        """Close the connection, in whatever state it is."""
         self.connection.release()
 
     def lists_of_queues(self) -> list[str]:
-        """Return the lists of Redis that a move may write; only brokers that share the store have any."""
+        """Return the Redis lists that a move may write; none unless the broker shares the store."""
         return []
 
-    def check(self, entry: Entry, envelope: Envelope) -> None:  # noqa: ARG002 - others look at the entry, too
+    def check(self, entry: Entry, envelope: Envelope) -> None:  # noqa: ARG002 - RedisBroker checks the entry as well
         """Raise ForbiddenDestinationError if the destination of *entry*, which holds *envelope*, is not allowed."""
         self.destinations.check(envelope)
 
     def declare(self, envelope: Envelope) -> None:
-        """Declare what *envelope* needs, once per connection.
+        """Declare the queues and exchanges that *envelope* needs, once per connection.
 
         Queues of the app's configuration are declared as configured. Existing queues with other attributes are used as
         they are. A missing queue that the app does not know is created as its sender declared it, but without bindings
@@ -94,7 +96,7 @@ class Broker:
                 self._declared.add(key)
 
     def declare_again(self, envelope: Envelope) -> None:
-        """Declare what *envelope* needs once more when the next one needs it: something of it has gone."""
+        """Let the next message that needs the same as *envelope* declare it again: some of it is gone."""
         self._declared -= {key for _, key in self._needs(envelope)}
 
     def _declare(self, item: Any, *, by_name: bool) -> None:
@@ -113,13 +115,11 @@ class Broker:
         try:
             self.declare_entity(entity)
         except self.conflicts as error:
-            if entity.name not in self._told:
-                self._told.add(entity.name)
+            if entity.name not in self._conflicting:
+                self._conflicting.add(entity.name)
+                extra = {"action": "declaration_differs"}
                 logger.warning(
-                    "%s exists and is not as configured here; it is used as it is: %s",
-                    entity.name,
-                    error,
-                    extra={"action": "declaration_differs"},
+                    "%s exists with other attributes and is used as it is: %s", entity.name, error, extra=extra
                 )
 
     def declare_entity(self, entity: Any) -> None:
@@ -138,17 +138,17 @@ class Broker:
         return [(item, f"{bool(envelope.exchange)} {item!r}") for item in needed]
 
     def _refusal(self, attempt: Callable[[], Any]) -> str | None:
-        """Run *attempt* and return why its message was refused; raises where the broker is away."""
+        """Run *attempt* and return why its message was refused; raises if the broker is away."""
         try:
             attempt()
         except Exception as error:
             if self.is_away(error):
                 raise
-            return f"{type(error).__name__}: {error}"
+            return reason_of(error)
         return None
 
     def is_away(self, error: Exception) -> bool:
-        """Tell a broker that cannot be reached from a message that it will never take."""
+        """Tell whether *error* means that the broker cannot be reached, not that it refuses a message."""
         # kombu counts KeyError among the connection errors of Redis; it comes from an unknown name in the message.
         kinds = (*self.connection.connection_errors, OperationalError, OSError)
         cause = error.__cause__ if isinstance(error, OperationalError) and error.__cause__ else error
@@ -169,9 +169,9 @@ class Broker:
         )
 
     def queues_of(self, envelope: Envelope) -> list[str] | None:
-        """Return the queues behind a virtual exchange; None for a fanout, which asks no table.
+        """Return the queues that a virtual exchange leads to; None for a fanout, which has no table.
 
-        Raises UnroutableError if it leads nowhere: its transport would drop the message.
+        Raises UnroutableError if there are none: the transport would drop the message.
         """
         # If this process did not declare the exchange, use the type that the sender gave.
         known = exchange_type(envelope.declare, envelope.exchange)
@@ -187,9 +187,9 @@ class Broker:
 
 
 def properties(envelope: Envelope) -> dict[str, Any]:
-    """Return the properties of *envelope* at this moment: the time to live counts from now.
+    """Return the properties of *envelope*, with a time to live that counts from now.
 
-    What has expired goes without one, so that a worker tells that it was revoked; a broker would drop it in silence.
+    An expired message has none: a worker then reports it as revoked, where a broker would drop it silently.
     """
     found = dict(envelope.properties)
     if envelope.expires_at is not None:

@@ -1,4 +1,4 @@
-"""Which kind of broker an app has."""
+"""Connect to the broker of an app, of whatever kind it is."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def open_broker(app: Celery, store: Client) -> Broker:
-    """Return a new connection to the broker of *app*; raises OperationalError if it cannot be reached.
+    """Return a new connection to the broker of *app*. Raises kombu's OperationalError if it cannot be reached.
 
-    *store* is where delayed tasks are kept: where broker and store are one Redis, its scripts can move messages.
+    If the broker is the Redis of *store*, which keeps delayed tasks, the scripts of the store can move messages.
     """
-    # Confirms are awaited for many messages at once, so the connection must not wait for each.
+    # AmqpBroker waits for the confirms of many messages at once, so the connection must not wait for each.
     connection = app.connection_for_write(heartbeat=0, transport_options={"confirm_publish": False})
     lease = CelerySettings.of(app).lease_seconds
     try:

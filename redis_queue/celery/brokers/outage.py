@@ -1,4 +1,4 @@
-"""One error for a broker that is away, whatever its transport calls that."""
+"""BrokerUnavailableError: one error for a broker that is away, whatever its transport raises."""
 
 from __future__ import annotations
 
@@ -17,23 +17,31 @@ if TYPE_CHECKING:
 
 
 class BrokerUnavailableError(RedisQueueError, ConnectionError):
-    """The broker cannot be reached or does not answer; what became of the last messages is unknown."""
+    """The broker cannot be reached or does not answer; it may or may not have taken the last messages."""
 
 
 @contextmanager
 def broker_of(app: Celery, store: Client) -> Iterator[Broker]:
-    """Give a connection to the broker of *app* and close it; raises BrokerUnavailableError when it is or goes away."""
+    """Yield a connection to the broker of *app*, and close it. Raises BrokerUnavailableError if the broker is away."""
     try:
         broker = open_broker(app, store)
     except OperationalError as error:
         raise BrokerUnavailableError(f"the broker cannot be reached: {error}") from error
     try:
-        yield broker
+        with unavailable_if_away(broker):
+            yield broker
+    finally:
+        broker.close()
+
+
+@contextmanager
+def unavailable_if_away(broker: Broker) -> Iterator[None]:
+    """Raise BrokerUnavailableError for errors that mean that *broker* is away."""
+    try:
+        yield
     except RedisQueueError:
         raise
     except Exception as error:
         if broker.is_away(error):
             raise BrokerUnavailableError(f"the broker is away: {error}") from error
         raise
-    finally:
-        broker.close()

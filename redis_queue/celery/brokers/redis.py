@@ -1,4 +1,4 @@
-"""A Redis broker: messages go straight into kombu's lists, many in one round trip."""
+"""A Redis broker: push messages into kombu's lists, many in one round trip."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import redis
 
-from redis_queue.celery.brokers.base import Broker, Settle
+from redis_queue.celery.brokers.base import Broker, Settle, reason_of
 from redis_queue.celery.kombu_keys import ListNames
 from redis_queue.celery.message.declarations import lifetime_ms
 from redis_queue.celery.message.envelope import Envelope
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from celery import Celery
 
 REFUSALS: Final = ("OOM", "READONLY", "MISCONF", "NOREPLICAS", "MASTERDOWN", "LOADING")
-"""How a Redis begins to say that it takes no writes at all, whatever the message."""
+"""Beginnings of the errors of a Redis that takes no writes at all."""
 
 PROBE_MS: Final = 10_000
+"""Milliseconds after which a probe key that was not deleted expires."""
 
 
 class RedisBroker(Broker):
@@ -40,10 +41,10 @@ class RedisBroker(Broker):
         self.names = ListNames.of(connection.transport_options)
         self._client = client_of(self.channel)
         self._lifetimes: dict[str, int] = {}
-        self.shares_store = isinstance(store, redis.Redis) and self._is(store)
+        self.shares_store = isinstance(store, redis.Redis) and self._is_database_of(store)
 
     def publish(self, envelopes: Sequence[Envelope], settle: Settle) -> None:
-        """Push all messages that have lists in one round trip; others go one by one."""
+        """Push messages that go to lists in one round trip, the others one by one."""
         pipe = self._client.pipeline(transaction=False)
         owners: list[int] = []
         rest: list[int] = []
@@ -64,14 +65,14 @@ class RedisBroker(Broker):
             super().publish([envelopes[number]], lambda _, why: settle(number, why))  # noqa: B023
 
     def push(self, rows: Sequence[tuple[str, str]], settle: Settle) -> None:
-        """Push elements into lists, given as (list, element), in one round trip."""
+        """Push *rows*, each a list and an element, in one round trip."""
         pipe = self._client.pipeline(transaction=False)
         for name, element in rows:
             pipe.lpush(name, element)
         self._execute(pipe, range(len(rows)), settle)
 
     def delivery(self, entry: Entry, envelope: Envelope) -> Delivery | None:
-        """Return how the store's own script pushes *envelope*, or None if that cannot be. Raises UnroutableError."""
+        """Return how a script of the store pushes *envelope*, or None if it cannot. Raises UnroutableError."""
         lists = self.lists(envelope)
         if lists is None:
             return None
@@ -81,7 +82,7 @@ class RedisBroker(Broker):
         return Delivery(entry, envelope.element(str(uuid4())).encode(), lists, ttl, expiring)
 
     def lists(self, envelope: Envelope) -> list[str] | None:
-        """Return the lists that *envelope* goes to; None for a fanout, which has none. Raises UnroutableError."""
+        """Return the lists for *envelope*; None for a fanout, which has none. Raises UnroutableError."""
         if envelope.declare or envelope.exchange:
             self.declare(envelope)
         queues = self.queues_of(envelope) if envelope.exchange else [envelope.routing_key]
@@ -101,13 +102,13 @@ class RedisBroker(Broker):
         """Do nothing: the first message creates the list."""
 
     def declare_entity(self, entity: Any) -> None:
-        """Declare one queue or exchange, and remember how long its lists live."""
+        """Declare one queue or exchange, and remember the time to live of its lists."""
         super().declare_entity(entity)
         if ttl := lifetime_ms(entity):
             self._lifetimes[entity.name] = ttl
 
     def is_away(self, error: Exception) -> bool:
-        """Tell a Redis that takes nothing from a message that it will never take."""
+        """Tell whether *error* means that Redis cannot be reached or takes no writes, not that it refuses a message."""
         cause = error.__cause__ or error
         if isinstance(cause, redis.ResponseError):
             return str(cause).startswith(REFUSALS) or isinstance(
@@ -138,17 +139,17 @@ class RedisBroker(Broker):
         for number, reply in zip(owners, replies, strict=True):
             if isinstance(reply, Exception) and self.is_away(reply):
                 raise reply
-            refused = f"{type(reply).__name__}: {reply}" if isinstance(reply, Exception) else None
+            refused = reason_of(reply) if isinstance(reply, Exception) else None
             outcome[number] = outcome.get(number) or refused
         for number, refused in outcome.items():
             settle(number, refused)
 
-    def _is(self, store: redis.Redis) -> bool:
-        """Tell whether *store* and the broker are one database, by a key that one writes and the other one sees."""
+    def _is_database_of(self, store: redis.Redis) -> bool:
+        """Tell whether *store* and the broker are one database, by a key that the store writes and the broker reads."""
         probe = keys.probe(CelerySettings.of(self.app).prefix, os.urandom(16).hex())
         store.set(probe, b"1", px=PROBE_MS)
         try:
-            # Where both have the same user, GET is among its rules.
+            # GET, since the rules of a user who is both store and broker allow it.
             return self._client.get(probe) is not None
         finally:
             store.delete(probe)

@@ -1,4 +1,4 @@
-"""Timeouts of connections to a Redis broker: kombu has none, and waits for ever if the server does not answer."""
+"""Timeouts for connections to a Redis broker: without them kombu waits for ever for a silent server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from redis_queue.keeper import socket_timeout
 
 LEAST: Final = 2.0
-"""Least timeout in seconds, however short the lease: closing a connection waits for a BRPOP of one second."""
+"""Least timeout in seconds for a short lease: closing a connection waits for a BRPOP of one second."""
 
 PROBES: Final = 3
 """Unanswered TCP keepalive probes after which the system closes a connection."""
@@ -17,12 +17,12 @@ PROBES: Final = 3
 def add_timeouts(connection: Any, lease: float) -> None:
     """Let kombu's *connection* fail within about a sixth of *lease* seconds if Redis does not answer.
 
-    Options that are already set are kept. No-op for other brokers. Call it before the connection is used.
+    Existing options are kept. No-op for other brokers. Call it before the connection is used.
     """
     if connection.get_transport_cls().driver_type != "redis":
         return
     timeout = max(LEAST, socket_timeout(lease))
-    given: dict[str, Any] = connection.transport_options
+    current: dict[str, Any] = connection.transport_options
     options = {
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,
@@ -32,11 +32,11 @@ def add_timeouts(connection: Any, lease: float) -> None:
         "health_check_interval": timeout,
     }
     for name, value in options.items():
-        given.setdefault(name, value)
-    if isinstance(given.get("sentinel_kwargs"), dict):
-        # Without these, redis-py uses the timeouts of the primary for the Sentinels.
-        asked = {name: given[name] for name in options if name.startswith("socket_")}
-        given["sentinel_kwargs"] = {**asked, **given["sentinel_kwargs"]}
+        current.setdefault(name, value)
+    if isinstance(current.get("sentinel_kwargs"), dict):
+        # If sentinel_kwargs are set, redis-py gives the timeouts of the primary to no Sentinel.
+        timeouts = {name: current[name] for name in options if name.startswith("socket_")}
+        current["sentinel_kwargs"] = {**timeouts, **current["sentinel_kwargs"]}
 
 
 def _keepalive(timeout: float) -> dict[int, int]:

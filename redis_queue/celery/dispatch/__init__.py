@@ -1,1 +1,1 @@
-"""Due entries become messages in normal Celery queues."""
+"""Send due entries to their Celery queues."""

@@ -1,4 +1,4 @@
-"""The two periodic tasks: put-back over all known queues, and the dispatch of due entries."""
+"""The two periodic tasks: put back expired leases of all known queues, and dispatch due entries."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
-from redis_queue.celery.dispatch.delivery import Dispatched
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
-from redis_queue.celery.dispatch.report import DispatchNotes
+from redis_queue.celery.dispatch.outcome import Dispatched
+from redis_queue.celery.dispatch.report import DispatchReport
 from redis_queue.celery.store import Store
 from redis_queue.errors import RedisQueueError
 from redis_queue.logs import logger_of
@@ -25,18 +25,19 @@ logger = logger_of(__name__)
 PUTBACK: Final = "tasks.putback.putback"
 DELAY_DISPATCH: Final = "tasks.delay_dispatch.delay_dispatch"
 
-_TICK: Final = "redis_queue_tick"
+_PERIODIC: Final = "redis_queue_periodic_dispatch"
+"""Attribute of an app that holds its PeriodicDispatch."""
 
 PUTBACK_EVERY: Final = 300.0
 DISPATCH_EVERY: Final = 1.0
 DISPATCH_EXPIRES: Final = 5.0
-"""A tick that waited so long behind other tasks is dropped: a younger one does its work."""
+"""Seconds after which a queued run of the task is dropped: a later run does its work."""
 
 
 def put_back_all(app: Celery) -> dict[str, dict[str, int]]:
-    """End the expired leases of every queue in the registry; return what was done, by kind and name.
+    """Put back expired leases of every queue in the registry; return the counts by queue.
 
-    One broken queue does not keep the others from being served; its error is raised at the end.
+    If one queue is broken, the others are still served, and its error is raised at the end.
     """
     inspector = Store.of(app).inspector
     done: dict[str, Counter[str]] = {}
@@ -55,16 +56,16 @@ def put_back_all(app: Celery) -> dict[str, dict[str, int]]:
 
 
 def dispatch_due(app: Celery) -> dict[str, int]:
-    """Send what is due in the app's DelayQueue into its Celery queues; return how many were sent and failed.
+    """Send due entries of the app's DelayQueue to its Celery queues; return how many were sent and how many failed.
 
-    A call that comes while another one of this process is at it does nothing.
+    No-op while another call in this process is at work.
     """
-    done = _Tick.of(app).run()
+    done = PeriodicDispatch.of(app).run()
     return {"sent": done.sent, "failed": done.failed}
 
 
-class _Tick:
-    """The dispatcher of one process, kept from tick to tick with its connections."""
+class PeriodicDispatch:
+    """The dispatcher of one process; it keeps its connections from run to run."""
 
     def __init__(self, app: Celery) -> None:
         self.pid = os.getpid()
@@ -72,38 +73,38 @@ class _Tick:
         self._queue = Store.of(app).delay_queue()
         self._spreads = Store.of(app).settings.overdue_policy.policy == "spread"
         self._dispatcher = Dispatcher(app, self._queue)
-        self._notes = DispatchNotes(self._queue, f"{socket.gethostname()}:{os.getpid()}:task")
+        self._report = DispatchReport(self._queue, f"{socket.gethostname()}:{os.getpid()}:task")
 
     def run(self) -> Dispatched:
-        """Dispatch what is due, unless another call is at it or one dispatcher alone has to keep a rate."""
+        """Dispatch due entries, unless another call is at work, or a leader has to keep a rate by itself."""
         if not self._lock.acquire(blocking=False):
             return Dispatched()
         try:
-            done = Dispatched() if self._spreads and self._queue.moves.leader() else self._dispatcher.run()
-            self._notes.add(done)
-            # Nobody knows whether another tick comes to this process.
-            self._notes.write(leads=False, at_once=True)
+            done = Dispatched() if self._spreads and self._queue.leader() else self._dispatcher.run()
+            self._report.add(done)
+            # The next run may go to another process.
+            self._report.write(leads=False, at_once=True)
             return done
         finally:
             self._lock.release()
 
     @classmethod
-    def of(cls, app: Celery) -> _Tick:
-        """Return the one of *app* in this process, made at the first tick."""
-        found: _Tick | None = vars(app).get(_TICK)
+    def of(cls, app: Celery) -> PeriodicDispatch:
+        """Return that of *app* in this process, made at its first use."""
+        found: PeriodicDispatch | None = vars(app).get(_PERIODIC)
         if found is None or found.pid != os.getpid():
             found = cls(app)
-            setattr(app, _TICK, found)
+            setattr(app, _PERIODIC, found)
         return found
 
 
 def register_putback(app: Celery) -> Any:
-    """Return the task ``tasks.putback.putback`` of *app*; doing so twice is harmless."""
+    """Return the task ``tasks.putback.putback`` of *app*; no-op if already registered."""
     return app.task(_putback, name=PUTBACK, bind=True, shared=False, ignore_result=True)
 
 
 def register_delay_dispatch(app: Celery) -> Any:
-    """Return the task ``tasks.delay_dispatch.delay_dispatch`` of *app*; doing so twice is harmless."""
+    """Return the task ``tasks.delay_dispatch.delay_dispatch`` of *app*; no-op if already registered."""
     return app.task(_delay_dispatch, name=DELAY_DISPATCH, bind=True, shared=False, ignore_result=True)
 
 
@@ -112,13 +113,13 @@ def _putback(self: Any) -> dict[str, dict[str, int]]:
 
 
 def _delay_dispatch(self: Any) -> dict[str, int]:
-    # In a thread of its own, where no task is current: what it sends must not become a child of the tick.
+    # In a thread where no task is current: the sent tasks must not become children of this one.
     with ThreadPoolExecutor(1, thread_name_prefix="redis-queue-dispatch") as thread:
         return thread.submit(dispatch_due, self.app).result()
 
 
 def beat_schedule(*, queue: str | None = None) -> dict[str, dict[str, Any]]:
-    """Return the two beat entries; *queue* routes them into a Celery queue of their own."""
+    """Return the two beat entries; *queue* routes them to a Celery queue of their own."""
     route = {} if queue is None else {"queue": queue}
     return {
         "redis-queue-putback": {
@@ -135,7 +136,7 @@ def beat_schedule(*, queue: str | None = None) -> dict[str, dict[str, Any]]:
 
 
 def install(app: Celery, *, queue: str | None = None) -> None:
-    """Register both tasks in *app* and add their beat entries, unless entries of these names are there."""
+    """Register both tasks in *app* and add their beat entries, unless entries with these names exist."""
     register_putback(app)
     register_delay_dispatch(app)
     app.conf.beat_schedule = {**beat_schedule(queue=queue), **(app.conf.beat_schedule or {})}

@@ -1,232 +1,171 @@
-"""Batch: what becomes of claimed entries on their way into a broker."""
+"""Deliver claimed entries to a broker: publish, then settle. A dispatch and ``release-all`` both do it here."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from redis_queue.backoff import retry_delay
-from redis_queue.celery.brokers import Broker, UnroutableError
+from redis_queue.celery.brokers import Broker, reason_of
+from redis_queue.celery.brokers.outage import unavailable_if_away
 from redis_queue.celery.brokers.redis import RedisBroker
-from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.packing import VERSION, UnknownVersionError, element_of, needs_reading
+from redis_queue.celery.message.envelope import VERSION, Envelope, element_of, needs_reading
 from redis_queue.celery.message.reading import envelope_of_entry
-from redis_queue.celery.tracing import DispatchSpans
-from redis_queue.delay.lateness import NO_LATENESS, Dispatches, Lateness
 from redis_queue.delay.model import Delivery
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError
-from redis_queue.logs import logger_of
 from redis_queue.model import Entry
 from redis_queue.store.chunks import chunks
 
 if TYPE_CHECKING:
     from celery import Celery
 
-logger = logger_of(__name__)
 
-UNKNOWN_WAIT: Final = 60.0
-"""Seconds until an entry of a later version is looked at again."""
+class DeliveryPolicy(Protocol):
+    """What differs between deliveries: how a message is sent, and what becomes of its entry."""
 
+    #: Whether an entry may be sent as it is stored, without reading its message.
+    as_stored: bool
 
-@dataclass(frozen=True, slots=True)
-class Dispatched:
-    """What one run did: *sent* reached the broker, *failed* went back or to the dead letters.
+    def message(self, entry: Entry, envelope: Envelope) -> Envelope:
+        """Return the message to publish for *entry*, which holds *envelope*. Raises InvalidValueError."""
 
-    *next_in*: seconds until the next entry is due, inf if unknown. *more*: the batch stopped at a limit, and more
-    entries may be due. *lateness*: how late the sent entries were, *worst*: the longest of it in seconds.
-    """
+    def begin(self, entry: Entry, envelope: Envelope | None = None) -> None:
+        """Note that *entry* is on its way; without *envelope*, as it is stored."""
 
-    sent: int = 0
-    failed: int = 0
-    next_in: float = field(default=math.inf, compare=False)
-    more: bool = field(default=False, compare=False)
-    lateness: Lateness = field(default=NO_LATENESS, compare=False)
-    worst: float = field(default=0.0, compare=False)
+    def sent(self, entry: Entry) -> None:
+        """Note that the broker has the message of *entry*."""
 
-    def __add__(self, other: Dispatched) -> Dispatched:
-        return Dispatched(
-            self.sent + other.sent,
-            self.failed + other.failed,
-            other.next_in,
-            other.more,
-            self.lateness + other.lateness,
-            max(self.worst, other.worst),
-        )
+    def lost(self, entry: Entry) -> None:
+        """Note that the lease of *entry* was lost: a later dispatch sends what is stored."""
 
-    @property
-    def counts(self) -> Dispatches:
-        """What is kept of it."""
-        return Dispatches(self.sent, self.failed, self.lateness)
+    def refuse(self, entry: Entry, why: str, error: Exception | None = None) -> None:
+        """Settle an *entry* whose message was refused; *error* is set where the message could not be read."""
 
-
-class AwayError(Exception):
-    """The broker went away; the cause says how."""
+    def end(self, left: Sequence[Entry]) -> None:
+        """Give back the entries that were neither sent nor refused."""
 
 
 class Batch:
-    """What becomes of one batch of claimed entries; each ends acked, delivered or released."""
+    """One batch of claimed entries on its way into a broker.
 
-    def __init__(self, app: Celery, queue: DelayQueue, broker: Broker, stop_at: float) -> None:
+    Where broker and store are one Redis, an entry leaves the store in the step that pushes its message. Elsewhere it is
+    acked after the broker has confirmed its message: a crash in between sends it again, with the same task id.
+    """
+
+    def __init__(self, app: Celery, queue: DelayQueue, broker: Broker, policy: DeliveryPolicy) -> None:
         self._app = app
         self._queue = queue
         self._broker = broker
-        self._stop_at = stop_at
-        self._sent: list[Entry] = []
-        self._delivered = 0
-        self._failed = 0
-        self._refused: dict[str, list[str]] = {}
-        self._spans = DispatchSpans()
-        self._late_ms: list[float] = []
-        self._claimed_at = stop_at - queue.settings.lease_ms / 2000
+        self._policy = policy
+        self._open: dict[str, Entry] = {}
+        self._published: list[Entry] = []
 
-    def dispatch(self, entries: Sequence[Entry]) -> Dispatched:
-        """Send all *entries* that can be sent."""
-        open_entries = {entry.id: entry for entry in entries}
+    def send(self, entries: Sequence[Entry], *, until: float) -> None:
+        """Send *entries*; begin no more after *until* on the monotonic clock, since leases end soon after it.
+
+        Each entry is sent, refused or given back, whatever fails. Raises BrokerUnavailableError if the broker is away.
+        """
+        self._open = {entry.id: entry for entry in entries}
         try:
-            if isinstance(self._broker, RedisBroker) and not self._broker.shares_store:
-                self._push(self._broker, [entry for entry in entries if _is_plain(entry)], open_entries)
-            rest = list(open_entries.values())
-            readable = [(entry, envelope) for entry in rest if (envelope := self._read(entry, open_entries))]
-            for entry, envelope in readable:
-                self._spans.begin(entry, envelope)
-            for part in chunks(readable, self._broker.at_once):
-                if time.monotonic() >= self._stop_at:
-                    break
-                if isinstance(self._broker, RedisBroker) and self._broker.shares_store:
-                    part = self._deliver(self._broker, part, open_entries)  # noqa: PLW2901
-                self._publish(part, open_entries)
-        except Exception as error:
-            if self._broker.is_away(error):
-                raise AwayError from error
-            raise
+            with unavailable_if_away(self._broker):
+                self._send(until)
         finally:
-            self._queue.ack_many(self._sent)
-            left = list(open_entries.values())
-            self._queue.release_many(left, reason="not sent: the broker is away or slow", counted=False)
-            self._tell()
-        return Dispatched(
-            len(self._sent) + self._delivered,
-            self._failed,
-            lateness=Lateness.of(self._late_ms),
-            worst=max(self._late_ms, default=0.0) / 1000,
-        )
+            self._ack()
+            self._policy.end(list(self._open.values()))
 
-    def _tell(self) -> None:
-        """Log refused entries, one line for each reason: thousands may go to the same list."""
-        for why, ids in self._refused.items():
-            several = f" ({len(ids)} entries)" if len(ids) > 1 else ""
-            fields = {"action": "dispatch_refused", "entry_id": ids[0], "count": len(ids)}
-            logger.error("not sent: %s%s", why, several, extra=fields)
+    def _send(self, until: float) -> None:
+        broker = self._broker
+        if self._policy.as_stored and isinstance(broker, RedisBroker) and not broker.shares_store:
+            self._push_as_stored(broker)
+        ready = list(self._messages())
+        for entry, envelope in ready:
+            self._policy.begin(entry, envelope)
+        for part in chunks(ready, broker.at_once):
+            if time.monotonic() >= until:
+                break
+            self._publish(self._deliver(part))
 
-    def _read(self, entry: Entry, open_entries: dict[str, Entry]) -> Envelope | None:
-        try:
-            envelope = envelope_of_entry(self._app, entry, self._broker.destinations)
-            self._broker.check(entry, envelope)
-            return envelope
-        except UnknownVersionError as error:
-            logger.warning("entry is left alone: %s", error, extra={"action": "dispatch_unknown", "entry_id": entry.id})
-            del open_entries[entry.id]
-            self._queue.release(entry, delay=UNKNOWN_WAIT, counted=False)
-        except InvalidValueError as error:
-            self._refuse(entry, str(error), open_entries, dead=True)
-        except Exception as error:
-            if self._broker.is_away(error):
-                raise
-            logger.exception("cannot send", extra={"action": "dispatch_failed", "entry_id": entry.id})
-            self._refuse(entry, f"{type(error).__name__}: {error}", open_entries)
-        return None
+    def _messages(self) -> Iterator[tuple[Entry, Envelope]]:
+        for entry in list(self._open.values()):
+            try:
+                envelope = envelope_of_entry(self._app, entry, self._broker.destinations)
+                self._broker.check(entry, envelope)
+                yield entry, self._policy.message(entry, envelope)
+            except Exception as error:
+                if self._broker.is_away(error):
+                    raise
+                self._refuse(entry, reason_of(error), error)
 
-    def _push(self, broker: RedisBroker, entries: Sequence[Entry], open_entries: dict[str, Entry]) -> None:
-        """Send what needs neither routing nor another look as it is stored, as the store's script would."""
-        plain: list[Entry] = []
+    def _push_as_stored(self, broker: RedisBroker) -> None:
+        """Push entries that need neither routing nor reading, as the store's script would."""
+        entries: list[Entry] = []
         rows: list[tuple[str, str]] = []
-        for entry in entries:
-            # What cannot be read is refused where messages are read.
+        for entry in filter(_is_plain, self._open.values()):
+            # Invalid entries are refused where messages are read.
             with contextlib.suppress(InvalidValueError):
                 element = element_of(entry.payload, entry.id)
                 broker.destinations.check_list(str(entry.destination), broker.names)
-                if needs_reading(element):
-                    continue
-                rows.append((str(entry.destination), element))
-                plain.append(entry)
-                self._spans.begin(entry)
-        broker.push(rows, lambda number, why: self._settle(plain[number], why, open_entries))
+                if not needs_reading(element):
+                    rows.append((str(entry.destination), element))
+                    entries.append(entry)
+                    self._policy.begin(entry)
+        broker.push(rows, lambda number, why: self._settle(entries[number], why))
 
-    def _deliver(
-        self, broker: RedisBroker, readable: Sequence[tuple[Entry, Envelope]], open_entries: dict[str, Entry]
-    ) -> list[tuple[Entry, Envelope]]:
-        """Let the store push what has lists; return the rest."""
+    def _deliver(self, part: Sequence[tuple[Entry, Envelope]]) -> Sequence[tuple[Entry, Envelope]]:
+        """Let the store push messages that go to lists, if they are in its Redis; return the others."""
+        broker = self._broker
+        if not isinstance(broker, RedisBroker) or not broker.shares_store:
+            return part
         rows: list[Delivery] = []
         rest: list[tuple[Entry, Envelope]] = []
-        for entry, envelope in readable:
+        for entry, envelope in part:
             try:
                 row = broker.delivery(entry, envelope)
-            except UnroutableError as error:
-                self._refuse(entry, str(error), open_entries)
-                continue
             except Exception as error:
                 if broker.is_away(error):
                     raise
-                self._refuse(entry, f"{type(error).__name__}: {error}", open_entries)
+                self._refuse(entry, reason_of(error))
                 continue
             if row is None:
                 rest.append((entry, envelope))
             else:
                 rows.append(row)
-        for row, flag in zip(rows, self._queue.moves.deliver(rows), strict=True):
-            if flag is None:
-                lists = ", ".join(row.lists)
-                self._refuse(
-                    row.entry,
-                    f"cannot push to {lists}: expected a list that this dispatcher may write to",
-                    open_entries,
-                )
-                continue
-            del open_entries[row.entry.id]
-            self._spans.end(row.entry, None if flag else "its lease was lost")
-            self._note_delivered(row.entry, delivered=flag)
+        for row, delivered in zip(rows, self._queue.deliver(rows), strict=True):
+            self._note_delivery(row, delivered)
         return rest
 
-    def _publish(self, readable: Sequence[tuple[Entry, Envelope]], open_entries: dict[str, Entry]) -> None:
-        self._broker.publish(
-            [envelope for _, envelope in readable],
-            lambda number, why: self._settle(readable[number][0], why, open_entries),
-        )
+    def _note_delivery(self, row: Delivery, delivered: bool | None) -> None:
+        if delivered is None:
+            lists = ", ".join(row.lists)
+            self._refuse(row.entry, f"cannot push to {lists}: expected a list that this dispatcher may write to")
+            return
+        entry = self._open.pop(row.entry.id)
+        (self._policy.sent if delivered else self._policy.lost)(entry)
 
-    def _settle(self, entry: Entry, why: str | None, open_entries: dict[str, Entry]) -> None:
+    def _publish(self, part: Sequence[tuple[Entry, Envelope]]) -> None:
+        envelopes = [envelope for _, envelope in part]
+        self._broker.publish(envelopes, lambda number, why: self._settle(part[number][0], why))
+
+    def _settle(self, entry: Entry, why: str | None) -> None:
         if why is None:
-            self._sent.append(open_entries.pop(entry.id))
-            self._spans.end(entry)
-            self._note_late(entry)
+            self._published.append(self._open.pop(entry.id))
+            self._policy.sent(entry)
         else:
-            self._refuse(entry, why, open_entries)
+            self._refuse(entry, why)
 
-    def _note_delivered(self, entry: Entry, *, delivered: bool) -> None:
-        if delivered:
-            self._delivered += 1
-            self._note_late(entry)
+    def _refuse(self, entry: Entry, why: str, error: Exception | None = None) -> None:
+        del self._open[entry.id]
+        self._policy.refuse(entry, why, error)
 
-    def _note_late(self, entry: Entry) -> None:
-        """Note how late *entry* is sent: by the server's clock up to the claim, by this host's from there on."""
-        if entry.lease is not None:
-            at_claim = (entry.lease.expires_at - entry.due_at).total_seconds() * 1000 - self._queue.settings.lease_ms
-            self._late_ms.append(max(0.0, at_claim) + max(0.0, time.monotonic() - self._claimed_at) * 1000)
-
-    def _refuse(self, entry: Entry, why: str, open_entries: dict[str, Entry], *, dead: bool = False) -> None:
-        refused = self._refused.setdefault(why, [])
-        refused.append(entry.id)
-        del open_entries[entry.id]
-        self._failed += 1
-        self._spans.end(entry, why)
-        self._queue.release(entry, delay=retry_delay(entry.deliveries), reason=why, dead=dead)
+    def _ack(self) -> None:
+        for entry, acked in zip(self._published, self._queue.ack_many(self._published), strict=True):
+            if not acked:
+                self._policy.lost(entry)
 
 
 def _is_plain(entry: Entry) -> bool:
-    """Tell whether the list that an entry goes to, and the element for it, are known without a look at its message."""
+    """Tell whether the list of an entry, and the element for it, are known without reading its message."""
     payload = entry.payload
     return entry.destination is not None and isinstance(payload, bytes) and payload.startswith(VERSION)

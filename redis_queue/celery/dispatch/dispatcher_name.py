@@ -1,4 +1,4 @@
-"""Names of dispatchers: they contain host and process, so others can check whether the process still exists."""
+"""Names of dispatchers: host and process id, so that others can check whether the process still exists."""
 
 from __future__ import annotations
 

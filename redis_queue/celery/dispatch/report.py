@@ -1,4 +1,4 @@
-"""DispatchNotes: what a dispatcher did goes into Redis, seldom enough to cost nothing."""
+"""DispatchReport: write what a dispatcher did into Redis, at most once a second."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from redis_queue.celery.dispatch.delivery import Dispatched
+from redis_queue.celery.dispatch.outcome import Dispatched
 from redis_queue.delay.lateness import DispatcherRow
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import RedisQueueError
@@ -18,60 +18,59 @@ from redis_queue.logs import logger_of
 logger = logger_of(__name__)
 
 BUSY: Final = 1.0
-"""Seconds between two writes while something is dispatched: what a crash may lose."""
+"""Seconds between two writes while entries are dispatched; a crash loses the counts of this time."""
 
 IDLE: Final = 10.0
 """Seconds between two signs of life."""
 
 
-class DispatchNotes:
-    """Collects what the dispatcher *name* did and writes it when it is time; a write that fails is left for later.
+class DispatchReport:
+    """Collects what the dispatcher *name* did and writes it when it is time; a failed write is repeated later.
 
-    Nothing here raises: counts matter less than dispatching. Without a *name* only the counts are kept. Not for several
-    threads at once.
+    Never raises: dispatching matters more than counts. Without a *name* only the counts are kept. Not safe for threads.
     """
 
     def __init__(self, queue: DelayQueue, name: str = "") -> None:
         self._queue = queue
         self._name = name
         self._written_at = -math.inf
-        self._kept = Dispatched()
+        self._unwritten = Dispatched()
         self._total = Dispatched()
         self._failing = False
-        #: Why the last turn failed; empty again once one went well.
+        #: Why the last turn failed; empty after a turn that went well.
         self.error = ""
 
     def add(self, done: Dispatched) -> None:
-        """Collect what a turn that went well did."""
+        """Add the result of a turn that went well."""
         self.error = ""
-        self._kept += done
+        self._unwritten += done
         self._total += done
 
     def due_in(self) -> float:
         """Return the seconds until :meth:`write` has something to do."""
-        busy = self._kept != Dispatched() and not self._failing
+        busy = self._unwritten != Dispatched() and not self._failing
         return max(0.0, self._written_at + (BUSY if busy else IDLE) - time.monotonic())
 
     def write(self, *, leads: bool, at_once: bool = False) -> None:
-        """Write if it is time; with *at_once* if there is anything."""
-        if self.due_in() <= 0 or (at_once and self._kept != Dispatched()):
+        """Write if it is time; with *at_once*, if there is anything to write."""
+        if self.due_in() <= 0 or (at_once and self._unwritten != Dispatched()):
             self._send(leads=leads, left=False)
 
     def leave(self) -> None:
-        """Write what is left, and that this dispatcher is gone."""
+        """Write the rest, and remove this dispatcher from the list."""
         self._send(leads=False, left=True)
 
     def _send(self, *, leads: bool, left: bool) -> None:
         self._written_at = time.monotonic()
         try:
-            self._queue.dispatch_log.note(
-                self._kept.counts, worst=self._kept.worst, dispatcher=self._row(leads=leads), left=left
+            self._queue.note_dispatches(
+                self._unwritten.counts, worst=self._unwritten.worst, dispatcher=self._row(leads=leads), left=left
             )
-            self._kept = Dispatched()
+            self._unwritten = Dispatched()
             self._failing = False
         except RedisQueueError as error:
             if not self._failing:
-                logger.warning("cannot note what was dispatched: %s", error, extra={"action": "note_failed"})
+                logger.warning("cannot write dispatch counts: %s", error, extra={"action": "note_failed"})
             self._failing = True
 
     def _row(self, *, leads: bool) -> DispatcherRow | None:
@@ -85,7 +84,7 @@ class DispatchNotes:
 
 @cache
 def installed_version() -> str:
-    """Return the version of redis_queue, empty where it was not installed."""
+    """Return the version of redis_queue, "" if it is not installed."""
     try:
         return version("celery-redis-queue")
     except PackageNotFoundError:

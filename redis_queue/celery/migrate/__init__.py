@@ -1,1 +1,1 @@
-"""Delayed tasks move between the broker and the store when the extension is installed or removed."""
+"""Move delayed tasks between broker and store, when the extension is put into an app or taken out of it."""

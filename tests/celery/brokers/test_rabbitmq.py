@@ -70,7 +70,7 @@ def test_headers_that_no_frame_takes_are_refused_and_no_others(broker: Broker, r
     found = delayed.queue.look(large)
     assert found is not None
     assert (found.state, found.deliveries) == ("delayed", 1)
-    assert "frames of the broker take 131,072" in found.reason
+    assert "must be <= 131,072, a frame of the broker" in found.reason
     work.close()
 
 

@@ -9,7 +9,7 @@ import redis
 
 from redis_queue import DelayQueue
 from redis_queue.celery import DelayedTasks, Dispatcher, DispatchLoop
-from redis_queue.celery.dispatch.delivery import Dispatched
+from redis_queue.celery.dispatch.outcome import Dispatched
 from tests.support.celery.brokers import Broker
 from tests.support.celery.clocks import ManualClock
 from tests.support.wait import wait_until

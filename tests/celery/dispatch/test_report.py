@@ -13,9 +13,9 @@ import redis
 from redis_queue import DelayQueue
 from redis_queue.celery import DelayedTasks, DispatchLoop, TaskLeases
 from redis_queue.celery.dispatch.beat import dispatch_due
-from redis_queue.celery.dispatch.delivery import Dispatched
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
-from redis_queue.celery.dispatch.report import DispatchNotes
+from redis_queue.celery.dispatch.outcome import Dispatched
+from redis_queue.celery.dispatch.report import DispatchReport
 from redis_queue.delay.lateness import Dispatches, Lateness
 from redis_queue.store.keys import Keys
 from tests.support.celery.brokers import Broker
@@ -136,7 +136,7 @@ def test_redriving_counts(broker: Broker, client: redis.Redis) -> None:
 class TestTime:
     @pytest.fixture
     def now(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-        """The monotonic clock of the notes, to be set."""
+        """The monotonic clock of the report, to be set."""
         now = [1000.0]
         monkeypatch.setattr("redis_queue.celery.dispatch.report.time.monotonic", lambda: now[0])
         return now
@@ -145,18 +145,18 @@ class TestTime:
         self, client: redis.Redis, now: list[float]
     ) -> None:
         queue = DelayQueue("celery", client)
-        notes = DispatchNotes(queue, "me")
+        report = DispatchReport(queue, "me")
         one = Dispatched(1, 0, lateness=Lateness.of([7]))
         seconds = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 15.0, 25.0, 35.0, 45.0]
         written = []
         for step in range(400):
             now[0] = 1000 + step / 8
             if step < 40:
-                notes.add(one)
-            before = queue.dispatch_log.dispatchers()
-            assert (notes.due_in() == 0) == (step / 8 in seconds)
-            notes.write(leads=bool(step % 16))
-            if step == 0 or queue.dispatch_log.dispatchers() != before:
+                report.add(one)
+            before = queue.dispatchers()
+            assert (report.due_in() == 0) == (step / 8 in seconds)
+            report.write(leads=bool(step % 16))
+            if step == 0 or queue.dispatchers() != before:
                 written.append(step / 8)
         assert written == seconds
         assert queue.dispatch_log.totals() == Dispatches(40, 0, Lateness.of([7] * 40))
@@ -174,7 +174,7 @@ def test_what_cannot_be_noted_stops_no_dispatch_and_is_said_once(
             result = app.send_task("shop.remind", countdown=60)
             assert delayed.run_now(result.id)
             assert dispatch_due(app) == {"sent": 1, "failed": 0}, number
-    assert [vars(record)["action"] for record in caplog.records if "note" in record.message] == ["note_failed"]
+    assert [vars(record)["action"] for record in caplog.records if "counts" in record.message] == ["note_failed"]
     client.delete(KEYS.minutes)
     result = app.send_task("shop.remind", countdown=60)
     assert delayed.run_now(result.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -133,13 +133,18 @@ def test_what_the_broker_refuses_stays_and_does_not_stand_in_the_way(
 def failing_after(count: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let both kinds of brokers take *count* messages and then raise *error*."""
     for kind in (RedisBroker, AmqpBroker):
-        publish: Callable[..., None] = kind.publish
+        monkeypatch.setattr(kind, "at_once", count)
+    calls: list[str] = []
+    for kind, name in ((DelayQueue, "deliver"), (AmqpBroker, "publish")):
+        send: Callable[..., Any] = getattr(kind, name)
 
-        def some(self: Any, envelopes: Sequence[Any], settle: Any, publish: Any = publish) -> None:
-            publish(self, envelopes[:count], settle)
-            raise error
+        def once(*arguments: Any, send: Callable[..., Any] = send) -> Any:
+            if calls:
+                raise error
+            calls.append("sent")
+            return send(*arguments)
 
-        monkeypatch.setattr(kind, "publish", some)
+        monkeypatch.setattr(kind, name, once)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,59 @@
+"""Claim batches of due entries; while a broker confirms one batch, claim the next (RabbitMQ only)."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+
+from redis_queue.delay.model import Claimed
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.errors import StoreError
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Entries claimed at *at* on the monotonic clock."""
+
+    claimed: Claimed
+    at: float
+
+
+class Claims:
+    """Claims of one dispatcher, with at most one batch claimed ahead."""
+
+    def __init__(self, queue: DelayQueue, batch: int) -> None:
+        self._queue = queue
+        self._batch = batch
+        self._next: Claim | None = None
+        self._more = False
+        #: Whether :meth:`claim_ahead` may claim: only a run that goes on sends what it has claimed.
+        self.may_claim_ahead = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether a batch was claimed ahead."""
+        return self._next is not None
+
+    def take(self, limit: int, *, within: float) -> Claim:
+        """Return the batch that was claimed ahead, or else claim one."""
+        claim, self._next = self._next or self._claim(limit, within), None
+        self._more = claim.claimed.more
+        return claim
+
+    def claim_ahead(self) -> None:
+        """Claim the next batch if there is more. Never raises: the current batch still waits for its confirms."""
+        if self.may_claim_ahead and self._more and self._next is None:
+            with contextlib.suppress(StoreError):
+                self._next = self._claim(self._batch, 0)
+
+    def give_back(self) -> None:
+        """Give back the batch that was claimed ahead; if Redis is away, its lease ends by itself."""
+        claim, self._next = self._next, None
+        if claim is not None and claim.claimed.entries:
+            with contextlib.suppress(StoreError):
+                self._queue.release_many(claim.claimed.entries, reason="not sent: out of time", counted=False)
+
+    def _claim(self, limit: int, within: float) -> Claim:
+        at = time.monotonic()
+        return Claim(self._queue.claim_batch(limit, within=within), at)

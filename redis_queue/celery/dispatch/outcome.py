@@ -1,0 +1,119 @@
+"""What dispatching did: counts and lateness, and the retry or dead letter of an entry that was refused."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from redis_queue.backoff import retry_delay
+from redis_queue.celery.message.envelope import Envelope, UnknownVersionError
+from redis_queue.celery.tracing import DispatchSpans
+from redis_queue.delay.lateness import NO_LATENESS, Dispatches, Lateness
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.errors import InvalidValueError
+from redis_queue.logs import logger_of
+from redis_queue.model import Entry
+
+logger = logger_of(__name__)
+
+UNKNOWN_WAIT: Final = 60.0
+"""Seconds until an entry of a later version is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """Result of one run: the broker took *sent* entries; *failed* entries will be retried or are dead letters.
+
+    *next_in*: seconds until the next entry is due, inf if unknown. *more*: the batch stopped at a limit, and more
+    entries may be due. *lateness*: how late the sent entries were; *worst*: the greatest lateness in seconds.
+    """
+
+    sent: int = 0
+    failed: int = 0
+    next_in: float = field(default=math.inf, compare=False)
+    more: bool = field(default=False, compare=False)
+    lateness: Lateness = field(default=NO_LATENESS, compare=False)
+    worst: float = field(default=0.0, compare=False)
+
+    def __add__(self, other: Dispatched) -> Dispatched:
+        return Dispatched(
+            self.sent + other.sent,
+            self.failed + other.failed,
+            other.next_in,
+            other.more,
+            self.lateness + other.lateness,
+            max(self.worst, other.worst),
+        )
+
+    @property
+    def counts(self) -> Dispatches:
+        """The part that is kept in Redis."""
+        return Dispatches(self.sent, self.failed, self.lateness)
+
+
+class DispatchOutcome:
+    """What becomes of one batch that is dispatched; entries were claimed at *claimed_at* on the monotonic clock.
+
+    A refused entry is retried later, and is a dead letter after ``max_deliveries``, or at once if it is invalid.
+    """
+
+    as_stored = True
+
+    def __init__(self, queue: DelayQueue, claimed_at: float) -> None:
+        self._queue = queue
+        self._claimed_at = claimed_at
+        self._spans = DispatchSpans()
+        self._late_ms: list[float] = []
+        self._failed = 0
+        self._refused: dict[str, list[str]] = {}
+
+    def result(self) -> Dispatched:
+        """Return the counts."""
+        late = self._late_ms
+        return Dispatched(len(late), self._failed, lateness=Lateness.of(late), worst=max(late, default=0.0) / 1000)
+
+    def message(self, entry: Entry, envelope: Envelope) -> Envelope:  # noqa: ARG002 - it goes as it was stored
+        """Return *envelope*."""
+        return envelope
+
+    def begin(self, entry: Entry, envelope: Envelope | None = None) -> None:
+        """Begin the span of *entry*."""
+        self._spans.begin(entry, envelope)
+
+    def sent(self, entry: Entry) -> None:
+        """Count *entry* and its lateness: by the server's clock up to the claim, by this host's clock after it."""
+        self._spans.end(entry)
+        lease_ends = entry.due_at if entry.lease is None else entry.lease.expires_at
+        at_claim = (lease_ends - entry.due_at).total_seconds() * 1000 - self._queue.settings.lease_ms
+        self._late_ms.append(max(0.0, at_claim) + max(0.0, time.monotonic() - self._claimed_at) * 1000)
+
+    def lost(self, entry: Entry) -> None:
+        """End the span of *entry* with an error, unless its message was sent."""
+        self._spans.end(entry, "its lease was lost")
+
+    def refuse(self, entry: Entry, why: str, error: Exception | None = None) -> None:
+        """Retry *entry* later, or make it a dead letter; an entry of a later version waits for a newer dispatcher."""
+        if isinstance(error, UnknownVersionError):
+            extra = {"action": "dispatch_unknown", "entry_id": entry.id}
+            logger.warning("entry %s is left for a newer version: %s", entry.id, why, extra=extra)
+            self._queue.release(entry, delay=UNKNOWN_WAIT, counted=False)
+            return
+        invalid = isinstance(error, InvalidValueError)
+        if error is not None and not invalid:
+            extra = {"action": "dispatch_failed", "entry_id": entry.id}
+            logger.error("cannot send entry %s", entry.id, exc_info=error, extra=extra)
+        self._refused.setdefault(why, []).append(entry.id)
+        self._failed += 1
+        self._spans.end(entry, why)
+        self._queue.release(entry, delay=retry_delay(entry.deliveries), reason=why, dead=invalid)
+
+    def end(self, left: Sequence[Entry]) -> None:
+        """Give *left* back uncounted, and log the refused entries: one line per reason, as they may be thousands."""
+        self._queue.release_many(left, reason="not sent: the broker is away or slow", counted=False)
+        for why, ids in self._refused.items():
+            several = f" ({len(ids)} entries)" if len(ids) > 1 else ""
+            fields = {"action": "dispatch_refused", "entry_id": ids[0], "count": len(ids)}
+            logger.error("not sent: %s%s", why, several, extra=fields)
