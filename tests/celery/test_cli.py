@@ -177,7 +177,7 @@ class TestAdopt:
             done = run(broker.app(redis_queue_url=redis_server.url), "adopt")
 
         assert (done.exit_code, done.stdout) == (2, "")
-        assert done.stderr.startswith("error: the broker is no Redis (amqp)")
+        assert done.stderr.startswith("error: the broker is amqp: must be Redis")
 
 
 class TestReleaseAll:

@@ -1,4 +1,4 @@
-"""Adopt: delayed tasks that stock workers left in kombu's Redis transport move into the store."""
+"""Adopt: move delayed tasks that stock workers left in the Redis broker into the store."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 from redis_queue.celery.brokers.outage import broker_of
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.protocol import retries_of
-from redis_queue.celery.message.reading import read_entry
-from redis_queue.celery.migrate.kombu_backlog import Found, Left, Stranded
-from redis_queue.celery.migrate.live_workers import Listeners
+from redis_queue.celery.migrate.kombu_backlog import BacklogTask, KombuBacklog, RemainingTask
+from redis_queue.celery.migrate.live_workers import LiveWorkers
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.delay.model import Push
 from redis_queue.errors import InvalidValueError, RedisQueueError
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
     from celery import Celery
 
 PASSES: Final = 4
-"""Most looks at everything: a second one finds what moved during the first."""
+"""Most passes over the backlog: the second one finds tasks that moved during the first."""
 
 MARGIN: Final = 60.0
-"""Seconds by which clocks may differ, and between two looks."""
+"""Seconds by which clocks may differ, plus the time between two passes."""
 
 Progress = Callable[[int, int], None]
-"""Takes how many are done and how many there are."""
+"""Takes the number of finished tasks and of all tasks."""
 
 
 class HeldByWorkersError(RedisQueueError):
@@ -36,93 +35,93 @@ class HeldByWorkersError(RedisQueueError):
 class Adoption:
     """Moves the delayed tasks that stock workers of *app* left in its Redis broker into the store.
 
-    They are in the lists of the app's queues, and among what workers fetched and never acknowledged. Each is stored as
-    if it had just been sent through DelayedTasks. None is lost or doubled: where broker and store are one Redis, each
-    moves in one atomic step. Elsewhere it is stored first and then taken out of the broker; running again after a crash
-    finds it stored and only takes it out. (One that falls due and is sent on between the crash and the next run, runs
-    twice.)
+    They are in the lists of the app's queues, and among the messages that workers fetched and never acknowledged. Each
+    task is stored as if it had just been sent through DelayedTasks. No task is lost or doubled: if broker and store are
+    one Redis, each task moves in one atomic step. Elsewhere it is stored first and then taken out of the broker; after
+    a crash, the next run finds it stored and only takes it out. (A task that is dispatched between the crash and the
+    next run, runs twice.)
 
-    One whose id is stored already is left stored as it is. It is taken out of the broker where that loses nothing: when
-    what is stored is the same message, or a later attempt (a retry has the id of the attempt before it, whose message
-    a killed worker did not acknowledge). Of several attempts in the broker the last one is stored. Anything else with
-    the same id is another call: it stays in the broker, where it runs as it would have, and is reported.
+    If the id of a task is already stored, the stored entry is kept. The message is taken out of the broker if that
+    loses nothing: if the stored message is the same, or a later attempt (a retry has the id of the attempt before it,
+    whose message a killed worker did not acknowledge). Of several attempts in the broker the last one is stored. Any
+    other message with the same id is another call: it stays in the broker, runs there, and is reported.
 
-    Raises ConfigurationError where the broker is no Redis, HeldByWorkersError where a live worker holds one of these
-    tasks, SilentWorkersError where one does not answer, BrokerUnavailableError and StoreUnavailableError where one of
-    the two is away. May be interrupted at any point.
+    Installs nothing in *app*. May be interrupted at any point. Raises ConfigurationError unless the broker is Redis,
+    HeldByWorkersError if a live worker holds one of these tasks, SilentWorkersError if a worker does not answer,
+    BrokerUnavailableError if the broker is away, StoreUnavailableError if the store is away.
     """
 
     def __init__(self, app: Celery, *, progress: Progress | None = None) -> None:
         self._app = app
-        self._delayed = StoredTasks.of(app)
+        self._stored = StoredTasks.of(app)
         self._progress = progress
-        self._queue = self._delayed.queue
+        self._queue = self._stored.queue
         #: Messages stored and taken out of the broker.
         self.adopted = 0
-        #: Messages only taken out: what is stored covers them.
+        #: Messages only taken out: a stored entry covers them.
         self.removed = 0
-        #: What stays in the broker.
-        self.left: list[Left] = []
+        #: Tasks that stay in the broker.
+        self.left: list[RemainingTask] = []
 
-    def find(self) -> Iterator[Found]:
-        """Yield every delayed task in the broker; :attr:`left` gets those that cannot be read. Changes nothing."""
+    def find(self) -> Iterator[BacklogTask]:
+        """Yield every delayed task in the broker; :attr:`left` gets unreadable tasks. Changes nothing."""
         with broker_of(self._app, self._queue.client) as broker:
-            transport = Stranded(self._app, broker)
+            backlog = KombuBacklog(self._app, broker)
             self.left = []
-            for page in transport.pages():
+            for page in backlog.pages():
                 yield from self._readable(page)
 
     def run(self) -> None:
-        """Adopt everything that is there now."""
+        """Adopt all delayed tasks that are now in the broker."""
         with broker_of(self._app, self._queue.client) as broker:
-            transport = Stranded(self._app, broker)
-            known = self._look(transport)
-            if not known.tries:
+            backlog = KombuBacklog(self._app, broker)
+            snapshot = self._look(backlog)
+            if not snapshot.tries:
                 return
-            self._refuse_if_held(known)
+            self._refuse_if_held(snapshot)
             for number in range(PASSES):
                 self.left = []
-                if not self._pass(transport, known, first=number == 0) and number:
+                if not self._pass(backlog, snapshot, first=number == 0) and number:
                     break
 
-    def _look(self, transport: Stranded) -> _Known:
-        known = _Known()
+    def _look(self, backlog: KombuBacklog) -> _Snapshot:
+        snapshot = _Snapshot()
         self.left = []
-        for page in transport.pages():
+        for page in backlog.pages():
             for found in self._readable(page):
-                known.add(found)
-        return known
+                snapshot.add(found)
+        return snapshot
 
-    def _readable(self, page: Sequence[Found | Left]) -> list[Found]:
-        self.left += [item for item in page if isinstance(item, Left)]
-        return [item for item in page if isinstance(item, Found)]
+    def _readable(self, page: Sequence[BacklogTask | RemainingTask]) -> list[BacklogTask]:
+        self.left += [item for item in page if isinstance(item, RemainingTask)]
+        return [item for item in page if isinstance(item, BacklogTask)]
 
-    def _refuse_if_held(self, known: _Known) -> None:
-        listeners = Listeners(self._app)
-        held = listeners.held(known.overdue) & known.tries.keys() if listeners.ask() else set()
+    def _refuse_if_held(self, snapshot: _Snapshot) -> None:
+        workers = LiveWorkers(self._app)
+        held = workers.held(snapshot.overdue) & snapshot.tries.keys() if workers.ping() else set()
         if held:
             raise HeldByWorkersError(
-                f"live workers ({', '.join(listeners.names)}) hold {len(held)} of these tasks in memory, such as "
+                f"live workers ({', '.join(workers.names)}) hold {len(held)} of these tasks in memory, such as "
                 f"{min(held)}: stop them first; a warm shutdown puts their tasks back into the queues"
             )
 
-    def _pass(self, transport: Stranded, known: _Known, *, first: bool) -> bool:
-        """Go through everything once; tell whether anything went, or may go the next time."""
+    def _pass(self, backlog: KombuBacklog, snapshot: _Snapshot, *, first: bool) -> bool:
+        """Adopt what can be adopted; tell whether any task moved, or may move in another pass."""
         before, again = self.adopted + self.removed, False
-        for page in transport.pages():
-            ours: list[tuple[Found, Push]] = []
+        for page in backlog.pages():
+            ours: list[tuple[BacklogTask, Push]] = []
             for found in self._readable(page):
-                if not known.has(found):
+                if not snapshot.has(found):
                     self._leave(found, "a worker has just fetched it")
-                elif not first or known.is_last(found):
+                elif not first or snapshot.is_last(found):
                     ours += self._pushable(found)
-            again |= self._take(transport, ours)
+            again |= self._adopt(backlog, ours)
             if self._progress is not None:
-                self._progress(self.adopted + self.removed, known.count)
+                self._progress(self.adopted + self.removed, snapshot.count)
         return again or self.adopted + self.removed > before
 
-    def _pushable(self, found: Found) -> list[tuple[Found, Push]]:
-        push = self._delayed.writer.as_push(found.envelope, (None, found.due_at))
+    def _pushable(self, found: BacklogTask) -> list[tuple[BacklogTask, Push]]:
+        push = self._stored.as_push(found.envelope, (None, found.due_at))
         try:
             self._queue.check(push)
         except InvalidValueError as error:
@@ -130,41 +129,39 @@ class Adoption:
             return []
         return [(found, push)]
 
-    def _take(self, transport: Stranded, ours: Sequence[tuple[Found, Push]]) -> bool:
-        """Take what can be taken; tell whether another look may find more."""
-        if transport.shared:
-            flags = self._queue.foreign.adopt([(push, found.foreign) for found, push in ours])
+    def _adopt(self, backlog: KombuBacklog, ours: Sequence[tuple[BacklogTask, Push]]) -> bool:
+        """Adopt *ours*; tell whether another pass may adopt more."""
+        if backlog.shared:
+            flags = self._queue.adopt([(push, found.foreign) for found, push in ours])
         else:
-            flags = self._store_and_take_out(transport, ours)
+            flags = self._store_and_take_out(backlog, ours)
         self.adopted += sum(map(bool, flags))
         stored = [pair for pair, flag in zip(ours, flags, strict=True) if flag is None]
         covered = [found for found, push in stored if self._is_covered(found, push)]
-        # What was adopted before it moved it in its list; then the next pass takes it out.
-        taken = self._queue.foreign.take_out([found.foreign for found in covered], transport.server)
+        # An adoption may have moved it in its list; then the next pass takes it out.
+        taken = self._queue.take_out([found.foreign for found in covered], backlog.server)
         self.removed += sum(taken)
         missed = [found for (found, _), flag in zip(ours, flags, strict=True) if flag is False]
         missed += [found for found, flag in zip(covered, taken, strict=True) if not flag]
         for found in missed:
-            self._leave(found, "it moved while it was looked at")
+            self._leave(found, "it moved during the adoption")
         return bool(missed)
 
-    def _store_and_take_out(self, transport: Stranded, ours: Sequence[tuple[Found, Push]]) -> list[bool | None]:
-        flags: list[bool | None] = [
-            True if kept else None for kept in self._queue.calls.keep_many(push for _, push in ours)
-        ]
+    def _store_and_take_out(self, backlog: KombuBacklog, ours: Sequence[tuple[BacklogTask, Push]]) -> list[bool | None]:
+        flags: list[bool | None] = [True if kept else None for kept in self._queue.keep_many(push for _, push in ours)]
         stored = [number for number, flag in enumerate(flags) if flag]
-        gone = self._queue.foreign.take_out([ours[number][0].foreign for number in stored], transport.server)
+        gone = self._queue.take_out([ours[number][0].foreign for number in stored], backlog.server)
         for number, taken in zip(stored, gone, strict=True):
             if not taken:
-                # It went elsewhere meanwhile, so it is there and not here.
+                # It has moved meanwhile, so it still is in the broker.
                 self._queue.cancel(ours[number][0].id)
                 flags[number] = False
         return flags
 
-    def _leave(self, found: Found, reason: str) -> None:
-        self.left.append(Left(found.id, found.place, reason))
+    def _leave(self, found: BacklogTask, reason: str) -> None:
+        self.left.append(RemainingTask(found.id, found.place, reason))
 
-    def _is_covered(self, found: Found, push: Push) -> bool:
+    def _is_covered(self, found: BacklogTask, push: Push) -> bool:
         entry = self._queue.get(found.id)
         reason = "a dead letter has its id"
         if entry is not None:
@@ -181,19 +178,19 @@ class Adoption:
         return False
 
 
-class _Known:
-    """What the first look found: only that may be taken, for only that were the workers asked about."""
+class _Snapshot:
+    """The tasks found by the first pass. Only they are adopted: the workers were asked about no others."""
 
     def __init__(self) -> None:
         #: The highest number of retries for each id.
         self.tries: dict[str, int] = {}
         self.count = 0
-        #: Those that workers fetched and whose time has passed.
+        #: Ids of fetched tasks that are due.
         self.overdue: set[str] = set()
         self._fetched: dict[int | bytes, float | None] = {}
 
-    def add(self, found: Found) -> None:
-        """Note one."""
+    def add(self, found: BacklogTask) -> None:
+        """Add one task."""
         self.count += 1
         self.tries[found.id] = max(self.tries.get(found.id, 0), retries_of(found.envelope))
         if found.foreign.index:
@@ -201,13 +198,13 @@ class _Known:
             if found.due_at.timestamp() <= time.time() + MARGIN:
                 self.overdue.add(found.id)
 
-    def has(self, found: Found) -> bool:
-        """Tell whether no worker has it: it waits in a list, or has not been fetched again since the look."""
+    def has(self, found: BacklogTask) -> bool:
+        """Tell whether no worker has it: it is in a list, or was not fetched again since the first pass."""
         foreign = found.foreign
         return not foreign.index or self._fetched.get(foreign.place, _NEVER) == foreign.score
 
-    def is_last(self, found: Found) -> bool:
-        """Tell whether no later attempt of the same task is there."""
+    def is_last(self, found: BacklogTask) -> bool:
+        """Tell whether there is no later attempt of the same task."""
         return retries_of(found.envelope) >= self.tries.get(found.id, 0)
 
 

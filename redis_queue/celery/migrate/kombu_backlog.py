@@ -1,4 +1,4 @@
-"""Stranded: the delayed tasks that stand in the keys of kombu's Redis transport, found and read."""
+"""KombuBacklog: read the delayed tasks that stock Celery keeps in the keys of kombu's Redis transport."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ from redis_queue.times import END_OF_CALENDAR_MS, from_ms
 if TYPE_CHECKING:
     from celery import Celery
 
-_PARTS: Final = 3
-_OF_THE_TRANSPORT: Final = ("delivery_info", "delivery_tag", "body_encoding", "expiration")
+_RECORD_LENGTH: Final = 3
+"""Items of an in-flight record: message, exchange and routing key."""
+
+_TRANSPORT_PROPERTIES: Final = ("delivery_info", "delivery_tag", "body_encoding", "expiration")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One delayed task in the broker. *place* is its queue, or the key of what workers have not acknowledged."""
+class BacklogTask:
+    """One delayed task in the broker; *place* is its queue, or the key of the in-flight records of workers."""
 
     id: str
     due_at: datetime
@@ -49,21 +51,21 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """A delayed task that stays in the broker, and why."""
+class RemainingTask:
+    """A delayed task that stays in the broker, with the *reason*."""
 
     id: str
     place: str
     reason: str
 
 
-class Stranded:
-    """What kombu's Redis transport keeps in its lists, and in its hash of messages that no worker acknowledged."""
+class KombuBacklog:
+    """The delayed tasks in the lists of kombu's Redis transport, and in its records of messages in flight."""
 
     def __init__(self, app: Celery, broker: Broker) -> None:
         if not isinstance(broker, RedisBroker):
             kind = broker.connection.transport.driver_type
-            raise ConfigurationError(f"the broker is no Redis ({kind}): there is nothing that could be adopted from it")
+            raise ConfigurationError(f"the broker is {kind}: must be Redis; other brokers hold nothing to adopt")
         self._app = app
         self.shared = broker.shares_store
         self._names: ListNames = broker.names
@@ -71,46 +73,46 @@ class Stranded:
         self._in_flight = InFlightKeys.of(broker.channel)
         self._send = Scripts(self.server).command
 
-    def pages(self) -> Iterator[list[Found | Left]]:
-        """Yield all delayed tasks, page by page; what is taken out on the way keeps nothing from being seen."""
+    def pages(self) -> Iterator[list[BacklogTask | RemainingTask]]:
+        """Yield all delayed tasks, page by page; no task is skipped if others are taken out meanwhile."""
         for queue in list(self._app.amqp.queues):
             for key in self._names.all_of(queue):
-                yield from self._listed(queue, key)
-        yield from self._fetched()
+                yield from self._in_list(queue, key)
+        yield from self._in_records()
 
-    def _listed(self, queue: str, key: str) -> Iterator[list[Found | Left]]:
-        # From the left end, where new ones come in: what is taken out there moves nothing that is yet to be seen.
+    def _in_list(self, queue: str, key: str) -> Iterator[list[BacklogTask | RemainingTask]]:
+        # Pages begin at the left end: to take out their elements does not move the elements of later pages.
         start = -int(self._send("LLEN", key))
         while start < 0:
             elements = self._send("LRANGE", key, start, min(start + CHUNK, 0) - 1)
             places = range(min(start + CHUNK, 0) - len(elements), 0)
             rows = [
-                self._found(queue, ForeignMessage(element, key, place), loads_element(element))
+                self._read(queue, Foreign(element, key, place), loads_element(element))
                 for element, place in zip(elements, places, strict=False)
             ]
             yield [row for row in rows if row is not None]
             start += CHUNK
 
-    def _fetched(self) -> Iterator[list[Found | Left]]:
+    def _in_records(self) -> Iterator[list[BacklogTask | RemainingTask]]:
         cursor: Any = b"0"
         while True:
             cursor, fields = self._send("HSCAN", self._in_flight.records, cursor, "COUNT", CHUNK)
             pairs = iter(fields)
             for chunk in chunks(zip(pairs, pairs, strict=True)):
                 scores = self._send("ZMSCORE", self._in_flight.index, *(tag for tag, _ in chunk))
-                rows = [self._unacknowledged(*pair, score) for pair, score in zip(chunk, scores, strict=True)]
+                rows = [self._read_record(*pair, score) for pair, score in zip(chunk, scores, strict=True)]
                 yield [row for row in rows if row is not None]
             if int(cursor) == 0:
                 return
 
-    def _unacknowledged(self, tag: bytes, value: bytes, score: Any) -> Found | Left | None:
+    def _read_record(self, tag: bytes, value: bytes, score: Any) -> BacklogTask | RemainingTask | None:
         known = loads_element(value)
-        if not isinstance(known, list) or len(known) != _PARTS:
+        if not isinstance(known, list) or len(known) != _RECORD_LENGTH:
             return None
         message, exchange, routing_key = known
         keys, since = self._in_flight, None if score is None else float(score)
-        foreign = ForeignMessage(value, keys.records, tag, keys.index, since)
-        return self._found(self._queue_of(exchange, routing_key), foreign, message, place=keys.records)
+        foreign = Foreign(value, keys.records, tag, keys.index, since)
+        return self._read(self._queue_of(exchange, routing_key), foreign, message, place=keys.records)
 
     def _queue_of(self, exchange: Any, routing_key: Any) -> str:
         if not exchange:
@@ -119,8 +121,8 @@ class Stranded:
         names = (item.name for item in queues if (item.exchange.name, item.routing_key) == (exchange, routing_key))
         return next(names, "")
 
-    def _found(self, queue: str, foreign: ForeignMessage, message: Any, place: str = "") -> Found | Left | None:
-        """Return the task in *message* if it has an eta."""
+    def _read(self, queue: str, foreign: Foreign, message: Any, place: str = "") -> BacklogTask | RemainingTask | None:
+        """Return the task in *message*, None if it has no eta."""
         if not isinstance(message, Mapping) or "body" not in message:
             return None
         place = place or queue
@@ -131,20 +133,20 @@ class Stranded:
             envelope, due_at = read
             if not envelope.id:
                 raise ValueError("it has no id")
-            return Found(envelope.id, due_at, place, envelope, foreign)
-        except Exception as error:  # noqa: BLE001 - whatever stands in a broker, the others have to move
-            return Left(_id_of(message), place, f"cannot be read: {type(error).__name__}: {error}")
+            return BacklogTask(envelope.id, due_at, place, envelope, foreign)
+        except Exception as error:  # noqa: BLE001 - one unreadable message must not stop the others
+            return RemainingTask(_id_of(message), place, f"cannot be read: {type(error).__name__}: {error}")
 
 
 class _Plain:
-    """Stands for the producer of a message that is serialised already."""
+    """Replaces the producer: the message is already serialised."""
 
     serializer = "json"
     compression = None
 
 
 def loads_element(data: bytes) -> Any:
-    """Return what *data* holds, or None if it is no JSON."""
+    """Return the JSON document in *data*, or None if it is not JSON."""
     try:
         return read_document(data)
     except ValueError:
@@ -152,9 +154,9 @@ def loads_element(data: bytes) -> Any:
 
 
 def envelope_and_eta(app: Celery, message: Mapping[str, Any], queue: str) -> tuple[Envelope, datetime] | None:
-    """Return a message of kombu's Redis transport as DelayedTasks would have stored it, and when it is due.
+    """Return a message of kombu's Redis transport as DelayedTasks would have stored it, and its due time.
 
-    None if it has no eta. *queue* is the one it reached, "" if that is not known.
+    None if it has no eta. *queue* is the queue that it reached, "" if unknown.
     """
     headers = {name: value for name, value in (message.get("headers") or {}).items() if name != "redelivered"}
     properties = dict(message.get("properties") or {})
@@ -178,7 +180,7 @@ def envelope_and_eta(app: Celery, message: Mapping[str, Any], queue: str) -> tup
         _Plain,
         body,
         {
-            **{name: value for name, value in properties.items() if name not in _OF_THE_TRANSPORT},
+            **{name: value for name, value in properties.items() if name not in _TRANSPORT_PROPERTIES},
             **options,
             "headers": headers,
             "exchange": route.get("exchange") or "",
@@ -195,7 +197,7 @@ def _expires_at(app: Celery, call: Mapping[str, Any], properties: Mapping[str, A
         return None
     if call.get("expires"):
         return round(_aware(app, call["expires"]).timestamp() * 1000)
-    # When it was sent is not known: it lives too long rather than too short.
+    # The time of the publish is unknown: rather keep the message too long than too short.
     return min(round(time.time() * 1000) + int(str(left)[:MAX_DIGITS]), END_OF_CALENDAR_MS)
 
 
@@ -212,5 +214,5 @@ def _id_of(message: Mapping[str, Any]) -> str:
 
 
 def json_body_of(content_type: Any, headers: Mapping[str, Any], body: bytes) -> Mapping[str, Any] | None:
-    """Return the body of a message of protocol 1, or None if it is no JSON."""
+    """Return the body of a message of protocol 1, or None if it is not JSON."""
     return json_body(Envelope(body, str(content_type), "utf-8", headers, {}, "", ""))

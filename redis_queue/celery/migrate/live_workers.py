@@ -1,4 +1,4 @@
-"""Who hears a broadcast: the live workers of an app, and which tasks they hold."""
+"""LiveWorkers: the workers of an app that are alive, and the tasks that they hold."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from celery import Celery
 
 PATIENCE: Final = 5.0
-"""Seconds for all workers to answer; a ping takes milliseconds where none is busy."""
+"""Seconds for all workers to answer; an idle worker needs milliseconds."""
 
-LISTS_WITHIN: Final = 60.0
-"""Seconds for lists of tasks, which can be long."""
+LIST_TIMEOUT: Final = 60.0
+"""Seconds for the answers to inspect, which can be long."""
 
 NOBODY: Final = "nobody@redis_queue"
 
 
 class SilentWorkersError(RedisQueueError):
-    """A worker listens and does not answer."""
+    """A live worker does not answer."""
 
 
-class Listeners:
+class LiveWorkers:
     """The workers of *app* on a Redis broker.
 
-    Redis tells how many hear a broadcast, so that one that is too busy to answer is not taken for dead.
+    Redis tells how many workers receive a broadcast, so a worker that is too busy to answer counts as alive.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -36,9 +36,9 @@ class Listeners:
         self._count = 0
         self.names: list[str] = []
 
-    def ask(self) -> int:
+    def ping(self) -> int:
         """Return how many workers are alive. Raises SilentWorkersError unless all of them answer."""
-        self._count = self._heard()
+        self._count = self._receivers()
         if not self._count:
             return 0
         replies = self._app.control.ping(timeout=PATIENCE, limit=self._count) or []
@@ -47,11 +47,11 @@ class Listeners:
         return self._count
 
     def held(self, overdue: Iterable[str]) -> set[str]:
-        """Return the ids of all tasks that workers hold in memory, waiting for their time or not.
+        """Return the ids of all tasks that workers hold in memory. Raises SilentWorkersError.
 
-        *overdue* are asked for by name: past its time, one that waits for its rate limit is in no list.
+        Workers are asked for *overdue* by id: a due task that waits for its rate limit is in none of their lists.
         """
-        inspect = self._app.control.inspect(timeout=LISTS_WITHIN, limit=self._count)
+        inspect = self._app.control.inspect(timeout=LIST_TIMEOUT, limit=self._count)
         found: set[str] = set()
         for command in ("scheduled", "reserved", "active"):
             replies: Mapping[str, Any] = getattr(inspect, command)() or {}
@@ -66,12 +66,12 @@ class Listeners:
     def _check(self, answered: int, what: str) -> None:
         if answered < self._count:
             raise SilentWorkersError(
-                f"{self._count - answered} of {self._count} live workers did not answer {what}: what they hold cannot "
-                "be known. Stop all stock workers first; a warm shutdown puts their tasks back into the queues"
+                f"{self._count - answered} of {self._count} live workers did not answer {what}: their tasks are "
+                "unknown. Stop all stock workers first; a warm shutdown puts their tasks back into the queues"
             )
 
-    def _heard(self) -> int:
-        """Send a command to nobody and return how many heard it."""
+    def _receivers(self) -> int:
+        """Send a command that is addressed to nobody; return how many workers received it."""
         exchange = self._app.control.mailbox.exchange
         with self._app.connection_for_write() as connection:
             channel = connection.default_channel
@@ -92,15 +92,15 @@ class Listeners:
                 headers={"clock": self._app.clock.forward(), "expires": 0},
                 serializer="json",
             )
-            # Behind Sentinel kombu may use an old name of the channel as well, which the same workers listen to.
+            # Behind Sentinel kombu may also publish to an old name of the channel, which the same workers receive.
             return max(counts, default=0)
 
 
 def listed(rows: Any) -> Iterator[str]:
-    """Yield the ids in the answer of one worker."""
+    """Yield the task ids in the answer of one worker."""
     for row in rows if isinstance(rows, list) else ():
         request = row.get("request", row)
-        # Workers with DelayedTasks list what is stored, too.
+        # Workers with DelayedTasks list stored tasks as well.
         if not request.get("stored"):
             yield str(request.get("id"))
 

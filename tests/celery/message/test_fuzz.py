@@ -34,7 +34,7 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.packing import VERSION, element_of
 from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.message.task_entry import TaskEntry
-from redis_queue.celery.migrate.kombu_backlog import Found, Left, Stranded
+from redis_queue.celery.migrate.kombu_backlog import BacklogTask, KombuBacklog, RemainingTask
 from redis_queue.celery.revoked_state import _request
 from redis_queue.celery.settings import NAMESPACE, Overdue
 from redis_queue.model import Entry
@@ -169,21 +169,21 @@ def test_a_queue_comes_back_as_it_was_described(name: str, kind: str, options: d
 
 
 @pytest.fixture(scope="module")
-def stranded() -> Stranded:
-    """A search of a broker that is not there."""
-    stranded = object.__new__(Stranded)
-    stranded._app, stranded._names, stranded._in_flight = APP, ListNames(), InFlightKeys("index", "records")
-    return stranded
+def backlog() -> KombuBacklog:
+    """A backlog whose broker is not there."""
+    backlog = object.__new__(KombuBacklog)
+    backlog._app, backlog._names, backlog._in_flight = APP, ListNames(), InFlight("index", "records")
+    return backlog
 
 
 class TestWhatStockWorkersLeft:
     @fuzzed
     @given(st.binary(max_size=40) | dumped(elements) | mutated(dumped(elements)))
-    def test_in_a_list_is_found_or_left(self, stranded: Stranded, element: bytes) -> None:
+    def test_in_a_list_is_found_or_left(self, backlog: KombuBacklog, element: bytes) -> None:
         replies: Any = {"LLEN": 1, "LRANGE": [element]}
-        stranded._send = lambda verb, *_: replies[verb]
-        for page in stranded._listed("celery", "celery"):
-            assert all(isinstance(found, Found | Left) for found in page)
+        backlog._send = lambda verb, *_: replies[verb]
+        for page in backlog._in_list("celery", "celery"):
+            assert all(isinstance(found, BacklogTask | RemainingTask) for found in page)
 
     @fuzzed
     @given(
@@ -192,12 +192,12 @@ class TestWhatStockWorkersLeft:
         st.none() | st.floats(allow_nan=False),
     )
     def test_unacknowledged_is_found_or_left(
-        self, stranded: Stranded, tag: bytes, value: bytes, score: float | None
+        self, backlog: KombuBacklog, tag: bytes, value: bytes, score: float | None
     ) -> None:
         replies: Any = {"HSCAN": (b"0", [tag, value]), "ZMSCORE": [score]}
-        stranded._send = lambda verb, *_: replies[verb]
-        for page in stranded._fetched():
-            assert all(isinstance(found, Found | Left) for found in page)
+        backlog._send = lambda verb, *_: replies[verb]
+        for page in backlog._in_records():
+            assert all(isinstance(found, BacklogTask | RemainingTask) for found in page)
 
 
 class Fetching(FetchingChannel, Channel):

@@ -20,13 +20,11 @@ from redis_queue import ConfigurationError, DelayQueue
 from redis_queue.celery import DelayedTasks
 from redis_queue.celery.message.attempt import CALL
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.migrate import live_workers as listeners
+from redis_queue.celery.migrate import live_workers
 from redis_queue.celery.migrate.adopt import Adoption, HeldByWorkersError
-from redis_queue.celery.migrate.kombu_backlog import Left
-from redis_queue.celery.migrate.live_workers import Listeners, SilentWorkersError
-from redis_queue.delay.calls import Calls
-from redis_queue.delay.foreign import Foreign
-from redis_queue.delay.model import ForeignMessage, Push
+from redis_queue.celery.migrate.kombu_backlog import RemainingTask
+from redis_queue.celery.migrate.live_workers import LiveWorkers, SilentWorkersError
+from redis_queue.delay.model import Foreign, Push
 from redis_queue.model import Entry
 from tests.support.celery.brokers import Broker, declared, exchange_of
 from tests.support.celery.commands import run_command
@@ -342,7 +340,7 @@ def test_one_that_goes_elsewhere_between_the_two_steps_is_not_stored(
         adoption.run()
 
         assert (adoption.adopted, len(stored(app)), client.hlen("unacked")) == (0, 0, 1)
-        assert adoption.left == [Left("the-task", "unacked", "a worker has just fetched it")]
+        assert adoption.left == [RemainingTask("the-task", "unacked", "a worker has just fetched it")]
 
 
 def test_what_a_worker_fetches_again_meanwhile_stays(
@@ -352,15 +350,15 @@ def test_what_a_worker_fetches_again_meanwhile_stays(
     fetch(client)
     tag: Any = next(iter(client.hgetall("unacked")))
 
-    def started(_: Listeners) -> int:
+    def started(_: LiveWorkers) -> int:
         client.zadd("unacked_index", {tag: time.time() + 1})
         return 0
 
-    monkeypatch.setattr(Listeners, "ask", started)
+    monkeypatch.setattr(LiveWorkers, "ping", started)
     adoption = Adoption(make(**store))
     adoption.run()
 
-    assert adoption.left == [Left("the-task", "unacked", "a worker has just fetched it")]
+    assert adoption.left == [RemainingTask("the-task", "unacked", "a worker has just fetched it")]
     assert (adoption.adopted, client.hlen("unacked")) == (0, 1)
 
 
@@ -417,7 +415,7 @@ class TestAnIdThatIsStored:
         adoption = Adoption(app)
         adoption.run()
 
-        assert adoption.left == [Left("the-task", "celery", "another task with its id is stored")]
+        assert adoption.left == [RemainingTask("the-task", "celery", "another task with its id is stored")]
         assert (client.llen("celery"), [entry.args for entry in DelayedTasks(app).list()]) == (1, ["['stored']"])
 
     def test_of_a_dead_letter_leaves_both_where_they_are(self, app: Celery, stock: Celery, client: redis.Redis) -> None:
@@ -429,7 +427,7 @@ class TestAnIdThatIsStored:
         adoption = Adoption(app)
         adoption.run()
 
-        assert adoption.left == [Left("the-task", "celery", "a dead letter has its id")]
+        assert adoption.left == [RemainingTask("the-task", "celery", "a dead letter has its id")]
         assert (client.llen("celery"), stored(app).stats().dead) == (1, 1)
 
 
@@ -455,7 +453,7 @@ def test_what_cannot_be_read_stays_and_does_not_stand_in_the_way(make: MakeApp, 
 def test_a_worker_that_does_not_answer_is_not_taken_for_dead(
     make: MakeApp, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listeners, "PATIENCE", 0.2)
+    monkeypatch.setattr(live_workers, "PATIENCE", 0.2)
     make(stock=True).send_task("shop.remind", countdown=3600)
     with client.pubsub() as busy:
         busy.psubscribe("/0.celery.pidbox")
@@ -472,9 +470,9 @@ def test_a_worker_that_does_not_answer_is_not_taken_for_dead(
 def test_what_a_worker_lists_from_the_store_is_not_in_its_memory() -> None:
     rows = [{"request": {"id": "stored", "stored": True}}, {"request": {"id": "waits"}}, {"id": "runs"}]
 
-    assert list(listeners.listed(rows)) == ["waits", "runs"]
+    assert list(live_workers.listed(rows)) == ["waits", "runs"]
 
 
 def test_a_broker_that_is_no_redis_is_refused(rabbitmq_url: str, redis_server: RedisServer) -> None:
-    with Broker(rabbitmq_url) as broker, pytest.raises(ConfigurationError, match="the broker is no Redis"):
+    with Broker(rabbitmq_url) as broker, pytest.raises(ConfigurationError, match="must be Redis"):
         Adoption(broker.app(redis_queue_url=redis_server.url)).run()
