@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from redis_queue.celery.consume.connections import prepare_connections
 from redis_queue.celery.consume.poison import DeliveryLimit, count_starts
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE, prefer_safe_settings
-from redis_queue.celery.consume.steps import LeaseStep, LimitStep
+from redis_queue.celery.consume.steps import DeliveryLimitStep, LeaseStep
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.report import DispatchReport
 from redis_queue.celery.startup import StartupStep
@@ -45,7 +45,7 @@ class TaskLeases:
         self.limit = DeliveryLimit(app)
         setattr(app, ATTRIBUTE, self)
         app.steps["worker"].add(StartupStep)
-        app.steps["consumer"].update((LeaseStep, LimitStep))
+        app.steps["consumer"].update((LeaseStep, DeliveryLimitStep))
         prefer_safe_settings(app)
         prepare_connections(app)
         count_starts()

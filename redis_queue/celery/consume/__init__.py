@@ -1,1 +1,1 @@
-"""A worker's messages in flight: fetched, held under leases, settled."""
+"""Messages in flight in a worker: fetched, held under leases, settled."""

@@ -1,4 +1,4 @@
-"""Connections of an app whose workers keep leases: with timeouts, and only those of workers look for expired leases."""
+"""Connections of an app with TaskLeases: they have timeouts, and only those of workers restore expired messages."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from celery import Celery
 
 SWEEP_LIMIT: Final = "unacked_restore_limit"
-"""Transport option: how many expired messages kombu puts back per look; None is all, 0 none."""
+"""Transport option: how many expired messages kombu restores per look; None for all, 0 for none."""
 
 
 def prepare_connections(app: Celery) -> None:
-    """Give later connections of *app* to a Redis broker timeouts, and let them put back no expired messages.
+    """Let later connections of *app* to a Redis broker have timeouts, and restore no expired messages.
 
-    kombu puts them back on each connection that consumes, even for the replies to a ping, by the clock of its host.
+    kombu restores them on each connection that consumes, even for replies to a ping, by the clock of its host.
     """
     for name in ("connection_for_read", "connection_for_write"):
         setattr(app, name, _prepared(getattr(app, name)))
 
 
 def check_broker(app: Celery) -> None:
-    """Raise ConfigurationError if the workers of *app* may change from one Redis to another while they hold messages.
+    """Raise ConfigurationError if the workers of *app* may switch from one Redis to another while they hold messages.
 
-    Messages that they hold on one can be neither renewed nor settled on the other. Sentinels of one set count as one.
+    Messages of the first Redis can be neither renewed nor settled on the second. A set of Sentinels counts as one.
     """
     connection = app.connection_for_read()
     urls = sorted({url.strip() for url in connection.alt if url.strip()})
     kinds = (urlsplit(url).scheme.partition("+")[0] or connection.transport_cls for url in urls)
     if len(urls) > 1 and any(_is_one_redis(get_transport_cls(kind)) for kind in kinds):
         raise ConfigurationError(
-            f"broker_url names {len(urls)} brokers ({', '.join(map(redact, urls))}); a worker with leases needs one: "
-            "give one URL; for failover, that of a set of Sentinels (sentinel://host1;sentinel://host2)"
+            f"broker_url names {len(urls)} brokers ({', '.join(map(redact, urls))}): must be one with leases; "
+            "for failover give the URL of a set of Sentinels (sentinel://host1;sentinel://host2)"
         )
 
 
@@ -50,7 +50,7 @@ def _is_one_redis(transport: Any) -> bool:
 
 
 def worker_connection(app: Celery, heartbeat: float | None) -> Any:
-    """Return an unopened connection for the consumer of a worker, which does put back expired messages."""
+    """Return an unopened connection for the consumer of a worker, which does restore expired messages."""
     connection = app.connection_for_read(heartbeat=heartbeat)
     if SWEEP_LIMIT in connection.transport_options:
         connection.transport_options[SWEEP_LIMIT] = app.conf.broker_transport_options.get(SWEEP_LIMIT)
@@ -73,6 +73,6 @@ def _visibility_timeout(connection: Any) -> float:
     value = connection.transport_options.get("visibility_timeout", Channel.visibility_timeout)
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise ConfigurationError(
-            f"broker_transport_options['visibility_timeout']={value!r}: must be a number of seconds above 0"
+            f"broker_transport_options['visibility_timeout']={value!r}: must be a number of seconds > 0"
         )
     return float(value)

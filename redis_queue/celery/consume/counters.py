@@ -1,4 +1,4 @@
-"""Counters of what became of leases on a Redis broker, kept in the broker for all workers together."""
+"""Counters of lost leases and restored messages, kept in a Redis broker for all its workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logger_of(__name__)
 Name = Literal["lost", "restored", "dead", "dropped"]
 
 PATIENCE: Final = {"socket_timeout": 2.0, "socket_connect_timeout": 2.0}
-"""Seconds for whoever only looks: a scrape has to end."""
+"""Timeouts in seconds for a reader, so that a scrape ends."""
 
 _READER: Final = "redis_queue_lease_counters"
 
@@ -29,21 +29,21 @@ _READER: Final = "redis_queue_lease_counters"
 class LeaseCounters:
     """Totals of all workers with TaskLeases since the broker's Redis was emptied.
 
-    Lossy by design: what a worker could not write at once is missing.
+    Best effort: a count that a worker could not write at once is missing.
     """
 
-    #: Leases that a worker lost while it held the message: another one may have run the task as well.
+    #: Leases that a worker lost while it held the message: another worker may have run the task as well.
     lost: int = 0
-    #: Messages that went back into their queues because their leases had run out.
+    #: Messages that were returned to their queues because their leases had expired.
     restored: int = 0
-    #: Tasks that took their workers down too often and are dead letters now.
+    #: Tasks that killed their workers too often and are dead letters now.
     dead: int = 0
-    #: Tasks that a worker did not start because another one has them.
+    #: Tasks that a worker did not start because another worker has them.
     dropped: int = 0
 
 
 class Counters:
-    """Counts in the Redis of kombu's channel. Raises nothing: the work matters more."""
+    """Counts in the Redis of a broker."""
 
     def __init__(self, client: redis.Redis, broker_prefix: str) -> None:
         self._client = client
@@ -51,34 +51,34 @@ class Counters:
 
     @classmethod
     def of(cls, channel: Any) -> Counters:
-        """Return those of the broker behind *channel*."""
+        """Return the counters in the broker of kombu's *channel*."""
         return cls(client_of(channel), channel.global_keyprefix or "")
 
     def add(self, name: Name, amount: int = 1) -> None:
-        """Count."""
+        """Count *amount* more; never raises."""
         try:
             self._client.hincrby(self._key, name, amount)
         except RedisErrors as error:
             logger.info("cannot count: %s", error, extra={"action": "count_failed"})
 
     def read(self) -> LeaseCounters:
-        """Return the totals; raises the errors of redis-py."""
+        """Return the totals. Raises the errors of redis-py."""
         names = [item.name for item in fields(LeaseCounters)]
         reply: list[Any] = self._client.hmget(self._key, names)
         return LeaseCounters(*(int(raw) if raw is not None and bytes(raw).isdigit() else 0 for raw in reply))
 
 
 def read(app: Celery) -> LeaseCounters | None:
-    """Return the totals of *app*'s broker, or None where that is no Redis; one command.
+    """Return the totals in the broker of *app*, or None if that is not Redis; one command.
 
-    Raises the errors of kombu and redis-py where the broker is away.
+    Raises the errors of kombu and redis-py if the broker is away.
     """
     found: Counters | None = vars(app).get(_READER)
     if found is None:
         with app.connection_for_read(transport_options=PATIENCE) as connection:
             if connection.transport.driver_type != "redis":
                 return None
-            # Not the default channel, which is tried for as long as a worker would.
+            # Not the default channel, which retries for as long as a worker would.
             found = Counters.of(connection.channel())
         setattr(app, _READER, found)
     return found.read()

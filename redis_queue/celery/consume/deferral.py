@@ -1,4 +1,4 @@
-"""Deferring: a message that a worker holds goes back into the DelayQueue, as it came."""
+"""Deferral: a message that a worker holds is stored again, unchanged, to run later."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ logger = logger_of(__name__)
 MS: Final = timedelta(milliseconds=1)
 
 SERIAL: Final = "redis_queue_serial"
-"""Under this name a serialized function has what was asked of it."""
+"""Attribute of a serialized function that holds its options."""
 
 DEFERS: Final = "redis_queue_defers"
-"""The property that tells a task that its worker can defer it: any other one would drop the message."""
+"""Message property that tells a task that its worker can defer it: other workers would drop the message."""
 
 
 class Deferred(Ignore):  # type: ignore[misc]
-    """The task found the lock *lock* taken and goes back for *delay* seconds.
+    """The lock *lock* was taken; the task runs again in *delay* seconds.
 
-    To Celery it is an Ignore: no result, no callback, no part of a chord; autoretry passes it on.
+    For Celery it is an Ignore: no result, no callback, no part of a chord; autoretry passes it on.
     """
 
     def __init__(self, lock: str, delay: float) -> None:
@@ -46,20 +46,20 @@ class Deferred(Ignore):  # type: ignore[misc]
         self.delay = delay
 
     def __str__(self) -> str:
-        return f"somebody else holds the lock {self.lock!r}; again in {self.delay:.3f} s"
+        return f"another task holds the lock {self.lock!r}; again in {self.delay:.3f} s"
 
 
-class Deferring:
-    """Mixed into the class of requests of a serialized task, in the process that holds the broker's messages.
+class DeferrableRequest:
+    """Mixin for the request class of a serialized task, in the main process of a worker.
 
-    The message is stored first and acknowledged then: a crash in between delivers it twice. With early acknowledgement,
-    it was acknowledged when its task began, as ever.
+    The message is first stored, then acknowledged: a crash in between delivers it twice. With early acknowledgement, it
+    was acknowledged when its task began, as usual.
     """
 
     def __init__(self, message: Any, **options: Any) -> None:
         parent: Any = super()
         parent.__init__(message, **options)
-        # Among the properties: Celery copies other names into the headers of a retry, which any worker may get.
+        # A property: Celery copies other names into the headers of a retry, which any worker may receive.
         self._request_dict: dict[str, Any]
         self._request_dict["properties"] = {**(message.properties or {}), DEFERS: True}
 
@@ -74,7 +74,7 @@ class Deferring:
 
 
 def _deferred(request: Any, why: Deferred) -> Any:
-    """Store the message of *request*; return what it failed with if that could not be done."""
+    """Store the message of *request*; return the failure if it cannot be stored."""
     try:
         defer(StoredTasks.of(request.app), request.message, why.delay)
     except RedisQueueError as error:
@@ -99,17 +99,17 @@ def _info(error: Exception) -> Any:
 
 
 def defer(delayed: StoredTasks, message: Any, seconds: float) -> None:
-    """Store *message*, as it is, for *seconds*. Raises StoreError, or InvalidValueError for what cannot be stored.
+    """Store *message* unchanged for *seconds*. Raises StoreError, or InvalidValueError if it cannot be stored.
 
-    A waiting attempt of the same call is kept: it may be newer. An attempt that a dispatcher still holds is
-    replaced: it may be *message* itself, and its ack would delete the new entry. Another call with the same id is
-    kept, too: then *message* gets an entry of its own.
+    A waiting attempt of the same call is kept: it may be newer. An attempt that a dispatcher still holds is replaced:
+    it may be *message* itself, and its ack would delete the new entry. Another call with the same id is kept, too: then
+    *message* gets an entry of its own.
     """
     defer_envelope(delayed, Envelope.of_message(message), seconds, message.delivery_info)
 
 
 def defer_envelope(delayed: StoredTasks, envelope: Envelope, seconds: float, delivery_info: Any = None) -> None:
-    """Do the same for the message as published; *delivery_info* tells whether it was redelivered."""
+    """Store *envelope* for *seconds*, as :func:`defer`; *delivery_info* tells whether it was redelivered."""
     attempt = Attempt.of({**(json_body(envelope) or {}), **envelope.headers}, delivery_info)
     envelope = envelope.with_call(attempt.call)
     push = delayed.writer.as_push(envelope, (seconds, None))
@@ -119,7 +119,7 @@ def defer_envelope(delayed: StoredTasks, envelope: Envelope, seconds: float, del
 
 
 def wake(delayed: StoredTasks, id: str) -> bool:
-    """Make a deferred task due at once. False: on its way, gone, or put where it is by somebody else since then."""
+    """Make a deferred task due at once. False: it is being sent, is gone, or was rescheduled since."""
     entry = delayed.queue.get(id)
     if entry is None or (entry.due_at - entry.put_at) / MS != entry.headers.get(DEFERRED_FOR):
         return False
@@ -127,11 +127,11 @@ def wake(delayed: StoredTasks, id: str) -> bool:
 
 
 def serial_of(task: Any) -> Serial | None:
-    """Return what was asked of a serialized *task*; None for any other one."""
+    """Return the options of a serialized *task*; None for other tasks."""
     return getattr(getattr(task, "run", None), SERIAL, None)
 
 
-class DeferringStep(bootsteps.Step):  # type: ignore[misc]
+class DeferralStep(bootsteps.Step):  # type: ignore[misc]
     """Lets a worker defer its serialized tasks."""
 
     requires = ("celery.worker.components:Pool",)
@@ -140,9 +140,11 @@ class DeferringStep(bootsteps.Step):  # type: ignore[misc]
         super().__init__(parent, **kwargs)
         for task in parent.app.tasks.values():
             if serial_of(task) is not None:
-                task.Request = deferring(symbol_by_name(task.Request))
+                task.Request = deferrable(symbol_by_name(task.Request))
 
 
-def deferring(base: type[Request]) -> type[Request]:
+def deferrable(base: type[Request]) -> type[Request]:
     """Return *base* as a class of requests that can be deferred."""
-    return base if issubclass(base, Deferring) else type(f"Deferring{base.__name__}", (Deferring, base), {})
+    if issubclass(base, DeferrableRequest):
+        return base
+    return type(f"Deferrable{base.__name__}", (DeferrableRequest, base), {})

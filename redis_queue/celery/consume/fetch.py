@@ -1,9 +1,9 @@
-"""Fetching without a gap: a message is recorded as in flight in the step that takes it out of its list.
+"""Atomic fetch: take a message out of its list and record it as in flight, in one step.
 
-kombu blocks on BRPOP and records what it got afterwards; a worker that is killed in between loses it. A script does
-both at once, but cannot wait. So the connection that kombu's event loop watches waits for invalidations (CLIENT
-TRACKING): Redis tells it when a list that the script found empty has changed. Lists and records are those of stock
-workers, which may work on the same queues.
+kombu waits in BRPOP and records the message afterwards; a worker that is killed in between loses it. A script does both
+at once, but cannot wait. So the connection that kombu's event loop watches waits for invalidations (CLIENT TRACKING):
+Redis tells it when a list that was empty has changed. Lists and records are those of stock workers, which may consume
+the same queues.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ logger = logger_of(__name__)
 INVALIDATED: Final = "__redis__:invalidate"
 
 RESP2: Final = 2
-"""The protocol in which a subscribed connection still answers PING, and nothing else comes by itself."""
+"""Protocol version in which a subscribed connection answers PING and receives no other pushes."""
 
 
 class Fetched(NamedTuple):
-    """What one fetch took: when its leases began, by both clocks, and each message with its list and its tag."""
+    """Result of one fetch: when its leases began (*since*: monotonic clock, *score*: Redis clock), and the messages.
+
+    A message is the number of its list (from 1), its bytes and its delivery tag.
+    """
 
     since: float
     score: float
@@ -46,7 +49,7 @@ class Fetched(NamedTuple):
 
 
 class Fetch:
-    """Takes messages by a connection whose reads Redis tracks, for *waiting*, the connection that is told."""
+    """Takes messages by a connection of its own; Redis tells the connection *waiting* when lists change."""
 
     def __init__(self, client: redis.Redis, waiting: Any, in_flight: InFlightKeys) -> None:
         self.waiting = waiting
@@ -68,13 +71,13 @@ class Fetch:
             raise
 
     def take(self, lists: list[tuple[str, str]], limit: int) -> Fetched:
-        """Take up to *limit* messages out of *lists*, each (list, JSON of exchange and routing key).
+        """Take up to *limit* messages out of *lists*, each a list and the JSON of exchange and routing key.
 
-        Where there are none, *waiting* will be told when some come.
+        If there are none, Redis tells *waiting* when a list changes.
         """
         while True:
             fetched = self._take(lists, limit)
-            # Redis before 7.2 does not track what a script reads; and something may have come after it.
+            # Redis before 7.2 does not track the keys that a script reads; and messages may have arrived since.
             if fetched.messages or not self._send("EXISTS", *(name for name, _ in lists)):
                 return fetched
 
@@ -93,56 +96,56 @@ class Fetch:
         return Fetched(since, float(score), [(row[0], row[1], f"{tag}{n}") for n, row in enumerate(rows, 1)])
 
     def close(self) -> None:
-        """Close the connection; what it took and nobody heard of comes back when its lease runs out."""
+        """Close the connection; messages whose reply was lost come back when their leases end."""
         self._connection.disconnect()
 
     def _send(self, *command: Any) -> Any:
-        # Sent once: a repeat would take more, while what the first one took waits for its lease to end.
+        # Never repeated: a repeat would take more, while the messages of the first call wait for their leases to end.
         self._connection.send_command(*command)
         return self._connection.read_response(disable_decoding=True)
 
 
 def can_fetch() -> bool:
-    """Tell whether the installed kombu stops to watch a connection while a worker takes nothing; 5.7 does."""
+    """Tell whether the installed kombu (5.7) can pause watching a connection while a worker takes no messages."""
     return hasattr(MultiChannelPoller, "_pause_brpop")
 
 
 class FetchingChannel(Channel):
-    """Mixed into kombu's Redis channel; falls back to BRPOP for consumers that acknowledge nothing."""
+    """Mixin for kombu's Redis channel; uses BRPOP for consumers that acknowledge nothing."""
 
     _fetch: Fetch | None = None
-    #: Consumers that get messages which nobody will settle.
-    _careless: frozenset[str] = frozenset()
-    #: Whether an answer is on its way. One is enough: more would pile up while there is work.
-    _asked = False
+    #: Tags of consumers without acknowledgements.
+    _no_ack: frozenset[str] = frozenset()
+    #: Whether the answer to a PING is outstanding. Only one at a time: more would pile up while there is work.
+    _pinged = False
     _in_poll: Any
     _brpop_sent_at: Any
 
     @LazyProperty
     def _received(self) -> deque[tuple[str, Any, Any]]:
-        """What was taken and not handed on yet: queue, payload and message."""
+        """Taken messages that are not delivered yet: queue, payload and message."""
         return deque()
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **options: Any) -> Any:
         """Consume from *queue*."""
         if no_ack and queue not in self._fanout_queues:
-            self._careless |= {consumer_tag}
+            self._no_ack |= {consumer_tag}
         return super().basic_consume(queue, no_ack, callback, consumer_tag, **options)
 
     def basic_cancel(self, consumer_tag: str) -> Any:
-        """Consume no more."""
-        self._careless -= {consumer_tag}
+        """Stop to consume."""
+        self._no_ack -= {consumer_tag}
         return super().basic_cancel(consumer_tag)
 
     def _brpop_start(self, timeout: Any = None) -> None:
-        if self._careless:
+        if self._no_ack:
             while self._received:
-                self._hand_on()
+                self._deliver_next()
             self._end_fetch()
             super()._brpop_start(timeout)
         elif self.active_queues:
             self._follow(self.client.connection)
-            self._ask()
+            self._ping()
 
     def _brpop_read(self, **options: Any) -> Any:
         fetch = self._fetch
@@ -152,8 +155,8 @@ class FetchingChannel(Channel):
             self._hear(fetch.waiting)
             found = bool(self._received) or self._fill(fetch)
             if found:
-                # There may be more, and what is handed on now may run at once and for long.
-                self._ask()
+                # There may be more, and the message that is delivered now may run at once and for long.
+                self._ping()
             else:
                 self._in_poll, self._brpop_sent_at = fetch.waiting, None
         except self.connection_errors:
@@ -162,18 +165,18 @@ class FetchingChannel(Channel):
             raise
         if not self._received:
             raise Empty
-        self._hand_on()
+        self._deliver_next()
         return True
 
     def look_again(self) -> None:
-        """Look for messages though nobody told; finds out, too, whether the waiting connection still lives."""
+        """Look for messages without a wake-up; this also checks that the waiting connection is alive."""
         if self._fetch is not None and self._in_poll is self._fetch.waiting and self._brpop_sent_at is None:
-            self._ask()
+            self._ping()
 
     def close(self) -> None:
-        """Close the channel; nothing has been taken that is not recorded."""
+        """Close the channel, and return the messages that were not settled."""
         while self._received:
-            # It goes back with all that was handed on and not settled.
+            # It is returned with all other messages that were not settled.
             self.qos.keep(self._received.popleft()[2])
         if self._fetch is not None:
             self._in_poll = None
@@ -185,33 +188,33 @@ class FetchingChannel(Channel):
         if fetch is not None and fetch.waiting is waiting and fetch.socket is waiting._sock:
             return
         self._end_fetch()
-        self._asked = False
+        self._pinged = False
         self._fetch = Fetch(client_of(self), waiting, InFlightKeys.of(self))
 
-    def _ask(self) -> None:
+    def _ping(self) -> None:
         self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()
-        if not self._asked:
-            self._asked = True
-            # Unchecked: redis-py's own check of an idle connection cannot read the answer of one that subscribed.
+        if not self._pinged:
+            self._pinged = True
+            # Without health check: that of redis-py cannot read the answer on a subscribed connection.
             self.client.connection.send_command("PING", check_health=False)
 
     def _hear(self, waiting: Any) -> None:
-        """Read all that Redis said: an answer to what was asked, invalidations; either way it is time to look.
+        """Read answers to PING and invalidations; after any of them it is time to look for messages.
 
-        One read of the socket may bring several, of which the event loop hears once.
+        One read of the socket may bring several of them, for one event of the event loop.
         """
         while True:
             if bytes_to_str(waiting.read_response()[0]) == "pong":
-                self._asked = False
+                self._pinged = False
             if not waiting.can_read(0):
                 return
 
     def _fill(self, fetch: Fetch) -> bool:
-        """Take what there is and the worker has room for; tell whether there was anything."""
+        """Take the messages that the worker has room for; tell whether there were any."""
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues:
-            # The last one was cancelled while an answer was on its way.
+            # The last consumer was cancelled before the answer to a PING.
             return False
         prefix = self.global_keyprefix or ""
         lists = [(f"{prefix}{self._q_for_pri(queue, step)}", queue) for step in self.priority_steps for queue in queues]
@@ -220,20 +223,20 @@ class FetchingChannel(Channel):
             self._take_in(lists[number - 1][1], item, tag, taken)
         return bool(taken.messages)
 
-    def _hand_on(self) -> None:
-        """Hand on one message.
+    def _deliver_next(self) -> None:
+        """Deliver one message.
 
-        One at each turn of the event loop: a pool may run a task at once, and Celery settles it at the next turn. A
-        worker that is killed then has one to run again, and not all that it took together.
+        One per turn of the event loop: a pool may run a task at once, and Celery settles it at the next turn. After a
+        kill one task is repeated then, and not all that were taken together.
         """
         queue, payload, _ = self._received.popleft()
         self._queue_cycle.rotate(queue)
         self.connection._deliver(payload, queue)
 
     def _room(self) -> int:
-        """Return how many messages the worker would take now."""
+        """Return how many messages the worker can take now."""
         if "can_consume" in vars(self.qos):
-            # Celery without prefetch has a rule of its own, and asks it for each message.
+            # Celery without prefetch has its own rule, which it asks for each message.
             return 1
         room = self.qos.can_consume_max_estimate()
         return CHUNK if room is None else max(1, min(room, CHUNK))
@@ -242,11 +245,11 @@ class FetchingChannel(Channel):
         try:
             payload = loads(bytes_to_str(item))
             payload["properties"]["delivery_tag"] = tag
-            # Putting it back makes the priority an integer: for a decimal with an exponent one of any size.
+            # To restore a message makes its priority an integer, which for a decimal with an exponent has any size.
             if isinstance(payload["properties"].get("priority"), Decimal):
                 raise TypeError("priority: expected an integer, got a decimal")
             self._get_message_priority(payload)
-            # What ends in an error here would end the worker, and the next one that gets it.
+            # An error later would end this worker, and every other worker that gets the message.
             message = self.Message(payload, channel=self)
         except Exception:
             logger.exception("cannot read a message of queue %s", queue, extra={"action": "message_unreadable"})

@@ -1,4 +1,4 @@
-"""Records of messages in flight, in kombu's own format."""
+"""InFlightRecords: the records of messages in flight, in kombu's format."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from redis_queue.store.script_files import load
 from redis_queue.store.scripts import BoundScript
 
 
-class Records:
+class InFlightRecords:
     """The in-flight records of one broker. A call without a reply is repeated on a new connection.
 
-    Works without the permission to run scripts, too, then with more commands. Raises the errors of redis-py, which
-    kombu and Celery handle.
+    Without the permission to run scripts it uses more commands. Raises the errors of redis-py, which kombu and Celery
+    handle.
     """
 
     def __init__(self, client: redis.Redis, in_flight: InFlightKeys) -> None:
@@ -30,7 +30,7 @@ class Records:
         self._settle = BoundScript(self._link, load("held/settle"), keys)
 
     @classmethod
-    def of(cls, channel: Any) -> Records:
+    def of(cls, channel: Any) -> InFlightRecords:
         """Return the records of the broker of kombu's *channel*."""
         return cls(client_of(channel), InFlightKeys.of(channel))
 
@@ -39,7 +39,7 @@ class Records:
         try:
             return float(_call(self._record, now=0, tag=tag, record=record))
         except redis.exceptions.NoPermissionError:
-            # No other copy of the message exists now.
+            # After BRPOP no other copy of the message exists.
             seconds, microseconds = self._client.time()
             score = seconds + microseconds / 1e6
             with self._client.pipeline() as pipe:

@@ -1,4 +1,4 @@
-"""DeliveryLimit: a task that takes worker after worker down is not run again."""
+"""DeliveryLimit: a task that kills worker after worker is not run again."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ if TYPE_CHECKING:
 logger = logger_of(__name__)
 
 REMEMBER: Final = 7 * 86400
-"""Seconds for which the starts of a task are kept if it never ends."""
+"""Seconds for which the starts of an unfinished task are kept."""
 
 MOST_HOST: Final = 255
 """Most characters of a host name, as in DNS."""
 
 task_poisoned: Final = Signal(name="task_poisoned", providing_args={"task_id", "deliveries", "exception"})
-"""Sent by a worker that makes a dead letter of a task; the sender is the task. ``task_failure`` is sent as well."""
+"""Sent by a worker that makes a task a dead letter; the sender is the task. ``task_failure`` is sent as well."""
 
 
 class MaxDeliveriesExceededError(Exception):
-    """The task took its worker down each time that it was started; it is a dead letter now."""
+    """The task killed its worker each time that it was started; it is a dead letter now."""
 
 
 class DeliveryLimit:
     """Counts in Redis how often a redelivered task was started and not finished.
 
-    Only tasks that a broker delivers again are counted, so others cost nothing; and only those that were started, so
-    what merely waited in a worker that died does not suffer for its neighbour. The first delivery counts as a start
-    once another one was; so the least that a limit allows are two.
+    Only redelivered tasks are counted, so others cost nothing; and only started ones, so a task that waited in a killed
+    worker is not punished for another task. The first delivery counts as a start only after a second start: every limit
+    allows at least two starts.
     """
 
     def __init__(self, app: Celery) -> None:
         self._app = app
 
     def starts(self, task_id: str) -> list[dict[str, Any]]:
-        """Return when and where the task was started again: each has ``host`` and ``at`` (seconds since the epoch)."""
+        """Return where and when the task was started again: ``host`` and ``at`` (seconds since the epoch)."""
         return [_read_start(row) for row in self._store.client.lrange(self._key(task_id), 0, -1)]
 
     def add_start(self, task_id: str) -> None:
@@ -68,7 +68,7 @@ class DeliveryLimit:
             pipe.execute()
 
     def forget(self, task_id: str) -> None:
-        """Count no more: the task has ended."""
+        """Forget the starts of a task that has ended."""
         self._store.client.delete(self._key(task_id))
 
     def of(self, task: Any) -> int:
@@ -82,14 +82,14 @@ class DeliveryLimit:
         except (RedisQueueError, *RedisErrors) as error:
             logger.warning("cannot count deliveries: %s", error, extra={"action": "deliveries_unknown"})
             return None
-        # Without any, it may only have waited in a worker that was stopped.
+        # Without starts, it may only have waited in a worker that was stopped.
         return found if found and len(found) + 1 >= self.of(task) else None
 
     def bury(self, consumer: Any, message: Any, task: Any, starts: list[dict[str, Any]]) -> bool:
-        """Make a dead letter of *message*, mark its task as failed, and settle the message.
+        """Make *message* a dead letter, mark its task as failed, and settle the message.
 
-        An entry that is stored under its id is kept: then the dead letter gets another id. Returns False if the dead
-        letter could not be stored; this is logged, and the message is still held.
+        If an entry is stored under its id, the dead letter gets another id. Returns False if the dead letter cannot be
+        stored; this is logged, and the message is still held.
         """
         task_id = str(message.headers["id"])
         deliveries = len(starts) + 1
@@ -139,7 +139,7 @@ class DeliveryLimit:
 
 
 def _read_start(row: bytes | str) -> dict[str, Any]:
-    """Return a start; one that cannot be read still counts."""
+    """Return a start; an unreadable one still counts."""
     try:
         found = read_document(row)
         at = min(max(0.0, float(found["at"])), END_OF_CALENDAR_MS / 1000)
@@ -176,7 +176,7 @@ def _stamp(seconds: float) -> str:
 
 
 def _counted(app: Celery, delivery_info: Any) -> DeliveryLimit | None:
-    """Return the limit that counts a message which came like this: a redelivered one, of an app with TaskLeases."""
+    """Return the limit that counts a message with *delivery_info*: a redelivered one, of an app with TaskLeases."""
     leases = vars(app).get(ATTRIBUTE) if is_redelivered(delivery_info) else None
     return leases.limit if leases else None
 
@@ -189,7 +189,7 @@ def count_starts() -> None:
 
 
 def _count_start(task_id: str, task: Any, **_: Any) -> None:
-    # A task that is acknowledged before it starts never comes again.
+    # A task that is acknowledged before it starts is never redelivered.
     if task.acks_late and (limit := _counted(task.app, task.request.delivery_info)):
         limit.add_start(counted_id(task_id, vars(task.request)))
 
@@ -200,6 +200,6 @@ def _forget_starts(task_id: str, task: Any, **_: Any) -> None:
 
 
 def _forget_revoked(sender: Any, request: Any, **_: Any) -> None:
-    # The sender is the task; the request has no more than its name.
+    # The task is the sender; the request has only its name.
     if limit := _counted(sender.app, request.delivery_info):
         limit.forget(counted_id(request.id, vars(request)))

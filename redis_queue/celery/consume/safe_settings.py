@@ -14,13 +14,13 @@ SAFE: Final = {
     "task_acks_late": "CELERY_ACKS_LATE",
     "task_reject_on_worker_lost": "CELERY_REJECT_ON_WORKER_LOST",
 }
-"""Each setting with its old name. Early acknowledgement settles a task before it starts; without the second setting the
-pool drops the task of a child that was killed."""
+"""Each setting with its old name. With early acknowledgement a task is settled before it starts; without the second
+setting the pool drops the task of a killed child."""
 
 
 def prefer_safe_settings(app: Celery) -> None:
-    """Make True the default of each setting in SAFE; values that *app* sets itself, before or after, are kept."""
-    # Sent whenever the configuration is read, which may be more than once.
+    """Turn on each setting of SAFE by default; values that *app* sets, before or after, are kept."""
+    # The signal is sent whenever the configuration is read, which may be more than once.
     app.on_after_configure.connect(_fill, weak=False, dispatch_uid="redis_queue_safe_settings")
     if app.configured:
         _fill(source=app.conf)

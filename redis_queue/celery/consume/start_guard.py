@@ -1,4 +1,4 @@
-"""A worker that was stopped for long does not start what another one has by now."""
+"""Start guard: a worker that was stopped for long does not start tasks that another worker has by now."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ logger = logger_of(__name__)
 
 
 def guard_starts(consumer: Any, is_ours: Callable[[str], bool], on_drop: Callable[[], None]) -> None:
-    """Let the worker of *consumer* drop a task that waits in it, instead of starting it, if its lease was lost.
+    """Let the worker of *consumer* drop a waiting task, instead of starting it, if its lease was lost.
 
-    *is_ours* tells by the delivery tag; while it cannot, for the broker is away, tasks are started. *on_drop* is called
-    after each that was dropped.
+    *is_ours* tells by the delivery tag; while the broker is away, it is not asked and tasks are started. *on_drop* is
+    called after each dropped task.
     """
     worker = consumer.controller
     process = worker._process_task
@@ -32,7 +32,7 @@ def guard_starts(consumer: Any, is_ours: Callable[[str], bool], on_drop: Callabl
             _drop(worker, request)
             on_drop()
 
-    # Pools with a semaphore look it up when a place is free, the others were given it as it was.
+    # Pools with a semaphore look it up when a process is free, the others got the original on startup.
     worker._process_task = start
     if consumer.on_task_request == process:
         consumer.on_task_request = start
@@ -44,9 +44,9 @@ def _drop(worker: Any, request: Any) -> None:
         request.id,
         extra={"action": "start_dropped", "task_id": request.id},
     )
-    # Only forgets it: the record in Redis is that of the other worker.
+    # Does not touch Redis, where the record belongs to the other worker.
     request.acknowledge()
     state.task_ready(request)
     if hasattr(worker, "_quick_release"):
-        # Later: it starts the next one that waits, which may have to be dropped, too.
+        # Later: it starts the next waiting task, which may have to be dropped, too.
         worker.hub.call_soon(worker._quick_release)

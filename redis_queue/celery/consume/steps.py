@@ -1,4 +1,4 @@
-"""The parts of a worker's consumer that renew its leases and stop tasks that kill."""
+"""Boot steps of a worker's consumer: hold leases, and stop tasks that kill their workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery.worker import state
 from redis_queue.celery.consume.connections import check_broker, worker_connection
 from redis_queue.celery.consume.counters import Name
 from redis_queue.celery.consume.fetch import can_fetch
-from redis_queue.celery.consume.leases import Keeping
+from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.poison import DeliveryLimit
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE
@@ -25,22 +25,24 @@ from redis_queue.logs import logger_of
 logger = logger_of(__name__)
 
 lease_lost: Final = Signal(name="lease_lost", providing_args={"task_id", "delivery_tag"})
-"""Sent by a worker that notices that another one may run a task which it still holds; the sender is the consumer."""
+"""Sent by a worker that lost the lease of a task, so that another worker may run it; the sender is the consumer."""
 
 OnMessage = Callable[[Any], Any]
 
 
 class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Gives each connection of a worker's consumer to the one Keeping of the worker."""
+    """Puts each connection of a worker's consumer under the WorkerLeases of the worker."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self.keeping: Keeping | None = None
+        self.leases: WorkerLeases | None = None
         check_broker(consumer.app)
         if Store.of(consumer.app).settings.atomic_fetch and not can_fetch():
-            raise ConfigurationError("redis_queue_atomic_fetch needs kombu 5.7: upgrade kombu or leave it out")
+            raise ConfigurationError(
+                "redis_queue_atomic_fetch=True: needs kombu 5.7; upgrade kombu, or leave the setting out"
+            )
 
         connect = consumer.connect
 
@@ -50,8 +52,8 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             return connection
 
         def connect_leased() -> Any:
-            # As soon as it has a connection, and long before this step starts, kombu looks for expired leases, by the
-            # clock of this host.
+            # kombu looks for expired messages, by the clock of this host, as soon as it is connected, and long before
+            # this step starts.
             consumer.connection_for_read = leased
             try:
                 return connect()
@@ -59,38 +61,38 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 del consumer.connection_for_read
 
         consumer.connect = connect_leased
-        guard_starts(consumer, lambda tag: self.keeping is None or self.keeping.is_ours(tag), self._count_drop)
+        guard_starts(consumer, lambda tag: self.leases is None or self.leases.is_ours(tag), self._count_drop)
         consumer.redis_queue_leases = self
 
     def count(self, name: Name) -> None:
-        """Count for all workers, where the broker is a Redis."""
-        if self.keeping is not None:
-            self.keeping.counters.add(name)
+        """Count for all workers, if the broker is Redis."""
+        if self.leases is not None:
+            self.leases.counters.add(name)
 
     def _count_drop(self) -> None:
         self.count("dropped")
 
     def _lease(self, consumer: Any, connection: Any) -> None:
-        """Renew what comes by *connection*."""
+        """Hold the messages of *connection* under leases."""
         if connection.transport.driver_type != "redis":
-            logger.info("the broker is no Redis: it keeps its own leases", extra={"action": "leases_not_needed"})
+            logger.info("the broker is not Redis: it needs no leases", extra={"action": "leases_not_needed"})
             return
-        if self.keeping is None:
-            self.keeping = Keeping(connection, lambda tag, after: _tell_loss(consumer, tag, after))
-        lease_channels(connection.transport, self.keeping, fetching=Store.of(consumer.app).settings.atomic_fetch)
+        if self.leases is None:
+            self.leases = WorkerLeases(connection, lambda tag, after: _tell_loss(consumer, tag, after))
+        lease_channels(connection.transport, self.leases, fetching=Store.of(consumer.app).settings.atomic_fetch)
 
     def stop(self, consumer: Any) -> None:
-        """Go on: tasks still run while a worker shuts down, or connects again."""
+        """Do nothing: tasks still run while a worker shuts down or reconnects."""
 
     def shutdown(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
-        """End, once all tasks have ended."""
-        keeping, self.keeping = self.keeping, None
-        if keeping is not None:
-            keeping.close()
+        """Stop renewing, after all tasks have ended."""
+        leases, self.leases = self.leases, None
+        if leases is not None:
+            leases.close()
 
 
-class LimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Looks at each message that comes again before the worker does."""
+class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Checks each redelivered message against the DeliveryLimit before the worker handles it."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
@@ -105,12 +107,12 @@ def _guarded(consumer: Any, limit: DeliveryLimit, handle: OnMessage) -> OnMessag
     def on_message(message: Any) -> Any:
         if not is_redelivered(message.delivery_info):
             return handle(message)
-        # What else stands in the headers, Celery refuses.
+        # Celery refuses messages with other headers.
         headers = message.headers or {}
         name = headers.get("task") if headers.get("id") else None
         task = consumer.app.tasks.get(name) if isinstance(name, str) else None
         starts = limit.exceeded(message, task) if task is not None else None
-        # Without a dead letter: better to run it once more than to lose it.
+        # If it cannot be stored as a dead letter, better run it once more than lose it.
         if starts is None or not limit.bury(consumer, message, task, starts):
             return handle(message)
         consumer.redis_queue_leases.count("dead")
@@ -124,7 +126,7 @@ def _tell_loss(consumer: Any, tag: str, after: float) -> None:
     request = next(found, None)
     task_id = request.id if request else None
     logger.warning(
-        "lost the lease of task %s (delivery tag %s) %.0f s after it came: another worker may run it as well",
+        "lost the lease of task %s (delivery tag %s) after %.0f s: another worker may run it as well",
         task_id,
         tag,
         after,

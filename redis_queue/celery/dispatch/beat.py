@@ -80,7 +80,7 @@ class PeriodicDispatch:
         if not self._lock.acquire(blocking=False):
             return Dispatched()
         try:
-            done = Dispatched() if self._spreads and self._queue.leader() else self._dispatcher.run()
+            done = Dispatched() if self._spreads and self._queue.moves.leader() else self._dispatcher.run()
             self._report.add(done)
             # The next run may go to another process.
             self._report.write(leads=False, at_once=True)

@@ -56,4 +56,4 @@ class Claims:
 
     def _claim(self, limit: int, within: float) -> Claim:
         at = time.monotonic()
-        return Claim(self._queue.claim_batch(limit, within=within), at)
+        return Claim(self._queue.moves.claim_batch(limit, within=within), at)

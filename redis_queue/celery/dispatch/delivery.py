@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from redis_queue.celery.brokers import Broker, reason_of
 from redis_queue.celery.brokers.outage import unavailable_if_away
 from redis_queue.celery.brokers.redis import RedisBroker
-from redis_queue.celery.message.envelope import VERSION, Envelope, element_of, needs_reading
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.packing import VERSION, element_of, needs_reading
 from redis_queue.celery.message.reading import envelope_of_entry
 from redis_queue.delay.model import Delivery
 from redis_queue.delay.queue import DelayQueue
@@ -132,7 +133,7 @@ class Batch:
                 rest.append((entry, envelope))
             else:
                 rows.append(row)
-        for row, delivered in zip(rows, self._queue.deliver(rows), strict=True):
+        for row, delivered in zip(rows, self._queue.moves.deliver(rows), strict=True):
             self._note_delivery(row, delivered)
         return rest
 

@@ -12,7 +12,7 @@ from redis_queue.celery.dispatch.delivery import Batch
 from redis_queue.celery.dispatch.outcome import Dispatched, DispatchOutcome
 from redis_queue.celery.dispatch.overdue import OverduePolicy
 from redis_queue.celery.dispatch.reconnection import BrokerConnection
-from redis_queue.celery.message.envelope import PHRASES
+from redis_queue.celery.message.packing import PHRASES
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.store.chunks import CHUNK, check_limit
@@ -65,7 +65,7 @@ class Dispatcher:
         """Dispatch one batch; otherwise as :meth:`run`."""
         # A move tells when the next entry is due: then a look would be a second one.
         if not self._claims.pending and not (due and self._broker.shares_store):
-            next_in = self._queue.due_in()
+            next_in = self._queue.moves.due_in()
             if next_in > 0:
                 return Dispatched(next_in=next_in)
         return self._broker.use(self._dispatch)
@@ -82,7 +82,7 @@ class Dispatcher:
         if not broker.shares_store:
             return self._deliver(broker, limit, within)
         lists = broker.lists_of_queues()
-        moved = self._queue.move(limit, within=within, phrases=PHRASES, lists=lists, passing=limit)
+        moved = self._queue.moves.move(limit, within=within, phrases=PHRASES, lists=lists, passing=limit)
         done = Dispatched(moved.moved, 0, moved.next_in, moved.moved >= limit, moved.lateness, moved.worst)
         if not moved.passed:
             return done
@@ -92,7 +92,7 @@ class Dispatcher:
     def _deliver(self, broker: Broker, limit: int, within: float) -> Dispatched:
         claim = self._claims.take(limit, within=within)
         if not claim.claimed.entries:
-            return Dispatched(next_in=0 if within else self._queue.due_in())
+            return Dispatched(next_in=0 if within else self._queue.moves.due_in())
         outcome = DispatchOutcome(self._queue, claim.at)
         broker.meanwhile = self._claims.claim_ahead
         # Half of the lease is left for a slow publish: after its end another dispatcher may hold the entries.

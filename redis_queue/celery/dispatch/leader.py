@@ -53,7 +53,7 @@ class LeaderLease:
         leadership = self._lead()
         is_first, self._is_first = self._is_first, False
         if is_first and not leadership.mine and has_ended(leadership.leader):
-            self._queue.lead(leadership.leader, 0)
+            self._queue.moves.lead(leadership.leader, 0)
             leadership = self._lead()
         return leadership
 
@@ -62,9 +62,9 @@ class LeaderLease:
         led, self.is_mine, self._renewed_at = self.is_mine, False, -math.inf
         if led:
             try:
-                self._queue.lead(self._name, 0)
+                self._queue.moves.lead(self._name, 0)
             except RedisQueueError as error:
                 logger.info("cannot step down: %s", error)
 
     def _lead(self) -> Leadership:
-        return self._queue.lead(self._name, self._interval * LEASE)
+        return self._queue.moves.lead(self._name, self._interval * LEASE)

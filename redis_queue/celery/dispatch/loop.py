@@ -88,7 +88,7 @@ class DispatchLoop:
 
     def open(self) -> None:
         """Connect now instead of at the first turn. Raises StoreUnavailableError if the store is away."""
-        self._queue.due_in()
+        self._queue.moves.due_in()
 
     def run(self) -> None:
         """Dispatch until :meth:`stop` is called from another thread or a signal handler."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from redis_queue.backoff import retry_delay
-from redis_queue.celery.message.envelope import Envelope, UnknownVersionError
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.packing import UnknownVersionError
 from redis_queue.celery.tracing import DispatchSpans
 from redis_queue.delay.lateness import NO_LATENESS, Dispatches, Lateness
 from redis_queue.delay.queue import DelayQueue

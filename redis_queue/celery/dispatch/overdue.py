@@ -31,7 +31,7 @@ class OverduePolicy:
         """Dispatch up to *batch* entries by *take*; overdue entries as the policy says."""
         policy, amount = self._overdue.policy, self._overdue.amount
         if policy == "skip":
-            self._queue.bury_overdue(amount, reason=f"overdue by more than {amount:g} s")
+            self._queue.moves.bury_overdue(amount, reason=f"overdue by more than {amount:g} s")
         return self._spread(take, batch) if policy == "spread" else take(batch, 0)
 
     def _spread(self, take: Take, batch: int) -> Dispatched:

@@ -63,7 +63,7 @@ class DispatchReport:
     def _send(self, *, leads: bool, left: bool) -> None:
         self._written_at = time.monotonic()
         try:
-            self._queue.note_dispatches(
+            self._queue.dispatch_log.note(
                 self._unwritten.counts, worst=self._unwritten.worst, dispatcher=self._row(leads=leads), left=left
             )
             self._unwritten = Dispatched()

@@ -81,7 +81,7 @@ class WakeUps:
     def _subscribe(self) -> None:
         pubsub = self._queue.client.pubsub()  # type: ignore[no-untyped-call]
         try:
-            pubsub.subscribe(*self._queue.wake_channels())
+            pubsub.subscribe(*self._queue.moves.wake_channels())
             self._ping(pubsub)
         except RedisErrors as error:
             pubsub.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from redis_queue.celery.brokers.outage import broker_of
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.protocol import retries_of
+from redis_queue.celery.message.reading import read_entry
 from redis_queue.celery.migrate.kombu_backlog import BacklogTask, KombuBacklog, RemainingTask
 from redis_queue.celery.migrate.live_workers import LiveWorkers
 from redis_queue.celery.stored_tasks import StoredTasks
@@ -121,7 +122,7 @@ class Adoption:
         return again or self.adopted + self.removed > before
 
     def _pushable(self, found: BacklogTask) -> list[tuple[BacklogTask, Push]]:
-        push = self._stored.as_push(found.envelope, (None, found.due_at))
+        push = self._stored.writer.as_push(found.envelope, (None, found.due_at))
         try:
             self._queue.check(push)
         except InvalidValueError as error:
@@ -132,14 +133,14 @@ class Adoption:
     def _adopt(self, backlog: KombuBacklog, ours: Sequence[tuple[BacklogTask, Push]]) -> bool:
         """Adopt *ours*; tell whether another pass may adopt more."""
         if backlog.shared:
-            flags = self._queue.adopt([(push, found.foreign) for found, push in ours])
+            flags = self._queue.foreign.adopt([(push, found.foreign) for found, push in ours])
         else:
             flags = self._store_and_take_out(backlog, ours)
         self.adopted += sum(map(bool, flags))
         stored = [pair for pair, flag in zip(ours, flags, strict=True) if flag is None]
         covered = [found for found, push in stored if self._is_covered(found, push)]
         # An adoption may have moved it in its list; then the next pass takes it out.
-        taken = self._queue.take_out([found.foreign for found in covered], backlog.server)
+        taken = self._queue.foreign.take_out([found.foreign for found in covered], backlog.server)
         self.removed += sum(taken)
         missed = [found for (found, _), flag in zip(ours, flags, strict=True) if flag is False]
         missed += [found for found, flag in zip(covered, taken, strict=True) if not flag]
@@ -148,9 +149,11 @@ class Adoption:
         return bool(missed)
 
     def _store_and_take_out(self, backlog: KombuBacklog, ours: Sequence[tuple[BacklogTask, Push]]) -> list[bool | None]:
-        flags: list[bool | None] = [True if kept else None for kept in self._queue.keep_many(push for _, push in ours)]
+        flags: list[bool | None] = [
+            True if kept else None for kept in self._queue.calls.keep_many(push for _, push in ours)
+        ]
         stored = [number for number, flag in enumerate(flags) if flag]
-        gone = self._queue.take_out([ours[number][0].foreign for number in stored], backlog.server)
+        gone = self._queue.foreign.take_out([ours[number][0].foreign for number in stored], backlog.server)
         for number, taken in zip(stored, gone, strict=True):
             if not taken:
                 # It has moved meanwhile, so it still is in the broker.

@@ -87,7 +87,7 @@ class KombuBacklog:
             elements = self._send("LRANGE", key, start, min(start + CHUNK, 0) - 1)
             places = range(min(start + CHUNK, 0) - len(elements), 0)
             rows = [
-                self._read(queue, Foreign(element, key, place), loads_element(element))
+                self._read(queue, ForeignMessage(element, key, place), loads_element(element))
                 for element, place in zip(elements, places, strict=False)
             ]
             yield [row for row in rows if row is not None]
@@ -111,7 +111,7 @@ class KombuBacklog:
             return None
         message, exchange, routing_key = known
         keys, since = self._in_flight, None if score is None else float(score)
-        foreign = Foreign(value, keys.records, tag, keys.index, since)
+        foreign = ForeignMessage(value, keys.records, tag, keys.index, since)
         return self._read(self._queue_of(exchange, routing_key), foreign, message, place=keys.records)
 
     def _queue_of(self, exchange: Any, routing_key: Any) -> str:
@@ -121,7 +121,9 @@ class KombuBacklog:
         names = (item.name for item in queues if (item.exchange.name, item.routing_key) == (exchange, routing_key))
         return next(names, "")
 
-    def _read(self, queue: str, foreign: Foreign, message: Any, place: str = "") -> BacklogTask | RemainingTask | None:
+    def _read(
+        self, queue: str, foreign: ForeignMessage, message: Any, place: str = ""
+    ) -> BacklogTask | RemainingTask | None:
         """Return the task in *message*, None if it has no eta."""
         if not isinstance(message, Mapping) or "body" not in message:
             return None

@@ -88,7 +88,7 @@ class Release:
     def _empty(self, broker: Broker, total: int) -> None:
         more = True
         while more:
-            claimed = self._queue.claim_batch(CHUNK, early=True)
+            claimed = self._queue.moves.claim_batch(CHUNK, early=True)
             new = [entry for entry in claimed.entries if not self._outcome.was_refused(entry)]
             if new:
                 # After the end of a lease a dispatcher may hold the entry.

@@ -18,7 +18,7 @@ from kombu.message import Message
 
 from redis_queue import ConfigurationError, HeldLock, InvalidValueError, Lock, LockTakenError, current_lock
 from redis_queue.celery import DelayedTasks, Dispatcher, serialized
-from redis_queue.celery.consume.deferral import DEFERS, Deferred, defer, deferring, wake
+from redis_queue.celery.consume.deferral import DEFERS, Deferred, defer, deferrable, wake
 from redis_queue.celery.message.attempt import CALL
 from redis_queue.celery.message.destinations import Destinations
 from redis_queue.celery.message.reading import envelope_of_entry
@@ -187,7 +187,7 @@ class TestStoreAway:
             app.send_task("shop.remind", **options)
             message = take(app)
             Recorded.seen = []
-            return deferring(Recorded)(message, app=app, task=app.tasks["shop.remind"])
+            return deferrable(Recorded)(message, app=app, task=app.tasks["shop.remind"])
 
         return make
 

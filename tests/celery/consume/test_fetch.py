@@ -37,11 +37,11 @@ class Taker:
     """A consumer of some queues in this process."""
 
     def __init__(self, connection: Any, queues: list[str], prefetch: int, *, no_ack: bool = False) -> None:
-        self.keeping = Trusting()
+        self.leases = Trusting()
         self.got: list[Any] = []
         self.messages: list[Any] = []
         self._connection = connection
-        lease_channels(connection.transport, self.keeping, fetching=True)  # type: ignore[arg-type]
+        lease_channels(connection.transport, self.leases, fetching=True)  # type: ignore[arg-type]
         self.channel = connection.default_channel
         assert isinstance(self.channel, FetchingChannel)
         self.consumer = Consumer(
@@ -166,7 +166,7 @@ class TestAFetch:
             assert taker.take(4) == [1, 3, 2, 0]
             tags = {tag.decode(): score for tag, score in client.zrange("unacked_index", 0, -1, withscores=True)}
             assert tags.keys() == {message.delivery_tag for message in taker.messages}
-            assert tags == pytest.approx(taker.keeping.held, abs=0.01)
+            assert tags == pytest.approx(taker.leases.held, abs=0.01)
             raw = client.hget("unacked", taker.messages[0].delivery_tag)
             assert raw is not None
             payload, exchange, key = json.loads(raw)
@@ -174,7 +174,7 @@ class TestAFetch:
             assert payload["properties"]["delivery_tag"] != taker.messages[0].delivery_tag
             taker.settle()
             assert not client.exists("unacked", "unacked_index")
-            assert taker.keeping.held == {}
+            assert taker.leases.held == {}
 
     @pytest.mark.parametrize("priority", [0, 6])
     def test_is_told_when_something_comes(self, server: RedisServer, priority: int) -> None:
@@ -287,7 +287,7 @@ class TestAFetch:
             publish(connection, "good")
             taker = Taker(connection, ["q"], 100)
             assert taker.take(1) == ["good"]
-            assert taker.keeping.aside == UNREADABLE
+            assert taker.leases.aside == UNREADABLE
 
     def test_leaves_consumers_that_acknowledge_nothing_to_kombu(self, server: RedisServer, client: redis.Redis) -> None:
         with connected(server) as connection:

@@ -40,7 +40,7 @@ def test_what_was_not_handed_on_goes_back_with_the_channel(server: RedisServer, 
         taker.settle()
         assert held(taker) == 3
     assert (client.llen("q"), client.zcard("unacked_index"), client.hlen("unacked")) == (3, 0, 0)
-    assert taker.keeping.held == {}
+    assert taker.leases.held == {}
 
 
 def test_an_answer_that_comes_after_the_last_queue_was_cancelled_is_no_error(

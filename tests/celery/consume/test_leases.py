@@ -1,4 +1,4 @@
-"""Keeping: how the process beside a worker starts, and what becomes of one that does not live."""
+"""WorkerLeases: how the process beside a worker starts, and what becomes of one that does not live."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import redis
 
-from redis_queue.celery.consume import leases as keeping
-from redis_queue.celery.consume.leases import Keeping
+from redis_queue.celery.consume import keeper_process
+from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.keys import visibility_timeouts
 from tests.support.celery.brokers import connect
@@ -23,19 +23,19 @@ from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
 
-Begin = Callable[..., Keeping]
+Begin = Callable[..., WorkerLeases]
 
 
 @pytest.fixture
 def begin(redis_server: RedisServer, client: redis.Redis) -> Iterator[Begin]:
-    """Starts a Keeping for a broker with these options of its transport."""
-    made: list[tuple[Any, Keeping]] = []
+    """Starts WorkerLeases for a broker with these options of its transport."""
+    made: list[tuple[Any, WorkerLeases]] = []
 
-    def start(**options: Any) -> Keeping:
+    def start(**options: Any) -> WorkerLeases:
         url = f"redis+socket://{redis_server.socket}"
         connection = connect(url, transport_options={"visibility_timeout": 1, **options})
         try:
-            made.append((connection, Keeping(connection, lambda *_: None)))
+            made.append((connection, WorkerLeases(connection, lambda *_: None)))
         except ConfigurationError:
             connection.release()
             raise
@@ -87,7 +87,7 @@ def test_an_interpreter_that_cannot_be_started_lets_no_worker_start(
 def test_keepers_that_die_one_after_the_other_are_replaced_ever_more_slowly(
     begin: Begin, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(keeping, "RESTART_AFTER", 0.01)
+    monkeypatch.setattr(keeper_process, "RESTART_AFTER", 0.01)
     begun = begin()
 
     def pauses() -> list[float]:
@@ -95,8 +95,8 @@ def test_keepers_that_die_one_after_the_other_are_replaced_ever_more_slowly(
 
     with caplog.at_level(logging.ERROR), monkeypatch.context() as broken:
         break_python(broken)
-        assert begun._process is not None
-        begun._process.kill()
+        assert begun._keeper._process is not None
+        begun._keeper._process.kill()
         wait_until(lambda: len(pauses()) >= 4, description="four keepers that died")
     assert pauses()[3] > pauses()[0]
     wait_for_renewal(client)

@@ -17,7 +17,7 @@ from kombu.messaging import Consumer
 
 from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher, TaskLeases
 from redis_queue.celery.brokers import amqp, timeouts
-from redis_queue.celery.consume.leases import Keeping
+from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.errors import ConfigurationError
 from redis_queue.keeper import socket_timeout
@@ -52,9 +52,9 @@ def connection(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
 
 
 @pytest.fixture
-def kept(connection: Any) -> Iterator[Keeping]:
-    """A Keeping on that connection."""
-    made = Keeping(connection, lambda *_: None)
+def kept(connection: Any) -> Iterator[WorkerLeases]:
+    """WorkerLeases on that connection."""
+    made = WorkerLeases(connection, lambda *_: None)
     yield made
     made.close()
 
@@ -67,7 +67,7 @@ def app_at(url: str, **options: Any) -> Celery:
     return app
 
 
-def hold(client: redis.Redis, kept: Keeping) -> float:
+def hold(client: redis.Redis, kept: WorkerLeases) -> float:
     """Let a worker hold one message; return the time of its lease."""
     score = float(client.time()[0])
     client.hset("unacked", TAG, "[]")
@@ -84,14 +84,14 @@ def wait_for_renewal(client: redis.Redis, since: float) -> float:
     )
 
 
-def process_of(kept: Keeping) -> psutil.Process:
+def process_of(kept: WorkerLeases) -> psutil.Process:
     """Return the keeper."""
-    assert kept._process is not None
-    return psutil.Process(kept._process.pid)
+    assert kept._keeper._process is not None
+    return psutil.Process(kept._keeper._process.pid)
 
 
 class TestAKeeper:
-    def test_renews_by_a_new_connection(self, proxy: FaultProxy, client: redis.Redis, kept: Keeping) -> None:
+    def test_renews_by_a_new_connection(self, proxy: FaultProxy, client: redis.Redis, kept: WorkerLeases) -> None:
         renewed = wait_for_renewal(client, hold(client, kept))
         process = process_of(kept)
         proxy.mute()
@@ -101,9 +101,9 @@ class TestAKeeper:
         assert kept.lost == 0
 
     def test_that_hangs_is_replaced(
-        self, kept: Keeping, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, kept: WorkerLeases, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(kept, "_stale", 1.5)
+        monkeypatch.setattr(kept._keeper, "_stale", 1.5)
         renewed = wait_for_renewal(client, hold(client, kept))
         process = process_of(kept)
         with caplog.at_level(logging.WARNING):
@@ -115,7 +115,7 @@ class TestAKeeper:
     def test_that_says_why_it_cannot_renew_is_left_alone_and_heard_once(
         self,
         proxy: FaultProxy,
-        kept: Keeping,
+        kept: WorkerLeases,
         client: redis.Redis,
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
@@ -123,8 +123,8 @@ class TestAKeeper:
         renewed = wait_for_renewal(client, hold(client, kept))
         process = process_of(kept)
         events: list[dict[str, Any]] = []
-        take = kept._take
-        monkeypatch.setattr(kept, "_take", lambda event: (events.append(event), take(event)))
+        take = kept._keeper._take
+        monkeypatch.setattr(kept._keeper, "_take", lambda event: (events.append(event), take(event)))
         with caplog.at_level(logging.WARNING):
             proxy.mode = "refuse"
             proxy.cut()
@@ -135,7 +135,7 @@ class TestAKeeper:
         assert process_of(kept) == process
 
     @pytest.mark.timeout(30)
-    def test_that_hangs_does_not_hold_up_the_end_of_its_worker(self, kept: Keeping) -> None:
+    def test_that_hangs_does_not_hold_up_the_end_of_its_worker(self, kept: WorkerLeases) -> None:
         process = process_of(kept)
         process.suspend()
         kept.close()
@@ -143,7 +143,7 @@ class TestAKeeper:
 
 
 class TestALeaseClient:
-    def test_settles_by_a_new_connection(self, proxy: FaultProxy, client: redis.Redis, kept: Keeping) -> None:
+    def test_settles_by_a_new_connection(self, proxy: FaultProxy, client: redis.Redis, kept: WorkerLeases) -> None:
         for _ in range(2):
             hold(client, kept)
             kept.settle(TAG)
@@ -178,7 +178,7 @@ class TestALeaseClient:
         qos.restore_visible()
 
     def test_does_not_hang_while_it_puts_a_message_aside(
-        self, proxy: FaultProxy, client: redis.Redis, kept: Keeping
+        self, proxy: FaultProxy, client: redis.Redis, kept: WorkerLeases
     ) -> None:
         hold(client, kept)
         kept.put_aside("another", b"first")

@@ -15,7 +15,7 @@ from kombu.connection import Connection
 from redis_queue.celery import TaskLeases
 from redis_queue.celery.consume import qos
 from redis_queue.celery.consume.connections import SWEEP_LIMIT, worker_connection
-from redis_queue.celery.consume.in_flight import Records
+from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.store.keys import sweeping
@@ -55,7 +55,7 @@ def test_what_ran_out_goes_back_and_nothing_else(channel: Any, client: redis.Red
         hold(client, tag, age)
     channel.qos.restore_visible(num=None)
     assert sorted(back(client)) == ["long", "out"]
-    assert channel.qos.keeping.counters.amounts == {"restored": 2}
+    assert channel.qos.leases.counters.amounts == {"restored": 2}
     assert {tag.decode() for tag in client.zrange("unacked_index", 0, -1)} == {"fresh", "just"}
     assert client.hlen("unacked") == 2
 
@@ -87,7 +87,7 @@ def test_a_message_is_in_flight_by_the_clock_of_redis_from_the_start(
     ((tag, score),) = client.zrange("unacked_index", 0, -1, withscores=True)
     assert tag.decode() == message.delivery_tag
     assert before[0] <= score <= client.time()[0] + 1
-    assert channel.qos.keeping.held == {message.delivery_tag: score}
+    assert channel.qos.leases.held == {message.delivery_tag: score}
     payload, *place = json.loads(client.hget("unacked", tag) or b"")
     assert (payload["properties"]["delivery_tag"], place) == (message.delivery_tag, ["", "q"])
     channel.qos._swept_at = 0.0
@@ -105,7 +105,7 @@ def test_a_message_is_recorded_and_settled_without_scripts(
     client.script_flush()
     try:
         with redis_server.client(username="plain", password="pw") as plain:
-            records = Records(plain, InFlightKeys.of(channel))
+            records = InFlightRecords(plain, InFlightKeys.of(channel))
             before = client.time()[0]
             score = records.add("tag", "[]")
             assert before <= score <= client.time()[0] + 1
@@ -216,7 +216,7 @@ def test_what_ran_out_goes_back_under_the_prefix_of_the_broker(redis_server: Red
 def test_what_it_holds_itself_it_does_not_give_back(channel: Any, client: redis.Redis) -> None:
     hold(client, "own", TIMEOUT + 2)
     hold(client, "out", TIMEOUT + 2)
-    channel.qos.keeping.hold("own", 1.0, 1.0)
+    channel.qos.leases.hold("own", 1.0, 1.0)
     channel.qos.restore_visible()
     assert back(client) == ["out"]
 
@@ -227,4 +227,4 @@ def test_what_cannot_be_read_is_put_aside_and_hides_nothing(channel: Any, client
     client.hset("unacked", mapping={"bad": b"\xff not JSON", "odd": b"[1]"})
     channel.qos.restore_visible()
     assert back(client) == ["out"]
-    assert sorted(channel.qos.keeping.aside) == [b"[1]", b"\xff not JSON"]
+    assert sorted(channel.qos.leases.aside) == [b"[1]", b"\xff not JSON"]

@@ -153,10 +153,10 @@ class TestTime:
             now[0] = 1000 + step / 8
             if step < 40:
                 report.add(one)
-            before = queue.dispatchers()
+            before = queue.dispatch_log.dispatchers()
             assert (report.due_in() == 0) == (step / 8 in seconds)
             report.write(leads=bool(step % 16))
-            if step == 0 or queue.dispatchers() != before:
+            if step == 0 or queue.dispatch_log.dispatchers() != before:
                 written.append(step / 8)
         assert written == seconds
         assert queue.dispatch_log.totals() == Dispatches(40, 0, Lateness.of([7] * 40))

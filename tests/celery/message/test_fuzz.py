@@ -172,7 +172,7 @@ def test_a_queue_comes_back_as_it_was_described(name: str, kind: str, options: d
 def backlog() -> KombuBacklog:
     """A backlog whose broker is not there."""
     backlog = object.__new__(KombuBacklog)
-    backlog._app, backlog._names, backlog._in_flight = APP, ListNames(), InFlight("index", "records")
+    backlog._app, backlog._names, backlog._in_flight = APP, ListNames(), InFlightKeys("index", "records")
     return backlog
 
 
@@ -220,7 +220,7 @@ def test_a_fetched_message_is_handed_on_or_put_aside_with_its_bytes(item: bytes)
     channel._queue_cycle = SimpleNamespace(rotate=handed.append)
     channel._take_in("celery", item, "tag", Fetched(1.0, 1.0, []))
     while channel._received:
-        channel._hand_on()
+        channel._deliver_next()
     assert aside == ([] if handed else [("tag", item)])
 
 

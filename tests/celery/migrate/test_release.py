@@ -20,6 +20,7 @@ from redis_queue.celery.brokers.outage import BrokerUnavailableError
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.migrate.release import Release
 from redis_queue.delay.model import Push
+from redis_queue.delay.moves import Moves
 from tests.support.celery.brokers import Broker
 from tests.support.celery.clocks import ManualClock
 from tests.support.servers import RedisServer
@@ -135,7 +136,7 @@ def failing_after(count: int, error: BaseException, monkeypatch: pytest.MonkeyPa
     for kind in (RedisBroker, AmqpBroker):
         monkeypatch.setattr(kind, "at_once", count)
     calls: list[str] = []
-    for kind, name in ((DelayQueue, "deliver"), (AmqpBroker, "publish")):
+    for kind, name in ((Moves, "deliver"), (AmqpBroker, "publish")):
         send: Callable[..., Any] = getattr(kind, name)
 
         def once(*arguments: Any, send: Callable[..., Any] = send) -> Any:

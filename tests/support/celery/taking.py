@@ -17,7 +17,7 @@ from kombu.entity import Queue
 from kombu.messaging import Consumer
 
 from redis_queue.celery.consume.fetch import Fetch
-from redis_queue.celery.consume.leases import Keeping
+from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.qos import LeasedQoS, lease_channels
 
 QUEUE = "taking"
@@ -36,7 +36,7 @@ def main(url: str, kind: str) -> None:
     connection: Any = Connection(
         url.replace("unix://", "redis+socket://"), transport_options={"visibility_timeout": TIMEOUT}
     )
-    lease_channels(connection.transport, Keeping(connection, lambda *_: None), fetching=kind == "atomic")
+    lease_channels(connection.transport, WorkerLeases(connection, lambda *_: None), fetching=kind == "atomic")
     if kind == "stock":
         LeasedQoS.append = die  # type: ignore[method-assign]
     if kind == "atomic":

@@ -1,4 +1,4 @@
-"""A Keeping without a keeper, for tests in one process."""
+"""WorkerLeases without a keeper, for tests in one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Counted:
 
 
 class Trusting:
-    """A Keeping that renews nothing and trusts every lease."""
+    """WorkerLeases that renews nothing and trusts every lease."""
 
     def __init__(self) -> None:
         self.held: dict[str, float] = {}

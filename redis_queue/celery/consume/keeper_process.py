@@ -1,0 +1,242 @@
+"""KeeperProcess: the process that renews the leases of a worker, seen from the worker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO, Any, Final, cast
+
+from redis_queue.backoff import Backoff
+from redis_queue.errors import ConfigurationError
+from redis_queue.keeper import RENEWALS, Board, Renewed
+from redis_queue.logs import logger_of
+
+logger = logger_of(__name__)
+
+MOST_UNWRITTEN: Final = 10_000
+"""Lines that wait for a keeper that reads nothing, before it is replaced."""
+
+RESTART_AFTER: Final = 1.0
+"""Seconds between the end of a keeper and the start of the next one; more if keepers die one after the other."""
+
+LONGEST_PAUSE: Final = 30.0
+"""Most seconds before a restart, and never more than between two renewals."""
+
+STALE: Final = 2 / RENEWALS
+"""Share of the visibility timeout without a renewal after which a keeper is replaced."""
+
+STALE_AT_LEAST: Final = 10.0
+"""Least seconds without a renewal before that: on a busy machine a keeper may connect slowly."""
+
+LOOKS: Final = 12
+"""Checks of the last renewal per visibility timeout."""
+
+LONGEST_LOOK: Final = 5.0
+"""Most seconds between two checks."""
+
+GRACE: Final = 2.0
+"""Seconds in which a keeper has to exit by itself."""
+
+START: Final = 60.0
+"""Seconds in which a keeper has to come up."""
+
+HeldLines = Callable[[Renewed], Iterable[bytes]]
+"""Takes the last renewal; returns the lines for a new keeper about all messages that the worker holds."""
+
+
+class KeeperProcess:
+    """Starts a keeper, writes to it, reads its events, and replaces it if it dies or hangs.
+
+    *greeting* is the first thing that a keeper reads. *on_lost* is called with the delivery tag of a lost lease. Safe
+    for threads. Raises ConfigurationError if no keeper comes up.
+    """
+
+    def __init__(
+        self, greeting: bytes, visibility_timeout: float, *, held: HeldLines, on_lost: Callable[[str], None]
+    ) -> None:
+        self._greeting = greeting
+        self._held_lines = held
+        self._on_lost = on_lost
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        self._board = Board(self._file.fileno())
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unwritten: list[bytes] = []
+        longest = min(LONGEST_PAUSE, visibility_timeout / RENEWALS)
+        self._backoff = Backoff(first=RESTART_AFTER, cap=max(RESTART_AFTER, longest))
+        self._stale = max(visibility_timeout * STALE, STALE_AT_LEAST)
+        self._look = min(visibility_timeout / LOOKS, LONGEST_LOOK)
+        self._first_ended = threading.Event()
+        self._was_up = False
+        self._is_up = False
+        self._closed = threading.Event()
+        # On the monotonic clock.
+        self._heard_at = time.monotonic()
+        self._warned_at = -math.inf
+        self._start_first()
+        threading.Thread(target=self._watch, name="redis-queue-leases-watch", daemon=True).start()
+
+    @property
+    def renewed(self) -> Renewed:
+        """The last renewal."""
+        return self._board.read()
+
+    def write(self, line: bytes) -> bool:
+        """Write *line*, after lines that did not fit before; tell whether all were written."""
+        with self._lock:
+            process = self._process
+            if process is None or process.stdin is None:
+                # The next keeper gets lines about all held messages.
+                return False
+            self._unwritten.append(line)
+            try:
+                while self._unwritten:
+                    written = os.write(process.stdin.fileno(), self._unwritten[0])
+                    # A pipe takes a long line in parts.
+                    self._unwritten[:1] = [rest] if (rest := self._unwritten[0][written:]) else []
+            except OSError:
+                # The pipe is full, or the keeper has just died, which the thread that reads its events notices.
+                if len(self._unwritten) > MOST_UNWRITTEN:
+                    process.kill()
+                return False
+            return True
+
+    def close(self) -> None:
+        """End the keeper within a few seconds, even if it hangs."""
+        self._closed.set()
+        with self._lock:
+            process, self._process = self._process, None
+            if process is not None and process.stdin is not None:
+                process.stdin.close()
+            self._file.close()
+        if process is not None:
+            try:
+                process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def _start_first(self) -> None:
+        try:
+            process = self._start()
+        except OSError as error:
+            self.close()
+            raise ConfigurationError(f"cannot start {sys.executable} to renew leases: {error}") from error
+        if not self._first_ended.wait(START):
+            process.kill()
+            self._first_ended.wait()
+        if not self._was_up:
+            self.close()
+            raise ConfigurationError(
+                f"the process that renews leases ended with {process.returncode} before it was up: "
+                f"{sys.executable} -m redis_queue.keeper must be able to import what this worker imports"
+            )
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        file = self._file.fileno()
+        command = [sys.executable, "-m", "redis_queue.keeper", str(os.getpid()), str(file)]
+        process = subprocess.Popen(  # noqa: S603 - no argument comes from outside
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(file,), bufsize=0, env=_environment()
+        )
+        pipe = cast("IO[bytes]", process.stdin)
+        # It may be dead by now, which the thread that reads its events notices.
+        with contextlib.suppress(BrokenPipeError):
+            pipe.write(self._greeting)
+        os.set_blocking(pipe.fileno(), False)
+        self._process = process
+        self._heard_at, self._is_up = time.monotonic(), False
+        threading.Thread(target=self._read_events, args=(process,), name="redis-queue-leases", daemon=True).start()
+        return process
+
+    def _read_events(self, process: subprocess.Popen[bytes]) -> None:
+        with cast("IO[bytes]", process.stdout) as events:
+            for line in events:
+                self._take(json.loads(line))
+        process.wait()
+        with self._lock:
+            if self._process is process:
+                self._process = None
+            cast("IO[bytes]", process.stdin).close()
+        if self._was_up and not self._closed.is_set():
+            self._replace(process.returncode)
+        self._first_ended.set()
+
+    def _take(self, event: dict[str, Any]) -> None:
+        self._heard_at = time.monotonic()
+        if "up" in event:
+            self._was_up = self._is_up = True
+            self._backoff.reset()
+            self._first_ended.set()
+        elif "away" in event:
+            # A keeper repeats it at each attempt.
+            if self.renewed.at > self._warned_at:
+                self._warned_at = self._heard_at
+                logger.warning("cannot renew leases: %s", event["away"], extra={"action": "leases_away"})
+        elif "lowest" in event:
+            logger.warning(
+                "another app on this broker has visibility_timeout=%g: it takes tasks from workers that renew less "
+                "often, or not at all; give all apps the same",
+                event["lowest"],
+                extra={"action": "visibility_timeout_differs"},
+            )
+        else:
+            self._on_lost(event["lost"])
+
+    def _replace(self, code: int) -> None:
+        """Start another keeper after one that ended with *code*, until one starts."""
+        why, exc_info = f"the process that renews leases ended with {code}", False
+        pause = self._backoff.next()
+        while True:
+            extra = {"action": "keeper_died", "retry_in": round(pause, 2)}
+            logger.error("%s; starting another one in %.1f s", why, pause, exc_info=exc_info, extra=extra)
+            if self._closed.wait(pause):
+                return None
+            try:
+                return self._restart()
+            except OSError:
+                why, exc_info = "cannot start the process that renews leases", True
+                pause = self._backoff.next()
+
+    def _restart(self) -> None:
+        with self._lock:
+            if self._closed.is_set():
+                return
+            self._unwritten = []
+            self._start()
+            lines = list(self._held_lines(self.renewed))
+        for line in lines:
+            self.write(line)
+
+    def _watch(self) -> None:
+        """Kill a keeper that neither renews nor reports why, so that it is replaced."""
+        looked_at = time.monotonic()
+        while not self._closed.wait(self._look):
+            now = time.monotonic()
+            if now - looked_at > 2 * self._look:
+                # This process was stopped, and a keeper does not renew for a stopped worker.
+                self._heard_at = now
+            looked_at = now
+            process, silent = self._process, now - max(self._heard_at, self.renewed.at)
+            if process is not None and silent > (self._stale if self._is_up else START):
+                logger.warning(
+                    "the process that renews leases has renewed nothing for %.0f s and is replaced",
+                    silent,
+                    extra={"action": "keeper_stale"},
+                )
+                self._heard_at = now
+                process.kill()
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a keeper, in which it can import all that its worker can import."""
+    # pex, shiv and Bazel add paths that a new interpreter does not have.
+    paths = [path or str(Path.cwd()) for path in sys.path if isinstance(path, str) and os.pathsep not in path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
