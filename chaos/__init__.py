@@ -1,4 +1,4 @@
-"""Fault injection: processes of every role are killed between any two Redis commands; a checker reads what they did.
+"""Fault injection: kill processes of every role between any two Redis commands, and check their histories.
 
-In the repository only, not in the wheel: ``python -m chaos``.
+Only in the repository, not in the wheel: ``python -m chaos``.
 """

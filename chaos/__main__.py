@@ -1,4 +1,4 @@
-"""``python -m chaos URL``: kill processes between any two Redis commands and check what they did."""
+"""``python -m chaos URL``: kill processes between any two Redis commands and check their histories."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from chaos.run import Run
 
 
 def main() -> int:
-    """Run and print what was found; 1 if a promise was broken."""
+    """Run and print the figures; 1 if a promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("url", help="a Redis that holds nothing else")
-    parser.add_argument("--messages", type=int, default=2000, help="for each of the two queues (default 2000)")
-    parser.add_argument("--chance", type=float, default=0.006, help="of a kill at each command (default 0.006)")
-    parser.add_argument("--seed", type=int, default=1, help="of all dice (default 1)")
+    parser.add_argument("url", help="URL of an empty Redis")
+    parser.add_argument("--messages", type=int, default=2000, help="messages for each of the two queues (default 2000)")
+    parser.add_argument("--chance", type=float, default=0.006, help="chance of a kill at each command (default 0.006)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of all dice (default 1)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

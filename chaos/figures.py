@@ -1,4 +1,4 @@
-"""Figures of a run, for people and for programs."""
+"""Figures of a run, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOWN = 10
 
 
 def as_figures(found: Outcome) -> dict[str, Any]:
-    """Return what a run came to: counts, ms until what was held came again, ms until work went on after a strike."""
+    """Return counts, ms until a held message came again, and ms until work continued after a strike."""
     verdict = found.verdict
     return {
         "seconds": round(found.seconds, 1),
@@ -22,8 +22,8 @@ def as_figures(found: Outcome) -> dict[str, Any]:
         "sent": verdict.sent,
         "unknown": verdict.unknown,
         "executed": verdict.executed,
-        "lost": verdict.count("lost"),
-        "doubled": verdict.doubled,
+        "lost": verdict.broken("lost"),
+        "doubled": verdict.repeated,
         "cancelled": verdict.cancelled,
         "stale_acks_refused": verdict.refused,
         "came_again_ms_p50": middle(verdict.returns),
@@ -42,5 +42,5 @@ def as_text(figures: Mapping[str, Any], found: Outcome) -> str:
 
 
 def middle(values: Sequence[int]) -> int:
-    """Return the median, 0 of nothing."""
+    """Return the median; 0 without values."""
     return median_high(values) if values else 0

@@ -1,4 +1,4 @@
-"""Holds: who had a lock when, told by the histories, and what must never be seen there."""
+"""Holders of a lock over time: record them in a history, and find broken promises there."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from chaos.history import Event, History
 from redis_queue.errors import LeaseLostError
 from redis_queue.lock.lock import HeldLock
+from redis_queue.validation.history import Event, History
 
 LOCK: Final = "lock:"
-"""What the ids of locks begin with."""
+"""Prefix of the ids of locks."""
 
 LEASE: Final = 0.2
-"""Seconds of a lock's lease."""
+"""Length of a lock's lease in seconds."""
 
 
 def is_hold(event: Event) -> bool:
-    """Tell whether it is about a lock."""
+    """Return whether *event* is about a lock."""
     return event.id.startswith(LOCK)
 
 
 @dataclass(slots=True)
 class Hold:
-    """A lock was held from *begins* to *ends* for certain, in ms; it was asked for at *asked* or later."""
+    """A lock was certainly held from *begins* to *ends*, in ms; it was requested at *asked* or later."""
 
     fence: int
     asked: int
@@ -36,12 +36,11 @@ class Hold:
 
 
 def broken_holds(events: Iterable[Event]) -> Iterator[tuple[str, str, list[Event]]]:
-    """Yield which promise was broken for which lock, with the events of the two who met.
+    """Yield each broken promise with its lock and the events of the two holders.
 
-    * One at a time: what two held for certain does not overlap. A hold is certain from the answer on until its lease
-      ended, counted from before it was asked for, or until it last was confirmed, and no longer than until it was given
-      back.
-    * Who asks after another one got the lock gets a greater fence.
+    * One at a time: two certain holds do not overlap. A hold is certain from the answer until the end of its lease,
+      counted from before the request, or until its last confirmation, and never longer than until the release.
+    * A holder who requested the lock after another one got it has a greater fence.
     """
     locks: dict[str, list[Event]] = defaultdict(list)
     for event in events:
@@ -87,9 +86,9 @@ def _not_greater(holds: list[Hold]) -> Iterator[tuple[str, Hold, Hold]]:
 
 @contextlib.contextmanager
 def holding(history: History, held: HeldLock, *, asked_at: int = 0) -> Iterator[None]:
-    """Write down from when to when a lock is held; who uses it gives it back afterwards.
+    """Record from when to when a lock is held; the caller releases it afterwards.
 
-    *asked_at* (ms, the history's clock): nobody asked for it before; 0 if that is not known.
+    *asked_at*: time before the request in ms by the history's clock; 0 if unknown.
     """
     id_ = LOCK + held.lock.name
     history.write(Event("hold", "ok", id_, held.fence, at=now_ms() + 1, due=asked_at))

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from chaos import holds
-from chaos.history import Event, History
-from chaos.places import miscounted, misplaced
-from chaos.workload import PRODUCER, Post, Step
+from chaos.invariants import miscounted, misplaced
+from chaos.workload import PRODUCER, Post, Step, note_cancel
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import StoreError
 from redis_queue.lock.lock import Lock
@@ -22,23 +21,24 @@ from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.keys import Keys
 from redis_queue.store.settings import Settings
+from redis_queue.validation.history import Event, History
 
 PREFIX: Final = "chaos"
 WORK: Final = Keys(PREFIX, "queue", "work")
 LATER: Final = Keys(PREFIX, "delay", "later", 0)
 LEASE: Final = 0.2
-"""Seconds of a lease: short, so that what a dead process held comes back soon."""
+"""Seconds of a lease: short, so that messages of dead processes come back soon."""
 
 MOST_DELIVERIES: Final = 10
 MOST_DELAY: Final = 0.3
 CANCELLED: Final = 0.1
-"""Share of the delayed entries that are cancelled, some before and some after they are due."""
+"""Share of delayed entries that are cancelled, before or after they are due."""
 
 SLOW: Final = 0.02
-"""Share of the messages that take longer than their lease."""
+"""Share of messages that take longer than their lease."""
 
 POISON: Final = 100
-"""One in so many messages is given back by all who get it."""
+"""One in so many messages is given back by every consumer."""
 
 UNREADABLE: Final = "bad"
 MOST_UNREADABLE: Final = 20
@@ -46,7 +46,7 @@ MOST_SHOWN: Final = 500
 
 
 class Queues:
-    """Both queues and a lock of one Redis, all their calls, in ten processes."""
+    """Both queues and a lock in one Redis, all their calls, in ten processes."""
 
     crew: Sequence[str] = (
         PRODUCER,
@@ -70,7 +70,7 @@ class Queues:
         self._unreadable = 0
 
     def begin(self, role: str, post: Post) -> Step:
-        """Return what a process of *role* repeats."""
+        """Return the step that a process of *role* repeats."""
         post.arm()
         client = connect(self._url, check=False)
         roles: dict[str, Callable[[Client, Post], Step]] = {
@@ -83,7 +83,7 @@ class Queues:
         return _through_outages(roles[role](client, post))
 
     def look(self) -> Iterator[str]:
-        """Yield what does not stand in one place; put something unreadable into the way, too."""
+        """Yield broken invariants; now and then add an unreadable record."""
         if self._unreadable < MOST_UNREADABLE and random.random() < 0.1:  # noqa: PLR2004 - one look in ten
             self._add_unreadable(WORK)
         yield from misplaced(self._client, WORK)
@@ -91,12 +91,12 @@ class Queues:
         yield from misplaced(self._client, LATER)
 
     def is_done(self, histories: Sequence[Path]) -> bool:  # noqa: ARG002 - Redis knows
-        """Tell whether nothing waits or is held."""
+        """Return whether no message waits or is held."""
         stats, later = self._queue.stats(), self._delayed.stats()
         return not (stats.ready or stats.delayed or stats.in_flight or later.waiting or later.in_flight)
 
     def left(self) -> Iterator[str]:
-        """Yield what is in the queues."""
+        """Yield the labels in the queues."""
         for keys in (WORK, LATER):
             records: Any = self._client.hvals(keys.records)
             for record in records:
@@ -104,7 +104,7 @@ class Queues:
                     yield str(json.loads(record.rpartition(b"\n")[2]))
 
     def wrong(self) -> Iterator[str]:
-        """Yield what became dead too soon, and unreadable records that are not in quarantine."""
+        """Yield messages that died too soon, and unreadable records that are not in quarantine."""
         for letter in self._dead():
             if letter.deliveries != MOST_DELIVERIES:
                 yield f"{letter.body} is dead after {letter.deliveries} of {MOST_DELIVERIES} deliveries"
@@ -142,7 +142,7 @@ def _through_outages(step: Step) -> Step:
         try:
             return step()
         except StoreError:
-            # Nobody knows what became of it; the history says so.
+            # The outcome is unknown; the history says so.
             time.sleep(0.01)
             return True
 
@@ -171,20 +171,20 @@ def _produce(client: Client, post: Post) -> Step:
         if dice.random() < CANCELLED:
             time.sleep(dice.uniform(0, MOST_DELAY / 5))
             history.write(Event("cancel", "invoke", twin))
-            history.end_cancel(twin, delayed.cancel(twin))
+            note_cancel(history, twin, delayed.cancel(twin))
         return True
 
     return step
 
 
 def _consume(client: Client, post: Post) -> Step:
-    """Take from the queue, execute, settle; now and then hold a message for longer than its lease."""
+    """Get messages, execute, settle; now and then hold one for longer than its lease."""
     queue, _ = _queues(client)
     return _work(post, queue, lambda limit: queue.get_many(limit, block=True, timeout=0.1))
 
 
 def _dispatch(client: Client, post: Post) -> Step:
-    """Take what is due, execute, settle."""
+    """Claim due entries, execute, settle."""
     _, delayed = _queues(client)
     return _work(post, delayed, delayed.claim)
 
@@ -201,7 +201,7 @@ def _work(post: Post, queue: RedisQueue | DelayQueue, take: Callable[[int], Iter
 
 
 def _sweep(client: Client, _post: Post) -> Step:
-    """Put back what expired leases hold."""
+    """End expired leases."""
     queue, delayed = _queues(client)
 
     def step() -> bool:
@@ -213,7 +213,7 @@ def _sweep(client: Client, _post: Post) -> Step:
 
 
 def _lock(client: Client, post: Post) -> Step:
-    """Take the lock, hold it for a moment or for longer than its lease, give it back."""
+    """Acquire the lock, hold it for a moment or for longer than its lease, release it."""
     history, dice = History(post.history), random.Random(post.seed)
     lock = Lock("gate", client, lease=holds.LEASE, prefix=PREFIX)
 
@@ -230,13 +230,9 @@ def _lock(client: Client, post: Post) -> Step:
 
 def _execute(history: History, held: Message | Entry, queue: Any, *, slow: bool) -> None:
     label = str(held.body if isinstance(held, Message) else held.payload)
-    lease = held.lease
-    if lease is None:
-        raise RuntimeError(f"{label} was claimed without a lease")
-    claim, ends = int(lease.token.partition("-")[0]), round(lease.expires_at.timestamp() * 1000)
-    at = ends - round(LEASE * 1000)
-    history.write(Event("claim", "ok", label, claim, at, deliveries=held.deliveries))
-    history.write(Event("execute", "ok", label, claim))
+    claimed = Event.of_claim(label, held, LEASE)
+    claim = claimed.claim
+    history.write(claimed, Event("execute", "ok", label, claim))
     if slow:
         time.sleep(2 * LEASE)
     if isinstance(held, Message) and int(label[1:]) % POISON == 0:

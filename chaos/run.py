@@ -1,4 +1,4 @@
-"""A run: a crew at work, strikes at its servers, a wait until all is done, and the verdict."""
+"""A run: start a crew, strike its servers, wait until all messages are finished, check the histories."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Final
 
 import redis
 
-from chaos.checker import Verdict, Violation, check
+from chaos.checker import check
 from chaos.crew import Crew, Duty
-from chaos.history import Event, read
 from chaos.workload import Workload
 from redis_queue.errors import StoreError
+from redis_queue.validation.checker import Verdict, Violation
+from redis_queue.validation.history import Event, read
 
 STEP: Final = 0.002
 LOOK_EVERY: Final = 0.02
@@ -23,9 +24,9 @@ TELL_EVERY: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Strikes:
-    """What is done to the servers, every so many seconds while messages are put.
+    """A fault of the servers, repeated every so many seconds while messages are put.
 
-    It returns once it is over, and tells whether it may have undone what a server had acknowledged.
+    *strike* returns when the fault is over, with true if it may have undone acknowledged writes.
     """
 
     strike: Callable[[], bool]
@@ -34,9 +35,10 @@ class Strikes:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a run; *undoing* counts the strikes that may have undone what was acknowledged.
+    """Result of a run.
 
-    *recoveries* are the ms from the end of each strike to the next claim.
+    *undoing* counts the strikes that may have undone acknowledged writes; *recoveries* are the ms from the end of each
+    strike to the next claim.
     """
 
     verdict: Verdict
@@ -48,7 +50,7 @@ class Outcome:
 
 
 class Run:
-    """One run; its processes are children of this one."""
+    """One run; its processes are children of this process."""
 
     def __init__(
         self, duty: Duty, workload: Workload, strikes: Strikes | None = None, tell: Callable[[str], None] | None = None
@@ -63,7 +65,7 @@ class Run:
         self._undoing = 0
 
     def go(self) -> Outcome:
-        """Run to the end; if nothing is done for long, what is left is a broken promise, too."""
+        """Run to the end. Messages that are left without progress are a broken promise, too."""
         started = time.monotonic()
         self._strike_at = started + (self._strikes.every if self._strikes else 0)
         try:

@@ -13,30 +13,30 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from chaos import holds
-from chaos.history import Event, History
-from chaos.killing import Dice
+from chaos.kill_points import Dice
 from chaos.progress import Progress
-from chaos.workload import PRODUCER, Post, Step
+from chaos.workload import PRODUCER, Post, Step, note_cancel
 from redis_queue.celery import DelayedTasks, serialized
 from redis_queue.errors import StoreError
 from redis_queue.lock.lock import current_lock
+from redis_queue.validation.history import Event, History
 
 TASK: Final = "chaos"
 SERIAL: Final = "chaos.alone"
 ALONE: Final = 0.2
-"""Share of the tasks of which no two may run at once."""
+"""Share of tasks that must not run at the same time."""
 
 RETRY_IN: Final = 0.1
 LEASE: Final = 2.0
 OUTDATED: Final = "'NoneType' object has no attribute 'client'"
-"""What kombu says, in the place of an OperationalError, of a channel whose connection broke while it published."""
+"""Text of kombu's error, instead of an OperationalError, for a channel whose connection broke during a publish."""
 
 MOST_DELAY: Final = 1.0
 CANCELLED: Final = 0.1
 
 
 class Tasks:
-    """Tasks sent at once and delayed, some cancelled, some alone; two workers execute them and ack late."""
+    """Immediate and delayed tasks, some cancelled, some serialized; two workers execute them and ack late."""
 
     crew: Sequence[str] = (PRODUCER, PRODUCER, "worker", "worker")
     lease = LEASE
@@ -51,27 +51,27 @@ class Tasks:
         self._delayed = DelayedTasks(self._app())
 
     def begin(self, role: str, post: Post) -> Step:
-        """Return what a process of *role* repeats: send a task, or be a worker until the end."""
+        """Return the step that a process of *role* repeats: send a task, or work until the end."""
         app = self._app()
         dice = post.arm()
         history = History(post.history)
         return self._produce(app, history, post) if role == PRODUCER else self._work(app, history, dice)
 
     def look(self) -> Iterator[str]:
-        """Celery's queues have no places to look at."""
+        """Yield nothing: Celery's queues have no invariants to check."""
         return iter(())
 
     def is_done(self, histories: Sequence[Path]) -> bool:
-        """Tell whether all that was sent was executed or cancelled."""
+        """Return whether all sent tasks were executed or cancelled."""
         return self._progress.is_done(histories)
 
     def left(self) -> Iterator[str]:
-        """Yield the ids of tasks that wait or are dead."""
+        """Yield the ids of waiting and dead tasks."""
         yield from (entry.id for entry in self._delayed.scan())
         yield from (letter.id for letter in self._delayed.queue.dead_letters(limit=500))
 
     def wrong(self) -> Iterator[str]:
-        """Yield what is dead: every task can be executed."""
+        """Yield all dead letters: every task can be executed."""
         for letter in self._delayed.queue.dead_letters(limit=500):
             yield f"{letter.id} is dead: {letter.reason}"
 
@@ -113,7 +113,7 @@ class Tasks:
                 send(twin, SERIAL if dice.random() < ALONE else TASK, countdown=dice.uniform(0, MOST_DELAY))
                 if dice.random() < CANCELLED:
                     history.write(Event("cancel", "invoke", twin))
-                    history.end_cancel(twin, delayed.cancel(twin))
+                    note_cancel(history, twin, delayed.cancel(twin))
             except (OperationalError, StoreError, AttributeError) as error:
                 if isinstance(error, AttributeError) and str(error) != OUTDATED:
                     raise

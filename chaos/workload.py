@@ -1,23 +1,26 @@
-"""Workload: what the processes of a run do."""
+"""Workload: the work of each process of a run."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from chaos.killing import Dice
+from chaos.kill_points import Dice
+from redis_queue.model import CancelOutcome
+from redis_queue.validation.history import Event, History, Kind
 
 Step = Callable[[], bool]
-"""One step of a process; False: there is nothing left to do for it."""
+"""One step of a process; False: its work is done."""
 
 PRODUCER: Final = "producer"
 
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Where a process works: its history, the seed of its dice, and how many of a producer's messages are its own."""
+    """Parameters of one process: its history, the seed and chance of its dice, a producer's messages and its lane."""
 
     history: Path
     seed: int
@@ -26,40 +29,47 @@ class Post:
     lane: int
 
     def arm(self) -> Dice:
-        """Let this process die between any two commands, and return the dice."""
+        """Let this process be killed between any two commands; return the dice."""
         dice = Dice(self.seed, self.chance)
         dice.arm()
         return dice
 
 
+def note_cancel(history: History, id: str, outcome: CancelOutcome) -> None:
+    """Write the outcome of a cancel; for a message that may have been sent it stays unknown."""
+    if outcome is not CancelOutcome.MAYBE_SENT:
+        kind: Kind = "ok" if outcome else "refused"
+        history.write(Event("cancel", kind, id, at=round(time.time() * 1000)))
+
+
 class Workload(Protocol):
-    """What a run needs to know of what its processes do."""
+    """Work and checks of a run."""
 
     crew: Sequence[str]
-    """The role of each process; the run lasts until every producer has put its messages and all are done."""
+    """Role of each process; the run ends when every producer has put its messages and all are finished."""
 
     lease: float
-    """Seconds after which somebody else gets what a process holds."""
+    """Seconds after which another process gets a held message."""
 
     calm: float
-    """Seconds in which somebody must do something once everything is put, until all is done."""
+    """Most seconds without progress, once everything is put."""
 
     def begin(self, role: str, post: Post) -> Step:
-        """Return what a process of *role* repeats; called in that process."""
+        """Return the step that a process of *role* repeats; called in that process."""
         ...
 
     def look(self) -> Iterable[str]:
-        """Yield what is wrong at this moment."""
+        """Yield the faults at this moment."""
         ...
 
     def is_done(self, histories: Sequence[Path]) -> bool:
-        """Tell whether nothing waits or is held any more."""
+        """Return whether no message waits or is held any more."""
         ...
 
     def left(self) -> Iterable[str]:
-        """Yield the ids that are kept at the end."""
+        """Yield the ids in Redis at the end."""
         ...
 
     def wrong(self) -> Iterable[str]:
-        """Yield what is wrong at the end."""
+        """Yield the faults at the end."""
         ...

@@ -1,4 +1,4 @@
-"""Validation: proves on a user's own Redis that nothing is lost, by losing messages on purpose."""
+"""Prove on a user's own Redis that no message is lost, by losing messages on purpose."""
 
 from redis_queue.validation.report import Report
 from redis_queue.validation.run import Plan, validate

@@ -1,4 +1,4 @@
-"""One consumer process of a validation; reads its order from stdin."""
+"""One consumer process of a validation. Reads its order from stdin."""
 
 import json
 import signal

@@ -1,20 +1,22 @@
-"""The comparison of what went in with what came out."""
+"""Report of a validation."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from redis_queue.validation import log
+from redis_queue.validation.checker import Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """What the step logs of all consumers say."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Result of a run.
 
+    *lost* messages were put and never acked; *doubled* ones were acked twice, or came again after their ack; *unknown*
+    ones came without a put; *out_of_order* ones came before a message that was put earlier.
+    """
+
+    messages: int
     handled: int
     lost: int
     doubled: int
@@ -23,13 +25,6 @@ class Tally:
     lost_on_purpose: int
     handled_again: int
     late_acks_refused: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report(Tally):
-    """What a run found. *lost* was never handled; *doubled* had more than one accepted ack."""
-
-    messages: int
     kills: int
     put_back: int
     left_over: int
@@ -37,42 +32,26 @@ class Report(Tally):
     handled_per_s: float
     seconds: float
 
+    @classmethod
+    def of(cls, verdict: Verdict, **figures: Any) -> Report:
+        """Return the report of a checked history and the other *figures* of the run."""
+        return cls(
+            handled=verdict.executed - verdict.repeated,
+            lost=verdict.broken("lost"),
+            doubled=verdict.broken("acked twice", "came again after its ack"),
+            unknown=verdict.broken("came from nowhere"),
+            out_of_order=verdict.broken("out of order"),
+            lost_on_purpose=verdict.dropped,
+            handled_again=verdict.repeated,
+            late_acks_refused=verdict.refused,
+            **figures,
+        )
+
     @property
     def passed(self) -> bool:
-        """Tell whether every promise was kept."""
+        """Whether every promise was kept."""
         return not (self.lost or self.doubled or self.unknown or self.out_of_order or self.left_over)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report with its verdict, ready for JSON."""
-        return {"passed": self.passed, "messages": self.messages, **asdict(self)}
-
-
-def tally(messages: int, paths: Iterable[Path]) -> Tally:
-    """Compare the numbers 0 to *messages* - 1 with what the consumers wrote down."""
-    handled: Counter[int] = Counter()
-    acked: Counter[int] = Counter()
-    totals: Counter[str] = Counter()
-    out_of_order = 0
-    for path in paths:
-        last = -1
-        for step in log.read(path):
-            totals[step.kind] += 1
-            if step.kind == log.HANDLED:
-                handled[step.number] += 1
-            elif step.kind == log.ACKED:
-                acked[step.number] += 1
-            elif step.kind == log.CLAIMED and step.deliveries == 1:
-                # To one consumer, first deliveries come in the order of put, whatever was put back in between.
-                out_of_order += step.number < last
-                last = step.number
-    expected = set(range(messages))
-    return Tally(
-        handled=len(handled),
-        lost=len(expected - set(handled)),
-        doubled=sum(count > 1 for count in acked.values()),
-        unknown=len(set(handled) - expected),
-        out_of_order=out_of_order,
-        lost_on_purpose=totals[log.LOST_ON_PURPOSE],
-        handled_again=totals[log.HANDLED] - len(handled),
-        late_acks_refused=totals[log.REFUSED],
-    )
+        return {"passed": self.passed, **asdict(self)}

@@ -1,38 +1,39 @@
-"""Drives a validation: puts, kills, puts back, waits for the end, compares, cleans up."""
+"""Run a validation: put, kill, put back, wait for the end, check the histories, clean up."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import random
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from redis_queue.errors import ConfigurationError, InvalidValueError
 from redis_queue.queue.queue import RedisQueue
-from redis_queue.store.chunks import CHUNK, check_limit
+from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.scripts import Scripts
-from redis_queue.validation.report import Report, tally
+from redis_queue.validation.checker import check
+from redis_queue.validation.history import Event, History, read
+from redis_queue.validation.report import Report
 from redis_queue.validation.worker import Order
 
 KILL_EVERY: Final = 0.25
 QUIET_SECONDS: Final = 30.0
-"""A run in which nothing was acked for so long has stopped making progress."""
+"""A run without an ack for so long has stopped making progress."""
 
 Progress = Callable[[int], None]
-"""Is told how many messages are done."""
+"""Called with the number of finished messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to validate; raises InvalidValueError for what makes no sense."""
+    """Settings of a validation; raises InvalidValueError for invalid ones."""
 
     url: str
     messages: int = 20_000
@@ -52,31 +53,31 @@ class Plan:
 
 
 def validate(plan: Plan, progress: Progress = lambda _: None) -> Report:
-    """Run *plan* and return what was found; everything that it wrote is deleted, also when interrupted.
+    """Run *plan* and return its report; all its keys are deleted at the end, also when interrupted.
 
-    Raises ConfigurationError if any key begins with the plan's prefix, and what :func:`redis_queue.connect` raises.
+    Raises ConfigurationError if any key begins with the plan's prefix, and the errors of :func:`redis_queue.connect`.
     """
     client = connect(plan.url)
     queue = RedisQueue(
         "validate", client, prefix=plan.prefix, visibility_timeout=plan.visibility_timeout, max_deliveries=0
     )
     if key := next(_keys(client, plan.prefix), None):
-        raise ConfigurationError(f"prefix {plan.prefix!r} is in use (key {key!r}): give one that is not")
+        raise ConfigurationError(f"prefix {plan.prefix!r} is in use (key {key!r}): must be unused")
     started = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="redis-queue-validate-") as folder:
             run = _Run(plan, queue, Path(folder))
             put_seconds, work_seconds = run.put(), run.work(progress)
-            found = tally(plan.messages, run.logs)
+            found = check(read(*run.histories), [])
             left = queue.stats()
-            return Report(
-                **asdict(found),
+            return Report.of(
+                found,
                 messages=plan.messages,
                 kills=run.kills,
                 put_back=left.redelivered,
                 left_over=left.ready + left.delayed + left.in_flight + left.dead + left.quarantined,
                 put_per_s=round(plan.messages / put_seconds, 1),
-                handled_per_s=round(found.handled / work_seconds, 1),
+                handled_per_s=round((found.executed - found.repeated) / work_seconds, 1),
                 seconds=round(time.monotonic() - started, 2),
             )
     finally:
@@ -86,17 +87,21 @@ def validate(plan: Plan, progress: Progress = lambda _: None) -> Report:
 class _Run:
     def __init__(self, plan: Plan, queue: RedisQueue, folder: Path) -> None:
         self.kills = 0
-        self.logs: list[Path] = []
+        self.histories: list[Path] = []
         self._plan = plan
         self._queue = queue
         self._folder = folder
-        self._names = itertools.count()
 
     def put(self) -> float:
         """Put all numbers; return the seconds it took."""
         started = time.monotonic()
         self._queue.put_many(range(self._plan.messages))
-        return max(time.monotonic() - started, 1e-6)
+        seconds = max(time.monotonic() - started, 1e-6)
+        history = History(self._new_history())
+        for numbers in chunks(range(self._plan.messages)):
+            history.write(*(Event("put", "ok", str(number), lane=1) for number in numbers))
+        history.close()
+        return seconds
 
     def work(self, progress: Progress) -> float:
         """Let consumers work until the queue is empty; return the seconds it took."""
@@ -120,7 +125,7 @@ class _Run:
             if not stats.ready + stats.delayed + stats.in_flight or time.monotonic() - moved_at > QUIET_SECONDS:
                 return
             time.sleep(KILL_EVERY)
-            # Only after some progress: on a slow machine consumers would else be killed before they have started.
+            # Only after some progress: on a slow machine consumers would otherwise be killed before they have started.
             if self._plan.kill and stats.ready and done > done_at_kill:
                 self._kill(random.choice(consumers))
                 self.kills, done_at_kill = self.kills + 1, done
@@ -129,10 +134,7 @@ class _Run:
                     consumers[index] = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
-        path = self._folder / f"consumer-{next(self._names)}.log"
-        path.touch()
-        self.logs.append(path)
-        plan = self._plan
+        plan, path = self._plan, self._new_history()
         order = Order(
             plan.url, plan.prefix, self._queue.name, plan.visibility_timeout, plan.lose_every, plan.batch, str(path)
         )
@@ -142,6 +144,10 @@ class _Run:
         consumer.stdin.write(order.dumps() + "\n")
         consumer.stdin.close()
         return consumer
+
+    def _new_history(self) -> Path:
+        self.histories.append(self._folder / f"{len(self.histories)}.jsonl")
+        return self.histories[-1]
 
     @staticmethod
     def _kill(consumer: subprocess.Popen[str]) -> None:
@@ -157,7 +163,7 @@ def _end(consumers: list[subprocess.Popen[str]]) -> None:
 
 def _keys(client: Client, prefix: str) -> Iterator[str]:
     if not prefix or not set(prefix) <= _PLAIN:
-        raise InvalidValueError(f"prefix={prefix!r}: give letters, digits, '_', '-' or '.'")
+        raise InvalidValueError(f"prefix={prefix!r}: must consist of letters, digits, '_', '-' and '.'")
     for pattern in (f"{{{prefix}:*", f"{prefix}:*"):
         for key in client.scan_iter(match=pattern, count=1000):
             yield key.decode(errors="replace") if isinstance(key, bytes) else key

@@ -1,20 +1,21 @@
-"""A consumer process that loses messages on purpose; ``__main__`` tells it what to do."""
+"""A consumer process that loses messages on purpose; ``__main__`` reads its order."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from redis_queue.model import Message
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.connection import connect
-from redis_queue.validation.log import ACKED, CLAIMED, HANDLED, LOST_ON_PURPOSE, REFUSED, Step, StepLog
+from redis_queue.validation.history import Event, History
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What one consumer is told; it goes through stdin, so that no password shows in the process list."""
+    """Settings of one consumer; sent through stdin, so that the process list shows no password."""
 
     url: str
     prefix: str
@@ -22,7 +23,7 @@ class Order:
     visibility_timeout: float
     lose_every: int
     batch: int
-    log: str
+    history: str
 
     def dumps(self) -> str:
         """Return the order as one line of JSON."""
@@ -38,20 +39,31 @@ def work(order: Order) -> None:
         visibility_timeout=order.visibility_timeout,
         max_deliveries=0,
     )
-    log = StepLog(Path(order.log))
+    history = History(Path(order.history))
     while True:
         messages = queue.get_many(order.batch, block=True, timeout=1)
-        log.write(_step(CLAIMED, message) for message in messages)
-        kept = [message for message in messages if not _is_lost(message, order.lose_every)]
-        log.write(_step(LOST_ON_PURPOSE, message) for message in messages if message not in kept)
-        log.write(_step(HANDLED, message) for message in kept)
-        accepted = queue.ack_many(kept)
-        log.write(_step(ACKED if mine else REFUSED, message) for message, mine in zip(kept, accepted, strict=True))
+        claims = [Event.of_claim(str(message.body), message, order.visibility_timeout) for message in messages]
+        dropped = [_is_dropped(message, order.lose_every) for message in messages]
+        history.write(*_steps(claims, dropped))
+        kept = [(message, claim) for message, claim, drop in zip(messages, claims, dropped, strict=True) if not drop]
+        accepted = queue.ack_many([message for message, _ in kept])
+        history.write(
+            *(
+                claim._replace(op="ack", kind="ok" if mine else "refused")
+                for (_, claim), mine in zip(kept, accepted, strict=True)
+            )
+        )
 
 
-def _is_lost(message: Message, lose_every: int) -> bool:
+def _is_dropped(message: Message, lose_every: int) -> bool:
     return bool(lose_every) and message.deliveries == 1 and message.body % lose_every == lose_every - 1
 
 
-def _step(kind: str, message: Message) -> Step:
-    return Step(kind, message.body, message.deliveries)
+def _steps(claims: Sequence[Event], dropped: Sequence[bool]) -> Iterator[Event]:
+    for claim, drop in zip(claims, dropped, strict=True):
+        yield claim
+        if drop:
+            yield claim._replace(op="drop")
+        else:
+            yield claim._replace(op="execute")
+            yield claim._replace(op="ack", kind="invoke")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from chaos.checker import check
-from chaos.history import Event, History, read
 from chaos.progress import Progress
+from redis_queue.validation.history import Event, History, read
 
 PUT = [Event("put", "invoke", "a", due=1000), Event("put", "ok", "a", due=1000)]
 TAKEN = [Event("claim", "ok", "a", claim=1, at=1000), Event("execute", "ok", "a", claim=1)]
@@ -62,14 +62,14 @@ def test_it_counts(tmp_path: Path) -> None:
     history.write(*PUT, *TAKEN, Event("claim", "ok", "a", claim=2, at=2000), Event("execute", "ok", "a", claim=2))
     history.write(Event("ack", "refused", "a", claim=1), Event("ack", "ok", "a", claim=2), Event("put", "invoke", "b"))
     verdict = check(read(tmp_path / "1.jsonl", tmp_path / "none"), [])
-    assert (verdict.sent, verdict.executed, verdict.doubled, verdict.refused, verdict.unknown) == (1, 2, 1, 1, 1)
+    assert (verdict.sent, verdict.executed, verdict.repeated, verdict.refused, verdict.unknown) == (1, 2, 1, 1, 1)
     assert verdict.violations == []
 
 
 def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "1.jsonl"
     History(path).write(*PUT)
-    path.write_text(path.read_text() + '{"op": "cla')
+    path.write_text(path.read_text() + '["cla')
     assert list(read(path)) == PUT
 
 
