@@ -40,13 +40,13 @@ def measure(kind: type[Peer], tasks: int, chance: float, seed: int) -> dict[str,
         "sent": verdict.sent,
         "kills": found.kills,
         "executed": verdict.executed,
-        "lost": verdict.count("lost"),
-        "stuck": len(peer.progress.open) - verdict.count("lost"),
-        "doubled": verdict.doubled,
-        "early": verdict.count("early"),
+        "lost": verdict.broken("lost"),
+        "stuck": len(peer.progress.open) - verdict.broken("lost"),
+        "doubled": verdict.repeated,
+        "early": verdict.broken("early"),
         "again_p50_s": round(middle(verdict.returns) / 1000, 1),
         "again_max_s": round(max(verdict.returns, default=0) / 1000, 1),
-        "crashed": verdict.count("crashed"),
+        "crashed": verdict.broken("crashed"),
     }
 
 

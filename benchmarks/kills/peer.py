@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import redis
 
-from chaos.history import Event, History
 from chaos.progress import Progress
 from chaos.workload import PRODUCER, Post, Step
+from redis_queue.validation.history import Event, History
 
 MOST_DELAY: Final = 2.0
 PAUSE: Final = 0.004
