@@ -18,6 +18,10 @@ from docs.generated.tables import markdown, prose
 
 PLACES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "api-core": ("redis_queue", ()),
+    "api-moves": ("redis_queue.delay.moves", ("Moves",)),
+    "api-dispatch-log": ("redis_queue.delay.dispatch_log", ("DispatchLog",)),
+    "api-foreign": ("redis_queue.delay.foreign", ("Foreign",)),
+    "api-calls": ("redis_queue.delay.calls", ("Calls",)),
     "api-celery": ("redis_queue.celery", ()),
     "api-inspector": ("redis_queue.inspector", ("Inspector", "QueueRow", "Overview")),
     "api-metrics": ("redis_queue.operate.metrics", ("Collector",)),

@@ -54,7 +54,7 @@ class Lateness:
         InvalidValueError for another *q*.
         """
         if isinstance(q, bool) or not isinstance(q, int | float) or not 0 <= q <= 1:
-            raise InvalidValueError(f"q={q!r}: give a number from 0 to 1")
+            raise InvalidValueError(f"q={q!r}: must be a number from 0 to 1")
         if not self.total:
             return math.nan
         rank, low = q * self.total, 0.0

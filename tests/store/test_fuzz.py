@@ -51,7 +51,7 @@ class TestIds:
                 text.partition(":")[2],
             )
         else:
-            assert "give DelayQueue.cursor(entry)" in str(found)
+            assert "must be DelayQueue.cursor(entry)" in str(found)
 
 
 quarantined = st.builds(
