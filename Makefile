@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment; nothing needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough coverage test-oldest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-leases bench-peers compose-check clean
+.PHONY: help setup demo test test-all coverage test-oldest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-leases bench-peers compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -8,14 +8,25 @@ BENCH := .venv-bench
 BIN := $(VENV)/bin
 LOCKED := requirements
 INSTALL := pyproject.toml scripts/environment $(LOCKED)/bootstrap.txt
-# What is asked of each other server; of a release, everything: make test-servers STORE_TESTS="tests/queue/test_queue.py tests/delay/test_delay_queue.py tests/store tests/lua"
+# Groups of tests that only `make test-all` runs.
+GROUPS := matrix or browser or installs or thorough
+# Run on each other server; for a release, all: make test-servers STORE_TESTS="tests/queue tests/delay tests/store tests/lua"
 STORE_TESTS := tests/queue/test_queue.py tests/delay/test_delay_queue.py
-# What is asked of the oldest versions; of a release, everything: make test-oldest OLDEST_TESTS="tests/queue/test_queue.py tests/delay/test_delay_queue.py tests/consumer tests/celery tests/contrib/django tests/flask tests/testing"
-OLDEST_TESTS := tests/queue/test_queue.py tests/contrib/django/test_outbox.py $(addprefix tests/celery/,test_capture.py test_dispatcher.py)
+# Run on the oldest versions; for a release, all: make test-oldest OLDEST_TESTS="tests/queue tests/delay tests/celery tests/contrib tests/testing"
+OLDEST_TESTS := tests/queue/test_queue.py tests/contrib/django/test_outbox.py tests/celery/publish/test_capture.py tests/celery/dispatch/test_dispatcher.py
+# Packages of the system that tests need; `make test` and `make test-all` install them where they may.
+PARTS := openssl libfaketime rabbitmq-server postgresql
+ALL_PARTS := $(PARTS) redis-server chromium
 # Failed tests are run once more, alone; those that pass then are named in this file and at the end.
 export REDIS_QUEUE_TEST_FLAKY := $(CURDIR)/build/flaky.txt
-IN_PARALLEL := -m tests.support.rerun -n 3 --dist worksteal
+# With it set, each of the many processes that the tests start would compile all that it imports: seconds instead of tenths.
+unexport PYTHONDONTWRITEBYTECODE
+# As pip does, uv accepts the certificates of the system, that of a company's proxy among them.
+export UV_SYSTEM_CERTS ?= true
+IN_PARALLEL := -m tests.support.rerun -n $(PROCESSES) --dist worksteal -q
+PROCESSES := 3
 PYTEST := $(BIN)/python $(IN_PARALLEL)
+TEST_PARTS := $(BIN)/python -m tests.support.parts
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -33,26 +44,30 @@ $(VENV)/.demo: $(LOCKED)/demo.txt $(INSTALL)
 demo: $(VENV)/.demo ## run the main job end to end, with a consumer killed and a worker restarted half way
 	@$(BIN)/python -m examples.orders $(ARGS)
 
-test: setup ## run all tests: the default Redis, Cluster, Sentinel, RabbitMQ, PostgreSQL, then four servers, then oldest versions
-	scripts/need-redis
+test: setup ## run the tests on one Redis and the newest versions; for some: ARGS=tests/store
+	@$(TEST_PARTS) install $(PARTS)
 	@mkdir -p build && : > $$REDIS_QUEUE_TEST_FLAKY
-	$(PYTEST) -q -m "not thorough" $(ARGS)
+	$(PYTEST) -m "not ($(GROUPS))" $(ARGS)
+	@$(TEST_PARTS) report $(PARTS)
+
+test-all: setup ## run the rest: four servers, Cluster, Sentinel, oldest versions, browser, installed wheels, long tests
+	@$(TEST_PARTS) install $(ALL_PARTS)
+	@mkdir -p build && : > $$REDIS_QUEUE_TEST_FLAKY
+	$(PYTEST) -m "$(GROUPS)" $(ARGS)
 	$(MAKE) --no-print-directory test-servers test-oldest
 	@cat $$REDIS_QUEUE_TEST_FLAKY
-
-test-thorough: setup ## run the tests that take long and that others nearly repeat; of a release
-	$(PYTEST) -q -m thorough $(ARGS)
+	@$(TEST_PARTS) report $(ALL_PARTS)
 
 coverage: setup ## run the tests of the newest versions and tell which lines none of them reaches
-	$(PYTEST) -q --cov --cov-report=term $(ARGS)
+	$(PYTEST) --cov --cov-report=term $(ARGS)
 
 test-servers: setup ## run the store's tests on those of Redis 6.2, 7.0, 8.2 and Valkey 9 that `test` does not use
 	@set -e; for server in $$($(BIN)/python -m tests.support.matrix); do \
-		echo "== $$server"; REDIS_QUEUE_TEST_SERVER=$$server $(PYTEST) -q $(STORE_TESTS); done
+		echo "== $$server"; REDIS_QUEUE_TEST_SERVER=$$server $(PYTEST) $(STORE_TESTS); done
 
 test-oldest: $(OLDEST)/.ready ## run what depends on them on the oldest supported celery, redis-py, Django, Flask and pytest
 	@# Old redis-py and kombu leave sockets to the garbage collector.
-	$(OLDEST)/bin/python $(IN_PARALLEL) -q -W "ignore:unclosed:ResourceWarning" $(OLDEST_TESTS)
+	$(OLDEST)/bin/python $(IN_PARALLEL) -W "ignore:unclosed:ResourceWarning" $(OLDEST_TESTS)
 
 $(OLDEST)/.ready: $(LOCKED)/oldest.txt $(INSTALL)
 	scripts/environment $(OLDEST) oldest

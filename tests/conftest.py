@@ -5,33 +5,65 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 import redis
-from kombu.connection import Connection
-from kombu.exceptions import OperationalError
 
 from tests.support.clock import Clock
 from tests.support.cluster import RedisCluster
+from tests.support.parts import MissingPartError
 from tests.support.proxy import FaultProxy
 from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer, client_options
+from tests.support.services import postgres, rabbitmq
 
-RABBITMQ_VARIABLE = "REDIS_QUEUE_TEST_RABBITMQ"
-RABBITMQ_DEFAULT = "amqp://guest:guest@127.0.0.1:5672//"
-POSTGRES_VARIABLE = "REDIS_QUEUE_TEST_POSTGRES"
-POSTGRES_DEFAULT = "postgresql://postgres@127.0.0.1:5432/postgres"
+GROUP_OF_FIXTURE = {
+    "chromium": "browser",
+    "cluster": "matrix",
+    "environments": "installs",
+    "sentinel": "matrix",
+}
+"""The group that a test is in because of a fixture; groups run in `make test-all` only."""
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As under nohup. The processes that tests start would inherit it and could not be interrupted.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests into the groups of their fixtures."""
+    for item in items:
+        for fixture in getattr(item, "fixturenames", ()):
+            if group := GROUP_OF_FIXTURE.get(fixture):
+                item.add_marker(group)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, object, object]:
+    """Skip a test whose fixtures need a missing part."""
+    return (yield from _without_missing_parts())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Skip a test that needs a missing part."""
+    return (yield from _without_missing_parts())
+
+
+def _without_missing_parts() -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except MissingPartError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.fixture(autouse=True)
@@ -141,35 +173,19 @@ def sentinel_client(sentinel: SentinelSet) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq_url() -> str:
-    """The URL of a running RabbitMQ; fails where there is none."""
-    url = os.environ.get(RABBITMQ_VARIABLE, RABBITMQ_DEFAULT)
-    connect: Any = Connection  # kombu does not annotate it
-    with connect(url, connect_timeout=3) as connection:
-        try:
-            connection.ensure_connection(max_retries=1)
-            return url
-        except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
-            failure = f"no RabbitMQ at {connection.as_uri()} ({error}): start one or set {RABBITMQ_VARIABLE}"
-    pytest.fail(failure, pytrace=False)
+def rabbitmq_url() -> Iterator[str]:
+    """The URL of a running RabbitMQ."""
+    with rabbitmq() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """The URL of an empty database on a running PostgreSQL, dropped in the end; fails where there is none."""
+    """The URL of an empty database on a running PostgreSQL, dropped in the end."""
     import psycopg  # only these tests need it
 
-    url = os.environ.get(POSTGRES_VARIABLE, POSTGRES_DEFAULT)
     name = f"redis_queue_test_{uuid4().hex}"
-    try:
-        server = psycopg.connect(url, autocommit=True, connect_timeout=3)
-    except psycopg.OperationalError as error:
-        place = urlsplit(url)
-        failure = f"no PostgreSQL at {place.hostname}:{place.port} ({error}): start one or set {POSTGRES_VARIABLE}"
-    else:
-        with server:
-            server.execute(f"CREATE DATABASE {name}")
-            yield urlsplit(url)._replace(path=f"/{name}").geturl()
-            server.execute(f"DROP DATABASE {name} WITH (FORCE)")
-        return
-    pytest.fail(failure, pytrace=False)
+    with postgres() as url, psycopg.connect(url, autocommit=True, connect_timeout=3) as server:
+        server.execute(f"CREATE DATABASE {name}")
+        yield urlsplit(url)._replace(path=f"/{name}").geturl()
+        server.execute(f"DROP DATABASE {name} WITH (FORCE)")

@@ -6,6 +6,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from .parts import require
+
 CONFIGURATION = """\
 [req]
 distinguished_name = name
@@ -44,8 +46,9 @@ class Certificates:
 
 
 def make_certificates(directory: Path) -> Certificates:
-    """Make an authority and a certificate for 127.0.0.1 and localhost in `directory`; needs the `openssl` command."""
+    """Make an authority and a certificate for 127.0.0.1 and localhost in `directory`; raises MissingPartError."""
+    openssl = require("openssl")
     (directory / "tls.cnf").write_text(CONFIGURATION)
     for command in COMMANDS:
-        subprocess.run(["openssl", *command.split()], cwd=directory, check=True, capture_output=True, timeout=60)
+        subprocess.run([openssl, *command.split()], cwd=directory, check=True, capture_output=True, timeout=60)
     return Certificates(directory / "ca.crt", directory / "server.crt", directory / "server.key")

@@ -6,12 +6,11 @@ import time
 from pathlib import Path
 
 from .binaries import default_kind
+from .parts import require
 from .servers import RedisServer
 from .wait import wait_until
 
-LIBRARY = "faketime/libfaketime.so.1"
 SOON = 30
-PLACES = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
 
 
 class ClockServer(RedisServer):
@@ -28,7 +27,7 @@ class ClockServer(RedisServer):
             *args,
             kind="redis-6.2" if kind in ("path", "redis-7.0") else kind,
             environment={
-                "LD_PRELOAD": str(libfaketime()),
+                "LD_PRELOAD": require("libfaketime"),
                 "FAKETIME_TIMESTAMP_FILE": str(self._file),
                 "FAKETIME_NO_CACHE": "1",
                 # Only the time of day jumps on a real host.
@@ -49,12 +48,3 @@ class ClockServer(RedisServer):
         new = self._file.with_suffix(".new")
         new.write_text(f"{offset:+d}\n")
         new.replace(self._file)
-
-
-def libfaketime() -> Path:
-    """Return the library; raises LookupError, which says what to install."""
-    for place in PLACES:
-        for found in (*Path(place).glob(LIBRARY), *Path(place).glob(f"*/{LIBRARY}")):
-            return found
-    msg = "libfaketime is missing; install it, for example: apt-get install libfaketime"
-    raise LookupError(msg)

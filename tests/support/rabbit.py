@@ -15,13 +15,12 @@ from kombu.connection import Connection
 
 from redis_queue.testing.guard import DeathGuard
 
+from .parts import require
 from .ports import HOST, free_port
 from .running import Running
 from .wait import wait_until
 
 START_TIMEOUT = 60.0
-# What Debian puts first on PATH changes the user and wants root.
-PLACES = f"/usr/lib/rabbitmq/bin:{os.environ.get('PATH', '')}:/usr/local/sbin:/opt/homebrew/sbin"
 
 
 class RabbitServer(Running):
@@ -72,9 +71,7 @@ class RabbitServer(Running):
         self._launch()
 
     def _launch(self) -> None:
-        binary = shutil.which("rabbitmq-server", path=PLACES)
-        if binary is None:
-            raise RuntimeError("rabbitmq-server is missing; install it, for example: apt-get install rabbitmq-server")
+        binary = require("rabbitmq-server")
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [binary],

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.support.services import shared
+
 MOST: Final = 10
 """More failed tests than this are not chance: they are not run again."""
 
@@ -26,8 +28,9 @@ FILE_VARIABLE: Final = "REDIS_QUEUE_TEST_FLAKY"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run pytest with *arguments*, then what failed; return the exit code."""
-    with tempfile.TemporaryDirectory() as directory:
+    """Run pytest with *arguments*, then the failed tests; return the exit code."""
+    with shared() as services, tempfile.TemporaryDirectory() as directory:
+        os.environ.update(services)
         cache = Path(directory)
         code = _pytest([*arguments, "-o", f"cache_dir={cache}"])
         failed = _failed(cache)

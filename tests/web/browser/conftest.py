@@ -14,15 +14,14 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from werkzeug.serving import make_server
 
 from redis_queue.web import dashboard
-
-EXECUTABLE = "/usr/bin/chromium"
+from tests.support.parts import require
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """A browser without a window; for one module, since it leaves an event loop in this thread."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=EXECUTABLE, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=require("chromium"), args=["--no-sandbox"])
         yield browser
         browser.close()
 

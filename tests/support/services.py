@@ -1,0 +1,76 @@
+"""The RabbitMQ and the PostgreSQL of a test run: those of the environment or of this machine, else private ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Final
+
+import psycopg
+from kombu.connection import Connection
+
+from .parts import MissingPartError
+from .postgres import PostgresServer
+from .rabbit import RabbitServer
+
+RABBITMQ_VARIABLE: Final = "REDIS_QUEUE_TEST_RABBITMQ"
+RABBITMQ_DEFAULT: Final = "amqp://guest:guest@127.0.0.1:5672//"
+POSTGRES_VARIABLE: Final = "REDIS_QUEUE_TEST_POSTGRES"
+POSTGRES_DEFAULT: Final = "postgresql://postgres@127.0.0.1:5432/postgres"
+
+
+@contextmanager
+def rabbitmq() -> Iterator[str]:
+    """Yield the URL of a RabbitMQ; raises MissingPartError where none runs and none can be started."""
+    with _service(RABBITMQ_VARIABLE, RABBITMQ_DEFAULT, _rabbitmq_answers, RabbitServer) as url:
+        yield url
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """Yield the URL of a PostgreSQL; raises MissingPartError where none runs and none can be started."""
+    with _service(POSTGRES_VARIABLE, POSTGRES_DEFAULT, _postgres_answers, PostgresServer) as url:
+        yield url
+
+
+@contextmanager
+def shared() -> Iterator[dict[str, str]]:
+    """Yield the variables by which all processes of a run use the same servers."""
+    with ExitStack() as stack:
+        found = {}
+        for variable, service in ((RABBITMQ_VARIABLE, rabbitmq), (POSTGRES_VARIABLE, postgres)):
+            with suppress(MissingPartError):
+                found[variable] = stack.enter_context(service())
+        yield found
+
+
+@contextmanager
+def _service(
+    variable: str, default: str, answers: Callable[[str], bool], private: Callable[[], RabbitServer | PostgresServer]
+) -> Iterator[str]:
+    if url := os.environ.get(variable):
+        yield url
+    elif answers(default):
+        yield default
+    else:
+        with private() as server:
+            yield server.url
+
+
+def _rabbitmq_answers(url: str) -> bool:
+    connect: Any = Connection  # kombu does not annotate it
+    with connect(url, connect_timeout=3) as connection:
+        try:
+            connection.connect()
+        except (OSError, *connection.connection_errors, *connection.channel_errors):
+            return False
+    return True
+
+
+def _postgres_answers(url: str) -> bool:
+    try:
+        psycopg.connect(url, connect_timeout=3).close()
+    except psycopg.OperationalError:
+        return False
+    return True
