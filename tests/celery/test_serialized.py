@@ -41,7 +41,7 @@ class SerialFleet(Fleet):
 
     def start(self, name: str, pool: str, *arguments: str, **options: Any) -> CeleryProcess:
         """Return a worker of the serialized tasks, not started yet."""
-        return self.worker("--without-mingle", "--without-gossip", *arguments, name=name, pool=pool, app=APP, **options)
+        return self.worker(*arguments, name=name, pool=pool, app=APP, **options)
 
     @property
     def rows(self) -> list[dict[str, Any]]:

@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 from tests.chaos.runs import SEEDS, run
 from tests.support.paths import ROOT
 
-COPIED: Final = ("redis_queue", "chaos", "tests", "tasks", "celeryconfig.py", "pyproject.toml")
+PACKAGE: Final = "redis_queue"
+COPIED: Final = (PACKAGE, "chaos", "tests", "tasks", "celeryconfig.py", "pyproject.toml")
 MESSAGES: Final = 600
 LONG: Final = 2400
 """For what shows only when one was stopped with a lock in his hands."""
@@ -216,16 +217,20 @@ def patched(mutant: Mutant) -> Iterator[Path]:
                 shutil.copytree(source, folder / what, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(source, folder / what)
-        for edit in mutant.edits:
-            _apply(folder / "redis_queue" / edit.file, edit)
+        for file, text in mutated(mutant).items():
+            (folder / PACKAGE / file).write_text(text)
         yield folder
 
 
-def _apply(path: Path, edit: Edit) -> None:
-    text = path.read_text()
-    if text.count(edit.old) != 1:
-        raise ValueError(f"{edit.old!r} stands {text.count(edit.old)} times in {edit.file}")
-    path.write_text(text.replace(edit.old, edit.new))
+def mutated(mutant: Mutant) -> dict[str, str]:
+    """Return the text of each file that *mutant* changes; raises ValueError where an edit does not fit."""
+    texts: dict[str, str] = {}
+    for file, old, new in mutant.edits:
+        text = texts.get(file) or (ROOT / PACKAGE / file).read_text()
+        if text.count(old) != 1:
+            raise ValueError(f"{old!r} stands {text.count(old)} times in {file}")
+        texts[file] = text.replace(old, new)
+    return texts
 
 
 def _fails(folder: Path, tests: str) -> bool:

@@ -22,9 +22,9 @@ from tests.support.proxy import FaultProxy
 from tests.support.rabbit import RabbitServer
 from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
+from tests.support.services import rabbitmq
 from tests.support.wait import wait_until
 
-RABBITMQ: Final = os.environ.get("REDIS_QUEUE_TEST_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672//")
 OUTAGE: Final = 0.3
 PAUSE_MS: Final = 10_000
 
@@ -114,8 +114,8 @@ def celery_elsewhere() -> Iterator[Site]:
 def celery_rabbitmq() -> Iterator[Site]:
     """A Celery app on RabbitMQ, with the store in Redis."""
     queue = f"chaos-{os.getpid()}"
-    with RedisServer() as store:
-        yield Site(Tasks(RABBITMQ, store.url, queue))
+    with RedisServer() as store, rabbitmq() as url:
+        yield Site(Tasks(url, store.url, queue))
 
 
 @contextlib.contextmanager

@@ -7,6 +7,10 @@ import pytest
 from tests.chaos.guarantees import Guarantee, guarantees
 from tests.chaos.runs import run
 from tests.chaos.scenarios import SCENARIOS
+from tests.support.parts import require
+
+MAIN = ("kill", "restart always", "cuts", "celery restart")
+"""The scenarios that run in `make test`; the others repeat them with other servers, brokers and faults."""
 
 SECONDS = 240
 """Most seconds of a test: workers wait for leases, and servers for each other."""
@@ -17,8 +21,14 @@ def test_the_table_names_every_scenario() -> None:
 
 
 @pytest.mark.timeout(SECONDS)
-@pytest.mark.parametrize("row", guarantees(), ids=lambda row: row.scenario)
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=[] if row.scenario in MAIN else pytest.mark.matrix) for row in guarantees()],
+    ids=[row.scenario for row in guarantees()],
+)
 def test_it_holds(row: Guarantee) -> None:
+    if "rabbitmq" in row.scenario:
+        require("rabbitmq-server")
     found = run(row.scenario, messages=row.messages, seed=1)
     assert not row.unexpected(found), found["shown"]
     assert found["kills"] >= row.kills

@@ -30,7 +30,7 @@ from tests.support.wait import wait_until
 pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
 
 
-@pytest.fixture(params=["redis", "rabbitmq"])
+@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.matrix)])
 def leasing(request: pytest.FixtureRequest) -> Iterator[Leasing]:
     """The store is a Redis; so is the broker, or it is a RabbitMQ."""
     with RedisServer() as store, store.client() as client:

@@ -20,7 +20,9 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.celery
 
 
-@pytest.fixture(params=["one redis", "two redis", "rabbitmq"])
+@pytest.fixture(
+    params=["one redis", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("two redis", "rabbitmq"))]
+)
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     """Store and broker in one Redis, in two, or the broker a RabbitMQ."""
     with RedisServer() as store, store.client() as client:
@@ -85,7 +87,9 @@ class TestOnTime:
             worker.wait_for_output("ready.")
             assert sorted(row["id"] for row in fleet.wait_for(5)) == sorted(ids)
 
-    @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+    @pytest.mark.parametrize(
+        "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.matrix) for pool in ("threads", "solo", "gevent"))]
+    )
     def test_any_pool_dispatches_and_stops_within_a_second(self, one_redis: Fleet, pool: str) -> None:
         delayed = one_redis.delayed()
         with one_redis.worker(pool=pool) as worker:

@@ -53,6 +53,8 @@ class Fleet:
         return CeleryProcess(
             *("-A", app, "worker"),
             *options,
+            # Asking other workers takes a second.
+            *("--without-mingle", "--without-gossip"),
             *arguments,
             environment=self.environment(delayed=delayed),
         )

@@ -18,7 +18,7 @@ from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-TIMEOUT = 3.0
+TIMEOUT = 2.0
 """The visibility timeout of the workers."""
 
 
