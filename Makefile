@@ -23,7 +23,7 @@ export REDIS_QUEUE_TEST_FLAKY := $(CURDIR)/build/flaky.txt
 unexport PYTHONDONTWRITEBYTECODE
 # As pip does, uv accepts the certificates of the system, that of a company's proxy among them.
 export UV_SYSTEM_CERTS ?= true
-PROCESSES := 3
+PROCESSES := 4
 IN_PARALLEL := -m tests.support.rerun -n $(PROCESSES) --dist worksteal -q
 PYTEST := $(BIN)/python $(IN_PARALLEL)
 TEST_PARTS := $(BIN)/python -m tests.support.parts
