@@ -9,7 +9,7 @@ from tests.chaos.runs import run
 from tests.chaos.scenarios import SCENARIOS
 from tests.support.parts import require
 
-MAIN = ("kill", "restart always", "cuts", "celery restart")
+MAIN = ("kill", "cuts", "celery restart")
 """The scenarios that run in `make test`; the others repeat them with other servers, brokers and faults."""
 
 SECONDS = 240

@@ -1,0 +1,80 @@
+"""Missing packages of the system: their tests are skipped or fail, and the report says how to install them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.support.binaries import server_binary
+from tests.support.parts import INSTALL_VARIABLE, PARTS, MissingPartError, install, report, require
+from tests.support.paths import ROOT
+from tests.support.postgres import PostgresServer
+
+TLS_TEST = ("tests/support/test_servers.py", "-k", "speaks_tls")
+
+
+@pytest.fixture
+def bare_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A PATH with a Redis and nothing else."""
+    (tmp_path / "redis-server").symlink_to(server_binary("path"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return str(tmp_path)
+
+
+def test_a_missing_part_is_named_with_the_command_that_installs_it(bare_path: str) -> None:
+    with pytest.raises(MissingPartError, match=r"openssl is missing .*: (sudo )?apt-get install openssl$"):
+        require("openssl")
+
+
+def test_the_report_is_one_line_with_one_command(bare_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    report(["redis-server", "openssl", "chromium"])
+
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "openssl (connections with TLS), chromium (the dashboard in a browser)" in line
+    assert line.endswith("apt-get install openssl chromium")
+
+
+def test_nothing_is_said_where_nothing_is_missing(bare_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    install(["redis-server"])
+    report(["redis-server"])
+
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("bare_path")
+def test_nothing_is_installed_where_it_is_turned_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(INSTALL_VARIABLE, "0")
+
+    install(list(PARTS))
+
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "1 failed")])
+def test_a_test_without_its_part_is_skipped_or_fails_in_ci(bare_path: str, ci: str, outcome: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", *TLS_TEST],
+        cwd=ROOT,
+        env={**os.environ, "CI": ci},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert outcome in done.stdout.splitlines()[-1], done.stdout
+    assert "openssl is missing (connections with TLS)" in done.stdout
+
+
+def test_a_private_postgres_answers_and_leaves_nothing() -> None:
+    with PostgresServer() as server:
+        directory = server._directory
+        with psycopg.connect(server.url) as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+    assert not directory.exists()
