@@ -25,7 +25,7 @@ from tests.support.services import postgres, rabbitmq
 GROUP_OF_FIXTURE = {
     "chromium": "browser",
     "cluster": "matrix",
-    "environments": "installs",
+    "distributions": "installs",
     "sentinel": "matrix",
 }
 """The group that a test is in because of a fixture; groups run in `make test-all` only."""
