@@ -93,7 +93,7 @@ class AmqpBroker(Broker):
                 queue(channel).queue_declare()
 
     def declare_again(self, envelope: Envelope) -> None:
-        """Let the next such message declare what it needs, and check its exchange, again."""
+        """Let the next message that needs the same as *envelope* declare it, and check its exchange, again."""
         super().declare_again(envelope)
         self._exchanges -= {envelope.exchange} - {""}
 

@@ -149,7 +149,7 @@ class RedisBroker(Broker):
         probe = keys.probe(CelerySettings.of(self.app).prefix, os.urandom(16).hex())
         store.set(probe, b"1", px=PROBE_MS)
         try:
-            # GET, since the rules of a user who is both store and broker allow it.
+            # GET is among the permissions of a user for store and broker.
             return self._client.get(probe) is not None
         finally:
             store.delete(probe)

@@ -27,7 +27,7 @@ class Claims:
         self._batch = batch
         self._next: Claim | None = None
         self._more = False
-        #: Whether :meth:`claim_ahead` may claim: only a run that goes on sends what it has claimed.
+        #: Whether :meth:`claim_ahead` may claim: only a run that continues can send the batch.
         self.may_claim_ahead = False
 
     @property

@@ -39,7 +39,7 @@ class DeliveryPolicy(Protocol):
         """Note that the broker has the message of *entry*."""
 
     def lost(self, entry: Entry) -> None:
-        """Note that the lease of *entry* was lost: a later dispatch sends what is stored."""
+        """Note that the lease of *entry* was lost: if its id is stored again, a later dispatch sends it."""
 
     def refuse(self, entry: Entry, why: str, error: Exception | None = None) -> None:
         """Settle an *entry* whose message was refused; *error* is set where the message could not be read."""

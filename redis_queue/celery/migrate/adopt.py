@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from redis_queue.celery.brokers.outage import broker_of
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.protocol import retries_of
 from redis_queue.celery.message.reading import read_entry
+from redis_queue.celery.migrate import Progress
 from redis_queue.celery.migrate.kombu_backlog import BacklogTask, KombuBacklog, RemainingTask
 from redis_queue.celery.migrate.live_workers import LiveWorkers
 from redis_queue.celery.stored_tasks import StoredTasks
@@ -24,9 +25,6 @@ PASSES: Final = 4
 
 MARGIN: Final = 60.0
 """Seconds by which clocks may differ, plus the time between two passes."""
-
-Progress = Callable[[int, int], None]
-"""Takes the number of finished tasks and of all tasks."""
 
 
 class HeldByWorkersError(RedisQueueError):

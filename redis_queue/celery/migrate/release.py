@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from redis_queue.celery.dispatch.delivery import Batch
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.protocol import with_eta
 from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.migrate import Progress
 from redis_queue.celery.store import Store
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from celery import Celery
 
 logger = logger_of(__name__)
-
-Progress = Callable[[int, int], None]
-"""Takes the number of finished tasks and of all tasks."""
 
 
 class Release:
