@@ -1,4 +1,4 @@
-"""TaskMessage: the same bytes as py-amqp writes."""
+"""TaskMessage: serialises to the same bytes as py-amqp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be sent becomes a dead letter and never blocks others; what is late follows the policy."""
+"""Brokers: a message that cannot be sent becomes a dead letter and never blocks others; overdue entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message that makes RabbitMQ close the channel takes no other one with it."""
+"""AmqpBroker: a message that makes RabbitMQ close the channel affects no other message."""
 
 from __future__ import annotations
 

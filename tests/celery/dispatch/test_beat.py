@@ -1,4 +1,4 @@
-"""The two periodic tasks: their names, their place in the beat schedule, and their work in a worker."""
+"""The two periodic tasks: their names, their entries in the beat schedule, and their work in a worker."""
 
 from __future__ import annotations
 

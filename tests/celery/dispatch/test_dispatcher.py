@@ -1,4 +1,4 @@
-"""Dispatcher: due entries become messages in Celery queues, with everything they were pushed with."""
+"""Dispatcher: due entries become messages in Celery queues, with all options of their push."""
 
 from __future__ import annotations
 

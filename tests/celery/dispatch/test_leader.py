@@ -1,4 +1,4 @@
-"""A dispatcher that starts takes the place of one whose process was killed, and of no other."""
+"""LeaderLease: on startup a dispatcher replaces a leader whose process was killed, and no other leader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A leading dispatcher also sends what a dead one held."""
+"""DispatchLoop: a leader also sends entries that a dead dispatcher held, and a broken shard stops no other shard."""
 
 from __future__ import annotations
 

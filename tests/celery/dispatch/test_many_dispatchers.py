@@ -1,4 +1,4 @@
-"""Two beats, a worker for their ticks and twenty dispatchers at once: each task is sent once."""
+"""Two beats, a worker for their tasks and twenty dispatchers at once: each task is sent once."""
 
 from __future__ import annotations
 

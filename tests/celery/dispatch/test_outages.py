@@ -1,4 +1,4 @@
-"""Dispatcher: brokers and stores that are away, and dispatchers that die, lose nothing."""
+"""Dispatcher: no entry is lost if the broker or the store is away, or if a dispatcher dies."""
 
 from __future__ import annotations
 

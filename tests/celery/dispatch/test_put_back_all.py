@@ -1,4 +1,4 @@
-"""put_back_all: what expired leases hold goes back, in every queue that was ever written to."""
+"""put_back_all: expired leases of every queue in the registry are put back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What dispatchers did and who they are can be read, whichever way they dispatch, and never gets into their way."""
+"""DispatchReport: counts of all dispatchers can be read, and a failed write never stops a dispatch."""
 
 from __future__ import annotations
 

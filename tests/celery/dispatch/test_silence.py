@@ -1,4 +1,4 @@
-"""A Redis that is silent: a connection stays open and nothing arrives."""
+"""A silent Redis: the connection stays open and no data arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client whose clock is wrong delays as long as it says: the countdown counts from the clock of the store."""
+"""A client with a wrong clock: a countdown counts from the clock of the store."""
 
 from __future__ import annotations
 

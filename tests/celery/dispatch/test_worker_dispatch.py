@@ -1,4 +1,4 @@
-"""A thread in every worker dispatches: on time, whatever dies, and only as long as it should."""
+"""The dispatch thread of a worker: on time, after any failure, and no longer than it should."""
 
 from __future__ import annotations
 

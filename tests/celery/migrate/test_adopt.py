@@ -1,4 +1,4 @@
-"""Adopt: delayed tasks that stock workers left in the broker move into the store, none lost and none doubled."""
+"""Adoption: delayed tasks of stock workers move from the broker into the store; none is lost or doubled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Release: everything that waits goes to the broker as Celery's own delayed tasks; what cannot go stays as it was."""
+"""Release: waiting tasks go to the broker as Celery's own delayed tasks; refused tasks stay unchanged."""
 
 from __future__ import annotations
 
