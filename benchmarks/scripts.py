@@ -1,8 +1,8 @@
-"""How long one script call keeps Redis busy: the longest run of each script on 500 records of one size.
+"""Measure how long one script call blocks Redis: the longest run of each script on 500 records of one size.
 
-The times are those of the server (SLOWLOG), so neither the network nor this process is in them, but other load is: of
-several rounds the least disturbed one counts. Prints a table for large and for small records and, as its last line, one
-JSON object with the longest run for large ones in milliseconds.
+The server measures the times (SLOWLOG): they include other load of the machine, but neither network nor client. So the
+best of several rounds counts. Prints a table for large and small records and, as its last line, a JSON object with the
+longest run for large records in milliseconds.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ IDS = [f"{number:024}" for number in range(RECORDS)]
 
 
 def drained(take: Callable[[], object]) -> None:
-    """Call *take* until it finds nothing."""
+    """Call *take* until it returns nothing."""
     while take():
         pass
 
 
 class Stage:
-    """A RedisQueue and a DelayQueue with 500 records each; every operation begins with new ones."""
+    """A RedisQueue and a DelayQueue with 500 records each; each operation starts with new ones."""
 
     def __init__(self, client: Client, size: int) -> None:
         self.client = client
         self.body = bytes(size)
-        # As a captured message is stored: a move writes it out.
+        # A captured message is stored packed: a move unpacks it.
         self.packed = b"\x01" + b"x" * size
         self.queue = RedisQueue("bench", client, max_deliveries=0)
         self.timed = DelayQueue("bench", client, max_deliveries=0)
@@ -50,13 +50,13 @@ class Stage:
         self.timed.push_many([Push(self.packed, id=id_, destination="target") for id_ in IDS])
 
     def replace(self) -> None:
-        """Store small ones under the same ids, all at once."""
+        """Store small records under the same ids, all at once."""
         ids = iter([message.id for message in self.queue.peek(RECORDS)])
         self.queue.put_many([b""] * RECORDS, dedupe_key=lambda _: next(ids))
         self.timed.push_many([Push(b"", id=id_, destination="target") for id_ in IDS])
 
     def kill(self) -> None:
-        """Make dead letters of all of both."""
+        """Make dead letters of all records."""
         drained(lambda: self.queue.nack_many(self.queue.get_many(RECORDS), dead=True))
         drained(lambda: self.timed.release_many(self.timed.claim(RECORDS), dead=True))
 
@@ -67,12 +67,12 @@ class Stage:
                 self.client.hset(keys.records, id_, b"v1 1 bytes 0 1\n" + self.body)
 
     def quarantine(self) -> None:
-        """Claim what cannot be read."""
+        """Claim unreadable records."""
         drained(lambda: self.queue.get_many(RECORDS))
         drained(lambda: self.timed.claim(RECORDS))
 
     def settle(self) -> None:
-        """Claim all and ack it."""
+        """Claim all records and ack them."""
         drained(lambda: self.queue.ack_many(self.queue.get_many(RECORDS)))
         drained(lambda: self.timed.ack_many(self.timed.claim(RECORDS)))
 
@@ -104,7 +104,7 @@ ACTS: dict[str, tuple[tuple[Act, ...], Act]] = {
 
 
 def quietest(client: Client, size: int, rounds: int) -> dict[str, list[float]]:
-    """Return what :func:`measure` found in the round whose longest call was the shortest, for each script."""
+    """Return the result of :func:`measure` in the round with the shortest longest call, for each script."""
     found = [measure(client, size) for _ in range(rounds)]
     return {name: min((each[name] for each in found if name in each), key=max) for name in found[0]}
 
@@ -129,7 +129,7 @@ def measure(client: Client, size: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Run every operation on records of both sizes and print what the scripts took."""
+    """Run all operations on records of both sizes and print the durations of the scripts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--large", type=int, default=240_000, help="bytes of a large record (default 240,000)")
     parser.add_argument("--small", type=int, default=200, help="bytes of a small record (default 200)")

@@ -86,9 +86,9 @@ __all__ = [
     "serialized",
 ]
 
-# pytest imports this package in every run of every project that has it installed, for the plugin: the parts, and
-# redis-py with them, are imported when they are first asked for.
-_PLACES: Final = {
+# For its plugin, pytest imports this package in every run of every project that has it installed. So the modules, and
+# redis-py with them, are imported on first use.
+_MODULES: Final = {
     "connect": "store.connection",
     "Consumer": "queue.consumer",
     "DelayQueue": "delay.queue",
@@ -117,6 +117,6 @@ _PLACES: Final = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_PLACES.get(name, 'errors')}")
+    module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'errors')}")
     value = globals()[name] = getattr(module, name)
     return value

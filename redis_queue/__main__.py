@@ -1,4 +1,4 @@
-"""``python -m redis_queue``."""
+"""The command line: ``python -m redis_queue``."""
 
 from redis_queue.cli import main
 

@@ -1,4 +1,4 @@
-"""Every error of redis_queue.
+"""All errors of redis_queue.
 
 RedisQueueError
 ├── ConfigurationError          (also ValueError)
@@ -17,7 +17,7 @@ RedisQueueError
 ├── LeaseLostError
 └── LockTakenError
 
-Verdict                         raised by a handler to say what becomes of its message
+Verdict                         raised by a handler to decide the outcome of its message
 ├── Nack
 └── Dead
 
@@ -30,18 +30,18 @@ from datetime import timedelta
 from typing import Final
 
 Reason = str | BaseException | None
-"""Why a message is given back: text, or the exception that says it."""
+"""Reason for giving a message back: text, or an exception."""
 
 
 class RedisQueueError(Exception):
-    """Something went wrong in redis_queue."""
+    """Any error of redis_queue."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (type(self).__doc__ or "").strip())
 
 
 class ConfigurationError(RedisQueueError, ValueError):
-    """A setting is unknown, out of range or contradicts another one."""
+    """A setting is unknown, invalid, or contradicts another one."""
 
 
 class InvalidValueError(RedisQueueError, ValueError):
@@ -61,7 +61,7 @@ class BodyError(InvalidValueError):
 
 
 class StoreError(RedisQueueError):
-    """Redis answered with an error."""
+    """Redis returned an error."""
 
 
 class StoreUnavailableError(StoreError, ConnectionError):
@@ -73,11 +73,11 @@ class StoreRefusedError(StoreError):
 
 
 class UnsupportedServerError(StoreError):
-    """This Redis cannot keep a queue: too old, a read-only replica, or it may evict keys."""
+    """This Redis is not suitable: too old, a read-only replica, or it may evict queues."""
 
 
 class WrongTypeError(StoreError):
-    """A key of the queue holds another Redis type; something else wrote to it."""
+    """A key of the queue has another Redis type; another program wrote to it."""
 
 
 class SchemaError(StoreError):
@@ -93,19 +93,22 @@ class EntryExistsError(RedisQueueError):
 
 
 class LeaseLostError(RedisQueueError):
-    """The lease ended and the message was given to someone else; its outcome was not recorded."""
+    """The lease ended and another consumer got the message; its outcome was not recorded."""
 
 
 class LockTakenError(RedisQueueError):
-    """Somebody else holds the lock."""
+    """Another holder has the lock."""
 
 
 class Verdict(Exception):  # noqa: N818 - a decision of the handler, not a failure
-    """What a handler decides about its message instead of finishing it."""
+    """Outcome that a handler chooses for its message instead of acking it."""
 
 
 class Nack(Verdict):
-    """Give the message back, to come again after *delay* (seconds or timedelta); not *counted*: not as a delivery."""
+    """Give the message back for another delivery after *delay* (seconds or timedelta).
+
+    With ``counted=False`` this delivery does not count towards max_deliveries.
+    """
 
     def __init__(self, reason: Reason = "", *, delay: float | timedelta = 0, counted: bool = True) -> None:
         super().__init__(reason)
@@ -115,7 +118,7 @@ class Nack(Verdict):
 
 
 class Dead(Verdict):
-    """Move the message to the dead letters now, whatever deliveries it has left."""
+    """Move the message to the dead letters now, even if it has deliveries left."""
 
     def __init__(self, reason: Reason = "") -> None:
         super().__init__(reason)

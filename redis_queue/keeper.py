@@ -1,10 +1,9 @@
-"""Keeper: a process beside a Celery worker that renews the leases of the messages which the worker holds.
+"""Keeper: a process beside a Celery worker that renews the leases of the worker's messages.
 
-A thread of the worker would stand still with a task that holds the interpreter, and take a lease for lost that is not.
-The worker writes each message that it takes or settles into a pipe, before anything else can run; the keeper renews
-what is open every third of the visibility timeout, in one call, and notes when it did in memory that both share. It
-ends with the worker, even in the middle of a call, and renews nothing while the worker is stopped, so that a dead
-worker's leases expire.
+A thread of the worker is not enough: a task that holds the interpreter would stop it. The worker writes each message
+that it fetches or settles into a pipe, before anything else can run. The keeper renews the open leases every third of
+the visibility timeout, in one call, and writes the time into memory that both processes share. It exits with the
+worker, even during a call, and renews nothing while the worker is stopped, so that the leases of a dead worker expire.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ RENEWALS: Final = 3
 """Renewals per visibility timeout."""
 
 TIMEOUTS: Final = 6
-"""Socket timeouts per lease: a due renewal, its timeout and a second attempt fit into one lease."""
+"""Socket timeouts per lease: a renewal, its timeout and a second attempt fit into one lease."""
 
 LONGEST_TIMEOUT: Final = 10.0
-"""Most seconds after which a connection counts as dead, however long the lease."""
+"""Longest socket timeout in seconds, for leases of any length."""
 
 RETRY: Final = 1.0
-"""Seconds between two attempts while Redis is away or the worker is stopped."""
+"""Seconds between two attempts while Redis is unreachable or the worker is stopped."""
 
 PAUSE: Final = 0.1
-"""Seconds between two looks at what the worker wrote."""
+"""Seconds between two reads from the pipe."""
 
 REMEMBER: Final = 7 * 86400
-"""Seconds for which a visibility timeout that was seen is kept."""
+"""Seconds for which the broker remembers a visibility timeout in use."""
 
 TAGS: Final = 2000
 """Most tags in one call."""
@@ -55,14 +54,15 @@ TAGS: Final = 2000
 READ: Final = 1 << 16
 
 LOOKS: Final = 1000
-"""So often a renewal that is being written is looked at again."""
+"""Most attempts to read a renewal that is just being written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the leases are: *index* is kombu's unacked index, *timeouts* what visibility timeouts are in use.
+class LeaseIndex:
+    """The keys of the leases in a broker, and the lease of this worker.
 
-    *signature*, 1 to 999999, tells the renewals of this worker from those of others.
+    *index* is kombu's unacked index, *timeouts* the key of the visibility timeouts in use. *visibility_timeout* is in
+    seconds. *signature*, 1 to 999999, distinguishes renewals of this worker from those of others.
     """
 
     index: bytes
@@ -71,46 +71,46 @@ class Place:
     signature: int
 
 
-class Renewed(NamedTuple):
-    """The last renewal: when it began on the monotonic clock, and the time that it gave to each lease."""
+class RenewalTime(NamedTuple):
+    """Time of a renewal: *at* on the monotonic clock when it began, and *score*, the new time of each lease."""
 
     at: float
     score: float
 
 
 class Board:
-    """What keeper and worker share: the last renewal, in a file that both have mapped."""
+    """Memory that keeper and worker share: a mapped file with the time of the last renewal."""
 
-    # The counts at both ends differ while somebody writes.
+    # The counts at both ends differ during a write.
     _RECORD: Final = struct.Struct("<QddQ")
 
     def __init__(self, file: int) -> None:
         if os.fstat(file).st_size < self._RECORD.size:
             os.ftruncate(file, self._RECORD.size)
         self._memory = mmap.mmap(file, self._RECORD.size)
-        self._last = Renewed(0.0, 0.0)
+        self._last = RenewalTime(0.0, 0.0)
 
-    def write(self, renewed: Renewed) -> None:
-        """Note a renewal."""
+    def write(self, time: RenewalTime) -> None:
+        """Store the time of a renewal."""
         count = self._RECORD.unpack_from(self._memory)[0] + 1
         struct.pack_into("<Q", self._memory, 0, count)
-        struct.pack_into("<ddQ", self._memory, 8, *renewed, count)
+        struct.pack_into("<ddQ", self._memory, 8, *time, count)
 
-    def read(self) -> Renewed:
-        """Return the last renewal; zeros if there was none, the one before where the keeper died while it wrote."""
+    def read(self) -> RenewalTime:
+        """Return the time of the last renewal: zeros if there was none, the one before if the keeper died writing."""
         for _ in range(LOOKS):
-            # In the opposite order to that of writing: whatever changes meanwhile shows in the first count.
+            # Read in the opposite order of writing: a change in between shows in the first count.
             (after,) = struct.unpack_from("<Q", self._memory, 24)
             at, score = struct.unpack_from("<dd", self._memory, 8)
             (before,) = struct.unpack_from("<Q", self._memory)
             if before == after:
-                self._last = Renewed(at, score)
+                self._last = RenewalTime(at, score)
                 break
         return self._last
 
 
 class Renewal(NamedTuple):
-    """What one call found."""
+    """Result of one call: the new time, the lowest visibility timeout of other workers, and the lost tags."""
 
     score: float
     lowest: float | None
@@ -118,17 +118,17 @@ class Renewal(NamedTuple):
 
 
 class Renewer:
-    """Renews leases in *place*, in the Redis of *client*."""
+    """Renew leases of *index* in the Redis of *client*."""
 
-    def __init__(self, client: redis.Redis, place: Place) -> None:
-        self._timeout = place.visibility_timeout
-        self._signature = place.signature
-        self._script: BoundScript = Scripts(client).bind("held/renew", place)
+    def __init__(self, client: redis.Redis, index: LeaseIndex) -> None:
+        self._timeout = index.visibility_timeout
+        self._signature = index.signature
+        self._script: BoundScript = Scripts(client).bind("held/renew", index)
 
     def renew(self, held: Mapping[str, float]) -> Renewal:
-        """Renew the leases of *held*, tag -> its time as seen last. Raises RedisQueueError.
+        """Renew the leases of *held*, tag -> its last known time. Raises RedisQueueError.
 
-        The lost ones of the answer have another time now, or none: another worker has them, or they were settled.
+        Lost leases have another time now, or none: another worker has them, or they were settled.
         """
         score, lowest, lost = 0.0, None, []
         for part in chunks(held.items(), TAGS) if held else [[]]:
@@ -142,8 +142,8 @@ class Renewer:
 
 
 def write_line(tag: str, score: float | None = None) -> bytes:
-    """Return what a worker writes of a message that it took at *score*, or settled."""
-    # A tag stands in the message, and whatever is in it must not end the line.
+    """Return the line for a message that the worker fetched at *score*, or settled (None)."""
+    # A tag comes from the message and may contain line breaks.
     text = json.dumps(tag)
     return f"-{text}\n".encode() if score is None else f"+{text} {score:.6f}\n".encode()
 
@@ -158,11 +158,11 @@ def read_line(line: bytes) -> tuple[str, float | None]:
             return found, float(score) if text.startswith("+") else None
     except (ValueError, RecursionError):
         pass
-    raise InvalidValueError(f"the worker wrote {line[:80]!r}")
+    raise InvalidValueError(f"line={line[:80]!r}: must be a tag as JSON after + or -")
 
 
 class Keeper:
-    """Reads what the worker holds from *pipe* until it ends, and renews it."""
+    """Read the worker's open messages from *pipe* until it closes, and renew their leases."""
 
     def __init__(self, renewer: Renewer, board: Board, *, pipe: int, worker: int, visibility_timeout: float) -> None:
         self._renewer = renewer
@@ -182,11 +182,11 @@ class Keeper:
                 done = not _is_stopped(self._worker) and self._renew()
                 due = time.monotonic() + (self._every if done else min(RETRY, self._every))
             else:
-                # To wake up for each message would cost the worker a tenth of its speed on a small machine.
+                # Waking up for each message would cost the worker a tenth of its speed on a small machine.
                 time.sleep(min(PAUSE, self._every / 10))
 
     def _listen(self, timeout: float) -> bool:
-        """Take in what the worker wrote; False at the end."""
+        """Read lines of the worker; return False at the end of the pipe."""
         if select.select([self._pipe], [], [], timeout)[0]:
             data = os.read(self._pipe, READ)
             if not data:
@@ -205,7 +205,7 @@ class Keeper:
 
     def _renew(self) -> bool:
         at = time.monotonic()
-        # All that was written before this moment is read: the worker relies on it.
+        # Read all lines written before this moment: the worker relies on it.
         while select.select([self._pipe], [], [], 0)[0]:
             if not self._listen(0):
                 return False
@@ -218,7 +218,7 @@ class Keeper:
             del self._held[tag]
             self.tell(lost=tag)
         self._held = dict.fromkeys(self._held, found.score)
-        self._board.write(Renewed(at, found.score))
+        self._board.write(RenewalTime(at, found.score))
         self._adapt(found.lowest)
         return True
 
@@ -230,40 +230,40 @@ class Keeper:
 
     @staticmethod
     def tell(**event: object) -> None:
-        """Write to the worker what it may log."""
-        # Nobody may be reading; the worker sees what matters in the shared memory.
+        """Send an event to the worker, for its log."""
+        # There may be no reader; the worker sees renewals in the shared memory.
         with contextlib.suppress(OSError):
             os.write(sys.stdout.fileno(), json.dumps(event).encode() + b"\n")
 
 
 def socket_timeout(lease: float) -> float:
-    """Return the timeout of a connection that keeps leases of *lease* seconds: a sixth, at most 10."""
+    """Return the socket timeout for leases of *lease* seconds: a sixth, at most 10."""
     return min(lease / TIMEOUTS, LONGEST_TIMEOUT)
 
 
 def client_of(channel: Any) -> redis.Redis:
-    """Return a client for the Redis of kombu's *channel*; its own would put a prefix before some keys, not all."""
+    """Return a client for the Redis of kombu's *channel*; kombu's own client adds its prefix to some keys only."""
     with channel.conn_or_acquire() as client:
         return redis.Redis(connection_pool=client.connection_pool)
 
 
 def _bound(connection: Any, lease: float) -> None:
-    """Limit the timeouts of kombu's *connection* to what fits into *lease*, whatever its options say."""
+    """Limit the timeouts of kombu's *connection* to those for *lease*, whatever its options say."""
     longest = socket_timeout(lease)
     for name in ("socket_timeout", "socket_connect_timeout"):
         connection.transport_options[name] = min(connection.transport_options.get(name) or longest, longest)
 
 
 def _end_with(worker: int) -> None:
-    """End this process soon after *worker*, even in the middle of a call."""
-    # The end of the pipe is not enough: children of the worker may hold it open.
+    """Exit soon after *worker*, even during a call."""
+    # The end of the pipe is not enough: children of the worker may keep it open.
     while os.getppid() == worker:
         time.sleep(RETRY)
     os._exit(0)
 
 
 def _is_stopped(pid: int) -> bool:
-    """Tell whether a process was stopped by a signal or a debugger, where the system tells that."""
+    """Return whether a signal or a debugger stopped a process; False on systems that do not tell."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except OSError:
@@ -271,7 +271,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _connect(connection: Any) -> redis.Redis:
-    """Return a client for the Redis of kombu's *connection*, as soon as that can be reached."""
+    """Return a client for the Redis of kombu's *connection* once it can be reached."""
     while True:
         try:
             return client_of(connection.channel())
@@ -280,14 +280,14 @@ def _connect(connection: Any) -> redis.Redis:
             time.sleep(RETRY)
 
 
-def packed(connection: Any, place: Place) -> bytes:
-    """Return what a keeper reads first: kombu's connection, and where the leases are."""
-    data = pickle.dumps((connection, place))
+def pack(connection: Any, index: LeaseIndex) -> bytes:
+    """Return the first input of a keeper: kombu's connection and the index of the leases."""
+    data = pickle.dumps((connection, index))
     return _LENGTH.pack(len(data)) + data
 
 
 def _read_exactly(size: int) -> bytes:
-    # Nothing of the lines that follow may end in a buffer of Python's.
+    # Unbuffered: the lines that follow must stay in the pipe.
     data = b""
     while len(data) < size:
         part = os.read(sys.stdin.fileno(), size - len(data))
@@ -301,23 +301,23 @@ _LENGTH: Final = struct.Struct("<Q")
 
 
 def main(arguments: Iterable[str]) -> None:
-    """Run beside the worker with this process id, on a board with this file number; the rest comes by the pipe."""
+    """Run beside the worker with this process id, with a board of this file number; the rest comes from the pipe."""
     worker, board = map(int, arguments)
-    # Ctrl-C and a service manager's signal reach the whole group: the worker still finishes its tasks then.
+    # Ctrl-C and signals of a service manager reach the whole group, but the worker still finishes its tasks.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     os.set_blocking(sys.stdout.fileno(), False)
     threading.Thread(target=_end_with, args=(worker,), daemon=True).start()
-    # From the parent alone, over a pipe that nobody else can write to.
-    connection, place = pickle.loads(_read_exactly(*_LENGTH.unpack(_read_exactly(_LENGTH.size))))  # noqa: S301
+    # Only the parent process can write to this pipe.
+    connection, index = pickle.loads(_read_exactly(*_LENGTH.unpack(_read_exactly(_LENGTH.size))))  # noqa: S301
     Keeper.tell(up=True)
-    _bound(connection, place.visibility_timeout)
+    _bound(connection, index.visibility_timeout)
     Keeper(
-        Renewer(_connect(connection), place),
+        Renewer(_connect(connection), index),
         Board(board),
         pipe=sys.stdin.fileno(),
         worker=worker,
-        visibility_timeout=place.visibility_timeout,
+        visibility_timeout=index.visibility_timeout,
     ).run()
 
 

@@ -1,4 +1,4 @@
-"""A property that is computed once, without a lock."""
+"""Properties that are computed once, without a lock."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class LazyProperty(Generic[T]):
     """Compute a property on first access and keep the value in the object.
 
     Concurrent threads may compute it more than once; all of them get the value of the first one.
-    Before Python 3.12 ``functools.cached_property`` has one lock for all objects: a child that is forked while another
-    thread holds it waits for ever.
+    Before Python 3.12, ``functools.cached_property`` has one lock for all objects: a child process that is forked while
+    another thread holds it waits forever.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:

@@ -1,4 +1,4 @@
-"""Loggers with escaped values, since stored ids, names and errors could forge log lines."""
+"""Loggers that escape values: stored ids, names and errors could forge log lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def logger_of(name: str) -> logging.Logger:
-    """Return the logger *name*; values quoted in its records are on one line, without control characters."""
+    """Return the logger *name*; values in its records are on one line, without control characters."""
     found = logging.getLogger(name)
     found.addFilter(_one_line)
     return found
@@ -26,7 +26,7 @@ def escape(text: str, *, keep: str = "") -> str:
 
 
 def _one_line(record: logging.LogRecord) -> bool:
-    """Escape the values quoted in *record*; the layout of a traceback is kept."""
+    """Escape the values in *record*; a traceback keeps its lines."""
     if isinstance(record.args, Mapping):
         record.args = {name: _harmless(value) for name, value in record.args.items()}
     elif record.args:
@@ -54,7 +54,7 @@ def _text(value: object) -> str:
 
 
 def _traceback(error: BaseException) -> str:
-    """Return the traceback of *error*, with each message, also of its causes, on one line."""
+    """Return the traceback of *error*; each message, also of its causes, is on one line."""
     text = "".join(traceback.format_exception(error)).rstrip("\n")
     for part in _chain(error):
         message = _text(part)
@@ -64,7 +64,6 @@ def _traceback(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Return *error* with its causes and contexts."""
     found: list[BaseException] = []
     left: list[BaseException | None] = [error]
     while left:

@@ -1,4 +1,4 @@
-"""What the queues hand out: frozen records without I/O."""
+"""Messages, entries, leases and statistics: immutable data without I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to work on what was claimed, proven by *token*, until *expires_at* unless extended."""
+    """The right to work on a claimed message or entry, proven by *token*, until *expires_at* unless extended."""
 
     token: str
     expires_at: datetime
@@ -21,7 +21,7 @@ class Lease:
 class Unread:
     """Placeholder for a body that was left in Redis; its record has *size* bytes.
 
-    Then headers are empty, and the time of the put or push is the epoch.
+    Headers are then empty, and the time of the put or push is the epoch.
     """
 
     size: int
@@ -29,7 +29,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One body of a RedisQueue. *deliveries* counts this one; *lease* is None where it was only looked at."""
+    """A message of a RedisQueue. *deliveries* includes this one; *lease* is None for a message that was not claimed."""
 
     id: str
     body: Any
@@ -41,7 +41,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One delayed payload of a DelayQueue. *lease* is None unless it was claimed."""
+    """An entry of a DelayQueue. *lease* is None unless it was claimed."""
 
     id: str
     payload: Any
@@ -55,9 +55,9 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message or entry that used up its deliveries, with the last reason; *body* is None if unreadable.
+    """A message or entry without deliveries left, with the last reason; *body* is None if it is unreadable.
 
-    *size*: bytes of its record.
+    *size* is the number of bytes of its record.
     """
 
     id: str
@@ -85,10 +85,10 @@ State = Literal["ready", "delayed", "in_flight", "dead"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A message or an entry wherever it is.
+    """A message or an entry in any state.
 
-    *at*: when it is due (delayed), when its lease ends (in flight), when it died, or None (ready). *problem* says why
-    the record cannot be read; then *body* is None. *reason* is the last one it was given back for.
+    *at* is its due time (delayed), the end of its lease (in flight), the time of its death (dead), or None (ready).
+    *problem* says why the record is unreadable; *body* is then None. *reason* is the last reason for giving it back.
     """
 
     id: str
@@ -105,7 +105,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """What is in flight: until when, and how often it was delivered."""
+    """A claimed message or entry: the end of its lease and its number of deliveries."""
 
     id: str
     expires_at: datetime
@@ -115,11 +115,11 @@ class InFlight:
 class CancelOutcome(enum.IntEnum):
     """Outcome of cancelling one entry; only CANCELLED is true."""
 
-    #: The entry does not exist, or is being worked on: nothing was changed.
+    #: The entry does not exist or is in flight: nothing was changed.
     NOT_FOUND = 0
-    #: The entry was taken out and will never run.
+    #: The entry was removed and will never run.
     CANCELLED = 1
-    #: The entry was taken out, but it had been claimed before. Its holder may have sent it, or done its work.
+    #: The entry was removed, but it had been claimed before: its holder may have sent it or done its work.
     MAYBE_SENT = 2
 
     def __bool__(self) -> bool:
@@ -127,13 +127,13 @@ class CancelOutcome(enum.IntEnum):
 
     @property
     def taken_out(self) -> bool:
-        """Whether the entry existed and was taken out."""
+        """Whether the entry existed and was removed."""
         return self is not CancelOutcome.NOT_FOUND
 
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """What one put-back did: *returned* may be claimed again, *dead* had used up their deliveries."""
+    """Numbers of a put-back: *returned* may be claimed again, *dead* had no deliveries left."""
 
     returned: int = 0
     dead: int = 0
@@ -144,9 +144,9 @@ class PutBack:
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """One consistent look at a RedisQueue: sizes now, totals since it exists, age of the oldest ready message.
+    """Consistent numbers of a RedisQueue: sizes now, all-time totals, and the time of the oldest ready message.
 
-    *redelivered* counts what came back to be claimed again, *put_back* the leases that ran out.
+    *redelivered* counts messages that were given back or put back, *put_back* the expired leases.
     """
 
     ready: int
@@ -164,7 +164,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class DelayStats:
-    """One consistent look at a DelayQueue (per shard, then added up)."""
+    """Numbers of a DelayQueue: the sum of its shards, each of them consistent."""
 
     waiting: int
     due: int

@@ -1,4 +1,4 @@
-"""Durations and time points: checked once at the boundary, integer milliseconds inside."""
+"""Check durations and times of callers, and convert them to integer milliseconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Seconds = float | timedelta
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 MAX_DELAY = timedelta(days=3653)
-"""Ten years: further away is almost surely a wrong unit."""
+"""Ten years: more is almost surely a wrong unit."""
 
 END_OF_CALENDAR_MS = 253_402_300_799_000
 """The last second that a datetime can hold."""
@@ -23,17 +23,18 @@ MAX_DELAY_MS = int(MAX_DELAY.total_seconds()) * 1000
 def duration_ms(value: Seconds, *, name: str = "delay") -> int:
     """Return *value* (seconds or timedelta) in milliseconds, rounded up so that nothing is early.
 
-    Raises InvalidDelayError for anything that is no number, NaN, infinite, negative or over ten years.
+    Raises InvalidDelayError for anything but a number or timedelta, and for NaN, infinity, negative values and more
+    than ten years.
     """
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise InvalidDelayError(f"{name}={value!r}: give seconds as a number, or a timedelta")
+        raise InvalidDelayError(f"{name}={value!r}: must be a number of seconds or a timedelta")
     if isinstance(seconds, float) and not math.isfinite(seconds):
         raise InvalidDelayError(f"{name}={value!r}: must be finite")
     if seconds < 0:
-        raise InvalidDelayError(f"{name}={value!r}: must not be negative")
+        raise InvalidDelayError(f"{name}={value!r}: must be >= 0")
     if seconds > MAX_DELAY_MS / 1000:
-        raise InvalidDelayError(f"{name}={value!r}: more than ten years away; are these milliseconds?")
+        raise InvalidDelayError(f"{name}={value!r}: must be at most ten years in seconds; are these milliseconds?")
     return math.ceil(round(seconds * 1000, 6))
 
 
@@ -43,16 +44,16 @@ def point_ms(value: datetime, *, name: str = "due_at") -> int:
     Raises InvalidDelayError for naive datetimes, other types, and years past the ten-year limit.
     """
     if not isinstance(value, datetime):
-        raise InvalidDelayError(f"{name}={value!r}: give an aware datetime")
+        raise InvalidDelayError(f"{name}={value!r}: must be an aware datetime")
     if value.tzinfo is None or value.utcoffset() is None:
-        raise InvalidDelayError(f"{name}={value!r}: naive; add a time zone, for example tzinfo=timezone.utc")
+        raise InvalidDelayError(f"{name}={value!r}: must have a time zone, for example tzinfo=timezone.utc")
     now = datetime.now(timezone.utc)
     try:
         utc = value.astimezone(timezone.utc)
     except OverflowError:
-        raise InvalidDelayError(f"{name}={value!r}: outside the calendar once in UTC") from None
+        raise InvalidDelayError(f"{name}={value!r}: must be in the calendar of UTC") from None
     if utc - now > MAX_DELAY:
-        raise InvalidDelayError(f"{name}={value!r}: more than ten years away")
+        raise InvalidDelayError(f"{name}={value!r}: must be at most ten years away")
     return max(0, to_ms(utc))
 
 
@@ -62,5 +63,5 @@ def to_ms(value: datetime) -> int:
 
 
 def from_ms(value: float) -> datetime:
-    """Return milliseconds since the epoch as an aware datetime in UTC, at the ends of the calendar if outside it."""
+    """Return milliseconds since the epoch as an aware datetime in UTC, at the end of the calendar if outside it."""
     return datetime.fromtimestamp(min(max(value, 0), END_OF_CALENDAR_MS) / 1000, timezone.utc)

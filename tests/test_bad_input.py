@@ -295,11 +295,11 @@ BAD_BODIES: dict[str, tuple[Callable[[], Any], str]] = {
     "too deep": (deep, "nested too deeply"),
     "half a character": (lambda: "\ud83d", "body of type str is not json"),
     "a number of 5000 digits": (lambda: 10**5000, "body of type int is not json"),
-    "too long": (lambda: "x" * 99, "the body has 101 bytes, more than max_body=100"),
-    "too long in UTF-8": (lambda: "é" * 50, "the body has 102 bytes, more than max_body=100"),
-    "too many bytes": (lambda: b"x" * 101, "the body has 101 bytes, more than max_body=100"),
-    "too large a bytearray": (lambda: bytearray(101), "the body has 101 bytes, more than max_body=100"),
-    "too large a view": (lambda: memoryview(bytes(101)), "the body has 101 bytes, more than max_body=100"),
+    "too long": (lambda: "x" * 99, "body of 101 bytes: must be at most max_body=100"),
+    "too long in UTF-8": (lambda: "é" * 50, "body of 102 bytes: must be at most max_body=100"),
+    "too many bytes": (lambda: b"x" * 101, "body of 101 bytes: must be at most max_body=100"),
+    "too large a bytearray": (lambda: bytearray(101), "body of 101 bytes: must be at most max_body=100"),
+    "too large a view": (lambda: memoryview(bytes(101)), "body of 101 bytes: must be at most max_body=100"),
 }
 
 
@@ -322,7 +322,7 @@ BAD_HEADERS: dict[str, tuple[Any, str]] = {
     "a list": ([1], "headers=[1]"),
     "a string": ("abc", "headers='abc'"),
     "a number as name": ({1: "a"}, "headers={1: 'a'}"),
-    "too large": ({"a": "x" * 40_000}, "the headers have 40008 bytes"),
+    "too large": ({"a": "x" * 40_000}, "headers of 40008 bytes"),
 }
 
 

@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from redis_queue.errors import StoreUnavailableError, WrongTypeError
-from redis_queue.keeper import TAGS, Board, Place, Renewed, Renewer
+from redis_queue.keeper import TAGS, Board, LeaseIndex, RenewalTime, Renewer
 from tests.support.ports import free_port
 from tests.support.wait import wait_until
 
@@ -33,7 +33,7 @@ def board() -> Iterator[Board]:
 
 def renewer(client: redis.Redis, timeout: float = 60.0, signature: int = 7) -> Renewer:
     """Return the renewer of a worker with this visibility timeout."""
-    return Renewer(client, Place(INDEX.encode(), TIMEOUTS.encode(), timeout, signature))
+    return Renewer(client, LeaseIndex(INDEX.encode(), TIMEOUTS.encode(), timeout, signature))
 
 
 def now_of(client: redis.Redis) -> float:
@@ -124,19 +124,19 @@ def test_a_keeper_ends_with_its_worker_whatever_it_waits_for() -> None:
 
 class TestABoard:
     def test_is_empty_at_first(self, board: Board) -> None:
-        assert board.read() == Renewed(0.0, 0.0)
+        assert board.read() == RenewalTime(0.0, 0.0)
 
     def test_shows_what_was_written_last(self, board: Board) -> None:
         for number in range(3):
-            board.write(Renewed(number + 0.5, number * 1e9))
-        assert board.read() == Renewed(2.5, 2e9)
+            board.write(RenewalTime(number + 0.5, number * 1e9))
+        assert board.read() == RenewalTime(2.5, 2e9)
 
     def test_shows_the_last_one_where_the_keeper_died_while_it_wrote(self, board: Board) -> None:
-        board.write(Renewed(1.5, 1700.25))
+        board.write(RenewalTime(1.5, 1700.25))
         assert board.read() == (1.5, 1700.25)
         board._memory[0:16] = struct.pack("<Qd", 2, 2.5)
         assert board.read() == (1.5, 1700.25)
-        board.write(Renewed(3.5, 1703.25))
+        board.write(RenewalTime(3.5, 1703.25))
         assert board.read() == (3.5, 1703.25)
 
     def test_shows_nothing_where_the_first_one_was_never_finished(self, board: Board) -> None:
@@ -148,7 +148,7 @@ class TestABoard:
 
         def write() -> None:
             for number in range(20_000):
-                board.write(Renewed(float(number), float(number)))
+                board.write(RenewalTime(float(number), float(number)))
             done.set()
 
         thread = threading.Thread(target=write)

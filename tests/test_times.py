@@ -97,7 +97,7 @@ def test_a_time_point_before_the_epoch_is_the_epoch(value: datetime) -> None:
 def test_a_time_point_may_be_ten_years_away_and_no_more() -> None:
     now = datetime.now(timezone.utc)
     assert point_ms(now + MAX_DELAY - timedelta(minutes=1)) > 0
-    with pytest.raises(InvalidDelayError, match="more than ten years away"):
+    with pytest.raises(InvalidDelayError, match="ten years"):
         point_ms(now + MAX_DELAY + timedelta(minutes=1))
 
 

@@ -1,7 +1,7 @@
-"""What pages take from the code: what stands between ``<!-- generated: NAME -->`` and ``<!-- end: NAME -->``.
+"""Generate parts of pages from the code, between ``<!-- generated: NAME -->`` and ``<!-- end: NAME -->``.
 
-``python -m docs.generated`` writes it into the pages, so that they are whole on GitHub, too; with ``--check`` it names
-those that are not as the code is. ``<!-- site: NAME -->`` is filled in by Sphinx alone.
+``python -m docs.generated`` writes them into the pages, so that pages are complete on GitHub, too; with ``--check`` it
+lists outdated pages. Sphinx alone fills in ``<!-- site: NAME -->``.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ MAKERS: Final[Mapping[str, Callable[[], str]]] = {
 
 
 def fill(text: str) -> str:
-    """Return *text* with what its marks name; raises KeyError for a name that nothing makes."""
+    """Return *text* with all generated parts. Raises KeyError for an unknown name."""
     return MARK.sub(
         lambda found: f"<!-- generated: {found[1]} -->\n\n{MAKERS[found[1]]()}\n<!-- end: {found[1]} -->", text
     )
 
 
 def stale(folder: Path = FOLDER) -> dict[Path, str]:
-    """Return the pages under *folder* that are not as the code is, and what they should be."""
+    """Return the outdated pages under *folder*, and their new text."""
     found = {path: path.read_text("utf-8") for path in sorted(folder.rglob("*.md"))}
     return {path: fill(text) for path, text in found.items() if fill(text) != text}
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Let Sphinx fill in what is of the site alone."""
+    """Register the parts that exist only on the site with Sphinx."""
     app.connect("source-read", _read)
     return {"parallel_read_safe": True}
 

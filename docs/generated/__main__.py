@@ -1,4 +1,4 @@
-"""``python -m docs.generated``: write what pages take from the code; with ``--check``, only name those that differ."""
+"""``python -m docs.generated``: update generated parts of pages; with ``--check``, only list outdated pages."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from docs.generated import FOLDER, stale
 
 
 def main() -> int:
-    """Return 1 if a page was not as the code is and nothing was written."""
+    """Return 1 if a page is outdated and was not written."""
     check = "--check" in sys.argv[1:]
     found = stale()
     for path, text in found.items():
-        sys.stdout.write(
-            f"{path.relative_to(FOLDER.parent)} {'is not as the code is: make reference' if check else ''}\n"
-        )
+        sys.stdout.write(f"{path.relative_to(FOLDER.parent)} {'is outdated: run make reference' if check else ''}\n")
         if not check:
             path.write_text(text, "utf-8")
     return int(check and bool(found))

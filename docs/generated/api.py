@@ -1,4 +1,4 @@
-"""The public classes and functions, from their docstrings."""
+"""Reference of public classes and functions, from their docstrings."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from importlib.resources import files
+from importlib.replaces import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, get_args
 
 from docs.generated.tables import markdown, prose
 
-PLACES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+SOURCES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "api-core": ("redis_queue", ()),
     "api-moves": ("redis_queue.delay.moves", ("Moves",)),
     "api-dispatch-log": ("redis_queue.delay.dispatch_log", ("DispatchLog",)),
@@ -37,18 +37,18 @@ _NEXT: Final = ",\n    "
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def names(place: str) -> list[str]:
-    """Return what of a module is public; errors have a page of their own."""
-    module, chosen = PLACES[place]
+def names(source: str) -> list[str]:
+    """Return the public names of a module without errors, which have their own page."""
+    module, chosen = SOURCES[source]
     found = importlib.import_module(module)
     return [name for name in chosen or found.__all__ if not _is_error(getattr(found, name))]
 
 
-def page(place: str) -> str:
+def page(source: str) -> str:
     """Return a section for each public name."""
-    module, _ = PLACES[place]
+    module, _ = SOURCES[source]
     found = importlib.import_module(module)
-    return "\n".join(_section(module, name, getattr(found, name)) for name in names(place))
+    return "\n".join(_section(module, name, getattr(found, name)) for name in names(source))
 
 
 def _section(module: str, name: str, thing: Any) -> str:
@@ -57,7 +57,7 @@ def _section(module: str, name: str, thing: Any) -> str:
     elif inspect.isfunction(thing):
         text = _functions([_parsed(thing)])
     else:
-        # A value has no docstring of its own: what stands behind it in the source is for it.
+        # The docstring of a value is the string after it in the source.
         text = f"{prose(_said_of(module, name))}\n"
     return f"### {name}\n\n{text}"
 
@@ -78,7 +78,7 @@ def _is_field(node: ast.stmt) -> bool:
 
 
 def _members(thing: type) -> Iterator[list[Function]]:
-    """Yield the public functions of a class; overloads stand together."""
+    """Yield the public functions of a class; overloads are in one list."""
     found: dict[str, list[Function]] = {}
     for node in _written(thing):
         if not node.name.startswith("_"):
@@ -87,7 +87,7 @@ def _members(thing: type) -> Iterator[list[Function]]:
 
 
 def _written(thing: type) -> Iterator[Function]:
-    """Yield the functions of a class, then those that it inherits from classes of ours and does not replace."""
+    """Yield the functions of a class, then those that it inherits from other classes of redis_queue."""
     seen: set[str] = set()
     for base in thing.__mro__:
         own = _parsed(base).body if base.__module__.startswith("redis_queue") else []
@@ -97,7 +97,7 @@ def _written(thing: type) -> Iterator[Function]:
 
 
 def _functions(group: list[Function]) -> str:
-    """Return the signatures of a function, or of its overloads, and what the last one says."""
+    """Return the signatures of a function or of its overloads, and the docstring of the last one."""
     shown = group[:-1] or group
     lines = [line for node in shown for line in _signature(node)]
     return f"{_block(lines)}\n{markdown(ast.get_docstring(group[-1]) or '')}"
@@ -119,7 +119,7 @@ def _call(name: str, node: Function) -> str:
 
 
 def _arguments(node: Function, between: str = ", ") -> str:
-    """Return the arguments of a function, but for ``self``."""
+    """Return the arguments of a function without ``self``."""
     found = node.args
     listed = [*found.posonlyargs, *found.args]
     defaults = [None] * (len(listed) - len(found.defaults)) + [*found.defaults]
@@ -141,17 +141,17 @@ def _argument(argument: ast.arg, default: ast.expr | None) -> str:
 
 
 def _text(node: ast.AST) -> str:
-    # As in the source, but for the module of a type that a method of the same name hides.
+    # As in the source, without the module of a type that a method of the same name hides.
     return re.sub(r"'([^'\"]*)'", r'"\1"', ast.unparse(node)).replace("builtins.", "")
 
 
 def _block(lines: Iterable[str]) -> str:
-    # Blocks of "python" are carried out by a test.
+    # A test runs blocks of "python".
     return "\n".join(["```py", *lines, "```", ""])
 
 
 def _parsed(thing: Any) -> Any:
-    """Return the syntax of a class or function: what was written, which no version of Python shows otherwise."""
+    """Return the syntax tree of a class or function as written in the source."""
     return ast.parse(inspect.cleandoc("\n" + inspect.getsource(thing))).body[0]
 
 
@@ -165,11 +165,11 @@ def _said_of(module: str, name: str) -> str:
             target = value.target if isinstance(value, ast.AnnAssign) else None
             if isinstance(target, ast.Name) and target.id == name and isinstance(text, ast.Expr):
                 return " ".join(str(ast.literal_eval(text.value)).split())
-    raise LookupError(f"{module}.{name} says nothing of itself: put a string behind it")
+    raise LookupError(f"{module}.{name} has no docstring: put a string after it")
 
 
 def _is_error(thing: Any) -> bool:
     return inspect.isclass(thing) and issubclass(thing, BaseException) and thing.__module__ == "redis_queue.errors"
 
 
-MAKERS: Final[dict[str, Callable[[], str]]] = {place: partial(page, place) for place in PLACES}
+MAKERS: Final[dict[str, Callable[[], str]]] = {source: partial(page, source) for source in SOURCES}

@@ -1,4 +1,4 @@
-"""Every command with its options."""
+"""Reference of commands and their options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def page() -> str:
 
 
 def leaves(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Yield each command that does something, and the groups that it stands in."""
+    """Yield each command that is not a group, and its path: the names of its groups and its own."""
     if isinstance(command, click.Group):
         for name, inner in command.commands.items():
             yield from leaves(inner, (*path, name))
@@ -39,7 +39,7 @@ def _section(command: click.Command, path: tuple[str, ...]) -> str:
 
 
 def _words(path: tuple[str, ...]) -> Iterator[str]:
-    """Yield the words of a call: a group such as ``queue NAME`` has arguments of its own."""
+    """Yield the words of a call: a group such as ``queue NAME`` has its own arguments."""
     command: click.Command = group
     for name in path:
         assert isinstance(command, click.Group)
@@ -67,7 +67,7 @@ def _help(command: click.Command) -> str:
 
 def _row(option: click.Option, ctx: click.Context) -> tuple[str, str]:
     told = option.get_help_record(ctx)
-    assert told is not None, f"{option.name} says nothing"
+    assert told is not None, f"{option.name} has no help text"
     names, meaning = told
     return code(names), meaning.replace("*", "\\*").replace("<", "\\<")
 

@@ -1,4 +1,4 @@
-"""Draws the diagrams of states.md from its tables: ``python -m docs.generated.diagrams``."""
+"""Draw the diagrams of states.md from its tables: ``python -m docs.generated.diagrams``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ENTRY: Final[dict[str, Point]] = {
     "dead": (440, 480),
     "gone": (910, 300),
 }
-# How far an edge bends to its right, as a part of its length; where none is said, a little.
+# Bend of an edge to its right, as a fraction of its length; LITTLE for all others.
 BENT: Final[dict[tuple[str, str], float]] = {
     ("ready", "gone"): -0.22,
     ("delayed", "gone"): -0.2,
@@ -64,7 +64,7 @@ OUTSIDE: Final = ("new", "gone", "nowhere")
 
 
 def draw(title: str, states: Mapping[str, Point], edges: Sequence[Edge]) -> str:
-    """Return an SVG of *states* at their places, with an arrow for each pair, its verbs on it."""
+    """Return an SVG of *states*, with an arrow and its verbs for each pair."""
     verbs: dict[tuple[str, str], list[str]] = {}
     for edge in edges:
         known = verbs.setdefault((edge.source, edge.target), [])
@@ -96,7 +96,7 @@ def _state(name: str, at: Point) -> str:
 
 
 def _arrow(states: Mapping[str, Point], pair: tuple[str, str], text: str) -> tuple[str, str]:
-    """Return the line of an edge, and its label, which stands above all lines."""
+    """Return the line of an edge, and its label, which is drawn above all lines."""
     start, end = states[pair[0]], states[pair[1]]
     if start == end:
         return _loop(start, text)
@@ -104,7 +104,7 @@ def _arrow(states: Mapping[str, Point], pair: tuple[str, str], text: str) -> tup
     curve = [_at(start, middle, end, step / 200) for step in range(201)]
     outside = [point for point in curve if not _within(point, start) and not _within(point, end)]
     (x1, y1), (x2, y2) = outside[0], outside[-1]
-    # The curve of the same control point, from where it leaves one state to where it meets the other.
+    # A curve with the same control point, from the border of one state to the border of the other.
     drawn = f"M{x1:.1f} {y1:.1f}Q{middle[0]:.1f} {middle[1]:.1f} {x2:.1f} {y2:.1f}"
     return _line(drawn), _label(outside[len(outside) // 2], text)
 
@@ -140,7 +140,7 @@ def _within(point: Point, centre: Point) -> bool:
 
 
 def pictures() -> dict[str, str]:
-    """Return each file and what stands in it."""
+    """Return the files and their contents."""
     message, entry, _ = tables()
     return {
         "states-message.svg": draw("States of a message", MESSAGE, message),

@@ -1,4 +1,4 @@
-"""The edges in the tables of states.md."""
+"""Read the edges in the tables of states.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROW: Final = re.compile(r"^\| ([a-z ]+) \| ([a-z ]+) \| (\w+) \| (?:`([\w/]+)`)?
 
 
 class Edge(NamedTuple):
-    """One way from one state to another; without a script it is a plain command."""
+    """A transition between two states; without a script it is a plain command."""
 
     source: str
     target: str

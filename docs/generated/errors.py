@@ -1,4 +1,4 @@
-"""The tree of errors."""
+"""Reference of errors, as a tree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redis_queue.errors import RedisQueueError, Verdict
 
 
 def page() -> str:
-    """Return a table of all errors, those of one kind under it."""
+    """Return a table of all errors, each followed by its subclasses."""
     rows = [row for root in (RedisQueueError, Verdict) for row in _rows(root, 0)]
     return table(("class", "also a", "when"), rows)
 

@@ -1,4 +1,4 @@
-"""The table of keys: the docstring of the module that builds them."""
+"""Reference of keys: the docstring of the module that builds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Prometheus gets, as the collector describes it."""
+"""Reference of metrics, as the collector describes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redis_queue.operate.metrics import Collector
 
 def page() -> str:
     """Return the table of metrics."""
-    # Describing them asks no Redis.
+    # No Redis is needed to describe them.
     families: list[Any] = list(Collector(cast(Inspector, None)).describe())
     rows = [(code(_name(each)), each.type, code(", ".join(each._labelnames)), each.documentation) for each in families]
     return table(("metric", "type", "labels", "meaning"), rows)

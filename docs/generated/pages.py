@@ -1,4 +1,4 @@
-"""Lists of pages: those that are there, in the order of a reader."""
+"""The table of contents: existing pages in the order for readers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 
 
 def contents() -> str:
-    """Return the tables of contents; a page that no group names stands in the last one."""
+    """Return the tables of contents; pages without a group are in the last one."""
     named = {page for _, pages in GROUPS.values() for page in pages}
     there = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.rglob("*.md"))
     groups = [(caption, [page for page in pages if page in there]) for caption, pages in GROUPS.values()]

@@ -1,4 +1,4 @@
-"""Tables of settings: names, defaults and meanings as the code has them."""
+"""Reference of settings: names, defaults and meanings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SENTENCE: Final = re.compile(r"(?:^|(?<=\. ))\*(\w+)\*(?=[: ])")
 
 
 def meanings(settings: type[Any]) -> dict[str, str]:
-    """Return what each setting means: the comment above it, or what the docstring says of it."""
+    """Return the meaning of each setting: the comment above it, or its part of the docstring."""
     found = COMMENT.findall(inspect.getsource(settings))
     if found:
         return {name: prose(re.sub(r"^ *#: ", "", text, flags=re.MULTILINE)) for text, name in found}

@@ -1,4 +1,4 @@
-"""Tables in Markdown."""
+"""Write tables and docstrings as Markdown."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def code(text: str) -> str:
-    """Return *text* as code in a line, or nothing for none."""
+    """Return *text* as inline code, "" for an empty one."""
     return f"`{text}`" if text else ""
 
 
 def markdown(text: str) -> str:
-    """Return a docstring as Markdown, paragraph by paragraph; lists and tables stay what they are."""
+    """Return a docstring as Markdown: paragraphs, lists and tables."""
     return "".join(f"{_paragraph(part)}\n\n" for part in text.split("\n\n") if part.strip()).removesuffix("\n")
 
 
@@ -42,21 +42,21 @@ def _simple_table(lines: list[str]) -> str:
         if cells[0]:
             rows.append(cells)
         else:
-            # A row goes on.
+            # The row continues.
             rows[-1] = [f"{before} {cell}".strip() for before, cell in zip(rows[-1], cells, strict=True)]
-    # A head stands between two rules.
+    # A head is between two rules.
     head = rows.pop(0) if sum(set(line) <= {"=", " "} for line in lines) > 2 else [""] * len(starts)  # noqa: PLR2004
     return table(head, ([code(first), *map(prose, others)] for first, *others in rows)).rstrip("\n")
 
 
 def prose(text: str) -> str:
-    """Return a paragraph of a docstring as Markdown: its ``code`` and its roles become code, ``<`` stays one."""
+    """Return a paragraph of a docstring as Markdown: ``code`` and roles become code, ``<`` is escaped."""
     parts = re_roles(" ".join(text.split())).replace("``", "`").split("`")
     return "`".join(part.replace("<", "\\<") if number % 2 == 0 else part for number, part in enumerate(parts))
 
 
 def re_roles(text: str) -> str:
-    """Replace ``:class:`redis_queue.model.Entry``` by the name at its end."""
+    """Replace ``:class:`redis_queue.model.Entry``` by its last name."""
     parts = text.split(":`")
     for index in range(1, len(parts)):
         name, _, rest = parts[index].partition("`")

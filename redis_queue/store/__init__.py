@@ -1,1 +1,1 @@
-"""Everything that speaks Redis: connections, keys, script calls, records."""
+"""Access to Redis: connections, keys, script calls, records."""

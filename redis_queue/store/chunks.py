@@ -1,4 +1,4 @@
-"""Cutting work into calls that Redis answers quickly, and checking how much a caller asks for."""
+"""Cut work into calls that Redis answers quickly, and check limits, offsets and rates of callers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ T = TypeVar("T")
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
 CHUNK: Final = 500
-"""Most ids that one script call touches, so that none runs longer than a few milliseconds."""
+"""Most ids of one script call, so that none runs longer than a few milliseconds."""
 
 MANY: Final = 1_000_000_000
 """Largest limit of a call that works in chunks."""
 
 MAX_CALL_BYTES: Final = 1024 * 1024
-"""A call that stores much is cut above this size."""
+"""Size above which a call that stores records is cut."""
 
 ANY_SIZE: Final = 2**53
 """Budget of a read without a limit on the size of records."""
@@ -37,19 +37,19 @@ def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
 def check_limit(value: int, maximum: int, *, name: str = "limit") -> int:
     """Return *value* if it is a whole number from 1 to *maximum*. Raises InvalidValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
-        raise InvalidValueError(f"{name}={value!r}: give a whole number from 1 to {maximum}")
+        raise InvalidValueError(f"{name}={value!r}: must be a whole number from 1 to {maximum}")
     return value
 
 
 def check_many(values: Iterable[T], *, name: str) -> Iterable[T]:
-    """Return *values* unless they are one text or one mapping, whose parts nobody means. Raises InvalidValueError."""
+    """Return *values*. Raises InvalidValueError for a single text or mapping, which iterates over its parts."""
     if isinstance(values, str | bytes | bytearray | Mapping):
-        raise InvalidValueError(f"{name}: give a list, not a {type(values).__name__}")
+        raise InvalidValueError(f"{name}: must be a list, got {type(values).__name__}")
     return values
 
 
 def by_size(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield *rows*, whose last field is a record, in lists of about MAX_CALL_BYTES at most."""
+    """Yield *rows* (last field: a record) in lists of at most MAX_CALL_BYTES, or of one larger row."""
     part: list[Row] = []
     size = 0
     for row in rows:
@@ -63,14 +63,14 @@ def by_size(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def check_offset(value: int) -> int:
-    """Return *value* if it is a whole number from 0. Raises InvalidValueError."""
+    """Return *value* if it is a whole number >= 0. Raises InvalidValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MANY:
-        raise InvalidValueError(f"offset={value!r}: give a whole number from 0 to {MANY}")
+        raise InvalidValueError(f"offset={value!r}: must be a whole number from 0 to {MANY}")
     return value
 
 
 def check_budget(value: int | None) -> int | None:
-    """Return *value* if it is None or a whole number from 0. Raises InvalidValueError."""
+    """Return *value* if it is None or a whole number >= 0. Raises InvalidValueError."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= ANY_SIZE:
@@ -79,9 +79,9 @@ def check_budget(value: int | None) -> int | None:
 
 
 def gap_ms(rate: float | None) -> float:
-    """Return the milliseconds between two at *rate* per second; None means no gap. Raises InvalidValueError."""
+    """Return the milliseconds between two items at *rate* per second; 0 for None. Raises InvalidValueError."""
     if rate is None:
         return 0.0
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not MIN_RATE <= rate <= MAX_RATE:
-        raise InvalidValueError(f"rate={rate!r}: give a number per second, {MIN_RATE} to {MAX_RATE:.0f}")
+        raise InvalidValueError(f"rate={rate!r}: must be {MIN_RATE} to {MAX_RATE:.0f} per second")
     return 1000 / rate

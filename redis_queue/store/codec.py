@@ -1,9 +1,10 @@
-"""Bodies to bytes and back: serializers, and the record that Redis keeps.
+"""Convert bodies to bytes and back: serializers and the format of records.
 
-A record is ``v1 <put_at ms> <kind> <headers length> <body length>\\n<headers><body>``; with a destination it has a
-third length and is ``...<headers><destination><body>``. The scripts add the version and the time and compare the
-lengths, so a truncated record is seen where it is claimed; nothing in Redis looks into headers or body. *kind* is
-``bytes`` for bodies that were bytes, else the name of the serializer.
+A record is ``v1 <put_at ms> <kind> <headers length> <body length>\\n<headers><body>``. With a destination it has a
+third length: ``v1 <put_at ms> <kind> <headers length> <body length> <destination
+length>\\n<headers><destination><body>``. The scripts add version and time, and compare the lengths in a claim, so they
+find truncated records. They never read headers or bodies. *kind* is ``bytes`` for bodies that were bytes, otherwise the
+name of the serializer.
 """
 
 from __future__ import annotations
@@ -24,31 +25,31 @@ _FRAME = re.compile(rb"v1 (\d{1,18}) (\S+) (\d{1,10}) (\d{1,10})(?: (\d{1,10}))?
 
 
 class UnreadableError(ValueError):
-    """A stored record cannot be read; the caller moves it to quarantine."""
+    """Unreadable record; the caller moves it to quarantine."""
 
 
 @runtime_checkable
 class Serializer(Protocol):
-    """Turns bodies into bytes and back. ``loads`` must be safe on hostile bytes: never pickle."""
+    """Converts bodies to bytes and back. ``loads`` must be safe with hostile bytes: never use pickle."""
 
     name: str
 
     def dumps(self, body: Any, /) -> bytes:
-        """Return *body* as bytes; any exception refuses the body."""
+        """Return *body* as bytes. Any exception becomes a BodyError."""
         ...
 
     def loads(self, data: bytes, /) -> Any:
-        """Return the body; any exception sends the record to quarantine."""
+        """Return the body of *data*. Any exception sends the record to quarantine."""
         ...
 
 
 MAX_DIGITS: Final = 4300
-"""Most characters of an integer. Newer versions of Python have the same limit; reading takes quadratic time."""
+"""Most characters of an integer, as in newer versions of Python: the time to read one is quadratic."""
 
 MAX_INTEGER: Final = 2**63 - 1
 
 MAX_DEPTH: Final = 200
-"""Most levels of a document: code that walks through it recurses once per level."""
+"""Most levels of a document: code that walks it recurses once per level."""
 
 
 def _refuse_constant(value: str) -> NoReturn:
@@ -57,7 +58,7 @@ def _refuse_constant(value: str) -> NoReturn:
 
 def _integer(text: str) -> int:
     if len(text) > MAX_DIGITS:
-        raise ValueError(f"an integer of {len(text)} characters, more than {MAX_DIGITS}")
+        raise ValueError(f"integer of {len(text)} characters: must have at most {MAX_DIGITS}")
     return int(text)
 
 
@@ -70,10 +71,10 @@ _DOCUMENT: Final = json.JSONDecoder(parse_int=_integer)
 
 
 def read_document(text: str | bytes) -> Any:
-    """Return the JSON of a record that others may have written, as plain values only.
+    """Return the plain values of a JSON document from an untrusted writer.
 
-    Raises ValueError for anything else, for integers of more than MAX_DIGITS characters and for more than MAX_DEPTH
-    levels.
+    Raises ValueError for anything but JSON, for integers of more than MAX_DIGITS characters, and for more than
+    MAX_DEPTH levels.
     """
     text = text.decode() if isinstance(text, bytes) else text
     try:
@@ -87,7 +88,7 @@ def read_document(text: str | bytes) -> Any:
 
 
 def small_integer(value: Any) -> int:
-    """Return *value*, a part of a document; raises TypeError unless it is an integer of up to 63 bits."""
+    """Return *value*, a part of a document, if it is an integer of up to 63 bits. Raises TypeError."""
     if isinstance(value, bool) or not isinstance(value, int) or not -MAX_INTEGER <= value <= MAX_INTEGER:
         raise TypeError(f"expected an integer of up to 63 bits, got {type(value).__name__}")
     return value
@@ -104,7 +105,7 @@ def _check_depth(value: Any) -> None:
 
 
 class JsonSerializer:
-    """Strict JSON in UTF-8: NaN and infinity are refused in both directions."""
+    """Strict JSON in UTF-8: refuses NaN and infinity in both directions."""
 
     name = "json"
 
@@ -117,7 +118,7 @@ class JsonSerializer:
         return self._encode(body).encode()
 
     def loads(self, data: bytes, /) -> Any:
-        """Return the body that *data* holds."""
+        """Return the body of *data*."""
         return self._decode(data.decode())
 
 
@@ -125,7 +126,7 @@ JSON: Final = JsonSerializer()
 
 
 class Record(NamedTuple):
-    """A record, read: the time it was put (ms), its headers, its body, and where a move takes it."""
+    """Contents of a record: time of the put (ms), headers, body, and the destination of a move."""
 
     put_at: int
     headers: Mapping[str, Any]
@@ -134,25 +135,27 @@ class Record(NamedTuple):
 
 
 class Codec:
-    """Writes and reads records with one serializer and one size limit."""
+    """Write and read records with one serializer and one size limit. Raises ConfigurationError if it is invalid."""
 
     def __init__(self, serializer: Serializer, max_body: int) -> None:
         if not isinstance(serializer, Serializer) or not _KIND.fullmatch(serializer.name):
-            raise ConfigurationError(f"serializer={serializer!r}: needs a short lower-case name, dumps and loads")
+            raise ConfigurationError(f"serializer={serializer!r}: must have a short lower-case name, dumps and loads")
         if serializer.name == BYTES:
-            raise ConfigurationError("serializer: the name 'bytes' is taken by bodies that are bytes")
+            raise ConfigurationError(
+                "serializer name='bytes': must be another name; this one marks bodies that are bytes"
+            )
         self._serializer = serializer
         self._max_body = max_body
         self._own = serializer.name.encode()
 
     def encode(self, body: Any, headers: Mapping[str, Any] | None = None, destination: str | None = None) -> bytes:
-        """Return the record for *body* without version and time, which the script adds. Raises BodyError."""
+        """Return the record of *body* without version and time, which the script adds. Raises BodyError."""
         if isinstance(body, bytes | bytearray | memoryview):
             kind, data = BYTES, bytes(body)
         else:
             kind, data = self._serializer.name, self._dumps(body)
         if len(data) > self._max_body:
-            raise BodyError(f"the body has {len(data)} bytes, more than max_body={self._max_body}; store it elsewhere")
+            raise BodyError(f"body of {len(data)} bytes: must be at most max_body={self._max_body}; store it elsewhere")
         head = _dump_headers(headers) if headers else b""
         if destination is None:
             return b"%b %d %d\n%b%b" % (kind.encode(), len(head), len(data), head, data)
@@ -160,7 +163,7 @@ class Codec:
         return b"%b %d %d %d\n%b%b%b" % (kind.encode(), len(head), len(data), len(target), head, target, data)
 
     def decode(self, record: bytes) -> Record:
-        """Return what *record* holds. Raises UnreadableError with the reason."""
+        """Return the contents of *record*. Raises UnreadableError with the reason."""
         frame = _FRAME.match(record)
         if frame is None:
             raise UnreadableError("not a record")
@@ -170,7 +173,7 @@ class Codec:
         if middle + size != len(rest):
             raise UnreadableError("the length is wrong")
         if not 0 <= at <= END_OF_CALENDAR_MS:
-            raise UnreadableError(f"put at {at} ms, which is outside the calendar")
+            raise UnreadableError(f"put_at={at}: must be a time in the calendar (ms)")
         headers = _load_headers(rest[:split]) if split else {}
         target = rest[split:middle].decode(errors="replace") if frame[5] else None
         return Record(at, headers, self._loads(kind, rest[middle:]), target)
@@ -199,13 +202,13 @@ class Codec:
 
 def _dump_headers(headers: Mapping[str, Any]) -> bytes:
     if not isinstance(headers, Mapping) or not all(isinstance(name, str) for name in headers):
-        raise BodyError(f"headers={headers!r}: give a mapping with string names")
+        raise BodyError(f"headers={headers!r}: must be a mapping with string names")
     try:
         data = JSON.dumps(dict(headers))
     except (TypeError, ValueError, RecursionError) as error:
-        raise BodyError(f"headers cannot be written as JSON: {error}") from error
+        raise BodyError(f"headers: must be JSON: {error}") from error
     if len(data) > MAX_HEADERS:
-        raise BodyError(f"the headers have {len(data)} bytes, more than {MAX_HEADERS}")
+        raise BodyError(f"headers of {len(data)} bytes: must be at most {MAX_HEADERS}")
     return data
 
 
@@ -218,5 +221,5 @@ def _load_headers(data: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UnreadableError("headers are not JSON") from error
     if not isinstance(headers, dict):
-        raise UnreadableError("headers are no JSON object")
+        raise UnreadableError("headers are not a JSON object")
     return headers

@@ -1,13 +1,13 @@
-"""A client for a URL, and what its Redis must be able to do.
+"""Connect to Redis and check that the server is suitable.
 
-Clients made here never repeat a command by themselves: redis-py re-sends a timed-out script up to ten times, and only
-the caller knows whether that is safe. Calls that are safe to repeat are repeated in :mod:`redis_queue.store.scripts`.
+Clients made here never repeat a command: redis-py would send a timed-out script up to ten times, and only the caller
+knows whether that is safe. :mod:`redis_queue.store.scripts` repeats calls that are safe to repeat.
 """
 
 from __future__ import annotations
 
-# Looked up by the first connect to a host name. A worker that forks while a thread is at that import leaves its child a
-# half loaded module, and no connection ever: "unknown encoding: idna".
+# The first connect to a host name imports this codec. If a worker forks during that import, its child has half a module
+# and can never connect: "unknown encoding: idna".
 import encodings.idna  # noqa: F401
 import math
 import re
@@ -23,37 +23,38 @@ from redis_queue.store.urls import from_url
 logger = logger_of(__name__)
 
 Client = redis.Redis | redis.RedisCluster
-"""What every queue works on; any redis-py client will do."""
+"""The clients that queues accept: any of redis-py, except asyncio."""
 
 MINIMUM_VERSION: Final = (6, 2)
 
 
 def connect(target: str | Client, *, check: bool = True, **options: Any) -> Client:
-    """Return a redis-py client for *target*, a URL or a client that exists.
+    """Return a redis-py client for *target*, a URL or an existing client.
 
     URLs: ``redis://``, ``rediss://`` (TLS), ``unix://``, ``redis+sentinel://h1:p1,h2:p2/db?master_name=m`` (or
     Celery's ``sentinel://h1:p1;sentinel://h2:p2`` with ``master_name=``), ``redis+cluster://h1:p1,h2:p2``; with
-    ``rediss+`` the last two use TLS. *options* go to redis-py and win over the URL. The default timeouts
-    are 5 s for a reply and 3 s for a connection. A client is returned as it is.
+    ``rediss+`` the last two use TLS. *options* go to redis-py and override the URL. Default timeouts: 5 s for a reply,
+    3 s for a connection. An existing client is returned unchanged.
 
-    With *check* the server is asked at once: raises StoreUnavailableError, StoreRefusedError (password, permission) or
-    UnsupportedServerError (see :func:`check_server`). A bad URL raises ConfigurationError. No error names a password.
+    With *check*, the server is checked at once: raises StoreUnavailableError, StoreRefusedError (password, permission)
+    or UnsupportedServerError (see :func:`check_server`). An invalid URL raises ConfigurationError. Errors never contain
+    a password.
     """
     if isinstance(target, str):
         client = from_url(target, options)
     elif options:
-        raise ConfigurationError(f"options {', '.join(sorted(options))} go with a URL, not with a client")
+        raise ConfigurationError(f"options {', '.join(sorted(options))}: must come with a URL, not with a client")
     elif isinstance(target, redis.Redis | redis.RedisCluster):
         client = target
     else:
-        raise ConfigurationError(f"connect({type(target).__name__}): give a Redis URL or a redis-py client")
+        raise ConfigurationError(f"target: must be a Redis URL or a redis-py client, got {type(target).__name__}")
     if check:
         check_server(client)
     return client
 
 
 def longest_wait(client: Client) -> float:
-    """Return how many seconds a command may wait on the server before *client* gives up reading its reply."""
+    """Return the seconds that a command may wait on the server before *client* stops waiting for its reply."""
     if isinstance(client, redis.RedisCluster):
         timeout = client.get_connection_kwargs().get("socket_timeout")
     else:
@@ -62,29 +63,28 @@ def longest_wait(client: Client) -> float:
 
 
 def check_server(client: Client) -> None:
-    """Ask *client*'s server whether it can keep a queue.
+    """Check that *client*'s server can keep queues.
 
-    Raises UnsupportedServerError below Redis 6.2, for a read-only replica, and where ``maxmemory`` with an
-    ``allkeys-*`` policy would evict queues without a word; StoreUnavailableError and StoreRefusedError as they come.
-    Logs a warning of a ``volatile-*`` policy, which may evict locks.
+    Raises UnsupportedServerError for Redis older than 6.2, for a read-only replica, and if ``maxmemory`` with an
+    ``allkeys-*`` policy could evict queues. Raises StoreUnavailableError and StoreRefusedError if the server does not
+    answer. Logs a warning for a ``volatile-*`` policy, which may evict locks.
     """
     for info in _infos(client):
         version = str(info.get("redis_version", "0"))
         if _version(version) < MINIMUM_VERSION:
-            raise UnsupportedServerError(f"Redis {version} is too old: 6.2 or later is needed (any Valkey will do)")
+            raise UnsupportedServerError(f"redis_version={version}: must be 6.2 or later; any Valkey will do")
         if info.get("role") == "slave":
-            raise UnsupportedServerError("this server is a read-only replica; connect to its primary")
+            raise UnsupportedServerError("role=slave: must be a primary; this server is a read-only replica")
         policy = str(info.get("maxmemory_policy", ""))
         if policy.startswith("allkeys"):
-            message = f"maxmemory-policy {policy} lets Redis drop queues; set it to noeviction"
+            message = f"maxmemory-policy={policy}: must be noeviction; Redis may evict queues"
             if int(info.get("maxmemory", 0)) > 0:
                 raise UnsupportedServerError(message)
             logger.warning(message)
         elif policy.startswith("volatile"):
-            # What keeps a lock or a repeated call safe has a TTL; a queue has none.
+            # Locks and remembered outcomes have a TTL; queues have none.
             logger.warning(
-                "maxmemory-policy %s lets Redis drop locks that are held, and answers to repeated calls; set it to"
-                " noeviction",
+                "maxmemory-policy=%s: must be noeviction; Redis may evict held locks and remembered outcomes",
                 policy,
             )
 

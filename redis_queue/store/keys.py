@@ -1,6 +1,6 @@
-"""Every Redis key name, built here and nowhere else.
+"""Names of all Redis keys; no other module builds one.
 
-All keys of a queue (of a shard of a DelayQueue) share one hash tag, so each script call stays in one Cluster slot:
+All keys of a queue, or of a shard of a DelayQueue, share one hash tag, so each script call uses one Cluster slot:
 
 ``{<prefix>:queue:<name>}:<part>`` and ``{<prefix>:delay:<name>:<shard>}:<part>``
 
@@ -8,42 +8,47 @@ All keys of a queue (of a shard of a DelayQueue) share one hash tag, so each scr
 part        type   holds
 =========== ====== =====================================================================
 meta        HASH   schema, paused, counters
-records     HASH   id -> record, for every message or entry wherever it is
-ready       LIST   ids to claim, next one at the right end (queue only)
+records     HASH   id -> record, for each message or entry in any state
+ready       LIST   ids to claim, the next one at the right end (RedisQueue only)
 waiting     ZSET   id -> due time: delayed messages, or the entries of a DelayQueue
 in_flight   ZSET   id -> end of its lease
 leases      HASH   id -> "<deliveries> <token>" while in flight, "<deliveries>" afterwards
-errors      HASH   id -> last reason it was given back
+errors      HASH   id -> last reason for giving it back
 dead        ZSET   id -> time it died
 quarantine  LIST   unreadable records with id and reason
 revoked     ZSET   id -> when its task was revoked, id and call -> when that call was stored since; for a day
-wake        LIST   at most one token that wakes one waiting consumer; for a DelayQueue the name of a channel
+wake        LIST   at most one token, which wakes one waiting consumer; for a DelayQueue the name of a channel
 leader      STRING name of the dispatcher that waits for due entries
                    (first shard of a DelayQueue only, as are the next three)
-lateness    HASH   what was dispatched since ever: sent, failed, sum_ms, and a field per bucket
+lateness    HASH   all-time totals of dispatching: sent, failed, sum_ms, and a field per bucket
 minutes     HASH   minute of the day -> "<minute> <sent> <failed> <sum_ms> <worst_ms>"
 dispatchers HASH   name -> "<ms when it was seen> <JSON>"
 slot:<x>    STRING number and outcome of the last call of client thread x (x_claim: of its last claim), for a minute:
-                   a repeated call gets the stored outcome, and a late attempt is refused
+                   a repeated call gets the stored outcome, a late attempt is refused
 =========== ====== =====================================================================
 
-A lock has two keys, ``{<prefix>:lock:<name>}:<part>``; they end by themselves an hour after the last use:
+A lock has two keys, ``{<prefix>:lock:<name>}:<part>``, which expire an hour after the last use:
 
 =========== ====== =====================================================================
-holder      HASH   who holds it until when, its fence, and who gave it back last
-line        ZSET   id -> since when it waits for the lock
+holder      HASH   token and expiry of the holder, the fence, and the token that was given back last
+line        ZSET   id -> time since which it waits for the lock
 =========== ====== =====================================================================
 
-``<prefix>:registry`` is a HASH of all queues that were ever written to. ``<prefix>:starts:<task id>`` (delayed calls
-append ``~<call>``) is a LIST of times and hosts at which a redelivered task was started; it is deleted when the task
-ends. ``<prefix>:audit`` is a LIST of what was
-changed by hand, newest first. ``<prefix>:operation:<id>`` is a STRING for a day after the dashboard acted.
-``<prefix>:probe:<x>`` is a STRING for the moment in which a dispatcher finds out whether the broker is this Redis.
+Other keys under a prefix:
 
-A Redis that is Celery's broker has the ZSET ``redis_queue:visibility_timeouts``: those in use, each with the time when
-a worker that has it was last seen; the LIST ``redis_queue:unreadable``: what workers found in queues and could not
-read; the STRING ``redis_queue:sweep``: who looks for leases that ran out; and the HASH ``redis_queue:counters``: what
-became of leases. ``global_keyprefix`` stands before them.
+- ``<prefix>:registry``: HASH of all queues that were ever written to.
+- ``<prefix>:starts:<task id>`` (with ``~<call>`` for delayed calls): LIST of times and hosts of the starts of a
+  redelivered task, deleted when the task ends.
+- ``<prefix>:audit``: LIST of changes by hand, newest first.
+- ``<prefix>:operation:<id>``: STRING, for a day after an operation of the dashboard.
+- ``<prefix>:probe:<x>``: STRING, while a dispatcher finds out whether the broker is this Redis.
+
+Keys in the Redis of a Celery broker, after its ``global_keyprefix``:
+
+- ``redis_queue:visibility_timeouts``: ZSET of timeouts in use, each with the time when a worker with it was last seen.
+- ``redis_queue:unreadable``: LIST of unreadable messages that workers found in queues.
+- ``redis_queue:sweep``: STRING, the worker that looks for expired leases.
+- ``redis_queue:counters``: HASH of outcomes of leases.
 """
 
 from __future__ import annotations
@@ -66,7 +71,7 @@ _KEY: Final = re.compile(r"\{([^{}:]+):(queue|delay):([^{}:]+)(?::(\d{1,4}))?\}:
 
 
 def is_reserved(key: str) -> bool:
-    """Tell whether *key* is a key of redis_queue, under any prefix."""
+    """Return whether *key* belongs to redis_queue, under any prefix."""
     return _RESERVED.fullmatch(key) is not None
 
 
@@ -95,11 +100,11 @@ class Keys:
         self.dispatchers = self._key("dispatchers")
 
     def slot(self, client: str) -> bytes:
-        """Return the key that keeps the last outcome of one client thread."""
+        """Return the key of the last outcome of one client thread."""
         return self._key(f"slot:{client}")
 
     def all(self) -> tuple[bytes, ...]:
-        """Return every key but the slots."""
+        """Return all keys except the slots."""
         return (
             self.meta,
             self.records,
@@ -120,7 +125,7 @@ class Keys:
 
     @property
     def pattern(self) -> str:
-        """Match every key of this queue, for SCAN."""
+        """The pattern for SCAN that matches all keys of this queue."""
         return f"{self._root}*"
 
     def _key(self, part: str) -> bytes:
@@ -137,7 +142,7 @@ class LockKeys:
 
 
 class Part(NamedTuple):
-    """What a key of a queue is: *shard* is None but for a DelayQueue, *name* is the part, such as ``ready``."""
+    """The parts of a key of a queue: *shard* is None for a RedisQueue, *name* is such as ``ready``."""
 
     kind: Kind
     queue: str
@@ -146,7 +151,7 @@ class Part(NamedTuple):
 
 
 def parse(prefix: str, key: bytes) -> Part | None:
-    """Return what *key* is under *prefix*, or None if it is no key of a queue."""
+    """Return the parts of *key*, or None if it is not a key of a queue under *prefix*."""
     found = _KEY.fullmatch(key.decode(errors="replace"))
     if found is None or found[1] != _escape(prefix):
         return None
@@ -157,7 +162,7 @@ def parse(prefix: str, key: bytes) -> Part | None:
 
 
 def pattern(prefix: str) -> str:
-    """Match the keys of all queues under *prefix*, for SCAN."""
+    """Return the pattern for SCAN that matches the keys of all queues under *prefix*."""
     return f"{{{_escape(prefix)}:*"
 
 
@@ -167,52 +172,52 @@ def registry(prefix: str) -> bytes:
 
 
 def starts(prefix: str, task_id: str) -> bytes:
-    """Return the key that keeps the starts of a redelivered task."""
+    """Return the key of the starts of a redelivered task."""
     return f"{_escape(prefix)}:starts:{task_id}".encode()
 
 
 def audit(prefix: str) -> bytes:
-    """Return the key of what was changed by hand under *prefix*."""
+    """Return the key of the changes by hand under *prefix*."""
     return f"{_escape(prefix)}:audit".encode()
 
 
 def operation(prefix: str, operation: str) -> bytes:
-    """Return the key that is there once an operation of the dashboard has begun."""
+    """Return the key that exists once an operation of the dashboard has begun."""
     return f"{_escape(prefix)}:operation:{_escape(operation)}".encode()
 
 
 def probe(prefix: str, mark: str) -> bytes:
-    """Return a key under *prefix* that tells whether two clients see the same Redis."""
+    """Return a key under *prefix* to find out whether two clients use the same Redis."""
     return f"{_escape(prefix)}:probe:{mark}".encode()
 
 
 def visibility_timeouts(broker_prefix: str) -> bytes:
-    """Return the key of the visibility timeouts in use on a broker whose keys all begin with *broker_prefix*."""
+    """Return the key of the visibility timeouts in use on a broker; all its keys begin with *broker_prefix*."""
     return f"{broker_prefix}redis_queue:visibility_timeouts".encode()
 
 
 def unreadable(broker_prefix: str) -> bytes:
-    """Return the key of what was found in queues and cannot be read."""
+    """Return the key of the unreadable messages that workers found in queues."""
     return f"{broker_prefix}redis_queue:unreadable".encode()
 
 
 def sweeping(broker_prefix: str) -> bytes:
-    """Return the key of who looks for leases that ran out."""
+    """Return the key of the worker that looks for expired leases."""
     return f"{broker_prefix}redis_queue:sweep".encode()
 
 
 def counters(broker_prefix: str) -> bytes:
-    """Return the key of the counters of what became of leases."""
+    """Return the key of the counters of outcomes of leases."""
     return f"{broker_prefix}redis_queue:counters".encode()
 
 
 def check_name(name: str, *, what: str = "queue") -> str:
-    """Return *name* if it can name a queue or lock: 1 to 200 printable characters. Raises InvalidNameError."""
+    """Return *name* if it is a valid name: 1 to 200 printable characters. Raises InvalidNameError."""
     if not isinstance(name, str) or not name or len(name) > MAX_NAME or not name.isprintable():
         raise InvalidNameError(f"{what} name={quoted(name)}: must be 1 to {MAX_NAME} printable characters")
     return name
 
 
 def _escape(name: str) -> str:
-    # Everything with a meaning in a key, a pattern or a hash tag goes: braces, colons, globs, white space.
+    # Braces, colons, globs and white space have a meaning in a key, a pattern or a hash tag.
     return quote(name, safe="")

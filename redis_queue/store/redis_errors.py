@@ -1,4 +1,4 @@
-"""What redis-py raises, as errors of redis_queue that name no password."""
+"""Translate errors of redis-py into errors of redis_queue without passwords."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from redis_queue.errors import (
 )
 
 RedisErrors: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
-"""What redis-py raises; its cluster error is no RedisError."""
+"""All errors of redis-py; its cluster error is not a RedisError."""
 
-# Redis before 7 wraps what a command in a script answers.
+# Redis before 7 wraps the error of a command in a script.
 _WRAPPED = re.compile(r"^(?:Error running script \(call to f_\w+\): )?(?:@user_script: ?\d+: )+-?")
 _CREDENTIALS = re.compile(r"(?<=//)(?:(?!://)\S)*@|(?<=password=)[^&\s]*")
 
 
 def redact(text: str) -> str:
-    """Return *text* with the user and password of every URL in it replaced."""
+    """Return *text* with user and password of each URL replaced by ``***``."""
     return _CREDENTIALS.sub(lambda found: "***@" if found[0].endswith("@") else "***", text)
 
 
@@ -36,8 +36,8 @@ def translate(error: Exception, *, unknown: bool = False) -> StoreError:
     text = redact(_WRAPPED.sub("", str(error)))
     if "to run the 'eval' command" in text:
         return StoreUnavailableError(
-            "the scripts are not loaded into this Redis, and its user may not run EVAL, so nothing was done: run"
-            " `redis-queue load-scripts` with a user who may load them (docs/security.md)"
+            "the scripts are not loaded into this Redis, and its user has no permission for EVAL, so nothing was done:"
+            " run `redis-queue load-scripts` with a user who has permission to load them (docs/security.md)"
         )
     if text.startswith("WRONGTYPE"):
         return WrongTypeError(f"{WrongTypeError.__doc__} ({text})")
@@ -84,11 +84,11 @@ _MEANINGS: Final[tuple[tuple[tuple[type[Exception], ...], tuple[str, ...], type[
         StoreRefusedError,
         "Redis is out of memory and refused the write",
     ),
-    # Passing: a disk that is full, replicas that are away. Whoever waits for Redis waits for these, too.
+    # Temporary: a full disk, missing replicas. A caller that waits for Redis waits for these, too.
     ((), ("MISCONF", "NOREPLICAS"), StoreUnavailableError, "Redis refuses writes for now"),
     (
-        # redis-py cuts the first word off where it has a class for it, and raises a plain ClusterError when it was sent
-        # to and fro for long: a slot is moving.
+        # redis-py removes the first word if it has a class for it, and raises a plain ClusterError after too many
+        # redirections: a slot is moving.
         (redis.BusyLoadingError, redis.exceptions.ClusterError, redis.exceptions.TryAgainError),
         ("LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY", "UNBLOCKED"),
         StoreUnavailableError,

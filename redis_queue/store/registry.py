@@ -1,4 +1,4 @@
-"""Which queues exist: written by the first put, read by put-back."""
+"""The registry of all queues: the first put adds a queue, put-back reads it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import MAX_SHARDS, Settings
 
 MOST_FIELDS: Final = 20_000
-"""Most queues that are looked at to choose a page of them."""
+"""Most queues read to choose a page of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A queue that somebody wrote to, with the settings that put-back needs."""
+    """A queue in the registry, with its settings for put-back."""
 
     kind: Kind
     name: str
@@ -30,16 +30,16 @@ class Known:
 
 
 class Registry:
-    """All queues under one prefix. Entries stay until :meth:`forget`."""
+    """All queues under one prefix. A queue stays until :meth:`forget`."""
 
     def __init__(self, scripts: Scripts, prefix: str) -> None:
         self._scripts = scripts
         self._key = keys.registry(prefix)
 
     def add(self, kind: Kind, name: str, settings: Settings) -> None:
-        """Write a queue into the registry; the last writer's settings win, but for the number of shards.
+        """Add a queue to the registry; the settings of the last writer win, except the number of shards.
 
-        A DelayQueue keeps its first number: raises ConfigurationError for another one, and writes nothing.
+        A DelayQueue keeps its first number of shards. Raises ConfigurationError for another one and writes nothing.
         """
         field = f"{kind}:{name}"
         value = json.dumps({"max_deliveries": settings.max_deliveries, "shards": settings.shards})
@@ -47,7 +47,7 @@ class Registry:
             held = self._scripts.command("HGET", self._key, field)
             if held is None and self._scripts.command("HSETNX", self._key, field, value):
                 return
-            # Somebody else may have been first, between the two.
+            # Another process may have added it between the two commands.
             held = held or self._scripts.command("HGET", self._key, field)
             _check_shards(name, read(field.encode(), held), settings.shards)
             if held == value.encode():
@@ -55,7 +55,7 @@ class Registry:
         self._scripts.command("HSET", self._key, field, value)
 
     def forget(self, kind: Kind, name: str) -> None:
-        """Take a queue out of the registry; its keys stay."""
+        """Remove a queue from the registry; its keys stay."""
         self._scripts.command("HDEL", self._key, f"{kind}:{name}")
 
     def find(self, kind: Kind, name: str) -> Known | None:
@@ -65,7 +65,7 @@ class Registry:
         return None if value is None else read(field, value)
 
     def fields(self) -> tuple[list[bytes], int]:
-        """Return ``kind:name`` of up to :data:`MOST_FIELDS` queues in order, and how many there are."""
+        """Return ``kind:name`` of up to :data:`MOST_FIELDS` queues in order, and the number of all queues."""
         count = int(self._scripts.command("HLEN", self._key))
         if count <= MOST_FIELDS:
             return sorted(self._scripts.command("HKEYS", self._key)), count
@@ -84,7 +84,7 @@ class Registry:
         return [known for chunk in chunks(fields, CHUNK) for known in self._read(chunk)]
 
     def all(self) -> list[Known]:
-        """Return every known queue by kind and name, a batch per round trip; what cannot be read is left out."""
+        """Return all queues by kind and name, a batch per round trip; unreadable ones are left out."""
         fields: list[bytes] = sorted(self._scripts.command("HKEYS", self._key))
         return self.read(fields)
 
@@ -95,16 +95,16 @@ class Registry:
 
 
 def _check_shards(name: str, known: Known | None, shards: int) -> None:
-    # A number that nobody can have opened it with was written by hand, and holds nothing.
+    # An invalid number was written by hand: no queue was ever opened with it.
     if known is not None and 1 <= known.shards <= MAX_SHARDS and known.shards != shards:
         raise ConfigurationError(
-            f"{name} has shards={known.shards} and was opened with shards={shards}, so others would not find what is "
-            f"stored: open it with shards={known.shards}, or empty it, destroy() it and use one number everywhere"
+            f"shards={shards}: must be {known.shards} as before for {name}, or other processes would not find its "
+            f"entries; to change it, empty the queue, destroy() it and use one number everywhere"
         )
 
 
 def read(field: bytes, value: bytes | None) -> Known | None:
-    """Return what a field of the registry says, or None if it cannot be read."""
+    """Return the queue in a field of the registry, or None if it is unreadable."""
     try:
         kind, _, name = field.decode().partition(":")
         loaded: dict[str, Any] = read_document(value or b"")

@@ -1,4 +1,4 @@
-"""Settings: every default once."""
+"""Settings of queues and their defaults."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MAX_PREFIX = 100
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a queue behaves. All processes that use one queue should use the same values."""
+    """Settings of a queue. All processes that use one queue should use the same values."""
 
-    #: First part of every key.
+    #: First part of all keys.
     prefix: str = "redis_queue"
-    #: How long a claim holds unless extended (seconds or timedelta).
+    #: Length of a new lease (seconds or timedelta).
     visibility_timeout: Seconds = 60.0
     #: Deliveries after which a message becomes a dead letter; 0 means never.
     max_deliveries: int = 20
@@ -30,14 +30,14 @@ class Settings:
     max_length: int = 0
     #: Largest serialised body in bytes, checked before anything is sent.
     max_body: int = 256 * 1024
-    #: Longest time a waiting ``get`` trusts the wake-up before it looks by itself (seconds or timedelta).
+    #: Longest time a waiting ``get`` relies on the wake-up before it looks again (seconds or timedelta).
     poll_interval: Seconds = 1.0
-    #: Most expired leases that a ``get`` puts back on its way; 0 leaves them to ``put_back``.
+    #: Most expired leases that a ``get`` puts back; 0 leaves them to ``put_back``.
     put_back_on_get: int = 10
-    #: DelayQueue only: hash tags that one queue is spread over, for Redis Cluster. The first number counts: who opens
-    #: the queue with another one can store nothing.
+    #: DelayQueue only: number of hash tags over which the queue is spread, for Redis Cluster. It cannot be changed
+    #: later: opened with another number, the queue stores nothing.
     shards: int = 1
-    #: How bodies other than bytes are written.
+    #: Serializer of bodies that are not bytes.
     serializer: Serializer = field(default=JSON)
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Settings:
         _check_duration("visibility_timeout", self.visibility_timeout, 0.001, 7 * 86400)
         _check_duration("poll_interval", self.poll_interval, 0.01, 60)
         if not isinstance(self.prefix, str) or not 0 < len(self.prefix) <= MAX_PREFIX or not self.prefix.isprintable():
-            raise ConfigurationError(f"prefix={self.prefix!r}: give 1 to {MAX_PREFIX} printable characters")
+            raise ConfigurationError(f"prefix={self.prefix!r}: must be 1 to {MAX_PREFIX} printable characters")
 
     @property
     def lease_ms(self) -> int:
@@ -63,18 +63,18 @@ class Settings:
 
     @classmethod
     def choose(cls, settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
-        """Return *settings*, or those that *overrides* name; raises ConfigurationError for both at once."""
+        """Return *settings*, or new ones with *overrides*. Raises ConfigurationError for both at once."""
         if settings is None:
             return cls.from_mapping(overrides)
         if overrides:
-            raise ConfigurationError("give settings=, or single settings by keyword, not both")
+            raise ConfigurationError("settings: must be settings=, or single settings by keyword, not both")
         if not isinstance(settings, Settings):
-            raise ConfigurationError(f"settings={settings!r}: give a Settings")
+            raise ConfigurationError(f"settings={settings!r}: must be a Settings")
         return settings
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Settings:
-        """Return settings from *values*; an unknown name raises ConfigurationError with the nearest known one."""
+        """Return settings from *values*. Raises ConfigurationError; for an unknown name it suggests a known one."""
         known = [item.name for item in fields(cls)]
         for name in values:
             if name not in known:
@@ -100,7 +100,7 @@ class Overrides(TypedDict, total=False):
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigurationError(f"{name}={value!r}: give a whole number from {low} to {high}")
+        raise ConfigurationError(f"{name}={value!r}: must be a whole number from {low} to {high}")
 
 
 def _check_duration(name: str, value: Seconds, low: float, high: float) -> None:
@@ -109,4 +109,4 @@ def _check_duration(name: str, value: Seconds, low: float, high: float) -> None:
     except InvalidDelayError as error:
         raise ConfigurationError(str(error)) from None
     if not low <= seconds <= high or math.isclose(seconds, 0):
-        raise ConfigurationError(f"{name}={value!r}: give {low:g} to {high:g} seconds")
+        raise ConfigurationError(f"{name}={value!r}: must be {low:g} to {high:g} seconds")

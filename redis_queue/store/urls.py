@@ -1,4 +1,4 @@
-"""URL to redis-py client: one server, a Sentinel set or a cluster, over TCP, TLS or a unix socket."""
+"""Make a redis-py client from a URL: one server, a Sentinel set or a Cluster, over TCP, TLS or a Unix socket."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TYPES: Final[dict[str, Callable[[str], Any]]] = {
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme of *url*, "" where it has none: what stands there instead may be a password."""
+    """Return the scheme of *url*, "" if it has none; never another part, which may be a password."""
     found = _SCHEME.match(url)
     return found[1] if found else ""
 
@@ -43,30 +43,30 @@ _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]{0,30})://", re.IGNORECASE)
 
 
 def from_url(url: str, options: dict[str, Any]) -> redis.Redis | redis.RedisCluster:
-    """Return the client that *url* and *options* describe. Raises ConfigurationError."""
+    """Return the client for *url* and *options*. Raises ConfigurationError."""
     scheme = scheme_of(url)
     if not scheme:
-        raise ConfigurationError("this is no URL; give for example redis://localhost:6379/0")
+        raise ConfigurationError("url: must be a URL, for example redis://localhost:6379/0")
     make = _MAKERS.get(scheme)
     if make is None:
-        raise ConfigurationError(f"scheme {scheme!r} is unknown; known are {', '.join(_MAKERS)}")
+        raise ConfigurationError(f"url scheme={scheme!r}: must be one of {', '.join(_MAKERS)}")
     for name, _ in parse_qsl(url.partition("?")[2]):
         if name in _NO_TEXT:
-            raise ConfigurationError(f"{name} cannot stand in a URL: give it to connect() by keyword")
+            raise ConfigurationError(f"url option {name}: must be passed to connect() by keyword")
     try:
         return make(url, {"retry": Retry(NoBackoff(), 0), **options})
     except (TypeError, ValueError, *RedisErrors) as error:
         if isinstance(error, ConfigurationError):
             raise
-        # The plain one is about an option for TLS.
+        # A plain RedisError is about an option for TLS.
         if isinstance(error, RedisErrors) and type(error) is not redis.RedisError:
             raise translate(error) from error
-        # What redis-py and urllib say may quote a part of the URL, and that may be the password.
-        raise ConfigurationError(f"cannot use this {scheme}:// URL: {_reason(error)}") from None
+        # redis-py and urllib may quote a part of the URL, and that may be the password.
+        raise ConfigurationError(f"invalid {scheme}:// URL: {_reason(error)}") from None
 
 
 def url_of(client: redis.Redis | redis.RedisCluster) -> str:
-    """Return the URL to which *client* connects, without user, password and options."""
+    """Return the URL of *client* without user, password and options."""
     if isinstance(client, redis.RedisCluster):
         nodes = [(node.host, node.port) for node in client.nodes_manager.startup_nodes.values()]
         return f"redis+cluster://{_hosts(nodes)}"
@@ -92,24 +92,24 @@ MOST_HOSTS: Final = 3
 """Most hosts in a URL."""
 
 _NO_TEXT: Final = ("credential_provider", "sentinel_kwargs")
-"""Options that are objects."""
+"""Options that are objects, not text."""
 
 
 def _reason(error: Exception) -> str:
     unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-    return f"unknown option {unknown[1]!r}" if unknown else "host, port, database or an option cannot be read"
+    return f"unknown option {unknown[1]!r}" if unknown else "host, port, database or an option is malformed"
 
 
 def _standalone(url: str, options: dict[str, Any]) -> redis.Redis:
     if url.startswith("redis+socket://"):
-        # What kombu calls a unix socket and its database.
+        # kombu's URL for a Unix socket, and its name for the database.
         url = re.sub(r"(?<=[?&])virtual_host=", "db=", url.replace("redis+socket://", "unix://", 1))
-    # Celery writes ssl_cert_reqs=CERT_REQUIRED where redis-py wants required.
+    # Celery writes ssl_cert_reqs=CERT_REQUIRED, redis-py expects required.
     url = re.sub(r"(?<=ssl_cert_reqs=)CERT_(\w+)", lambda found: found[1].lower(), url)
     defaults = dict(_SOCKET_OPTIONS)
     if url.startswith("unix"):
         defaults.pop("socket_keepalive")
-    # What redis-py makes of both by itself lets the URL win.
+    # In redis-py alone, the URL would override the options.
     found = parse_url(url)
     client = redis.Redis.from_pool(redis.ConnectionPool(**{**defaults, **_without_login(found, options), **options}))
     # Making a connection object, without connecting, checks the names of the options.
@@ -125,7 +125,7 @@ def _sentinel(url: str, options: dict[str, Any]) -> redis.Redis:
     service = options.pop("service_name", None)
     master = options.pop("master_name", service)
     if not master:
-        raise ConfigurationError("a Sentinel URL needs the name of the primary: add ?master_name=…")
+        raise ConfigurationError("url option master_name: must be the name of the primary; add ?master_name=…")
     watcher_options = dict(options.pop("sentinel_kwargs", {}))
     options = {**_SOCKET_OPTIONS, **options}
     _check_options(options, {"max_connections", "check_connection"})
@@ -141,7 +141,7 @@ def _cluster(url: str, options: dict[str, Any]) -> redis.RedisCluster:
     address = _Address(url)
     options = {**_SOCKET_OPTIONS, **address.options, **options}
     if options.pop("db", 0):
-        raise ConfigurationError("Redis Cluster has only database 0")
+        raise ConfigurationError("db: must be 0 with Redis Cluster")
     _check_options(options, inspect.signature(redis.RedisCluster.__init__).parameters)
     nodes = [ClusterNode(host, port) for host, port in address.nodes]
     if redis.VERSION < (6,):
@@ -163,13 +163,13 @@ _MAKERS: Final[dict[str, Callable[[str, dict[str, Any]], redis.Redis | redis.Red
 
 
 def _without_login(found: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return what a URL says, but for its login where somebody else knows that: redis-py refuses both."""
+    """Return the options *found* in a URL, without its login if *options* have one: redis-py refuses both."""
     left_out = ("username", "password") if options.get("credential_provider") else ()
     return {name: value for name, value in found.items() if name not in left_out}
 
 
 def _check_options(options: dict[str, Any], known: Container[str]) -> None:
-    """Raise TypeError for an option that neither the client nor its connections take, before anything connects."""
+    """Raise TypeError for an option that neither the client nor its connections know, before anything connects."""
     ours = {name: value for name, value in options.items() if name not in known}
     kind = redis.SSLConnection if ours.pop("ssl", False) else redis.Connection
     kind(**ours)
@@ -186,7 +186,7 @@ class _Address:
         port = 26379 if "sentinel" in scheme else 6379
         self.nodes = [_node(host, port) for host in hosts.split(",") if host]
         if not self.nodes:
-            raise ConfigurationError(f"the {scheme}:// URL names no host")
+            raise ConfigurationError(f"{scheme}:// URL: must contain a host")
         self.login: dict[str, Any] = {"username": unquote(user) or None, "password": unquote(password) or None}
         self.options: dict[str, Any] = {key: _TYPES.get(key, str)(value) for key, value in parse_qsl(parts.query)}
         if database := parts.path.strip("/"):

@@ -124,7 +124,7 @@ class TestTheLine:
             fleet.client.config_set("maxmemory-policy", "allkeys-lru")
             fleet.client.config_set("maxmemory", "1gb")
             with fleet.worker("--without-dispatch") as worker:
-                worker.wait_for_output("maxmemory-policy allkeys-lru lets Redis drop queues")
+                worker.wait_for_output("maxmemory-policy=allkeys-lru: must be noeviction")
                 worker.wait_for_output("ready.")
                 assert worker.output.count("redis_queue: store ") == 1
                 assert "delay queue celery, dispatching off, leases off" in worker.output

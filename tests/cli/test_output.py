@@ -183,7 +183,7 @@ class TestTheEnd:
             ("queue orders peek --limit 501", "--limit"),
             ("scheduled list --due-before tomorrow", "neither a time"),
             ("scheduled list --due-before 2030-01-01T00:00", "has no time zone"),
-            ("scheduled list --due-after 999999d", "more than ten years away"),
+            ("scheduled list --due-after 999999d", "must be at most ten years"),
             ("scheduled cancel", "give ids, or conditions like --task, or --all"),
             ("scheduled cancel data --all", "give ids, or conditions"),
             ("scheduled reschedule data --to -2h", "is in the past"),

@@ -12,7 +12,7 @@ import pytest
 
 from docs.generated import MAKERS, MARK, SITE, stale
 from docs.generated import pages as contents
-from docs.generated.api import PLACES
+from docs.generated.api import SOURCES
 from redis_queue import Settings, errors
 from redis_queue.celery import CelerySettings
 from redis_queue.cli import group
@@ -103,13 +103,13 @@ def test_every_command_has_its_options() -> None:
 def test_every_public_name_is_in_the_api_or_an_error() -> None:
     told = rows(page("errors"))
     sections = dict(re.findall(r"^## ([\w.]+)\n(.*?)(?=^## |\Z)", page("api"), re.MULTILINE | re.DOTALL))
-    for place, _ in PLACES.values():
+    for place, _ in SOURCES.values():
         for name in getattr(importlib.import_module(place), "__all__", ()):
             assert f"### {name}\n" in sections[place] or name in told, f"{place}.{name}"
 
 
 def test_every_package_with_public_names_is_in_the_api() -> None:
-    told = {module for module, _ in PLACES.values()}
+    told = {module for module, _ in SOURCES.values()}
     for path in sorted((ROOT / "redis_queue").glob("*/__init__.py")):
         if "__all__" in path.read_text("utf-8") and path.parent.name not in NOT_FOR_OTHERS:
             assert f"redis_queue.{path.parent.name}" in told, f"add {path.parent.name} to docs/generated/api.py"

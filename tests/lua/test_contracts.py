@@ -18,7 +18,7 @@ from redis_queue import DelayQueue, Lock, RedisQueue
 from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
 from redis_queue.delay.model import Delivery, ForeignMessage, Push
 from redis_queue.doctor import repair
-from redis_queue.keeper import Place, Renewer
+from redis_queue.keeper import LeaseIndex, Renewer
 from redis_queue.store import keys as keys_module
 from redis_queue.store.keys import Keys
 from redis_queue.store.records import Shard
@@ -297,7 +297,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[bytes]]]:
 
 
 def test_renewing_calls_with_the_keys_of_the_broker(client: redis.Redis, calls: dict[str, list[list[bytes]]]) -> None:
-    Renewer(client, Place(b"index", b"timeouts", 60.0, 1)).renew({})
+    Renewer(client, LeaseIndex(b"index", b"timeouts", 60.0, 1)).renew({})
     assert calls == {"held/renew": [[b"index", b"timeouts"]]}
 
 

@@ -17,7 +17,7 @@ from typing import IO, Any, Final, cast
 
 from redis_queue.backoff import Backoff
 from redis_queue.errors import ConfigurationError
-from redis_queue.keeper import RENEWALS, Board, Renewed
+from redis_queue.keeper import RENEWALS, Board, RenewalTime
 from redis_queue.logs import logger_of
 
 logger = logger_of(__name__)
@@ -49,7 +49,7 @@ GRACE: Final = 2.0
 START: Final = 60.0
 """Seconds in which a keeper has to come up."""
 
-HeldLines = Callable[[Renewed], Iterable[bytes]]
+HeldLines = Callable[[RenewalTime], Iterable[bytes]]
 """Takes the last renewal; returns the lines for a new keeper about all messages that the worker holds."""
 
 
@@ -86,7 +86,7 @@ class KeeperProcess:
         threading.Thread(target=self._watch, name="redis-queue-leases-watch", daemon=True).start()
 
     @property
-    def renewed(self) -> Renewed:
+    def renewed(self) -> RenewalTime:
         """The last renewal."""
         return self._board.read()
 

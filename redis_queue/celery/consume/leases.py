@@ -16,7 +16,7 @@ from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.keeper_process import KeeperProcess
 from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.errors import ConfigurationError, RedisQueueError
-from redis_queue.keeper import Place, Renewed, Renewer, client_of, packed, write_line
+from redis_queue.keeper import LeaseIndex, RenewalTime, Renewer, client_of, pack, write_line
 from redis_queue.store.keys import unreadable, visibility_timeouts
 
 TRUSTED: Final = 0.9
@@ -32,7 +32,7 @@ class HeldMessage:
     told_at: float = float("inf")
     lost: bool = False
 
-    def score_at(self, renewed: Renewed) -> float:
+    def score_at(self, renewed: RenewalTime) -> float:
         """Return the time of the lease after the last renewal."""
         return renewed.score if self.told_at < renewed.at else self.score
 
@@ -49,14 +49,14 @@ class WorkerLeases:
         channel = connection.default_channel
         prefix = channel.global_keyprefix or ""
         self._in_flight = InFlightKeys.of(channel)
-        place = Place(
+        index = LeaseIndex(
             index=self._in_flight.index.encode(),
             timeouts=visibility_timeouts(prefix),
             visibility_timeout=float(channel.visibility_timeout),
             signature=random.SystemRandom().randint(1, 999_999),
         )
         try:
-            greeting = packed(connection, place)
+            greeting = pack(connection, index)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise ConfigurationError(
                 f"the broker's connection cannot be passed to another process ({error}): give plain values in "
@@ -135,7 +135,7 @@ class WorkerLeases:
         self._records.close()
         self._keeper.close()
 
-    def _lines(self, renewed: Renewed) -> Iterator[bytes]:
+    def _lines(self, renewed: RenewalTime) -> Iterator[bytes]:
         for tag, held in dict(self._held).items():
             yield write_line(tag, held.score_at(renewed))
 
