@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from importlib.replaces import files
+from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, get_args

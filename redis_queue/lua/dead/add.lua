@@ -1,4 +1,4 @@
--- Store an entry that is dead from the beginning; one that died before under its id is replaced.
+-- Store an entry as a dead letter; it replaces a dead letter with the same id.
 --
 -- KEYS[1] meta       HASH  schema, counters
 -- KEYS[2] records    HASH  id -> record
@@ -11,9 +11,9 @@
 -- ARGV[3] record     without version and time
 -- ARGV[4] deliveries that it had
 -- ARGV[5] reason     kept with it
--- ARGV[6] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
+-- ARGV[6] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 --
--- Returns {1 if the queue is new, 1 = stored, 0 = an entry with this id waits or is in flight: nothing was stored}
+-- Returns {1 if the queue is new, 1 = stored, 0 = an entry with this id waits or is in flight, nothing was stored}
 -- O(log dead)
 local meta, records, leases, errors, dead, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now, id, record, deliveries, reason = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]

@@ -1,4 +1,4 @@
--- Delete single dead letters.
+-- Delete some dead letters.
 --
 -- KEYS[1] dead       ZSET  id -> time it died (ms)
 -- KEYS[2] records    HASH  id -> record
@@ -6,7 +6,7 @@
 -- KEYS[4] errors     HASH  id -> last reason
 -- KEYS[5] slot       STRING number and outcome of this caller's last call
 -- ARGV[1] latest     ms; letters that died later are kept; 0 = delete at any age
--- ARGV[2] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
+-- ARGV[2] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 -- ARGV[...] ids      of dead letters; others are skipped
 --
 -- Returns flags: 1 = deleted, 0 = was not dead, or died later.
@@ -20,7 +20,7 @@ if last == sequence then return outcome end
 redis.call('HLEN', records)
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)
--- A first write that needs no memory lets the others pass when Redis is full.
+-- If Redis is full, a first write that needs no memory allows the others.
 redis.call('HDEL', records, '')
 local flags = {}
 for i, id in ipairs(ids) do

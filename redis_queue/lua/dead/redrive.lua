@@ -1,4 +1,4 @@
--- Bring dead letters back to life with all their deliveries, spread over time if asked.
+-- Redrive dead letters, at once or spread over time; their deliveries are counted from zero again.
 --
 -- KEYS[1] dead       ZSET  id -> time it died (ms)
 -- KEYS[2] records    HASH  id -> record
@@ -11,12 +11,11 @@
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] after      ms from now until the first one
 -- ARGV[3] gap        ms between one and the next, may be a fraction
--- ARGV[4] listed     1 = a queue with a ready list, 0 = only the sorted set
--- ARGV[5] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
--- ARGV[...] ids      of dead letters; others are passed over
+-- ARGV[4] listed     1 = a RedisQueue with a ready list, 0 = a DelayQueue
+-- ARGV[5] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV[...] ids      of dead letters; others are skipped
 --
--- Returns flags: 1 = alive again, 0 = was not dead, or has no record any more
--- and went to quarantine.
+-- Returns flags: 1 = redriven, 0 = was not dead, or its record is missing and it went to quarantine.
 -- O(ids * log N)
 local dead, records, leases, ready = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local waiting, quarantine, wake, slot = KEYS[5], KEYS[6], KEYS[7], KEYS[8]

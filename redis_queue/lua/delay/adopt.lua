@@ -1,21 +1,21 @@
--- Store messages that stand elsewhere in this Redis and take them out there, each in one atomic step.
+-- Store messages from other keys of this Redis and remove them there, each in one atomic step.
 --
--- The places are those of a broker, so this script writes keys it does not declare; it must not be called on Redis
--- Cluster. Without records it only takes out, which works on any server.
+-- These keys belong to a broker, so this script writes keys that it does not declare; it must not be called on Redis
+-- Cluster. Without records it only removes, which works on any server.
 --
 -- KEYS[1] meta       HASH  schema, counters
 -- KEYS[2] records    HASH  id -> record
 -- KEYS[3] waiting    ZSET  id -> due time (ms)
 -- KEYS[4] slot       STRING number and outcome of this caller's last call
--- KEYS[5] wake       CHANNEL told when something is due earlier than all before
+-- KEYS[5] wake       CHANNEL for an entry that is due earlier than all others
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
--- ARGV[...] found    for each: id, due time in ms, key, index, place, score, element, record ("" = only take it out).
---                    Without an index, key is a list and place a position in it; else key is a hash, place a field of
---                    it, and index a sorted set in which the field has this score ("" = none)
+-- ARGV[2] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV[...] found    for each: id, due time in ms, key, index, place, score, element, record ("" = only remove it).
+--                    Without an index, key is a list and place a position in it; otherwise key is a hash, place a field
+--                    in it, and index a sorted set in which the field has this score ("" = none)
 --
--- Returns {1 if the queue is new, flags}: per message 1 = done, 0 = it does not stand there like that (any more),
--- 2 = an entry with its id is stored; with 0 and 2 nothing was done.
+-- Returns {1 if the queue is new, flags}: per message 1 = done, 0 = the element is no longer at its place, 2 = an entry
+-- with this id exists; with 0 and 2 nothing was done.
 -- O(found * log waiting + length of the lists up to the last place)
 local meta, records, waiting, slot, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now, sequence = tonumber(ARGV[1]), ARGV[2]
@@ -38,7 +38,7 @@ local function stands(key, index, place, score, element)
   return scored == tonumber(score) and redis.call('HGET', key, place) == element
 end
 
--- A first write that needs no memory lets the others pass when Redis is full: what is stored goes away elsewhere.
+-- If Redis is full, a first write that needs no memory allows the others: stored messages are removed elsewhere.
 redis.call('HDEL', records, '')
 local head, mark = 'v1 ' .. string.format('%.0f', now) .. ' ', 'redis_queue ' .. slot .. ' ' .. sequence
 local flags, marked, stored, first = {}, {}, 0, math.huge
@@ -52,14 +52,14 @@ for i = 1, #found, 8 do
     redis.call('HSET', records, id, head .. record)
     local placed = redis.pcall('ZADD', waiting, due, id)
     if type(placed) ~= 'number' then
-      -- For want of a permission, so nothing before it went through either.
+      -- A permission is missing, so all earlier entries failed, too.
       redis.call('HDEL', records, id)
       return placed
     end
     stored, first = stored + 1, math.min(first, tonumber(due))
   end
   if flag == 1 and index == '' then
-    -- Marked first and removed together: the places of the others stay, and the list is walked once.
+    -- Mark first and remove together: the positions of the others stay, and the list is read once.
     redis.call('LSET', key, place, mark)
     marked[key] = (marked[key] or 0) + 1
   elseif flag == 1 then

@@ -1,11 +1,11 @@
--- Move what has been due for too long to the dead letters.
+-- Make dead letters of entries that have been due for too long.
 --
 -- KEYS[1] meta       HASH  counters
 -- KEYS[2] waiting    ZSET  id -> due time (ms)
 -- KEYS[3] errors     HASH  id -> last reason
 -- KEYS[4] dead       ZSET  id -> time it died (ms)
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] older_than ms that something may be overdue
+-- ARGV[2] older_than ms that an entry may be overdue
 -- ARGV[3] limit      most entries
 -- ARGV[4] reason     kept with each
 --

@@ -1,4 +1,4 @@
--- Take entries out before they are claimed; dead letters may be cancelled too.
+-- Remove waiting entries and dead letters.
 --
 -- KEYS[1] records    HASH  id -> record
 -- KEYS[2] waiting    ZSET  id -> due time (ms)
@@ -6,11 +6,11 @@
 -- KEYS[4] errors     HASH  id -> last reason
 -- KEYS[5] dead       ZSET  id -> time it died (ms)
 -- KEYS[6] slot       STRING number and outcome of this caller's last call
--- ARGV[1] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
+-- ARGV[1] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 -- ARGV[...] ids      to cancel
 --
--- Returns flags: 1 = cancelled, it will never run; 2 = taken out, but it was claimed before (even if that delivery was
--- not counted), so its work may have been done; 0 = unknown id, or claimed now.
+-- Returns flags: 1 = cancelled, it will never run; 2 = removed, but it was claimed before (even if that delivery was
+-- not counted), so its work may have been done; 0 = unknown id, or in flight.
 -- O(ids * log waiting)
 local records, waiting, leases, errors, dead, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local sequence = ARGV[1]
@@ -22,7 +22,7 @@ redis.call('HLEN', records)
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)
 redis.call('ZCARD', dead)
--- A first write that needs no memory lets the others pass when Redis is full.
+-- If Redis is full, a first write that needs no memory allows the others.
 redis.call('HDEL', records, '')
 local flags = {}
 for i, id in ipairs(ids) do
@@ -30,7 +30,7 @@ for i, id in ipairs(ids) do
   local place = redis.call('ZSCORE', waiting, id) and waiting or redis.call('ZSCORE', dead, id) and dead
   if place then
     local deliveries = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
-    -- Given back uncounted, with a reason: the broker may have it although it did not answer.
+    -- Given back uncounted, with a reason: the broker may have the message although it did not answer.
     if redis.call('HEXISTS', errors, id) == 1 then deliveries = deliveries + 1 end
     redis.call('HDEL', records, id)
     redis.call('HDEL', leases, id)

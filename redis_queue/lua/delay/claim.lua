@@ -1,4 +1,4 @@
--- Claim due entries under one lease, the one that is due longest first.
+-- Claim due entries under one lease, in order of due time.
 --
 -- KEYS[1] meta       HASH  schema, counters
 -- KEYS[2] records    HASH  id -> record
@@ -10,14 +10,14 @@
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] lease      length in ms
 -- ARGV[3] limit      most entries to claim
--- ARGV[4] older_than only what has been due for so many ms; below 0 = what will be due by then, too
--- ARGV[5] within     only what fell due within the last so many ms; 0 = however long ago
+-- ARGV[4] older_than ms for which entries must have been due; below 0 = also those due within so many ms
+-- ARGV[5] within     ms since which entries fell due at most; 0 = any time
 -- ARGV[6] nonce      new for every call, part of the token
--- ARGV[7] sequence   number of the claim, grows per caller; a repeat gets the same claim, a lower one is refused
+-- ARGV[7] sequence   number of the claim, grows per caller; a repeat gets the same claim, a lower number is refused
 --
 -- Returns {token, end of the lease, 1 = there may be more, then id, deliveries, due time and record of each entry}.
--- Token "" = nothing due, "+" = only unreadable entries were found and moved out of the way: claim again.
--- Stops after the entry that makes 1 MiB, and reads none after it: one call never blocks Redis for long.
+-- Token "" = nothing due, "+" = only unreadable entries were due, which went to quarantine: claim again.
+-- Stops after the entry that makes 1 MiB, and reads none after it, so that no call blocks Redis for long.
 -- O(limit * log waiting)
 local meta, records, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local leases, quarantine, slot = KEYS[5], KEYS[6], KEYS[7]
@@ -32,7 +32,7 @@ local known = redis.call('HGET', meta, 'schema')
 
 -- include last_call
 if last == sequence then
-  -- The newest leases end last. If it is not among them, its messages come back when their lease ends.
+  -- The newest leases end last. If this one is not among them, its entries come back when it ends.
   local newest = redis.call('ZREVRANGE', in_flight, 0, 999)
   local held = #newest > 0 and redis.call('HMGET', leases, unpack(newest)) or {}
   local reply = {outcome == '+' and outcome or '', 0, 1}
@@ -44,7 +44,7 @@ if last == sequence then
       reply[2] = math.min(ends, now + lease)
       reply[#reply + 1] = newest[i]
       reply[#reply + 1] = tonumber(deliveries)
-      -- When it was due is not kept; for one claimed early this is not before.
+      -- The due time is not kept; for an entry claimed early, the end of its lease is not before it.
       reply[#reply + 1] = older_than < 0 and ends or now
       reply[#reply + 1] = redis.call('HGET', records, newest[i])
     end
@@ -61,7 +61,7 @@ local due = redis.call('ZRANGEBYSCORE', waiting, low, string.format('%.0f', now 
   'WITHSCORES', 'LIMIT', 0, limit)
 redis.call('LLEN', quarantine)
 redis.call('ZCARD', in_flight)
--- A first write that needs no memory lets the others pass when Redis is full: a full queue can be worked off.
+-- If Redis is full, a first write that needs no memory allows the others: a full queue can be drained.
 redis.call('HDEL', leases, '')
 if #due == 0 then return kept({'', 0, 0}) end
 local ids = {}
@@ -77,7 +77,7 @@ for i, id in ipairs(ids) do
   if whole then
     local deliveries = 1
     if held[i] then deliveries = (tonumber(string.match(held[i], '^%d+')) or 0) + 1 end
-    -- What is claimed early and never acked comes back when it is due, not before.
+    -- An entry claimed early and never acked comes back when it is due, not before.
     scores[#scores + 1] = math.max(expires, tonumber(due[2 * i]))
     scores[#scores + 1] = id
     fields[#fields + 1] = id

@@ -1,7 +1,7 @@
--- Finish claimed entries and push what they became into lists of the same Redis, each in one atomic step.
+-- Ack claimed entries and push their messages into lists of the same Redis, each in one atomic step.
 --
--- Destinations are worked out by the caller, so this script writes keys it does not declare; it must not be called on
--- Redis Cluster.
+-- The caller chooses the lists, so this script writes keys that it does not declare; it must not be called on Redis
+-- Cluster.
 --
 -- KEYS[1] meta       HASH  counters
 -- KEYS[2] records    HASH  id -> record
@@ -9,11 +9,11 @@
 -- KEYS[4] leases     HASH  id -> "<deliveries> <token>"
 -- KEYS[5] errors     HASH  id -> last reason
 -- KEYS[6] slot       STRING number and outcome of this caller's last call
--- ARGV[1] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
+-- ARGV[1] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 -- ARGV[...] held     id, token, element, ms after which lists expire (0 = never), number of lists, the lists, number of
 --                    keys that expire, those keys; for each
 --
--- Returns flags: 1 = delivered, 0 = lease lost, 2 = a list is something else or may not be written: still held.
+-- Returns flags: 1 = delivered, 0 = lease lost, 2 = a list has another type or cannot be written: still held.
 -- O(held)
 local meta, records, in_flight, leases, errors, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local sequence = ARGV[1]
@@ -46,7 +46,7 @@ while at <= #held do
     for _, list in ipairs(flag == 1 and lists or {}) do
       local pushed = redis.pcall('LPUSH', list, element)
       if type(pushed) ~= 'number' then
-        -- Where Redis takes no writes at all, that is no fault of this entry. A missing permission may be its list's.
+        -- If Redis refuses all writes, this entry is not the cause. A missing permission may concern its list only.
         for _, word in ipairs(#done == 0 and {'OOM ', 'READONLY ', 'MISCONF ', 'NOREPLICAS '} or {}) do
           if string.find(pushed.err, word, 1, true) then return pushed end
         end

@@ -1,10 +1,10 @@
--- Return what some dispatchers said of themselves, and what time it is.
+-- Read the reports of dispatchers and the time.
 --
 -- KEYS[1] dispatchers HASH  name -> "<ms when it was seen> <JSON>"
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[...] members  names, at least one
 --
--- Returns {now in ms, what each said or false}
+-- Returns {now in ms, the report of each or false}
 -- O(members)
 local dispatchers = KEYS[1]
 local now = tonumber(ARGV[1])

@@ -1,4 +1,4 @@
--- Read one entry wherever it is.
+-- Read one waiting or claimed entry.
 --
 -- KEYS[1] records    HASH  id -> record
 -- KEYS[2] waiting    ZSET  id -> due time (ms)
@@ -6,7 +6,7 @@
 -- KEYS[4] leases     HASH  id -> "<deliveries> <token>"
 -- ARGV[1] id         of the entry
 --
--- Returns {id, deliveries, due time (in flight: the end of its lease), record}, or {} if it neither waits nor is held.
+-- Returns {id, deliveries, due time (in flight: the end of its lease), record}, or {} if it is neither.
 -- O(1)
 local records, waiting, in_flight, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local id = ARGV[1]

@@ -3,7 +3,7 @@
 -- KEYS[1] waiting    ZSET  id -> due time (ms)
 -- ARGV[1] now        ms; 0 = the server's TIME
 --
--- Returns microseconds until then, 0 if it is due, -1 if none waits.
+-- Returns microseconds until then, 0 if it is due, -1 if no entry waits.
 -- O(1)
 local waiting = KEYS[1]
 local now = tonumber(ARGV[1])

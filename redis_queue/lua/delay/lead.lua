@@ -1,8 +1,8 @@
--- Become or stay the one dispatcher that waits for due entries, or step down.
+-- Become or stay the leader, or step down.
 --
--- Leading only saves work: entries move safely without it.
+-- A leader only saves work for the others: entries move safely without one.
 --
--- KEYS[1] leader     STRING the dispatcher that leads
+-- KEYS[1] leader     STRING name of the leader
 -- ARGV[1] member     the caller
 -- ARGV[2] lease      ms until another one may lead; 0 = step down
 --

@@ -6,21 +6,21 @@
 -- ARGV[1] low        due at or after, ms
 -- ARGV[2] high       due before, ms, or +inf
 -- ARGV[3] limit      most entries
--- ARGV[4] after_due  go on behind this due time, ms; "" = from the start
+-- ARGV[4] after_due  continue after this due time, ms; "" = from the start
 -- ARGV[5] after_id   and this id
--- ARGV[6] budget     bytes of records to return; in place of one that does not fit its size is
+-- ARGV[6] budget     bytes of records to return; a record that does not fit is replaced by its size
 --
 -- Returns {1 if it stopped before its limit, id, deliveries, due time, record, "" or size, ...}
--- Stops after the entry that makes 1 MiB: a page of large entries must not keep Redis from others.
+-- Stops after the entry that makes 1 MiB, so that no call blocks Redis for long.
 -- O(log waiting ^ 2 + limit)
 local records, waiting, leases = KEYS[1], KEYS[2], KEYS[3]
 local low, high, limit, after_due, after_id = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local budget = tonumber(ARGV[6])
 local MAX_BYTES = 1048576
 
--- A due time that was edited may lie before the epoch or between two milliseconds; a cursor tells neither.
+-- An edited due time may be before the epoch or between two milliseconds; a cursor has neither.
 local function told(due) return math.max(0, math.floor(due)) end
--- A sorted set compares bytes. Lua's own < goes by the server's locale.
+-- A sorted set compares bytes, but < in Lua uses the server's locale.
 local function behind(id, other)
   for i = 1, math.min(#id, #other) do
     local mine, its = string.byte(id, i), string.byte(other, i)
@@ -34,7 +34,7 @@ local last = after_due ~= '' and redis.call('ZSCORE', waiting, after_id)
 if last and told(last) == tonumber(after_due) then
   first = math.max(first, redis.call('ZRANK', waiting, after_id) + 1)
 elseif after_due ~= '' then
-  -- It is gone. Entries due in the same millisecond stand in byte order of their ids: search for the first one behind.
+  -- It is gone. Entries due in the same millisecond are in byte order of their ids: search for the next one.
   local left = tonumber(after_due) > 0 and redis.call('ZCOUNT', waiting, '-inf', '(' .. after_due) or 0
   local right = redis.call('ZCOUNT', waiting, '-inf', string.format('(%.0f', after_due + 1))
   while left < right do

@@ -11,18 +11,18 @@
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] limit      most entries to look at
 -- ARGV[3] offset     due entries to skip: those that an earlier call skipped
--- ARGV[4] within     only what fell due within the last so many ms; 0 = however long ago
--- ARGV[5] nonce      new for every call; with a number behind it, the tag of one message
--- ARGV[6] lists      number of lists that may be written; -1 = all
--- ARGV[...] more     these lists, then what bytes from 0x82 up stand for in a packed payload, one that begins with byte
---                    1; there 0x80 stands for the id and 0x81 for the tag. Without any, payloads arrive as they are
+-- ARGV[4] within     ms since which entries fell due at most; 0 = any time
+-- ARGV[5] nonce      new for every call; followed by a number, the tag of one message
+-- ARGV[6] lists      number of allowed lists; -1 = all
+-- ARGV[...] more     these lists, then the phrases that bytes from 0x82 on mean in a packed payload, which begins with
+--                    byte 1; 0x80 means the id, 0x81 the tag. Without phrases, payloads are pushed unchanged
 --
--- Returns {1 = there may be more, moved, passed over, microseconds until the next waiting entry is due (-1 = none)}
+-- Returns {1 = there may be more, moved, skipped, microseconds until the next waiting entry is due (-1 = none)}
 -- and, if any was moved, how many ms late they were: the sum, the worst, how many in each bucket of
--- redis_queue.delay.lateness. Skipped and left unchanged: entries without a destination, with a destination that is
--- not a list or may not be written, and messages that have to be decoded first. Unreadable records go to quarantine.
--- None of these blocks the others. When Redis is full nothing is moved, and the error says so.
--- Stops after the entry that makes 1 MiB: one call never blocks Redis for long.
+-- redis_queue.delay.lateness. Skipped and unchanged: entries without a destination, with a destination that is not
+-- a list or not allowed, and messages that the caller must decode. Unreadable records go to quarantine. None of these
+-- blocks the others. If Redis is full, nothing is moved and its error is returned.
+-- Stops after the entry that makes 1 MiB, so that no call blocks Redis for long.
 -- O(limit * log waiting)
 local meta, records, waiting, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local errors, quarantine = KEYS[5], KEYS[6]
@@ -31,12 +31,12 @@ local nonce, lists = ARGV[5], tonumber(ARGV[6])
 local FIRST, MOST, MOST_CODES, MAX_ID, MAX_BYTES, LARGE = 130, 315619200000, 500, 1020, 1048576, 4096
 local more = {unpack(ARGV, 7)}
 
--- Caches for each destination whether it is a list that may be written.
+-- Caches the type of each destination, or that it is not allowed.
 local kinds, codes, phrases = setmetatable({}, {__index = function() return lists >= 0 and 'barred' end}), {}, 0
 for i, item in ipairs(more) do
   if i <= lists then kinds[item] = false else codes[string.char(FIRST + phrases)], phrases = item, phrases + 1 end
 end
--- Answers nil for a message that has to be read first: it grows beyond measure, or claims types that JSON lacks.
+-- Returns false for a message that the caller must decode: it becomes too large, or has types that JSON lacks.
 local function unpacked(record, from, id, tag)
   if phrases == 0 or string.byte(record, from) ~= 1 then return string.sub(record, from) end
   codes['\128'], codes['\129'] = id, tag
@@ -44,7 +44,7 @@ local function unpacked(record, from, id, tag)
   if #record < LARGE then
     text, count = string.gsub(string.sub(record, from + 1), '[\128-\255]', codes, MOST_CODES)
   else
-    -- gsub begins anew at each byte: a step over all that stands for itself takes a seventh of the time.
+    -- gsub starts again at each byte: skipping plain bytes at once takes a seventh of the time.
     local parts, at, plain, code = {}, from + 1
     while at <= #record and count < MOST_CODES do
       plain, code, at = string.match(record, '^([^\128-\255]*)([\128-\255]?)()', at)
@@ -56,8 +56,8 @@ local function unpacked(record, from, id, tag)
   local hides = string.find(text, '\\u00', 1, true) and string.find(text, '\\u00[2-7]')
   return not hides and count < MOST_CODES and not string.find(text, '"__type__"', 1, true) and text
 end
--- Payloads that begin with another control character have a form that this caller does not know: they stay. So do those
--- whose id was edited into one that would break what is pushed.
+-- Payloads that begin with another control character have a newer format: they stay. So do those with an edited id that
+-- would break the JSON of the message.
 local function unknown(record, from, id)
   local first = phrases > 0 and string.byte(record, from)
   local odd = #id > MAX_ID or string.find(id, '[%c"\\\127-\255]')
@@ -78,7 +78,7 @@ if #due == 0 then return {0, 0, 0, next_in()} end
 local ids, counts, sum, worst = {}, {}, 0, nil
 for i = 1, #due / 2 do ids[i] = due[2 * i - 1] end
 for i = 1, #bounds do counts[i] = 0 end
--- They come in the order of their due times: each is at most as late as the one before it.
+-- In order of due time: each entry is at most as late as the one before.
 local bucket, above = #bounds, bounds[#bounds - 1]
 local STOPS = 'OOM READONLY MISCONF NOREPLICAS'
 local gone, moved, passed, full, bytes, rest = {}, 0, 0, nil, 0, #ids == limit and 1 or 0

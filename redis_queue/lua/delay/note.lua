@@ -1,21 +1,21 @@
--- Add to the totals and to this minute what a dispatcher did, and note that it is there or that it left.
+-- Count dispatched entries in the totals and in this minute, and store or remove the report of the dispatcher.
 --
 -- KEYS[1] lateness    HASH  totals: sent, failed, sum_ms, le_<ms> or le_inf for each bucket
 -- KEYS[2] minutes     HASH  minute of the day -> "<minute> <sent> <failed> <sum_ms> <worst_ms>"
 -- KEYS[3] dispatchers HASH  name -> "<ms when it was seen> <JSON>"
 -- KEYS[4] slot        STRING number and outcome of this caller's last call
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] sequence   number of the call, grows per caller; a repeat changes nothing, a lower one is refused
+-- ARGV[2] sequence   number of the call, grows per caller; a repeat changes nothing, a lower number is refused
 -- ARGV[3] sent       entries sent
 -- ARGV[4] failed     entries that could not be sent
 -- ARGV[5] sum        of their lateness in ms
 -- ARGV[6] worst      of them in ms
--- ARGV[7] member     name of the dispatcher; empty = none is noted
--- ARGV[8] row        JSON about it; empty = it left
+-- ARGV[7] member     name of the dispatcher; empty = no report
+-- ARGV[8] row        JSON of its report; empty = it left
 -- ARGV[...] counts   field of a bucket and how many to add; two for each
 --
--- Returns 1 = noted, 0 = an earlier attempt did. Of ten dispatchers that it looks at
--- it takes out those not seen for an hour.
+-- Returns 1 = done, 0 = an earlier attempt did it. Also removes dispatchers that were not seen for an hour, out of ten
+-- random ones.
 -- O(counts)
 local lateness, minutes, dispatchers, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now, sequence = tonumber(ARGV[1]), ARGV[2]
@@ -38,7 +38,7 @@ if sent + failed > 0 then
   local minute = math.floor(now / 60000)
   local field = minute % MINUTES
   local found = {string.match(redis.call('HGET', minutes, field) or '', '^(%d+) (%d+) (%d+) (%d+) (%d+)$')}
-  -- What stands there from another day, or from a clock that went back, is over.
+  -- Replace numbers of another day, or from before the clock went back.
   if tonumber(found[1]) ~= minute then found = {minute, 0, 0, 0, 0} end
   redis.call('HSET', minutes, field, string.format('%.0f %.0f %.0f %.0f %.0f', minute, found[2] + sent,
     found[3] + failed, found[4] + sum, math.max(found[5], worst)))

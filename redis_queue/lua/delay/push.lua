@@ -1,4 +1,4 @@
--- Store entries, or one by one decide what becomes of an id that is there already.
+-- Store entries, with a rule for existing ids.
 --
 -- KEYS[1] meta       HASH  schema, counters
 -- KEYS[2] records    HASH  id -> record
@@ -9,16 +9,16 @@
 -- KEYS[7] dead       ZSET  id -> time it died (ms)
 -- KEYS[8] slot       STRING number and outcome of this caller's last call
 -- KEYS[9] revoked    ZSET  id -> when it was revoked, id and call -> when that call was stored since (ms)
--- KEYS[10] wake      CHANNEL told when something is due earlier than all before
+-- KEYS[10] wake      CHANNEL for an entry that is due earlier than all others
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] on_conflict  replace, keep, error; of one entry also own: replace only a record that has the mark in it, or
---                      a number: replace only one without the mark that was stored so many ms ago or earlier
--- ARGV[3] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
--- ARGV[...] entries  id, delay in ms, due time in ms (0 = use the delay), mark ("" is in none), record; five for each
+-- ARGV[2] on_conflict  replace, keep, error; for a single entry also own: replace only a record that contains the mark,
+--                      or a number: replace only a record without the mark, stored at least so many ms ago
+-- ARGV[3] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV[...] entries  id, delay in ms, due time in ms (0 = use the delay), mark ("" = none), record; five for each
 --
--- Returns {1 if the queue is new, flags}: per entry 1 = stored, 2 = replaced one that was there (its holder, if any,
--- lost the lease), 3 = stored, and its id had been revoked (only with a mark, never with own: a new call), 0 = the old
--- one was kept. With error, flags "exists <id>": nothing was stored.
+-- Returns {1 if the queue is new, flags}: per entry 1 = stored, 2 = replaced an existing one (its holder, if any, lost
+-- the lease), 3 = stored, and its id was revoked before (a new call; only with a mark, never with own), 0 = kept the
+-- existing one. With error, flags "exists <id>": nothing was stored.
 -- O(entries * log waiting)
 local meta, records, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local leases, errors, dead, slot, revoked, wake = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
@@ -37,7 +37,7 @@ redis.call('HLEN', errors)
 redis.call('ZCARD', dead)
 local notes = redis.call('ZCARD', revoked) > 0 and on_conflict ~= 'own'
 
--- In all other cases it only matters whether a record exists.
+-- In all other cases only the existence of a record matters.
 local age = tonumber(on_conflict)
 local one = (age or on_conflict == 'own') and redis.call('HGET', records, entries[1])
 local ids = {}
@@ -81,7 +81,7 @@ if #fields > 0 then
   redis.call('HSET', records, unpack(fields))
   local placed = redis.pcall('ZADD', waiting, unpack(scores))
   if type(placed) ~= 'number' then
-    -- Refused half way, for want of a permission: a record without a place would make a second call believe it has one.
+    -- A permission is missing: remove the records, or a repeated call would take them for stored entries.
     for _, id in ipairs(new) do redis.call('HDEL', records, id) end
     return placed
   end

@@ -1,16 +1,16 @@
--- Change when a waiting entry is due.
+-- Change the due time of a waiting entry.
 --
 -- KEYS[1] waiting    ZSET  id -> due time (ms)
 -- KEYS[2] slot       STRING number and outcome of this caller's last call
--- KEYS[3] wake       CHANNEL told when something is due earlier than all before
+-- KEYS[3] wake       CHANNEL for an entry that is due earlier than all others
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] id         of the entry
 -- ARGV[3] delay      ms from now
 -- ARGV[4] due        ms; 0 = use the delay
--- ARGV[5] expected   ms; change nothing unless it is due then; 0 = whenever it is due
--- ARGV[6] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
+-- ARGV[5] expected   due time in ms that the entry must have; 0 = any
+-- ARGV[6] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 --
--- Returns 1 = changed, 0 = unknown id, claimed already, or due at another time.
+-- Returns 1 = changed, 0 = unknown id, claimed, or due at another time.
 -- O(log waiting)
 local waiting, slot, wake = KEYS[1], KEYS[2], KEYS[3]
 local now, id, delay, due = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -22,12 +22,12 @@ if last == sequence then return tonumber(outcome) end
 if due == 0 then due = now + delay end
 local before = tonumber(redis.call('ZSCORE', waiting, id) or '')
 if not before or (expected ~= 0 and before ~= expected) then
-  -- A first write that needs no memory lets the other pass when Redis is full.
+  -- If Redis is full, a first write that needs no memory allows the other.
   redis.call('ZREM', waiting, '')
   return remember(0)
 end
 -- include wake_dispatcher
--- XX: an entry that was claimed meanwhile must not come back to life.
+-- XX: never add a claimed entry again.
 redis.call('ZADD', waiting, 'XX', string.format('%.0f', due), id)
 wake_dispatcher(due)
 return remember(1)

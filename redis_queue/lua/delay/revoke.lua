@@ -1,14 +1,14 @@
--- Note that task ids were revoked, so that a newer call with the same id can be recognised.
+-- Store revoked task ids, to recognise newer calls with the same id.
 --
 -- KEYS[1] revoked    ZSET  id -> when it was revoked, id and call -> when that call was stored since (ms)
 -- KEYS[2] slot       STRING number and outcome of this caller's last call
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] age        ms after which a note is forgotten
--- ARGV[3] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
--- ARGV[...] ids      that were revoked
+-- ARGV[2] age        ms after which a revoked id is removed
+-- ARGV[3] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV[...] ids      of revoked tasks
 --
--- Returns how many old notes were forgotten, 200 and two for each id at most.
--- O((ids + 200) * log notes)
+-- Returns how many old ids were removed, at most 200 and two for each id.
+-- O((ids + 200) * log revoked)
 local revoked, slot = KEYS[1], KEYS[2]
 local now, age, sequence = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local ids = {unpack(ARGV, 4)}
@@ -22,7 +22,7 @@ for _, id in ipairs(ids) do
   scores[#scores + 1] = string.format('%.0f', now)
   scores[#scores + 1] = id
 end
--- A first write that needs no memory lets the others pass when Redis is full: a revoke takes out what is stored.
+-- If Redis is full, a first write that needs no memory allows the others: a revoke removes stored entries.
 redis.call('ZREM', revoked, '')
 redis.call('ZADD', revoked, unpack(scores))
 local over = redis.call('ZCARD', revoked) - MOST

@@ -1,16 +1,16 @@
--- Take messages out of lists of kombu's Redis transport and record them as in flight, in one step.
+-- Fetch messages from lists of kombu's Redis transport and record them as in flight, in one step.
 --
--- kombu pops first and records then: who is killed in between loses the message. Each record names the queue itself, so
--- it goes back to where it was, under a tag of its own, so nobody else can settle it.
+-- kombu pops first and records later: a worker killed in between loses the message. Each record contains its queue, so
+-- the message goes back there, and has its own tag, so no other worker can settle it.
 --
 -- KEYS[1] index      ZSET  delivery tag -> time from which the visibility timeout counts (s)
 -- KEYS[2] unacked    HASH  delivery tag -> message, exchange and routing key as JSON
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] limit      most messages
--- ARGV[3] tag        beginning of the tags; a number follows
--- ARGV[...] lists    list, JSON of exchange and routing key, ...; first come, first served
+-- ARGV[3] tag        first part of the tags, followed by a number
+-- ARGV[...] lists    list, JSON of exchange and routing key, ...; in order of priority
 --
--- Stops after the message that makes 1 MiB, and reads none after it: one call never blocks Redis for long.
+-- Stops after the message that makes 1 MiB, and reads none after it, so that no call blocks Redis for long.
 -- Returns {the time, number of the list, message, number of the list, message, ...}; tags are counted from 1.
 -- O(lists + messages * log index)
 local index, unacked = KEYS[1], KEYS[2]

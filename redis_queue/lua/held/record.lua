@@ -1,6 +1,6 @@
 -- Record a message that was popped from a list of kombu's Redis transport as in flight from now on.
 --
--- kombu uses the clock of the worker here; hosts with other clocks would put the message back at once, or an hour late.
+-- kombu uses the clock of the worker here: hosts with other clocks would put the message back at once, or an hour late.
 --
 -- KEYS[1] index    ZSET  delivery tag -> time from which the visibility timeout counts (s)
 -- KEYS[2] unacked  HASH  delivery tag -> message, exchange and routing key as JSON

@@ -1,16 +1,16 @@
--- Renew the leases of messages that one worker took from kombu's Redis transport.
+-- Renew the leases of messages that one worker fetched from kombu's Redis transport.
 --
--- A lease is the caller's while its time is the one that the caller saw last (to the second), or has the caller's
--- signature in its microseconds, if the reply to an earlier renewal was lost. Who takes a message over writes another
--- time. Both keys are on the one server of a broker, which is no Cluster.
+-- A lease belongs to the caller while its time is the last one that the caller saw (to the second), or has the caller's
+-- signature in its microseconds, if the reply to an earlier renewal was lost. A new holder writes another time. Both
+-- keys are on the one server of a broker, which is not a Cluster.
 --
 -- KEYS[1] index      ZSET  delivery tag -> time from which the visibility timeout counts (s)
--- KEYS[2] timeouts   ZSET  visibility timeout (s) -> when a worker that has it was last seen (s)
+-- KEYS[2] timeouts   ZSET  visibility timeout (s) -> when a worker with it was last seen (s)
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] timeout    the caller's visibility timeout (s)
 -- ARGV[3] signature  1 to 999999, the same for all calls of one worker
 -- ARGV[4] keep       s for which a timeout is remembered
--- ARGV[...] held     tag, its time as the caller saw it last, ...
+-- ARGV[...] held     tag, the last time that the caller saw, ...
 --
 -- Returns {the new time, lowest visibility timeout in use by another worker or "", lost tags...}
 -- O(held * log index)

@@ -1,6 +1,6 @@
--- Read the last call of this caller, and refuse one that arrived after a later call of the same caller.
+-- Read the last call of this caller, and refuse this one if a later call arrived before it.
 --
--- A script returns outcome if last == sequence: then this call is a repeat.
+-- If last == sequence, this call is a repeat, and the script returns outcome.
 -- Needs slot, sequence. Defines last: number of the last call, outcome: its outcome, remember: stores and returns the
 -- outcome of this call.
 local last, outcome = string.match(redis.call('GET', slot) or '', '^(%d+) (.*)$')

@@ -1,4 +1,4 @@
--- Read the server's clock unless the caller passed a time, and tell how long to wait for the next entry.
+-- Read the server's clock unless the caller passed a time, and compute the time until the next entry is due.
 --
 -- Needs now, waiting. Sets now. Defines micros, next_in: microseconds until the next waiting entry is due, -1 = none.
 local micros = 0

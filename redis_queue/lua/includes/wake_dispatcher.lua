@@ -1,8 +1,8 @@
--- Wake dispatchers if something is due earlier than all waiting entries until now.
+-- Wake the dispatcher if a new due time is earlier than all others.
 --
 -- Needs waiting, wake. Defines wake_dispatcher.
 local earliest = tonumber(redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]) or math.huge
 local function wake_dispatcher(due)
-  -- A user without this permission only makes others look later.
+  -- Without this permission, dispatchers only look later.
   if due < earliest then redis.pcall('PUBLISH', wake, '1') end
 end

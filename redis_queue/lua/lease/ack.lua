@@ -1,4 +1,4 @@
--- Finish what is held: it leaves the queue for good.
+-- Ack claimed messages or entries: delete them.
 --
 -- KEYS[1] meta       HASH  counters
 -- KEYS[2] records    HASH  id -> record
@@ -6,10 +6,10 @@
 -- KEYS[4] leases     HASH  id -> "<deliveries> <token>"
 -- KEYS[5] errors     HASH  id -> last reason
 -- KEYS[6] slot       STRING number and outcome of this caller's last call
--- ARGV[1] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
+-- ARGV[1] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 -- ARGV[...] held     id, token; two for each
 --
--- Returns flags: 1 = finished, 0 = lease lost, nothing changed.
+-- Returns flags: 1 = acked, 0 = lease lost, nothing changed.
 -- O(held * log in flight)
 local meta, records, in_flight, leases, errors, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local sequence = ARGV[1]

@@ -1,9 +1,9 @@
--- Lengthen leases that are still held; late is fine as long as nobody put them back.
+-- Extend leases; also late ones, unless they were put back.
 --
 -- KEYS[1] in_flight  ZSET  id -> end of its lease (ms)
 -- KEYS[2] leases     HASH  id -> "<deliveries> <token>"
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] lease      length from now in ms; 0 only asks who still holds
+-- ARGV[2] lease      length from now in ms; 0 = only check
 -- ARGV[...] held     id, token; two for each
 --
 -- Returns {new end of the lease, flags}: 1 = held, 0 = lease lost. A lease is never shortened.
@@ -28,7 +28,7 @@ for i, id in ipairs(ids) do
     flags[i] = 0
   end
 end
--- A first write that needs no memory lets the other pass when Redis is full.
+-- If Redis is full, a first write that needs no memory allows the other.
 if lease > 0 and #scores > 0 then redis.call('HDEL', leases, '') end
 if lease > 0 and #scores > 0 then redis.call('ZADD', in_flight, 'XX', 'GT', unpack(scores)) end
 return {tonumber(expires), table.concat(flags)}

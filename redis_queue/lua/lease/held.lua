@@ -1,8 +1,8 @@
--- List what is in flight, the lease that ends first before the others.
+-- List what is in flight, by the end of the leases.
 --
 -- KEYS[1] in_flight  ZSET  id -> end of its lease (ms)
 -- KEYS[2] leases     HASH  id -> "<deliveries> <token>"
--- ARGV[1] offset     leases to pass over
+-- ARGV[1] offset     leases to skip
 -- ARGV[2] limit      most leases
 --
 -- Returns {id, end of its lease, deliveries, ...}.

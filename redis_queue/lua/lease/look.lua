@@ -1,4 +1,4 @@
--- Read one message or entry wherever it is, dead letters too.
+-- Read one message or entry in any state.
 --
 -- KEYS[1] records    HASH  id -> record
 -- KEYS[2] waiting    ZSET  id -> due time (ms)
@@ -7,10 +7,10 @@
 -- KEYS[5] leases     HASH  id -> "<deliveries> <token>"
 -- KEYS[6] errors     HASH  id -> last reason
 -- ARGV[1] id         of the message or entry
--- ARGV[2] budget     most bytes of its record; in place of a larger one its size is returned
+-- ARGV[2] budget     most bytes of its record; a larger one is replaced by its size
 --
 -- Returns {state, its time in ms or -1, deliveries, last reason, record or size}, or {} for an unknown id. The state is
--- delayed, in_flight, dead, or ready: a record that stands in none of these.
+-- delayed, in_flight, dead, or otherwise ready.
 -- O(1)
 local records, waiting, in_flight, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local leases, errors = KEYS[5], KEYS[6]

@@ -1,4 +1,4 @@
--- Tell which ids have a record but stand in no place, or stand in one without a record, and mend that if asked.
+-- Find orphans, which are records without a place, and places without a record; repair them if asked.
 --
 -- KEYS[1] meta       HASH  schema
 -- KEYS[2] records    HASH  id -> record
@@ -11,13 +11,13 @@
 -- KEYS[9] quarantine LIST  unreadable records
 -- KEYS[10] wake      LIST  at most one token
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] listed     1 = a queue with a ready list, 0 = only the sorted set
--- ARGV[3] acting     1 = mend, 0 = only tell
--- ARGV[...] ids      to look at
+-- ARGV[2] listed     1 = a RedisQueue with a ready list, 0 = a DelayQueue
+-- ARGV[3] acting     1 = repair, 0 = only find
+-- ARGV[...] ids      to check
 --
--- A record without a place goes to the back of the ready list; where there is none it becomes a dead letter, since
--- nobody knows any more when it was due. A place without a record goes to quarantine.
--- Returns flags: 0 = as it should be or unknown, 1 = a record without a place, 2 = a place without a record.
+-- An orphan goes to the back of the ready list; in a DelayQueue it becomes a dead letter, since its due time is lost. A
+-- place without a record goes to quarantine.
+-- Returns flags: 0 = correct or unknown, 1 = a record without a place, 2 = a place without a record.
 -- O(ids * (ready + log N))
 local meta, records, in_flight, leases, errors = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local ready, waiting, dead, quarantine, wake = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
@@ -46,7 +46,7 @@ for i, id in ipairs(ids) do
   end
   if acting and flags[i] == 1 then
     local deliveries = string.match(redis.call('HGET', leases, id) or '', '^%d+')
-    -- First of all: whoever held it has lost it.
+    -- First take the lease from its holder.
     if deliveries then redis.call('HSET', leases, id, deliveries) end
     if listed then
       redis.call('LPUSH', ready, id)

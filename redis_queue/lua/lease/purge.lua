@@ -1,4 +1,4 @@
--- Delete what stands in one place: the ready list, the delayed set or the dead letters.
+-- Delete messages or entries of one place: the ready list, the delayed ones or the dead letters.
 --
 -- KEYS[1] place      LIST or ZSET of ids
 -- KEYS[2] records    HASH  id -> record
@@ -6,9 +6,9 @@
 -- KEYS[4] errors     HASH  id -> last reason
 -- KEYS[5] slot       STRING number and outcome of this caller's last call
 -- ARGV[1] limit      most ids
--- ARGV[2] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
+-- ARGV[2] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 --
--- Returns how many were deleted, the next to be claimed, due or oldest before all others.
+-- Returns how many were deleted: the next to be claimed, the next due, or the oldest first.
 -- O(limit * log N)
 local place, records, leases, errors, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local limit, sequence = tonumber(ARGV[1]), ARGV[2]
@@ -19,9 +19,9 @@ redis.call('HLEN', records)
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)
 local listed = redis.call('TYPE', place).ok == 'list'
--- What stands longest goes first: the next ones at the right end of a list.
+-- Oldest first: the right end of a list.
 local ids = listed and redis.call('LRANGE', place, -limit, -1) or redis.call('ZRANGE', place, 0, limit - 1)
--- A first write that needs no memory lets the others pass when Redis is full.
+-- If Redis is full, a first write that needs no memory allows the others.
 redis.call('HDEL', leases, '')
 if #ids == 0 then return remember(0) end
 redis.call('HDEL', records, unpack(ids))

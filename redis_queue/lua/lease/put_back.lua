@@ -1,4 +1,4 @@
--- Return what expired leases hold: to be claimed again before all others, or to the dead letters.
+-- Put back the messages or entries of expired leases, to be claimed before all others, or make dead letters of them.
 --
 -- KEYS[1] meta       HASH  counters
 -- KEYS[2] records    HASH  id -> record
@@ -11,13 +11,13 @@
 -- KEYS[9] quarantine LIST  unreadable records
 -- KEYS[10] wake      LIST  at most one token
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] limit      most leases to look at
+-- ARGV[2] limit      most leases
 -- ARGV[3] max_deliveries  0 = never dead
--- ARGV[4] listed     1 = a queue with a ready list, 0 = only the sorted set
+-- ARGV[4] listed     1 = a RedisQueue with a ready list, 0 = a DelayQueue
 --
--- The reason of each becomes that its lease ran out, before what it was until then.
--- Returns {leases looked at, returned, dead}; the rest had no record and went to quarantine. Any number of callers may
--- run at once: each lease is ended once.
+-- The reason of each becomes "lease expired", followed by its earlier reason.
+-- Returns {expired leases, returned, dead}; the rest had no record and went to quarantine. Many callers may run at
+-- once: each lease ends once.
 -- O(limit * log N)
 local meta, records, in_flight, leases, errors = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local ready, waiting, dead, quarantine, wake = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
@@ -37,11 +37,11 @@ redis.call('LLEN', quarantine)
 local idle = redis.call('LLEN', wake) == 0
 local ids = redis.call('ZRANGEBYSCORE', in_flight, '-inf', at, 'LIMIT', 0, limit)
 local expired, returned, died = 'lease expired', 0, 0
--- A first write that needs no memory lets the others pass when Redis is full.
+-- If Redis is full, a first write that needs no memory allows the others.
 redis.call('HDEL', errors, '')
--- Who may not take away from in_flight is refused here, before anything stands in two places.
+-- A user without permission to remove from in_flight gets its error here, before anything is in two places.
 redis.call('ZREM', in_flight, '')
--- Latest first, so that the one which waited longest ends up at the very front.
+-- Latest first, so that the oldest one ends up at the very front.
 for i = #ids, 1, -1 do
   local id = ids[i]
   local deliveries = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 1

@@ -1,4 +1,4 @@
--- Move what is held but cannot be read out of the way, bytes and all.
+-- Move a claimed but unreadable record to quarantine.
 --
 -- KEYS[1] records    HASH  id -> record
 -- KEYS[2] in_flight  ZSET  id -> end of its lease (ms)
@@ -8,7 +8,7 @@
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] id         of the message
 -- ARGV[3] token      of its lease
--- ARGV[4] reason     why it cannot be read
+-- ARGV[4] reason     why it is unreadable
 --
 -- Returns 1 = moved, 0 = lease lost (also when an earlier call moved it).
 -- O(log in flight)

@@ -1,12 +1,12 @@
--- Look at records that could not be read, oldest first.
+-- Read the quarantine, oldest first.
 --
 -- KEYS[1] quarantine LIST  unreadable records
--- ARGV[1] offset     how many to pass over
+-- ARGV[1] offset     how many to skip
 -- ARGV[2] limit      most records
--- ARGV[3] budget     bytes to return; of a record that does not fit only what stands before its raw bytes is
+-- ARGV[3] budget     bytes to return; of a record that does not fit only the part before its raw bytes
 --
 -- Returns {1 if it stopped before the limit, "<ms> <id length> <reason length>\n<id><reason><raw>", its bytes, ...}
--- Stops after the record that makes 1 MiB, and reads none after it: one call never blocks Redis for long.
+-- Stops after the record that makes 1 MiB, and reads none after it, so that no call blocks Redis for long.
 -- O(limit * (offset + limit))
 local quarantine = KEYS[1]
 local offset, limit, budget = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])

@@ -1,7 +1,7 @@
--- Tell which ids have no record.
+-- Find ids without a record.
 --
 -- KEYS[1] records    HASH  id -> record
--- ARGV[...] ids      to look at
+-- ARGV[...] ids      to check
 --
 -- Returns flags: 1 = no record, 0 = it has one.
 -- O(ids)

@@ -1,4 +1,4 @@
--- Give back what is held: to be claimed again now or later, or to the dead letters.
+-- Give back claimed messages or entries, to be claimed again now or later, or make dead letters of them.
 --
 -- KEYS[1] meta       HASH  counters
 -- KEYS[2] in_flight  ZSET  id -> end of its lease (ms)
@@ -9,13 +9,13 @@
 -- KEYS[7] dead       ZSET  id -> time it died (ms)
 -- KEYS[8] wake       LIST  at most one token
 -- KEYS[9] slot       STRING number and outcome of this caller's last call
--- ARGV[1] sequence   number of the call, grows per caller; a repeat gets the same answer, a lower one is refused
+-- ARGV[1] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 -- ARGV[2] now        ms; 0 = the server's TIME
 -- ARGV[3] delay      ms; 0 = at once, before all others
 -- ARGV[4] reason     stored with the message; "" keeps the previous one
 -- ARGV[5] max_deliveries  1 = dead now, 0 = never dead
 -- ARGV[6] counted    0 = this delivery does not count
--- ARGV[7] listed     1 = a queue with a ready list, 0 = only the sorted set
+-- ARGV[7] listed     1 = a RedisQueue with a ready list, 0 = a DelayQueue
 -- ARGV[...] held     id, token; two for each
 --
 -- Returns flags: 0 = lease lost, 1 = given back, 2 = dead.
@@ -38,12 +38,12 @@ redis.call('ZCARD', waiting)
 redis.call('ZCARD', dead)
 local idle = redis.call('LLEN', wake) == 0
 
--- A first write that needs no memory lets the others pass when Redis is full.
+-- If Redis is full, a first write that needs no memory allows the others.
 redis.call('HDEL', errors, '')
--- Who may not take away from in_flight is refused here, before anything stands in two places.
+-- A user without permission to remove from in_flight gets its error here, before anything is in two places.
 redis.call('ZREM', in_flight, '')
 local flags, done = {}, {}
--- Last first, so that the first one ends up at the very front.
+-- Last one first, so that the first one ends up at the very front.
 for i = #held - 1, 1, -2 do
   local id, token = held[i], held[i + 1]
   local deliveries, current = string.match(redis.call('HGET', leases, id) or '', '^(%d+) (.+)$')

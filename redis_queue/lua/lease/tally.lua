@@ -1,4 +1,4 @@
--- Count the records of a shard and the places that they may stand in, in one consistent look.
+-- Count the records of a queue or shard and the ids in each place, consistently.
 --
 -- KEYS[1] records    HASH  id -> record
 -- KEYS[2] ready      LIST  ids, next one at the right end

@@ -1,14 +1,14 @@
--- Take a lock if nobody holds it or its lease has ended; else stand in the line of those who found it taken.
+-- Take a lock if it is free or its lease has ended; otherwise join the line of waiting callers.
 --
 -- KEYS[1] holder     HASH  token, fence, expires_at (ms), released: the token that gave it back last
--- KEYS[2] line       ZSET  id -> since when it waits (ms)
+-- KEYS[2] line       ZSET  id -> time since which it waits (ms)
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] token      new for every taking; the same again answers with the same fence
+-- ARGV[2] token      new for every attempt; a repeat gets the same fence
 -- ARGV[3] lease      length in ms
--- ARGV[4] id         of who may be woken once the lock is free; "" = nobody
+-- ARGV[4] id         of a caller to wake once the lock is free; "" = none
 --
--- Returns {fence, ms until the lease ends}, {0, ms until the lease of the other one ends} = taken. A fence is greater
--- than all before: it follows the server's clock, so that the key of a lock which nobody uses can go after an hour.
+-- Returns {fence, ms until the lease ends}, or {0, ms until the lease of the holder ends} for a taken lock. A fence is
+-- greater than all before: it follows the server's clock, so the key of an unused lock can expire after an hour.
 -- O(log line)
 local holder, line = KEYS[1], KEYS[2]
 local now, token, lease, id = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4]
@@ -20,7 +20,7 @@ local found = redis.call('HMGET', holder, 'token', 'fence', 'expires_at', 'relea
 local waiting = redis.call('ZCARD', line)
 local current, fence, ends = found[1] or '', tonumber(found[2]) or 0, tonumber(found[3]) or 0
 
--- A call that was long under way must not take again what was given back meanwhile.
+-- A late call must not take the lock again after it was given back.
 if found[4] == token then return {0, 0} end
 if current ~= '' and current ~= token and ends > now then
   if id ~= '' and waiting < MOST then

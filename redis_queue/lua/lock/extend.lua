@@ -1,9 +1,9 @@
--- Lengthen the lease of a lock; late is fine as long as nobody else took it.
+-- Extend the lease of a lock; also late, unless another holder took it.
 --
 -- KEYS[1] holder     HASH  token, fence, expires_at (ms), released: the token that gave it back last
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] token      of who holds it
--- ARGV[3] lease      length from now in ms; 0 only asks
+-- ARGV[2] token      of the holder
+-- ARGV[3] lease      length from now in ms; 0 = only check
 --
 -- Returns 1 = held, 0 = lost. A lease is never shortened.
 -- O(1)
@@ -16,7 +16,7 @@ local found = redis.call('HMGET', holder, 'token', 'expires_at')
 if found[1] ~= token then return 0 end
 local ends = math.max(now + lease, tonumber(found[2]) or 0)
 if lease > 0 then
-  -- A first write that needs no memory lets the other pass when Redis is full.
+  -- If Redis is full, a first write that needs no memory allows the other.
   redis.call('HDEL', holder, '')
   redis.call('HSET', holder, 'expires_at', string.format('%.0f', ends))
   redis.call('PEXPIRE', holder, string.format('%.0f', ends - now + KEPT))

@@ -1,9 +1,9 @@
--- Take one out of the line; tell who waits longest now.
+-- Remove a caller from the line and return the one that waits longest now.
 --
--- KEYS[1] line       ZSET  id -> since when it waits (ms)
--- ARGV[1] id         who was woken, or waits no more
+-- KEYS[1] line       ZSET  id -> time since which it waits (ms)
+-- ARGV[1] id         of a caller that was woken, or no longer waits
 --
--- Returns the id of who waits longest, or "".
+-- Returns the id of the caller that waits longest, or "".
 -- O(log line)
 local line = KEYS[1]
 local id = ARGV[1]

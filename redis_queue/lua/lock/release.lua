@@ -1,10 +1,10 @@
--- Give a lock back; tell who waits longest.
+-- Give a lock back and return the caller that waits longest.
 --
 -- KEYS[1] holder     HASH  token, fence, expires_at (ms), released: the token that gave it back last
--- KEYS[2] line       ZSET  id -> since when it waits (ms)
--- ARGV[1] token      of who holds it; the same again answers the same until the next one gives it back
+-- KEYS[2] line       ZSET  id -> time since which it waits (ms)
+-- ARGV[1] token      of the holder; a repeat gets the same reply until the next holder gives it back
 --
--- Returns {1 = given back or 0 = lost, id of who waits longest or ""}.
+-- Returns {1 = given back or 0 = lost, id of the caller that waits longest or ""}.
 -- O(log line)
 local holder, line = KEYS[1], KEYS[2]
 local token = ARGV[1]
@@ -13,7 +13,7 @@ local KEPT = 3600000
 local found = redis.call('HMGET', holder, 'token', 'released')
 local first = redis.call('ZRANGE', line, 0, 0)[1] or ''
 if found[1] == token then
-  -- First what needs no memory: a lock can be given back when Redis is full.
+  -- First a write that needs no memory: a lock can be given back if Redis is full.
   redis.call('HDEL', holder, 'token', 'expires_at')
   redis.call('HSET', holder, 'released', token)
   redis.call('PEXPIRE', holder, KEPT)

@@ -13,12 +13,12 @@
 -- ARGV[2] lease      length in ms
 -- ARGV[3] limit      most messages to claim
 -- ARGV[4] nonce      new for every call, part of the token
--- ARGV[5] sequence   number of the claim, grows per caller; a repeat gets the same claim, a lower one is refused
+-- ARGV[5] sequence   number of the claim, grows per caller; a repeat gets the same claim, a lower number is refused
 --
--- Returns {token, end of the lease, ms until the next delayed message or expired lease (-1 = none), then id,
+-- Returns {token, end of the lease, ms until the next delayed message is due or lease expires (-1 = none), then id,
 -- deliveries and record of each message}. Token "" = nothing ready, "-" = paused, "+" = only unreadable messages were
--- found and moved out of the way: claim again.
--- Stops after the message that makes 1 MiB, and reads none after it: one call never blocks Redis for long.
+-- ready, which went to quarantine: claim again.
+-- Stops after the message that makes 1 MiB, and reads none after it, so that no call blocks Redis for long.
 -- O(limit * log in flight)
 local meta, records, ready, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local leases, quarantine, wake, slot = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
@@ -33,8 +33,8 @@ local known, paused = unpack(redis.call('HMGET', meta, 'schema', 'paused'))
 
 -- include last_call
 if last == sequence then
-  -- It ends no later than one of this length that begins now, and few do between that claim and this call. If it is not
-  -- among the last 1,000 of them, its messages come back when their lease ends.
+  -- That lease ends no later than one of this length that begins now. If it is not among the last 1,000 of those, its
+  -- messages come back when it ends.
   local latest = string.format('%.0f', now + lease)
   local newest = redis.call('ZRANGE', in_flight, latest, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 1000)
   local held = #newest > 0 and redis.call('HMGET', leases, unpack(newest)) or {}
@@ -60,11 +60,11 @@ local soonest = redis.call('ZRANGE', in_flight, 0, 0, 'WITHSCORES')[2]
 local due = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
 soonest = math.min(tonumber(soonest or math.huge), tonumber(due or math.huge))
 local next_in = soonest < math.huge and math.max(0, soonest - now) or -1
--- A first write that needs no memory lets the others pass when Redis is full: a full queue can be worked off.
+-- If Redis is full, a first write that needs no memory allows the others: a full queue can be drained.
 redis.call('HDEL', leases, '')
 if paused then return kept({'-', 0, -1}) end
 
--- One more than the limit tells whether any are left.
+-- One more than the limit shows whether any are left.
 local ids = redis.call('LRANGE', ready, -limit - 1, -1)
 if #ids == 0 then
   redis.call('DEL', wake)

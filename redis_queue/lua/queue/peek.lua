@@ -1,14 +1,14 @@
--- Look at the next messages without claiming them.
+-- Read the next messages without claiming them.
 --
 -- KEYS[1] records    HASH  id -> record
 -- KEYS[2] ready      LIST  ids, next one at the right end
 -- KEYS[3] leases     HASH  id -> deliveries so far
--- ARGV[1] offset     how many to pass over
+-- ARGV[1] offset     how many to skip
 -- ARGV[2] limit      most messages
--- ARGV[3] budget     bytes of records to return; in place of one that does not fit its size is
+-- ARGV[3] budget     bytes of records to return; a record that does not fit is replaced by its size
 --
 -- Returns {1 if it stopped before the limit, id, deliveries so far, record, "" or size, ...}, next message first.
--- Stops after the message that makes 1 MiB, and reads none after it: one call never blocks Redis for long.
+-- Stops after the message that makes 1 MiB, and reads none after it, so that no call blocks Redis for long.
 -- O(offset + limit)
 local records, ready, leases = KEYS[1], KEYS[2], KEYS[3]
 local offset, limit, budget = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])

@@ -1,4 +1,4 @@
--- Move delayed messages that are due to the ready list, behind what is there.
+-- Move delayed messages that are due to the end of the ready list.
 --
 -- KEYS[1] ready      LIST  ids, next one at the right end
 -- KEYS[2] waiting    ZSET  id -> due time (ms)
@@ -16,7 +16,7 @@ redis.call('LLEN', ready)
 local idle = redis.call('LLEN', wake) == 0
 local ids = redis.call('ZRANGEBYSCORE', waiting, '-inf', string.format('%.0f', now), 'LIMIT', 0, limit)
 if #ids == 0 then return 0 end
--- A first write that needs no memory lets the others pass when Redis is full.
+-- If Redis is full, a first write that needs no memory allows the others.
 redis.call('ZREM', waiting, '')
 redis.call('LPUSH', ready, unpack(ids))
 redis.call('ZREM', waiting, unpack(ids))

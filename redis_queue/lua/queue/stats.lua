@@ -1,4 +1,4 @@
--- Count what a queue holds, in one consistent look.
+-- Count the messages of a queue, consistently.
 --
 -- KEYS[1] meta       HASH  schema, paused, counters
 -- KEYS[2] records    HASH  id -> record
