@@ -14,7 +14,7 @@ from redis_queue.store.keys import Keys
 from redis_queue.store.records import Clock, Shard, server_clock
 from redis_queue.store.registry import Registry
 from redis_queue.store.scripts import Scripts
-from redis_queue.store.settings import Overrides, Settings
+from redis_queue.store.settings import QueueOverrides, Settings
 from redis_queue.times import from_ms
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class QueueView:
         *,
         settings: Settings | None = None,
         clock: Clock = server_clock,
-        **overrides: Unpack[Overrides],
+        **overrides: Unpack[QueueOverrides],
     ) -> None:
         self.name = name
         self.settings = Settings.choose(settings, overrides)

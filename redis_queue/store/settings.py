@@ -84,7 +84,7 @@ class Settings:
         return cls(**values)
 
 
-class Overrides(TypedDict, total=False):
+class QueueOverrides(TypedDict, total=False):
     """The fields of :class:`Settings` as keyword arguments of a queue, for type checkers."""
 
     prefix: str
