@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 import pytest
 from mypy import api
 
-from redis_queue.store.settings import Overrides, Settings
+from redis_queue.store.settings import QueueOverrides, Settings
 from redis_queue.web.settings import WebOverrides, WebSettings
 from tests.support.paths import ROOT
 
@@ -43,6 +43,6 @@ def test_a_setting_that_does_not_exist_is_an_error(tmp_path: Path, monkeypatch: 
     assert (lines, err) == (wrong, ""), out
 
 
-@pytest.mark.parametrize(("keywords", "settings"), [(Overrides, Settings), (WebOverrides, WebSettings)])
+@pytest.mark.parametrize(("keywords", "settings"), [(QueueOverrides, Settings), (WebOverrides, WebSettings)])
 def test_the_keywords_are_the_settings(keywords: Any, settings: Any) -> None:
     assert get_type_hints(keywords) == get_type_hints(settings)
