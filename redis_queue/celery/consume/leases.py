@@ -63,16 +63,16 @@ class WorkerLeases:
                 "broker_transport_options and broker_use_ssl"
             ) from error
         self._on_lost = on_lost
-        self._trusted = place.visibility_timeout * TRUSTED
+        self._trusted = index.visibility_timeout * TRUSTED
         self._client = client_of(channel)
         self.counters = Counters(self._client, prefix)
         self._unreadable = unreadable(prefix)
-        self._renewer = Renewer(self._client, place)
+        self._renewer = Renewer(self._client, index)
         self._records = InFlightRecords(self._client, self._in_flight)
         self._held: dict[str, HeldMessage] = {}
         #: Number of lost leases.
         self.lost = 0
-        self._keeper = KeeperProcess(greeting, place.visibility_timeout, held=self._lines, on_lost=self._note_loss)
+        self._keeper = KeeperProcess(greeting, index.visibility_timeout, held=self._lines, on_lost=self._note_loss)
 
     def hold(self, tag: str, since: float, score: float) -> None:
         """Renew the lease of *tag* from now on; it began at *since* (monotonic clock), *score* by Redis."""
