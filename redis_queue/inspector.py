@@ -14,7 +14,7 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidNameError, RedisQueueError, SchemaError, WrongTypeError
 from redis_queue.model import QueueStats
 from redis_queue.queue.queue import RedisQueue
-from redis_queue.queue.view import read_stats
+from redis_queue.queue.replies import read_stats
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.keys import Keys, Kind
 from redis_queue.store.records import Clock, server_clock

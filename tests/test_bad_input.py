@@ -414,10 +414,10 @@ def test_a_cursor_that_list_did_not_give_is_refused(timed: DelayQueue, value: An
 def test_what_was_only_looked_at_cannot_be_settled(queue: RedisQueue, timed: DelayQueue) -> None:
     seen = Message("m1", None, {}, NOW, 0)
     for call in (queue.ack, queue.nack, queue.extend, queue.still_mine):
-        refused(InvalidValueError, "'m1' was looked at, not claimed", lambda call=call: call(seen))
+        refused(InvalidValueError, "'m1' has no lease: it must be claimed first", lambda call=call: call(seen))
     entry = Entry("e1", None, {}, NOW, NOW)
     for act in (timed.ack, timed.release, timed.extend):
-        refused(InvalidValueError, "'e1' was looked at, not claimed", lambda act=act: act(entry))
+        refused(InvalidValueError, "'e1' has no lease: it must be claimed first", lambda act=act: act(entry))
 
 
 @pytest.mark.parametrize("value", [None, "print", 5], ids=repr)

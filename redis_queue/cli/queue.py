@@ -13,10 +13,10 @@ from redis_queue.cli.acting import report
 from redis_queue.cli.output import harmless, show_json, show_place, show_table, shown_body
 from redis_queue.operate.access import Access
 from redis_queue.operate.faults import Faults
-from redis_queue.queue.queue import Place, RedisQueue
+from redis_queue.queue.queue import QueuePlace, RedisQueue
 from redis_queue.store.chunks import CHUNK
 
-PLACES: Final[tuple[Place, ...]] = ("ready", "delayed", "dead", "quarantine")
+PLACES: Final[tuple[QueuePlace, ...]] = ("ready", "delayed", "dead", "quarantine")
 
 
 @click.group(cls=Group)
@@ -96,7 +96,7 @@ def _tell(what: str, *, as_json: bool) -> None:
 @options.yes
 @options.as_json
 @with_access
-def purge(access: Access, *, places: tuple[Place, ...], dry_run: bool, yes: bool, as_json: bool) -> None:
+def purge(access: Access, *, places: tuple[QueuePlace, ...], dry_run: bool, yes: bool, as_json: bool) -> None:
     """Delete everything in PLACES (default: ready and delayed).
 
     What is in flight stays with its holders.

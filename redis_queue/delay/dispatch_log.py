@@ -10,7 +10,7 @@ from typing import Any, Final
 from redis_queue.delay.lateness import BOUNDS, DispatcherRow, Dispatches, Lateness, Minute
 from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.codec import read_document, small_integer
-from redis_queue.store.records import Shard
+from redis_queue.store.records import Records
 from redis_queue.store.scripts import Scripts
 from redis_queue.times import END_OF_CALENDAR_MS, from_ms
 
@@ -37,7 +37,7 @@ class DispatchLog:
     entry that came back when a lease ended, or that was given back, is late by the time since then.
     """
 
-    def __init__(self, scripts: Scripts, shard: Shard) -> None:
+    def __init__(self, scripts: Scripts, shard: Records) -> None:
         self._scripts = scripts
         self._shard = shard
 

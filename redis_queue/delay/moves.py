@@ -13,7 +13,7 @@ from redis_queue.delay.shards import OUTCOMES, Shards
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry, Lease
 from redis_queue.store.chunks import CHUNK, MANY, MAX_CALL_BYTES, check_limit
-from redis_queue.store.records import Shard
+from redis_queue.store.records import Records
 from redis_queue.times import MAX_DELAY_MS, Seconds, duration_ms, from_ms
 
 DELIVERIES: Final = 200
@@ -41,7 +41,7 @@ class Moves:
         entries: list[Entry] = []
         left = False
 
-        def fill(shard: Shard) -> None:
+        def fill(shard: Records) -> None:
             nonlocal left
             again = True
             while again and len(entries) < limit:
@@ -78,7 +78,7 @@ class Moves:
         names = [] if lists is None else [name.encode() for name in lists]
         total = Moved()
 
-        def move(shard: Shard) -> None:
+        def move(shard: Records) -> None:
             nonlocal total
             offset, left = 0, limit - total.moved
             while left > 0 and offset < passing:
@@ -125,7 +125,7 @@ class Moves:
         """Make dead letters of all entries that have been due for longer than *older_than*; return how many."""
         age, text, total = duration_ms(older_than, name="older_than"), reason.encode(errors="replace"), 0
 
-        def bury(shard: Shard) -> None:
+        def bury(shard: Records) -> None:
             nonlocal total
             while found := shard.run("delay/bury", now=shard.clock(), older_than=age, limit=CHUNK, reason=text):
                 total += found
@@ -157,7 +157,7 @@ class Moves:
         """Return the channels that get a message when an entry is due earlier than all before."""
         return [shard.keys.wake for shard in self._shards]
 
-    def _claim(self, shard: Shard, limit: int, age: int, within: int) -> tuple[list[Entry], bool, bool]:
+    def _claim(self, shard: Records, limit: int, age: int, within: int) -> tuple[list[Entry], bool, bool]:
         """Claim once; return the result, whether unreadable records require another call, and whether more is due."""
         token, expires, more, *found = shard.call(
             "delay/claim",

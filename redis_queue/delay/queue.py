@@ -21,8 +21,8 @@ from redis_queue.model import CancelOutcome, DeadLetter, DelayStats, Entry, InFl
 from redis_queue.store.chunks import CHUNK, MANY, check_budget, check_limit, check_many, chunks, gap_ms
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.ids import check_id, id_bytes
-from redis_queue.store.records import Clock, Shard, server_clock
-from redis_queue.store.settings import QueueOverrides, Settings
+from redis_queue.store.records import Clock, Records, server_clock
+from redis_queue.store.settings import Overrides, Settings
 from redis_queue.times import END_OF_CALENDAR_MS, MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class DelayQueue:
 
     def ack_many(self, entries: Sequence[Entry]) -> builtins.list[bool]:
         """Finish *entries*; one round trip per 500 and shard."""
-        return self._shards.settle(entries, Shard.ack)
+        return self._shards.settle(entries, Records.ack)
 
     def release(
         self, entry: Entry, *, delay: Seconds = 0, reason: str = "", dead: bool = False, counted: bool = True
@@ -232,13 +232,13 @@ class DelayQueue:
         """Give *entries* back, as :meth:`release` does."""
         wait = duration_ms(delay)
         return self._shards.settle(
-            entries, partial(Shard.release, delay=wait, reason=reason, counted=counted or dead, dead=dead)
+            entries, partial(Records.release, delay=wait, reason=reason, counted=counted or dead, dead=dead)
         )
 
     def extend(self, entry: Entry, lease: Seconds | None = None) -> bool:
         """Lengthen the lease to *lease* (default: the visibility timeout) from now. False: the lease was lost."""
         length = self.settings.lease_ms if lease is None else max(1, duration_ms(lease, name="lease"))
-        return self._shards.settle([entry], partial(Shard.extend, lease_ms=length))[0]
+        return self._shards.settle([entry], partial(Records.extend, lease_ms=length))[0]
 
     def pop(self, limit: int = 1, *, older_than: Seconds = 0) -> builtins.list[Entry]:
         """Take up to *limit* due entries for good: a claim and an ack.
@@ -248,7 +248,7 @@ class DelayQueue:
         For at least once, use :meth:`claim`, work, then :meth:`ack`.
         """
         entries = self.claim(limit, older_than=older_than)
-        kept, errors = self._shards.try_settle(entries, Shard.ack)
+        kept, errors = self._shards.try_settle(entries, Records.ack)
         popped = [entry for entry, mine in zip(entries, kept, strict=True) if mine]
         # Acked entries are nowhere else any more: an error must not hide them.
         self._shards.report("ack in", errors, done=bool(popped))
@@ -302,7 +302,7 @@ class DelayQueue:
         check_limit(limit, MANY)
         total = PutBack()
 
-        def put_back(shard: Shard) -> None:
+        def put_back(shard: Records) -> None:
             nonlocal total
             left = limit - total.returned - total.dead
             total += shard.put_back(left) if left > 0 else PutBack()
@@ -328,13 +328,13 @@ class DelayQueue:
 
     def in_flight(self, *, offset: int = 0, limit: int = 100) -> builtins.list[InFlight]:
         """Return a page of entries in flight, by the end of their leases."""
-        return self._shards.page(Shard.in_flight, offset, limit, lambda held: (held.expires_at, held.id))
+        return self._shards.page(Records.in_flight, offset, limit, lambda held: (held.expires_at, held.id))
 
     def dead_letters(
         self, *, offset: int = 0, limit: int = 100, max_bytes: int | None = None
     ) -> builtins.list[DeadLetter]:
         """Return a page of dead letters, oldest first; *max_bytes* as in :meth:`list`."""
-        read = partial(Shard.dead_letters, max_bytes=self._shards.share(max_bytes))
+        read = partial(Records.dead_letters, max_bytes=self._shards.share(max_bytes))
         return self._shards.page(read, offset, limit, lambda letter: (letter.died_at, letter.id))
 
     def quarantined(
@@ -344,7 +344,7 @@ class DelayQueue:
 
         With *max_bytes* only so much is read: *raw* of a record that does not fit is empty.
         """
-        return self._shards.page(partial(Shard.quarantined, max_bytes=self._shards.share(max_bytes)), offset, limit)
+        return self._shards.page(partial(Records.quarantined, max_bytes=self._shards.share(max_bytes)), offset, limit)
 
     def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None) -> int:
         """Bring dead letters (default: all) back with all their deliveries, due now or *rate* per second."""

@@ -14,7 +14,7 @@ from redis_queue.model import Entry, Lease, Unread
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.codec import UnreadableError
 from redis_queue.store.ids import id_bytes, id_text
-from redis_queue.store.records import Shard
+from redis_queue.store.records import Records
 from redis_queue.times import from_ms
 
 MAX_DIGITS: Final = 15
@@ -41,7 +41,7 @@ class EntryReader:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
 
-    def entry(self, shard: Shard, row: Sequence[Any], lease: Lease | None) -> Entry | None:
+    def entry(self, shard: Records, row: Sequence[Any], lease: Lease | None) -> Entry | None:
         """Return the entry of *row* (id, deliveries, due time, record or its size); None for an unreadable record.
 
         With a *lease* an unreadable record goes to quarantine.
@@ -85,9 +85,9 @@ class EntryReader:
 
     def _rows(  # noqa: PLR0917 - the arguments of the script
         self, low: int | str, high: int | str, limit: int, after_due: int | str, after_id: bytes, budget: int
-    ) -> tuple[list[tuple[Shard, Sequence[Any]]], bool]:
+    ) -> tuple[list[tuple[Records, Sequence[Any]]], bool]:
         """Return the next rows of all shards by due time, then id, and whether more follow."""
-        rows: list[tuple[Shard, Sequence[Any]]] = []
+        rows: list[tuple[Records, Sequence[Any]]] = []
         ends: list[tuple[int, bytes]] = []
         for shard in self._shards:
             cut, *found = shard.run(
@@ -125,6 +125,6 @@ def parse_cursor(text: str) -> tuple[int, bytes]:
     raise InvalidValueError(f"after={text!r}: must be DelayQueue.cursor(entry) of the last entry seen")
 
 
-def _order(found: tuple[Shard, Sequence[Any]]) -> tuple[int, bytes]:
+def _order(found: tuple[Records, Sequence[Any]]) -> tuple[int, bytes]:
     id_, _, due, _ = found[1]
     return due, id_

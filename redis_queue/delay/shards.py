@@ -17,7 +17,7 @@ from redis_queue.store.chunks import ANY_SIZE, CHUNK, check_budget, check_limit,
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes
 from redis_queue.store.keys import Keys
-from redis_queue.store.records import Clock, Shard
+from redis_queue.store.records import Clock, Records
 from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import Settings
 
@@ -33,7 +33,7 @@ QUIET: Final = 10.0
 OUTCOMES: Final = {ord("0"): False, ord("1"): True, ord("2"): None}
 
 
-class Shards(Sequence[Shard]):
+class Shards(Sequence[Records]):
     """The shards of one DelayQueue. An id always belongs to the same one; a broken one does not block the others."""
 
     def __init__(self, name: str, client: Client, settings: Settings, clock: Clock) -> None:
@@ -43,29 +43,29 @@ class Shards(Sequence[Shard]):
         self.scripts = Scripts(client)
         self._cluster = isinstance(client, redis.RedisCluster)
         self._shards = [
-            Shard(self.scripts, Keys(settings.prefix, "delay", name, number), settings, listed=False, clock=clock)
+            Records(self.scripts, Keys(settings.prefix, "delay", name, number), settings, listed=False, clock=clock)
             for number in range(settings.shards)
         ]
         self._turn = 0
         self._warned_at: dict[str, float] = {}
 
     @overload
-    def __getitem__(self, index: int) -> Shard: ...
+    def __getitem__(self, index: int) -> Records: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[Shard]: ...
+    def __getitem__(self, index: slice) -> list[Records]: ...
 
-    def __getitem__(self, index: int | slice) -> Shard | list[Shard]:
+    def __getitem__(self, index: int | slice) -> Records | list[Records]:
         return self._shards[index]
 
     def __len__(self) -> int:
         return len(self._shards)
 
-    def of(self, id: str) -> Shard:
+    def of(self, id: str) -> Records:
         """Return the shard of *id*."""
         return self._shards[self._number(id)]
 
-    def grouped(self, ids: Sequence[str]) -> Iterator[tuple[Shard, list[int]]]:
+    def grouped(self, ids: Sequence[str]) -> Iterator[tuple[Records, list[int]]]:
         """Yield each shard of *ids* with the positions of its ids."""
         groups: dict[int, list[int]] = {}
         for position, id_ in enumerate(ids):
@@ -73,14 +73,14 @@ class Shards(Sequence[Shard]):
         for number, positions in groups.items():
             yield self._shards[number], positions
 
-    def in_turn(self) -> list[Shard]:
+    def in_turn(self) -> list[Records]:
         """Return all shards; each call begins with another one, so that a busy shard cannot starve the rest."""
         self._turn += 1
         first = self._turn % len(self._shards)
         return [*self._shards[first:], *self._shards[:first]]
 
     def each(
-        self, work: Callable[[Shard], Found], shards: Iterable[Shard] | None = None
+        self, work: Callable[[Records], Found], shards: Iterable[Records] | None = None
     ) -> tuple[list[Found], Sequence[StoreError]]:
         """Return what *work* returns for each of *shards* (default: all), and the errors of broken ones.
 
@@ -114,7 +114,9 @@ class Shards(Sequence[Shard]):
                 extra={"action": "shard_failed", "broken": len(errors)},
             )
 
-    def settle(self, entries: Sequence[Entry], call: Callable[[Shard, Sequence[Entry]], Sequence[bool]]) -> list[bool]:
+    def settle(
+        self, entries: Sequence[Entry], call: Callable[[Records, Sequence[Entry]], Sequence[bool]]
+    ) -> list[bool]:
         """Return the flags of *call*, which settles the entries of one shard, for each of *entries*.
 
         All shards are called; then the first error is raised.
@@ -124,13 +126,13 @@ class Shards(Sequence[Shard]):
         return flags
 
     def try_settle(
-        self, entries: Sequence[Entry], call: Callable[[Shard, Sequence[Entry]], Sequence[bool]]
+        self, entries: Sequence[Entry], call: Callable[[Records, Sequence[Entry]], Sequence[bool]]
     ) -> tuple[list[bool], Sequence[StoreError]]:
         """Settle as :meth:`settle` does; return the flags, False in a broken shard, and the errors."""
         flags = [False] * len(entries)
         groups = dict(self.grouped([entry.id for entry in entries]))
 
-        def settle(shard: Shard) -> None:
+        def settle(shard: Records) -> None:
             group = groups[shard]
             for index, flag in zip(group, call(shard, [entries[index] for index in group]), strict=True):
                 flags[index] = flag
@@ -140,7 +142,7 @@ class Shards(Sequence[Shard]):
 
     def page(
         self,
-        read: Callable[[Shard, int, int], list[Row]],
+        read: Callable[[Records, int, int], list[Row]],
         offset: int,
         limit: int,
         order: Callable[[Row], Any] | None = None,

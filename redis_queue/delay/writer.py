@@ -11,7 +11,7 @@ from redis_queue.delay.shards import Shards
 from redis_queue.errors import EntryExistsError, InvalidDelayError, InvalidValueError
 from redis_queue.store.chunks import by_size, chunks
 from redis_queue.store.ids import check_id, id_text, new_ids
-from redis_queue.store.records import Shard
+from redis_queue.store.records import Records
 from redis_queue.store.registry import Registry
 from redis_queue.times import Seconds, duration_ms, point_ms
 
@@ -54,7 +54,7 @@ class EntryWriter:
         record = self._shards[0].codec.encode(push.payload, push.headers, push.destination)
         return (next(names) if push.id is None else check_id(push.id)), wait, due, push.mark, record
 
-    def call(self, shard: Shard, name: str, **arguments: Any) -> Any:
+    def call(self, shard: Records, name: str, **arguments: Any) -> Any:
         """Call script *name*, whose first answer tells that the shard was new; return the second one."""
         if not self._registered:
             self._register()
@@ -73,7 +73,7 @@ class EntryWriter:
     def _register(self) -> None:
         self._registry.add("delay", self._shards.name, self._shards.settings)
 
-    def _push(self, shard: Shard, rows: Sequence[tuple[str, int, int, str, bytes]], on_conflict: Conflict) -> bytes:
+    def _push(self, shard: Records, rows: Sequence[tuple[str, int, int, str, bytes]], on_conflict: Conflict) -> bytes:
         more = [field for row in rows for field in row]
         flags = bytes(self.call(shard, "delay/push", on_conflict=on_conflict, more=more))
         if flags.startswith(b"exists "):

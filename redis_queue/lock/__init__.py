@@ -1,1 +1,1 @@
-"""Lock: one holder at a time, with a lease and a fence; and functions that it serializes."""
+"""A lock with a lease and a fence, and functions that it serializes."""

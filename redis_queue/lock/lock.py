@@ -1,4 +1,4 @@
-"""Lock: one holder at a time, with a lease that ends by itself and a number that tells holders apart."""
+"""Lock: one holder at a time, with a lease that expires and a fence that orders holders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import LockKeys
-from redis_queue.store.records import Clock, Held, server_clock
+from redis_queue.store.records import Clock, Leased, server_clock
 from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import Settings
 from redis_queue.times import Seconds, duration_ms, from_ms
@@ -31,19 +31,20 @@ MAX_LEASE: Final = timedelta(days=7)
 MAX_WAIT: Final = timedelta(days=1)
 
 LOOK_AGAIN: Final = 0.1
-"""Most seconds between two looks of who waits for a lock in place."""
+"""Most seconds between two attempts of a caller that waits."""
 
 
 class Lock:
     """The lock *name*: at most one holder at a time, as long as each holder's lease is extended.
 
-    A holder extends its lease of *lease* seconds (0.1 to 7 days) from a thread of its own; that of a dead one ends by
-    itself. All times are by the Redis server's clock. Raises InvalidNameError and InvalidDelayError for what cannot be,
-    before anything is sent.
+    A thread extends the lease of *lease* seconds (0.1 s to 7 days) while the lock is held; the lease of a dead holder
+    expires. All times are by the Redis server's clock. Raises InvalidNameError and InvalidDelayError before anything is
+    sent.
 
-    Its key has a TTL: a Redis that may evict such keys (``maxmemory-policy volatile-*``) may let two hold it.
+    The key of the lock has a TTL: if Redis may evict such keys (``maxmemory-policy volatile-*``), two may hold it at
+    once.
 
-    Safe for threads and after fork. Who waits gets it in no order that is promised.
+    Safe for threads and after fork. The order of waiting callers is not promised.
     """
 
     def __init__(
@@ -70,10 +71,10 @@ class Lock:
         return f"Lock({self.name!r})"
 
     def acquire(self, *, wait: Seconds = 0, id: str = "") -> HeldLock | None:
-        """Take the lock and begin to extend it; None if somebody else holds it, and still does after *wait* seconds.
+        """Take the lock and begin to extend its lease; None if it is still taken after *wait* seconds.
 
-        With *id* the caller stands in the line of those whom :meth:`HeldLock.release` tells of. Where every reply was
-        lost (StoreUnavailableError) the lock may be taken until its lease ends.
+        *id* puts the caller into the line from which :meth:`HeldLock.release` names the first. If all replies were lost
+        (StoreUnavailableError), the lock may be taken until its lease ends.
         """
         left = check_wait(wait) / 1000
         deadline = time.monotonic() + left
@@ -88,26 +89,26 @@ class Lock:
                 return None
             pause = min(left, ends_in / 1000, random.uniform(LOOK_AGAIN / 4, LOOK_AGAIN))
             time.sleep(pause)
-            # In a test with freezegun the clock stands still.
+            # Under freezegun the clock stands still.
             left -= pause
 
     @contextlib.contextmanager
     def hold(self, *, wait: Seconds = 0) -> Iterator[HeldLock]:
-        """Hold the lock for a ``with`` block. Raises LockTakenError where :meth:`acquire` returns None."""
+        """Hold the lock for a ``with`` block. Raises LockTakenError if it is taken, as :meth:`acquire` returns None."""
         held = self.acquire(wait=wait)
         if held is None:
-            raise LockTakenError(f"somebody else holds the lock {self.name!r}")
+            raise LockTakenError(f"another holder has the lock {self.name!r}")
         with held:
             yield held
 
     def pass_over(self, id: str) -> str | None:
-        """Take *id* out of the line; return who waits longest now, or None."""
+        """Remove *id* from the line; return the first id in the line, or None."""
         return _id_or_none(self._next(id=id_bytes(id)))
 
-    def extend(self, held: Sequence[Held], lease_ms: int) -> list[bool]:
-        """Lengthen the leases of *held*, holders of this lock, to *lease_ms* from now; False where it was lost.
+    def extend(self, held: Sequence[Leased], lease_ms: int) -> list[bool]:
+        """Lengthen the leases of *held*, holders of this lock, to *lease_ms* from now; False if the lease was lost.
 
-        0 only asks.
+        With 0 it only checks them.
         """
         return [
             bool(self._extend(now=self._clock(), token=item.lease.token if item.lease else "", lease=lease_ms))
@@ -115,20 +116,20 @@ class Lock:
         ]
 
     def release(self, token: str) -> Released:
-        """Give back what was taken with *token*."""
+        """Release the lock that was taken with *token*."""
         mine, waiting = self._release(token=token)
         return Released(bool(mine), _id_or_none(waiting))
 
 
 class Released(NamedTuple):
-    """What became of a lock that was given back: *mine* is False if it had been lost; *waiting* has waited longest."""
+    """Outcome of a release: *mine* is False if the lock had been lost; *waiting*: the first id in the line."""
 
     mine: bool
     waiting: str | None
 
 
 class _Term:
-    """The lease of a lock that was taken, for its heartbeat."""
+    """The lease of a held lock, for its heartbeat."""
 
     def __init__(self, lock: Lock, lease: Lease, asked_at: float) -> None:
         self.id = lock.name
@@ -136,8 +137,8 @@ class _Term:
         self.sure_until = asked_at + lock.lease_ms / 1000
         self._lock = lock
 
-    def extend(self, held: Sequence[Held], lease_ms: int) -> list[bool]:
-        """Lengthen it, as the heartbeat does."""
+    def extend(self, held: Sequence[Leased], lease_ms: int) -> list[bool]:
+        """Lengthen it, and note until when it surely lasts."""
         asked_at = time.monotonic()
         kept = self._lock.extend(held, lease_ms)
         if all(kept):
@@ -146,11 +147,11 @@ class _Term:
 
 
 class HeldLock:
-    """A lock that was taken; its lease is extended from a thread until it is given back, or this object is gone.
+    """A lock that is held; a thread extends its lease until :meth:`release`, or until this object is deleted.
 
-    *fence* is greater than that of every holder before: a third system that remembers the greatest number it has seen
-    can refuse the late write of a holder that was stopped for longer than its lease. It follows the server's clock:
-    only one that is set back by more than an hour, while nobody uses the lock, breaks that.
+    *fence* is greater than the fences of all earlier holders. A third system that remembers the greatest fence it has
+    seen can refuse late writes of a holder that was stopped for longer than its lease. Fences follow the server's
+    clock: they may repeat only if that is set back by more than an hour while the lock is unused.
     """
 
     def __init__(self, lock: Lock, token: str, fence: int, asked_at: float) -> None:
@@ -159,7 +160,7 @@ class HeldLock:
         self.id = lock.name
         self.lease = Lease(token, from_ms(time.time() * 1000 + lock.lease_ms))
         self._released: Released | None = None
-        # The heartbeat knows nothing of this object: one that is dropped must not be held for ever.
+        # The heartbeat does not reference this object: else an object that is dropped would hold the lock for ever.
         self._term = _Term(lock, self.lease, asked_at)
         self._heartbeat = Heartbeat(self._term, lock.lease_ms, owner=self)
         self._heartbeat.add(self._term)
@@ -168,31 +169,31 @@ class HeldLock:
 
     @property
     def lost(self) -> bool:
-        """Whether another one may hold the lock by now: asked no server, but known within a third of the lease."""
+        """Whether another holder may have the lock; known within a third of the lease, without asking Redis."""
         return self._heartbeat.is_lost(self._term) or time.monotonic() > self._term.sure_until
 
     def check(self) -> None:
-        """Ask Redis whether the lock is still held. Raises LeaseLostError if another one took it meanwhile."""
+        """Ask Redis whether the lock is still held. Raises LeaseLostError if another holder has taken it."""
         if not self.lock.extend([self], 0)[0]:
-            raise LeaseLostError(f"the lease of the lock {self.lock.name!r} ended, and another one has taken it")
+            raise LeaseLostError(f"the lease of the lock {self.lock.name!r} ended, and another holder has taken it")
 
     def release(self) -> Released:
-        """Give the lock back; the same again answers the same. What Redis cannot be told ends with the lease.
+        """Release the lock; calling again returns the same outcome. If Redis is away, the lock ends with its lease.
 
-        A child forked while it was held gives nothing back.
+        In a child process that was forked while the lock was held, this is a no-op.
         """
         if self._heartbeat.elsewhere:
             return Released(mine=False, waiting=None)
         if self._released is None:
             self._heartbeat.stop()
-            self._released = self._give_back()
+            self._released = self._release()
         return self._released
 
-    def _give_back(self) -> Released:
+    def _release(self) -> Released:
         try:
             released = self.lock.release(self.lease.token)
         except RedisQueueError as error:
-            logger.warning("lock not given back: %s", error, extra={"action": "unlock_failed", "lock": self.lock.name})
+            logger.warning("lock not released: %s", error, extra={"action": "unlock_failed", "lock": self.lock.name})
             return Released(mine=False, waiting=None)
         if not released.mine:
             logger.warning("lock %s was lost", self.lock.name, extra={"action": "lock_lost", "lock": self.lock.name})
@@ -212,13 +213,13 @@ def current_lock() -> HeldLock | None:
 
 
 def held_here(lock: Lock) -> bool:
-    """Tell whether this thread holds *lock* already."""
+    """Return whether this thread holds *lock*."""
     return any(held.lock.key == lock.key for held in _mine())
 
 
 @contextlib.contextmanager
 def holding_nothing() -> Iterator[None]:
-    """Run a ``with`` block as another thread would, which has none of the locks of this one."""
+    """Run a ``with`` block as a thread without locks would."""
     before, _HELD.locks = _HELD.own(), []
     try:
         yield
@@ -239,7 +240,9 @@ def check_wait(wait: Seconds) -> int:
 def _between(name: str, value: Seconds, low: timedelta, high: timedelta) -> int:
     found = duration_ms(value, name=name)
     if not low <= timedelta(milliseconds=found) <= high:
-        raise InvalidDelayError(f"{name}={value!r}: give {low.total_seconds():g} to {high.total_seconds():g} seconds")
+        raise InvalidDelayError(
+            f"{name}={value!r}: must be {low.total_seconds():g} to {high.total_seconds():g} seconds"
+        )
     return found
 
 
@@ -247,24 +250,24 @@ def _id_or_none(raw: bytes) -> str | None:
     return id_text(raw) if raw else None
 
 
-class _Held(threading.local):
-    """What this thread holds, in the order in which it was taken."""
+class _ThreadLocks(threading.local):
+    """The locks that this thread holds, in the order in which they were taken."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.locks: list[weakref.ref[HeldLock]] = []
 
     def own(self) -> list[weakref.ref[HeldLock]]:
-        """Return what was taken in this process and neither given back nor dropped."""
+        """Return the locks that were taken in this process and neither released nor dropped."""
         if self.pid != os.getpid():
-            # What the parent held when it forked is not its child's.
+            # The locks of a parent process do not belong to its child.
             self.pid, self.locks = os.getpid(), []
-        # Another thread may have given back what this one took.
+        # Another thread may have released a lock of this one.
         self.locks = [found for found in self.locks if (held := found()) is not None and held._released is None]
         return self.locks
 
 
-_HELD: Final = _Held()
+_HELD: Final = _ThreadLocks()
 
 
 def _mine() -> list[HeldLock]:

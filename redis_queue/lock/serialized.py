@@ -1,4 +1,4 @@
-"""serialized: functions with the same key never run at once; who finds the lock taken is tried later."""
+"""Serialize handlers: calls with the same key never run at the same time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from redis_queue.times import Seconds, duration_ms
 SHORTEST_RETRY_MS: Final = 10
 
 JITTER: Final = 0.2
-"""Part of *retry_in* by which a retry comes later at most, so that those which met once do not meet again."""
+"""Largest part of *retry_in* that is added at random, so that retries which met once do not meet again."""
 
 Key = str | Callable[..., str]
 RetryIn = Seconds | Callable[..., Seconds]
@@ -29,10 +29,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Serial:
-    """What is asked of a serialized function. Raises InvalidValueError for what cannot be; nothing is sent to Redis.
+    """The settings of a serialized function. Raises InvalidValueError for invalid ones, before anything is sent.
 
     *key*: a format string over the arguments of *function*, or a function of them. *retry_in*: seconds (at least 0.01),
-    or a function of the arguments that returns them. *lease* and *wait*: as :class:`redis_queue.Lock` has them.
+    or a function of the arguments that returns seconds. *lease* and *wait*: as of :class:`redis_queue.Lock`.
     """
 
     function: Callable[..., Any]
@@ -51,12 +51,14 @@ class Serial:
         if isinstance(self.key, str):
             self._check_format(self.key)
         elif not callable(self.key):
-            raise InvalidValueError(f"key={self.key!r}: give a format string such as 'customer:{{id}}', or a function")
+            raise InvalidValueError(
+                f"key={self.key!r}: must be a format string such as 'customer:{{id}}', or a function"
+            )
 
     def name_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, own: int = 0) -> str:
-        """Return the name of the lock for a call with these arguments; a key function does not see the first *own*.
+        """Return the name of the lock for a call with these arguments; a key function does not get the first *own*.
 
-        Raises InvalidValueError where they give no name, TypeError where the function does not take them.
+        Raises InvalidValueError if they result in an invalid name, TypeError if the function does not take them.
         """
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -64,42 +66,41 @@ class Serial:
             name = self.key(*args[own:], **kwargs)
         else:
             try:
-                name = self.key.format(**_named(bound))
-            except Exception as error:  # what an argument's own attributes and formats raise may be anything
+                name = self.key.format(**_arguments(bound))
+            except Exception as error:  # attributes and formats of an argument may raise anything
                 raise InvalidValueError(f"key={self.key!r}: {type(error).__name__}: {error}") from error
         return check_name(name, what="lock")
 
     def delay_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, own: int = 0) -> float:
-        """Return the seconds until such a call is tried again, with jitter. Raises InvalidDelayError."""
-        given = self.retry_in(*args[own:], **kwargs) if callable(self.retry_in) else self.retry_in
-        return check_retry_in(given) / 1000 * random.uniform(1, 1 + JITTER)
+        """Return the seconds until a call with these arguments is retried, with jitter. Raises InvalidDelayError."""
+        seconds = self.retry_in(*args[own:], **kwargs) if callable(self.retry_in) else self.retry_in
+        return check_retry_in(seconds) / 1000 * random.uniform(1, 1 + JITTER)
 
     def _check_format(self, key: str) -> None:
         try:
-            asked = [name for _, name, _, _ in string.Formatter().parse(key) if name is not None]
+            names = [name for _, name, _, _ in string.Formatter().parse(key) if name is not None]
         except ValueError as error:
             raise InvalidValueError(f"key={key!r}: {error}") from None
         parameters = self.signature.parameters.values()
         known = [item.name for item in parameters if item.kind is not item.VAR_KEYWORD]
         takes_any = len(known) < len(parameters)
-        for name in asked:
+        for name in names:
             root = name.partition(".")[0].partition("[")[0]
             if not root.isidentifier() or (root not in known and not takes_any):
-                raise InvalidValueError(
-                    f"key={key!r} asks for {root!r}: {getattr(self.function, '__name__', 'the function')} takes "
-                    f"{', '.join(known) or 'nothing'}"
-                )
+                function = getattr(self.function, "__name__", "the function")
+                takes = ", ".join(known) or "nothing"
+                raise InvalidValueError(f"key={key!r}: unknown argument {root!r}: {function} takes {takes}")
 
 
 def check_retry_in(value: Seconds) -> int:
-    """Return *value* in ms; raises InvalidDelayError unless it is a delay of 0.01 seconds or more."""
+    """Return *value* in ms. Raises InvalidDelayError unless it is a delay of 0.01 seconds or more."""
     found = duration_ms(value, name="retry_in")
     if found < SHORTEST_RETRY_MS:
-        raise InvalidDelayError(f"retry_in={value!r}: give {SHORTEST_RETRY_MS / 1000:g} seconds or more")
+        raise InvalidDelayError(f"retry_in={value!r}: must be {SHORTEST_RETRY_MS / 1000:g} seconds or more")
     return found
 
 
-def _named(bound: inspect.BoundArguments) -> dict[str, Any]:
+def _arguments(bound: inspect.BoundArguments) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
@@ -112,13 +113,13 @@ def _named(bound: inspect.BoundArguments) -> dict[str, Any]:
 def serialized(
     queue: RedisQueue, *, key: Key, retry_in: RetryIn = 5.0, lease: Seconds = 60.0, wait: Seconds = 0.0
 ) -> Callable[[F], F]:
-    """Let calls of a :class:`~redis_queue.Consumer`'s handler with the same *key* never run at the same time.
+    """Serialize a handler of a :class:`~redis_queue.Consumer`: calls with the same *key* never run at the same time.
 
     *key* is a format string over the handler's arguments, such as ``"customer:{message.body[customer]}"``, or a
-    function of them. The lock is kept beside *queue* and shared by all functions with that key. A message that finds it
-    taken, and still does after *wait* seconds in place, goes back for *retry_in* seconds (or what this function of the
-    arguments returns), with up to a fifth more; that does not count as a delivery. Raises InvalidValueError for what
-    cannot be, at once. See :class:`redis_queue.Lock` for *lease*.
+    function of them. The lock is in the Redis of *queue*; all functions with that key share it. If it is still taken
+    after *wait* seconds, the message goes back for *retry_in* seconds (a number, or a function of the arguments) plus
+    up to a fifth; that does not count as a delivery. *lease*: as of :class:`redis_queue.Lock`. Raises InvalidValueError
+    for invalid settings at once.
     """
 
     def decorate(function: F) -> F:
@@ -132,7 +133,7 @@ def serialized(
             held = lock.acquire(wait=wait)
             if held is None:
                 delay = serial.delay_of(args, kwargs)
-                raise Nack(f"somebody else holds the lock {lock.name!r}", delay=delay, counted=False)
+                raise Nack(f"another holder has the lock {lock.name!r}", delay=delay, counted=False)
             with held:
                 return function(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Consumer: claims messages, hands them to a handler in threads, and settles what becomes of them."""
+"""Consumer: claim messages, call a handler for each in threads, and settle them."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ Handler = Callable[[Message], Any]
 
 
 class Consumer:
-    """Runs *handler* for each message of *queue*, in *concurrency* threads.
+    """Run *handler* for each message of *queue*, in *concurrency* threads.
 
-    A handler that returns has finished its message: it is acked. One that raises gives it back after
-    ``retry_delay(deliveries)`` seconds, with the exception as reason, until its deliveries are used up; it may raise
+    If the handler returns, its message is acked. If it raises, the message goes back for ``retry_delay(deliveries)``
+    seconds, with the exception as reason, until its deliveries are used up. The handler may raise
     :class:`~redis_queue.errors.Nack` or :class:`~redis_queue.errors.Dead` to decide itself. Leases are extended while
-    the handler works, up to *max_runtime* seconds for each message: one that hangs for longer gives up what else its
-    thread had claimed, too. While Redis is away the threads wait with growing pauses, and a finished message is acked
-    as soon as Redis is back.
+    the handler works, up to *max_runtime* seconds per message: a handler that hangs for longer loses the other messages
+    of its thread, too. While Redis is away, the threads wait with growing pauses; a finished message is acked as soon
+    as Redis is back.
 
-    *batch* messages (1 to 500) are claimed per round trip and acked together when the last is done: much faster, and a
+    *batch* messages (1 to 500) are claimed per round trip and acked together after the last one: much faster, but a
     crash delivers the whole batch again.
 
-    :meth:`run` returns after :meth:`stop`, SIGTERM or SIGINT: running handlers get *grace* seconds, and what was
-    claimed but not begun goes back at once without counting as a delivery. Raises the error that ended it, if one did.
+    :meth:`run` returns after :meth:`stop`, SIGTERM or SIGINT: running handlers get *grace* seconds; claimed messages
+    that were not begun go back at once, and that does not count as a delivery. It raises the error that ended a thread.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Consumer:
         self._error: BaseException | None = None
 
     def stop(self) -> None:
-        """Claim nothing more and let :meth:`run` return; safe from any thread and from signal handlers."""
+        """Stop claiming and let :meth:`run` return. Safe from any thread and from signal handlers."""
         self._stop.set()
 
     def run(self) -> None:
@@ -188,7 +188,7 @@ class Consumer:
         self._settle([message], lambda: [self._queue.nack(message, **how._asdict())])
 
     def _settle(self, messages: list[Message], call: Callable[[], list[bool]]) -> list[bool]:
-        """Do *call* until Redis answers: what the handler did is worth an ack, however long Redis is away."""
+        """Repeat *call* until Redis answers, so that finished work is acked however long Redis is away."""
         backoff = Backoff()
         try:
             while True:
@@ -207,12 +207,12 @@ class Consumer:
 
 def _check_handler(handler: Any) -> None:
     if not callable(handler):
-        raise InvalidValueError(f"handler={handler!r}: give a function that takes a message")
+        raise InvalidValueError(f"handler={handler!r}: must be a function that takes a message")
     for found in (handler, type(handler).__call__):
         if any(is_lazy(found) for is_lazy in _LAZY):
             raise InvalidValueError(
-                f"handler={handler!r} runs nothing when it is called: give a plain function, one that calls"
-                " asyncio.run() for instance"
+                f"handler={handler!r}: must be a plain function, which may call asyncio.run(): calling this one runs"
+                " nothing"
             )
 
 
@@ -220,7 +220,7 @@ _LAZY: Final = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspec
 
 
 def _check_ran(result: object) -> None:
-    """Raise for what a handler returns that was called but did nothing yet."""
+    """Raise if a handler returned an object whose code has not run yet."""
     if result is None or not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
         return
     if inspect.iscoroutine(result):

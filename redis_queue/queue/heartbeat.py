@@ -1,4 +1,4 @@
-"""Heartbeat: a thread that lengthens leases while others work."""
+"""Heartbeat: a thread that extends leases while other threads work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from redis_queue.errors import RedisQueueError
 from redis_queue.logs import logger_of
-from redis_queue.store.records import Held
+from redis_queue.store.records import Leased
 
 logger = logger_of(__name__)
 
@@ -21,30 +21,30 @@ BEATS_PER_LEASE = 3
 
 
 class Leases(Protocol):
-    """Where the leases are that a heartbeat lengthens."""
+    """The leases that a heartbeat extends."""
 
-    def extend(self, held: Sequence[Held], lease_ms: int) -> list[bool]:
-        """Lengthen leases to *lease_ms* from now; False where the lease was lost."""
+    def extend(self, held: Sequence[Leased], lease_ms: int) -> list[bool]:
+        """Lengthen leases to *lease_ms* from now; False for each that was lost."""
         ...
 
 
 class Turn:
-    """Since when the work on what was added together goes on."""
+    """The start of the work on messages that were added together."""
 
     def __init__(self) -> None:
         self.since = time.monotonic()
 
     def pause(self) -> None:
-        """Let nothing count until the next restart: what waits is extended for as long as it takes."""
+        """Stop the count until the next restart: waiting messages are extended without a limit."""
         self.since = math.inf
 
 
 class Heartbeat:
     """Extends every lease that was added, three times per visibility timeout, until it is removed or lost.
 
-    It runs beside the work, so a handler that never yields keeps its lease as long as the process lives. What is worked
-    on for longer than *max_runtime* seconds is no longer extended: a hung handler gives its message up. That counts
-    from :meth:`add`, or from the last :meth:`restart`. It ends by itself once its *owner*, if it has one, is gone.
+    It has a thread of its own: a handler that never yields keeps its lease as long as the process lives. After
+    *max_runtime* seconds since :meth:`add`, or since the last :meth:`restart`, a lease is no longer extended: a hung
+    handler loses its message. The thread ends when *owner*, if given, is deleted.
     """
 
     def __init__(
@@ -54,37 +54,37 @@ class Heartbeat:
         self._lease_ms = lease_ms
         self._max_runtime = max_runtime
         self._owner = None if owner is None else weakref.ref(owner)
-        self._held: dict[tuple[str, str], tuple[Held, Turn]] = {}
+        self._held: dict[tuple[str, str], tuple[Leased, Turn]] = {}
         self._lost: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="redis-queue-heartbeat", daemon=True)
 
-    def add(self, *held: Held) -> Turn:
-        """Begin to extend the leases of *held*, which are worked on in one turn."""
+    def add(self, *held: Leased) -> Turn:
+        """Begin to extend the leases of *held*; the work on them is one turn."""
         turn = Turn()
         with self._lock:
             self._held.update({_key(item): (item, turn) for item in held})
         return turn
 
     def restart(self, turn: Turn) -> None:
-        """Count *max_runtime* anew for all that was added with *turn*."""
+        """Count *max_runtime* anew for everything that was added with *turn*."""
         late = not self._counts(turn)
         turn.since = time.monotonic()
         if late:
-            # Nobody extended it for a while: who works on must know what was given to someone else.
+            # It was not extended for a while: the worker must learn which leases were lost.
             self._beat_or_log()
 
-    def remove(self, *held: Held) -> None:
+    def remove(self, *held: Leased) -> None:
         """Stop extending the leases of *held*."""
         with self._lock:
             for item in held:
                 self._held.pop(_key(item), None)
                 self._lost.discard(_key(item))
 
-    def is_lost(self, held: Held) -> bool:
-        """Tell whether the last beat found that the lease of *held* was given to someone else."""
+    def is_lost(self, held: Leased) -> bool:
+        """Return whether the last beat found the lease of *held* lost."""
         with self._lock:
             return _key(held) in self._lost
 
@@ -109,7 +109,7 @@ class Heartbeat:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it was started in a parent of this process, which holds the leases."""
+        """Whether a parent of this process started it: then the parent holds the leases."""
         return self._pid != os.getpid()
 
     def stop(self) -> None:
@@ -139,12 +139,12 @@ class Heartbeat:
         except RedisQueueError as error:
             logger.warning("heartbeat failed, will try again: %s", error, extra={"action": "heartbeat_failed"})
         except Exception:
-            # Without this thread all leases would end.
+            # This thread must go on, else all leases would end.
             logger.exception("heartbeat failed, will try again", extra={"action": "heartbeat_failed"})
 
     def _counts(self, turn: Turn) -> bool:
         return self._max_runtime is None or turn.since > time.monotonic() - self._max_runtime
 
 
-def _key(held: Held) -> tuple[str, str]:
+def _key(held: Leased) -> tuple[str, str]:
     return held.id, held.lease.token if held.lease else ""

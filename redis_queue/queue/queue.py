@@ -3,52 +3,80 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from redis_queue.backoff import Backoff
-from redis_queue.errors import (
-    InvalidValueError,
-    LeaseLostError,
-    QueueFullError,
-    Reason,
-    RedisQueueError,
-    StoreUnavailableError,
-)
-from redis_queue.logs import logger_of
-from redis_queue.model import Lease, Message, PutBack
+from redis_queue.errors import InvalidValueError, LeaseLostError, QueueFullError, Reason, RedisQueueError
+from redis_queue.model import DeadLetter, InFlight, Item, Message, PutBack, Quarantined, QueueStats
 from redis_queue.queue.heartbeat import Heartbeat
+from redis_queue.queue.replies import read_message, read_stats
 from redis_queue.queue.verdict import verdict_on
-from redis_queue.queue.view import QueueView
-from redis_queue.store.chunks import CHUNK, MANY, by_size, check_limit, check_many, chunks, gap_ms
+from redis_queue.queue.waiting import Claims
+from redis_queue.store.chunks import (
+    CHUNK,
+    MANY,
+    by_size,
+    check_budget,
+    check_limit,
+    check_many,
+    check_offset,
+    chunks,
+    gap_ms,
+)
+from redis_queue.store.connection import Client, connect, longest_wait
 from redis_queue.store.ids import check_id, new_ids
-from redis_queue.times import Seconds, duration_ms, from_ms, point_ms
+from redis_queue.store.keys import Keys
+from redis_queue.store.records import Clock, Records, server_clock
+from redis_queue.store.registry import Registry
+from redis_queue.store.scripts import Scripts
+from redis_queue.store.settings import Overrides, Settings
+from redis_queue.times import Seconds, duration_ms, point_ms
 
-SHORTEST_WAIT: Final = 0.005
-"""Redis 6.2 cuts a timeout of a millisecond to 0, which means for ever."""
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-logger = logger_of(__name__)
+QueuePlace = Literal["ready", "delayed", "dead", "quarantine"]
 
-Place = Literal["ready", "delayed", "dead", "quarantine"]
+PLACES: Final[tuple[QueuePlace, ...]] = get_args(QueuePlace)
 
 
-class RedisQueue(QueueView):
+class RedisQueue:
     """Messages that are delivered at least once, and never lost between two steps.
 
     A message is in exactly one place: ``ready | delayed -> in flight -> done | dead``. Claiming takes a lease; when it
-    ends without an ack the message goes back, and an ack that comes too late is refused. All moves are single scripts
-    on the server's clock. Two objects with the same name and prefix are the same queue. Safe for threads and fork.
+    ends without an ack the message goes back, and an ack that comes too late is refused. Each move is one script
+    and uses the server's clock. Two objects with the same name and prefix are the same queue. Safe for threads and
+    after fork.
 
-    *redis* is a URL or a redis-py client. Settings (:class:`redis_queue.store.settings.Settings`) go by keyword or as a
-    whole.
+    *redis* is a URL or a redis-py client. Pass single settings by keyword, or all as *settings*
+    (:class:`redis_queue.store.settings.Settings`).
 
-    Any call may raise StoreUnavailableError: then its outcome is unknown, and calling again is safe for everything but
-    ``put`` without a *dedupe_key*.
+    Any call may raise StoreUnavailableError: its outcome is then unknown. To repeat it is safe, except for ``put``
+    without a *dedupe_key*.
     """
+
+    def __init__(
+        self,
+        name: str,
+        redis: str | Client,
+        *,
+        settings: Settings | None = None,
+        clock: Clock = server_clock,
+        **overrides: Unpack[Overrides],
+    ) -> None:
+        self.name = name
+        self.settings = Settings.choose(settings, overrides)
+        self._keys = Keys(self.settings.prefix, "queue", name)
+        self.client = connect(redis, check=isinstance(redis, str))
+        self._scripts = Scripts(self.client)
+        self._registry = Registry(self._scripts, self.settings.prefix)
+        self._registered = False
+        self._records = Records(self._scripts, self._keys, self.settings, listed=True, clock=clock)
+        self._claims = Claims(self._records, self._scripts, self.settings, longest_wait(self.client))
+
+    def __repr__(self) -> str:
+        return f"RedisQueue({self.name!r}, prefix={self.settings.prefix!r})"
 
     def put(
         self,
@@ -64,7 +92,7 @@ class RedisQueue(QueueView):
         nothing and returns the same id. Raises BodyError, InvalidDelayError, QueueFullError.
         """
         id_ = new_ids(1)[0] if dedupe_key is None else check_id(dedupe_key, name="dedupe_key")
-        self._put([(id_, duration_ms(delay), self._shard.codec.encode(body, headers))])
+        self._put([(id_, duration_ms(delay), self._records.codec.encode(body, headers))])
         return id_
 
     def put_many(
@@ -77,12 +105,12 @@ class RedisQueue(QueueView):
     ) -> list[str]:
         """Store each of *bodies* in order and return their ids; one round trip per 500, and per MiB of records.
 
-        What goes in one round trip is stored all or none. If a later one fails (QueueFullError, StoreUnavailableError),
-        what went before it stays stored. *dedupe_key* is called with each body.
+        Each round trip stores all of its messages or none. If a later one fails (QueueFullError,
+        StoreUnavailableError), the messages of earlier ones stay stored. *dedupe_key* is called with each body.
         """
         wait = duration_ms(delay)
         check_many(bodies, name="bodies")
-        encode = self._shard.codec.encode
+        encode = self._records.codec.encode
         ids: list[str] = []
         for chunk in chunks(bodies):
             names = (
@@ -98,31 +126,31 @@ class RedisQueue(QueueView):
 
     def get(self, *, block: bool = True, timeout: Seconds | None = None) -> Message | None:
         """Claim the next message, or return None if there is none (after *timeout*, if given, when blocking)."""
-        messages = self._claim_within(1, block=block, timeout=timeout)
+        messages = self._claims.get(1, block=block, timeout=timeout)
         return messages[0] if messages else None
 
     def get_many(self, limit: int, *, block: bool = False, timeout: Seconds | None = None) -> list[Message]:
         """Claim up to *limit* (1 to 500) messages in one round trip; with *block*, wait for the first one.
 
-        One round trip reads about 1 MiB of messages: fewer than *limit* may come though more are ready.
+        One round trip reads about 1 MiB: it may return fewer than *limit* messages even if more are ready.
         """
-        return self._claim_within(check_limit(limit, CHUNK), block=block, timeout=timeout)
+        return self._claims.get(check_limit(limit, CHUNK), block=block, timeout=timeout)
 
     def ack(self, message: Message) -> bool:
-        """Finish *message*. False: the lease was lost, someone else has it or had it; nothing changed."""
-        return self._shard.ack([message])[0]
+        """Finish *message*. False: the lease was lost, someone else has or had the message; nothing changed."""
+        return self._records.ack([message])[0]
 
     def ack_many(self, messages: Iterable[Message]) -> list[bool]:
-        """Finish *messages*, one round trip per 500; a False for each whose lease was lost."""
-        return self._shard.ack(list(messages))
+        """Finish *messages*, one round trip per 500; False for each message whose lease was lost."""
+        return self._records.ack(list(messages))
 
     def nack(
         self, message: Message, *, delay: Seconds = 0, reason: Reason = "", dead: bool = False, counted: bool = True
     ) -> bool:
         """Give *message* back, to be claimed again at once (before all others) or after *delay*.
 
-        With its last delivery, or *dead*, it becomes a dead letter with *reason*. ``counted=False`` takes the delivery
-        back: for work that was never begun. False: the lease was lost; nothing changed.
+        With its last delivery, or *dead*, it becomes a dead letter with *reason*. ``counted=False`` does not count
+        this delivery: for work that was not begun. False: the lease was lost; nothing changed.
         """
         return self.nack_many([message], delay=delay, reason=reason, dead=dead, counted=counted)[0]
 
@@ -137,31 +165,31 @@ class RedisQueue(QueueView):
     ) -> list[bool]:
         """Give *messages* back, as :meth:`nack` does, keeping their order; one round trip per 500."""
         wait = duration_ms(delay)
-        return self._shard.release(list(messages), delay=wait, reason=reason, counted=counted or dead, dead=dead)
+        return self._records.release(list(messages), delay=wait, reason=reason, counted=counted or dead, dead=dead)
 
     def extend(self, message: Message, lease: Seconds | None = None) -> bool:
         """Lengthen the lease to *lease* (default: the visibility timeout) from now; never shortens it.
 
-        Works even after its end as long as nobody put the message back. False: the lease was lost.
+        Works after the lease ended, too, as long as nobody put the message back. False: the lease was lost.
         """
         return self.extend_many([message], lease)[0]
 
     def extend_many(self, messages: Iterable[Message], lease: Seconds | None = None) -> list[bool]:
         """Lengthen the leases of *messages*, as :meth:`extend` does."""
         length = self.settings.lease_ms if lease is None else max(1, duration_ms(lease, name="lease"))
-        return self._shard.extend(list(messages), length)
+        return self._records.extend(list(messages), length)
 
     def still_mine(self, message: Message) -> bool:
-        """Tell whether an ack of *message* would be accepted now."""
-        return self._shard.extend([message], 0)[0]
+        """Return whether an ack of *message* would be accepted now."""
+        return self._records.extend([message], 0)[0]
 
     @contextlib.contextmanager
     def lease(self, *, block: bool = True, timeout: Seconds | None = None) -> Iterator[Message | None]:
         """Claim a message for a ``with`` block: acked at its end, given back if it raises, extended while it runs.
 
-        :class:`~redis_queue.errors.Nack` and :class:`~redis_queue.errors.Dead` decide how, as in a Consumer; what was
-        raised leaves the block all the same. Yields None where :meth:`get` would return None. Raises LeaseLostError at
-        the end if the lease was lost. A child forked within the block settles nothing when it leaves it.
+        :class:`~redis_queue.errors.Nack` and :class:`~redis_queue.errors.Dead` decide how, as in a Consumer; the
+        exception still leaves the block. Yields None if :meth:`get` would return None. Raises LeaseLostError at the end
+        if the lease was lost. A child process forked within the block settles nothing.
         """
         message = self.get(block=block, timeout=timeout)
         if message is None:
@@ -184,11 +212,11 @@ class RedisQueue(QueueView):
                 raise LeaseLostError
 
     def consume(self, *, timeout: Seconds | None = None) -> Iterator[Message]:
-        """Yield messages for ever, or until none came for *timeout*.
+        """Yield messages for ever, or until no message came for *timeout*.
 
-        A message is acked when the loop asks for the next one, and given back when the loop is left before: by break,
-        return or an exception. Its lease is extended meanwhile. In a child forked within the loop it ends, and settles
-        nothing.
+        A message is acked when the loop asks for the next one, and given back if the loop ends before, by break, return
+        or an exception. Its lease is extended meanwhile. In a child process forked within the loop, the loop ends
+        and settles nothing.
         """
         with self.keep_alive() as heartbeat:
             message = self.get(timeout=timeout)
@@ -204,7 +232,7 @@ class RedisQueue(QueueView):
                 if heartbeat.elsewhere:
                     return
                 heartbeat.remove(message)
-                message = self._ack_and_wait(message, heartbeat, timeout) or self.get(timeout=timeout)
+                message = self._claims.ack_and_get(message, heartbeat, timeout) or self.get(timeout=timeout)
 
     def keep_alive(self, *, max_runtime: Seconds | None = None) -> Heartbeat:
         """Return a Heartbeat for leases of this queue; use it as a context manager.
@@ -212,185 +240,130 @@ class RedisQueue(QueueView):
         Raises InvalidDelayError for an invalid *max_runtime*.
         """
         longest = None if max_runtime is None else duration_ms(max_runtime, name="max_runtime") / 1000
-        return Heartbeat(self._shard, self.settings.lease_ms, max_runtime=longest)
+        return Heartbeat(self._records, self.settings.lease_ms, max_runtime=longest)
 
     def put_back(self, limit: int = MANY) -> PutBack:
-        """Return what up to *limit* expired leases hold; any number of callers may do so at once."""
-        return self._shard.put_back(check_limit(limit, MANY))
+        """Put back the messages of up to *limit* expired leases; any number of callers may do so at once."""
+        return self._records.put_back(check_limit(limit, MANY))
 
     def promote(self, limit: int = MANY) -> int:
-        """Make delayed messages that are due ready, which every ``get`` does on its way; return how many."""
-        left = check_limit(limit, MANY)
-        total = 0
-        while left > 0 and (moved := self._shard.run("queue/promote", now=self._shard.clock(), limit=min(left, CHUNK))):
+        """Make due messages ready and return their number. Each ``get`` does this, too."""
+        left, total, run = check_limit(limit, MANY), 0, self._records.run
+        while left > 0 and (moved := run("queue/promote", now=self._records.clock(), limit=min(left, CHUNK))):
             total += moved
             left -= moved
         return total
 
     def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None) -> int:
-        """Bring dead letters (default: all) back with all their deliveries; return how many.
+        """Redrive dead letters (default: all), with deliveries counted from zero again; return their number.
 
-        *rate* spreads them over time, so many per second: they are delayed at once and this call does not wait.
+        *rate* (per second) spreads them over time: all become delayed messages at once, and this call does not wait.
         """
         if ids is not None:
             ids = [check_id(id_) for id_ in check_many(ids, name="ids")]
-        return self._shard.redrive(ids, gap_ms(rate))
+        return self._records.redrive(ids, gap_ms(rate))
 
     def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
-        """Delete single dead letters; return how many. With *until*, only those that died until then.
+        """Delete the dead letters *ids*; return their number. With *until*, only those that died by then.
 
-        So a message that was redriven and died again after you listed it is kept, if *until* is the time of the list.
+        If *until* is the time of your list, a message that was redriven and died again since then is kept.
         """
         ids = [check_id(id_) for id_ in check_many(ids, name="ids")]
-        return self._shard.delete_dead(ids, 0 if until is None else point_ms(until, name="until"))
+        return self._records.delete_dead(ids, 0 if until is None else point_ms(until, name="until"))
 
-    def purge(self, *places: Place, limit: int = MANY) -> int:
-        """Delete up to *limit* messages in *places* (default: ready and delayed) and return how many went.
+    def purge(self, *places: QueuePlace, limit: int = MANY) -> int:
+        """Delete up to *limit* messages in *places* (default: ready and delayed); return their number.
 
-        What is in flight stays with its holders. The quarantine goes as a whole.
+        Messages in flight stay with their holders. The quarantine is always deleted entirely.
         """
-        known = ("ready", "delayed", "dead", "quarantine")
         for place in places:
-            if place not in known:
-                raise InvalidValueError(f"purge({place!r}): known places are {', '.join(known)}")
+            if place not in PLACES:
+                raise InvalidValueError(f"purge({place!r}): must be one of {', '.join(PLACES)}")
         check_limit(limit, MANY)
         total = 0
         for place in places or ("ready", "delayed"):
             if total < limit:
-                total += self._shard.purge("waiting" if place == "delayed" else place, limit - total)
+                total += self._records.purge("waiting" if place == "delayed" else place, limit - total)
         return total
 
     def destroy(self) -> None:
-        """Delete the queue and everything in it, in flight too, and take it out of the registry."""
-        self._shard.destroy()
+        """Delete the queue with all messages, also those in flight, and remove it from the registry."""
+        self._records.destroy()
         self._registry.forget("queue", self.name)
         self._registered = False
 
     def pause(self) -> None:
-        """Let nobody claim until :meth:`resume`; puts and acks go on. Holds across restarts."""
+        """Stop all claims until :meth:`resume`; puts and acks go on. A restart does not end a pause."""
         self._scripts.command("HSET", self._keys.meta, "paused", 1)
 
     def resume(self) -> None:
-        """Let messages be claimed again and wake who waits."""
+        """Allow claims again and wake a waiting consumer."""
         self._scripts.command("HDEL", self._keys.meta, "paused")
         self._scripts.command("RPUSH", self._keys.wake, 1)
+
+    def peek(self, limit: int = 1, *, max_bytes: int | None = None) -> list[Message]:
+        """Return the next messages without claiming them; unreadable ones are left out.
+
+        More than 1 MiB takes several calls; messages may be claimed between them. *max_bytes* limits what is read: the
+        body of a message that does not fit is an :class:`Unread`.
+        """
+        rows = self._records.pages("queue/peek", 3, 0, check_limit(limit, CHUNK), check_budget(max_bytes))
+        found = (read_message(self._records, row, None) for row in rows)
+        return [message for message in found if message is not None]
+
+    def stats(self) -> QueueStats:
+        """Return all counts, taken at one moment."""
+        return read_stats(self._records.run("queue/stats"))
+
+    def __len__(self) -> int:
+        """Return the number of ready and delayed messages."""
+        stats = self.stats()
+        return stats.ready + stats.delayed
+
+    def __bool__(self) -> bool:
+        return True
+
+    def dead_letters(self, *, offset: int = 0, limit: int = 100, max_bytes: int | None = None) -> list[DeadLetter]:
+        """Return a page of dead letters, oldest first. More than 1 MiB takes several calls.
+
+        *max_bytes* limits what is read: the body of a letter that does not fit is an :class:`Unread`.
+        """
+        return self._records.dead_letters(check_offset(offset), check_limit(limit, CHUNK), check_budget(max_bytes))
+
+    def quarantined(self, *, offset: int = 0, limit: int = 100, max_bytes: int | None = None) -> list[Quarantined]:
+        """Return a page of unreadable records, oldest first.
+
+        *max_bytes* limits what is read: *raw* of a record that does not fit is empty.
+        """
+        return self._records.quarantined(check_offset(offset), check_limit(limit, CHUNK), check_budget(max_bytes))
+
+    def look(self, id: str, *, max_bytes: int | None = None) -> Item | None:
+        """Return the message *id* in any state, also a dead letter; None if it does not exist.
+
+        With *max_bytes* the body of a larger record is an :class:`Unread`.
+        """
+        return self._records.look(check_id(id), check_budget(max_bytes))
+
+    def versions(self, ids: Iterable[str]) -> dict[str, str]:
+        """Return the versions of existing *ids*; a version changes when another message is put under the id."""
+        return self._records.versions([check_id(id_) for id_ in ids])
+
+    def in_flight(self, *, offset: int = 0, limit: int = 100) -> list[InFlight]:
+        """Return a page of the messages in flight, by the end of their leases."""
+        return self._records.in_flight(check_offset(offset), check_limit(limit, CHUNK))
 
     def _put(self, messages: list[tuple[str, int, bytes]]) -> None:
         if not self._registered:
             self._registry.add("queue", self.name, self.settings)
             self._registered = True
-        new, flags = self._shard.call(
+        new, flags = self._records.call(
             "queue/put",
-            now=self._shard.clock(),
+            now=self._records.clock(),
             max_length=self.settings.max_length,
             more=[field for message in messages for field in message],
         )
         if flags == b"full":
             raise QueueFullError(f"{self.name}: holds max_length={self.settings.max_length} waiting messages")
         if new:
-            # The first put ever, or the first after a FLUSHALL while this object lived.
+            # The queue is new: this was its first put, or the first one after a FLUSHALL.
             self._registry.add("queue", self.name, self.settings)
-
-    def _claim_within(self, limit: int, *, block: bool, timeout: Seconds | None) -> list[Message]:
-        deadline = self._deadline(timeout)
-        backoff = Backoff()
-        while True:
-            try:
-                messages, next_in = self._claim(limit)
-                if messages or not block:
-                    return messages
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return []
-                self._wait(min(next_in, self._poll, left, self._longest_wait))
-                backoff.reset()
-            except StoreUnavailableError as error:
-                if not block or deadline <= time.monotonic():
-                    raise
-                self._sit_out(error, backoff, deadline)
-
-    @staticmethod
-    def _deadline(timeout: Seconds | None) -> float:
-        return math.inf if timeout is None else time.monotonic() + duration_ms(timeout, name="timeout") / 1000
-
-    @staticmethod
-    def _sit_out(error: StoreUnavailableError, backoff: Backoff, deadline: float) -> None:
-        pause = max(0.0, min(backoff.next(), deadline - time.monotonic()))
-        logger.warning("Redis is away: %s", error, extra={"action": "store_unavailable", "retry_in": pause})
-        time.sleep(pause)
-
-    def _ack_and_wait(self, message: Message, heartbeat: Heartbeat, timeout: Seconds | None) -> Message | None:
-        """Finish *message* however long Redis is away, for *timeout* at most; claim the next one if it is there."""
-        try:
-            return self._ack_and_get(message)
-        except StoreUnavailableError as error:
-            away = error
-        # Whether it was acked is unknown: until it is, nobody else shall have it.
-        heartbeat.add(message)
-        deadline, backoff = self._deadline(timeout), Backoff()
-        while True:
-            self._sit_out(away, backoff, deadline)
-            try:
-                self.ack(message)
-            except StoreUnavailableError as error:
-                if deadline <= time.monotonic():
-                    raise
-                away = error
-            else:
-                heartbeat.remove(message)
-                return None
-
-    def _ack_and_get(self, message: Message) -> Message | None:
-        """Finish *message* and claim the next one that is ready, in one round trip."""
-        mine, reply = self._shard.ack_and(message, "queue/get", **self._claim_arguments(1))
-        if not mine:
-            logger.warning("the lease was lost", extra={"action": "lease_lost", "message_id": message.id})
-        messages, _ = self._claim(1, reply)
-        return messages[0] if messages else None
-
-    def _claim(self, limit: int, reply: Any = None) -> tuple[list[Message], float]:
-        """Claim once, or read *reply*; if nothing was ready but something is due, move that and claim again."""
-        messages, next_in = self._claim_once(limit, reply)
-        if next_in > 0:
-            return messages, next_in
-        try:
-            moved = self._maintain()
-        except RedisQueueError as error:
-            if not messages:
-                raise
-            # What was claimed is worth more than what was to be tidied up on the way.
-            logger.warning("cannot put back: %s", error, extra={"action": "put_back_failed"})
-            return messages, self._poll
-        if not messages and moved:
-            messages, _ = self._claim_once(limit)
-        return messages, self._poll
-
-    def _claim_once(self, limit: int, reply: Any = None) -> tuple[list[Message], float]:
-        """Return what was claimed, and the seconds until a delayed message or an expired lease needs a look."""
-        while True:
-            token, expires, next_in, *found = reply or self._shard.call("queue/get", **self._claim_arguments(limit))
-            reply = None
-            wait = math.inf if next_in < 0 else next_in / 1000
-            if not found and token != b"+":
-                return [], wait
-            lease = Lease(token.decode(), from_ms(expires))
-            fields = iter(found)
-            rows = zip(fields, fields, fields, strict=True)
-            read = [self._read(id_, count, record, lease) for id_, count, record in rows]
-            if messages := [message for message in read if message is not None]:
-                return messages, wait
-
-    def _claim_arguments(self, limit: int) -> dict[str, Any]:
-        return {"now": self._shard.clock(), "lease": self._lease_ms, "limit": limit, "nonce": os.urandom(8).hex()}
-
-    def _maintain(self) -> bool:
-        moved = self._shard.run("queue/promote", now=self._shard.clock(), limit=CHUNK)
-        limit = self.settings.put_back_on_get
-        if limit:
-            back = self._shard.put_back(limit)
-            moved += back.returned
-        return bool(moved)
-
-    def _wait(self, seconds: float) -> None:
-        # Blocks on the wake-up token, never on messages: a token lost with its consumer costs one poll interval.
-        self._scripts.command("BLPOP", self._keys.wake, max(seconds, SHORTEST_WAIT))

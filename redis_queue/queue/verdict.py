@@ -1,4 +1,4 @@
-"""What becomes of a message when the work on it raises."""
+"""Decide how to give back a message whose handler raised."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GiveBack(NamedTuple):
 
 
 def verdict_on(message: Message, error: BaseException, after: Callable[[int], Seconds]) -> GiveBack:
-    """Return how to give *message* back, whose work raised *error*: as a Verdict says, else *after* its deliveries."""
+    """Return how to give *message* back after *error*: as a Verdict says, else with the delay ``after(deliveries)``."""
     if isinstance(error, Dead):
         return GiveBack(error.reason, dead=True)
     if isinstance(error, Nack):
@@ -37,7 +37,7 @@ def _checked(message: Message, ask: Callable[[], Seconds]) -> Seconds:
         delay = ask()
         duration_ms(delay)
     except Exception:
-        # This mistake must neither end a loop nor bring the message back at once.
-        logger.exception("impossible delay", extra={"action": "delay_refused", "message_id": message.id})
+        # An invalid delay must neither end the loop nor bring the message back at once.
+        logger.exception("invalid delay", extra={"action": "delay_refused", "message_id": message.id})
         return retry_delay(message.deliveries)
     return delay

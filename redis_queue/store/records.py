@@ -1,11 +1,8 @@
-"""What both kinds of queues share: leases, put-back, dead letters, quarantine."""
+"""Records: the keys of one hash tag, and the moves that both kinds of queues share."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
-import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
@@ -17,7 +14,8 @@ from redis_queue.store.chunks import ANY_SIZE, CHUNK, chunks
 from redis_queue.store.codec import Codec, UnreadableError
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import Keys
-from redis_queue.store.scripts import BoundScript, Scripts
+from redis_queue.store.numbered_calls import NumberedCalls
+from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import Settings
 from redis_queue.times import from_ms
 
@@ -25,58 +23,43 @@ logger = logger_of(__name__)
 
 MAX_REASON: Final = 2000
 
-CLAIMS: Final = ("queue/get", "delay/claim")
-
 Clock = Callable[[], int]
-"""Milliseconds since the epoch; 0 means that the server's clock counts. Anything else is for tests."""
+"""Return milliseconds since the epoch; 0 stands for the clock of the server, all else is for tests."""
 
 
-class Held(Protocol):
-    """A message or an entry that was claimed."""
+class Leased(Protocol):
+    """A message, an entry or a lock that is held under a lease."""
 
     @property
     def id(self) -> str:
-        """Which one."""
+        """Its id."""
         ...
 
     @property
     def lease(self) -> Lease | None:
-        """Its lease; None where it was only looked at."""
+        """Its lease; None if it was only read."""
         ...
 
 
 def server_clock() -> int:
-    """Let the Redis server's clock count."""
+    """Use the clock of the Redis server."""
     return 0
 
 
-def pairs(held: Sequence[Held]) -> list[bytes]:
-    """Return id and token of each; raises InvalidValueError for one without a lease."""
+def pairs(held: Sequence[Leased]) -> list[bytes]:
+    """Return id and token of each. Raises InvalidValueError for an item without a lease."""
     found: list[bytes] = []
     for item in held:
         if item.lease is None:
-            raise InvalidValueError(f"{item.id!r} was looked at, not claimed: it has no lease")
+            raise InvalidValueError(f"{item.id!r} has no lease: it must be claimed first")
         found += (id_bytes(item.id), item.lease.token.encode())
     return found
 
 
-class _Caller(threading.local):
-    """Scripts of one thread, bound to the slots with the number of this thread's last call."""
+class Records:
+    """The keys of a RedisQueue, or of one shard of a DelayQueue, and the moves that both kinds share.
 
-    def __init__(self) -> None:
-        self.own()
-
-    def own(self) -> None:
-        """Choose a new name, also in a forked child: it must not share the slots of its parent."""
-        self.name, self.pid = os.urandom(8).hex(), os.getpid()
-        self.bound: dict[str, BoundScript] = {}
-        self.calls = itertools.count(1)
-
-
-class Shard:
-    """The keys of one queue (or one shard) and everything done alike for both kinds.
-
-    *listed* tells a queue with a ready list from a plain timed set.
+    *listed*: the queue has a list of ready messages; a DelayQueue has none.
     """
 
     def __init__(self, scripts: Scripts, keys: Keys, settings: Settings, *, listed: bool, clock: Clock) -> None:
@@ -86,48 +69,31 @@ class Shard:
         self._scripts = scripts
         self._settings = settings
         self._listed = int(listed)
-        self._caller = _Caller()
+        self._numbered = NumberedCalls(scripts, keys)
         self._bound: dict[str, Callable[..., Any]] = {}
 
     def call(self, name: str, **arguments: Any) -> Any:
         """Call script *name*, which remembers the last call of a thread, with the next number of this thread."""
-        script = self._remembering(name)
-        return script(sequence=next(self._caller.calls), **arguments)
+        return self._numbered.call(name, **arguments)
 
-    def ack_and(self, held: Held, name: str, **arguments: Any) -> tuple[bool, Any]:
-        """Finish what is *held* and call script *name*, as :meth:`call` does, in one round trip."""
-        ack, script = self._remembering("lease/ack"), self._remembering(name)
-        sequence = next(self._caller.calls)
-        following = {**arguments, "sequence": next(self._caller.calls)}
-        flags, reply = ack.with_next(pairs([held]), script, following, sequence=sequence)
+    def ack_and(self, held: Leased, name: str, **arguments: Any) -> tuple[bool, Any]:
+        """Ack *held* and call script *name* as :meth:`call` does, in one round trip."""
+        flags, reply = self._numbered.call_both("lease/ack", list(pairs([held])), name, **arguments)
         return flags[0] == _YES, reply
 
-    def _remembering(self, name: str, **keys: bytes) -> BoundScript:
-        caller = self._caller
-        if caller.pid != os.getpid():
-            caller.own()
-        script = caller.bound.get(name)
-        if script is None or keys:
-            script = caller.bound[name] = self._scripts.bind(name, self.keys, slot=self._slot(name), **keys)
-        return script
-
-    def _slot(self, name: str) -> bytes:
-        # Numbered separately: an ack and the next claim are sent together, and each must be the last one when repeated.
-        return self.keys.slot(f"{self._caller.name}_claim" if name in CLAIMS else self._caller.name)
-
     def run(self, name: str, **arguments: Any) -> Any:
-        """Call script *name*, one that needs no memory of its last outcome."""
+        """Call script *name*, which is safe to repeat at any time."""
         script = self._bound.get(name)
         if script is None:
             script = self._bound[name] = self._scripts.bind(name, self.keys)
         return script(**arguments)
 
-    def ack(self, held: Sequence[Held]) -> list[bool]:
-        """Finish what is *held*; False where the lease was lost."""
+    def ack(self, held: Sequence[Leased]) -> list[bool]:
+        """Ack *held*; False for each whose lease was lost."""
         return [flag == _YES for chunk in chunks(held) for flag in self.call("lease/ack", more=pairs(chunk))]
 
-    def release(self, held: Sequence[Held], *, delay: int, reason: object, counted: bool, dead: bool) -> list[bool]:
-        """Give back what is *held* after *delay* ms; False where the lease was lost."""
+    def release(self, held: Sequence[Leased], *, delay: int, reason: object, counted: bool, dead: bool) -> list[bool]:
+        """Give *held* back, to be claimed after *delay* ms; False for each whose lease was lost."""
         return [
             flag != _NO
             for chunk in chunks(held)
@@ -143,8 +109,8 @@ class Shard:
             )
         ]
 
-    def extend(self, held: Sequence[Held], lease_ms: int) -> list[bool]:
-        """Lengthen leases to *lease_ms* from now; False where the lease was lost. 0 only asks."""
+    def extend(self, held: Sequence[Leased], lease_ms: int) -> list[bool]:
+        """Lengthen leases to *lease_ms* from now (0: only check them); False for each that was lost."""
         return [
             flag == _YES
             for chunk in chunks(held)
@@ -169,13 +135,13 @@ class Shard:
                 break
         return total
 
-    def quarantine(self, held: Held, reason: str) -> bool:
-        """Move an unreadable record out of the way; False where the lease was lost."""
+    def quarantine(self, held: Leased, reason: str) -> bool:
+        """Move an unreadable record to quarantine; False if the lease was lost."""
         id_, token = pairs([held])
         return bool(self.run("lease/quarantine", now=self.clock(), id=id_, token=token, reason=reason_bytes(reason)))
 
-    def set_aside(self, held: Held, reason: str) -> None:
-        """Quarantine an unreadable record found on the way; if that fails, it comes back when its lease ends."""
+    def set_aside(self, held: Leased, reason: str) -> None:
+        """Quarantine the unreadable record of *held*; if that fails, it comes back when its lease ends."""
         try:
             self.quarantine(held, reason)
         except RedisQueueError as error:
@@ -191,7 +157,7 @@ class Shard:
         return [self._letter(*row) for row in self.pages("dead/letters", 5, offset, limit, max_bytes)]
 
     def pages(self, name: str, width: int, offset: int, limit: int, max_bytes: int | None) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows that script *name* answers, which stops where they become large, until *limit* are there."""
+        """Yield up to *limit* rows of script *name*, which returns about 1 MiB per call."""
         more, budget = 1, ANY_SIZE if max_bytes is None else max_bytes
         while more:
             more, *reply = self.run(name, offset=offset, limit=limit, budget=budget)
@@ -202,7 +168,7 @@ class Shard:
                 budget = max(0, budget - sum(len(part) for part in reply if isinstance(part, bytes)))
 
     def look(self, id_: str, max_bytes: int | None) -> Item | None:
-        """Return the message or entry *id_* wherever it is."""
+        """Return the message or entry *id_* in any state, or None."""
         found = self.run("lease/look", id=id_bytes(id_), budget=ANY_SIZE if max_bytes is None else max_bytes)
         if not found:
             return None
@@ -223,7 +189,7 @@ class Shard:
         return Item(**known, put_at=from_ms(put_at), body=body, headers=headers, destination=destination)
 
     def versions(self, ids: Iterable[str]) -> dict[str, str]:
-        """Return the version of the record of each of *ids*; ids without a record are left out."""
+        """Return the versions of the records of *ids*; ids without a record are left out."""
         found: dict[str, str] = {}
         for chunk in chunks(ids):
             left = chunk
@@ -234,13 +200,13 @@ class Shard:
         return found
 
     def in_flight(self, offset: int, limit: int) -> list[InFlight]:
-        """Return a page of what is in flight, first end first."""
+        """Return a page of the items in flight, by the end of their leases."""
         reply = iter(self.run("lease/held", offset=offset, limit=limit))
         rows = zip(reply, reply, reply, strict=True)
         return [InFlight(id_text(raw), from_ms(ends), deliveries) for raw, ends, deliveries in rows]
 
     def redrive(self, ids: Iterable[str] | None, gap: float) -> int:
-        """Bring dead letters (None: all that are dead now) back to life, one each *gap* ms; return how many."""
+        """Redrive dead letters (None: all that are dead now), one each *gap* ms; return their number."""
         started, moved = time.monotonic(), 0
         for chunk in self._dead_ids() if ids is None else chunks(ids):
             after = max(0.0, moved * gap - (time.monotonic() - started) * 1000) if moved else 0
@@ -251,14 +217,14 @@ class Shard:
         return moved
 
     def delete_dead(self, ids: Iterable[str], latest: int) -> int:
-        """Delete dead letters that died by *latest* (ms, 0: whenever); return how many."""
+        """Delete dead letters that died by *latest* (ms; 0: at any time); return their number."""
         flags = (self.call("dead/delete", latest=latest, more=map(id_bytes, chunk)) for chunk in chunks(ids))
         return sum(found.count(_YES_BYTE) for found in flags)
 
     def purge(self, place: str, limit: int) -> int:
-        """Delete up to *limit* of what stands in *place* (ready, waiting, dead) now; return how much.
+        """Delete up to *limit* of the items that are in *place* (ready, waiting, dead) now; return their number.
 
-        Of the quarantine everything goes.
+        The quarantine is always deleted entirely.
         """
         key: bytes = getattr(self.keys, place)
         size = self._size(place)
@@ -273,17 +239,17 @@ class Shard:
         return total
 
     def _purge_some(self, place: bytes, limit: int) -> int:
-        purge = self._remembering("lease/purge", place=place)
-        return int(purge(limit=limit, sequence=next(self._caller.calls)))
+        purge = self._numbered.script("lease/purge", place=place)
+        return int(purge(limit=limit, sequence=self._numbered.next_number()))
 
     def _size(self, place: str) -> int:
         command = "LLEN" if place in ("ready", "quarantine") else "ZCARD"
         return int(self._scripts.command(command, getattr(self.keys, place)))
 
     def _dead_ids(self) -> Iterator[list[str]]:
-        """Yield the ids that are dead now in chunks, as long as the caller takes them away.
+        """Yield the ids of current dead letters in chunks; the caller removes each chunk before the next.
 
-        No more than that: what dies again meanwhile must not keep a redrive going for ever.
+        Letters that die meanwhile are left out: else a redrive might never end.
         """
         left = self._size("dead")
         while left > 0 and (ids := self._scripts.command("ZRANGE", self.keys.dead, 0, min(CHUNK, left) - 1)):
@@ -291,7 +257,7 @@ class Shard:
             yield [id_text(id_) for id_ in ids]
 
     def destroy(self) -> None:
-        """Delete every key; the slots of callers end by themselves within a minute."""
+        """Delete all keys; the slots of callers expire within a minute."""
         self._scripts.command("UNLINK", *self.keys.all())
 
     def _letter(self, id_: bytes, died_at: int, deliveries: int, reason: bytes, record: bytes | int) -> DeadLetter:
@@ -308,7 +274,7 @@ class Shard:
 
 
 def reason_bytes(reason: object) -> bytes:
-    """Return *reason*, text or an exception, as it is kept, cut if it is long."""
+    """Return *reason*, text or an exception, as stored bytes of limited length."""
     return _reason_text(reason)[:MAX_REASON].encode(errors="replace")
 
 
@@ -321,7 +287,7 @@ def _reason_text(reason: object) -> str:
     try:
         text = str(reason)
     except Exception:
-        # It comes from an exception of somebody else's, whose message must be settled all the same.
+        # The message must be settled even if the text of a foreign exception fails.
         logger.debug("a %s has no text", name, exc_info=True)
         return name
     return f"{name}: {text}" if isinstance(reason, BaseException) else text

@@ -46,8 +46,8 @@ def lua(name: str, old: str, new: str) -> Edit:
 RECORD: Final = "  redis.call('ZADD', in_flight, unpack(scores))\n  redis.call('HSET', leases, unpack(fields))\n"
 RECORD_BY_CLIENT: Final = """            rows = list(zip(fields, fields, fields, strict=True))
             for id_, count, _ in rows:
-                self._scripts.command("ZADD", self._keys.in_flight, expires, id_)
-                self._scripts.command("HSET", self._keys.leases, id_, b"%d %s" % (count, token))
+                self._scripts.command("ZADD", self._records.keys.in_flight, expires, id_)
+                self._scripts.command("HSET", self._records.keys.leases, id_, b"%d %s" % (count, token))
 """
 
 MUTANTS: Final = [
@@ -55,7 +55,7 @@ MUTANTS: Final = [
         "take, then record (M1)",
         (
             lua("queue/get", RECORD, ""),
-            Edit("queue/queue.py", "            rows = zip(fields, fields, fields, strict=True)\n", RECORD_BY_CLIENT),
+            Edit("queue/waiting.py", "            rows = zip(fields, fields, fields, strict=True)\n", RECORD_BY_CLIENT),
         ),
     ),
     Mutant(

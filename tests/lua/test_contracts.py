@@ -21,7 +21,7 @@ from redis_queue.doctor import repair
 from redis_queue.keeper import LeaseIndex, Renewer
 from redis_queue.store import keys as keys_module
 from redis_queue.store.keys import Keys
-from redis_queue.store.records import Shard
+from redis_queue.store.records import Records
 from redis_queue.store.script_files import Script, load
 from redis_queue.store.scripts import BoundScript
 from tests.support.lua import CALL, FOLDER, Text, includes, names
@@ -380,11 +380,11 @@ def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
     timed.push("useless", delay=60)
     timed.purge("waiting")
     # The only script that no healthy queue calls.
-    shard: Shard = queue._shard
+    records: Records = queue._records
     queue.put("broken")
     broken = queue.get(block=False)
     assert broken is not None
-    assert shard.quarantine(broken, "on purpose")
+    assert records.quarantine(broken, "on purpose")
 
     timed.foreign.bury(Push("buried", id="buried"), reason="on purpose", deliveries=1)
     client.hset(Keys("redis_queue", "queue", HOSTILE_NAME).records, "nowhere", "v1 1 json 0 1\n5")

@@ -138,7 +138,7 @@ class QueueMachine(Machine):
         """Send a message to quarantine, as a client does that cannot read it, under any lease there ever was."""
         (message,), ((id_, number),) = self.pick([lease])
         self.both(
-            lambda: self.queue._shard.quarantine(message, "why"),
+            lambda: self.queue._records.quarantine(message, "why"),
             lambda: self.model.set_aside(id_, number),
             loss,
         )

@@ -13,7 +13,7 @@ from redis_queue import DelayQueue, PutBack, StoreUnavailableError, WrongTypeErr
 from redis_queue.delay.model import Push
 from redis_queue.model import Entry
 from redis_queue.store.keys import Keys
-from redis_queue.store.records import Shard
+from redis_queue.store.records import Records
 from tests.support.clock import Clock, when
 
 BROKEN = 1
@@ -83,10 +83,10 @@ def test_what_was_acked_elsewhere_is_popped(
 
 
 def test_a_pop_that_got_nothing_says_why(timed: DelayQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(_shard: Shard, _held: object) -> list[bool]:
+    def away(_shard: Records, _held: object) -> list[bool]:
         raise StoreUnavailableError
 
-    monkeypatch.setattr(Shard, "ack", away)
+    monkeypatch.setattr(Records, "ack", away)
     with pytest.raises(StoreUnavailableError):
         timed.pop(100)
     assert timed.stats().in_flight == 30
@@ -166,15 +166,15 @@ def test_a_queue_that_is_broken_everywhere_raises(timed: DelayQueue, client: red
 def test_a_server_that_is_away_is_not_asked_for_every_shard(
     timed: DelayQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked: list[Shard] = []
+    asked: list[Records] = []
 
-    def away(shard: Shard, *_arguments: object, **_named: object) -> None:
+    def away(shard: Records, *_arguments: object, **_named: object) -> None:
         asked.append(shard)
         raise StoreUnavailableError
 
-    monkeypatch.setattr(Shard, "run", away)
-    monkeypatch.setattr(Shard, "call", away)
-    monkeypatch.setattr(Shard, "put_back", away)
+    monkeypatch.setattr(Records, "run", away)
+    monkeypatch.setattr(Records, "call", away)
+    monkeypatch.setattr(Records, "put_back", away)
     for call in (timed.moves.due_in, timed.claim, timed.move_due, timed.put_back):
         with pytest.raises(StoreUnavailableError):
             call()

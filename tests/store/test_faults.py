@@ -41,7 +41,7 @@ class TestClaimedInSpiteOf:
             raise failure
 
         queue = stage.on(stage.queue.client, later=LATER).queue
-        monkeypatch.setattr(queue._shard, "run", fail)
+        monkeypatch.setattr(queue._records, "run", fail)
         message = queue.get(block=False)
         assert message is not None
         assert message.body == "ready"

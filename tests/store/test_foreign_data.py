@@ -47,7 +47,7 @@ class TestWrongType:
 
     def keys_of(self, stage: Stage, verb: Verb) -> dict[str, bytes]:
         """Return the keys of the script behind *verb*, by name."""
-        shard = stage.queue._shard if verb.which == "queue" else stage.timed._shards[0]
+        shard = stage.queue._records if verb.which == "queue" else stage.timed._shards[0]
         place = {"purge": shard.keys.ready, "purge dead": shard.keys.dead}
         where = next((place[name] for name, known in VERBS.items() if known is verb and name in place), b"")
         special = {"slot": shard._slot(verb.script), "place": where}
@@ -79,7 +79,7 @@ class TestWrongType:
 
     def test_more_than_a_get_can_take_is_no_exception_to_that(self, client: redis.Redis) -> None:
         stage = Stage(client)
-        keys = stage.queue._shard.keys
+        keys = stage.queue._records.keys
         self.intrude(client, keys.wake)
         before = snapshot(client)
         with contextlib.suppress(WrongTypeError):
@@ -89,7 +89,7 @@ class TestWrongType:
 
     def test_an_unreadable_record_is_no_exception_to_that(self, client: redis.Redis) -> None:
         stage = Stage(client)
-        keys = stage.queue._shard.keys
+        keys = stage.queue._records.keys
         client.hset(keys.records, "ready", b"v1 5 json 0 3\n{x}")
         client.hset(keys.records, "ready2", b"garbage")
         self.intrude(client, keys.quarantine)
@@ -123,7 +123,7 @@ class TestWrongType:
         self, client: redis.Redis, part: str, call: Callable[[RedisQueue], Any]
     ) -> None:
         stage = Stage(client)
-        key: bytes = getattr(stage.queue._shard.keys, part)
+        key: bytes = getattr(stage.queue._records.keys, part)
         self.intrude(client, key)
         with pytest.raises(WrongTypeError, match="is a string") as caught:
             call(stage.queue)

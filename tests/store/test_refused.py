@@ -200,8 +200,8 @@ class TestOutOfMemory:
     def test_an_unreadable_message_does_not_stand_in_the_way(self, full: Stage) -> None:
         client: Any = full.queue.client
         client.config_set("maxmemory", "0")
-        client.hset(full.queue._shard.keys.records, "ready", b"garbage")
-        client.hset(full.queue._shard.keys.records, "ready2", b"v1 5 json 0 3\n{x}")
+        client.hset(full.queue._records.keys.records, "ready", b"garbage")
+        client.hset(full.queue._records.keys.records, "ready2", b"v1 5 json 0 3\n{x}")
         client.hset(full.timed._shards[0].keys.records, "due", b"garbage")
         client.config_set("maxmemory", "1")
         assert full.queue.get(block=False) is None

@@ -287,7 +287,7 @@ class TestWithoutAWorker:
     def test_what_cannot_be_is_one_clear_error_at_the_decorator(self, app: Celery) -> None:
         def run(customer: int) -> None: ...
 
-        with pytest.raises(InvalidValueError, match="asks for 'client': run takes customer"):
+        with pytest.raises(InvalidValueError, match="unknown argument 'client': run takes customer"):
             serialized(key="{client}")(run)
         with pytest.raises(InvalidValueError, match="retry_in=nan"):
             serialized(key="x", retry_in=float("nan"))(run)

@@ -256,8 +256,8 @@ def _twice(call: Callable[..., Any]) -> Callable[..., Any]:
     """Lose the first reply of each call."""
 
     def again(name: str, **arguments: Any) -> Any:
-        script = call.__self__._remembering(name)  # type: ignore[attr-defined]
-        command = script._command((), {"sequence": next(call.__self__._caller.calls), **arguments})  # type: ignore[attr-defined]
+        script = call.__self__._numbered.script(name)  # type: ignore[attr-defined]
+        command = script._command((), {"sequence": call.__self__._numbered.next_number(), **arguments})  # type: ignore[attr-defined]
         script._link.send(*command)
         return script._insist(command, 2)
 
