@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--sent", type=int, default=3000, help="tasks to delay one by one (default 3000)")
     parser.add_argument("--seconds", type=float, default=10, help=f"of {RATE} tasks each (default 10)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, private_redis(Path(name), port=_free_port()) as url:
+    with tempfile.TemporaryDirectory() as name, private_redis(port=_free_port()) as url:
         os.environ["BENCHMARK_BROKER"] = url
         found, problems = rounds(Site(Path(name), url, options.sent, options.seconds), options.rounds)
     native = median(done.per_second for done in found[NATIVE])

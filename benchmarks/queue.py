@@ -8,10 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from kombu.connection import Connection
 
@@ -82,7 +80,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="alternated rounds (default 5)")
     rounds = parser.parse_args().rounds
     rates: dict[str, list[float]] = {name: [] for name in CONTESTS}
-    with tempfile.TemporaryDirectory() as folder, private_redis(Path(folder)) as url:
+    with private_redis() as url:
         client = connect(url)
         for number in range(rounds):
             for name, (contest, messages, batch) in CONTESTS.items():

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 from benchmarks.server import private_redis
 from redis_queue import DelayQueue, RedisQueue, connect
@@ -135,7 +133,7 @@ def main() -> None:
     parser.add_argument("--small", type=int, default=200, help="bytes of a small record (default 200)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default 3)")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, private_redis(Path(folder)) as url:
+    with private_redis() as url:
         client = connect(url)
         client.config_set("slowlog-log-slower-than", 0)
         client.config_set("slowlog-max-len", 100_000)

@@ -32,13 +32,9 @@ def main() -> None:
     def tell(line: str) -> None:
         print(f"{time.monotonic() - started:6.0f} s  {line}", flush=True)
 
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        other = folder / "other"
-        other.mkdir()
-        with private_redis(folder) as url, private_redis(other) as other_url:
-            site = Site(folder, url, other_url, options.rabbitmq, SMALL if options.small else Scale())
-            results = rounds.run(site, options.rounds, tell)
+    with tempfile.TemporaryDirectory() as folder, private_redis() as url, private_redis() as other_url:
+        site = Site(Path(folder), url, other_url, options.rabbitmq, SMALL if options.small else Scale())
+        results = rounds.run(site, options.rounds, tell)
     plot.save(options.plot, results.native, results.delayed)
     figures = results.figures()
     print(f"\n{'':58}{'measured':>12}  {'wanted':14}")

@@ -31,7 +31,7 @@ COLUMNS = ("sent", "kills", "executed", "lost", "stuck", "doubled", "early", "ag
 
 def measure(kind: type[Peer], tasks: int, chance: float, seed: int) -> dict[str, float]:
     """Run one task queue and return its figures."""
-    with tempfile.TemporaryDirectory() as name, private_redis(Path(name)) as url:
+    with tempfile.TemporaryDirectory() as name, private_redis() as url:
         peer = kind(url)
         run = Run(Duty(Path(name), tasks // 2, chance, seed), peer, tell=lambda line: _tell(kind.name, line))
         found = run.go()

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
-from pathlib import Path
 from statistics import median
 
 from benchmarks.leases import executing, losing
@@ -28,7 +26,7 @@ def main() -> None:
     rates: dict[str, list[float]] = {mode: [] for mode in MODES}
     idle: dict[str, list[float]] = {mode: [] for mode in MODES}
     losses: dict[str, tuple[int, int]] = {}
-    with tempfile.TemporaryDirectory() as name, private_redis(Path(name)) as url:
+    with private_redis() as url:
         for number in range(options.rounds):
             for mode in MODES:
                 rate, commands = executing.tasks_per_second(url, mode, options.tasks)

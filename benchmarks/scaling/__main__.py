@@ -8,8 +8,6 @@ and simulates what 100 million entries would take. docs/scaling.md shows a run o
 from __future__ import annotations
 
 import argparse
-import tempfile
-from pathlib import Path
 from typing import Final
 
 from benchmarks.scaling.measuring import Step, steps
@@ -58,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most", type=int, default=1_000_000, help="entries of the last step (default: 1,000,000)")
     most = parser.parse_args().most
-    with tempfile.TemporaryDirectory() as folder, private_redis(Path(folder)) as url:
+    with private_redis() as url:
         found = list(steps(url, most))
     print(table(found))
     print(f"\nReckoned for {LARGEST:,} entries at {found[-1].size:,.0f} bytes each:\n\n{reckoned(found[-1].size)}")

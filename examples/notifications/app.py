@@ -14,10 +14,10 @@ from redis_queue.contrib.flask import RedisQueue
 
 
 def celery_init_app(app: Flask) -> Celery:
-    """Return the Celery app of *app*; its tasks run in the context of *app*, as Flask's documentation has it."""
+    """Return the Celery app of *app*; its tasks run in the context of *app*, as in Flask's documentation."""
 
     class FlaskTask(Task):  # type: ignore[misc]
-        """Runs within the application."""
+        """Run within the application context."""
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             with app.app_context():
@@ -54,7 +54,7 @@ def create_app(**config: Any) -> Flask:
 
     @app.delete("/notifications/<id_>")
     def withdraw(id_: str) -> Response:
-        """Take it back, if it was not sent yet."""
+        """Cancel a mail that was not sent yet."""
         delayed: DelayedTasks = current_app.extensions["redis_queue"]
         if not delayed.cancel(id_):
             abort(404, "It was sent, withdrawn, or never planned.")

@@ -1,4 +1,4 @@
-"""Mail, as far as an example goes."""
+"""Mails, written into a file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from flask import current_app
 
 
 def send_mail(to: str, text: str) -> None:
-    """Write a mail into the file that the application is configured with."""
+    """Append a mail to the configured file."""
     with Path(current_app.config["OUTBOX"]).open("a") as outbox:
         outbox.write(f"{to}: {text}\n")

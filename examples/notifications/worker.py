@@ -1,4 +1,4 @@
-"""What ``celery -A examples.notifications.worker`` loads."""
+"""The Celery app for ``celery -A examples.notifications.worker``."""
 
 from __future__ import annotations
 

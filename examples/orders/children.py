@@ -1,4 +1,4 @@
-"""The processes that a run starts, none of which outlives it."""
+"""The processes of a run; none of them outlives it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Child:
             )
 
     def begin(self) -> None:
-        """Let it do what it was started for."""
+        """Let it run its command."""
         assert self._process.stdin is not None  # noqa: S101 - for the type checker
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
             pipe.write(b"\n")
@@ -59,46 +59,46 @@ class Child:
 
     @property
     def output(self) -> str:
-        """What it has printed."""
+        """Its output so far."""
         return self._log.read_text(errors="replace")
 
     @property
     def ending(self) -> str:
-        """How it ended, in words: its exit code, and the last that it printed."""
+        """A message with its exit code and its last line of output."""
         last = self.output.strip().rpartition("\n")[2]
         return f"{self.name} ended with code {self._process.returncode}: {last or 'it printed nothing'}"
 
     def terminate(self) -> None:
-        """Ask it to finish."""
+        """Send SIGTERM."""
         self._process.terminate()
 
     def freeze(self) -> None:
-        """Halt it; it has stopped when this returns, or has ended."""
+        """Stop it by SIGSTOP; return when it has stopped or ended."""
         self._process.send_signal(signal.SIGSTOP)
-        # Only an end that is left unread here can be read by Popen.
+        # WNOWAIT leaves the exit status to Popen.
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
-        """Let a frozen process go on."""
+        """Continue it after :meth:`freeze`."""
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it and its own children by SIGKILL; harmless if it has ended."""
+        """End it and its children by SIGKILL; no-op if it has ended."""
         if self.running:
             self.kill_group()
             self._process.wait()
 
     def kill_group(self) -> None:
-        """End its own children by SIGKILL, also those that it left behind just now."""
+        """End its process group by SIGKILL, also if it has ended itself."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
 
 class Children:
-    """Starts processes, and ends those that still run at the end of the ``with`` block.
+    """Start processes, and end them at the end of the ``with`` block.
 
-    They write into files of *folder*, a temporary one that is deleted at the end unless :meth:`keep_logs` was called.
-    If this process dies before, a guard ends them and deletes what they left.
+    Their logs are in *folder*, a temporary one that is deleted at the end unless :meth:`keep_logs` was called. If this
+    process dies before, a guard ends them and deletes their keys and files.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,6 @@ class Children:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The first one is the server, which the others need until their end.
         for child in reversed(self._children):
             child.kill()
         if not self._kept:
@@ -131,7 +130,7 @@ class Children:
             self._guard.communicate("{}\n")
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
-        """Start *command*; from now on :meth:`check` wants it to run."""
+        """Start *command*; from now on :meth:`check` fails if it ends."""
         child = Child(name, command, env, self.folder / f"{name.replace(' ', '-')}.log")
         self._children.append(child)
         self._tell_guard()
@@ -139,18 +138,18 @@ class Children:
         return child
 
     def expect_end(self, child: Child) -> None:
-        """Let :meth:`check` no longer want *child* to run."""
+        """Let :meth:`check` accept the end of *child*."""
         self._ended.add(child)
 
     def check(self) -> None:
-        """Raise FailedError if one has ended that should run."""
+        """Raise FailedError if a process ended unexpectedly."""
         for child in self._children:
             if child not in self._ended and not child.running:
                 child.kill_group()
                 raise FailedError(child.ending)
 
     def finish(self, children: Sequence[Child], patience: float) -> None:
-        """Ask *children* to finish, and end what still runs after *patience* seconds."""
+        """Send SIGTERM to *children*, and kill those that still run after *patience* seconds."""
         give_up = time.monotonic() + patience
         for child in children:
             self.expect_end(child)
@@ -166,7 +165,7 @@ class Children:
         self._tell_guard()
 
     def keep_logs(self) -> Path:
-        """Keep what the processes printed, and return the folder."""
+        """Keep the logs and return their folder."""
         self._kept = True
         return self.folder
 

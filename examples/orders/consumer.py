@@ -1,4 +1,4 @@
-"""A consumer process: reserves the stock for order lines, and writes down what it did."""
+"""A consumer process: reserve the stock for order lines and record each of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lines_queue(client: Client, prefix: str) -> RedisQueue:
 
 
 class Reserve:
-    """The handler: asks the warehouse, then counts the pieces and writes the line down, both or none."""
+    """The handler: call the warehouse, then count the pieces and record the line atomically."""
 
     def __init__(self, name: str, client: Client, prefix: str) -> None:
         self._name = name
@@ -48,7 +48,7 @@ class Reserve:
 
 
 def main() -> None:
-    """Consume until SIGTERM; the argument is the name under which to write things down."""
+    """Consume until SIGTERM; the argument is the name of this consumer in its records."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     client, prefix = connect(os.environ["REDIS_URL"]), os.environ["REDIS_QUEUE_PREFIX"]
     handler = Reserve(sys.argv[1], client, prefix)

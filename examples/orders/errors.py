@@ -1,10 +1,10 @@
-"""Why a run ended early.
+"""Errors that end a run early.
 
 ::
 
     DemoError
-    ├── UnusableError     it could not begin
-    ├── FailedError       something ended that should have gone on
+    ├── UnusableError     the run could not begin
+    ├── FailedError       a process or Redis failed
     └── StoppedError      a signal asked it to stop
 """
 
@@ -12,17 +12,17 @@ from __future__ import annotations
 
 
 class DemoError(Exception):
-    """A run ended early."""
+    """The run ended early."""
 
 
 class UnusableError(DemoError):
-    """A run cannot begin; the message says what to do."""
+    """The run cannot begin; the message says what to do."""
 
     code = 2
 
 
 class FailedError(DemoError):
-    """A run cannot go on."""
+    """The run cannot go on."""
 
 
 class StoppedError(DemoError):

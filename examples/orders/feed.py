@@ -1,4 +1,4 @@
-"""Feeds a file of orders into both queues, at a steady pace."""
+"""Feed a file of orders into both queues at a steady pace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PER_SECOND = 40
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One row of the file: what was ordered, and after how many seconds the shop reminds and cancels."""
+    """One row of the file: the order lines, and the seconds until the shop reminds and cancels."""
 
     id: str
     customer: str
@@ -52,7 +52,7 @@ def _line(text: str) -> tuple[str, int]:
 
 
 class Feed:
-    """Puts *orders* into *delays* and *lines*, and notes in the ledgers what is to happen when.
+    """Put *orders* into *delays* and *lines*, and note in the ledgers which work is due when.
 
     *speed* divides the delays of the orders and the time between them.
     """
@@ -78,11 +78,11 @@ class Feed:
 
     @property
     def share(self) -> float:
-        """How much of the file is fed, 0 to 1."""
+        """The part of the file that is fed, 0 to 1."""
         return self.fed / len(self._orders)
 
     def step(self) -> None:
-        """Feed those orders whose turn has come since the first step."""
+        """Feed the orders that are due since the first step."""
         if self._started is None:
             self._started = time.monotonic()
         turn = int((time.monotonic() - self._started) * PER_SECOND * self._speed) + 1
@@ -103,7 +103,7 @@ class Feed:
     def _later(self, task: Any, order: Order, seconds: float) -> None:
         delay = seconds / self._speed
         due = time.time() + delay
-        # Noted before it is sent: what was sent without an answer counts as well.
+        # Noted before the send: work whose send had no answer counts, too.
         id_ = f"{order.id}/{task.name.rpartition('.')[2]}"
         self._tasks_done.sent[id_] = due
         push_task(self._delays, task, [order.id, due], delay=delay, id=id_)

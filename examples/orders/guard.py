@@ -1,7 +1,7 @@
-"""Cleans up after a run that was killed: ends its processes, deletes its keys and its folder.
+"""Clean up after a killed run: end its processes, delete its keys and its folder.
 
-Each line of stdin is a JSON object that replaces the one before: what there would be to clean up. When stdin ends, the
-run is over, and the last line counts; a run that cleaned up by itself ends with ``{}``.
+Each line of stdin is a JSON object with everything to clean up; it replaces the line before. The end of stdin is the
+end of the run: the last line counts. A run that cleaned up by itself ends with ``{}``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
-    # A process that dies may have a command on its way, which would write after the deletion.
+    # A command of a dying process may still arrive and would write after the deletion.
     give_up = time.monotonic() + PATIENCE
     while any(_lives(group) for group in groups) and time.monotonic() < give_up:
         time.sleep(0.02)
@@ -48,7 +48,7 @@ def _lives(group: int) -> bool:
 
 
 def _delete_keys(url: str, prefix: str) -> None:
-    import redis  # noqa: PLC0415 - a guard that is not needed stays small
+    import redis  # noqa: PLC0415 - a guard without work stays small
 
     with redis.Redis.from_url(url) as client:
         keyspace.delete(client, prefix)

@@ -1,4 +1,4 @@
-"""The keys of a run: all under one prefix, found and deleted by it."""
+"""The keys of a run: all begin with one prefix, by which they are found and deleted."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def in_hand(prefix: str, consumer: str) -> str:
 
 
 def reserved(prefix: str) -> str:
-    """Return the Redis hash of what is reserved: sku, pieces."""
+    """Return the Redis hash of the reserved pieces by sku."""
     return f"{prefix}:orders:reserved"
 
 
 def celery(prefix: str) -> str:
-    """Return what the broker's keys begin with."""
+    """Return the prefix of the broker's keys."""
     return f"{prefix}:celery:"
 
 
 def check_prefix(prefix: str) -> str:
-    """Return *prefix* if no part of it has a meaning in a pattern. Raises UnusableError."""
+    """Return *prefix* if it contains no pattern. Raises UnusableError."""
     if not prefix or not set(prefix) <= PLAIN:
         raise UnusableError(f"prefix {prefix!r}: give letters, digits, '_', '-' or '.'")
     return prefix

@@ -1,4 +1,4 @@
-"""What was sent, what became of it, and when."""
+"""The work that was sent, and when it was done."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import redis
 class Ledger:
     """One kind of work: *sent* maps its ids to the time at which each is to be done.
 
-    Who does the work appends a JSON object with ``id`` and ``ran`` to the Redis list *key*.
+    Each run of the work appends a JSON object with ``id`` and ``ran`` to the Redis list *key*.
     """
 
     def __init__(self, client: redis.Redis, key: str) -> None:
@@ -23,7 +23,7 @@ class Ledger:
         self._again: set[str] = set()
 
     def update(self) -> None:
-        """Read what was done since the last time."""
+        """Read the work that was done since the last update."""
         done = self._client.lrange(self._key, self._read, -1)
         self._read += len(done)
         for raw in done:
@@ -35,20 +35,20 @@ class Ledger:
 
     @property
     def executed(self) -> int:
-        """How many of those sent were done at least once."""
+        """Number of sent ids that were done at least once."""
         return len(self._first.keys() & self.sent.keys())
 
     @property
     def lost(self) -> int:
-        """How many of those sent were never done."""
+        """Number of sent ids that were never done."""
         return len(self.sent) - self.executed
 
     @property
     def doubled(self) -> int:
-        """How many were done more than once."""
+        """Number of ids that were done more than once."""
         return len(self._again)
 
     def lateness(self, share: float) -> float:
-        """Return the seconds that *share* of the work was late at most; NaN if none was done."""
+        """Return the lateness in seconds that *share* of the work did not exceed; NaN if none was done."""
         late = sorted(ran - self.sent[id_] for id_, ran in self._first.items() if id_ in self.sent)
         return late[math.ceil(share * len(late)) - 1] if late else math.nan

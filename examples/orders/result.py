@@ -1,4 +1,4 @@
-"""What a run found, and the table that tells it."""
+"""The result of a run, and its table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from examples.orders.ledger import Ledger
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The two kinds of work, and what was done to those that did it."""
+    """The two kinds of work, and the processes that were killed and restarted."""
 
     tasks: Ledger
     lines: Ledger
@@ -23,7 +23,7 @@ class Result:
 
     @property
     def lost(self) -> int:
-        """How much of what was sent was never done."""
+        """Number of sent ids that were never done."""
         return self.tasks.lost + self.lines.lost
 
     def show(self, console: Console) -> None:

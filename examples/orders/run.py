@@ -1,4 +1,4 @@
-"""A run from the first process to the result: feeds, does harm half way, waits until all is done."""
+"""A run: feed the orders, kill and restart processes half way, and wait until all work is done."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from redis_queue.store.redis_errors import redact
 from tasks.orders import executed
 
 GIVE_UP_AFTER = 45.0
-"""Seconds after which what was not done counts as lost; the rest of a minute is for a tidy end."""
+"""Seconds after which unfinished work counts as lost; the rest of a minute is for the clean-up."""
 
 PATIENCE = 6.0
 READY = " ready."
@@ -37,7 +37,7 @@ READY = " ready."
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run: how many orders of the file, their delays divided by *speed*, and on an own Redis if *url* is empty.
+    """The number of orders, their delays divided by *speed*, and the Redis: one of its own if *url* is empty.
 
     All keys begin with *prefix*.
     """
@@ -49,13 +49,15 @@ class Plan:
 
 
 def run(plan: Plan, children: Children, signals: Signals, screen: Screen) -> Result:
-    """Run *plan* and return what was found. Its keys are deleted and its processes ended, however it ends.
+    """Run *plan* and return its result. Its keys are deleted and its processes ended, however it ends.
 
     Raises UnusableError, FailedError and StoppedError, and errors of redis and redis_queue if Redis goes away.
     """
     keyspace.check_prefix(plan.prefix)
-    url = plan.url or server.start(children, signals)
-    with server.connect_to(url) as client:
+    with (
+        nullcontext(plan.url) if plan.url else server.own_server() as url,
+        server.connect_to(url) as client,
+    ):
         keyspace.check_unused(client, plan.prefix)
         screen.say(f"{server.describe(client)} at {redact(url)}, keys under {plan.prefix}")
         with (
@@ -78,7 +80,7 @@ def _deleted_keys(plan: Plan, client: redis.Redis, children: Children) -> Iterat
 
 
 class _Run:
-    """The worker and the consumers, and the story that is played with them."""
+    """The worker and the consumers of a run, and the events."""
 
     def __init__(
         self, plan: Plan, url: str, client: redis.Redis, *, children: Children, signals: Signals, screen: Screen
@@ -87,7 +89,7 @@ class _Run:
         self._children = children
         self._signals = signals
         self._screen = screen
-        # A variable that is meant for the user's own Celery could lead this one to another broker.
+        # The user's own CELERY_* variables could point to another broker.
         self._env = {name: value for name, value in os.environ.items() if not name.startswith("CELERY")} | {
             "REDIS_URL": url,
             "REDIS_QUEUE_PREFIX": plan.prefix,
@@ -118,7 +120,7 @@ class _Run:
             child.kill()
 
     def play(self) -> Result:
-        """Play the story to its end, or until the time is up, and return what was found."""
+        """Play the events to their end, or until the time is up; return the result."""
         for _ in self._story():
             if time.monotonic() - self._started > GIVE_UP_AFTER:
                 self._screen.say("giving up: the time is up")
@@ -141,7 +143,7 @@ class _Run:
         )
 
     def _story(self) -> Iterator[None]:
-        """Tell what happens; each yield lets a moment pass."""
+        """Play the events; each yield lets a moment pass."""
         self._screen.say("starting a Celery worker with beat, and two consumers")
         worker = self._start_worker()
         victim = self._start_consumer()
@@ -157,7 +159,7 @@ class _Run:
         yield from _until(self._all_done)
 
     def _kill(self, consumer: Child) -> Iterator[None]:
-        # A file of very few orders may be done before a look finds it at work.
+        # Very few orders may be done before they are seen in flight.
         while not (held := self._holds(consumer)) and self._lines_done.executed < self._totals[-1]:
             consumer.thaw()
             yield
@@ -169,9 +171,9 @@ class _Run:
         self._start_consumer()
 
     def _holds(self, consumer: Child) -> list[str]:
-        """Halt *consumer* and return the lines that it is handling."""
+        """Freeze *consumer* and return the lines that it is handling."""
         consumer.freeze()
-        # What redis-py says about its type differs from version to version.
+        # Its type in redis-py differs between versions.
         held: Any = self._client.smembers(keyspace.in_hand(self._prefix, consumer.name))
         return sorted(line.decode() for line in held)
 
@@ -211,7 +213,7 @@ class _Run:
         if self._tasks_done.lost or self._lines_done.lost:
             return False
         lines, delays = self._lines.stats(), self._delays.stats()
-        # A line that is done may still be on its way back from the killed consumer, to be done again.
+        # A finished line of the killed consumer may still come back and run again.
         return not (lines.ready or lines.delayed or lines.in_flight or delays.waiting or delays.in_flight)
 
 

@@ -1,4 +1,4 @@
-"""What the user sees while a run goes on."""
+"""The progress of a run, for the user."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 Bars = Mapping[str, tuple[int, int]]
-"""For each bar what is done, and of how many."""
+"""For each bar the number done, and the total."""
 
 
 class Screen(Protocol):
-    """Shows a run; a context manager."""
+    """Show a run; a context manager."""
 
     def __enter__(self) -> Screen:
         """Begin."""
         ...
 
     def __exit__(self, *_: object) -> None:
-        """End; what was said stays to be read."""
+        """End; the messages stay visible."""
         ...
 
     def say(self, text: str) -> None:
-        """Tell what happens now."""
+        """Show a message."""
         ...
 
     def show(self, bars: Bars) -> None:
-        """Tell how far things are."""
+        """Show the progress."""
         ...
 
 
 def screen(console: Console) -> Screen:
-    """Return a screen that moves on a terminal, and one that prints lines elsewhere."""
+    """Return a live screen on a terminal, else one that prints lines."""
     return _Live(console) if console.is_interactive and sys.stdout.isatty() else _Lines()
 
 

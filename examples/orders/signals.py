@@ -1,4 +1,4 @@
-"""Ctrl-C and its kin, obeyed only where a run is ready for it."""
+"""Ctrl-C and similar signals, handled only where a run is ready for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from examples.orders.errors import StoppedError
 
 
 class Signals:
-    """Notes SIGINT, SIGTERM and SIGHUP; :meth:`check` raises StoppedError once one came.
+    """Note SIGINT, SIGTERM and SIGHUP; :meth:`check` raises StoppedError after one came.
 
     An exception at any other point might leave a child that was started and not yet noted.
     """
@@ -22,7 +22,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # nohup makes a process ignore SIGHUP, and that is to stay.
+            # Keep the SIG_IGN that nohup sets for SIGHUP.
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
         return self

@@ -1,4 +1,4 @@
-"""A shop on Django: orders that are not paid in time are cancelled, whatever dies meanwhile.
+"""A shop on Django: unpaid orders are cancelled after a time, whatever process dies meanwhile.
 
 ``python -m examples.shop migrate``, then ``runserver``, ``celery -A examples.shop worker`` and ``redis_queue_relay``.
 They need ``pip install '.[django]'`` and a Redis: that in REDIS_URL, else redis://localhost:6379/0. PAY_WITHIN says how

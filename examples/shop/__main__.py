@@ -1,4 +1,4 @@
-"""``python -m examples.shop``: what ``manage.py`` is elsewhere."""
+"""``python -m examples.shop``: the ``manage.py`` of the shop."""
 
 from __future__ import annotations
 

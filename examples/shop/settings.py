@@ -63,7 +63,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL") or os.environ.get("REDIS_URL", "redis://localhost:6379/0")
 CELERY_TASK_IGNORE_RESULT = True
-# Each redis_queue_* setting, such as this one, with Django's prefix.
+# Each redis_queue_* setting may be set here, with the prefix CELERY_.
 CELERY_REDIS_QUEUE_URL = os.environ.get("REDIS_QUEUE_URL", CELERY_BROKER_URL)
 
 # Seconds that a customer has to pay.

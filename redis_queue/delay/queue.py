@@ -22,7 +22,7 @@ from redis_queue.store.chunks import CHUNK, MANY, check_budget, check_limit, che
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.ids import check_id, id_bytes
 from redis_queue.store.records import Clock, Records, server_clock
-from redis_queue.store.settings import Overrides, Settings
+from redis_queue.store.settings import QueueOverrides, Settings
 from redis_queue.times import END_OF_CALENDAR_MS, MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from redis_queue.store.keys import Keys
 from redis_queue.store.records import Clock, Records, server_clock
 from redis_queue.store.registry import Registry
 from redis_queue.store.scripts import Scripts
-from redis_queue.store.settings import Overrides, Settings
+from redis_queue.store.settings import QueueOverrides, Settings
 from redis_queue.times import Seconds, duration_ms, point_ms
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class RedisQueue:
         *,
         settings: Settings | None = None,
         clock: Clock = server_clock,
-        **overrides: Unpack[Overrides],
+        **overrides: Unpack[QueueOverrides],
     ) -> None:
         self.name = name
         self.settings = Settings.choose(settings, overrides)

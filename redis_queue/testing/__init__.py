@@ -1,6 +1,6 @@
-"""For the tests of a Celery app: delayed tasks and a clock that the test moves.
+"""Test delayed tasks of a Celery app with a clock that the test moves.
 
-With pytest the fixtures of :mod:`redis_queue.testing.plugin` are there by themselves; elsewhere use :class:`Timeline`.
+pytest loads the fixtures of :mod:`redis_queue.testing.plugin` by itself; elsewhere use :class:`Timeline`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from redis_queue.testing.row import TaskRow
-    from redis_queue.testing.running import TaskRun
     from redis_queue.testing.server import OwnServer
+    from redis_queue.testing.task_row import TaskRow
+    from redis_queue.testing.task_run import TaskRun
     from redis_queue.testing.timeline import Timeline
 
 __all__ = ["OwnServer", "TaskRow", "TaskRun", "Timeline"]
 
-# pytest imports this package for the plugin, in every run: neither Celery nor redis-py before they are needed.
-_PLACES: Final = {"OwnServer": "server", "TaskRow": "row", "TaskRun": "running", "Timeline": "timeline"}
+# pytest imports this package in every run, so Celery and redis-py are imported only when needed.
+_PLACES: Final = {"OwnServer": "server", "TaskRow": "task_row", "TaskRun": "task_run", "Timeline": "timeline"}
 
 
 def __getattr__(name: str) -> Any:

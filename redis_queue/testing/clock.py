@@ -1,4 +1,4 @@
-"""TravelClock: the time of a test's queue, which the test moves."""
+"""TravelClock: a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final
 from redis_queue.times import from_ms
 
 MoveTo = Callable[[datetime], object]
-"""Moves the clock of the process, as ``move_to`` of time-machine and freezegun does."""
+"""Move the clock of the process: ``move_to`` of time-machine or freezegun."""
 
 LONGEST_AGE: Final = 60_000
 """Milliseconds that a slow test may take between a send and a look at it."""
 
 
 class TravelClock:
-    """Goes with the process's clock, ahead of it by what was travelled; stands still where it was stopped."""
+    """The clock of the process plus the travelled time; it can be stopped."""
 
     def __init__(self) -> None:
         self.move_to: MoveTo | None = None
@@ -30,7 +30,7 @@ class TravelClock:
         return _process_ms() + self._ahead if self._stopped is None else self._stopped
 
     def stop_at(self, moment: int) -> None:
-        """Stand still at *moment*; it never goes back."""
+        """Stop at *moment*, or now if that is later."""
         here = self()
         self._stopped = max(moment, here)
         self._travelled.append((here, self._stopped))
@@ -38,13 +38,13 @@ class TravelClock:
             self.move_to(from_ms(self._stopped))
 
     def go_on(self) -> None:
-        """Go on from where it stands."""
+        """Continue from the time at which it was stopped."""
         if self._stopped is not None:
             self._ahead = self._stopped - _process_ms()
             self._stopped = None
 
     def age(self, since: int) -> int:
-        """Return how much of the time since *since* was not travelled, up to a minute."""
+        """Return the ms since *since* without travelled time, at most a minute."""
         travelled = sum(max(0, to - max(begin, since)) for begin, to in self._travelled)
         return min(max(0, self() - since - travelled), LONGEST_AGE)
 

@@ -1,4 +1,4 @@
-"""No server outlives the test process."""
+"""DeathGuard: end a child process when this process dies."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ SCRIPT = 'read -r _ || { kill -KILL "$1"; rm -rf "$2"; }'
 
 
 class DeathGuard:
-    """Ends a process and removes its directory if this process dies first, even by SIGKILL.
+    """End a process and remove its directory if this process dies first, even by SIGKILL.
 
-    A shell waits for the end of a pipe that only this process holds open. The kernel's own way, PR_SET_PDEATHSIG, would
-    need a preexec_fn, which may deadlock in a process with threads, exists on Linux only and already fires when the
-    *thread* that started the server ends. A process forked from this one without exec holds the pipe as well: the guard
-    then waits for that one too.
+    A shell waits for the end of a pipe that only this process holds open. PR_SET_PDEATHSIG would need a preexec_fn,
+    which may deadlock in a process with threads; it exists on Linux only and already fires when the *thread* that
+    started the server ends. A child that was forked without exec holds the pipe, too: the guard then also waits for
+    its end.
     """
 
     def __init__(self, pid: int, directory: Path) -> None:
@@ -27,5 +27,5 @@ class DeathGuard:
         )
 
     def dismiss(self) -> None:
-        """End the guard and leave the process alone; to be called before the process is reaped and its pid free."""
+        """End the guard only. Call it before the process is reaped, because then its pid may be reused."""
         self._shell.communicate(b"\n")

@@ -1,6 +1,6 @@
-"""The pytest plugin: an own Redis for tests, and delayed tasks that a test can see and bring to their time.
+"""The pytest plugin: a Redis for tests, and delayed tasks with a clock that the test moves.
 
-pytest loads this module in every run: nothing else is imported before a fixture asks for it.
+pytest loads this module in every run, so each fixture imports what it needs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     import redis
 
-    from redis_queue.testing.given import GivenServer
+    from redis_queue.testing.external_server import ExternalServer
     from redis_queue.testing.server import OwnServer
     from redis_queue.testing.timeline import Timeline
 
@@ -22,44 +22,47 @@ APP_HELP = "the Celery app of the fixture delayed_tasks, for example shop.celery
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option and the ini setting that name the app."""
+    """Add the option and the ini setting with the name of the app."""
     group = parser.getgroup("redis_queue")
     group.addoption("--redis-queue-app", default=None, help=APP_HELP)
     parser.addini("redis_queue_app", APP_HELP, default="")
 
 
 @pytest.fixture(scope="session")
-def redis_queue_server() -> Iterator[OwnServer | GivenServer]:
-    """A Redis for these tests only; its ``url`` tells where.
+def redis_queue_server() -> Iterator[OwnServer | ExternalServer]:
+    """A Redis for these tests only, at its ``url``.
 
-    The database in REDIS_QUEUE_TEST_URL (which has to be empty, unless REDIS_QUEUE_TEST_FLUSH=1), else an own server:
-    redis-server or valkey-server on PATH, or one from the wheels of the extra ``embedded``. With pytest-xdist each
-    worker has its own server, or the database behind that of the worker before it.
+    The database REDIS_QUEUE_TEST_URL, which must be empty unless REDIS_QUEUE_TEST_FLUSH=1; without it, a server of its
+    own: redis-server or valkey-server on PATH, or the server of the extra ``embedded``. With pytest-xdist each
+    worker has its own server or database.
     """
     from redis_queue.errors import RedisQueueError  # noqa: PLC0415 - costs what redis-py costs
     from redis_queue.testing.binaries import ServerNotFoundError  # noqa: PLC0415
-    from redis_queue.testing.given import given_server  # noqa: PLC0415
-    from redis_queue.testing.server import OwnServer, ServerStartError  # noqa: PLC0415
+    from redis_queue.testing.external_server import URL_VARIABLE, external_server  # noqa: PLC0415
+    from redis_queue.testing.server import OwnServer  # noqa: PLC0415
+    from redis_queue.testing.server_process import ServerStartError  # noqa: PLC0415
 
     failure = ""
     try:
-        given = given_server(os.environ.get("PYTEST_XDIST_WORKER", ""))
-        own = None if given else OwnServer()
+        external = external_server(os.environ.get("PYTEST_XDIST_WORKER", ""))
+        own = None if external else OwnServer()
         if own is not None:
             own.start()
-    except (ServerNotFoundError, ServerStartError, RedisQueueError) as error:
+    except ServerNotFoundError as error:
+        failure = f"{error}, or set {URL_VARIABLE} to an empty database"
+    except (ServerStartError, RedisQueueError) as error:
         failure = str(error)
     if failure:
         pytest.fail(f"redis_queue_server: {failure}", pytrace=False)
-    if given is not None:
-        yield given
+    if external is not None:
+        yield external
     if own is not None:
         yield own
         own.stop()
 
 
 @pytest.fixture
-def redis_queue_redis(redis_queue_server: OwnServer | GivenServer) -> Iterator[redis.Redis]:
+def redis_queue_redis(redis_queue_server: OwnServer | ExternalServer) -> Iterator[redis.Redis]:
     """A redis-py client of an empty database, emptied again after the test."""
     import redis  # noqa: PLC0415
 
@@ -71,17 +74,17 @@ def redis_queue_redis(redis_queue_server: OwnServer | GivenServer) -> Iterator[r
 
 @pytest.fixture
 def redis_queue_app(request: pytest.FixtureRequest) -> Any:
-    """The Celery app whose delayed tasks are meant. Override it, or name the app.
+    """The Celery app of :func:`delayed_tasks`: override this fixture, or name the app.
 
-    ``--redis-queue-app`` or ``redis_queue_app`` in the ini file, else the fixture ``celery_app``.
+    The name is ``--redis-queue-app`` or ``redis_queue_app`` in the ini file; default: the fixture ``celery_app``.
     """
     name = request.config.getoption("--redis-queue-app") or request.config.getini("redis_queue_app")
     try:
         if not name:
             return request.getfixturevalue("celery_app")
-        from redis_queue.testing.naming import app_named  # noqa: PLC0415
+        from redis_queue.testing.app_lookup import find_app  # noqa: PLC0415
 
-        return app_named(name)
+        return find_app(name)
     except pytest.FixtureLookupError:
         failure = (
             "no Celery app: set redis_queue_app = shop.celery:app in the ini file, or make a fixture celery_app or "
@@ -95,10 +98,10 @@ def redis_queue_app(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def delayed_tasks(
     redis_queue_app: Any,
-    redis_queue_server: OwnServer | GivenServer,
+    redis_queue_server: OwnServer | ExternalServer,
     redis_queue_redis: redis.Redis,  # noqa: ARG001 - empties the database
 ) -> Iterator[Timeline]:
-    """The delayed tasks of the app, and the time: a :class:`redis_queue.testing.Timeline`."""
+    """The delayed tasks of the app, and the clock: a :class:`redis_queue.testing.Timeline`."""
     from redis_queue.testing.timeline import Timeline  # noqa: PLC0415
 
     with Timeline(redis_queue_app, redis_queue_server.url) as timeline:

@@ -1,4 +1,4 @@
-"""MemoryResults: the results of a test's tasks, as the objects that they are."""
+"""MemoryResults: a result backend in memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from celery.backends.base import KeyValueStoreBackend
 
 
 class MemoryResults(KeyValueStoreBackend):  # type: ignore[misc]
-    """A result backend in this process. Nothing is serialised, as nothing is where Celery runs tasks eagerly.
+    """A result backend in this process that keeps the objects themselves, as Celery does for eager tasks.
 
-    *before_wait* is called with the id of each task whose result is waited for.
+    *before_wait* is called with the id of each task before its result is awaited.
     """
 
     implements_incr = True
@@ -45,7 +45,7 @@ class MemoryResults(KeyValueStoreBackend):  # type: ignore[misc]
         return value
 
     def encode(self, data: Any) -> Any:
-        """Return *data* as it is kept."""
+        """Return *data* unchanged."""
         return data
 
     decode = encode

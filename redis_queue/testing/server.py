@@ -1,41 +1,32 @@
-"""OwnServer: a Redis or Valkey server that only this test process uses."""
+"""OwnServer: a Redis or Valkey server that only this process uses."""
 
 from __future__ import annotations
 
 import shutil
-import socket
-import subprocess
 import tempfile
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from redis_queue.testing.binaries import find_server
-from redis_queue.testing.guard import DeathGuard
+from redis_queue.testing.server_process import ServerProcess, server_options, socket_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-START_WITHIN: Final = 20.0
-_PAUSE: Final = 0.005
-
-
-class ServerStartError(RuntimeError):
-    """The server did not answer; the message holds what it wrote."""
-
 
 class OwnServer:
-    """A server on a unix socket in a temporary directory, for the time of a ``with``, or from start to stop.
+    """A server on a unix socket in a temporary directory, for a ``with`` block, or from start to stop.
 
-    It saves nothing, and is gone with its directory when it is stopped or this process dies, even by SIGKILL.
-    Raises ServerNotFoundError where there is no binary, ServerStartError where it does not start.
+    It saves nothing. It is gone with its directory when it is stopped or when this process dies, even by SIGKILL.
+    *options* are further options of the server, such as ``"--port", "6390"``. Raises ServerNotFoundError without a
+    server binary, ServerStartError if the server does not start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
         self._binary = find_server()
+        self._options = options
         self._directory = Path()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: DeathGuard | None = None
+        self._process: ServerProcess | None = None
 
     @property
     def url(self) -> str:
@@ -45,7 +36,7 @@ class OwnServer:
     @property
     def socket(self) -> Path:
         """The unix socket."""
-        return self._directory / "redis.sock"
+        return socket_of(self._directory)
 
     def __enter__(self) -> Self:
         self.start()
@@ -55,54 +46,19 @@ class OwnServer:
         self.stop()
 
     def start(self) -> None:
-        """Start; return when it answers."""
+        """Start the server; return when it answers."""
         self._directory = Path(tempfile.mkdtemp(prefix="redis-queue-"))
+        options = [word for option in server_options(self._directory).items() for word in option]
         try:
-            self._launch()
+            self._process = ServerProcess(self._binary, self._directory, [*options, *self._options])
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        """End the server and remove its directory; harmless where it does not run."""
-        process, guard, self._process, self._guard = self._process, self._guard, None, None
+        """End the server and remove its directory; no-op if it does not run."""
+        process, self._process = self._process, None
         if process is not None:
             process.kill()
-            if guard is not None:
-                guard.dismiss()
-            process.wait()
         if self._directory != Path():
             shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _launch(self) -> None:
-        options = {
-            "--port": "0",
-            "--unixsocket": str(self.socket),
-            "--unixsocketperm": "700",
-            "--dir": str(self._directory),
-            "--daemonize": "no",
-            "--save": "",
-            "--appendonly": "no",
-        }
-        with self._log.open("wb") as log:
-            process = self._process = subprocess.Popen(  # noqa: S603 - the server of this machine
-                [self._binary, *(word for option in options.items() for word in option)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C at the terminal must not end it before the fixtures do
-            )
-        self._guard = DeathGuard(process.pid, self._directory)
-        stop_at = time.monotonic() + START_WITHIN
-        while not self._listens():
-            if process.poll() is not None or time.monotonic() > stop_at:
-                raise ServerStartError(f"{self._binary} does not answer:\n{self._log.read_text(errors='replace')}")
-            time.sleep(_PAUSE)
-
-    def _listens(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as probe:
-            return probe.connect_ex(str(self.socket)) == 0
-
-    @property
-    def _log(self) -> Path:
-        return self._directory / "server.log"

@@ -1,4 +1,4 @@
-"""Timeline: the delayed tasks of an app in a test, and the time, which the test moves."""
+"""Timeline: the delayed tasks of an app, and a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from redis_queue.errors import InvalidDelayError, InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.store.chunks import CHUNK
 from redis_queue.testing.clock import MoveTo, TravelClock
-from redis_queue.testing.installing import TravelQueue, install
-from redis_queue.testing.message import not_scheduled, scheduled_after_all
-from redis_queue.testing.overrides import Overrides
-from redis_queue.testing.row import TaskRow, row_of, row_of_entry
-from redis_queue.testing.running import TaskRun, run_task
-from redis_queue.testing.wanted import Wanted, written
+from redis_queue.testing.expectation import Expectation, written
+from redis_queue.testing.failure_message import not_scheduled, still_scheduled
+from redis_queue.testing.installation import TravelQueue, install
+from redis_queue.testing.patches import Patches
+from redis_queue.testing.task_row import TaskRow, row_of, row_of_entry
+from redis_queue.testing.task_run import TaskRun, run_task
 from redis_queue.times import Seconds, duration_ms, from_ms, point_ms
 
 if TYPE_CHECKING:
@@ -35,28 +35,28 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class Timeline:
-    """The delayed tasks of *app* for the time of a ``with``, kept in the Redis *url*, which has to be empty.
+    """The delayed tasks of *app* for a ``with`` block, stored in the Redis *url*, which must be empty.
 
-    Every delay of the app is stored there; nothing falls due but by :meth:`travel`. What is sent at once runs at once
-    in this process where ``eager`` (default: the app's ``task_always_eager``), else it stays in a broker in memory. No
-    broker and no result backend is needed: results are kept in memory. The app is the current one in
-    this thread, so that shared tasks are its own. Afterwards it is as it was.
+    All delayed tasks are stored there and fall due only by :meth:`travel`. Tasks sent at once run at once in this
+    process if ``eager`` (default: the app's ``task_always_eager``), else they stay in a broker in memory. Results are
+    kept in memory, too: neither broker nor result backend is needed. The app is the current app of this
+    thread, so shared tasks belong to it. Afterwards its former state is restored.
 
-    A task that fails raises out of the call that ran it where the app has ``task_eager_propagates``; else see
-    :attr:`failures`. What a task sends at once runs when that task has ended.
+    With ``task_eager_propagates`` the exception of a failed task leaves the call that ran it; else see
+    :attr:`failures`. A task that another task sends at once runs after that one has ended.
     """
 
     def __init__(self, app: Celery, url: str) -> None:
         self.app = app
-        #: Whether what is sent at once runs at once.
+        #: Whether tasks sent at once run at once.
         self.eager = bool(app.conf.task_always_eager)
-        #: What was sent at once so far.
+        #: The tasks sent at once so far.
         self.sent: list[TaskRow] = []
         #: Every task that ran, in order.
         self.runs: list[TaskRun] = []
         self._url = url
         self._clock = TravelClock()
-        self._overrides = Overrides()
+        self._patches = Patches()
         self._pending: deque[TaskRow] = deque()
         self._runner: int | None = None
         self._kept: set[str] = set()
@@ -66,7 +66,7 @@ class Timeline:
         try:
             self._delayed = install(
                 self.app,
-                self._overrides,
+                self._patches,
                 url=self._url,
                 clock=self._clock,
                 now=lambda: self.now,
@@ -75,7 +75,7 @@ class Timeline:
                 before_wait=self._before_wait,
             )
         except BaseException:
-            self._overrides.undo()
+            self._patches.undo()
             raise
         return self
 
@@ -84,13 +84,13 @@ class Timeline:
             self._empty_broker()
             Store.of(self.app).client.close()
         finally:
-            self._overrides.undo()
+            self._patches.undo()
 
     @property
     def delayed(self) -> DelayedTasks:
         """The app's DelayedTasks: cancel, reschedule, get."""
         if self._delayed is None:
-            raise InvalidValueError("a Timeline works between the begin and the end of its with")
+            raise InvalidValueError("this Timeline is closed: use it within its with block")
         return self._delayed
 
     @property
@@ -99,12 +99,12 @@ class Timeline:
 
     @property
     def now(self) -> datetime:
-        """The test's time: that of the process, and what was travelled."""
+        """The time of the test: the clock of the process plus the travelled time."""
         return from_ms(self._clock())
 
     @property
     def scheduled(self) -> list[TaskRow]:
-        """Every task that waits, by due time."""
+        """All waiting tasks, by due time."""
         return [row_of_entry(self.app, entry) for entry in self._queue]
 
     @property
@@ -113,7 +113,7 @@ class Timeline:
         return [run for run in self.runs if run.exception is not None]
 
     def follow(self, move_to: MoveTo) -> None:
-        """Move the clock of the process along with every travel: ``move_to`` of time-machine or freezegun."""
+        """Move the clock of the process with each travel: *move_to* of time-machine or freezegun."""
         self._clock.move_to = move_to
 
     def assert_scheduled(
@@ -128,23 +128,23 @@ class Timeline:
         count: int = 1,
         within: Seconds = _SECOND,
     ) -> list[TaskRow]:
-        """Return the *count* tasks that wait as told; fail where there are more or fewer.
+        """Return the waiting tasks that meet all conditions; fail unless there are *count*.
 
-        *task* is a Celery task or its name. What is not given may be anything. *in_* (seconds or timedelta) counts from
-        :attr:`now`, *at* is an aware datetime; *within* is how far off the due time may be.
+        *task* is a Celery task or its name. An omitted condition matches anything. *in_* (seconds or timedelta) counts
+        from :attr:`now`, *at* is an aware datetime; *within* is the tolerance of the due time.
         """
         __tracebackhide__ = True
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InvalidValueError(f"count={count!r}: give a whole number above 0, or call assert_not_scheduled")
+            raise InvalidValueError(f"count={count!r}: must be a whole number above 0; or call assert_not_scheduled")
         if task is None:
-            raise InvalidValueError("task=None: give a Celery task or its name")
+            raise InvalidValueError("task=None: must be a Celery task or its name")
         now = self.now
-        wanted = Wanted.of(task, now, args=args, kwargs=kwargs, in_=in_, at=at, queue=queue, within=within)
+        expectation = Expectation.of(task, now, args=args, kwargs=kwargs, in_=in_, at=at, queue=queue, within=within)
         rows = self.scheduled
-        found = [row for row in rows if not wanted.differences(row, self._age)]
+        found = [row for row in rows if not expectation.differences(row, self._age)]
         if len(found) != count:
             raise AssertionError(
-                not_scheduled(wanted, rows, count=count, found=len(found), sent=self.sent, now=now, age=self._age)
+                not_scheduled(expectation, rows, count=count, found=len(found), sent=self.sent, now=now, age=self._age)
             )
         return found
 
@@ -159,13 +159,13 @@ class Timeline:
         queue: str | None = None,
         within: Seconds = _SECOND,
     ) -> None:
-        """Fail where a task waits as told; without any condition: where anything waits."""
+        """Fail if a waiting task meets all conditions; without conditions: if any task waits."""
         __tracebackhide__ = True
         now = self.now
-        wanted = Wanted.of(task, now, args=args, kwargs=kwargs, in_=in_, at=at, queue=queue, within=within)
-        found = [row for row in self.scheduled if not wanted.differences(row, self._age)]
+        expectation = Expectation.of(task, now, args=args, kwargs=kwargs, in_=in_, at=at, queue=queue, within=within)
+        found = [row for row in self.scheduled if not expectation.differences(row, self._age)]
         if found:
-            raise AssertionError(scheduled_after_all(wanted, found, now))
+            raise AssertionError(still_scheduled(expectation, found, now))
 
     def travel(
         self,
@@ -179,31 +179,31 @@ class Timeline:
         seconds: float = 0,
         limit: int = MAX_RUNS,
     ) -> list[TaskRun]:
-        """Let time pass, and run each task that falls due at its own time, by due time; return what ran.
+        """Let time pass and run the tasks that fall due, in order, each at its due time; return the runs.
 
-        What those delay runs too if it falls due on the way. Without a time: what is due already. Raises
-        InvalidDelayError for a time below 0, RuntimeError where more than *limit* tasks would run.
+        Tasks that these delay run, too, if they fall due meanwhile. Without a time, only due tasks run. Raises
+        InvalidDelayError for a time below 0, RuntimeError if more than *limit* tasks would run.
         """
         parts = timedelta(weeks=weeks, days=days, hours=hours, minutes=minutes, seconds=seconds)
         if delta is not None and parts:
-            raise InvalidDelayError(f"delta={delta!r} and {parts}: give one of them")
+            raise InvalidDelayError(f"delta={delta!r} and {parts}: expected only one of them")
         return self._travel(self._clock() + duration_ms(parts if delta is None else delta, name="delta"), limit)
 
     def travel_to(self, moment: datetime, *, limit: int = MAX_RUNS) -> list[TaskRun]:
         """Let time pass until *moment* (aware), as :meth:`travel` does. Raises InvalidDelayError for the past."""
         target = point_ms(moment, name="moment")
         if target < self._clock():
-            raise InvalidDelayError(f"moment={moment!r}: it is {written(self.now)} already, and time does not go back")
+            raise InvalidDelayError(f"moment={moment!r}: must not be in the past, now is {written(self.now)}")
         return self._travel(target, limit)
 
     def _travel(self, target: int, limit: int) -> list[TaskRun]:
         if self._runner is not None:
-            raise InvalidValueError("a task cannot travel: it runs at its own time")
+            raise InvalidValueError("a task cannot travel: only the test moves the clock")
         first = len(self.runs)
         try:
             while (entry := self._next(target)) is not None:
                 if len(self.runs) - first >= limit:
-                    raise RuntimeError(f"{limit} tasks ran, and {entry.id} is next: give limit= if so many are meant")
+                    raise RuntimeError(f"{limit} tasks ran, and {entry.id} is next: pass a higher limit= if intended")
                 self._clock.stop_at(_ms(entry.due_at))
                 self._run_entry(entry)
             self._clock.stop_at(target)
@@ -212,7 +212,7 @@ class Timeline:
         return self.runs[first:]
 
     def _next(self, target: int) -> Entry | None:
-        """Return what is due first until *target*; of those due at one time, what was stored first."""
+        """Return the first entry due by *target*; at equal due times, the one that was stored first."""
         queue = self._queue
         head = queue.list(limit=1, due_before=from_ms(target + 1))
         if not head:
@@ -231,7 +231,7 @@ class Timeline:
 
     def _take(self, envelope: Envelope) -> bool:
         now = self.now
-        # What has not left this process is read whatever it is written in, as Celery does where it runs tasks eagerly.
+        # The message stays in this process: any content type may be read, as in Celery's eager mode.
         row = row_of(self.app, envelope, due_at=now, stored_at=now, accept=[envelope.content_type])
         self.sent.append(row)
         taken = self.eager and row.task in self.app.tasks
@@ -242,7 +242,7 @@ class Timeline:
         return taken
 
     def _run_pending(self) -> None:
-        """Run what was sent at once, unless a task is running: then it runs when that has ended."""
+        """Run the tasks sent at once, unless a task is running: then they run after it."""
         if self._runner is not None:
             return
         first = len(self.runs)
@@ -264,14 +264,14 @@ class Timeline:
         self.runs.append(run_task(self.app, self._pending.popleft(), self.now))
 
     def _before_wait(self, task_id: str) -> None:
-        """Run what was sent at once; raises Celery's TimeoutError where only a travel can bring the result."""
+        """Run the tasks sent at once. Raises Celery's TimeoutError if only a travel can bring the result."""
         while self._pending:
             self._run_one()
         if not self._can_come() and not self.app.AsyncResult(task_id).ready():
             raise NoResultError(f"no result: {task_id} {self._why_not(task_id)}")
 
     def _why_not(self, task_id: str) -> str:
-        """Tell what became of a task that has no result."""
+        """Return why a task has no result."""
         entry = self._queue.get(task_id)
         if entry is not None:
             return f"waits until {written(entry.due_at)}; travel to it first"
@@ -279,11 +279,11 @@ class Timeline:
         if ran is not None:
             return f"ended as {ran.state}"
         if any(row.id == task_id for row in self.sent):
-            return "was sent, and nobody runs it here; eager = True does where the app knows the task"
-        return "was not sent yet; travel to what it waits for"
+            return "was sent, but nothing runs it here; eager = True does if the app knows the task"
+        return "was not sent yet; travel to the task that sends it"
 
     def _can_come(self) -> bool:
-        """Tell whether a result may come by itself: from another thread, or from a worker in this process."""
+        """Return whether a result may still come from another thread, or from a worker in this process."""
         return self._runner not in (None, get_ident()) or self.app.loader.worker_initialized
 
     def _age(self, since: datetime) -> timedelta:

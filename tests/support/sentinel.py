@@ -24,6 +24,7 @@ port {port}
 bind {host}
 protected-mode no
 dir {directory}
+unixsocket {socket}
 sentinel monitor {name} {host} {primary_port} {quorum}
 sentinel down-after-milliseconds {name} {down_after}
 sentinel failover-timeout {name} 2000
@@ -55,6 +56,7 @@ class SentinelServer(RedisServer):
             port=self.port,
             host=HOST,
             directory=self.directory,
+            socket=self.socket,
             name=MASTER_NAME,
             primary_port=self._primary_port,
             quorum=SENTINELS // 2 + 1,

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import signal
-import socket
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,26 +14,14 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from redis_queue.testing.guard import DeathGuard
+from redis_queue.testing.server_process import ServerProcess, ServerStartError, server_options, socket_of
 
-from .binaries import ServerNotFoundError, default_kind, server_binary
+from .binaries import default_kind, server_binary
 from .certificates import Certificates, make_certificates
 from .ports import HOST, free_port
 from .running import Running
-from .wait import wait_until
-
-__all__ = ["RedisServer", "ServerNotFoundError", "ServerStartError", "client_options", "server_binary"]
 
 PORT_ATTEMPTS = 10
-PROBE_TIMEOUT = 0.25
-
-
-class ServerStartError(RuntimeError):
-    """The server ended instead of answering; the message holds its log."""
-
-
-class PortTakenError(ServerStartError):
-    """Somebody took the port between the choice and the start."""
 
 
 class RedisServer(Running):
@@ -71,8 +55,7 @@ class RedisServer(Running):
         self._environment = dict(environment or {})
         self._certificates: Certificates | None = None
         self._paused = False
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: DeathGuard | None = None
+        self._process: ServerProcess | None = None
 
     @property
     def directory(self) -> Path:
@@ -84,7 +67,7 @@ class RedisServer(Running):
     @property
     def socket(self) -> Path:
         """The unix socket."""
-        return self.directory / "redis.sock"
+        return socket_of(self.directory)
 
     @property
     def address(self) -> tuple[str, int] | str:
@@ -104,12 +87,12 @@ class RedisServer(Running):
     @property
     def pid(self) -> int:
         """The process id of the running server."""
-        return self._running_process().pid
+        return self._running_process().process.pid
 
     @property
     def running(self) -> bool:
         """Whether the server's process exists; a paused one does."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.running
 
     @property
     def answering(self) -> bool:
@@ -133,13 +116,9 @@ class RedisServer(Running):
 
     def kill(self) -> None:
         """End the server by SIGKILL and return when it is dead; its directory, port and socket path stay reserved."""
-        if self._process is None:
-            return
-        self._process.kill()
-        if self._guard is not None:
-            self._guard.dismiss()
-        self._process.wait()
-        self._process = self._guard = None
+        if self._process is not None:
+            self._process.kill()
+        self._process = None
         self._paused = False
 
     def stop(self) -> None:
@@ -156,28 +135,19 @@ class RedisServer(Running):
 
     def pause(self) -> None:
         """Freeze the server: connections stay open, nothing answers."""
-        self._running_process().send_signal(signal.SIGSTOP)
+        self._running_process().process.send_signal(signal.SIGSTOP)
         self._paused = True
 
     def resume(self) -> None:
         """Let a frozen server go on with what came in meanwhile; harmless if it was not frozen."""
-        self._running_process().send_signal(signal.SIGCONT)
+        self._running_process().process.send_signal(signal.SIGCONT)
         self._paused = False
 
     def _options(self) -> list[str]:
         listen = {"--tls-port": str(self.port), "--port": "0"} if self._tls else {"--port": str(self.port)}
-        options = {
-            **listen,
-            "--bind": HOST,
-            "--unixsocket": str(self.socket),
-            "--unixsocketperm": "700",
-            "--dir": str(self.directory),
-            "--daemonize": "no",
-            "--save": "",
-            "--appendonly": "yes" if self._aof else "no",
-        }
+        options = {**server_options(self.directory), **listen}
         if self._aof:
-            options["--appendfsync"] = self._aof
+            options |= {"--appendonly": "yes", "--appendfsync": self._aof}
         if self._password:
             options["--requirepass"] = self._password
         if self._certificates:
@@ -190,57 +160,21 @@ class RedisServer(Running):
     def _launch_on_free_port(self) -> None:
         for _ in range(PORT_ATTEMPTS):
             self.port = free_port() if self._tcp else 0
-            with contextlib.suppress(PortTakenError):
+            try:
                 self._launch()
+            except ServerStartError as error:
+                if "Address already in use" not in str(error):
+                    raise
+            else:
                 return
         msg = f"{PORT_ATTEMPTS} ports in a row were taken"
         raise ServerStartError(msg)
 
     def _launch(self) -> None:
         binary = server_binary(self.kind)
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [binary, *self._options()],
-                cwd=self.directory,
-                env={**os.environ, **self._environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C at the terminal must not end it before the fixtures do
-            )
-        try:
-            self._guard = DeathGuard(self._process.pid, self.directory)
-            wait_until(self._answers, description=f"an answer of {binary} on {self.url}")
-        except BaseException:
-            self.kill()
-            raise
+        self._process = ServerProcess(binary, self.directory, self._options(), environment=self._environment)
 
-    def _answers(self) -> bool:
-        process = self._running_process()
-        if process.poll() is not None:
-            log = self._log.read_text(errors="replace")
-            failure = PortTakenError if "Address already in use" in log else ServerStartError
-            raise failure(f"{server_binary(self.kind)} ended with code {process.returncode}:\n{log}")
-        if not self._listens():
-            return False
-        try:
-            with self.client(socket_timeout=PROBE_TIMEOUT) as client:
-                # Another server may have got the port: only the process id tells whose answer this is.
-                return client.ping() and bool(client.info("server")["process_id"] == process.pid)
-        except redis.RedisError:
-            return False
-
-    def _listens(self) -> bool:
-        # Asked without redis-py, whose version 5 leaks a socket for each unix socket that nobody listens on.
-        with socket.socket(socket.AF_INET if self._tcp else socket.AF_UNIX) as probe:
-            probe.settimeout(PROBE_TIMEOUT)
-            return probe.connect_ex(self.address) == 0
-
-    @property
-    def _log(self) -> Path:
-        return self.directory / "server.log"
-
-    def _running_process(self) -> subprocess.Popen[bytes]:
+    def _running_process(self) -> ServerProcess:
         if self._process is None:
             raise _not_running()
         return self._process

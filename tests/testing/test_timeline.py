@@ -24,7 +24,7 @@ from kombu.exceptions import ContentDisallowed
 from redis_queue import InvalidDelayError, InvalidValueError, Lock
 from redis_queue.celery import DelayedTasks, push_task, serialized
 from redis_queue.testing import Timeline
-from redis_queue.testing.naming import app_named
+from redis_queue.testing.app_lookup import find_app
 
 pytestmark = pytest.mark.celery
 
@@ -357,10 +357,10 @@ class TestTravel:
     @pytest.mark.parametrize(
         ("arguments", "told"),
         [
-            (((-1,), {}), "must be >= 0"),
-            (((HOUR,), {"hours": 1}), "give one of them"),
-            ((("1h",), {}), "must be a number of seconds"),
-            (((), {"days": -1}), "must be >= 0"),
+            (((-1,), {}), "must not be negative"),
+            (((HOUR,), {"hours": 1}), "expected only one of them"),
+            ((("1h",), {}), "give seconds as a number"),
+            (((), {"days": -1}), "must not be negative"),
         ],
     )
     def test_a_time_that_cannot_be_is_refused(self, arguments: Any, told: str, timeline: Timeline) -> None:
@@ -370,7 +370,7 @@ class TestTravel:
         assert timeline.now - before < timedelta(seconds=10)
 
     def test_time_does_not_go_back(self, timeline: Timeline) -> None:
-        with pytest.raises(InvalidDelayError, match="time does not go back"):
+        with pytest.raises(InvalidDelayError, match="must not be in the past"):
             timeline.travel_to(datetime.now(timezone.utc) - HOUR)
         with pytest.raises(InvalidDelayError, match="naive"):
             timeline.travel_to(datetime(2050, 1, 1))
@@ -437,10 +437,10 @@ class TestWhatIsSentAtOnce:
         assert steps.get() == 3
         with pytest.raises(NoResultError, match="ended as IGNORED"):
             ignored.delay().get()
-        with pytest.raises(NoResultError, match="nobody runs it here"):
+        with pytest.raises(NoResultError, match="nothing runs it here"):
             shop.app.send_task("elsewhere.task").get()
         timeline.eager = False
-        with pytest.raises(NoResultError, match="nobody runs it here"):
+        with pytest.raises(NoResultError, match="nothing runs it here"):
             shop.remind.delay(1).get()
 
     def test_a_result_that_a_worker_in_this_process_may_bring_is_waited_for(
@@ -531,13 +531,13 @@ class TestAssertions:
     @pytest.mark.parametrize(
         ("arguments", "told"),
         [
-            ({"task": None}, "give a Celery task"),
-            ({"task": 3}, "task=3: give a Celery task"),
-            ({"args": 42}, "args=42: give a list or tuple"),
-            ({"kwargs": [1]}, "mapping"),
+            ({"task": None}, "must be a Celery task"),
+            ({"task": 3}, "task=3: must be a Celery task"),
+            ({"args": 42}, "args=42: must be a list or tuple"),
+            ({"kwargs": [1]}, "must be a mapping"),
             ({"count": 0}, "call assert_not_scheduled"),
-            ({"in_": 1, "at": datetime.now(timezone.utc)}, "give one of them"),
-            ({"in_": -1}, "must be >= 0"),
+            ({"in_": 1, "at": datetime.now(timezone.utc)}, "expected only one of them"),
+            ({"in_": -1}, "must not be negative"),
             ({"at": datetime(2030, 1, 1)}, "naive"),
             ({"within": -1}, "within=-1: must be >= 0"),
         ],
@@ -616,14 +616,14 @@ class TestTheApp:
     def test_is_found_by_name(self, name: str, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         module = SimpleNamespace(app=app, holder=SimpleNamespace(inner=app))
         monkeypatch.setitem(sys.modules, "shop_of_a_test", module)
-        assert app_named(name) is app
+        assert find_app(name) is app
 
     @pytest.mark.parametrize(
         ("name", "error"), [("os:path", TypeError), ("os:application", AttributeError), ("no_such:app", ImportError)]
     )
     def test_what_is_no_app_is_refused(self, name: str, error: type[Exception]) -> None:
         with pytest.raises(error):
-            app_named(name)
+            find_app(name)
 
     def test_is_the_current_one_so_that_shared_tasks_are_its_own(
         self, app: Celery, redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
@@ -647,7 +647,7 @@ class TestTheApp:
             other._tasks.pop("shop.shared", None)
 
     def test_outside_of_its_with_a_timeline_says_so(self, app: Celery) -> None:
-        with pytest.raises(InvalidValueError, match="between the begin and the end"):
+        with pytest.raises(InvalidValueError, match="this Timeline is closed"):
             _ = Timeline(app, NOWHERE).scheduled
 
 

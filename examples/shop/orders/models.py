@@ -1,4 +1,4 @@
-"""What is kept of an order."""
+"""The model of an order."""
 
 from __future__ import annotations
 

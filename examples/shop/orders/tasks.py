@@ -1,4 +1,4 @@
-"""What happens to orders later."""
+"""Tasks of orders."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from examples.shop.orders.models import Order
 
 @app.task
 def cancel_unpaid(number: int) -> None:
-    """Cancel an order that is still open; doing so twice is harmless."""
+    """Cancel an order that is still open; no-op if it is not."""
     Order.objects.filter(pk=number, state="open").update(state="cancelled")

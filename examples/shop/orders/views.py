@@ -1,4 +1,4 @@
-"""What customers do."""
+"""The requests of customers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def place(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def show(_: HttpRequest, number: int) -> HttpResponse:
-    """Tell what became of an order."""
+    """Return the state of an order."""
     order = get_object_or_404(Order, pk=number)
     return JsonResponse({"order": number, "item": order.item, "state": order.state})
 
@@ -36,7 +36,7 @@ def show(_: HttpRequest, number: int) -> HttpResponse:
 @csrf_exempt
 @require_POST
 def pay(_: HttpRequest, number: int) -> HttpResponse:
-    """Take the money; the deadline is off once that is committed: no rollback brings back what Redis has let go."""
+    """Take the money; cancel the deadline after the commit, since a rollback cannot restore it in Redis."""
     order = get_object_or_404(Order, pk=number, state="open")
     Order.objects.filter(pk=number, state="open").update(state="paid")
     return JsonResponse({"order": number, "deadline_taken_out": outbox.cancel(order.deadline)})

@@ -1,4 +1,4 @@
-"""How an app of a test sends: what is due at once is shown to the test, and needs no broker."""
+"""Capture the messages that an app sends at once, before they reach a broker."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from celery import Celery
 
 Take = Callable[[Envelope], bool]
-"""Looks at a message that is sent at once; True: it is taken, False: the broker gets it."""
+"""Called with each message that is sent at once; True: it was taken, False: the broker gets it."""
 
 
-def sending_amqp(app: Celery, kind: Any, take: Take, now: Callable[[], datetime]) -> Any:
-    """Return an AMQP object for *app*, of the class *kind*, whose messages pass by *take*.
+def capture_amqp(app: Celery, kind: Any, take: Take, now: Callable[[], datetime]) -> Any:
+    """Return an AMQP object for *app*, a subclass of *kind*, that gives its messages to *take*.
 
-    A time to live in seconds counts from *now*.
+    ``expires`` in seconds counts from *now*.
     """
 
-    class SendingAMQP(kind):  # type: ignore[misc]
+    class CapturingAMQP(kind):  # type: ignore[misc]
         def _create_task_sender(self) -> Any:
             send = super()._create_task_sender()
 
@@ -62,4 +62,4 @@ def sending_amqp(app: Celery, kind: Any, take: Take, now: Callable[[], datetime]
 
             return create_task_message
 
-    return SendingAMQP(app)
+    return CapturingAMQP(app)

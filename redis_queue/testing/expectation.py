@@ -1,4 +1,4 @@
-"""Wanted: what a test expects to be scheduled, and how what is there differs from it."""
+"""Expectation: conditions of a test on a scheduled task, and how a task differs from them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from kombu.serialization import dumps, loads, registry
 
 from redis_queue.errors import InvalidValueError
-from redis_queue.testing.row import TaskRow
+from redis_queue.testing.task_row import TaskRow
 from redis_queue.times import Seconds, duration_ms, from_ms, point_ms
 
 Age = Callable[[datetime], timedelta]
-"""How much time has passed since a moment, travels left out."""
+"""Return the time since a moment, without travels."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Conditions on one task; None means any. *at* is when it has to be due, *within* how far off that may be."""
+class Expectation:
+    """Conditions on one task; None means any. *at*: the due time, *within*: its tolerance."""
 
     task: str | None
     args: Sequence[Any] | None
@@ -41,20 +41,20 @@ class Wanted:
         at: datetime | None,
         queue: str | None,
         within: Seconds,
-    ) -> Wanted:
-        """Return the conditions; raises InvalidValueError for those that cannot be."""
+    ) -> Expectation:
+        """Return the conditions. Raises InvalidValueError for invalid ones."""
         if in_ is not None and at is not None:
-            raise InvalidValueError(f"in_={in_!r} and at={at!r}: give one of them")
+            raise InvalidValueError(f"in_={in_!r} and at={at!r}: expected only one of them")
         if args is not None and not isinstance(args, list | tuple):
-            raise InvalidValueError(f"args={args!r}: give a list or tuple")
+            raise InvalidValueError(f"args={args!r}: must be a list or tuple")
         if kwargs is not None and not isinstance(kwargs, Mapping):
-            raise InvalidValueError(f"kwargs={kwargs!r}: give a mapping")
+            raise InvalidValueError(f"kwargs={kwargs!r}: must be a mapping")
         delay = None if in_ is None else _span(in_, "in_")
         moment = from_ms(point_ms(at, name="at")) if at is not None else now + delay if delay is not None else None
         return cls(name_of(task), args, kwargs, moment, queue, _span(within, "within"), delay)
 
     def differences(self, row: TaskRow, age: Age) -> list[str]:
-        """Return what of *row* is not as wanted."""
+        """Return the names of the conditions that *row* does not meet."""
         wrong = []
         if self.task is not None and row.task != self.task:
             wrong.append("task")
@@ -71,12 +71,12 @@ class Wanted:
     def _in_time(self, row: TaskRow, age: Age) -> bool:
         if self.at is None:
             return True
-        # "in an hour" was said when the task was sent: a test that looks late must not fail for it.
+        # in_ counts from the send: a test that checks late must not fail for that.
         slack = age(row.stored_at) if self.in_ is not None else timedelta()
         return self.at - self.within - slack <= row.due_at <= self.at + self.within
 
     def distance(self, row: TaskRow, age: Age) -> tuple[bool, bool, int, float]:
-        """Return how far *row* is from what is wanted: what is closest has the least."""
+        """Return a sort key: the closest row has the lowest."""
         wrong = self.differences(row, age)
         off = abs((row.due_at - self.at).total_seconds()) if self.at is not None else 0.0
         return "task" in wrong, not {"args", "kwargs"}.isdisjoint(wrong), len(wrong), off
@@ -92,15 +92,15 @@ class Wanted:
 
 
 def name_of(task: Any) -> str | None:
-    """Return the name of a task, a signature or a name; raises InvalidValueError for anything else."""
+    """Return the name of *task*: a task, a signature or a name. Raises InvalidValueError."""
     found = task if isinstance(task, str) or task is None else getattr(task, "name", getattr(task, "task", ""))
     if found is not None and (not isinstance(found, str) or not found):
-        raise InvalidValueError(f"task={task!r}: give a Celery task or its name")
+        raise InvalidValueError(f"task={task!r}: must be a Celery task or its name")
     return found
 
 
 def written(moment: datetime) -> str:
-    """Return a moment as messages show it, in UTC."""
+    """Format *moment* for messages, in UTC."""
     return moment.astimezone(timezone.utc).isoformat(" ", "seconds").replace("+00:00", " UTC")
 
 
@@ -108,14 +108,14 @@ def _span(value: Seconds, name: str) -> timedelta:
     return timedelta(milliseconds=duration_ms(value, name=name))
 
 
-def _alike(wanted: Any, found: Any, row: TaskRow) -> bool:
-    """Compare arguments, as they were given or as they arrive: JSON makes a list of a tuple."""
-    if wanted == found:
+def _alike(expected: Any, found: Any, row: TaskRow) -> bool:
+    """Compare arguments before and after serialization: JSON turns a tuple into a list."""
+    if expected == found:
         return True
     try:
         kind = registry.type_to_name[row.envelope.content_type]
-        return bool(_through(wanted, kind) == found)
-    except Exception:  # noqa: BLE001 - what cannot be sent is not what was sent
+        return bool(_through(expected, kind) == found)
+    except Exception:  # noqa: BLE001 - arguments that cannot be sent were not sent
         return False
 
 

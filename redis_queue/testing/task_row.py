@@ -1,4 +1,4 @@
-"""TaskRow: a task that was sent, with its arguments read."""
+"""TaskRow: a task that was sent, with its decoded arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """One task: what it is called with, and when it is due. *due_at* of one sent at once is when it was sent."""
+    """One task call and its due time. If it was sent at once, *due_at* is the time of the send."""
 
     id: str
     task: str
@@ -36,29 +36,29 @@ class TaskRow:
     priority: int
     retries: int
     expires_at: datetime | None
-    #: As the message has them.
+    #: The headers of the message.
     headers: Mapping[str, Any] = field(repr=False)
-    #: What Celery puts beside the arguments: callbacks, errbacks, chain, chord.
+    #: The rest of the body: callbacks, errbacks, chain, chord.
     embed: Mapping[str, Any] = field(repr=False)
     envelope: Envelope = field(repr=False)
 
     @property
     def call(self) -> str:
-        """The call as one would write it."""
+        """The call as Python source."""
         words = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
         return f"{self.task}({', '.join(words)})"
 
 
 def row_of_entry(app: Celery, entry: Entry) -> TaskRow:
-    """Return a stored task; raises what a worker raises for a message that it cannot read."""
+    """Return the task of *entry*. Raises what a worker raises for an unreadable message."""
     envelope = envelope_of_entry(app, entry, Destinations(app))
-    # As a worker, which reads nothing else either.
+    # As a worker does.
     accept = prepare_accept_content(app.conf.accept_content)
     return row_of(app, envelope, due_at=entry.due_at, stored_at=entry.put_at, accept=accept)
 
 
 def row_of(app: Celery, envelope: Envelope, *, due_at: datetime, stored_at: datetime, accept: Iterable[str]) -> TaskRow:
-    """Return the task that *envelope* carries; *accept* are the content types to read."""
+    """Return the task of *envelope*; *accept*: the content types to read."""
     (args, kwargs, embed), headers = _call(envelope, accept)
     expires = headers.get("expires")
     return TaskRow(

@@ -1,4 +1,4 @@
-"""A Celery app by its name."""
+"""Find a Celery app by its name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from celery import Celery
 
 
-def app_named(name: str) -> Any:
-    """Return the app ``package.module:attribute``; ``celery`` or ``app`` where only a module is named.
+def find_app(name: str) -> Any:
+    """Return the app ``package.module:attribute``; without an attribute, the module's ``app`` or ``celery``.
 
-    Raises ImportError, AttributeError for a name that is not there, TypeError for what is no Celery app.
+    Raises ImportError or AttributeError for an unknown name, TypeError for another kind of object.
     """
     place, _, attribute = name.partition(":")
     module = import_module(place)

@@ -1,4 +1,4 @@
-"""A task is run in this process, as a worker would run it."""
+"""Run a task in this process as a worker would."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery.exceptions import Reject
 from redis_queue.celery.consume.deferral import DEFERS, Deferred, defer_envelope, serial_of
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.lock.lock import holding_nothing
-from redis_queue.testing.row import TaskRow
+from redis_queue.testing.task_row import TaskRow
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -25,7 +25,7 @@ HOST: Final = "redis_queue.testing"
 
 @dataclass(frozen=True, slots=True)
 class TaskRun:
-    """One run of a task at the test's time *at*; *state* is Celery's, *exception* what a failed one raised."""
+    """One run of a task at the time *at* of the test, with its Celery *state*; *exception* if it failed."""
 
     id: str
     task: str
@@ -38,10 +38,10 @@ class TaskRun:
 
 
 def run_task(app: Celery, row: TaskRow, now: datetime) -> TaskRun:
-    """Run *row* in this process: signals, callbacks, chain and result as in a worker; one that has expired is revoked.
+    """Run *row* with signals, callbacks, chain and result as in a worker; an expired task is revoked.
 
-    A serialized task that finds its lock taken goes back, even if this very thread holds it. Raises nothing that the
-    task raises.
+    A serialized task whose lock is taken goes back into the store, even if this thread holds the lock. Exceptions of
+    the task are not raised.
     """
     task = app.tasks[row.task]
     request = _request(row, defers=serial_of(task) is not None)

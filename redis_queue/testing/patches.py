@@ -1,4 +1,4 @@
-"""Overrides: what a test changes in an app, and how it was before."""
+"""Patches: temporary changes of objects, and their undo."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Final
 _MISSING: Final = object()
 
 
-class Overrides:
-    """Sets attributes and items; :meth:`undo` brings back what was there, in reverse order."""
+class Patches:
+    """Set attributes and items; :meth:`undo` restores the former values, last change first."""
 
     def __init__(self) -> None:
         self._undoing: list[Callable[[], None]] = []
@@ -20,12 +20,12 @@ class Overrides:
         mapping[key] = value
 
     def drop(self, mapping: MutableMapping[Any, Any], key: Any) -> None:
-        """Take an item out, if it is there; one that is set later goes away as well."""
+        """Remove an item if it exists; :meth:`undo` also removes one that was set later."""
         self._remember(mapping, key)
         mapping.pop(key, None)
 
     def keep(self, items: set[Any]) -> None:
-        """Remember what is in a set."""
+        """Remember the members of a set."""
         before = set(items)
 
         def undo() -> None:
@@ -35,7 +35,7 @@ class Overrides:
         self._undoing.append(undo)
 
     def undo(self) -> None:
-        """Bring everything back."""
+        """Restore all former values."""
         while self._undoing:
             self._undoing.pop()()
 

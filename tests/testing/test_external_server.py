@@ -1,4 +1,4 @@
-"""The database that a project gives its tests."""
+"""An existing database for tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from redis_queue import ConfigurationError, StoreUnavailableError
-from redis_queue.testing.given import given_server
+from redis_queue.testing.external_server import external_server
 from tests.support.servers import RedisServer
 
 
@@ -22,12 +22,12 @@ def given(redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.Mo
 
 def test_none_is_given_where_the_variable_is_not_set(given: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_QUEUE_TEST_URL", "")
-    assert given_server() is None
+    assert external_server() is None
 
 
 @pytest.mark.parametrize(("worker", "number"), [("", 3), ("gw0", 3), ("gw2", 5)])
 def test_each_worker_gets_a_database(given: RedisServer, worker: str, number: int) -> None:
-    found = given_server(worker)
+    found = external_server(worker)
     assert found is not None
     assert found.url == f"unix://{given.socket}?db={number}"
 
@@ -36,18 +36,18 @@ def test_one_that_is_not_empty_is_refused_and_left_alone(given: RedisServer, mon
     with redis.Redis.from_url(f"unix://{given.socket}?db=4") as dear:
         dear.set("dear", 1)
         with pytest.raises(ConfigurationError, match=r"database 4 holds 1 keys.*REDIS_QUEUE_TEST_FLUSH=1"):
-            given_server("gw1")
+            external_server("gw1")
         assert dear.get("dear") == b"1"
         monkeypatch.setenv("REDIS_QUEUE_TEST_FLUSH", "1")
-        assert given_server("gw1") is not None
+        assert external_server("gw1") is not None
 
 
 @pytest.mark.parametrize(
     ("url", "error", "told"),
     [
-        ("redis://:hush@127.0.0.1:1/x", ConfigurationError, "the database is no number"),
-        ("redis+cluster://:hush@127.0.0.1:1", ConfigurationError, "it must be one of"),
-        (":hush@127.0.0.1", ConfigurationError, "it must be one of"),
+        ("redis://:hush@127.0.0.1:1/x", ConfigurationError, "the number of the database is not a number"),
+        ("redis+cluster://:hush@127.0.0.1:1", ConfigurationError, "must be one of"),
+        (":hush@127.0.0.1", ConfigurationError, "must be one of"),
         ("redis://:hush@127.0.0.1:1/0", StoreUnavailableError, "refused"),
     ],
 )
@@ -56,5 +56,5 @@ def test_a_url_that_cannot_be_used_is_one_clear_error(
 ) -> None:
     monkeypatch.setenv("REDIS_QUEUE_TEST_URL", url)
     with pytest.raises(error, match=told) as raised:
-        given_server()
+        external_server()
     assert "hush" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""An app is made ready for a test, and given back as it was."""
+"""Prepare an app for a test: its store, its broker and its result backend."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.delay.shards import Shards
 from redis_queue.delay.writer import EntryWriter
 from redis_queue.store.records import Clock
-from redis_queue.testing.overrides import Overrides
+from redis_queue.testing.amqp import Take, capture_amqp
+from redis_queue.testing.patches import Patches
 from redis_queue.testing.results import MemoryResults
-from redis_queue.testing.sending import Take, sending_amqp
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -28,7 +28,7 @@ _BROKER: Final = "memory://"
 
 
 class OrderedWriter(EntryWriter):
-    """Remembers the order in which entries were pushed; an entry itself has only a millisecond."""
+    """Remember the order of pushes, also within a millisecond."""
 
     def __init__(self, shards: Shards) -> None:
         super().__init__(shards)
@@ -55,21 +55,21 @@ class TravelQueue(DelayQueue):
 
 
 class TravelStore(Store):
-    """The store of an app whose delayed tasks go by *clock*."""
+    """The store of an app, with *clock* as the time of its DelayQueue."""
 
     def __init__(self, app: Celery, clock: Clock) -> None:
         super().__init__(app)
         self._clock = clock
 
     def delay_queue(self) -> TravelQueue:
-        """Return the DelayQueue whose entries are task calls."""
+        """Return the DelayQueue of task calls."""
         found = super().delay_queue()
         return TravelQueue(found.name, found.client, settings=found.settings, clock=self._clock)
 
 
 def install(
     app: Celery,
-    overrides: Overrides,
+    patches: Patches,
     *,
     url: str,
     clock: Clock,
@@ -78,56 +78,56 @@ def install(
     after_send: Callable[[], None],
     before_wait: Callable[[str], None],
 ) -> DelayedTasks:
-    """Let *app* delay in the Redis *url* by *clock*, send past *take*, and need neither broker nor backend.
+    """Let *app* store delayed tasks in the Redis *url* by *clock*, without a broker and a result backend.
 
-    What was there before is noted in *overrides*. *after_send* is called when a send is done, *before_wait* for each
-    task whose result is waited for.
+    Messages that are sent at once go to *take*. *patches* keeps the former state of the app. *after_send* is called
+    after each send, *before_wait* with the id of each task before its result is awaited.
     """
-    _configure(app, overrides, url)
+    _configure(app, patches, url)
     attributes = vars(app)
-    before = type(app.amqp)  # asked for first: it may be what brings DelayedTasks
+    before = type(app.amqp)  # read first: this may install DelayedTasks
     if ATTRIBUTE not in attributes:
-        _remember_parts(app, overrides)
-    overrides.put(attributes, "amqp", sending_amqp(app, before, take, now))
-    overrides.put(attributes, "_pool", None)
-    overrides.put(attributes, "_backend_cache", MemoryResults(app, before_wait))
-    overrides.put(attributes, "redis_queue_store", TravelStore(app, clock))
-    overrides.put(attributes, "send_task", _followed(app.send_task, after_send))
+        _remember_parts(app, patches)
+    patches.put(attributes, "amqp", capture_amqp(app, before, take, now))
+    patches.put(attributes, "_pool", None)
+    patches.put(attributes, "_backend_cache", MemoryResults(app, before_wait))
+    patches.put(attributes, "redis_queue_store", TravelStore(app, clock))
+    patches.put(attributes, "send_task", _followed(app.send_task, after_send))
     delayed = DelayedTasks(app)
-    for name in ("settings", "queue", "_lists"):
-        overrides.drop(vars(delayed), name)
+    for name in ("settings", "queue", "writer"):
+        patches.drop(vars(delayed), name)
     delayed.attach(app.amqp)
-    # Shared tasks are those of the current app, and Celery's fixture celery_app does not make its own one that.
-    overrides.put(vars(_state._tls), "current_app", app)
-    # Each thread has a current app of its own; those that have none take the default one.
-    overrides.put(vars(_state), "default_app", app)
+    # Shared tasks belong to the current app, which the fixture celery_app of Celery does not set.
+    patches.put(vars(_state._tls), "current_app", app)
+    # Threads without a current app use the default app.
+    patches.put(vars(_state), "default_app", app)
     return delayed
 
 
-def _configure(app: Celery, overrides: Overrides, url: str) -> None:
+def _configure(app: Celery, patches: Patches, url: str) -> None:
     settings = {
-        "task_always_eager": False,  # what is sent has to be seen: the test runs it itself
+        "task_always_eager": False,  # the test runs sent tasks itself
         **dict.fromkeys(("broker_url", "broker_read_url", "broker_write_url"), _BROKER),
         "broker_transport_options": {},
         "broker_use_ssl": False,
         "redis_queue_url": url,
         "redis_queue_min_delay": 0,
         "redis_queue_on_store_error": "raise",
-        "redis_queue_dispatch": False,  # nothing but the test moves what is due
+        "redis_queue_dispatch": False,  # only the test moves due entries
     }
-    _ = app.conf.task_always_eager  # read at first use; what is changed before that would be lost
+    _ = app.conf.task_always_eager  # the first read loads the settings and drops earlier changes
     for name, value in settings.items():
-        overrides.put(app.conf.changes, name, value)
+        patches.put(app.conf.changes, name, value)
 
 
-def _remember_parts(app: Celery, overrides: Overrides) -> None:
-    """Note what an app without DelayedTasks gets by them."""
-    overrides.keep(app.steps["worker"])
-    overrides.keep(app.steps["consumer"])
-    overrides.keep(app.user_options["worker"])
-    overrides.drop(vars(app), ATTRIBUTE)
-    overrides.drop(vars(app), "control")
-    overrides.put(vars(app), "control_cls", app.control_cls)
+def _remember_parts(app: Celery, patches: Patches) -> None:
+    """Remember the parts of the app that DelayedTasks replaces."""
+    patches.keep(app.steps["worker"])
+    patches.keep(app.steps["consumer"])
+    patches.keep(app.user_options["worker"])
+    patches.drop(vars(app), ATTRIBUTE)
+    patches.drop(vars(app), "control")
+    patches.put(vars(app), "control_cls", app.control_cls)
 
 
 def _followed(send: Callable[..., Any], after_send: Callable[[], None]) -> Callable[..., Any]:

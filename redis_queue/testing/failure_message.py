@@ -1,4 +1,4 @@
-"""What a failed assertion says: what was wanted, and what there is instead, closest first."""
+"""Messages of failed assertions: the expectation, and the scheduled tasks, closest first."""
 
 from __future__ import annotations
 
@@ -6,34 +6,41 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from redis_queue.testing.row import TaskRow
-from redis_queue.testing.wanted import Age, Wanted, written
+from redis_queue.testing.expectation import Age, Expectation, written
+from redis_queue.testing.task_row import TaskRow
 
 SHOWN: Final = 10
-"""Tasks that a message names."""
+"""Most tasks in a message."""
 
 MAX_CALL: Final = 200
 
 
 def not_scheduled(
-    wanted: Wanted, rows: Sequence[TaskRow], *, count: int, found: int, sent: Sequence[TaskRow], now: datetime, age: Age
+    expectation: Expectation,
+    rows: Sequence[TaskRow],
+    *,
+    count: int,
+    found: int,
+    sent: Sequence[TaskRow],
+    now: datetime,
+    age: Age,
 ) -> str:
-    """Return the message for *found* tasks that match where *count* are wanted."""
-    head = f"not scheduled: {wanted}" if not found else f"scheduled {_times(found)}, wanted {_times(count)}: {wanted}"
-    closest = sorted(rows, key=lambda row: wanted.distance(row, age))
-    lines = [head, "scheduled, closest first:" if rows else "nothing is scheduled"]
-    lines += [_line(row, now, wanted.differences(row, age)) for row in closest[:SHOWN]]
+    """Return the message for *found* matching tasks where *count* are expected."""
+    counts = f"scheduled {_times(found)}, expected {_times(count)}" if found else "not scheduled"
+    closest = sorted(rows, key=lambda row: expectation.distance(row, age))
+    lines = [f"{counts}: {expectation}", "scheduled, closest first:" if rows else "nothing is scheduled"]
+    lines += [_line(row, now, expectation.differences(row, age)) for row in closest[:SHOWN]]
     lines += _more(len(rows))
-    at_once = [row for row in sent if wanted.task in (None, row.task)]
+    at_once = [row for row in sent if expectation.task in (None, row.task)]
     if at_once and not found:
         lines.append("sent at once:")
         lines += [f"  {_short(row.call)}" for row in at_once[-SHOWN:]]
     return "\n".join(lines)
 
 
-def scheduled_after_all(wanted: Wanted, rows: Sequence[TaskRow], now: datetime) -> str:
-    """Return the message for tasks that must not be there."""
-    lines = [f"scheduled, but must not be: {wanted}"]
+def still_scheduled(expectation: Expectation, rows: Sequence[TaskRow], now: datetime) -> str:
+    """Return the message for *rows*, tasks that must not be scheduled."""
+    lines = [f"scheduled, but must not be: {expectation}"]
     return "\n".join([*lines, *(_line(row, now, []) for row in rows[:SHOWN]), *_more(len(rows))])
 
 

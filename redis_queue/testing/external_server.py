@@ -1,4 +1,4 @@
-"""The database that a project gives its tests, where it has no server of their own started."""
+"""Use an existing Redis database for tests (``REDIS_QUEUE_TEST_URL``)."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ _SCHEMES: Final = ("redis", "rediss", "unix")
 
 
 @dataclass(frozen=True, slots=True)
-class GivenServer:
-    """A database of a server that somebody else started; the tests empty it again and again."""
+class ExternalServer:
+    """An existing database; tests empty it again and again."""
 
     url: str
 
 
-def given_server(worker: str = "") -> GivenServer | None:
-    """Return the database in REDIS_QUEUE_TEST_URL, or None where that is not set.
+def external_server(worker: str = "") -> ExternalServer | None:
+    """Return the database of REDIS_QUEUE_TEST_URL, or None if that is not set.
 
-    The pytest-xdist *worker* ``gw3`` gets the third one behind it. Raises ConfigurationError for a database that is not
-    empty, unless REDIS_QUEUE_TEST_FLUSH is 1, and what :func:`redis_queue.connect` raises.
+    The pytest-xdist *worker* ``gw3`` gets the database with the number + 3. Raises ConfigurationError for a database
+    that is not empty, unless REDIS_QUEUE_TEST_FLUSH is 1, and the errors of :func:`redis_queue.connect`.
     """
     url = os.environ.get(URL_VARIABLE)
     if not url:
         return None
     if scheme_of(url) not in _SCHEMES:
-        raise ConfigurationError(f"{URL_VARIABLE} has the scheme {scheme_of(url)!r}: it must be one of {_SCHEMES}")
-    url, number = _behind(url, int(worker.removeprefix("gw") or 0))
+        raise ConfigurationError(f"{URL_VARIABLE}: scheme {scheme_of(url)!r}: must be one of {', '.join(_SCHEMES)}")
+    url, number = _shifted(url, int(worker.removeprefix("gw") or 0))
     with connect(url) as client:
         keys = client.dbsize()
     if keys and os.environ.get(FLUSH_VARIABLE) != "1":
         raise ConfigurationError(
-            f"{URL_VARIABLE}: database {number} holds {keys} keys, and tests would delete them: give an empty one, "
+            f"{URL_VARIABLE}: database {number} holds {keys} keys, which tests would delete: use an empty one, "
             f"or set {FLUSH_VARIABLE}=1"
         )
-    return GivenServer(url)
+    return ExternalServer(url)
 
 
-def _behind(url: str, steps: int) -> tuple[str, int]:
-    """Return the URL of the database *steps* behind that of *url*, and its number."""
+def _shifted(url: str, steps: int) -> tuple[str, int]:
+    """Return the URL of the database whose number is *steps* higher, and that number."""
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
     path = "" if parts.scheme == "unix" else parts.path.strip("/")
     try:
         number = int(query.get("db") or path or 0) + steps
     except ValueError:
-        raise ConfigurationError(f"{URL_VARIABLE}: the database is no number") from None
+        raise ConfigurationError(f"{URL_VARIABLE}: the number of the database is not a number") from None
     # For redis-py db= in the query wins over the path.
     return f"{url.partition('?')[0]}?{urlencode({**query, 'db': number})}", number
