@@ -20,7 +20,7 @@ redis_queue_prefix = os.environ.get("REDIS_QUEUE_PREFIX") or "redis_queue"
 
 broker_url = os.environ.get("CELERY_BROKER_URL") or redis_queue_url
 if broker_url.startswith("unix://"):
-    # kombu has its own names for a unix socket and for its database.
+    # kombu has its own scheme for a unix socket, and its own option for the database.
     broker_url = re.sub(r"([?&])db=", r"\1virtual_host=", broker_url.replace("unix://", "redis+socket://", 1))
 result_backend = os.environ.get("CELERY_RESULT_BACKEND") or None
 timezone = os.environ.get("CELERY_TIMEZONE") or "UTC"
@@ -35,17 +35,17 @@ broker_connection_retry_on_startup = True
 
 include = ["tasks.putback", "tasks.delay_dispatch", "tasks.orders"]
 
-# A worker that reserves many slow tasks would hold the ticks up behind them.
+# A worker that prefetches many slow tasks would delay the ticks.
 worker_prefetch_multiplier = 1
 
 # The ticks have a queue of their own, so that a backlog of other tasks does not hold them up.
 task_default_queue = "celery"
-# Celery would bind a queue without an exchange to that of the default queue, whose messages it would get as well.
-# On Redis it is asked first: taking turns, ticks would be fetched more slowly than they come.
+# Celery would bind a queue without an exchange to the default queue's exchange, whose messages it would get, too.
+# On Redis it is read first: in turns, ticks would be fetched more slowly than they are sent.
 task_queues = {"redis_queue": {"exchange": "redis_queue", "routing_key": "redis_queue"}, "celery": {}}
 
 # Plain values, as `redis_queue.celery.beat_schedule` gives them: gevent reads this file before it has patched sockets.
-# A tick that waited so long behind other tasks expires: a younger one does its work.
+# A tick that has waited so long expires: a newer one does its work.
 beat_schedule = {
     "redis-queue-putback": {
         "task": "tasks.putback.putback",

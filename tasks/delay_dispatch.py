@@ -1,4 +1,4 @@
-"""Every second: due entries go into their Celery queues."""
+"""Dispatch due entries into their Celery queues, every second."""
 
 from redis_queue.celery import register_delay_dispatch
 from tasks import app

@@ -1,4 +1,4 @@
-"""TicksFirst: in which order a worker on Redis asks its queues."""
+"""TicksFirst: the order in which a worker on Redis reads its queues."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ TICKS = "redis_queue"
 class TicksFirst(priority_cycle):
     """The queue of the ticks, then the others.
 
-    kombu's own "priority" keeps the order of ``task_queues`` from version 5.7 on; before, it asks them in any order.
+    kombu's own "priority" keeps the order of ``task_queues`` from version 5.7 on; older versions use any order.
     """
 
     def update(self, it: Iterable[str]) -> None:
-        """Take over which queues there are."""
+        """Set the queues, in order."""
         self.items[:] = sorted(it, key=lambda queue: queue != TICKS)

@@ -1,4 +1,4 @@
-"""What a shop does later: remind of an unpaid order, and cancel it."""
+"""Delayed tasks of a shop: remind of an unpaid order, and cancel it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def executed(prefix: str) -> str:
 
 @app.task(bind=True, shared=False, ignore_result=True)  # type: ignore[untyped-decorator]
 def remind(self: Any, order: str, due: float) -> None:
-    """Remind the customer of *order*, which was to happen at *due*."""
+    """Remind the customer of *order*; planned for *due*."""
     _record(self.request.id, "remind", order, due)
 
 

@@ -1,4 +1,4 @@
-"""Every 300 seconds: what expired leases hold goes back, in all known queues."""
+"""Put back the messages of expired leases in all known queues, every 300 seconds."""
 
 from redis_queue.celery import register_putback
 from tasks import app

@@ -1,4 +1,4 @@
-"""redis_queue inside a Celery app: the only package here that imports Celery."""
+"""The extension of Celery: the only package of redis_queue that imports Celery and kombu."""
 
 from redis_queue.celery.consume.poison import MaxDeliveriesExceededError, task_poisoned
 from redis_queue.celery.consume.steps import lease_lost
@@ -13,6 +13,7 @@ from redis_queue.celery.publish.push_task import push_task
 from redis_queue.celery.serialized import serialized
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
+from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.task_leases import TaskLeases
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Dispatcher",
     "MaxDeliveriesExceededError",
     "Store",
+    "StoredTasks",
     "TaskCall",
     "TaskEntry",
     "TaskLeases",

@@ -1,4 +1,4 @@
-"""celeryconfig.py: what the reference application takes from the environment."""
+"""celeryconfig.py: the settings that the reference application reads from the environment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def configured_app(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Celer
 
 
 def configured(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Any:
-    """Return the settings of such an app."""
+    """Return the settings of the app in this environment."""
     return configured_app(monkeypatch, **environment).conf
 
 

@@ -42,7 +42,7 @@ def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
 
 @pytest.fixture
 def environment(redis_server: RedisServer, client: redis.Redis) -> dict[str, str]:
-    """What points `tests.support.celery.migrating` to the shared Redis."""
+    """Environment variables that point `tests.support.celery.migrating` to the shared Redis."""
     return {"BROKER": f"redis+socket://{redis_server.socket}", "STORE": redis_server.url}
 
 
@@ -293,7 +293,7 @@ class TestWhatOthersNamed:
 class TestAsAUserRunsIt:
     @pytest.fixture(autouse=True)
     def waiting(self, app: Celery) -> None:
-        """Tasks that wait, with a name that is no ASCII."""
+        """Tasks that wait, with a name that is not ASCII."""
         DelayedTasks(app)
         for number in range(5):
             app.send_task("лавка.№", eta=LATER, task_id=f"the-task-{number}")

@@ -1,4 +1,4 @@
-"""DelayedTasks with a real worker: what is delayed runs once, not before its time, and with its result."""
+"""DelayedTasks with a real worker: a delayed task runs once, not before it is due, and returns its result."""
 
 from __future__ import annotations
 

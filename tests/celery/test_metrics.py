@@ -1,4 +1,4 @@
-"""What real workers and consumers do shows in the metrics."""
+"""Metrics of real workers and consumers."""
 
 from __future__ import annotations
 

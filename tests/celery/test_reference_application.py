@@ -33,7 +33,7 @@ CANCEL = "tasks.orders.cancel_unpaid"
 
 @dataclass
 class Installation:
-    """A Redis with nothing in it, a broker, and what points the reference application to them."""
+    """An empty Redis, a broker, and the environment that points the reference application to them."""
 
     client: redis.Redis
     broker_url: str
@@ -47,7 +47,7 @@ class Installation:
         return CeleryProcess("-A", self.module, *arguments, environment=environment)
 
     def queue(self, name: str) -> str:
-        """Return what the Celery queue *name* is called here."""
+        """Return the name of the Celery queue *name* on this broker."""
         return f"{self.prefix}-{name}" if self.prefix else name
 
     @property
@@ -56,11 +56,11 @@ class Installation:
 
     @property
     def executed(self) -> list[dict[str, Any]]:
-        """What the tasks recorded, in order."""
+        """The records of the tasks, in order."""
         return [json.loads(row) for row in self.client.lrange(f"{PREFIX}:orders:executed", 0, -1)]
 
     def wait_for(self, count: int, *, timeout: float = 40.0) -> list[dict[str, Any]]:
-        """Return what was executed once it is at least so many."""
+        """Return the executed tasks, once they are at least that many."""
         wait_until(lambda: len(self.executed) >= count, timeout=timeout, description=f"{count} executed tasks")
         return self.executed
 

@@ -1,4 +1,4 @@
-"""Tasks with one key take turns on real workers; the message of who finds the lock taken waits in the store."""
+"""Tasks with one key take turns on real workers; a task that finds the lock taken waits in the store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SerialFleet(Fleet):
 
     @property
     def result_url(self) -> str:
-        """Where results go."""
+        """URL of the results."""
         return f"redis+socket://{self.store.socket}?virtual_host=2"
 
     def start(self, name: str, pool: str, *arguments: str, **options: Any) -> CeleryProcess:
@@ -45,11 +45,11 @@ class SerialFleet(Fleet):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """What tasks did, in order."""
+        """The steps of the tasks, in order."""
         return [json.loads(row) for row in self.client.lrange(ROWS, 0, -1)]
 
     def wait_for_row(self, what: str, task_id: str) -> dict[str, Any]:
-        """Return what a task wrote at its start or end."""
+        """Return the record of a task at its start or end."""
         return wait_until(
             lambda: next((row for row in self.rows if (row["id"], row["what"]) == (task_id, what)), None),
             description=f"the {what} of task {task_id}",
@@ -91,7 +91,7 @@ def fleet() -> Iterator[SerialFleet]:
 
 @pytest.fixture
 def app(fleet: SerialFleet) -> Celery:
-    """What sends tasks to them."""
+    """The client of the workers."""
     return fleet.delayed().app
 
 

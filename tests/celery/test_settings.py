@@ -1,4 +1,4 @@
-"""CelerySettings: what an app may set, under which names, and what is refused."""
+"""CelerySettings: names, values, and refused settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker says what the extension does in it, and an app with leases has the settings that they need."""
+"""A worker logs what the extension does, and an app with leases has the settings that leases need."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def nothing() -> None:
-    """What a task of these tests does."""
+    """Do nothing."""
 
 
 def namespaced(app: Celery) -> None:
@@ -56,7 +56,7 @@ WAYS: dict[str, Callable[[Celery], Any]] = {
 
 @pytest.fixture
 def app() -> Iterator[Celery]:
-    """An app without any setting that matters here."""
+    """An app without settings for leases."""
     with closing(Celery("startup", broker="redis://localhost:1", set_as_current=False)) as app:
         yield app
 

@@ -1,4 +1,4 @@
-"""Store: where an app keeps its queues, and with which settings it opens them."""
+"""Store: the Redis in which an app keeps its queues, and the settings of the queues."""
 
 from __future__ import annotations
 
@@ -149,20 +149,20 @@ class TestTheUrl:
 
 
 class Login(UsernamePasswordCredentialProvider):
-    """Knows a login without being told."""
+    """A login that needs no arguments."""
 
     def __init__(self) -> None:
         super().__init__("someone", "known")
 
 
 def options(client: Any, *names: str) -> list[Any]:
-    """Return some of what the connections of a client are made with."""
+    """Return some options of the connections of a client."""
     return [client.connection_pool.connection_kwargs.get(name) for name in names]
 
 
 @pytest.fixture(scope="module")
 def over_tls() -> Iterator[RedisServer]:
-    """A server that speaks TLS only, with a certificate that nobody knows."""
+    """A server that speaks TLS only, with an unknown certificate."""
     with RedisServer(tls=True) as server:
         yield server
 
@@ -364,7 +364,7 @@ OF_THE_BROKER = {
 
 
 class TestTheSocketsOfTheStore:
-    """What the options of the broker say of sockets counts where the store is the broker."""
+    """If the store is the broker, the broker's socket options apply to it."""
 
     def sockets(self, **settings: Any) -> list[Any]:
         """Return the timeouts and the keepalive of the store of an app."""

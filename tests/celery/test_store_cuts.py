@@ -1,4 +1,4 @@
-"""The way to the store breaks at any place of a call of DelayedTasks: one effect and the true answer, or an error."""
+"""The connection to the store breaks at any point of a call: one effect and the true answer, or an error."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def signatures(app: Celery) -> list[Any]:
 
 
 def delay(app: Celery, task_id: str, countdown: float) -> str:
-    """Delay a call; Celery tries no more often than the store does."""
+    """Delay a call; Celery does not retry it."""
     result = app.send_task(NAME, (task_id,), task_id=task_id, countdown=countdown, retry=False)
     return str(result.id)
 
 
 class Call(NamedTuple):
-    """One call, the script behind it and how it fails where the store stays away."""
+    """A call, its script, and its error if the store stays unavailable."""
 
     do: Callable[[DelayedTasks], Any]
     script: str
@@ -94,7 +94,7 @@ def delayed(broker: Broker, proxy: FaultProxy) -> Iterator[DelayedTasks]:
 
 
 def stored(client: redis.Redis) -> tuple[dict[str, Any], dict[bytes, bytes]]:
-    """Return what waits, with due times to ten seconds, and what was counted."""
+    """Return the waiting tasks, with due times rounded to ten seconds, and the counters."""
     queue = DelayQueue("celery", client)
     now = client.time()[0]
     waiting = {entry.id: (round(entry.due_at.timestamp() - now, -1), entry.deliveries) for entry in queue.list()}
@@ -102,7 +102,7 @@ def stored(client: redis.Redis) -> tuple[dict[str, Any], dict[bytes, bytes]]:
 
 
 def done(client: redis.Redis, delayed: DelayedTasks, call: Call) -> tuple[Any, Any]:
-    """Return what *call* answers and leaves behind, and put everything back."""
+    """Return the answer of *call* and its effect, and restore everything."""
     load_scripts(client)
     copy = Copy(client)
     answer = call.do(delayed)
@@ -162,7 +162,7 @@ def test_a_retry_in_a_worker_waits_in_the_broker_while_the_store_is_away(broker:
             proxy.mode = "refuse"
             proxy.cut()
             result = fleet.app().send_task(STUBBORN, (1, 1.0))
-            worker.wait_for_output("the store is away")
+            worker.wait_for_output("the store is unavailable")
             proxy.mode = "pass"
             assert result.get(timeout=60) == 1
         assert len(fleet.ran) == 1

@@ -55,7 +55,7 @@ class ThreadingServer(ThreadingMixIn, WSGIServer):
 
 
 class QuietHandler(WSGIRequestHandler):
-    """Handles requests without a word."""
+    """Handles requests without logging."""
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""

@@ -1,4 +1,4 @@
-"""Calls beside the event loop of a worker."""
+"""Background: calls that do not block the event loop of a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Revoke and inspect reach what is stored, with no worker alive and after a restart of all."""
+"""Revoke and inspect reach stored tasks, without a live worker and after a restart of all workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task id that was revoked can be used again: the new call runs, and shows no state of the old one."""
+"""A revoked task id can be used again: the new call runs, and does not have the state of the old one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def delayed(fleet: Fleet) -> DelayedTasks:
 
 @pytest.fixture
 def heard(fleet: Fleet) -> Iterator[PubSub]:
-    """What is broadcast to workers."""
+    """The broadcasts to workers."""
     with fleet.client.pubsub() as pubsub:
         pubsub.psubscribe("*pidbox*")
         assert pubsub.get_message(timeout=5)
@@ -50,7 +50,7 @@ def heard(fleet: Fleet) -> Iterator[PubSub]:
 
 @pytest.fixture(autouse=True)
 def memory() -> Iterator[None]:
-    """What a worker of this process remembers."""
+    """The revoked ids that a worker of this process remembers."""
     yield
     state.revoked.clear()
 
@@ -61,7 +61,7 @@ def send(delayed: DelayedTasks, countdown: float = 600) -> Any:
 
 
 def message(delayed: DelayedTasks) -> Any:
-    """Return what a worker gets of the stored call."""
+    """Return the message that a worker receives of the stored call."""
     (entry,) = delayed.queue.list()
     envelope = Envelope.unpack(entry.payload, entry.id, entry.headers)
     return SimpleNamespace(headers=dict(envelope.headers), properties=dict(envelope.properties))

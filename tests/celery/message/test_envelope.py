@@ -1,4 +1,4 @@
-"""Envelope: the stored form of a message loses nothing, in Python and in Redis, and tells what it cannot read."""
+"""Envelope: the stored form of a message loses nothing, in Python and in Redis; unreadable ones are refused."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class TestPacked:
 
 
 def _quoted(phrase: bytes) -> str:
-    """Return *phrase* as the inside of a string of JSON that reads as it."""
+    """Return *phrase* as the inside of a JSON string."""
     return json.dumps(phrase.decode("latin-1"))[1:-1]
 
 

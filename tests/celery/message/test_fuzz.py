@@ -1,4 +1,4 @@
-"""Whatever stands in a broker, in the store or in a request: it is read, refused or left, and nothing else happens.
+"""Any bytes in a broker, in the store or in a request are read, refused or left, and nothing else happens.
 
 REDIS_QUEUE_HYPOTHESIS_PROFILE=thorough takes thirty times as many.
 """
@@ -86,7 +86,7 @@ payloads = mutated(packed) | packed | st.binary(max_size=60) | dumped(elements).
 
 
 def protocol_1(body: bytes) -> Envelope:
-    """Return a message whose body tells everything."""
+    """Return a message of protocol 1."""
     return message(headers={}, body=body)
 
 
@@ -170,7 +170,7 @@ def test_a_queue_comes_back_as_it_was_described(name: str, kind: str, options: d
 
 @pytest.fixture(scope="module")
 def backlog() -> KombuBacklog:
-    """A backlog whose broker is not there."""
+    """A backlog without a connection to its broker."""
     backlog = object.__new__(KombuBacklog)
     backlog._app, backlog._names, backlog._in_flight = APP, ListNames(), InFlightKeys("index", "records")
     return backlog
@@ -249,7 +249,7 @@ values = st.recursive(
 
 
 def written(kind: Any, **options: Any) -> bytes | str:
-    """Return what a message writes, or that it refuses."""
+    """Return the stored form of a message, or its refusal."""
     try:
         return bytes(kind("body", **options)._serialize_properties())
     except Exception:  # noqa: BLE001 - both may refuse, each in its own words
@@ -299,7 +299,7 @@ class TestAConfiguration:
 
 
 class NoStore:
-    """Stands for DelayedTasks where requests are read: an id that could not be asked for is a fault of the reader."""
+    """In place of DelayedTasks where requests are read: an invalid id is a fault of the reader."""
 
     def cancel_many(self, ids: list[str]) -> None:
         """Take ids as the store does."""

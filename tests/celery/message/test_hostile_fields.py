@@ -1,4 +1,4 @@
-"""Whatever stands in a field of a stored message: each reader takes it or refuses it, in little time and memory.
+"""Any value in any field of a stored message: each reader accepts or refuses it, in little time and memory.
 
 Each test gives a reader every field with every value, and measures its own processor time, not that of its neighbours.
 """
@@ -96,7 +96,7 @@ def element(field: str, value: str) -> str:
 
 
 def records() -> Iterator[tuple[str, bytes, bytes]]:
-    """Yield what each record is about, its payload and the JSON of its headers."""
+    """Yield the description of each record, its payload and the JSON of its headers."""
     for kind, value in HOSTILE.items():
         for field in IN_MESSAGE:
             yield f"{field}: {kind}", VERSION + element(field, value).encode(), b""
@@ -136,7 +136,7 @@ def framed(payload: bytes, headers: bytes, destination: bytes = b"") -> bytes:
 
 
 def measured(what: str, call: Callable[[], Any]) -> Any:
-    """Return what *call* returns; raises AssertionError where it takes long."""
+    """Return the result of *call*; raises AssertionError if it takes long."""
     before = time.process_time()
     found = call()
     taken = time.process_time() - before
@@ -246,7 +246,7 @@ class Fetching(FetchingChannel, Channel):
 
 
 def take_in(item: bytes) -> None:
-    """Read *item* as a worker does, and work out where it would be put back."""
+    """Read *item* as a worker does, and find the list to which it would be returned."""
     channel = object.__new__(Fetching)
     channel._qos = SimpleNamespace(put_aside=lambda *_: None, record=lambda *_: None)
     channel._take_in("celery", item, "tag", Fetched(1.0, 1.0, []))

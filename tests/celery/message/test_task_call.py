@@ -1,4 +1,4 @@
-"""TaskCall and push_task: what an entry can carry, and what is refused before anything is stored."""
+"""TaskCall and push_task: calls that an entry can hold, and calls that are refused before they are stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a delayed call can get wrong: one clear error before anything is sent, and never a task that is lost for it."""
+"""Invalid delayed calls: one clear error before anything is sent, and never a lost task."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ on_redis = pytest.mark.parametrize("broker", ["redis"], indirect=True)
 
 
 def stored(app: Celery) -> list[str]:
-    """Return the ids of what is stored."""
+    """Return the stored ids."""
     return [entry.id for entry in DelayedTasks(app).list()]
 
 
 def refused(client: redis.Redis, kind: type[RedisQueueError], named: str, call: Callable[[], Any]) -> None:
-    """Check that *call* raises exactly *kind*, in one line that has *named* in it, and leaves nothing in Redis."""
+    """Check that *call* raises exactly *kind*, in one line that contains *named*, and stores nothing."""
     with pytest.raises(kind) as caught:
         call()
     assert type(caught.value) is kind
@@ -65,7 +65,7 @@ def refused(client: redis.Redis, kind: type[RedisQueueError], named: str, call: 
 
 
 def deliver(app: Celery) -> int:
-    """Make all that is stored due and dispatch it; return how many went."""
+    """Make all stored entries due and dispatch them; return how many were sent."""
     delayed = DelayedTasks(app)
     for id_ in stored(app):
         assert delayed.run_now(id_)
@@ -338,7 +338,7 @@ def test_a_forecast_of_no_buckets_is_refused(app: Celery, client: redis.Redis, v
 
 @contextmanager
 def running(task: Task, task_id: str, *args: Any) -> Iterator[None]:
-    """Run as if a worker were at *task*."""
+    """Run as if a worker were running *task*."""
     _task_stack.push(task)
     task.push_request(id=task_id, args=args, kwargs={}, called_directly=False, is_eager=False)
     try:
@@ -350,7 +350,7 @@ def running(task: Task, task_id: str, *args: Any) -> Iterator[None]:
 
 @on_redis
 class TestARetry:
-    """Celery drops a task whose retry raises, so the broker that brought it gets it back."""
+    """Celery drops a task whose retry raises, so an unstorable retry goes to the broker."""
 
     @pytest.mark.parametrize(
         ("task_id", "delay"),

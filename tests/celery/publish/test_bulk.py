@@ -1,4 +1,4 @@
-"""Many signatures at once become the same messages as one by one, whatever way they take."""
+"""push_many makes the same messages as sending one by one, through Celery or not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def app(broker: Broker, redis_url: str) -> Celery:
 
     @app.task(name="shop.quiet", shared=False, ignore_result=True)
     def quiet(order: Any) -> None:
-        """Do so without a result."""
+        """Remind of an order, without a result."""
 
     return app
 
@@ -42,7 +42,7 @@ def stored(delayed: DelayedTasks) -> dict[str, Envelope]:
 
 
 def comparable(envelope: Envelope) -> Any:
-    """Return what two messages of one call have in common."""
+    """Return the fields that two messages of one call have in common."""
     own = envelope.id
     headers = {name: "own" if value == own else value for name, value in envelope.headers.items()}
     headers |= {name: type(headers[name]) for name in OWN}
@@ -90,7 +90,7 @@ def test_each_message_is_what_one_by_one_would_have_stored(app: Celery, *, liste
 
 
 def comparable_without_expiry(envelope: Envelope) -> Any:
-    """Return the same without the moment it expires, and without the ids of what follows it."""
+    """Return the same without its expiry, and without the ids of later tasks."""
     headers, properties, body, *rest = comparable(envelope)
     followed = b'"chain": null' not in body or b'"callbacks": null' not in body
     return {**headers, "expires": bool(headers["expires"])}, properties, b"" if followed else body, rest
@@ -129,7 +129,7 @@ def by_wrapper(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_message(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let something else stand before the messages of this one app."""
+    """Wrap the creation of messages of this one app."""
     create = app.amqp.create_task_message
 
     def create_task_message(task_id: str, name: str, args: Any = None, *rest: Any, **named: Any) -> Any:
@@ -150,7 +150,7 @@ def by_shadow_name(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_model(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do with arguments what Celery does where a task has pydantic=True."""
+    """Treat arguments as Celery does with pydantic=True."""
     dump = staticmethod(lambda args, kwargs: ([{"model": arg} for arg in args], kwargs))
     monkeypatch.setattr(type(app.tasks["shop.remind"]), "_dump_pydantic_arguments", dump, raising=False)
 

@@ -1,4 +1,4 @@
-"""DelayedTasks: every delayed publish is stored as the message it is, and arrives as if it had not been delayed."""
+"""DelayedTasks: every delayed publish is stored unchanged, and arrives as if it had not been delayed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _apps: list[Celery] = []
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
-    """Close what apps have open: left to the garbage collector, it would be a warning of some later test."""
+    """Close the connections of apps: left to the garbage collector, they would warn in a later test."""
     yield
     while _apps:
         close_clients(_apps.pop())
@@ -52,7 +52,7 @@ def closed() -> Iterator[None]:
 
 @pytest.fixture
 def on_redis(redis_server: RedisServer, client: redis.Redis) -> Iterator[Broker]:
-    """A Redis broker, the same that stores."""
+    """A Redis broker that is also the store."""
     with Broker(f"redis+socket://{redis_server.socket}") as broker:
         yield broker
 
@@ -78,7 +78,7 @@ def capturing(broker: Broker, store: str, **settings: Any) -> Celery:
 
 
 def plain(broker: Broker, **settings: Any) -> Celery:
-    """Return a new app on *broker* as Celery has it."""
+    """Return a new app on *broker* without the extension."""
     app = broker.app(**{"accept_content": SERIALIZERS, "result_backend": "disabled://", **settings})
 
     _apps.append(app)
@@ -95,22 +95,22 @@ def plain(broker: Broker, **settings: Any) -> Celery:
 
 
 def entries(app: Celery) -> list[Entry]:
-    """Return what is stored, by due time."""
+    """Return the stored entries, by due time."""
     return DelayedTasks(app).queue.list(limit=500)
 
 
 def envelopes(app: Celery) -> list[Envelope]:
-    """Return the messages that are stored, by due time."""
+    """Return the stored messages, by due time."""
     return [Envelope.unpack(entry.payload, entry.id, entry.headers) for entry in entries(app)]
 
 
 def tasks(app: Celery) -> list[str]:
-    """Return the names of the tasks that are stored, by due time."""
+    """Return the names of the stored tasks, by due time."""
     return [entry.task for entry in DelayedTasks(app).list()]
 
 
 def deliver(app: Celery) -> Dispatched:
-    """Make everything due and dispatch it."""
+    """Make all entries due and dispatch them."""
     delayed = DelayedTasks(app)
     for entry in entries(app):
         assert delayed.run_now(entry.id)
@@ -118,7 +118,7 @@ def deliver(app: Celery) -> Dispatched:
 
 
 def dispatch(app: Celery) -> Dispatched:
-    """Dispatch what is due."""
+    """Dispatch due entries."""
     dispatcher = Dispatcher(app, DelayedTasks(app).queue)
     try:
         return dispatcher.run()
@@ -138,14 +138,14 @@ def seconds_left(entry: Entry) -> float:
 
 
 def due_in_an_hour(app: Celery) -> bool:
-    """Tell whether there is something stored and all of it is due in an hour."""
+    """Tell whether entries are stored and all of them are due in an hour."""
     found = entries(app)
     return bool(found) and all(HOUR - 30 < seconds_left(entry) <= HOUR + 1 for entry in found)
 
 
 @contextmanager
 def running(task: Task, task_id: str, **request: Any) -> Iterator[None]:
-    """Run as if a worker were at *task*."""
+    """Run as if a worker were running *task*."""
     _task_stack.push(task)
     task.push_request(id=task_id, args=[1, 2], kwargs={}, called_directly=False, is_eager=False, **request)
     try:
@@ -450,7 +450,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def without_own(headers: dict[str, Any]) -> dict[str, Any]:
-    """Return the headers that Celery itself sends."""
+    """Return the headers without those of the extension."""
     return {name: value for name, value in headers.items() if name not in OWN}
 
 
@@ -669,7 +669,7 @@ class TestRoutes:
 
 @contextmanager
 def native_delay(broker: Broker, queue: Any) -> Iterator[Callable[[], list[Any]]]:
-    """Bind *queue* as a worker does it, and yield what tells which messages RabbitMQ was to delay."""
+    """Bind *queue* as a worker does, and yield a function that returns the messages RabbitMQ would delay."""
     spy = broker.name("spy")
     with connect(broker.url) as connection:
         channel = connection.default_channel
@@ -742,7 +742,7 @@ class TestTheMomentOfScheduling:
 
 
 def published(pubsub: Any, exchange: str) -> list[bytes]:
-    """Return what was published to a fanout *exchange* since the subscription."""
+    """Return the messages published to a fanout *exchange* since the subscription."""
     found = []
     while (message := pubsub.get_message(timeout=0.2)) is not None:
         if message["type"] == "pmessage" and exchange.encode() in message["channel"]:
@@ -891,7 +891,7 @@ class TestAStoreThatIsAway:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the task ids of the warnings that the store is away."""
+    """Return the task ids of the warnings that the store is unavailable."""
     return [
         vars(record)["task_id"]
         for record in caplog.records

@@ -1,4 +1,4 @@
-"""Tracing: what a trace backend gets to see of a delayed task, with real workers and without OpenTelemetry."""
+"""Tracing: the spans of a delayed task, with real workers, and without OpenTelemetry."""
 
 from __future__ import annotations
 

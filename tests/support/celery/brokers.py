@@ -51,7 +51,7 @@ class Broker:
         return name
 
     def forget_later(self, *names: str) -> None:
-        """Delete queues and exchanges that others name, too."""
+        """Delete further queues and exchanges at the end."""
         self._names += names
 
     @property
@@ -61,7 +61,7 @@ class Broker:
         return (parts.hostname, parts.port or AMQP_PORT) if parts.hostname else parts.path
 
     def url_at(self, port: int) -> str:
-        """Return the URL of the broker as it is seen through a port of this machine."""
+        """Return the URL of the broker with another port of this machine."""
         login, _, _ = urlsplit(self.url).netloc.rpartition("@")
         database = 1 if "virtual_host=1" in self.url else 0
         return f"amqp://{login}@{HOST}:{port}//" if login else f"redis://{HOST}:{port}/{database}"
@@ -97,7 +97,7 @@ class Broker:
                 connection.default_channel.state.exchanges.clear()
 
     def take(self, queue: str) -> list[Any]:
-        """Take every message out of *queue*, the next one first; none if there is no such queue."""
+        """Take every message out of *queue*, in order; none if the queue does not exist."""
         with connect(self.url) as connection, contextlib.suppress(*connection.channel_errors):
             bound = declared(queue, channel=connection.default_channel)
             return list(iter(lambda: bound.get(no_ack=True), None))

@@ -21,7 +21,7 @@ VARIABLE = "CANVAS_SETTINGS"
 
 
 class TooSoonError(Exception):
-    """What a task raises that has not been tried often enough."""
+    """The task has not been tried often enough."""
 
 
 def add(_: Task, x: float, y: float) -> float:
@@ -89,7 +89,7 @@ def make(settings: dict[str, Any]) -> Celery:
 
 
 def close_clients(app: Celery) -> None:
-    """Close what a client of *app* has open beside the broker: its results and its store."""
+    """Close the connections of *app* to its result backend and its store."""
     # A result that is collected later would look for a server that may be gone. What earlier tests left goes with it,
     # in an order in which a socket may come before its client: that says nothing of this test.
     with warnings.catch_warnings():

@@ -15,7 +15,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def start_command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Start it; what it prints can be read."""
+    """Start the command; its output can be read."""
     return subprocess.Popen(
         command(*arguments),
         cwd=ROOT,
@@ -27,7 +27,7 @@ def start_command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run it to its end."""
+    """Run the command to its end."""
     return subprocess.run(
         command(*arguments),
         cwd=ROOT,

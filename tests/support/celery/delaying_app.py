@@ -42,7 +42,7 @@ def _store() -> redis.Redis:
 
 @app.task(bind=True, name=NOTE, shared=False)  # type: ignore[untyped-decorator]
 def note(self: Any, due: float = 0.0) -> str:
-    """Write down that this task ran, and when."""
+    """Record that this task ran, and when."""
     _store().rpush(RAN, json.dumps({"id": self.request.id, "due": due, "ran": time.time()}))
     return str(self.request.id)
 

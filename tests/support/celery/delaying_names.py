@@ -1,4 +1,4 @@
-"""What `tests.support.celery.delaying_app` calls its task and its list: it can only be imported inside a worker."""
+"""Names in `tests.support.celery.delaying_app`, which can only be imported inside a worker."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class DeadlyQueue(DelayQueue):
         return claimed
 
     def ack_many(self, entries: Sequence[Entry]) -> list[bool]:
-        """Ack, unless this is the point."""
+        """Ack, or die before if that is the point."""
         self._pass()
         return super().ack_many(entries)
 
@@ -48,7 +48,7 @@ class DeadlyQueue(DelayQueue):
 
 
 def main(task: dict[str, Any]) -> None:
-    """Dispatch once told so."""
+    """Wait for a line of input, then dispatch."""
     app = Celery("tests")
     app.conf.update(task["settings"])
     queue = DeadlyQueue("celery", task["redis"], dies=task.get("dies", -1))

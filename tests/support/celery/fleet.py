@@ -21,7 +21,7 @@ from tests.support.wait import wait_until
 
 @dataclass
 class Fleet:
-    """Where workers and a client of one app meet."""
+    """A broker and a store for the workers and the client of one app."""
 
     store: RedisServer
     client: redis.Redis
@@ -37,7 +37,7 @@ class Fleet:
 
     @property
     def result_url(self) -> str:
-        """Where results go: files, which outlive a server that a test kills."""
+        """URL of the results: files, which outlive a server that a test kills."""
         return f"file://{self.store.directory}"
 
     def worker(
@@ -68,7 +68,7 @@ class Fleet:
         )
 
     def environment(self, *, delayed: bool = True) -> dict[str, str]:
-        """Return what the app of a process reads."""
+        """Return the environment variables for the app of a process."""
         return {
             "BROKER_URL": self.broker_url,
             "STORE_URL": self.store.url,
@@ -97,11 +97,11 @@ class Fleet:
 
     @property
     def ran(self) -> list[dict[str, Any]]:
-        """What ran so far: id, due and ran."""
+        """The tasks that have run: id, due and ran."""
         return [json.loads(row) for row in self.client.lrange(RAN, 0, -1)]
 
     def wait_for(self, count: int, *, timeout: float = 40.0) -> list[dict[str, Any]]:
-        """Return what ran once it is at least so much."""
+        """Return the tasks that have run, once they are at least *count*."""
         wait_until(lambda: len(self.ran) >= count, timeout=timeout, description=f"{count} tasks to run")
         return self.ran
 

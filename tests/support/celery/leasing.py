@@ -40,7 +40,7 @@ class Leasing:
 
     @property
     def result_url(self) -> str:
-        """Where results go: files, which outlive a server that a test kills."""
+        """URL of the results: files, which outlive a server that a test kills."""
         return f"file://{self.store.directory}"
 
     def worker(
@@ -65,7 +65,7 @@ class Leasing:
 
     @contextmanager
     def busy(self, name: str, **options: Any) -> Iterator[CeleryProcess]:
-        """Run a worker and yield it once it is at its first task, which waits until the worker is told."""
+        """Run a worker and yield it once its first task has started, which waits until the worker is told."""
         with self.worker(name, **options) as worker:
             worker.wait_for_output("ready.")
             self.send(WAIT)
@@ -109,17 +109,17 @@ class Leasing:
         return texts(self.client, ENDED)
 
     def wait_for_starts(self, count: int, *, timeout: float = 40.0) -> list[str]:
-        """Return what started once it is at least so much."""
+        """Return the ids of started tasks, once they are at least that many."""
         wait_until(lambda: len(self.started) >= count, timeout=timeout, description=f"{count} tasks to start")
         return self.started
 
     def wait_for_ends(self, count: int, *, timeout: float = 40.0) -> list[str]:
-        """Return what ended once it is at least so much."""
+        """Return the ids of ended tasks, once they are at least that many."""
         wait_until(lambda: len(self.ended) >= count, timeout=timeout, description=f"{count} tasks to end")
         return self.ended
 
     def held(self) -> dict[bytes, float]:
-        """Return what is in flight: delivery tag -> the time from which its lease counts."""
+        """Return the messages in flight: delivery tag -> the time from which its lease counts."""
         rows: Any = (self.broker or self.client).zrange(self.index, 0, -1, withscores=True)
         return dict(rows)
 

@@ -1,4 +1,4 @@
-"""What `tests.support.celery.leasing_app` calls its tasks and lists: it can only be imported inside a worker."""
+"""Names in `tests.support.celery.leasing_app`, which can only be imported inside a worker."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ values = st.recursive(
 
 @st.composite
 def envelopes(draw: st.DrawFn, ids: st.SearchStrategy[str] = task_ids) -> Envelope:
-    """Return a message as Celery would send it, or stranger."""
+    """Draw a message as Celery would send it, or a stranger one."""
     task_id = draw(ids)
     headers: dict[str, Any] = draw(st.dictionaries(texts, values, max_size=4))
     if draw(st.booleans()):

@@ -1,6 +1,6 @@
 """The reference application with queues and exchanges of its own, for a RabbitMQ that is shared with others.
 
-What the names begin with comes from the environment; everything else is as in `tasks` and its configuration.
+The prefix of the names comes from the environment; everything else is as in `tasks` and its configuration.
 """
 
 from __future__ import annotations

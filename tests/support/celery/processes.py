@@ -41,18 +41,18 @@ class DispatchProcess:
         self._process.communicate()
 
     def wait_until_ready(self) -> None:
-        """Return when everything is loaded."""
+        """Wait until everything is loaded."""
         assert self._process.stdout
         assert self._process.stdout.readline() == "ready\n"
 
     def go(self) -> None:
-        """Let it dispatch."""
+        """Let the process dispatch."""
         assert self._process.stdin
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
 
     def finish(self) -> tuple[int, str]:
-        """Wait for its end; return its exit code and how many it says were sent."""
+        """Wait for its end; return its exit code and the number of sent entries that it printed."""
         sent, _ = self._process.communicate(timeout=60)
         return self._process.returncode, sent.strip()
 
@@ -98,11 +98,11 @@ class CeleryProcess:
 
     @property
     def output(self) -> str:
-        """What it wrote so far."""
+        """Its output so far."""
         return self._log.read_text(errors="replace")
 
     def wait_for_output(self, text: str, *, timeout: float = 40.0) -> None:
-        """Return when *text* stands in its output."""
+        """Wait until its output contains *text*."""
 
         def written() -> bool:
             assert self._process.poll() is None, f"ended with code {self._process.returncode}:\n{self.output}"
@@ -130,7 +130,7 @@ class CeleryProcess:
         return self._process.wait(timeout)
 
     def finish_between_ticks(self) -> int:
-        """Do the same just after a task has ended: Celery may take half a minute if it is told in the middle of one."""
+        """Do the same just after a task has ended: a signal during a task may take Celery half a minute."""
         ended = self.output.count("succeeded in")
         # Ticks that come late expire; on a busy machine several do.
         wait_until(lambda: self.output.count("succeeded in") > ended, timeout=40, description="the end of a tick")

@@ -22,7 +22,7 @@ def _own_connections(**_: Any) -> None:
 
 
 def note(request: Any, what: str, **more: Any) -> None:
-    """Write down what this task does; the list is the order in which all tasks did it."""
+    """Record a step of this task; the list has the order of the steps of all tasks."""
     lock = current_lock()
     assert lock is not None
     row = {"id": request.id, "what": what, "lock": lock.lock.name, "fence": lock.fence, "lost": lock.lost}
@@ -42,7 +42,7 @@ def write(self: Any, customer: str, number: int = 0) -> int:
 @app.task(name=MEET, shared=False)  # type: ignore[untyped-decorator]
 @serialized(key=lambda mine, **_: f"meet:{mine}")
 def meet(mine: str, other: str) -> bool:
-    """Tell whether the other one runs at the same time."""
+    """Tell whether another task runs at the same time."""
     client.rpush(f"tests:met:{other}", "1")
     return client.blpop([f"tests:met:{mine}"], timeout=20) is not None
 

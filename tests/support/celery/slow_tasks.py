@@ -1,4 +1,4 @@
-"""A task that holds a worker up, for `celery worker --include`."""
+"""A task that keeps a worker busy, for `celery worker --include`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from celery import shared_task
 
 @shared_task(name="tests.work", ignore_result=True)  # type: ignore[untyped-decorator]
 def work(seconds: float) -> None:
-    """Be busy for so long."""
+    """Be busy for a number of seconds."""
     time.sleep(seconds)

@@ -36,7 +36,7 @@ class Shown:
 
     @classmethod
     def of(cls, span: ReadableSpan) -> Shown:
-        """Return a span of the SDK as one."""
+        """Return a span of the SDK as a row."""
         return cls(
             name=span.name,
             kind=span.kind.name,
@@ -67,7 +67,7 @@ class FileExporter(SpanExporter):
 
 
 def read(path: Path) -> list[Shown]:
-    """Return what a worker wrote so far, without a line that it is at."""
+    """Return the spans that a worker has written, without an incomplete line."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [Shown(**json.loads(line)) for line in lines if line.endswith("\n")]
 
@@ -82,7 +82,7 @@ class Recorder:
         return map(Shown.of, self._exporter.get_finished_spans())
 
     def named(self, name: str) -> list[Shown]:
-        """Return those of one name."""
+        """Return the spans of one name."""
         return [span for span in self if span.name == name]
 
 

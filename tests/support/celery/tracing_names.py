@@ -1,4 +1,4 @@
-"""What `tests.support.celery.tracing_app` calls its tasks: it can only be imported inside a worker."""
+"""Names in `tests.support.celery.tracing_app`, which can only be imported inside a worker."""
 
 from __future__ import annotations
 

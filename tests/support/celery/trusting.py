@@ -42,6 +42,6 @@ class Trusting:
         return bool(tag)
 
     def put_aside(self, tag: str, item: bytes) -> None:
-        """Remember what cannot be read."""
+        """Remember an unreadable item."""
         self.aside.append(item)
         self.drop(tag)

@@ -17,7 +17,7 @@ class Watch:
     """Asked first by every import of a module that is not loaded yet; finds nothing itself."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        """Write down *name*."""
+        """Record *name*."""
         del path, target
         if threading.current_thread() is not threading.main_thread():
             sys.stderr.write(f"{IMPORTED}: {name}\n")
