@@ -106,7 +106,7 @@ def _functions(group: list[Function]) -> str:
 def _signature(node: Function) -> Iterator[str]:
     decorators = [ast.unparse(each).rpartition(".")[2] for each in node.decorator_list]
     returns = f" -> {_text(node.returns)}" if node.returns else ""
-    if any("property" in each for each in decorators):
+    if any("property" in each.lower() for each in decorators):
         yield f"{node.name}{returns.replace(' ->', ':')}"
         return
     yield from (f"@{each}" for each in decorators if each in ("classmethod", "staticmethod", "contextmanager"))

@@ -13,7 +13,6 @@ from redis_queue.celery.publish.push_task import push_task
 from redis_queue.celery.serialized import serialized
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
-from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.task_leases import TaskLeases
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "Dispatcher",
     "MaxDeliveriesExceededError",
     "Store",
-    "StoredTasks",
     "TaskCall",
     "TaskEntry",
     "TaskLeases",
