@@ -100,7 +100,7 @@ def redis_url(redis_server: RedisServer) -> str:
 @pytest.fixture(scope="session")
 def shop(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The database of the shop, with its tables, in this process."""
-    from tests.contrib.django.project import configure  # the settings are read with it
+    from tests.support.django.project import configure  # the settings are read with it
 
     return configure(redis_server.url, tmp_path_factory.mktemp("shop"))
 

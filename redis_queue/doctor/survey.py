@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from redis_queue.doctor.finding import COVERAGE, Finding
-from redis_queue.doctor.reading import STEP, Server, Shard, pairs
+from redis_queue.doctor.server_info import STEP, Server, Shard, pairs
 from redis_queue.errors import StoreRefusedError, WrongTypeError
 from redis_queue.store import keys
 from redis_queue.store.connection import Client

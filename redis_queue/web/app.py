@@ -17,10 +17,21 @@ from redis_queue.logs import logger_of
 from redis_queue.operate.access import Access, AppAccess
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.redis_errors import RedisErrors, redact
-from redis_queue.web import acting, dead, doctor, entry, forecast, overview, queues, scheduled, shown, workers
-from redis_queue.web.desk import DESK, Desk
+from redis_queue.web import (
+    actions,
+    dead_letters,
+    doctor,
+    entries,
+    entry,
+    forecast,
+    formatting,
+    overview,
+    queues,
+    workers,
+)
+from redis_queue.web.context import EXTENSION, Context
 from redis_queue.web.guard import Cookies, Guard, Unknown, form_token, seal
-from redis_queue.web.named import reference
+from redis_queue.web.queue_lookup import reference
 from redis_queue.web.settings import WebOverrides, WebSettings
 
 if TYPE_CHECKING:
@@ -29,17 +40,17 @@ if TYPE_CHECKING:
 MAX_FORM: Final = 1024 * 1024
 """Bytes of a form."""
 
-PAGES: Final = (overview, forecast, scheduled, queues, dead, entry, workers, doctor, acting)
+PAGES: Final = (overview, forecast, entries, queues, dead_letters, entry, workers, doctor, actions)
 
 NAVIGATION: Final = (
     ("overview.show", "Overview"),
     ("forecast.show", "Forecast"),
-    ("scheduled.show", "Scheduled"),
+    ("entries.show", "Scheduled"),
     ("queues.show", "Queues"),
-    ("dead.show", "Dead letters"),
+    ("dead_letters.show", "Dead letters"),
     ("workers.show", "Workers"),
     ("doctor.show", "Doctor"),
-    ("acting.show", "Audit"),
+    ("actions.show", "Audit"),
 )
 
 
@@ -71,16 +82,16 @@ def dashboard(
     logger_of(app.logger.name)
     app.url_map.merge_slashes = False
     app.session_interface = Cookies()
-    app.extensions[DESK] = Desk(access)
+    app.extensions[EXTENSION] = Context(access)
     app.before_request(Guard(settings).check)
     app.after_request(_finish)
     app.register_error_handler(Exception, _refuse)
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.jinja_env.finalize = shown.harmless
-    app.add_template_filter(partial(shown.moment, zone=settings.zone), "moment")
-    app.add_template_filter(shown.moment, "utc")
+    app.jinja_env.finalize = formatting.harmless
+    app.add_template_filter(partial(formatting.moment, zone=settings.zone), "moment")
+    app.add_template_filter(formatting.moment, "utc")
     for name in ("machine", "span", "until", "redacted", "body", "arguments", "left_out"):
-        app.add_template_filter(getattr(shown, name), name)
+        app.add_template_filter(getattr(formatting, name), name)
     app.add_template_global(reference)
     app.add_template_global(form_token, "token")
     app.context_processor(lambda: _common(settings, access))

@@ -6,8 +6,8 @@ from flask import Blueprint, render_template
 
 from redis_queue.doctor.finding import ORDER
 from redis_queue.operate.examine import examine
-from redis_queue.web import asked
-from redis_queue.web.desk import desk
+from redis_queue.web import request_args
+from redis_queue.web.context import context
 
 pages = Blueprint("doctor", __name__)
 
@@ -15,9 +15,9 @@ pages = Blueprint("doctor", __name__)
 @pages.get("/doctor")
 def show() -> str:
     """Show what each check found, the worst first."""
-    asked.only()
+    request_args.only()
     # Asking the workers would write into the broker.
-    found = examine(desk().access, ask=False)
+    found = examine(context().access, ask=False)
     findings = sorted(found, key=lambda finding: ORDER[finding.severity])
     counts = {severity: sum(finding.severity == severity for finding in found) for severity in ORDER}
     counts["ok"] = sum(finding.silent for finding in found)

@@ -11,9 +11,9 @@ from flask import Blueprint, abort, render_template, request
 from redis_queue.inspector import kind_of
 from redis_queue.model import Item
 from redis_queue.operate.subjects import task_of
-from redis_queue.web import asked, shown
-from redis_queue.web.desk import desk
-from redis_queue.web.named import queue_of, reference
+from redis_queue.web import formatting, request_args
+from redis_queue.web.context import context
+from redis_queue.web.queue_lookup import queue_of, reference
 from redis_queue.web.queues import KINDS
 
 pages = Blueprint("entry", __name__)
@@ -25,16 +25,16 @@ MOST_BYTES: Final = 1024 * 1024
 @pages.get("/entry")
 def show() -> str:
     """Show one message or entry."""
-    asked.only("kind", "queue", "id", "body")
-    name = asked.text("queue", exact=True) or desk().access.default_delay_queue
-    queue = queue_of(asked.choice("kind", KINDS, "delay"), name)
+    request_args.only("kind", "queue", "id", "body")
+    name = request_args.text("queue", exact=True) or context().access.default_delay_queue
+    queue = queue_of(request_args.choice("kind", KINDS, "delay"), name)
     id_ = request.args.get("id", "")
     item = queue.look(id_, max_bytes=MOST_BYTES)
     if item is None:
         abort(404, f"There is no {id_!r} in {name!r} any more: it ran, was cancelled, or never was.")
-    now = desk().inspector.now()
+    now = context().inspector.now()
     task = task_of(item)
-    with_body = asked.flag("body")
+    with_body = request_args.flag("body")
     return render_template(
         "entry.html",
         queue=queue,
@@ -44,8 +44,8 @@ def show() -> str:
         reference=reference(queue, item.id),
         history=list(_history(item)),
         with_body=with_body,
-        body=shown.body(item.body) if with_body and not item.problem else None,
-        headers=shown.body(dict(item.headers)) if with_body else None,
+        body=formatting.body(item.body) if with_body and not item.problem else None,
+        headers=formatting.body(dict(item.headers)) if with_body else None,
         now=now,
     )
 

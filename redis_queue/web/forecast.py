@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 from flask import Blueprint, render_template
 
 from redis_queue.operate.forecast import by_task
-from redis_queue.web import asked
+from redis_queue.web import request_args
 from redis_queue.web.charts import level
-from redis_queue.web.named import delay_queues
+from redis_queue.web.queue_lookup import delay_queues
 
 pages = Blueprint("forecast", __name__)
 
@@ -38,10 +38,10 @@ SPANS: Final = {
 @pages.get("/forecast")
 def show() -> str:
     """Show the heat map of one DelayQueue, and its tasks."""
-    asked.only("span", "queue")
-    chosen = asked.choice("span", SPANS, "day")
+    request_args.only("span", "queue")
+    chosen = request_args.choice("span", SPANS, "day")
     span = SPANS[chosen]
-    queue, names = delay_queues(asked.text("queue", exact=True))
+    queue, names = delay_queues(request_args.text("queue", exact=True))
     count = span.rows * span.columns
     windows = queue.forecast(count, width=span.width)
     start = windows[0][0]
@@ -78,7 +78,7 @@ def _rows(windows: list[tuple[datetime, int]], span: Span) -> list[list[dict[str
 
 def can_be_asked_for(task: str) -> bool:
     """Tell whether the list can be asked for this *task*: its name is somebody else's."""
-    return task.isprintable() and task == task.strip() and 0 < len(task) <= asked.MAX_TEXT
+    return task.isprintable() and task == task.strip() and 0 < len(task) <= request_args.MAX_TEXT
 
 
 def _tasks(tasks: Any, windows: int) -> list[tuple[str, list[tuple[int, int]], int]]:

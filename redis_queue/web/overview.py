@@ -14,10 +14,10 @@ from redis_queue.inspector import BROKEN, MOST_ROWS, QueueRow
 from redis_queue.operate.faults import Faults
 from redis_queue.store.registry import Known
 from redis_queue.store.settings import Settings
-from redis_queue.web import asked
+from redis_queue.web import request_args
 from redis_queue.web.charts import HEIGHT, WIDTH, bars, nice
-from redis_queue.web.desk import desk
-from redis_queue.web.named import MOST_QUEUES
+from redis_queue.web.context import context
+from redis_queue.web.queue_lookup import MOST_QUEUES
 
 pages = Blueprint("overview", __name__)
 
@@ -33,8 +33,8 @@ MOST_PLOTS = 20
 @pages.get("/")
 def show() -> str:
     """Show the overview."""
-    asked.only()
-    inspector = desk().inspector
+    request_args.only()
+    inspector = context().inspector
     listing = inspector.listing(limit=MOST_QUEUES)
     overview = inspector.overview(listing.known)
     rows = overview.queues
@@ -56,7 +56,7 @@ def show() -> str:
 def _plots(name: str) -> list[dict[str, Any]]:
     try:
         # The counts of dispatchers are stored with the first shard.
-        queue = desk().inspector.open(Known("delay", name, Settings().max_deliveries, 1))
+        queue = context().inspector.open(Known("delay", name, Settings().max_deliveries, 1))
         assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
         minutes, total = queue.dispatch_log.minutes(MINUTES), queue.dispatch_log.totals()
     except BROKEN:
@@ -87,7 +87,7 @@ def _recent(rows: Sequence[QueueRow], known: Sequence[Known]) -> list[tuple[str,
     for row, one in dead[:MOST_RECENT_OF]:
         # The page of dead letters shows the errors of unreadable queues.
         with Faults().of(one.kind, one.name):
-            queue = desk().inspector.open(one)
+            queue = context().inspector.open(one)
             letters = queue.dead_letters(offset=max(0, row.dead - RECENT), limit=RECENT, max_bytes=0)
             found += [(row.kind, row.name, letter.died_at, letter.id, letter.reason) for letter in letters]
     return sorted(found, key=lambda letter: letter[2], reverse=True)[:RECENT]

@@ -9,9 +9,9 @@ from flask import Blueprint, render_template
 from redis_queue.errors import InvalidNameError
 from redis_queue.inspector import BROKEN, AnyQueue, kind_of
 from redis_queue.queue.queue import RedisQueue
-from redis_queue.web import asked
-from redis_queue.web.desk import desk
-from redis_queue.web.named import queue_of
+from redis_queue.web import request_args
+from redis_queue.web.context import context
+from redis_queue.web.queue_lookup import queue_of
 
 pages = Blueprint("queues", __name__)
 
@@ -26,9 +26,9 @@ MOST_OFFSET: Final = 10_000_000
 @pages.get("/queues")
 def show() -> str:
     """List all queues."""
-    asked.only("name", "offset")
-    name, offset = asked.text("name"), asked.number("offset", 0, 0, MOST_OFFSET)
-    inspector = desk().inspector
+    request_args.only("name", "offset")
+    name, offset = request_args.text("name"), request_args.number("offset", 0, 0, MOST_OFFSET)
+    inspector = context().inspector
     listing = inspector.listing(name or "", offset=offset, limit=ROWS)
     return render_template("queues.html", overview=inspector.overview(listing.known), listing=listing, name=name)
 
@@ -36,12 +36,12 @@ def show() -> str:
 @pages.get("/queue")
 def one() -> str:
     """Show one queue."""
-    asked.only("kind", "name", "offset")
-    kind, name = asked.choice("kind", KINDS, "queue"), asked.text("name", exact=True)
+    request_args.only("kind", "name", "offset")
+    kind, name = request_args.choice("kind", KINDS, "queue"), request_args.text("name", exact=True)
     if name is None:
         raise InvalidNameError("Which queue? Choose one from the list of all queues.")
-    offset = asked.number("offset", 0, 0, MOST_OFFSET)
-    inspector = desk().inspector
+    offset = request_args.number("offset", 0, 0, MOST_OFFSET)
+    inspector = context().inspector
     known = inspector.find("queue" if kind == "queue" else "delay", name)
     row = None if known is None else inspector.queues([known])[0]
     if row is not None and row.error:

@@ -11,9 +11,9 @@ from redis_queue.delay.lateness import DispatcherRow
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.examine import ANSWER_WITHIN
 from redis_queue.operate.faults import Faults
-from redis_queue.web import asked
-from redis_queue.web.desk import desk
-from redis_queue.web.named import MOST_QUEUES
+from redis_queue.web import request_args
+from redis_queue.web.context import context
+from redis_queue.web.queue_lookup import MOST_QUEUES
 
 pages = Blueprint("workers", __name__)
 
@@ -27,7 +27,7 @@ def show() -> str:
 @pages.post("/workers")
 def ask() -> str:
     """Show them with the workers: asking writes into the broker, so it is no GET."""
-    app = desk().access.app
+    app = context().access.app
     if app is None:
         abort(404, "Only a dashboard of a Celery app knows its workers.")
     stats = app.control.inspect(timeout=ANSWER_WITHIN).stats() or {}
@@ -41,12 +41,12 @@ def ask() -> str:
 
 
 def _page(workers: list[dict[str, Any]] | None) -> str:
-    asked.only()
+    request_args.only()
     rows: list[tuple[str, DispatcherRow]] = []
     faults = Faults()
-    for known in desk().inspector.listing(kind="delay", limit=MOST_QUEUES).known:
+    for known in context().inspector.listing(kind="delay", limit=MOST_QUEUES).known:
         with faults.of(known.kind, known.name):
-            queue = desk().inspector.open(known)
+            queue = context().inspector.open(known)
             if isinstance(queue, DelayQueue):
                 rows += [(queue.name, row) for row in queue.dispatch_log.dispatchers()]
     return render_template(
@@ -54,8 +54,8 @@ def _page(workers: list[dict[str, Any]] | None) -> str:
         dispatchers=rows,
         broken=[row for row in faults.rows if row.kind == "delay"],
         workers=workers,
-        has_app=desk().access.app is not None,
-        now=desk().inspector.now(),
+        has_app=context().access.app is not None,
+        now=context().inspector.now(),
     )
 
 

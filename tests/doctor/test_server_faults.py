@@ -13,9 +13,9 @@ import redis
 
 from redis_queue import StoreUnavailableError
 from redis_queue.doctor import access, examine
+from redis_queue.doctor.checks.server import version, writes_to_disk
 from redis_queue.doctor.finding import run
-from redis_queue.doctor.server import version, writes_to_disk
-from redis_queue.store.script_files import load
+from redis_queue.store.scripts import load
 from tests.doctor.conftest import Limit, Setting, Stage, wrong
 from tests.support.lua import names
 from tests.support.matrix import KINDS
@@ -121,7 +121,7 @@ def test_replicas_that_need_not_answer_and_one_that_is_written_to(own: RedisServ
 def test_clocks_that_differ(stage: Stage, monkeypatch: pytest.MonkeyPatch, skew: float, severity: str | None) -> None:
     import time
 
-    monkeypatch.setattr("redis_queue.doctor.reading.time", SimpleNamespace(time=lambda: time.time() - skew))
+    monkeypatch.setattr("redis_queue.doctor.server_info.time", SimpleNamespace(time=lambda: time.time() - skew))
     assert stage.wrong() == ({"clock": severity} if severity else {})
     found = next(finding.found for finding in examine(stage.client) if finding.check == "clock")
     assert severity is None or ("ahead of this host" if skew > 0 else "behind this host") in found

@@ -11,8 +11,8 @@ import redis
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.delay.lateness import Dispatches
 from redis_queue.doctor import examine
-from redis_queue.doctor.keyspace import SCHEMA
-from redis_queue.doctor.reading import servers
+from redis_queue.doctor.checks.keyspace import SCHEMA
+from redis_queue.doctor.server_info import servers
 from redis_queue.doctor.survey import survey
 from redis_queue.store import keys
 from redis_queue.store.keys import Keys

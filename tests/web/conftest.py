@@ -23,8 +23,8 @@ from redis_queue.web import dashboard
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
-from tests.web.filling import delayed_of, fill
-from tests.web.reading import Browser
+from tests.support.web.browser import Browser
+from tests.support.web.contents import delayed_of, fill
 
 KEY = "a key for tests only"
 

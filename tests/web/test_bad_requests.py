@@ -10,8 +10,8 @@ import time
 import pytest
 import redis
 
+from tests.support.web.contents import everything
 from tests.web.conftest import Serve, Served, read_all
-from tests.web.filling import everything
 
 pytestmark = pytest.mark.celery
 

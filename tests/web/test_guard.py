@@ -13,9 +13,9 @@ from celery import Celery
 
 from redis_queue.errors import ConfigurationError
 from redis_queue.web import WebSettings, guard
+from tests.support.web.browser import Browser
+from tests.support.web.contents import everything
 from tests.web.conftest import Open
-from tests.web.filling import everything
-from tests.web.reading import Browser
 from tests.web.test_pages import SCREENS
 
 pytestmark = pytest.mark.celery

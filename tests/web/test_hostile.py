@@ -12,9 +12,9 @@ import redis
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.store.keys import Keys
 from redis_queue.web import dashboard
+from tests.support.web.browser import Browser, Page
+from tests.support.web.contents import fill_audit, fill_delayed, fill_queue
 from tests.web.conftest import KEY
-from tests.web.filling import fill_audit, fill_delayed, fill_queue
-from tests.web.reading import Browser, Page
 from tests.web.test_pages import SCREENS, crawl
 
 pytestmark = pytest.mark.celery

@@ -15,8 +15,8 @@ from redis_queue.operate import forecast, pages
 from redis_queue.operate.access import Access
 from redis_queue.store.keys import Keys
 from redis_queue.web import dashboard, entry, queues
+from tests.support.web.browser import Browser
 from tests.web.conftest import KEY
-from tests.web.reading import Browser
 
 pytestmark = pytest.mark.celery
 

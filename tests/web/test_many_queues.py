@@ -15,8 +15,8 @@ from redis_queue.operate.metrics import Collector
 from redis_queue.store.keys import Keys
 from redis_queue.store.registry import MOST_FIELDS
 from redis_queue.web import dashboard
+from tests.support.web.browser import Browser
 from tests.web.conftest import KEY
-from tests.web.reading import Browser
 from tests.web.test_pages import SCREENS
 
 pytestmark = pytest.mark.celery

@@ -16,8 +16,8 @@ from flask import Flask
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from redis_queue.web import dashboard
+from tests.support.web.browser import Browser
 from tests.web.conftest import KEY, Serve
-from tests.web.reading import Browser
 from tests.web.test_pages import crawl
 
 pytestmark = pytest.mark.celery

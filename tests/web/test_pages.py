@@ -15,9 +15,9 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.delay.lateness import Dispatches
 from redis_queue.store.keys import Keys, registry
 from redis_queue.web import dashboard
+from tests.support.web.browser import Browser, Page
+from tests.support.web.contents import TASK, everything, fill_delayed
 from tests.web.conftest import KEY, Open
-from tests.web.filling import TASK, everything, fill_delayed
-from tests.web.reading import Browser, Page
 
 pytestmark = pytest.mark.celery
 

@@ -15,9 +15,9 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.store.keys import Keys
 from redis_queue.web import dashboard
 from tests.support.servers import RedisServer
+from tests.support.web.browser import Browser
+from tests.support.web.contents import fill_audit, fill_delayed
 from tests.web.conftest import KEY
-from tests.web.filling import fill_audit, fill_delayed
-from tests.web.reading import Browser
 
 pytestmark = pytest.mark.celery
 

@@ -8,8 +8,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from tests.support.web.browser import Browser
 from tests.web.conftest import Open
-from tests.web.reading import Browser
 
 pytestmark = pytest.mark.celery
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.contrib.django.project import served_by
+from tests.support.django.project import served_by
 
 
 @pytest.fixture

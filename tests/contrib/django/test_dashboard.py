@@ -47,7 +47,7 @@ def test_nobody_and_no_staff_is_sent_to_the_login(browser: Any) -> None:
 
 @pytest.mark.parametrize(
     ("urls", "login_page"),
-    [("examples.shop.urls", "/admin/login/"), ("tests.contrib.django.bare_urls", "/accounts/login/")],
+    [("examples.shop.urls", "/admin/login/"), ("tests.support.django.bare_urls", "/accounts/login/")],
 )
 def test_the_login_is_that_of_the_admin_or_else_of_the_project(browser: Any, urls: str, login_page: str) -> None:
     from django.test import override_settings
@@ -91,7 +91,7 @@ def test_it_may_be_mounted_without_a_slash(browser: Any) -> None:
     from django.test import override_settings
 
     login(browser, "view_dashboard")
-    with override_settings(ROOT_URLCONF="tests.contrib.django.bare_urls"):
+    with override_settings(ROOT_URLCONF="tests.support.django.bare_urls"):
         assert browser.get("/tasks")["Location"] == "/tasks/"
         assert browser.get("/tasks/").status_code == 200
         links = re.findall(r'(?:href|src|action)="([^"]+)"', browser.get("/tasks/scheduled").text)

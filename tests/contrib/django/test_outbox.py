@@ -19,7 +19,7 @@ from redis_queue.celery import TaskCall
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.reading import envelope_of_call
 from redis_queue.errors import EntryExistsError, InvalidDelayError, InvalidValueError
-from tests.contrib.django.project import rows, use_app
+from tests.support.django.project import rows, use_app
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.celery
@@ -66,7 +66,7 @@ def test_what_was_committed_while_redis_was_away_is_relayed_later(
     try:
         with pytest.MonkeyPatch.context() as patch:
             # As a process that dies right behind its commit.
-            patch.setattr("redis_queue.contrib.django.outbox.scheduling.relay_quietly", lambda **_: None)
+            patch.setattr("redis_queue.contrib.django.outbox.calls.relay_quietly", lambda **_: None)
             for number in range(3):
                 with tables.atomic():
                     ids.append(outbox.schedule("shop.remind", (number,), countdown=60))
@@ -104,7 +104,7 @@ def test_many_calls_of_one_transaction_are_relayed_once(
 def test_more_calls_than_one_relay_takes_are_all_relayed_with_their_commit(
     tables: Any, outbox: Any, delayed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redis_queue.contrib.django.outbox.relaying.CHUNK", 2)
+    monkeypatch.setattr("redis_queue.contrib.django.outbox.relay_loop.CHUNK", 2)
     with tables.atomic():
         for number in range(5):
             outbox.schedule("shop.remind", (number,), countdown=60)
@@ -131,9 +131,7 @@ def test_the_relays_of_a_test_that_never_commits_are_captured_each_time(
     from django.test import TestCase
 
     relayed: list[Any] = []
-    monkeypatch.setattr(
-        "redis_queue.contrib.django.outbox.scheduling.relay_quietly", lambda **given: relayed.append(given)
-    )
+    monkeypatch.setattr("redis_queue.contrib.django.outbox.calls.relay_quietly", lambda **given: relayed.append(given))
     with tables.atomic():
         for count in (1, 2):
             with TestCase.captureOnCommitCallbacks(execute=True):

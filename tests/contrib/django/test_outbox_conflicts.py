@@ -12,7 +12,7 @@ from celery import Celery
 
 from redis_queue.celery.message.attempt import CALL
 from redis_queue.delay.model import Push
-from tests.contrib.django.project import rows, use_app, write
+from tests.support.django.project import rows, use_app, write
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from redis_queue import DelayQueue
-from tests.contrib.django.project import DUE_AT, use_app, write
+from tests.support.django.project import DUE_AT, use_app, write
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.celery

@@ -13,7 +13,7 @@ from celery import Celery
 from redis_queue.contrib.django.outbox.redis_access import FIRST_PAUSE, LONGEST_PAUSE, Breaker
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.store.scripts import CALL_ATTEMPTS
-from tests.contrib.django.project import rows, use_app, write
+from tests.support.django.project import rows, use_app, write
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until

@@ -14,10 +14,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from redis_queue.delay.calls import Calls
-from redis_queue.delay.queue import DelayQueue
-from tests.contrib.django.project import environment
-from tests.contrib.django.project import write as write_row
+from redis_queue.delay.store import DelayStore
+from tests.support.django.project import environment
+from tests.support.django.project import write as write_row
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
@@ -224,7 +223,7 @@ def test_a_request_is_a_transaction(tables: Any, delayed: Any, monkeypatch: pyte
     from django.test import Client, override_settings
 
     monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
-    with override_settings(ROOT_URLCONF="tests.contrib.django.requests"):
+    with override_settings(ROOT_URLCONF="tests.support.django.request_urls"):
         answer = Client(raise_request_exception=False).post("/", {"fail": "1"} if breaks else {})
     assert answer.status_code == (500 if breaks else 200)
     assert (scheduled(delayed), rows()) == ([] if breaks else ["x"], [])
@@ -233,7 +232,7 @@ def test_a_request_is_a_transaction(tables: Any, delayed: Any, monkeypatch: pyte
 def test_what_commits_late_is_not_passed_over(
     tables: Any, outbox: Any, delayed: Any, threads: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redis_queue.contrib.django.outbox.scheduling.relay_quietly", lambda **_: None)
+    monkeypatch.setattr("redis_queue.contrib.django.outbox.calls.relay_quietly", lambda **_: None)
     written, commit = Event(), Event()
 
     def slow() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from tests.contrib.django.project import environment
+from tests.support.django.project import environment
 
 pytestmark = pytest.mark.celery
 

@@ -13,8 +13,8 @@ from playwright.sync_api import Page, Route, expect
 
 from redis_queue import DelayQueue, RedisQueue
 from tests.support.wait import wait_until
+from tests.support.web.contents import TASK
 from tests.web.browser.conftest import NewTab
-from tests.web.filling import TASK
 
 pytestmark = pytest.mark.celery
 

@@ -12,12 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from redis_queue.contrib.django.outbox.relaying import Relayed, relay
-    from redis_queue.contrib.django.outbox.scheduling import cancel, schedule
+    from redis_queue.contrib.django.outbox.calls import cancel, schedule
+    from redis_queue.contrib.django.outbox.relay_loop import Relayed, relay
 
 __all__ = ["Relayed", "cancel", "relay", "schedule"]
 
-_PLACES: Final = {"Relayed": "relaying", "relay": "relaying", "cancel": "scheduling", "schedule": "scheduling"}
+_PLACES: Final = {"Relayed": "relay_loop", "relay": "relay_loop", "cancel": "calls", "schedule": "calls"}
 
 
 def __getattr__(name: str) -> Any:

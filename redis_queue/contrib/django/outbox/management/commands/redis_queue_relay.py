@@ -12,7 +12,7 @@ from django.db import Error, close_old_connections, router
 from redis_queue.backoff import Backoff
 from redis_queue.cli.ending import stopping
 from redis_queue.contrib.django.outbox.models import Call
-from redis_queue.contrib.django.outbox.relaying import Relayed, relay, waiting
+from redis_queue.contrib.django.outbox.relay_loop import Relayed, relay, waiting
 from redis_queue.errors import RedisQueueError
 from redis_queue.logs import logger_of
 from redis_queue.store.chunks import CHUNK

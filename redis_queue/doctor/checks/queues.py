@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from redis_queue.doctor.finding import Check, Finding, error, warning
-from redis_queue.doctor.reading import SAMPLE, STEP, Shard, pairs, text
+from redis_queue.doctor.server_info import SAMPLE, STEP, Shard, pairs, text
 from redis_queue.store import keys
 from redis_queue.store.chunks import chunks
 from redis_queue.store.scripts import Scripts

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from redis_queue.doctor.examine import DEFAULT_PREFIX
+from redis_queue.doctor.checks.keyspace import mortal
+from redis_queue.doctor.checks.queues import recordless, tally
+from redis_queue.doctor.examination import DEFAULT_PREFIX
 from redis_queue.doctor.finding import PERMIT, Finding
-from redis_queue.doctor.keyspace import mortal
-from redis_queue.doctor.queues import recordless, tally
-from redis_queue.doctor.reading import Shard, servers, text
+from redis_queue.doctor.server_info import Shard, servers, text
 from redis_queue.doctor.survey import Survey, survey
 from redis_queue.errors import StoreError, StoreUnavailableError
 from redis_queue.store.chunks import CHUNK, chunks

@@ -15,12 +15,12 @@ from redis_queue.operate.dead_letters import Filter, Place, as_task
 from redis_queue.operate.faults import Faults
 from redis_queue.operate.pages import Found, Page
 from redis_queue.operate.scan import Scan
-from redis_queue.store.ids import is_id
-from redis_queue.web import asked
-from redis_queue.web.desk import desk
-from redis_queue.web.named import MOST_NAMES, reference, window
+from redis_queue.store.keys import is_id
+from redis_queue.web import request_args
+from redis_queue.web.context import context
+from redis_queue.web.queue_lookup import MOST_NAMES, reference, window
 
-pages = Blueprint("dead", __name__)
+pages = Blueprint("dead_letters", __name__)
 
 ROWS: Final = 50
 MOST_ROWS: Final = 100
@@ -33,15 +33,15 @@ _PLACE = re.compile(r"(\d{1,6})\.(\d{1,9})", re.ASCII)
 @pages.get("/dead")
 def show() -> str:
     """List dead letters that match, oldest first in each queue."""
-    asked.only("name", *CONDITIONS, "after", "limit", "body")
-    name = asked.text("name", exact=True)
+    request_args.only("name", *CONDITIONS, "after", "limit", "body")
+    name = request_args.text("name", exact=True)
     faults = Faults()
-    chosen, place = filter_of(request.args), _place(asked.text("after"))
+    chosen, place = filter_of(request.args), _place(request_args.text("after"))
     scan = Scan()
-    page, counts = page_of(chosen, name, place, asked.number("limit", ROWS, 1, MOST_ROWS), faults, scan=scan)
-    listing = desk().inspector.listing(limit=MOST_NAMES)
+    page, counts = page_of(chosen, name, place, request_args.number("limit", ROWS, 1, MOST_ROWS), faults, scan=scan)
+    listing = context().inspector.listing(limit=MOST_NAMES)
     return render_template(
-        "dead.html",
+        "dead_letters.html",
         name=name,
         names=sorted({known.name for known in listing.known} | ({name} if name else set())),
         rows=[
@@ -57,9 +57,9 @@ def show() -> str:
         total=None if chosen or counts is None else sum(row.dead for row in counts),
         more_names=listing.next is not None,
         broken=faults.rows,
-        with_body=asked.flag("body"),
+        with_body=request_args.flag("body"),
         is_id=is_id,
-        now=desk().inspector.now(),
+        now=context().inspector.now(),
     )
 
 
@@ -83,7 +83,11 @@ def page_of(
 
 def filter_of(values: Any) -> Filter:
     """Return what a form or an address asks for."""
-    return Filter(asked.text("reason", values), asked.text("id_prefix", values), task_part=asked.text("task", values))
+    return Filter(
+        request_args.text("reason", values),
+        request_args.text("id_prefix", values),
+        task_part=request_args.text("task", values),
+    )
 
 
 def _place(text: str | None) -> Place:

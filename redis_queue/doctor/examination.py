@@ -7,9 +7,9 @@ from typing import Final
 
 import redis
 
-from redis_queue.doctor import access, keyspace, queues, server
+from redis_queue.doctor.checks import access, keyspace, queues, server
 from redis_queue.doctor.finding import COVERAGE, PERMIT, Finding, run
-from redis_queue.doctor.reading import Server, servers
+from redis_queue.doctor.server_info import Server, servers
 from redis_queue.doctor.survey import survey
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from redis_queue.store.connection import Client

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from redis_queue.doctor.finding import Check, Finding, error, warning
-from redis_queue.doctor.reading import Shard, text
+from redis_queue.doctor.server_info import Shard, text
 from redis_queue.doctor.survey import TYPES, Survey
 from redis_queue.errors import ConfigurationError, WrongTypeError
 from redis_queue.store import keys

@@ -21,9 +21,9 @@ from redis_queue.store.script_cache import load_scripts
 from redis_queue.web import acting, dashboard, scheduled
 from tests.support.acl import ROLES
 from tests.support.servers import RedisServer, client_options
+from tests.support.web.browser import Browser, Form, Page
+from tests.support.web.contents import TASK, everything
 from tests.web.conftest import KEY, Open
-from tests.web.filling import TASK, everything
-from tests.web.reading import Browser, Form, Page
 from tests.web.test_pages import SCREENS, crawl
 
 pytestmark = pytest.mark.celery

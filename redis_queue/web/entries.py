@@ -12,12 +12,13 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate import entries
 from redis_queue.operate.pages import Page, gather
 from redis_queue.operate.scan import Scan
-from redis_queue.store.ids import id_bytes, id_text, is_id
-from redis_queue.web import asked
-from redis_queue.web.desk import desk
-from redis_queue.web.named import delay_queues
+from redis_queue.store.keys import is_id
+from redis_queue.store.records import id_bytes, id_text
+from redis_queue.web import request_args
+from redis_queue.web.context import context
+from redis_queue.web.queue_lookup import delay_queues
 
-pages = Blueprint("scheduled", __name__)
+pages = Blueprint("entries", __name__)
 
 ROWS: Final = 50
 MOST_ROWS: Final = 100
@@ -32,15 +33,15 @@ CONDITIONS: Final = ("task", "to", "id_prefix", "due_before", "due_after")
 @pages.get("/scheduled")
 def show() -> str:
     """List waiting entries that match, by due time."""
-    asked.only("queue", *CONDITIONS, "after", "limit", "body")
-    queue, names = delay_queues(asked.text("queue", exact=True))
+    request_args.only("queue", *CONDITIONS, "after", "limit", "body")
+    queue, names = delay_queues(request_args.text("queue", exact=True))
     conditions = conditions_of(request.args)
-    limit = asked.number("limit", ROWS, 1, MOST_ROWS)
-    after = _cursor(asked.text("after", most=MAX_CURSOR))
+    limit = request_args.number("limit", ROWS, 1, MOST_ROWS)
+    after = _cursor(request_args.text("after", most=MAX_CURSOR))
     scan = Scan()
-    page = entries.page(desk().access, queue, conditions, after, limit, scan=scan)
+    page = conditions.page(context().access, queue, after, limit, scan)
     return render_template(
-        "scheduled.html",
+        "entries.html",
         queue=queue,
         names=names,
         page=page,
@@ -49,9 +50,9 @@ def show() -> str:
         asked={name: request.args.get(name, "").strip() for name in CONDITIONS},
         link={name: value for name, value in request.args.items() if name != "after" and value},
         first=after is None,
-        now=desk().inspector.now(),
-        total=entries.count(desk().access, queue, conditions),
-        with_body=asked.flag("body"),
+        now=context().inspector.now(),
+        total=conditions.count(context().access, queue),
+        with_body=request_args.flag("body"),
         is_id=is_id,
     )
 
@@ -59,11 +60,11 @@ def show() -> str:
 def conditions_of(values: Any) -> Conditions:
     """Return what a form or an address asks for."""
     return Conditions(
-        task_part=asked.text("task", values),
-        queue=asked.text("to", values),
-        id_prefix=asked.text("id_prefix", values),
-        due_before=asked.when("due_before", values),
-        due_after=asked.when("due_after", values),
+        task_part=request_args.text("task", values),
+        queue=request_args.text("to", values),
+        id_prefix=request_args.text("id_prefix", values),
+        due_before=request_args.when("due_before", values),
+        due_after=request_args.when("due_after", values),
     )
 
 
@@ -86,7 +87,7 @@ def matching(queue: DelayQueue, conditions: Conditions, most: int) -> tuple[list
     """
 
     def read(after: str | None, limit: int) -> Page[str, str]:
-        page = entries.page(desk().access, queue, conditions, after, limit)
+        page = conditions.page(context().access, queue, after, limit)
         return page.of([entry.id for entry, _ in page.items if is_id(entry.id)])
 
     return gather(read, most=most, most_looked_at=MOST_LOOKED_AT)

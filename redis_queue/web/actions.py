@@ -27,19 +27,19 @@ from redis_queue.operate.relative_time import When
 from redis_queue.operate.subjects import subjects
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.chunks import CHUNK, MANY, chunks
-from redis_queue.store.ids import is_id
-from redis_queue.web import asked
-from redis_queue.web.dead import CONDITIONS as DEAD
-from redis_queue.web.dead import filter_of, page_of
-from redis_queue.web.desk import desk
-from redis_queue.web.named import delay_queues, queue_of, reference, referred
+from redis_queue.store.keys import is_id
+from redis_queue.web import request_args
+from redis_queue.web.context import context
+from redis_queue.web.dead_letters import CONDITIONS as DEAD
+from redis_queue.web.dead_letters import filter_of, page_of
+from redis_queue.web.entries import CONDITIONS as SCHEDULED
+from redis_queue.web.entries import MOST_LOOKED_AT, conditions_of, matching
+from redis_queue.web.queue_lookup import delay_queues, queue_of, reference, referred
 from redis_queue.web.queues import KINDS
-from redis_queue.web.scheduled import CONDITIONS as SCHEDULED
-from redis_queue.web.scheduled import MOST_LOOKED_AT, conditions_of, matching
 
 logger = logger_of("redis_queue.operate.audit")
 
-pages = Blueprint("acting", __name__)
+pages = Blueprint("actions", __name__)
 
 MOST_AT_ONCE: Final = 10_000
 """What matches is acted on so many at a time: a request must end."""
@@ -74,7 +74,7 @@ class Verb:
 def _cancel(queue: AnyQueue, ids: Sequence[str], _: When | None) -> Iterator[int]:
     unsure = 0
     for chunk in chunks(ids, CHUNK):
-        outcomes = desk().access.cancel(_delay(queue), chunk)
+        outcomes = context().access.cancel(_delay(queue), chunk)
         unsure += outcomes.count(CancelOutcome.MAYBE_SENT)
         yield sum(outcome.taken_out for outcome in outcomes)
     if unsure:
@@ -98,7 +98,7 @@ def _redrive(queue: AnyQueue, ids: Sequence[str], _: When | None) -> Iterator[in
 
 
 def _delete(queue: AnyQueue, ids: Sequence[str], _: When | None) -> Iterator[int]:
-    now = desk().inspector.now()
+    now = context().inspector.now()
     for chunk in chunks(ids, CHUNK):
         yield queue.delete_dead(chunk, until=now)
 
@@ -106,11 +106,11 @@ def _delete(queue: AnyQueue, ids: Sequence[str], _: When | None) -> Iterator[int
 VERBS: Final = {
     verb.name: verb
     for verb in (
-        Verb("cancel", "Cancel", "cancelled", _cancel, "scheduled.show", destroys=True),
-        Verb("run-now", "Run now", "made due", _run_now, "scheduled.show"),
-        Verb("reschedule", "Reschedule", "rescheduled", _reschedule, "scheduled.show"),
-        Verb("redrive", "Redrive", "redriven", _redrive, "dead.show"),
-        Verb("delete", "Delete", "deleted", _delete, "dead.show", destroys=True),
+        Verb("cancel", "Cancel", "cancelled", _cancel, "entries.show", destroys=True),
+        Verb("run-now", "Run now", "made due", _run_now, "entries.show"),
+        Verb("reschedule", "Reschedule", "rescheduled", _reschedule, "entries.show"),
+        Verb("redrive", "Redrive", "redriven", _redrive, "dead_letters.show"),
+        Verb("delete", "Delete", "deleted", _delete, "dead_letters.show", destroys=True),
     )
 }
 
@@ -118,26 +118,26 @@ VERBS: Final = {
 @pages.get("/audit")
 def show() -> str:
     """Show what was done by hand."""
-    asked.only()
-    return render_template("audit.html", actions=desk().audit.last(100))
+    request_args.only()
+    return render_template("audit.html", actions=context().audit.last(100))
 
 
 @pages.post("/preview")
 def preview() -> str:
     """Show what would be changed, and ask."""
     verb, when = _asked()
-    ticked = [] if asked.flag("matching", request.form) else [(queue, id_) for queue, id_, _ in _ticked(verb)]
+    ticked = [] if request_args.flag("matching", request.form) else [(queue, id_) for queue, id_, _ in _ticked(verb)]
     pairs, more = (ticked, False) if ticked else _matching(verb)
     rows, cut = _that_fit(_with_versions(pairs))
     return render_template(
-        "preview.html",
+        "action.html",
         verb=verb,
-        to=asked.text("when", request.form) if when is not None else None,
+        to=request_args.text("when", request.form) if when is not None else None,
         count=len(rows),
         more=more or cut,
         most_looked_at=MOST_LOOKED_AT,
         shown=subjects((queue, id_) for queue, id_, _ in rows),
-        now=desk().inspector.now(),
+        now=context().inspector.now(),
         hidden=_hidden(verb, when, rows),
         operation=secrets.token_urlsafe(16),
         back=url_for(verb.back, **_search(verb)),
@@ -149,11 +149,11 @@ def act() -> Response:
     """Change what the preview showed, and nothing else, once."""
     verb, when = _asked()
     rows = _ticked(verb)
-    confirmed = asked.number("confirmed", 0, 1, MOST_AT_ONCE, request.form)
+    confirmed = request_args.number("confirmed", 0, 1, MOST_AT_ONCE, request.form)
     if confirmed != len(rows):
         abort(400, NOT_CONFIRMED)
     _begin()
-    at, done = desk().inspector.now(), Counter[str]()
+    at, done = context().inspector.now(), Counter[str]()
     about: dict[str, list[Subject]] = {}
     try:
         for queue, versions in _grouped(rows):
@@ -164,7 +164,7 @@ def act() -> Response:
             for count in verb.act(queue, ids, when):
                 done[queue.name] += count
     finally:
-        to = asked.text("when", request.form) or "" if when is not None else ""
+        to = request_args.text("when", request.form) or "" if when is not None else ""
         _note([Action(at, g.user, verb.name, name, count, to, about.get(name, ())) for name, count in done.items()])
     flash(_told(verb, sum(done.values()), len(rows)))
     return redirect(url_for(verb.back, **_search(verb)), 303)
@@ -174,10 +174,10 @@ def act() -> Response:
 def queue_preview() -> str:
     """Show the effect on one queue, and ask."""
     queue, verb = _asked_of_queue()
-    expired = desk().inspector.expired(queue) if verb == "putback" else 0
+    expired = context().inspector.expired(queue) if verb == "putback" else 0
     stats = queue.stats() if isinstance(queue, RedisQueue) else None
     return render_template(
-        "queue_preview.html",
+        "queue_action.html",
         queue=queue,
         kind=kind_of(queue),
         verb=verb,
@@ -191,11 +191,11 @@ def queue_preview() -> str:
 def queue_action() -> Response:
     """Pause, resume or put back one queue, once."""
     queue, verb = _asked_of_queue()
-    confirmed = asked.number("confirmed", 0, 1, MANY, request.form)
+    confirmed = request_args.number("confirmed", 0, 1, MANY, request.form)
     if not confirmed:
         abort(400, NOT_CONFIRMED)
     _begin()
-    count, at = 1, desk().inspector.now()
+    count, at = 1, context().inspector.now()
     if verb == "putback":
         back = queue.put_back(confirmed)
         count = back.returned + back.dead
@@ -210,9 +210,9 @@ def queue_action() -> Response:
 def _asked_of_queue() -> tuple[AnyQueue, str]:
     """Return the queue and the action of the form."""
     form = request.form
-    asked.once(form)
-    kind, name = asked.choice("kind", KINDS, "", form), asked.text("name", form, exact=True)
-    verb = asked.choice("verb", ("pause", "resume", "putback"), "", form)
+    request_args.once(form)
+    kind, name = request_args.choice("kind", KINDS, "", form), request_args.text("name", form, exact=True)
+    verb = request_args.choice("verb", ("pause", "resume", "putback"), "", form)
     queue = queue_of(kind, name or "")
     if verb != "putback" and not isinstance(queue, RedisQueue):
         abort(
@@ -224,21 +224,21 @@ def _asked_of_queue() -> tuple[AnyQueue, str]:
 
 def _begin() -> None:
     """Refuse a form that does not come from a preview, or that was sent before."""
-    operation = asked.text("operation", request.form) or ""
+    operation = request_args.text("operation", request.form) or ""
     if not _OPERATION.fullmatch(operation):
         abort(400, NOT_CONFIRMED)
-    if not desk().audit.begin(operation):
+    if not context().audit.begin(operation):
         abort(409, "This form was sent before. The audit says what it did; for more, begin with a new preview.")
 
 
 def _asked() -> tuple[Verb, When | None]:
     """Return what is to be done, and to when; a time that was typed belongs to Reschedule only."""
     form = request.form
-    asked.once(form, "row")
-    verb = VERBS[asked.choice("verb", VERBS, "", form)]
+    request_args.once(form, "row")
+    verb = VERBS[request_args.choice("verb", VERBS, "", form)]
     if verb.name != "reschedule":
         return verb, None
-    when = asked.when("when", form)
+    when = request_args.when("when", form)
     if when is None:
         abort(400, "Reschedule to when? Give 2030-01-01T00:00Z, or 2h from now.")
     if isinstance(when, timedelta) and when < timedelta(0):
@@ -248,12 +248,12 @@ def _asked() -> tuple[Verb, When | None]:
 
 def _matching(verb: Verb) -> tuple[list[Pair], bool]:
     form = request.form
-    if verb.back == "scheduled.show":
-        queue, _ = delay_queues(asked.text("queue", form, exact=True))
+    if verb.back == "entries.show":
+        queue, _ = delay_queues(request_args.text("queue", form, exact=True))
         ids, more = matching(queue, conditions_of(form), MOST_AT_ONCE)
         return [(queue, id_) for id_ in ids], more
     faults = Faults()
-    name, chosen = asked.text("name", form, exact=True), filter_of(form)
+    name, chosen = request_args.text("name", form, exact=True), filter_of(form)
 
     def read(start: Place | None, limit: int) -> Page[Pair, Place]:
         page, _ = page_of(chosen, name, start or (0, 0), limit, faults)
@@ -269,7 +269,7 @@ def _ticked(verb: Verb) -> list[Row]:
     if len(rows) > MOST_AT_ONCE:
         abort(400, f"{len(rows):,} rows: give at most {MOST_AT_ONCE:,}.")
     found = list(referred(rows))
-    if verb.back == "scheduled.show":
+    if verb.back == "entries.show":
         for queue, _, _ in found:
             _delay(queue)
     return found
@@ -318,7 +318,7 @@ def _hidden(verb: Verb, when: When | None, rows: Sequence[Row]) -> list[tuple[st
 
 def _search(verb: Verb) -> dict[str, Any]:
     """Return what the list was asked for, to go back to."""
-    names = ("queue", *SCHEDULED) if verb.back == "scheduled.show" else ("name", *DEAD)
+    names = ("queue", *SCHEDULED) if verb.back == "entries.show" else ("name", *DEAD)
     return {name: request.form[name] for name in names if request.form.get(name)}
 
 
@@ -344,4 +344,4 @@ def _note(actions: Sequence[Action]) -> None:
         text = "%(verb)s by %(user)s: %(count)d of %(queue)s"
         logger.info(text, known, extra={"action": "audit", **known, "detail": action.detail, "ids": ids})
     for action in actions:
-        desk().audit.add(action)
+        context().audit.add(action)

@@ -15,7 +15,7 @@ from redis_queue.operate.faults import Faults
 from redis_queue.store.ids import is_id
 from redis_queue.store.registry import Known
 from redis_queue.store.settings import Settings
-from redis_queue.web.desk import desk
+from redis_queue.web.context import context
 
 MOST_NAMES: Final = 200
 """Most names that a form offers."""
@@ -26,15 +26,15 @@ MOST_QUEUES: Final = 200
 
 def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
     """Return the DelayQueue *name*, by default the one of Celery's tasks or the first, and the names to offer."""
-    access = desk().access
-    names = [known.name for known in desk().inspector.listing(kind="delay", limit=MOST_NAMES).known]
+    access = context().access
+    names = [known.name for known in context().inspector.listing(kind="delay", limit=MOST_NAMES).known]
     if name is None and names and access.app is None and access.default_delay_queue not in names:
         name = names[0]
     if name is None and not names and access.app is None:
         # There is none yet: an empty page says more than an error.
         known = Settings()
         first = Known("delay", access.default_delay_queue, known.max_deliveries, known.shards)
-        queue = desk().inspector.open(first)
+        queue = context().inspector.open(first)
         assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
     else:
         queue = access.delay_queue(name)
@@ -59,7 +59,7 @@ def window(name: str | None, start: int, faults: Faults) -> Window:
 
     Errors of queues are added to *faults*. Raises InvalidNameError.
     """
-    inspector = desk().inspector
+    inspector = context().inspector
     if name is None:
         listing = inspector.listing(offset=start, limit=MOST_QUEUES)
         found, after = listing.known, listing.next
@@ -80,10 +80,10 @@ def window(name: str | None, start: int, faults: Faults) -> Window:
 
 def queue_of(kind: str, name: str) -> AnyQueue:
     """Return the queue *name* of one kind; raises InvalidNameError."""
-    inspector = desk().inspector
+    inspector = context().inspector
     if kind == "queue":
         return inspector.queue(name)
-    return desk().access.delay_queue(name)
+    return context().access.delay_queue(name)
 
 
 def reference(queue: AnyQueue, id_: str, version: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Desk: what every page works with."""
+"""Context: what every page works with."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from flask import current_app
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit
 
-DESK: Final = "redis_queue"
+EXTENSION: Final = "redis_queue"
 
 
-class Desk:
+class Context:
     """The queues that are shown, and the list of what was done to them."""
 
     def __init__(self, access: Access) -> None:
@@ -21,7 +21,7 @@ class Desk:
         self.audit = Audit(access.inspector.client, access.inspector.prefix)
 
 
-def desk() -> Desk:
+def context() -> Context:
     """Return that of the application which serves this request."""
-    found: Desk = current_app.extensions[DESK]
+    found: Context = current_app.extensions[EXTENSION]
     return found

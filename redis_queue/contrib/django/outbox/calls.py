@@ -14,7 +14,7 @@ from redis_queue.celery.store import CODEC
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.contrib.django.outbox.models import Call
 from redis_queue.contrib.django.outbox.redis_access import COMMIT_TIMEOUT, reach
-from redis_queue.contrib.django.outbox.relaying import relay_quietly
+from redis_queue.contrib.django.outbox.relay_loop import relay_quietly
 from redis_queue.contrib.django.project import celery_app
 from redis_queue.errors import EntryExistsError, InvalidDelayError
 from redis_queue.store.ids import check_id

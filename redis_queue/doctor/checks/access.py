@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from redis_queue.doctor.finding import Finding, warning
-from redis_queue.doctor.reading import Server, pairs, text
+from redis_queue.doctor.server_info import Server, pairs, text
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from redis_queue.store.keys import Keys
 

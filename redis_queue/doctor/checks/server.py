@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from redis_queue.doctor.finding import Check, Finding, error, warning
-from redis_queue.doctor.reading import Server
+from redis_queue.doctor.server_info import Server
 
 FLOORS: Final = {
     "Redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
