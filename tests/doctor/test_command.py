@@ -19,9 +19,8 @@ from redis_queue.cli import group
 from redis_queue.cli.doctor import _show
 from redis_queue.doctor import Finding, examine
 from redis_queue.store import keys
-from tests.doctor import test_stored_faults as faults
-from tests.doctor.conftest import Limit, Stage
-from tests.doctor.test_repair import keyspace
+from tests.support.doctor import faults
+from tests.support.doctor.stage import Limit, Stage, keyspace
 from tests.support.ports import HOST, free_port
 from tests.support.servers import RedisServer
 

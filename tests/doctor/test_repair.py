@@ -11,8 +11,8 @@ import redis
 
 from redis_queue import RedisQueue
 from redis_queue.doctor import examine, repair
-from tests.doctor import test_stored_faults as faults
-from tests.doctor.conftest import Limit, Stage, wrong
+from tests.support.doctor import faults
+from tests.support.doctor.stage import Limit, Stage, keyspace, wrong
 
 MENDED = [
     faults.records_that_expire,
@@ -26,11 +26,6 @@ MENDED = [
     faults.forgotten_lease,
 ]
 LEFT = [fault for fault, *_ in faults.FAULTS if fault not in MENDED]
-
-
-def keyspace(client: redis.Redis) -> dict[bytes, tuple[bytes | None, bool]]:
-    """Return all that is stored, and what of it has a TTL."""
-    return {key: (client.dump(key), client.pttl(key) >= 0) for key in client.keys("*")}
 
 
 def everything(stage: Stage) -> set[bytes]:

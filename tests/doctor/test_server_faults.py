@@ -12,12 +12,13 @@ import pytest
 import redis
 
 from redis_queue import StoreUnavailableError
-from redis_queue.doctor import access, examine
+from redis_queue.doctor import examine
+from redis_queue.doctor.checks import access
 from redis_queue.doctor.checks.server import version, writes_to_disk
 from redis_queue.doctor.finding import run
 from redis_queue.store.scripts import load
-from tests.doctor.conftest import Limit, Setting, Stage, wrong
-from tests.support.lua import names
+from tests.lua.test_contracts import names
+from tests.support.doctor.stage import Limit, Setting, Stage, wrong
 from tests.support.matrix import KINDS
 from tests.support.ports import HOST, free_port
 from tests.support.servers import RedisServer, client_options

@@ -8,167 +8,16 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from redis_queue import DelayQueue, RedisQueue
-from redis_queue.delay.lateness import Dispatches
+from redis_queue import RedisQueue
 from redis_queue.doctor import examine
 from redis_queue.doctor.checks.keyspace import SCHEMA
 from redis_queue.doctor.server_info import servers
 from redis_queue.doctor.survey import survey
 from redis_queue.store import keys
 from redis_queue.store.keys import Keys
-from redis_queue.store.script_files import load
-from tests.doctor.conftest import Stage, wrong
-
-LONG_AGO = 1_600_000_000_000
-REGISTRY = keys.registry("redis_queue")
-
-
-def wrong_type(stage: Stage) -> None:
-    stage.client.set(stage.at.dead, "what is this")
-
-
-def registry_of_a_wrong_type(stage: Stage) -> None:
-    stage.client.delete(REGISTRY)
-    stage.client.set(REGISTRY, "what is this")
-
-
-def newer_schema(stage: Stage) -> None:
-    stage.client.hset(stage.delayed_at.meta, "schema", SCHEMA + 1)
-
-
-def records_that_expire(stage: Stage) -> None:
-    stage.client.expire(stage.at.records, 3600)
-
-
-def registry_that_expires(stage: Stage) -> None:
-    stage.client.expire(REGISTRY, 3600)
-
-
-def not_registered(stage: Stage) -> None:
-    stage.client.hdel(REGISTRY, "queue:orders")
-
-
-def unreadable_registration(stage: Stage) -> None:
-    stage.client.hset(REGISTRY, "delay:reminders", "{")
-
-
-def too_few_shards(stage: Stage) -> None:
-    stage.client.hdel(REGISTRY, "delay:reminders")
-    shards = DelayQueue("reminders", stage.client, shards=4)
-    for number in range(20):
-        shards.push(number, delay=3600)
-    stage.client.hset(REGISTRY, "delay:reminders", '{"max_deliveries": 20, "shards": 1}')
-
-
-def record_without_place(stage: Stage) -> None:
-    stage.client.lpop(stage.at.ready)
-
-
-def entry_without_place(stage: Stage) -> None:
-    stage.client.zrem(stage.delayed_at.waiting, "e2")
-
-
-def in_flight_without_place(stage: Stage) -> None:
-    stage.client.zrem(stage.at.in_flight, "m0")
-
-
-def ready_without_record(stage: Stage) -> None:
-    stage.client.hdel(stage.at.records, "m5")
-
-
-def in_flight_without_record(stage: Stage) -> None:
-    stage.client.hdel(stage.delayed_at.records, "held")
-
-
-def one_of_each_which_counts_do_not_show(stage: Stage) -> None:
-    stage.client.hdel(stage.at.records, "m5")
-    stage.client.zrem(stage.at.waiting, "delayed")
-
-
-def two_places(stage: Stage) -> None:
-    stage.client.lpush(stage.at.ready, "m0")
-
-
-def lease_without_flight(stage: Stage) -> None:
-    stage.client.hset(stage.at.leases, "m7", "1 1-abcdef")
-
-
-def flight_without_lease(stage: Stage) -> None:
-    stage.client.hdel(stage.at.leases, "m0")
-
-
-def forgotten_lease(stage: Stage) -> None:
-    stage.client.zadd(stage.at.in_flight, {"m0": LONG_AGO})
-
-
-def late_data(stage: Stage) -> None:
-    stage.client.zadd(stage.delayed_at.waiting, {"e0": LONG_AGO})
-
-
-def late_entry(stage: Stage) -> None:
-    late_data(stage)
-    stage.delayed.dispatch_log.note(Dispatches(1, 0))
-
-
-def no_counter(stage: Stage) -> None:
-    stage.client.hset(stage.at.meta, "put", "abc")
-
-
-def no_settings(stage: Stage) -> None:
-    stage.client.hset(REGISTRY, "queue:orders", '{"max_deliveries": -1, "shards": 1}')
-
-
-def dead_letter(stage: Stage) -> None:
-    message = stage.queue.get(block=False)
-    assert message is not None
-    stage.queue.nack(message, dead=True)
-
-
-def unreadable_record(stage: Stage) -> None:
-    stage.client.rpush(stage.delayed_at.quarantine, "1 0 0\n")
-
-
-def pause(stage: Stage) -> None:
-    stage.queue.pause()
-
-
-def different_timeouts(stage: Stage) -> None:
-    stage.client.zadd(keys.visibility_timeouts(""), {"60": time.time(), "3600": time.time()})
-
-
-def unreadable_task(stage: Stage) -> None:
-    stage.client.rpush(keys.unreadable(""), "?")
-
-
-FAULTS: list[tuple[Callable[[Stage], None], str, str]] = [
-    (wrong_type, "types", "error"),
-    (registry_of_a_wrong_type, "types", "error"),
-    (newer_schema, "schema", "error"),
-    (records_that_expire, "lifetime", "error"),
-    (registry_that_expires, "lifetime", "error"),
-    (not_registered, "registry", "warning"),
-    (unreadable_registration, "registry", "error"),
-    (too_few_shards, "registry", "error"),
-    (record_without_place, "orphans", "error"),
-    (entry_without_place, "orphans", "error"),
-    (in_flight_without_place, "orphans", "error"),
-    (ready_without_record, "orphans", "error"),
-    (in_flight_without_record, "orphans", "error"),
-    (one_of_each_which_counts_do_not_show, "orphans", "error"),
-    (two_places, "orphans", "error"),
-    (lease_without_flight, "leases", "warning"),
-    (flight_without_lease, "leases", "warning"),
-    (forgotten_lease, "put-back", "error"),
-    (late_entry, "dispatch", "error"),
-    (late_data, "dispatch", "warning"),
-    (no_counter, "counters", "error"),
-    (no_settings, "registry", "error"),
-    (dead_letter, "dead letters", "warning"),
-    (unreadable_record, "quarantine", "warning"),
-    (pause, "paused", "warning"),
-    (different_timeouts, "visibility timeouts", "warning"),
-    (unreadable_task, "unreadable tasks", "warning"),
-]
+from redis_queue.store.scripts import load
+from tests.support.doctor import faults
+from tests.support.doctor.stage import Stage, wrong
 
 
 def test_nothing_is_wrong_with_a_sound_server(stage: Stage) -> None:
@@ -180,19 +29,25 @@ def test_nothing_is_wrong_with_an_empty_server(client: redis.Redis) -> None:
     assert client.keys("*") == []
 
 
-@pytest.mark.parametrize(("fault", "check", "severity"), FAULTS, ids=[fault.__name__ for fault, *_ in FAULTS])
+@pytest.mark.parametrize(("fault", "check", "severity"), faults.FAULTS, ids=faults.NAMES)
 def test_a_fault_is_found_by_the_right_check_only(
     stage: Stage, fault: Callable[[Stage], None], check: str, severity: str
 ) -> None:
     fault(stage)
     # The registry is how queues are known: without it their keys still tell of them.
-    also = {"registry": "warning"} if fault is registry_of_a_wrong_type else {}
+    also = {"registry": "warning"} if fault is faults.registry_of_a_wrong_type else {}
     assert stage.wrong() == {check: severity, **also}
     assert all(finding.advice for finding in examine(stage.client) if finding.severity != "ok")
 
 
 def test_looking_changes_nothing(stage: Stage) -> None:
-    for fault in (record_without_place, ready_without_record, forgotten_lease, late_entry, records_that_expire):
+    for fault in (
+        faults.record_without_place,
+        faults.ready_without_record,
+        faults.forgotten_lease,
+        faults.late_entry,
+        faults.records_that_expire,
+    ):
         fault(stage)
     before = {key: stage.client.dump(key) for key in stage.client.keys("*")}
     examine(stage.client)
@@ -200,9 +55,9 @@ def test_looking_changes_nothing(stage: Stage) -> None:
 
 
 def test_numbers_and_places_are_told(stage: Stage) -> None:
-    one_of_each_which_counts_do_not_show(stage)
-    late_entry(stage)
-    assert stage.delayed.moves.lead("host:1", 60).mine
+    faults.one_of_each_which_counts_do_not_show(stage)
+    faults.late_entry(stage)
+    assert stage.delayed.lead("host:1", 60).mine
     found = [finding.found for finding in examine(stage.client) if finding.severity == "error"]
     assert found[:2] == [
         "queue orders: 1 records stand in no place: nobody gets them",

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +23,7 @@ from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 from tests.support.web.browser import Browser
 from tests.support.web.contents import delayed_of, fill
-
-KEY = "a key for tests only"
-
-Open = Callable[..., Browser]
+from tests.support.web.dashboards import KEY, Open, Serve, Served
 
 
 @pytest.fixture
@@ -73,28 +68,6 @@ def writer(open_dashboard: Open) -> Browser:
     return open_dashboard(allow_write=True)
 
 
-@dataclass
-class Served:
-    """A dashboard in a process of its own."""
-
-    process: subprocess.Popen[bytes]
-    port: int
-    log: Path
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def output(self) -> str:
-        """What it wrote so far."""
-        return self.log.read_text(errors="replace")
-
-
-Serve = Callable[..., Served]
-
-
 @pytest.fixture(scope="session")
 def serve() -> Iterator[Serve]:
     """Starts `redis-queue web --port 0` with more arguments; the processes end with the tests."""
@@ -129,11 +102,3 @@ def serve() -> Iterator[Serve]:
             return served
 
         yield serve
-
-
-def read_all(connection: Any, timeout: float = 5.0) -> bytes:
-    """Return what comes until the other side closes, or says nothing for *timeout* seconds."""
-    found = b""
-    while select.select([connection], [], [], timeout)[0] and (part := connection.recv(65536)):
-        found += part
-    return found

@@ -18,13 +18,13 @@ from redis_queue.delay.model import Push
 from redis_queue.operate.audit import Action, Audit, Subject
 from redis_queue.operate.subjects import SHOWN
 from redis_queue.store.script_cache import load_scripts
-from redis_queue.web import acting, dashboard, scheduled
-from tests.support.acl import ROLES
+from redis_queue.web import actions, dashboard, entries
+from tests.store.test_acl import ROLES
 from tests.support.servers import RedisServer, client_options
 from tests.support.web.browser import Browser, Form, Page
 from tests.support.web.contents import TASK, everything
-from tests.web.conftest import KEY, Open
-from tests.web.test_pages import SCREENS, crawl
+from tests.support.web.crawl import SCREENS, crawl
+from tests.support.web.dashboards import KEY, Open
 
 pytestmark = pytest.mark.celery
 
@@ -270,7 +270,7 @@ class TestMatching:
     def test_what_one_form_cannot_name_is_left_for_the_next(
         self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(acting, "MOST_NAMED", 300)
+        monkeypatch.setattr(actions, "MOST_NAMED", 300)
         asked = preview(writer, "/scheduled?task=shop.remind", "cancel", matching="1")
         count = len([name for name, _ in asked.form("/act").fields if name == "row"])
         assert 5 < count < 15
@@ -285,7 +285,7 @@ class TestMatching:
         assert (page.status, "made due." in page.text) == (200, True)
 
     def test_more_than_the_limit(self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(acting, "MOST_AT_ONCE", 20)
+        monkeypatch.setattr(actions, "MOST_AT_ONCE", 20)
         for left in (45, 25):
             asked = preview(writer, "/scheduled", "cancel", matching="1")
             assert "Cancel 20?" in asked.text
@@ -294,7 +294,7 @@ class TestMatching:
             assert DelayQueue("celery", filled).count() == left
 
     def test_a_rare_one_among_many(self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in (acting, scheduled):
+        for module in (actions, entries):
             monkeypatch.setattr(module, "MOST_LOOKED_AT", 30)
         monkeypatch.setattr("redis_queue.operate.entries.MOST_LOOKED_AT", 30)
         monkeypatch.setattr("redis_queue.operate.entries.CHUNK", 10)
@@ -360,7 +360,7 @@ class TestForms:
     def test_a_form_acts_once_however_many_send_it(
         self, writer: Browser, open_dashboard: Open, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(acting, "MOST_AT_ONCE", 10)
+        monkeypatch.setattr(actions, "MOST_AT_ONCE", 10)
         form = preview(writer, "/scheduled", "cancel", matching="1").form("/act")
         cookie = writer.client.get_cookie("redis_queue_session")
         assert cookie is not None

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from tests.support.web.contents import everything
-from tests.web.conftest import Serve, Served, read_all
+from tests.support.web.dashboards import Serve, Served, read_all
 
 pytestmark = pytest.mark.celery
 

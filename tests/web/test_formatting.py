@@ -11,7 +11,8 @@ import pytest
 from markupsafe import Markup
 
 from redis_queue.errors import ConfigurationError
-from redis_queue.web import WebSettings, shown
+from redis_queue.web import WebSettings, formatting
+from redis_queue.web.formatting import HIDDEN
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
 
@@ -41,9 +42,9 @@ class TestRedacted:
         ],
     )
     def test_hides_secrets(self, text: str) -> None:
-        found = shown.redacted(text)
+        found = formatting.redacted(text)
         assert "hunter2" not in found
-        assert shown.HIDDEN in found
+        assert HIDDEN in found
 
     @pytest.mark.parametrize(
         "text",
@@ -56,36 +57,36 @@ class TestRedacted:
         ],
     )
     def test_leaves_other_text_alone(self, text: str) -> None:
-        assert shown.redacted(text) == text
+        assert formatting.redacted(text) == text
 
     def test_keeps_what_stands_beside(self) -> None:
-        assert shown.redacted("{'a': 1, 'token': 'x', 'b': 2}") == f"{{'a': 1, 'token': {shown.HIDDEN}, 'b': 2}}"
+        assert formatting.redacted("{'a': 1, 'token': 'x', 'b': 2}") == f"{{'a': 1, 'token': {HIDDEN}, 'b': 2}}"
 
     @pytest.mark.parametrize(
         "part", ["a.", "token", "token=", "token='", 'token="\\', "'token'", "://", "://a:", "Bearer ", "\\", "[", "  "]
     )
     def test_no_text_makes_it_slow(self, part: str) -> None:
-        text = part * (shown.MAX_BODY // len(part))
+        text = part * (formatting.MAX_BODY // len(part))
         start = time.process_time()
-        shown.redacted(text)
+        formatting.redacted(text)
         assert time.process_time() - start < 0.5
 
 
 class TestBody:
     def test_is_json_or_text(self) -> None:
-        assert json.loads(shown.body({"a": [1, None]})) == {"a": [1, None]}
-        assert shown.body(b"plain \xff") == "plain \\xff"
+        assert json.loads(formatting.body({"a": [1, None]})) == {"a": [1, None]}
+        assert formatting.body(b"plain \xff") == "plain \\xff"
 
     @pytest.mark.parametrize("value", ["x" * 200_000, b"x" * 200_000, ["x" * 200_000]])
     def test_is_cut(self, value: Any) -> None:
-        assert len(shown.body(value)) < shown.MAX_BODY + 100
-        assert "characters)" in shown.body(value)
+        assert len(formatting.body(value)) < formatting.MAX_BODY + 100
+        assert "characters)" in formatting.body(value)
 
     def test_may_be_nested_as_deeply_as_it_likes(self) -> None:
         value: list[Any] = []
         for _ in range(50_000):
             value = [value]
-        assert shown.body(value) == "nested too deeply to be shown"
+        assert formatting.body(value) == "nested too deeply to be shown"
 
 
 class TestTimes:
@@ -107,25 +108,25 @@ class TestTimes:
         ],
     )
     def test_span(self, length: Any, text: str) -> None:
-        assert shown.span(length) == text
+        assert formatting.span(length) == text
 
     def test_until(self) -> None:
-        assert shown.until(NOW + timedelta(minutes=5), NOW) == "in 5 min"
-        assert shown.until(NOW - timedelta(seconds=3), NOW) == "3 s ago"
-        assert shown.until(None, NOW) == "-"
+        assert formatting.until(NOW + timedelta(minutes=5), NOW) == "in 5 min"
+        assert formatting.until(NOW - timedelta(seconds=3), NOW) == "3 s ago"
+        assert formatting.until(None, NOW) == "-"
 
     def test_moments_are_in_utc(self) -> None:
         at = datetime(2030, 1, 1, 1, tzinfo=timezone(timedelta(hours=1)))
-        assert shown.moment(at) == "2030-01-01 00:00:00"
-        assert shown.machine(at) == "2030-01-01T00:00:00+00:00"
-        assert shown.moment(None) == "-"
+        assert formatting.moment(at) == "2030-01-01 00:00:00"
+        assert formatting.machine(at) == "2030-01-01T00:00:00+00:00"
+        assert formatting.moment(None) == "-"
 
     def test_moments_are_in_the_zone_of_the_dashboard(self) -> None:
         at = datetime(2030, 7, 1, tzinfo=timezone.utc)
         zone = WebSettings(timezone="Europe/Berlin").zone
-        assert shown.moment(at, zone=zone) == "2030-07-01 02:00:00"
-        assert shown.moment(at, "day", zone=zone) == "Mon 01 Jul 02:00"
-        assert shown.moment(datetime.max.replace(tzinfo=timezone.utc), zone=zone) == "9999-12-31 23:59:59"
+        assert formatting.moment(at, zone=zone) == "2030-07-01 02:00:00"
+        assert formatting.moment(at, "day", zone=zone) == "Mon 01 Jul 02:00"
+        assert formatting.moment(datetime.max.replace(tzinfo=timezone.utc), zone=zone) == "9999-12-31 23:59:59"
 
     @pytest.mark.parametrize("name", ["Europe/Nowhere", "", "../etc/passwd", "Europe", "\0", 5])
     def test_an_unknown_zone_is_refused(self, name: Any) -> None:
@@ -135,9 +136,9 @@ class TestTimes:
 
 class TestHarmless:
     def test_writes_out_what_moves_text(self) -> None:
-        assert shown.harmless("a\u202eb\x1b[2J\u200b\ud800\x00") == r"a\u202eb\x1b[2J\u200b\ud800\x00"
+        assert formatting.harmless("a\u202eb\x1b[2J\u200b\ud800\x00") == r"a\u202eb\x1b[2J\u200b\ud800\x00"
 
     def test_leaves_the_rest(self) -> None:
         kept = Markup("<b>\u202e</b>")
         for value in ("plain ä 中\n\tx", 3, None, kept):
-            assert shown.harmless(value) is value or shown.harmless(value) == value
+            assert formatting.harmless(value) is value or formatting.harmless(value) == value

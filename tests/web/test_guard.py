@@ -15,8 +15,8 @@ from redis_queue.errors import ConfigurationError
 from redis_queue.web import WebSettings, guard
 from tests.support.web.browser import Browser
 from tests.support.web.contents import everything
-from tests.web.conftest import Open
-from tests.web.test_pages import SCREENS
+from tests.support.web.crawl import SCREENS
+from tests.support.web.dashboards import Open
 
 pytestmark = pytest.mark.celery
 

@@ -14,8 +14,8 @@ from redis_queue.store.keys import Keys
 from redis_queue.web import dashboard
 from tests.support.web.browser import Browser, Page
 from tests.support.web.contents import fill_audit, fill_delayed, fill_queue
-from tests.web.conftest import KEY
-from tests.web.test_pages import SCREENS, crawl
+from tests.support.web.crawl import SCREENS, crawl
+from tests.support.web.dashboards import KEY
 
 pytestmark = pytest.mark.celery
 

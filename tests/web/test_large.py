@@ -16,7 +16,7 @@ from redis_queue.operate.access import Access
 from redis_queue.store.keys import Keys
 from redis_queue.web import dashboard, entry, queues
 from tests.support.web.browser import Browser
-from tests.web.conftest import KEY
+from tests.support.web.dashboards import KEY
 
 pytestmark = pytest.mark.celery
 

@@ -16,8 +16,8 @@ from redis_queue.store.keys import Keys
 from redis_queue.store.registry import MOST_FIELDS
 from redis_queue.web import dashboard
 from tests.support.web.browser import Browser
-from tests.web.conftest import KEY
-from tests.web.test_pages import SCREENS
+from tests.support.web.crawl import SCREENS
+from tests.support.web.dashboards import KEY
 
 pytestmark = pytest.mark.celery
 

@@ -17,8 +17,8 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from redis_queue.web import dashboard
 from tests.support.web.browser import Browser
-from tests.web.conftest import KEY, Serve
-from tests.web.test_pages import crawl
+from tests.support.web.crawl import crawl
+from tests.support.web.dashboards import KEY, Serve
 
 pytestmark = pytest.mark.celery
 

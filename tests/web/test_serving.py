@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from redis_queue.cli import group
 from redis_queue.cli.web import is_loopback
-from tests.web.conftest import Serve, Served
+from tests.support.web.dashboards import Serve, Served
 
 pytestmark = pytest.mark.celery
 

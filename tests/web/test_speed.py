@@ -17,7 +17,7 @@ from redis_queue.web import dashboard
 from tests.support.servers import RedisServer
 from tests.support.web.browser import Browser
 from tests.support.web.contents import fill_audit, fill_delayed
-from tests.web.conftest import KEY
+from tests.support.web.dashboards import KEY
 
 pytestmark = pytest.mark.celery
 

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.support.web.browser import Browser
-from tests.web.conftest import Open
+from tests.support.web.dashboards import Open
 
 pytestmark = pytest.mark.celery
 

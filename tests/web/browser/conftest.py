@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 from celery import Celery
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
 from werkzeug.serving import make_server
 
 from redis_queue.web import dashboard
-from tests.support.parts import require
+from tests.support.web.chromium import EXECUTABLE, NewTab, Tab
 
 
 @pytest.fixture(scope="module")
@@ -36,23 +35,6 @@ def address(filled: redis.Redis, app: Celery) -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
-
-
-@dataclass
-class Tab:
-    """A tab, and what it complained about."""
-
-    page: Page
-    address: str
-    complaints: list[str] = field(default_factory=list)
-
-    def open(self, path: str) -> Page:
-        """Go there."""
-        self.page.goto(self.address + path)
-        return self.page
-
-
-NewTab = Callable[..., Tab]
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from playwright.sync_api import Page, Route, expect
 
 from redis_queue import DelayQueue, RedisQueue
 from tests.support.wait import wait_until
+from tests.support.web.chromium import NewTab
 from tests.support.web.contents import TASK
-from tests.web.browser.conftest import NewTab
 
 pytestmark = pytest.mark.celery
 

@@ -1,0 +1,66 @@
+"""A sound server with two queues in it, and what the doctor says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue.doctor import examine
+from redis_queue.store.keys import Keys
+
+Setting = Callable[[str, Any], None]
+"""Set an option of the server until the end of the test."""
+
+Limit = Callable[[str], redis.Redis]
+"""Return a client of a user with these rules and no others."""
+
+LATER = 3600
+
+
+@dataclass
+class Stage:
+    """A queue with messages ready, delayed and in flight, and a delay queue with entries waiting and in flight."""
+
+    client: redis.Redis
+    queue: RedisQueue
+    delayed: DelayQueue
+    at: Keys
+    delayed_at: Keys
+
+    def wrong(self) -> dict[str, str]:
+        """Return severities of what is found, by check."""
+        return wrong(self.client)
+
+
+def wrong(client: redis.Redis) -> dict[str, str]:
+    """Return severities of what is found, by check; the version is what the machine has."""
+    return {
+        finding.check: finding.severity
+        for finding in examine(client)
+        if finding.severity != "ok" and finding.check != "version"
+    }
+
+
+def fill(client: redis.Redis) -> Stage:
+    """Put both queues into Redis."""
+    queue = RedisQueue("orders", client, visibility_timeout=LATER)
+    delayed = DelayQueue("reminders", client, visibility_timeout=LATER)
+    queue.put_many([f"m{number}" for number in range(8)], dedupe_key=str)
+    queue.put("delayed", delay=LATER, dedupe_key="delayed")
+    assert len(queue.get_many(3)) == 3
+    for number in range(4):
+        delayed.push(f"e{number}", id=f"e{number}", delay=LATER + number)
+    delayed.push("held", id="held")
+    assert len(delayed.claim(1)) == 1
+    return Stage(
+        client, queue, delayed, Keys("redis_queue", "queue", "orders"), Keys("redis_queue", "delay", "reminders", 0)
+    )
+
+
+def keyspace(client: redis.Redis) -> dict[Any, tuple[bytes | None, bool]]:
+    """Return all that is stored, and what of it has a TTL."""
+    return {key: (client.dump(key), client.pttl(key) >= 0) for key in client.keys("*")}
