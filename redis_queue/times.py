@@ -65,3 +65,24 @@ def to_ms(value: datetime) -> int:
 def from_ms(value: float) -> datetime:
     """Return milliseconds since the epoch as an aware datetime in UTC, at the end of the calendar if outside it."""
     return datetime.fromtimestamp(min(max(value, 0), END_OF_CALENDAR_MS) / 1000, timezone.utc)
+
+
+def span_text(length: Seconds | None) -> str:
+    """Return a duration in its two largest units: ``2 d 4 h``, ``3.5 s``, ``12 ms``; "-" for None and NaN."""
+    seconds = length.total_seconds() if isinstance(length, timedelta) else length
+    if seconds is None or math.isnan(seconds):
+        return "-"
+    sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
+    if seconds < 1:
+        return f"{sign}{seconds * 1000:.0f} ms"
+    if seconds < 60:  # noqa: PLR2004
+        return f"{sign}{seconds:.1f} s".replace(".0 s", " s")
+    left = round(seconds)
+    parts: list[str] = []
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= size and len(parts) < 2:  # noqa: PLR2004
+            parts.append(f"{left // size} {unit}")
+            left %= size
+        elif parts:
+            break
+    return sign + " ".join(parts)

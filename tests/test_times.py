@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redis_queue import DelayQueue, Entry, InvalidDelayError
-from redis_queue.times import MAX_DELAY, duration_ms, from_ms, point_ms
+from redis_queue.times import MAX_DELAY, duration_ms, from_ms, point_ms, span_text
 
 TEN_YEARS = 3653 * 86400
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -118,3 +118,24 @@ def test_milliseconds_survive_the_way_there_and_back(value: int) -> None:
     assert (moment - EPOCH) / timedelta(milliseconds=1) == value
     entry = Entry("id:with:colons", None, {}, moment, moment)
     assert DelayQueue.cursor(entry) == f"{value}:id:with:colons"
+
+
+@pytest.mark.parametrize(
+    ("length", "text"),
+    [
+        (None, "-"),
+        (float("nan"), "-"),
+        (0, "0 ms"),
+        (0.0123, "12 ms"),
+        (1, "1 s"),
+        (3.52, "3.5 s"),
+        (90, "1 min 30 s"),
+        (3600, "1 h"),
+        (3605, "1 h"),
+        (90061, "1 d 1 h"),
+        (-90, "-1 min 30 s"),
+        (timedelta(days=3652), "3652 d"),
+    ],
+)
+def test_span_text(length: Any, text: str) -> None:
+    assert span_text(length) == text

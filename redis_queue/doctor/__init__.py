@@ -1,4 +1,4 @@
-"""Doctor: looks at a Redis and at what redis_queue keeps in it, says what is wrong and what to do."""
+"""Checks of a Redis server and of the queues in it: findings with advice, and repairs."""
 
 from redis_queue.doctor.examination import examine
 from redis_queue.doctor.finding import Finding, Severity

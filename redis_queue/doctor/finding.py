@@ -1,4 +1,4 @@
-"""Finding: what one check has to say."""
+"""Finding: the result of a check; and how checks are run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from redis_queue.errors import SchemaError, StoreError, StoreUnavailableError, W
 Severity = Literal["error", "warning", "ok"]
 
 COVERAGE: Final = "coverage"
-"""Name of the check that reports what was not examined."""
+"""Name of the check that reports skipped parts."""
 
 ORDER: Final[dict[Severity, int]] = {"error": 0, "warning": 1, "ok": 2}
-"""The worst first."""
+"""Sort order: errors first."""
 
-Subject = TypeVar("Subject")
+PERMIT: Final = "let this user run the command, or run doctor as another user"
+
+Target = TypeVar("Target")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What the check named *check* found, and what to do; *repairable* if :func:`repair` can do it."""
+    """A finding of the check *check*, with advice; *repairable* if :func:`repair` can mend it."""
 
     check: str
     severity: Severity
@@ -31,56 +33,52 @@ class Finding:
 
     @property
     def silent(self) -> bool:
-        """Whether the check found nothing. Reports about parts that were not examined are never silent."""
+        """Whether all is well. Reports of skipped parts are never silent."""
         return self.severity == "ok" and self.check != COVERAGE
 
 
-Check = Callable[[Subject], Iterable[Finding]]
+Check = Callable[[Target], Iterable[Finding]]
 
 
 def error(found: str, advice: str, *, repairable: bool = False) -> Finding:
-    """Return an error; whoever runs the check puts its name in."""
+    """Return an error; :func:`run` adds the name of the check."""
     return Finding("", "error", found, advice, repairable)
 
 
 def warning(found: str, advice: str) -> Finding:
-    """Return a warning; whoever runs the check puts its name in."""
+    """Return a warning; :func:`run` adds the name of the check."""
     return Finding("", "warning", found, advice)
 
 
-class WithheldError(StoreError):
-    """Whoever runs this Redis keeps the command to himself; that is told once, not by each check."""
+class CommandMissingError(StoreError):
+    """The server does not have this command, as with some providers. Reported once, not by each check."""
 
 
-def run(name: str, check: Check[Subject], subjects: Iterable[Subject]) -> Iterator[Finding]:
-    """Yield what *check* finds on all *subjects*, or that all is well.
+def run(name: str, check: Check[Target], targets: Iterable[Target]) -> Iterator[Finding]:
+    """Yield the findings of *check* on all *targets*; one "ok" finding if there are none.
 
-    What Redis does not let it see is a finding, too, but for a command that it does not have. Raises
-    StoreUnavailableError.
+    A missing permission is a finding as well. Raises StoreUnavailableError.
     """
     silent = True
-    for subject in subjects:
+    for target in targets:
         try:
-            for finding in _guarded(check, subject):
+            for finding in _guarded(check, target):
                 silent = False
                 yield replace(finding, check=name)
-        except WithheldError:
-            # Neither wrong nor known to be well.
+        except CommandMissingError:
+            # Nobody knows whether all is well.
             silent = False
     if silent:
         yield Finding(name, "ok", (check.__doc__ or name).split("\n")[0].rstrip("."))
 
 
-def _guarded(check: Check[Subject], subject: Subject) -> Iterator[Finding]:
+def _guarded(check: Check[Target], target: Target) -> Iterator[Finding]:
     try:
-        yield from check(subject)
-    except (StoreUnavailableError, WithheldError):
+        yield from check(target)
+    except (StoreUnavailableError, CommandMissingError):
         raise
     except (WrongTypeError, SchemaError):
-        # The checks of types and of the schema tell of these.
+        # The checks of types and of the schema report these.
         return
     except StoreError as failure:
-        yield warning(f"could not be looked at: {failure}", PERMIT)
-
-
-PERMIT: Final = "let this user run the command, or ask as one that may"
+        yield warning(f"could not be checked: {failure}", PERMIT)

@@ -1,4 +1,4 @@
-"""Repairs: what can be put right without losing anything."""
+"""Repairs that lose no data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from redis_queue.doctor.checks.keyspace import mortal
 from redis_queue.doctor.checks.queues import recordless, tally
 from redis_queue.doctor.examination import DEFAULT_PREFIX
 from redis_queue.doctor.finding import PERMIT, Finding
-from redis_queue.doctor.server_info import Shard, servers, text
+from redis_queue.doctor.replies import text
+from redis_queue.doctor.server_info import servers
+from redis_queue.doctor.shard_view import ShardView
 from redis_queue.doctor.survey import Survey, survey
 from redis_queue.errors import StoreError, StoreUnavailableError
 from redis_queue.store.chunks import CHUNK, chunks
@@ -17,15 +19,15 @@ from redis_queue.store.connection import Client
 from redis_queue.store.settings import Settings
 
 WALK: Final = 50_000
-"""Elements of the ready list that one call may walk over, a few milliseconds; each of its ids may cost a walk."""
+"""Most elements of ready lists that one call may scan, some milliseconds; each id may need a scan of the whole list."""
 
 
 def repair(client: Client, prefix: str = DEFAULT_PREFIX, *, dry_run: bool = True) -> list[Finding]:
-    """Repair what can be repaired under *prefix*; return what was done, or with *dry_run* what would be.
+    """Make all possible repairs under *prefix*; return one finding for each, with *dry_run* for each planned one.
 
-    Takes the TTL off keys that must stay, puts back what expired leases hold, gives records without a place one, and
-    moves places without a record to quarantine. Nothing is dropped; a second call finds nothing to do. A finding of
-    severity "ok" was repaired. Raises StoreUnavailableError, and StoreRefusedError where nothing can be read.
+    Removes the TTL of permanent keys, puts back expired leases, gives orphans a place, and moves places without a
+    record to quarantine. Nothing is dropped; a second call finds nothing to do. The severity of a completed repair is
+    "ok". Raises StoreUnavailableError, and StoreRefusedError if nothing can be read.
     """
     Settings(prefix=prefix)
     found = survey(client, servers(client), prefix)
@@ -41,7 +43,7 @@ def repair(client: Client, prefix: str = DEFAULT_PREFIX, *, dry_run: bool = True
 
 
 def _each(name: str, work: Callable[[], Iterator[tuple[str, bool]]]) -> Iterator[Finding]:
-    """Yield what *work* tells: what it was about, and whether that is repaired now."""
+    """Yield a finding for each text of *work*, which also tells whether that repair is done."""
     try:
         for what, done in work():
             yield Finding(name, "ok" if done else "warning", what, "" if done else "not done yet", repairable=not done)
@@ -55,10 +57,10 @@ def _persist(found: Survey, dry_run: bool) -> Iterator[tuple[str, bool]]:
     for key in list(mortal(found)):
         if not dry_run:
             found.scripts.command("PERSIST", key)
-        yield f"take the TTL off {text(key)}", not dry_run
+        yield f"remove the TTL of {text(key)}", not dry_run
 
 
-def _put_back(shard: Shard, dry_run: bool) -> Iterator[tuple[str, bool]]:
+def _put_back(shard: ShardView, dry_run: bool) -> Iterator[tuple[str, bool]]:
     if dry_run:
         count = int(shard.command("ZCOUNT", shard.keys.in_flight, "-inf", shard.now()))
     else:
@@ -68,35 +70,35 @@ def _put_back(shard: Shard, dry_run: bool) -> Iterator[tuple[str, bool]]:
             seen, _, _ = script(now=0, limit=CHUNK, max_deliveries=shard.max_deliveries, listed=shard.listed)
             count += seen
     if count:
-        yield f"{shard.label}: put back what {count:,} expired leases hold", not dry_run
+        yield f"{shard.label}: put back {count:,} expired leases", not dry_run
 
 
-def _quarantine(shard: Shard, dry_run: bool) -> Iterator[tuple[str, bool]]:
-    # One counts once, in how many places it may stand.
+def _quarantine(shard: ShardView, dry_run: bool) -> Iterator[tuple[str, bool]]:
+    # An id in several places counts once.
     count = _mend(shard, list(dict.fromkeys(recordless(shard, None))), b"2", dry_run)
     if count:
         yield f"{shard.label}: move {count:,} places without a record to quarantine", not dry_run
 
 
-def _place(shard: Shard, dry_run: bool) -> Iterator[tuple[str, bool]]:
+def _place(shard: ShardView, dry_run: bool) -> Iterator[tuple[str, bool]]:
     count = tally(shard)
     if not count.records:
         return
-    if count.surplus <= 0 and not count.seen:
-        # A walk through all that is worth it only where something is missing.
+    if count.surplus <= 0 and not count.fits_sample:
+        # A scan of the whole queue is worth it only if something is missing.
         return
     records = list(shard.ids(None))
     placed = set(shard.placed(None))
     found = _mend(shard, [id_ for id_ in dict.fromkeys(records) if id_ not in placed], b"1", dry_run)
-    where = "back into the ready list" if shard.listed else "to the dead letters, since when they are due is lost"
+    where = "back into the ready list" if shard.listed else "to the dead letters, since their due times are lost"
     if found:
         yield f"{shard.label}: move {found:,} records without a place {where}", not dry_run
 
 
-def _mend(shard: Shard, ids: list[bytes], wanted: bytes, dry_run: bool) -> int:
+def _mend(shard: ShardView, ids: list[bytes], answer: bytes, dry_run: bool) -> int:
     script = shard.script("lease/mend")
     size = max(1, min(CHUNK, WALK // max(1, tally(shard).ready)))
     found = 0
     for chunk in chunks(ids, size):
-        found += script(now=0, listed=shard.listed, acting=int(not dry_run), more=chunk).count(wanted)
+        found += script(now=0, listed=shard.listed, acting=int(not dry_run), more=chunk).count(answer)
     return found

@@ -1,4 +1,4 @@
-"""Survey: which queues there are, by the registry and by the keys that stand there."""
+"""Survey: the queues under a prefix, by the registry and by existing keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from redis_queue.doctor.finding import COVERAGE, Finding
-from redis_queue.doctor.server_info import STEP, Server, Shard, pairs
+from redis_queue.doctor.replies import pairs
+from redis_queue.doctor.server_info import ServerInfo
+from redis_queue.doctor.shard_view import STEP, ShardView
 from redis_queue.errors import StoreRefusedError, WrongTypeError
 from redis_queue.store import keys
 from redis_queue.store.connection import Client
@@ -40,42 +42,45 @@ TYPES: Final = {
 }
 
 TRACES: Final = ("leader", "wake", "lateness", "minutes", "dispatchers", "revoked")
-"""Parts that a dispatcher or a consumer leaves where nothing was ever put."""
+"""Parts that a dispatcher or a consumer writes even for queues that were never used."""
 
 Root = tuple[Kind, str, int | None]
 
 
 @dataclass(slots=True)
 class Survey:
-    """What was found under *prefix*; *notes* tell where it is not all."""
+    """Queues found under *prefix*; *notes* name the skipped parts.
+
+    *known* are the queues of the registry, *unreadable* its invalid fields, *stored* the queues that have keys.
+    """
 
     scripts: Scripts
     prefix: str
     known: dict[tuple[Kind, str], Known] = field(default_factory=dict)
     unreadable: list[bytes] = field(default_factory=list)
-    standing: set[Root] = field(default_factory=set)
-    shards: list[Shard] = field(default_factory=list)
+    stored: set[Root] = field(default_factory=set)
+    shards: list[ShardView] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        """Say what was not looked at."""
+        """Add a note about a skipped part."""
         self.notes.append(Finding(COVERAGE, "ok", text))
 
 
-def survey(client: Client, servers: list[Server], prefix: str) -> Survey:
+def survey(client: Client, servers: list[ServerInfo], prefix: str) -> Survey:
     """Find the queues under *prefix*; raises StoreRefusedError if nothing can be read."""
     found = Survey(Scripts(client), prefix)
     _read_registry(found)
     try:
-        found.standing = {part[:3] for server in servers for part in _scanned(found, server)}
+        found.stored = {part[:3] for server in servers for part in _scanned(found, server)}
     except StoreRefusedError as error:
         found.notes.append(
-            Finding(COVERAGE, "warning", f"only queues in the registry were looked at: {error}", "allow SCAN")
+            Finding(COVERAGE, "warning", f"only queues in the registry were checked: {error}", "allow SCAN")
         )
     registered = {root for known in found.known.values() for root in _roots(known)}
-    roots = sorted(registered | found.standing, key=lambda root: (root[0], root[1], root[2] or 0))
+    roots = sorted(registered | found.stored, key=lambda root: (root[0], root[1], root[2] or 0))
     if len(roots) > MOST_SHARDS:
-        found.note(f"looked at {MOST_SHARDS:,} of {len(roots):,} queues and shards")
+        found.note(f"checked {MOST_SHARDS:,} of {len(roots):,} queues and shards")
     found.shards = [_shard(found, root) for root in roots[:MOST_SHARDS]]
     return found
 
@@ -86,7 +91,7 @@ def _read_registry(found: Survey) -> None:
         try:
             cursor, rows = found.scripts.command("HSCAN", keys.registry(found.prefix), cursor, "COUNT", STEP)
         except WrongTypeError:
-            # The check of types tells of it.
+            # The check of types reports it.
             return
         for name, value in pairs(rows):
             known = read(name, value)
@@ -97,22 +102,22 @@ def _read_registry(found: Survey) -> None:
         if int(cursor) == 0:
             return
         if len(found.known) + len(found.unreadable) >= MOST_FIELDS:
-            found.note(f"read {MOST_FIELDS:,} fields of the registry, and there are more")
+            found.note(f"read only {MOST_FIELDS:,} fields of the registry")
             return
 
 
-def _scanned(found: Survey, server: Server) -> Iterator[Part]:
+def _scanned(found: Survey, server: ServerInfo) -> Iterator[Part]:
     cursor: Argument = 0
     for _ in range(MOST_SCANS):
         cursor, rows = server.command("SCAN", cursor, "MATCH", keys.pattern(found.prefix), "COUNT", SCAN)
         for key in rows:
             part = keys.parse(found.prefix, key)
-            # What remembers calls for a minute, or who was there, is not yet a queue.
+            # Slots and traces of dispatchers do not make a queue.
             if part is not None and part.name in TYPES and part.name not in TRACES:
                 yield part
         if int(cursor) == 0:
             return
-    found.note(f"{server.label}looked for queues in about {MOST_SCANS * SCAN:,} keys of this Redis, and there are more")
+    found.note(f"{server.label}searched only about {MOST_SCANS * SCAN:,} keys of this Redis for queues")
 
 
 def _roots(known: Known) -> list[Root]:
@@ -121,10 +126,10 @@ def _roots(known: Known) -> list[Root]:
     return [("delay", known.name, number) for number in range(min(max(known.shards, 1), MOST_SHARDS))]
 
 
-def _shard(found: Survey, root: Root) -> Shard:
+def _shard(found: Survey, root: Root) -> ShardView:
     kind, name, number = root
     known = found.known.get((kind, name))
-    # What is in no registry never dies of being put back.
+    # Without settings in the registry, no put-back makes a dead letter.
     most = known.max_deliveries if known else 0
     own, first = (Keys(found.prefix, kind, name, shard) for shard in (number, None if number is None else 0))
-    return Shard(found.scripts, kind, name, number, own, first, most)
+    return ShardView(found.scripts, kind, name, number, own, first, most)

@@ -17,6 +17,7 @@ from redis_queue.logs import logger_of
 from redis_queue.operate.access import Access, AppAccess
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.redis_errors import RedisErrors, redact
+from redis_queue.times import span_text
 from redis_queue.web import (
     actions,
     dead_letters,
@@ -90,7 +91,8 @@ def dashboard(
     app.jinja_env.finalize = formatting.harmless
     app.add_template_filter(partial(formatting.moment, zone=settings.zone), "moment")
     app.add_template_filter(formatting.moment, "utc")
-    for name in ("machine", "span", "until", "redacted", "body", "arguments", "left_out"):
+    app.add_template_filter(span_text, "span")
+    for name in ("machine", "until", "redacted", "body", "arguments", "left_out"):
         app.add_template_filter(getattr(formatting, name), name)
     app.add_template_global(reference)
     app.add_template_global(form_token, "token")

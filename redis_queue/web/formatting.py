@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any, Final
@@ -13,6 +12,7 @@ from markupsafe import Markup
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.logs import escape
 from redis_queue.model import Entry, Unread
+from redis_queue.times import span_text
 
 MAX_BODY: Final = 20_000
 """Characters of a body that are shown."""
@@ -52,33 +52,12 @@ def machine(at: datetime) -> str:
     return at.astimezone(timezone.utc).isoformat()
 
 
-def span(length: timedelta | float | None) -> str:
-    """Return a length of time in its two largest units: ``2 d 4 h``, ``3.5 s``, ``12 ms``."""
-    seconds = length.total_seconds() if isinstance(length, timedelta) else length
-    if seconds is None or math.isnan(seconds):
-        return "-"
-    sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
-    if seconds < 1:
-        return f"{sign}{seconds * 1000:.0f} ms"
-    if seconds < 60:  # noqa: PLR2004
-        return f"{sign}{seconds:.1f} s".replace(".0 s", " s")
-    left = round(seconds)
-    parts: list[str] = []
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        if left >= size and len(parts) < 2:  # noqa: PLR2004
-            parts.append(f"{left // size} {unit}")
-            left %= size
-        elif parts:
-            break
-    return sign + " ".join(parts)
-
-
 def until(at: datetime | None, now: datetime) -> str:
     """Return how far away a time point is: ``in 5 min``, ``3 s ago``."""
     if at is None:
         return "-"
     left = at - now
-    return f"{span(-left)} ago" if left < timedelta(0) else f"in {span(left)}"
+    return f"{span_text(-left)} ago" if left < timedelta(0) else f"in {span_text(left)}"
 
 
 def body(value: Any) -> str:

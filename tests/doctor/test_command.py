@@ -50,7 +50,7 @@ def test_nothing_wrong_ends_with_0(stage: Stage, sound: RedisServer) -> None:
     done = doctor(sound.url)
     assert (done.returncode, done.stderr) == (0, "")
     assert "0 errors, " in done.stdout
-    assert "Redis drops no keys when memory is short" not in done.stdout
+    assert "Redis evicts no keys when memory is short" not in done.stdout
 
 
 def test_checks_that_found_nothing_are_one_line(stage: Stage, sound: RedisServer) -> None:
@@ -155,7 +155,7 @@ def test_json_is_one_object(stage: Stage, sound: RedisServer, options: tuple[str
         {
             "check": "lifetime",
             "severity": "error",
-            "found": "{redis_queue:queue:orders}:records has a TTL: Redis deletes it when that ends",
+            "found": "{redis_queue:queue:orders}:records has a TTL: Redis will delete it",
             "advice": "redis-queue doctor --fix",
             "repairable": True,
         }

@@ -60,11 +60,11 @@ def test_numbers_and_places_are_told(stage: Stage) -> None:
     assert stage.delayed.lead("host:1", 60).mine
     found = [finding.found for finding in examine(stage.client) if finding.severity == "error"]
     assert found[:2] == [
-        "queue orders: 1 records stand in no place: nobody gets them",
-        "queue orders: 1 ids stand in a place without a record",
+        "queue orders: 1 records are in no place: no consumer gets them",
+        "queue orders: 1 ids are in a place without a record",
     ]
-    assert found[2].startswith("delay reminders: the first entry is due for ")
-    assert found[2].endswith(" h, and host:1 leads")
+    assert found[2].startswith("delay reminders: the first entry is overdue by ")
+    assert found[2].endswith(", and host:1 leads")
 
 
 def test_other_prefixes_are_not_looked_at(stage: Stage) -> None:
@@ -118,7 +118,7 @@ def test_a_huge_queue_is_looked_at_in_part(client: redis.Redis) -> None:
     findings = examine(client)
     assert time.monotonic() - begin < 5
     assert [finding.found for finding in findings if finding.severity == "error"] == [
-        "queue huge: 3 records stand in no place: nobody gets them"
+        "queue huge: 3 records are in no place: no consumer gets them"
     ]
     slow = [entry for entry in client.slowlog_get(128) if b"EVAL" in entry["command"]]
     assert max((entry["duration"] for entry in slow), default=0) < 50_000

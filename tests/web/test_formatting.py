@@ -90,26 +90,6 @@ class TestBody:
 
 
 class TestTimes:
-    @pytest.mark.parametrize(
-        ("length", "text"),
-        [
-            (None, "-"),
-            (float("nan"), "-"),
-            (0, "0 ms"),
-            (0.0123, "12 ms"),
-            (1, "1 s"),
-            (3.52, "3.5 s"),
-            (90, "1 min 30 s"),
-            (3600, "1 h"),
-            (3605, "1 h"),
-            (90061, "1 d 1 h"),
-            (-90, "-1 min 30 s"),
-            (timedelta(days=3652), "3652 d"),
-        ],
-    )
-    def test_span(self, length: Any, text: str) -> None:
-        assert formatting.span(length) == text
-
     def test_until(self) -> None:
         assert formatting.until(NOW + timedelta(minutes=5), NOW) == "in 5 min"
         assert formatting.until(NOW - timedelta(seconds=3), NOW) == "3 s ago"

@@ -1,4 +1,4 @@
-"""Checks of the way to a server: who may come in, who may read along, what the present user may do."""
+"""Checks of access: passwords, encryption, and permissions of the current user."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from redis_queue.doctor.finding import Finding, warning
-from redis_queue.doctor.server_info import Server, pairs, text
+from redis_queue.doctor.replies import pairs, text
+from redis_queue.doctor.server_info import ServerInfo
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from redis_queue.store.keys import Keys
 
@@ -18,8 +19,8 @@ KEY_AND_ONE: Final = (
 KEY_AND_TWO: Final = "HINCRBY HSET LRANGE LREM LSET LTRIM ZADD ZCOUNT ZRANGE ZRANGEBYSCORE ZREVRANGE"
 
 
-def exposure(server: Server) -> Iterator[Finding]:
-    """Nobody gets in from elsewhere without a password."""
+def exposure(server: ServerInfo) -> Iterator[Finding]:
+    """Connections from other hosts need a password."""
     if all(server.config(name) in ("0", None) for name in ("port", "tls-port")):
         return
     user = {text(key): value for key, value in pairs(server.command("ACL", "GETUSER", "default"))}
@@ -29,33 +30,33 @@ def exposure(server: Server) -> Iterator[Finding]:
     addresses = [address.lstrip("-") for address in (server.config("bind") or "").split()]
     if not all(is_local(address) for address in addresses):
         yield warning(
-            f"{server.label}whoever reaches this server may do everything: no password, protected-mode no, and it "
-            "listens on more than the loopback address",
+            f"{server.label}every host that reaches this server has all permissions: no password, protected-mode no, and "
+            "it listens on more than the loopback address",
             "set a password (requirepass, or ACL users as in docs/security.md), or bind 127.0.0.1",
         )
 
 
-def encryption(server: Server) -> Iterator[Finding]:
-    """What goes over a network is encrypted."""
+def encryption(server: ServerInfo) -> Iterator[Finding]:
+    """Connections over a network are encrypted."""
     if server.host is not None and not server.tls and not is_local(server.host):
         yield warning(
-            f"{server.label}the connection to {server.host} is not encrypted: passwords and messages can be read on "
-            "the way",
+            f"{server.label}the connection to {server.host} is not encrypted: others on the network can read passwords "
+            "and messages",
             "use rediss://, unless the network is private",
         )
 
 
 def is_local(host: str) -> bool:
-    """Tell whether *host* is this machine and no network lies between."""
+    """Tell whether *host* is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host in ("localhost", "ip6-localhost")
 
 
-def permissions(asked: tuple[Server, str]) -> Iterator[Finding]:
-    """The present user may do all that redis_queue does."""
-    server, prefix = asked
+def permissions(target: tuple[ServerInfo, str]) -> Iterator[Finding]:
+    """The current user has all permissions that redis_queue needs."""
+    server, prefix = target
     me = text(server.command("ACL", "WHOAMI"))
     user = {text(key): value for key, value in pairs(server.command("ACL", "GETUSER", me))}
     if text(user["commands"]) == "+@all" and all(_everything(user[name]) for name in ("keys", "channels")):
@@ -67,25 +68,25 @@ def permissions(asked: tuple[Server, str]) -> Iterator[Finding]:
         raise
     except StoreError:
         yield warning(
-            f"{server.label}Redis before 7 cannot tell whether the user {me} may do all that is needed",
+            f"{server.label}Redis before 7 cannot tell whether the user {me} has all permissions",
             "compare its rules with docs/security.md",
         )
         return
     if missing:
         yield warning(
             f"{server.label}the Redis user {me} may not run {', '.join(sorted(missing))} on keys of this prefix",
-            "fine for a user with one role (docs/security.md); else give it these",
+            "ignore this for a user with a single role (docs/security.md); otherwise add these commands",
         )
 
 
 def _everything(patterns: object) -> bool:
-    # Redis 6.2 answers with a list, later ones with the rules as text.
+    # Redis 6.2 answers with a list, newer versions with text.
     found = patterns if isinstance(patterns, list) else [patterns]
     return any(text(pattern).lstrip("~&%RW") == "*" for pattern in found)
 
 
 def _commands(keys: Keys) -> list[tuple[bytes | str, ...]]:
-    """Return a call of each command that the scripts and the queues use."""
+    """Return an example of each command that redis_queue uses."""
     key = keys.wake
     return [
         ("TIME",),
@@ -96,5 +97,5 @@ def _commands(keys: Keys) -> list[tuple[bytes | str, ...]]:
     ]
 
 
-def _may(server: Server, user: str, command: tuple[bytes | str, ...]) -> bool:
+def _may(server: ServerInfo, user: str, command: tuple[bytes | str, ...]) -> bool:
     return text(server.command("ACL", "DRYRUN", user, *command)) == "OK"

@@ -1,4 +1,4 @@
-"""Checks of the keys: what they are, how long they live, and whether the registry knows them."""
+"""Checks of keys: types, schema, counters, TTLs, and the registry."""
 
 from __future__ import annotations
 
@@ -6,41 +6,44 @@ from collections.abc import Iterator
 from typing import Final
 
 from redis_queue.doctor.finding import Check, Finding, error, warning
-from redis_queue.doctor.server_info import Shard, text
+from redis_queue.doctor.replies import text
+from redis_queue.doctor.shard_view import ShardView
 from redis_queue.doctor.survey import TYPES, Survey
 from redis_queue.errors import ConfigurationError, WrongTypeError
 from redis_queue.store import keys
 from redis_queue.store.settings import Settings
 
 SCHEMA: Final = 1
-"""What the scripts of this release write."""
+"""Schema that the scripts of this release write."""
 
 COUNTERS: Final = ("put", "acked", "redelivered", "put_back")
 MOST_DIGITS: Final = 15
-"""Beyond these, Redis and Lua cannot count exactly."""
+"""Redis and Lua do not count exactly beyond these."""
 
 
 def types(survey: Survey) -> Iterator[Finding]:
-    """Every key has the type that belongs to it."""
+    """Every key has the expected type."""
     for shard in survey.shards:
         for key in shard.keys.all():
             yield from _type(shard, key, TYPES[key.rpartition(b":")[2].decode()])
     registry = text(survey.scripts.command("TYPE", keys.registry(survey.prefix)))
     if registry not in ("none", "hash"):
-        yield error(f"the registry is a {registry}", f"rename {text(keys.registry(survey.prefix))} and look what it is")
+        yield error(
+            f"the registry is a {registry}, not a hash", f"RENAME {text(keys.registry(survey.prefix))} and inspect it"
+        )
 
 
-def _type(shard: Shard, key: bytes, expected: str) -> Iterator[Finding]:
+def _type(shard: ShardView, key: bytes, expected: str) -> Iterator[Finding]:
     kind = text(shard.command("TYPE", key))
     if kind not in ("none", expected):
         yield error(
             f"{text(key)} is a {kind}, not a {expected}: something else wrote to it",
-            f"look what it is, then RENAME it: {shard.label} does not work until then",
+            f"inspect it, then RENAME it: {shard.label} does not work until then",
         )
 
 
 def schema(survey: Survey) -> Iterator[Finding]:
-    """No queue was written by a newer redis_queue."""
+    """No queue was written by a newer release."""
     for shard in survey.shards:
         found = shard.command("HGET", shard.keys.meta, "schema")
         if found is not None and (not found.isdigit() or int(found) > SCHEMA):
@@ -53,26 +56,24 @@ def counters(survey: Survey) -> Iterator[Finding]:
         try:
             values = shard.command("HMGET", shard.keys.meta, *COUNTERS)
         except WrongTypeError:
-            # The check of types tells of it.
+            # The check of types reports it.
             continue
         for name, value in zip(COUNTERS, values, strict=True):
             if value is not None and not (value.isdigit() and len(value) <= MOST_DIGITS):
                 yield error(
                     f"{shard.label}: its counter {name} is {text(value)[:40]!r}: something else wrote to it",
-                    f"HDEL {text(shard.keys.meta)} {name}; it begins at 0 again",
+                    f"HDEL {text(shard.keys.meta)} {name}; the counter starts at 0 again",
                 )
 
 
 def lifetime(survey: Survey) -> Iterator[Finding]:
-    """No key that must stay has a TTL."""
+    """No permanent key has a TTL."""
     for key in mortal(survey):
-        yield error(
-            f"{text(key)} has a TTL: Redis deletes it when that ends", "redis-queue doctor --fix", repairable=True
-        )
+        yield error(f"{text(key)} has a TTL: Redis will delete it", "redis-queue doctor --fix", repairable=True)
 
 
 def mortal(survey: Survey) -> Iterator[bytes]:
-    """Yield the keys that have a TTL and must not."""
+    """Yield the permanent keys that have a TTL."""
     lasting = [
         key for shard in survey.shards for key in shard.keys.all() if key not in (shard.keys.leader, shard.keys.wake)
     ]
@@ -82,38 +83,38 @@ def mortal(survey: Survey) -> Iterator[bytes]:
 
 
 def registry(survey: Survey) -> Iterator[Finding]:
-    """The registry knows every queue that stands there."""
+    """The registry lists every queue."""
     for field in survey.unreadable:
         yield error(
-            f"the registry's field {text(field)} cannot be read: put-back passes this queue over",
-            "HDEL the field; the first put of a new process writes it again",
+            f"the registry's field {text(field)} cannot be read: put-back skips this queue",
+            "HDEL the field; the first put of a new process restores it",
         )
     for row in survey.known.values():
         try:
             Settings(max_deliveries=row.max_deliveries, shards=row.shards)
         except ConfigurationError as reason:
             yield error(
-                f"{row.kind} {row.name} cannot be opened by what the registry says: {reason}",
-                "HDEL its field of the registry; the first put of a new process writes it again",
+                f"{row.kind} {row.name} has invalid settings in the registry: {reason}",
+                "HDEL its field of the registry; the first put of a new process restores it",
             )
-    unknown = {(kind, name) for kind, name, _ in survey.standing} - survey.known.keys()
-    unknown -= {_named(field) for field in survey.unreadable}
+    unknown = {(kind, name) for kind, name, _ in survey.stored} - survey.known.keys()
+    unknown -= {_queue_of(field) for field in survey.unreadable}
     for kind, name in sorted(unknown):
         yield warning(
-            f"{kind} {name} is not in the registry: put-back passes it over",
-            "put something into it from a new process: its first put writes it",
+            f"{kind} {name} is not in the registry: put-back skips it",
+            "put a message from a new process: the first put adds the queue",
         )
-    for kind, name, number in sorted(survey.standing, key=str):
+    for kind, name, number in sorted(survey.stored, key=str):
         known = survey.known.get((kind, name))
         if known is not None and number is not None and number >= known.shards:
             yield error(
-                f"{kind} {name} has keys of shard {number}, but {known.shards} shards by the registry: nobody looks "
-                "there",
+                f"{kind} {name} has keys of shard {number}, but only {known.shards} shards by the registry: nobody "
+                "reads those keys",
                 f"open it with shards={number + 1} or more, empty it, then use one number everywhere",
             )
 
 
-def _named(field: bytes) -> tuple[str, str]:
+def _queue_of(field: bytes) -> tuple[str, str]:
     kind, _, name = text(field).partition(":")
     return kind, name
 

@@ -1,4 +1,4 @@
-"""Checks of a server: will it keep what it is given, and how safely."""
+"""Checks of a server: version, memory, persistence, replication, clock."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from redis_queue.doctor.finding import Check, Finding, error, warning
-from redis_queue.doctor.server_info import Server
+from redis_queue.doctor.server_info import ServerInfo
 
 FLOORS: Final = {
     "Redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
     "Valkey": {(7, 2): 12, (8, 0): 7, (8, 1): 6, (9, 0): 3},
 }
-"""Per line of versions the first patch without a known hole in scripts or the cluster bus."""
+"""First patch of each release line without known vulnerabilities in scripts or the cluster bus."""
 
 PATCHED: Final = "unless your provider or distribution patches it"
 
@@ -24,56 +24,56 @@ SKEW_ERROR, SKEW_WARNING = 30.0, 1.0
 SHORTEST_SCRIPT_LIMIT: Final = 1000
 
 
-def version(server: Server) -> Iterator[Finding]:
-    """The server's version is supported and has the security fixes of its line."""
+def version(server: ServerInfo) -> Iterator[Finding]:
+    """The server's version is supported and has all known security fixes."""
     old = server.info.get("redis_version", "0")
     product = "Valkey" if "valkey_version" in server.info else "Redis"
-    shown = server.info.get("valkey_version", old)
+    current = server.info.get("valkey_version", old)
     if _numbers(old)[:2] < (6, 2):
         yield error(f"{server.label}Redis {old} is too old", "upgrade to Redis 6.2 or later, or any Valkey")
         return
-    line, floors = _numbers(shown)[:2], FLOORS[product]
-    if line in floors and _numbers(shown)[2] < floors[line]:
+    line, floors = _numbers(current)[:2], FLOORS[product]
+    if line in floors and _numbers(current)[2] < floors[line]:
         fixed = f"{line[0]}.{line[1]}.{floors[line]}"
         yield warning(
-            f"{server.label}{product} {shown} lacks security fixes", f"upgrade to {fixed} or later, {PATCHED}"
+            f"{server.label}{product} {current} lacks security fixes", f"upgrade to {fixed} or later, {PATCHED}"
         )
     elif line not in floors and line < max(floors):
         yield warning(
-            f"{server.label}{product} {shown} gets no security fixes any more", f"upgrade to a newer line, {PATCHED}"
+            f"{server.label}{product} {current} no longer gets security fixes", f"upgrade to a newer line, {PATCHED}"
         )
 
 
-def eviction(server: Server) -> Iterator[Finding]:
-    """Redis drops no keys when memory is short."""
+def eviction(server: ServerInfo) -> Iterator[Finding]:
+    """Redis evicts no keys when memory is short."""
     policy = server.info.get("maxmemory_policy", "")
     advice = "CONFIG SET maxmemory-policy noeviction, and in the server's configuration file"
     if policy.startswith("allkeys"):
         limited = server.number("maxmemory") > 0
         say = error if limited else warning
         when = "when memory is short" if limited else "as soon as maxmemory is set"
-        yield say(f"{server.label}maxmemory-policy {policy}: Redis drops queues {when}", advice)
+        yield say(f"{server.label}maxmemory-policy {policy}: Redis evicts queues {when}", advice)
     elif policy.startswith("volatile"):
         yield warning(
-            f"{server.label}maxmemory-policy {policy}: Redis drops whatever has a TTL, locks that are held for one",
+            f"{server.label}maxmemory-policy {policy}: Redis may evict keys with a TTL, such as locks",
             advice,
         )
 
 
-def memory(server: Server) -> Iterator[Finding]:
-    """Memory is far from maxmemory."""
+def memory(server: ServerInfo) -> Iterator[Finding]:
+    """Memory use is well below maxmemory."""
     used, limit = server.number("used_memory"), server.number("maxmemory")
     share = used / limit if limit else 0
     if share >= NEARLY_FULL:
         say = error if share >= FULL else warning
         yield say(
-            f"{server.label}{share:.0%} of maxmemory is used; when it is full, nothing can be put in",
-            "give Redis more memory, or find out what fills it: redis-cli --bigkeys",
+            f"{server.label}{share:.0%} of maxmemory is used; when memory is full, every put fails",
+            "give Redis more memory, or look for large keys: redis-cli --bigkeys",
         )
 
 
-def persistence(server: Server) -> Iterator[Finding]:
-    """What is written is kept on disk."""
+def persistence(server: ServerInfo) -> Iterator[Finding]:
+    """Writes are kept on disk."""
     if server.info.get("aof_enabled") != "1":
         yield warning(
             f"{server.label}no append-only file: a crash loses everything since the last snapshot",
@@ -86,8 +86,8 @@ def persistence(server: Server) -> Iterator[Finding]:
         )
 
 
-def writes_to_disk(server: Server) -> Iterator[Finding]:
-    """The last writes to disk went well, and soon."""
+def writes_to_disk(server: ServerInfo) -> Iterator[Finding]:
+    """The last writes to disk were successful and fast."""
     for name, what in (
         ("rdb_last_bgsave_status", "snapshot"),
         ("aof_last_write_status", "write to the append-only file"),
@@ -95,47 +95,46 @@ def writes_to_disk(server: Server) -> Iterator[Finding]:
     ):
         if server.info.get(name, "ok") != "ok":
             yield error(f"{server.label}the last {what} failed", "see the server's log; is its disk full?")
-    # While an fsync runs, Redis answers before it writes, for two seconds at most; only longer ones are counted.
+    # While an fsync runs, Redis answers before it writes, for at most two seconds; it counts only longer delays.
     if late := server.number("aof_delayed_fsync"):
         yield warning(
-            f"{server.label}fsync took more than two seconds, {late:,} times: killed then, Redis would have lost what "
-            "it had acknowledged",
-            "give it a faster disk, or one that nobody else uses; with appendfsync always it waits instead",
+            f"{server.label}fsync took more than two seconds, {late:,} times: a crash then loses acknowledged writes",
+            "use a faster disk, or one of its own; with appendfsync always Redis waits instead",
         )
 
 
-def replication(server: Server) -> Iterator[Finding]:
+def replication(server: ServerInfo) -> Iterator[Finding]:
     """Writes go to a primary, and to its replicas if it has any."""
     if server.info.get("role") == "slave":
         yield error(f"{server.label}connected to a read-only replica", "connect to its primary")
     elif server.number("connected_slaves") and server.config("min-replicas-to-write") == "0":
         yield warning(
-            f"{server.label}min-replicas-to-write is 0: a primary cut off from its replicas goes on taking writes "
-            "that a failover throws away",
+            f"{server.label}min-replicas-to-write is 0: a primary without its replicas still accepts "
+            "writes, and a failover loses them",
             "CONFIG SET min-replicas-to-write 1",
         )
 
 
-def clock(server: Server) -> Iterator[Finding]:
+def clock(server: ServerInfo) -> Iterator[Finding]:
     """The clocks of this host and of Redis agree."""
     skew = server.skew()
     if abs(skew) > SKEW_WARNING:
         say = error if abs(skew) > SKEW_ERROR else warning
         where = "ahead of" if skew > 0 else "behind"
         yield say(
-            f"{server.label}Redis is {abs(skew):.1f} s {where} this host: what is due at a time of day is not on time",
-            "let a time service such as chrony set both clocks",
+            f"{server.label}Redis is {abs(skew):.1f} s {where} this host: tasks with an eta are not on time",
+            "synchronize both clocks with a time service such as chrony",
         )
 
 
-def script_limit(server: Server) -> Iterator[Finding]:
-    """A slow script is noticed, and a quick one is not taken for slow."""
+def script_limit(server: ServerInfo) -> Iterator[Finding]:
+    """The time limit of scripts is on, and long enough."""
     for name in ("busy-reply-threshold", "lua-time-limit"):
         limit = server.config(name)
         if limit is None:
             continue
         if int(limit) < SHORTEST_SCRIPT_LIMIT:
-            found = "never answers while a script runs" if int(limit) <= 0 else "answers BUSY soon"
+            found = "never answers while a script runs" if int(limit) <= 0 else "answers BUSY too early"
             yield warning(f"{server.label}{name} is {limit} ms: Redis {found}", f"CONFIG SET {name} 5000")
         return
 
@@ -146,7 +145,7 @@ def _numbers(version: str) -> tuple[int, int, int]:
     return major, minor, patch
 
 
-CHECKS: Final[dict[str, Check[Server]]] = {
+CHECKS: Final[dict[str, Check[ServerInfo]]] = {
     "version": version,
     "eviction": eviction,
     "memory": memory,
