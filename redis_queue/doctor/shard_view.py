@@ -19,7 +19,7 @@ SAMPLE: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ShardView:
-    """A RedisQueue, or one shard of a DelayQueue; *first* are the keys of its first shard, with those of dispatchers."""
+    """A RedisQueue, or one shard of a DelayQueue; *first*: the keys of its first shard, used by dispatchers."""
 
     scripts: Scripts
     kind: Kind

@@ -30,8 +30,8 @@ def exposure(server: ServerInfo) -> Iterator[Finding]:
     addresses = [address.lstrip("-") for address in (server.config("bind") or "").split()]
     if not all(is_local(address) for address in addresses):
         yield warning(
-            f"{server.label}every host that reaches this server has all permissions: no password, protected-mode no, and "
-            "it listens on more than the loopback address",
+            f"{server.label}every host that reaches this server has all permissions: no password, protected-mode no, "
+            "and it listens on more than the loopback address",
             "set a password (requirepass, or ACL users as in docs/security.md), or bind 127.0.0.1",
         )
 
