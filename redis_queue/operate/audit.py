@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from redis_queue.logs import logger_of
 from redis_queue.store import keys
 from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.connection import Client
 from redis_queue.store.scripts import Scripts
 from redis_queue.times import from_ms
+
+logger = logger_of(__name__)
 
 MOST: Final = 1000
 """So many actions are kept."""
@@ -57,6 +60,17 @@ class Audit:
         self._scripts = Scripts(client)
         self._prefix = prefix
         self._key = keys.audit(prefix)
+
+    def record(self, actions: Sequence[Action]) -> None:
+        """Log *actions*, then add them to the audit."""
+        # The log first: it needs no Redis.
+        for action in actions:
+            known = {"user": action.user, "verb": action.verb, "queue": action.queue, "count": action.count}
+            ids = [subject.id for subject in action.subjects]
+            text = "%(verb)s by %(user)s: %(count)d of %(queue)s"
+            logger.info(text, known, extra={"action": "audit", **known, "detail": action.detail, "ids": ids})
+        for action in actions:
+            self.add(action)
 
     def add(self, action: Action) -> None:
         """Keep *action*; the oldest beyond :data:`MOST` goes."""

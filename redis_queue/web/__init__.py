@@ -1,4 +1,4 @@
-"""The dashboard: a WSGI application that shows what waits, what runs and what died (extra ``web``)."""
+"""The dashboard: a WSGI application with queues, scheduled tasks and dead letters (extra ``web``)."""
 
 from __future__ import annotations
 

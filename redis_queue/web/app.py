@@ -1,4 +1,4 @@
-"""The WSGI application."""
+"""The WSGI application of the dashboard."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from redis_queue.store.redis_errors import RedisErrors, redact
 from redis_queue.times import span_text
 from redis_queue.web import (
     actions,
+    audit,
     dead_letters,
     doctor,
     entries,
@@ -27,11 +28,12 @@ from redis_queue.web import (
     forecast,
     formatting,
     overview,
+    queue_actions,
     queues,
     workers,
 )
 from redis_queue.web.context import EXTENSION, Context
-from redis_queue.web.guard import Cookies, Guard, Unknown, form_token, seal
+from redis_queue.web.guard import Cookies, Guard, LoginRequired, form_token, seal
 from redis_queue.web.queue_lookup import reference
 from redis_queue.web.settings import WebOverrides, WebSettings
 
@@ -39,9 +41,21 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 MAX_FORM: Final = 1024 * 1024
-"""Bytes of a form."""
+"""Most bytes of a form."""
 
-PAGES: Final = (overview, forecast, entries, queues, dead_letters, entry, workers, doctor, actions)
+PAGES: Final = (
+    overview,
+    forecast,
+    entries,
+    queues,
+    dead_letters,
+    entry,
+    workers,
+    doctor,
+    actions,
+    queue_actions,
+    audit,
+)
 
 NAVIGATION: Final = (
     ("overview.show", "Overview"),
@@ -51,7 +65,7 @@ NAVIGATION: Final = (
     ("dead_letters.show", "Dead letters"),
     ("workers.show", "Workers"),
     ("doctor.show", "Doctor"),
-    ("actions.show", "Audit"),
+    ("audit.show", "Audit"),
 )
 
 
@@ -62,10 +76,10 @@ def dashboard(
     prefix: str = "redis_queue",
     **options: Unpack[WebOverrides],
 ) -> Flask:
-    """Return the dashboard of *source* as a WSGI application: of a Celery app, or of a Redis by URL or client.
+    """Return a WSGI application with the dashboard of *source*: a Celery app, or the URL or a client of a Redis.
 
-    *options* are the fields of :class:`WebSettings`. It works under any path that it is mounted at. Raises
-    ConfigurationError; Redis is not asked before a page is.
+    *options* are the fields of :class:`WebSettings`. You can mount the application at any path. Raises
+    ConfigurationError for invalid settings. Connects to Redis with the first page, not before.
     """
     settings = settings or WebSettings(**options)
     access = _access(source, prefix)
@@ -73,13 +87,13 @@ def dashboard(
     app.config.update(
         SECRET_KEY=settings.secret_key or secrets.token_hex(32),
         SESSION_COOKIE_HTTPONLY=True,
-        # Strict would leave it out behind a link from a chat or a mail, and with it the token of every open tab.
+        # With Strict, following a link from a mail would replace the cookie, and with it the token of every open tab.
         SESSION_COOKIE_SAMESITE="Lax",
         MAX_CONTENT_LENGTH=MAX_FORM,
         MAX_FORM_MEMORY_SIZE=MAX_FORM,
         MAX_FORM_PARTS=20_000,
     )
-    # A path may hold line breaks.
+    # Paths in log lines may contain line breaks.
     logger_of(app.logger.name)
     app.url_map.merge_slashes = False
     app.session_interface = Cookies()
@@ -92,7 +106,7 @@ def dashboard(
     app.add_template_filter(partial(formatting.moment, zone=settings.zone), "moment")
     app.add_template_filter(formatting.moment, "utc")
     app.add_template_filter(span_text, "span")
-    for name in ("machine", "until", "redacted", "body", "arguments", "left_out"):
+    for name in ("machine", "until", "redacted", "body", "unread_text"):
         app.add_template_filter(getattr(formatting, name), name)
     app.add_template_global(reference)
     app.add_template_global(form_token, "token")
@@ -122,7 +136,7 @@ def _common(settings: WebSettings, access: Access) -> dict[str, Any]:
 
 
 def _finish(response: Response) -> Response:
-    # A proxy may call this host by another name than the browser does.
+    # Behind a proxy the host name of this request may differ from that of the browser.
     here, location = request.host_url, response.headers.get("Location", "")
     if location.startswith(here):
         response.headers["Location"] = f"/{location.removeprefix(here)}"
@@ -130,19 +144,19 @@ def _finish(response: Response) -> Response:
 
 
 def _refuse(error: Exception) -> tuple[str, int] | Response:
-    """Answer with a page that says what was wrong and what to do."""
-    if isinstance(error, Unknown):
-        asked = Response("Name and password, please.\n", 401, mimetype="text/plain")
-        asked.headers["WWW-Authenticate"] = 'Basic realm="redis_queue", charset="UTF-8"'
-        return asked
+    """Return the error page."""
+    if isinstance(error, LoginRequired):
+        login = Response("Name and password required.\n", 401, mimetype="text/plain")
+        login.headers["WWW-Authenticate"] = 'Basic realm="redis_queue", charset="UTF-8"'
+        return login
     if isinstance(request.routing_exception, BadRequest):
-        # No address can be made of such a name, so no page either.
-        return Response("This is no host name.\n", 400, mimetype="text/plain")
-    code, name, text = _said(error)
+        # Without a valid host name there are no addresses for the links of a page.
+        return Response("Invalid host name.\n", 400, mimetype="text/plain")
+    code, name, text = _described(error)
     return render_template("error.html", code=code, name=name, text=text), code
 
 
-def _said(error: Exception) -> tuple[int, str, str]:
+def _described(error: Exception) -> tuple[int, str, str]:
     if isinstance(error, HTTPException) and not isinstance(error, InternalServerError):
         return error.code or 500, error.name, error.description or ""
     if isinstance(error, InvalidNameError):
@@ -150,8 +164,8 @@ def _said(error: Exception) -> tuple[int, str, str]:
     if isinstance(error, InvalidValueError):
         return 400, "Bad request", str(error)
     if isinstance(error, (RedisQueueError, *RedisErrors)):
-        return 503, "Redis does not answer as it should", redact(str(error))
+        return 503, "Redis request failed", redact(str(error))
     if isinstance(error, OperationalError):
-        return 503, "The broker does not answer as it should", redact(str(error))
+        return 503, "Broker request failed", redact(str(error))
     current_app.logger.exception("cannot show %s", request.path)
-    return 500, "Something went wrong", "The log of the dashboard says what."
+    return 500, "Internal error", "See the log of the dashboard."

@@ -1,4 +1,4 @@
-"""Charts: numbers as shapes of an SVG, in whole units of its own."""
+"""Charts: coordinates of SVG shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEVELS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One value: where its bar stands."""
+    """Position and size of a bar."""
 
     x: float
     y: float
@@ -23,11 +23,11 @@ class Bar:
 
 
 def bars(values: Sequence[float], most: float | None = None) -> list[Bar]:
-    """Return one bar for each of *values*; *most* is as high as the chart."""
+    """Return a bar for each of *values*; *most* is the value of a full-height bar, by default the largest."""
     top = max(most or max(values, default=0), 1e-9)
     step = WIDTH / max(len(values), 1)
     heights = [min(HEIGHT, HEIGHT * value / top) for value in values]
-    # What is there is seen, however small.
+    # Small values stay visible.
     heights = [max(height, 1.5) if value else 0 for value, height in zip(values, heights, strict=True)]
     return [
         Bar(round(step * number, 2), round(HEIGHT - height, 2), round(step * 0.85, 2), round(height, 2))
@@ -36,7 +36,7 @@ def bars(values: Sequence[float], most: float | None = None) -> list[Bar]:
 
 
 def nice(most: float) -> float:
-    """Return the end of an axis for values up to *most*: 1, 2 or 5 times a power of ten."""
+    """Return a round end for an axis up to *most*: 1, 2 or 5 times a power of ten."""
     if most <= 0:
         return 1
     power = 10.0 ** math.floor(math.log10(most))

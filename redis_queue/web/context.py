@@ -1,4 +1,4 @@
-"""Context: what every page works with."""
+"""Per-application state of the dashboard: access and audit log."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit
 
 EXTENSION: Final = "redis_queue"
+"""Key of the context in ``app.extensions``."""
 
 
 class Context:
-    """The queues that are shown, and the list of what was done to them."""
+    """Access to the queues of one dashboard, and its audit log."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
@@ -22,6 +23,6 @@ class Context:
 
 
 def context() -> Context:
-    """Return that of the application which serves this request."""
+    """Return the context of the application that serves this request."""
     found: Context = current_app.extensions[EXTENSION]
     return found

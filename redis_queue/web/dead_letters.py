@@ -1,4 +1,4 @@
-"""Dead letters: why they died, and their way back."""
+"""The page of dead letters: search and actions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redis_queue.operate.scan import Scan
 from redis_queue.store.keys import is_id
 from redis_queue.web import request_args
 from redis_queue.web.context import context
-from redis_queue.web.queue_lookup import MOST_NAMES, reference, window
+from redis_queue.web.queue_lookup import MOST_NAMES, queue_range, reference
 
 pages = Blueprint("dead_letters", __name__)
 
@@ -32,13 +32,13 @@ _PLACE = re.compile(r"(\d{1,6})\.(\d{1,9})", re.ASCII)
 
 @pages.get("/dead")
 def show() -> str:
-    """List dead letters that match, oldest first in each queue."""
-    request_args.only("name", *CONDITIONS, "after", "limit", "body")
+    """Show dead letters that match the search, oldest first in each queue."""
+    request_args.allow("name", *CONDITIONS, "after", "limit", "body")
     name = request_args.text("name", exact=True)
     faults = Faults()
-    chosen, place = filter_of(request.args), _place(request_args.text("after"))
+    conditions, place = filter_of(request.args), _place(request_args.text("after"))
     scan = Scan()
-    page, counts = page_of(chosen, name, place, request_args.number("limit", ROWS, 1, MOST_ROWS), faults, scan=scan)
+    page, counts = page_of(conditions, name, place, request_args.number("limit", ROWS, 1, MOST_ROWS), faults, scan=scan)
     listing = context().inspector.listing(limit=MOST_NAMES)
     return render_template(
         "dead_letters.html",
@@ -49,12 +49,14 @@ def show() -> str:
             for queue, letter in page.items
         ],
         page=page,
-        nothing=f"{scan.no_match('dead letters')}{scan.hint(chosen.task_part)}" if chosen else "no dead letters",
+        nothing=f"{scan.no_match('dead letters')}{scan.hint(conditions.task_part)}"
+        if conditions
+        else "no dead letters",
         after=None if page.next is None else "{}.{}".format(*page.next),
         first=request.args.get("after", "") == "",
-        asked={key: request.args.get(key, "").strip() for key in CONDITIONS},
+        search={key: request.args.get(key, "").strip() for key in CONDITIONS},
         link={key: value for key, value in request.args.items() if key != "after" and value},
-        total=None if chosen or counts is None else sum(row.dead for row in counts),
+        total=None if conditions or counts is None else sum(row.dead for row in counts),
         more_names=listing.next is not None,
         broken=faults.rows,
         with_body=request_args.flag("body"),
@@ -64,25 +66,25 @@ def show() -> str:
 
 
 def page_of(
-    chosen: Filter, name: str | None, place: Place, limit: int, faults: Faults, *, scan: Scan | None = None
+    conditions: Filter, name: str | None, place: Place, limit: int, faults: Faults, *, scan: Scan | None = None
 ) -> tuple[Page[Found[DeadLetter], Place], Sequence[QueueRow] | None]:
-    """Return the letters from *place* on of the queues with *name*, or of all, and the counts of these queues.
+    """Return the letters from *place* on, of the queues called *name* or of all, and the counts of these queues.
 
-    A page covers no more than MOST_QUEUES. With more queues there are no counts, since they would be incomplete.
+    A page covers at most MOST_QUEUES queues. With more queues the counts are None, since they would be incomplete.
     """
     number, offset = place
-    part = window(name, number, faults)
-    begins_here = bool(part.numbers) and part.numbers[0] == number
-    page = chosen.page(part.queues, (0, offset if begins_here else 0), limit, faults, scan)
+    part = queue_range(name, number, faults)
+    begins_here = bool(part.positions) and part.positions[0] == number
+    page = conditions.page(part.queues, (0, offset if begins_here else 0), limit, faults, scan)
     after: Place | None = None if part.next is None else (part.next, 0)
     if page.next is not None:
         index, rest = page.next
-        after = (part.numbers[index], rest)
+        after = (part.positions[index], rest)
     return replace(page, next=after), part.rows if not number and part.next is None else None
 
 
 def filter_of(values: Any) -> Filter:
-    """Return what a form or an address asks for."""
+    """Return the conditions of a form or an address."""
     return Filter(
         request_args.text("reason", values),
         request_args.text("id_prefix", values),
@@ -95,5 +97,5 @@ def _place(text: str | None) -> Place:
         return 0, 0
     found = _PLACE.fullmatch(text)
     if found is None:
-        abort(400, "after: go on by the link at the end of a page.")
+        abort(400, "after: invalid place; use the link at the end of a page.")
     return int(found[1]), int(found[2])

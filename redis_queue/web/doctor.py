@@ -1,4 +1,4 @@
-"""What is wrong with this Redis and with what is kept in it."""
+"""The page of the doctor's findings."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ pages = Blueprint("doctor", __name__)
 
 @pages.get("/doctor")
 def show() -> str:
-    """Show what each check found, the worst first."""
-    request_args.only()
-    # Asking the workers would write into the broker.
+    """Show the findings of all checks, errors first."""
+    request_args.allow()
+    # A request to the workers would write to the broker.
     found = examine(context().access, ask=False)
     findings = sorted(found, key=lambda finding: ORDER[finding.severity])
     counts = {severity: sum(finding.severity == severity for finding in found) for severity in ORDER}

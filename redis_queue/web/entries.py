@@ -1,4 +1,4 @@
-"""What waits for its time: search, filter, act."""
+"""The page of waiting entries: search and actions."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ MOST_ROWS: Final = 100
 MAX_CURSOR: Final = 4000
 
 MOST_LOOKED_AT: Final = 100_000
-"""Entries that are read to find those that are meant."""
+"""Most entries that are read to find the rows of an action."""
 
 CONDITIONS: Final = ("task", "to", "id_prefix", "due_before", "due_after")
 
 
 @pages.get("/scheduled")
 def show() -> str:
-    """List waiting entries that match, by due time."""
-    request_args.only("queue", *CONDITIONS, "after", "limit", "body")
+    """Show waiting entries that match the search, by due time."""
+    request_args.allow("queue", *CONDITIONS, "after", "limit", "body")
     queue, names = delay_queues(request_args.text("queue", exact=True))
     conditions = conditions_of(request.args)
     limit = request_args.number("limit", ROWS, 1, MOST_ROWS)
-    after = _cursor(request_args.text("after", most=MAX_CURSOR))
+    after = _decoded(request_args.text("after", most=MAX_CURSOR))
     scan = Scan()
     page = conditions.page(context().access, queue, after, limit, scan)
     return render_template(
@@ -46,8 +46,8 @@ def show() -> str:
         names=names,
         page=page,
         nothing=f"{scan.no_match('entries')}{scan.hint(conditions.task_part)}" if conditions else "nothing waits",
-        after=None if page.next is None else _link(page.next),
-        asked={name: request.args.get(name, "").strip() for name in CONDITIONS},
+        after=None if page.next is None else _encoded(page.next),
+        search={name: request.args.get(name, "").strip() for name in CONDITIONS},
         link={name: value for name, value in request.args.items() if name != "after" and value},
         first=after is None,
         now=context().inspector.now(),
@@ -58,7 +58,7 @@ def show() -> str:
 
 
 def conditions_of(values: Any) -> Conditions:
-    """Return what a form or an address asks for."""
+    """Return the conditions of a form or an address."""
     return Conditions(
         task_part=request_args.text("task", values),
         queue=request_args.text("to", values),
@@ -68,22 +68,22 @@ def conditions_of(values: Any) -> Conditions:
     )
 
 
-def _link(cursor: str) -> str:
-    # An id that was written by hand may be anything, and white space around it counts.
+def _encoded(cursor: str) -> str:
+    # Ids from other tools may hold any bytes, and surrounding white space counts.
     return base64.urlsafe_b64encode(id_bytes(cursor)).decode()
 
 
-def _cursor(link: str | None) -> str | None:
+def _decoded(cursor: str | None) -> str | None:
     try:
-        return None if link is None else id_text(base64.b64decode(link, altchars=b"-_", validate=True))
+        return None if cursor is None else id_text(base64.b64decode(cursor, altchars=b"-_", validate=True))
     except ValueError:
-        abort(400, "after: go on by the link at the end of a page.")
+        abort(400, "after: invalid cursor; use the link at the end of a page.")
 
 
 def matching(queue: DelayQueue, conditions: Conditions, most: int) -> tuple[list[str], bool]:
-    """Return the ids of up to *most* entries that match, and whether there may be more.
+    """Return up to *most* ids of matching entries, and whether there may be more.
 
-    It looks at no more than :data:`MOST_LOOKED_AT`: a request must end.
+    Reads at most :data:`MOST_LOOKED_AT` entries, so that the request ends in time.
     """
 
     def read(after: str | None, limit: int) -> Page[str, str]:

@@ -1,4 +1,4 @@
-"""One message or entry: all that is known of it."""
+"""The page of one message or entry."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from redis_queue.model import Item
 from redis_queue.operate.subjects import task_of
 from redis_queue.web import formatting, request_args
 from redis_queue.web.context import context
-from redis_queue.web.queue_lookup import queue_of, reference
-from redis_queue.web.queues import KINDS
+from redis_queue.web.queue_lookup import KINDS, queue_of, reference
 
 pages = Blueprint("entry", __name__)
 
 MOST_BYTES: Final = 1024 * 1024
-"""Most bytes of the record on the page."""
+"""Most bytes of a record that are shown."""
 
 
 @pages.get("/entry")
 def show() -> str:
     """Show one message or entry."""
-    request_args.only("kind", "queue", "id", "body")
+    request_args.allow("kind", "queue", "id", "body")
     name = request_args.text("queue", exact=True) or context().access.default_delay_queue
     queue = queue_of(request_args.choice("kind", KINDS, "delay"), name)
     id_ = request.args.get("id", "")
     item = queue.look(id_, max_bytes=MOST_BYTES)
     if item is None:
-        abort(404, f"There is no {id_!r} in {name!r} any more: it ran, was cancelled, or never was.")
+        abort(404, f"{name!r} has no {id_!r}: it has run, was cancelled, or never existed.")
     now = context().inspector.now()
     task = task_of(item)
     with_body = request_args.flag("body")

@@ -1,4 +1,4 @@
-"""When how many entries fall due, and of which task."""
+"""The forecast page: entries due per time window, by task."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ pages = Blueprint("forecast", __name__)
 MOST_TASKS: Final = 12
 
 
-class Span(NamedTuple):
-    """A heat map: rows of windows, each *width* long."""
+class HeatMap(NamedTuple):
+    """Layout of a heat map: rows and columns of windows, each *width* long."""
 
     title: str
     step: str
@@ -28,17 +28,17 @@ class Span(NamedTuple):
 
 
 SPANS: Final = {
-    "hour": Span("next hour", "minute", 6, 10, timedelta(minutes=1)),
-    "day": Span("next day", "quarter of an hour", 12, 8, timedelta(minutes=15)),
-    "week": Span("next week", "hour", 14, 12, timedelta(hours=1)),
-    "month": Span("next 30 days", "3 hours", 30, 8, timedelta(hours=3)),
+    "hour": HeatMap("next hour", "minute", 6, 10, timedelta(minutes=1)),
+    "day": HeatMap("next day", "quarter of an hour", 12, 8, timedelta(minutes=15)),
+    "week": HeatMap("next week", "hour", 14, 12, timedelta(hours=1)),
+    "month": HeatMap("next 30 days", "3 hours", 30, 8, timedelta(hours=3)),
 }
 
 
 @pages.get("/forecast")
 def show() -> str:
-    """Show the heat map of one DelayQueue, and its tasks."""
-    request_args.only("span", "queue")
+    """Show the heat map of a DelayQueue, and its tasks."""
+    request_args.allow("span", "queue")
     chosen = request_args.choice("span", SPANS, "day")
     span = SPANS[chosen]
     queue, names = delay_queues(request_args.text("queue", exact=True))
@@ -60,14 +60,14 @@ def show() -> str:
         tasks=_tasks(tasks.tasks, len(totals)),
         starts=[at for at, _ in totals],
         exact=tasks.exact,
-        can_be_asked_for=can_be_asked_for,
+        is_searchable=is_searchable,
         total=sum(number for _, number in windows),
         later=queue.count(due_after=start + span.width * count),
         columns=[span.width * column for column in range(span.columns)],
     )
 
 
-def _rows(windows: list[tuple[datetime, int]], span: Span) -> list[list[dict[str, Any]]]:
+def _rows(windows: list[tuple[datetime, int]], span: HeatMap) -> list[list[dict[str, Any]]]:
     most = max(number for _, number in windows)
     cells = [
         {"at": at, "until": at + span.width, "count": number, "level": level(number, most), "first": not position}
@@ -76,15 +76,15 @@ def _rows(windows: list[tuple[datetime, int]], span: Span) -> list[list[dict[str
     return [cells[row * span.columns : (row + 1) * span.columns] for row in range(span.rows)]
 
 
-def can_be_asked_for(task: str) -> bool:
-    """Tell whether the list can be asked for this *task*: its name is somebody else's."""
+def is_searchable(task: str) -> bool:
+    """Tell whether the list of entries accepts *task* as a search; names of tasks may be any text."""
     return task.isprintable() and task == task.strip() and 0 < len(task) <= request_args.MAX_TEXT
 
 
 def _tasks(tasks: Any, windows: int) -> list[tuple[str, list[tuple[int, int]], int]]:
     most = max((number for _, counts in tasks for number in counts), default=0)
-    shown = list(tasks[:MOST_TASKS])
+    rows = list(tasks[:MOST_TASKS])
     rest = [sum(counts[window] for _, counts in tasks[MOST_TASKS:]) for window in range(windows)]
     if any(rest):
-        shown.append(("(others)", rest))
-    return [(name, [(number, level(number, most)) for number in counts], sum(counts)) for name, counts in shown]
+        rows.append(("(others)", rest))
+    return [(name, [(number, level(number, most)) for number in counts], sum(counts)) for name, counts in rows]

@@ -1,4 +1,4 @@
-"""How values are written on a page."""
+"""Values as text on a page."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.logs import escape
-from redis_queue.model import Entry, Unread
+from redis_queue.model import Unread
 from redis_queue.times import span_text
 
 MAX_BODY: Final = 20_000
-"""Characters of a body that are shown."""
+"""Most characters of a body that are shown."""
 
 HIDDEN: Final = "•••"
 
 _KEYWORD = r"passw(?:or)?d|passphrase|secret|token|api[_-]?key|private[_-]?key|authorization|cookie|credential"
 _QUOTE = r"""\\{0,8}["']"""
-# Each part is bounded or goes on to the end of the text, so that no text makes it slow.
+# Each part is bounded or runs to the end of the text, so that no text makes the search slow.
 _SECRET = re.compile(
     rf"""(?P<name>(?:{_KEYWORD})[\w.-]{{0,60}}(?:{_QUOTE})?\s{{0,8}}[:=]\s{{0,8}})"""
     r"""(?P<value>[bu]?"(?:[^"\\]|\\.)*(?:"|$)|[bu]?'(?:[^'\\]|\\.)*(?:'|$)|\[[^\]]*(?:\]|$)"""
@@ -33,27 +32,27 @@ _BEARER = re.compile(r"\b(Bearer|Basic)\s{1,8}[\w.~+/-]{6,}=*", re.IGNORECASE)
 
 
 FORMS: Final = {"second": "%Y-%m-%d %H:%M:%S", "minute": "%d %b %H:%M", "day": "%a %d %b %H:%M", "clock": "%H:%M"}
-"""Formats of times; static/zone.js has the same."""
+"""Formats of times, as in static/zone.js."""
 
 
 def moment(at: datetime | None, form: str = "second", *, zone: tzinfo = timezone.utc) -> str:
-    """Return a time point in *zone*."""
+    """Return a time in *zone*; "-" for None."""
     if at is None:
         return "-"
     try:
         return at.astimezone(zone).strftime(FORMS[form])
     except OverflowError:
-        # At the end of the calendar.
+        # The ends of the calendar have no time in other zones.
         return at.astimezone(timezone.utc).strftime(FORMS[form])
 
 
 def machine(at: datetime) -> str:
-    """Return a time point for a <time> element."""
+    """Return a time for the attribute of a <time> element."""
     return at.astimezone(timezone.utc).isoformat()
 
 
 def until(at: datetime | None, now: datetime) -> str:
-    """Return how far away a time point is: ``in 5 min``, ``3 s ago``."""
+    """Return the distance of *at* from *now*: ``in 5 min``, ``3 s ago``; "-" for None."""
     if at is None:
         return "-"
     left = at - now
@@ -61,35 +60,30 @@ def until(at: datetime | None, now: datetime) -> str:
 
 
 def body(value: Any) -> str:
-    """Return a body as text, cut if it is long; what looks like a secret is hidden."""
+    """Return a body as text: long bodies are cut, likely secrets are hidden."""
     if isinstance(value, Unread):
-        return left_out(value)
+        return unread_text(value)
     if isinstance(value, bytes):
         return redacted(value[: MAX_BODY * 4].decode(errors="backslashreplace"))
     return redacted(_as_json(value))
 
 
-def left_out(value: Any) -> str:
-    """Return the text in place of a body that was not read; "" for one that was."""
-    return f"{value.size:,} bytes, too large to be read here" if isinstance(value, Unread) else ""
+def unread_text(value: Any) -> str:
+    """Return the text that replaces an unread body; "" for other values."""
+    return f"{value.size:,} bytes, too large to read here" if isinstance(value, Unread) else ""
 
 
 def _as_json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=repr, indent=2)
     except RecursionError:
-        return "nested too deeply to be shown"
-
-
-def arguments(entry: Entry, task: TaskEntry) -> str:
-    """Return what a task is called with, or the body of what is no task."""
-    return redacted(f"{task.args} {task.kwargs}") if task.task else body(entry.payload)
+        return "nested too deeply to show"
 
 
 def harmless(value: Any) -> Any:
-    """Return text without what moves, hides or reverses what stands beside it; other values as they are.
+    """Escape control and format characters of text, which could hide or reorder other text; keep other values.
 
-    It goes over everything that a template writes, before HTML is escaped.
+    Applied to every value in a template, before HTML is escaped.
     """
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
@@ -97,7 +91,7 @@ def harmless(value: Any) -> Any:
 
 
 def redacted(text: str) -> str:
-    """Return *text* with what looks like a secret hidden; a net with holes, so bodies stay hidden until asked for."""
+    """Hide likely secrets in *text*. Best effort: so bodies are hidden unless requested."""
     if len(text) > MAX_BODY:
         text = f"{text[:MAX_BODY]}… ({len(text):,} characters)"
     text = _SECRET.sub(lambda found: f"{found['name']}{HIDDEN}", text)

@@ -1,4 +1,4 @@
-"""Guard: what every request has to pass before a page is made, and what every answer says to the browser."""
+"""Guard: checks of every request, and security headers of every response."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MOST_WRONG: Final = 10
 """Most wrong passwords for a name from one network within :data:`WRONG_IN` seconds."""
 
 MOST_WRONG_FOR_NAME: Final = 50
-"""The same from all networks together, except those from which that user has signed in before."""
+"""The same from all networks together; networks from which the user has signed in before are exempt."""
 
 TOKEN_SECONDS: Final = 12 * 3600
-"""How long a form may stay open."""
+"""How long a form is valid."""
 
 MOST_REMEMBERED: Final = 10_000
 MOST_OF_NAME: Final = 100
@@ -59,39 +59,39 @@ HEADERS: Final = {
 }
 
 LOOKS: Final = ("workers.ask",)
-"""What is sent as a form and yet changes nothing that is kept."""
+"""Forms that change nothing in Redis."""
 
 MOST_DIGITS: Final = 12
 """Most digits of the expiry time of a token."""
 
 COOKIE: Final = "redis_queue_session"
 
-Who = tuple[str, str]
+Login = tuple[str, str]
 """Network ("" for all) and user name."""
 
 LOCAL: Final = "local"
-"""Who acts where nobody has to say a name."""
+"""User name if no login is required."""
 
 
 class Guard:
-    """Host, user, form token: each refuses with an HTTP error of its own."""
+    """Checks of host, user and form token, each with its own HTTP error."""
 
     def __init__(self, settings: WebSettings) -> None:
         self._settings = settings
         self._logins = _Logins(settings.users or {})
 
     def check(self) -> None:
-        """Refuse what must not pass; sets ``g.user`` and ``g.may_write``."""
+        """Refuse invalid requests; set ``g.user`` and ``g.may_write``."""
         hosts = self._settings.hosts
         if hosts is not None and not host_is_trusted(request.environ.get("HTTP_HOST", ""), hosts):
-            abort(400, "This host name is not one of the dashboard's: start it with --host NAME.")
+            abort(400, "This host name is not allowed: start the dashboard with --host NAME.")
         g.user = self._user()
         g.may_write = self._settings.allow_write and (
             self._settings.may_write is None or self._settings.may_write(request.environ)
         )
         if request.method not in SAFE:
             if not g.may_write and request.endpoint not in LOOKS:
-                abort(403, "This dashboard only shows: start it with --allow-write to act.")
+                abort(403, "This dashboard is read-only: start it with --allow-write to act.")
             self._check_form()
 
     def _user(self) -> str:
@@ -107,7 +107,7 @@ class Guard:
 
     @staticmethod
     def _check_form() -> None:
-        # These headers decide if the browser sends them; the token protects other browsers.
+        # Browsers that do not send these headers are protected by the token.
         if request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
             abort(403, "This form was sent from another site.")
         source = request.headers.get("Origin") or request.headers.get("Referer")
@@ -125,7 +125,7 @@ class Guard:
 
 
 def _host_of(url: str) -> str | None:
-    """Return host and port of an address; None if it has none, as the Origin "null"."""
+    """Return host and port of a URL; None for an invalid one. The Origin "null" has none."""
     try:
         return _without_default_port(urlsplit(url).netloc)
     except ValueError:
@@ -137,90 +137,90 @@ def _without_default_port(host: str) -> str:
     return name if port in ("80", "443") and name else host.lower()
 
 
-class Unknown(Exception):  # noqa: N818 - an answer, not a failure
-    """The user is unknown: ask for name and password."""
+class LoginRequired(Exception):  # noqa: N818 - an answer, not a failure
+    """Ask the browser for name and password."""
 
 
 class _Logins:
-    """Names and passwords, and counts of wrong passwords."""
+    """Passwords of users, and limits for wrong ones."""
 
     def __init__(self, users: Mapping[str, str]) -> None:
         self._users = users
-        self._wrong = _Wrong(MOST_WRONG)
-        self._wrong_for_name = _Wrong(MOST_WRONG_FOR_NAME)
-        self._came_in: set[Who] = set()
+        self._failures = _Failures(MOST_WRONG)
+        self._failures_of_name = _Failures(MOST_WRONG_FOR_NAME)
+        self._signed_in: set[Login] = set()
 
     def name(self) -> str:
-        """Return the user of this request; raises Unknown, or refuses after too many wrong passwords."""
-        given = request.authorization
-        if given is None:
-            raise Unknown
-        # Behind a proxy that is not told of, all come from one address: a name keeps them apart.
-        name = (given.username or "")[:MOST_OF_NAME]
-        who, everybody = (network(request.remote_addr or ""), name), ("", name)
-        came_before = who in self._came_in
-        if self._wrong.is_blocked(who) or (not came_before and self._wrong_for_name.is_blocked(everybody)):
+        """Return the user of this request. Raises LoginRequired; refuses after too many wrong passwords."""
+        sent = request.authorization
+        if sent is None:
+            raise LoginRequired
+        # Behind a proxy all users may share one address: count by name, too.
+        name = (sent.username or "")[:MOST_OF_NAME]
+        login, everybody = (network(request.remote_addr or ""), name), ("", name)
+        signed_in_before = login in self._signed_in
+        if self._failures.is_blocked(login) or (not signed_in_before and self._failures_of_name.is_blocked(everybody)):
             abort(429, "Too many wrong passwords: wait a minute.")
-        if given.type == "basic" and self._knows(given.username, given.password):
-            if len(self._came_in) < MOST_REMEMBERED:
-                self._came_in.add(who)
-            return str(given.username)
-        self._wrong.add(who)
-        if not came_before:
-            self._wrong_for_name.add(everybody)
-        raise Unknown
+        if sent.type == "basic" and self._knows(sent.username, sent.password):
+            if len(self._signed_in) < MOST_REMEMBERED:
+                self._signed_in.add(login)
+            return str(sent.username)
+        self._failures.add(login)
+        if not signed_in_before:
+            self._failures_of_name.add(everybody)
+        raise LoginRequired
 
     def _knows(self, name: str | None, password: str | None) -> bool:
-        # Compared in the same time whoever is asked for, so that nobody learns which names there are.
+        # Unknown names take the same time, so that timing does not reveal names.
         known = self._users.get(name or "")
         expected = known if known is not None else secrets.token_urlsafe()
         same = hmac.compare_digest(expected.encode(), (password or "").encode(errors="surrogateescape"))
         return same and known is not None
 
 
-class _Wrong:
-    """Times of wrong passwords; at most *most* are allowed within :data:`WRONG_IN` seconds."""
+class _Failures:
+    """Failed logins; at most *most* are allowed within :data:`WRONG_IN` seconds."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._times: dict[Who, deque[float]] = {}
+        self._times: dict[Login, deque[float]] = {}
         self._lock = threading.Lock()
 
-    def is_blocked(self, who: Who) -> bool:
-        """Tell whether *who* had their share."""
+    def is_blocked(self, login: Login) -> bool:
+        """Tell whether *login* has reached the limit."""
         with self._lock:
-            times = self._times.get(who)
+            times = self._times.get(login)
             while times and times[0] < time.monotonic() - WRONG_IN:
                 times.popleft()
             if times is not None and not times:
-                del self._times[who]
+                del self._times[login]
             return bool(times) and len(times or ()) >= self._most
 
-    def add(self, who: Who) -> None:
-        """Note one more."""
+    def add(self, login: Login) -> None:
+        """Count a failed login."""
         with self._lock:
-            if who not in self._times and len(self._times) >= MOST_REMEMBERED:
+            if login not in self._times and len(self._times) >= MOST_REMEMBERED:
                 self._times.pop(next(iter(self._times)))
-            self._times.setdefault(who, deque(maxlen=self._most)).append(time.monotonic())
+            self._times.setdefault(login, deque(maxlen=self._most)).append(time.monotonic())
 
 
 class Cookies(SecureCookieSessionInterface):
-    """The cookie goes back to where the dashboard is mounted, and over TLS only if it came over TLS.
+    """Session cookies limited to the path of the dashboard, and to TLS if it is served over TLS.
 
-    Browsers keep cookies by host, whatever the port, so the port is part of its name.
+    The name contains the port, since browsers share cookies between the ports of a host.
     """
 
     def get_cookie_name(self, app: Flask) -> str:  # noqa: ARG002 - Flask's signature
-        """Return the name under which it is kept."""
+        """Return the name of the cookie."""
         port = request.environ.get("HTTP_HOST", "").rpartition(":")[2]
         return f"{COOKIE}_{port}" if port.isascii() and port.isdecimal() else COOKIE
 
     def get_cookie_path(self, app: Flask) -> str:  # noqa: ARG002 - Flask's signature
-        """Return the path under which it is sent."""
+        """Return the path to which the cookie is limited."""
         return f"{request.script_root}/"
 
     def get_cookie_secure(self, app: Flask) -> bool:  # noqa: ARG002 - Flask's signature
-        """Tell whether only TLS may carry it."""
+        """Tell whether the cookie is limited to TLS."""
         return request.is_secure
 
 
@@ -235,20 +235,20 @@ def _token(ends: str) -> str:
     browser, key = session.get("browser"), str(current_app.secret_key).encode()
     if not isinstance(browser, str) or not (ends.isascii() and ends.isdecimal() and len(ends) <= MOST_DIGITS):
         return secrets.token_urlsafe()
-    # Signed as JSON, so that a user name cannot be taken for part of another field.
+    # Signed as JSON, so that a user name cannot pose as another field.
     signed = json.dumps(["form", ends, browser, g.user]).encode()
     return f"{ends}.{hmac.new(key, signed, hashlib.sha256).hexdigest()}"
 
 
 def https_only(response: Response) -> Response:
-    """Tell the browser to come back over TLS only: right for who serves the whole host."""
+    """Limit the browser to TLS for this host; only for a dashboard that has the host to itself."""
     if request.is_secure:
         response.headers.setdefault("Strict-Transport-Security", "max-age=31536000")
     return response
 
 
 def seal(response: Response) -> Response:
-    """Tell the browser to run nothing that is not ours, and to keep nothing."""
+    """Add the security headers: only our own scripts, no framing, no caching."""
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
     if request.endpoint != "static" or response.status_code >= 400:  # noqa: PLR2004

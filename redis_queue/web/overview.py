@@ -1,4 +1,4 @@
-"""What waits, what runs, what died; how late and how much."""
+"""The overview page: counts, dispatches of the last hour, last dead letters."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ pages = Blueprint("overview", __name__)
 MINUTES = 60
 RECENT = 5
 MOST_RECENT_OF = 20
-"""Most queues whose last dead letters are read."""
+"""Most queues from which recent dead letters are read."""
 
 MOST_PLOTS = 20
-"""Most DelayQueues whose charts are shown."""
+"""Most DelayQueues with charts."""
 
 
 @pages.get("/")
 def show() -> str:
     """Show the overview."""
-    request_args.only()
+    request_args.allow()
     inspector = context().inspector
     listing = inspector.listing(limit=MOST_QUEUES)
     overview = inspector.overview(listing.known)
@@ -60,7 +60,7 @@ def _plots(name: str) -> list[dict[str, Any]]:
         assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
         minutes, total = queue.dispatch_log.minutes(MINUTES), queue.dispatch_log.totals()
     except BROKEN:
-        # One broken queue must not hide the others; its row says why.
+        # A broken queue must not hide the others; its row shows the error.
         return []
     sent, worst = [minute.sent for minute in minutes], [minute.worst_seconds for minute in minutes]
     if not total.sent and not total.failed:
@@ -80,7 +80,7 @@ def _plots(name: str) -> list[dict[str, Any]]:
 
 
 def _recent(rows: Sequence[QueueRow], known: Sequence[Known]) -> list[tuple[str, str, datetime, str, str]]:
-    """Return the last few dead letters of the queues with most of them: kind, queue, time, id, reason."""
+    """Return the latest dead letters of the queues with the most: kind, queue, time, id, reason."""
     dead = [(row, one) for row, one in zip(rows, known, strict=True) if row.dead and not row.error]
     dead.sort(key=lambda pair: -pair[0].dead)
     found: list[tuple[str, str, datetime, str, str]] = []

@@ -1,4 +1,4 @@
-"""The queues that a page may be asked about."""
+"""Queues and rows that a request refers to."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ from redis_queue.store.ids import is_id
 from redis_queue.store.registry import Known
 from redis_queue.store.settings import Settings
 from redis_queue.web.context import context
+from redis_queue.web.rows import Row
+
+KINDS: Final = ("queue", "delay")
 
 MOST_NAMES: Final = 200
-"""Most names that a form offers."""
+"""Most queue names in a form."""
 
 MOST_QUEUES: Final = 200
-"""Most queues that one page counts or looks into."""
+"""Most queues that one page reads."""
 
 
 def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
-    """Return the DelayQueue *name*, by default the one of Celery's tasks or the first, and the names to offer."""
+    """Return the DelayQueue *name* and the names for a form; by default that of Celery tasks, or else the first."""
     access = context().access
     names = [known.name for known in context().inspector.listing(kind="delay", limit=MOST_NAMES).known]
     if name is None and names and access.app is None and access.default_delay_queue not in names:
         name = names[0]
     if name is None and not names and access.app is None:
-        # There is none yet: an empty page says more than an error.
+        # There is no queue yet: an empty page is better than an error.
         known = Settings()
         first = Known("delay", access.default_delay_queue, known.max_deliveries, known.shards)
         queue = context().inspector.open(first)
@@ -42,22 +45,22 @@ def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """Queues with dead letters in one part of all queues, each with its number among all.
+class QueueRange:
+    """Queues with dead letters in a range of all queues, and their positions among all.
 
-    *rows* are the counts of that part, *next* is the number at which the next part begins.
+    *rows* are the counts of all queues in the range, *next* is the position at which the next range begins.
     """
 
     queues: Sequence[AnyQueue]
-    numbers: Sequence[int]
+    positions: Sequence[int]
     rows: Sequence[QueueRow]
     next: int | None
 
 
-def window(name: str | None, start: int, faults: Faults) -> Window:
-    """Return the queues with *name*, or up to :data:`MOST_QUEUES` of all from number *start* on.
+def queue_range(name: str | None, start: int, faults: Faults) -> QueueRange:
+    """Return the queues called *name*, or up to :data:`MOST_QUEUES` of all from position *start* on.
 
-    Errors of queues are added to *faults*. Raises InvalidNameError.
+    Adds unreadable queues to *faults*. Raises InvalidNameError for an unknown name.
     """
     inspector = context().inspector
     if name is None:
@@ -67,19 +70,19 @@ def window(name: str | None, start: int, faults: Faults) -> Window:
         found, after = inspector.known(name)[start:], None
     rows = inspector.queues(found)
     queues: list[AnyQueue] = []
-    numbers: list[int] = []
-    for number, (known, row) in enumerate(zip(found, rows, strict=True), start):
+    positions: list[int] = []
+    for position, (known, row) in enumerate(zip(found, rows, strict=True), start):
         if row.error:
             faults.add(row)
         elif row.dead:
             with faults.of(known.kind, known.name):
                 queues.append(inspector.open(known))
-                numbers.append(number)
-    return Window(queues, numbers, rows, after)
+                positions.append(position)
+    return QueueRange(queues, positions, rows, after)
 
 
 def queue_of(kind: str, name: str) -> AnyQueue:
-    """Return the queue *name* of one kind; raises InvalidNameError."""
+    """Return the queue *name* of *kind*; raises InvalidNameError for an unknown name."""
     inspector = context().inspector
     if kind == "queue":
         return inspector.queue(name)
@@ -87,22 +90,22 @@ def queue_of(kind: str, name: str) -> AnyQueue:
 
 
 def reference(queue: AnyQueue, id_: str, version: str = "") -> str:
-    """Return the reference to one message or entry in a form, or to one *version* of it."""
+    """Return a reference to a message or entry for a form, or to one *version* of it."""
     known = f"{kind_of(queue)}:{quote(queue.name, safe='')}:{quote(id_, safe='', errors='surrogateescape')}"
     return f"{known}:{version}" if version else known
 
 
-def referred(rows: Iterable[str]) -> Iterator[tuple[AnyQueue, str, str]]:
-    """Yield the parts of references (see :func:`reference`), each id once."""
+def rows_of(references: Iterable[str]) -> Iterator[Row]:
+    """Yield the row of each reference (see :func:`reference`), each id once."""
     queues: dict[tuple[str, str], AnyQueue] = {}
     seen: set[tuple[str, str, str]] = set()
-    for row in rows:
-        kind, name, id_, version = (unquote(part) for part in [*row.split(":"), "", "", ""][:4])
-        if kind not in ("queue", "delay") or not name or not is_id(id_):
-            abort(400, "A row of this form names nothing: reload the page.")
+    for text in references:
+        kind, name, id_, version = (unquote(part) for part in [*text.split(":"), "", "", ""][:4])
+        if kind not in KINDS or not name or not is_id(id_):
+            abort(400, "This form has an invalid row: reload the page.")
         if (kind, name, id_) in seen:
             continue
         seen.add((kind, name, id_))
         if (kind, name) not in queues:
             queues[kind, name] = queue_of(kind, name)
-        yield queues[kind, name], id_, version
+        yield Row(queues[kind, name], id_, version)

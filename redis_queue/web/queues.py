@@ -1,4 +1,4 @@
-"""How deep each queue is, what is next in it, and who holds what for how long."""
+"""The pages of queues: depth, next messages, leases, quarantine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from redis_queue.inspector import BROKEN, AnyQueue, kind_of
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.web import request_args
 from redis_queue.web.context import context
-from redis_queue.web.queue_lookup import queue_of
+from redis_queue.web.queue_lookup import KINDS, queue_of
 
 pages = Blueprint("queues", __name__)
 
-KINDS: Final = ("queue", "delay")
 NEXT: Final = 20
 NEXT_BYTES: Final = 256 * 1024
-"""Most bytes read of the next messages; their records contain the time of the put."""
+"""Most bytes read of the next messages; records contain the time of the put."""
+
 ROWS: Final = 50
 MOST_OFFSET: Final = 10_000_000
 
@@ -26,7 +26,7 @@ MOST_OFFSET: Final = 10_000_000
 @pages.get("/queues")
 def show() -> str:
     """List all queues."""
-    request_args.only("name", "offset")
+    request_args.allow("name", "offset")
     name, offset = request_args.text("name"), request_args.number("offset", 0, 0, MOST_OFFSET)
     inspector = context().inspector
     listing = inspector.listing(name or "", offset=offset, limit=ROWS)
@@ -36,16 +36,16 @@ def show() -> str:
 @pages.get("/queue")
 def one() -> str:
     """Show one queue."""
-    request_args.only("kind", "name", "offset")
+    request_args.allow("kind", "name", "offset")
     kind, name = request_args.choice("kind", KINDS, "queue"), request_args.text("name", exact=True)
     if name is None:
-        raise InvalidNameError("Which queue? Choose one from the list of all queues.")
+        raise InvalidNameError("name is missing: choose a queue from the list of all queues")
     offset = request_args.number("offset", 0, 0, MOST_OFFSET)
     inspector = context().inspector
     known = inspector.find("queue" if kind == "queue" else "delay", name)
     row = None if known is None else inspector.queues([known])[0]
     if row is not None and row.error:
-        # By the registry it may be one that cannot be opened.
+        # Its settings in the registry may be invalid.
         return render_template("queue.html", queue=row, kind=kind, row=row, now=inspector.now())
     queue = queue_of(kind, name)
     held = queue.in_flight(offset=offset, limit=ROWS + 1)
@@ -69,7 +69,7 @@ def one() -> str:
 
 
 def _dispatched(queue: AnyQueue) -> int | None:
-    """Return how many a dispatcher sent; None where no dispatcher ever did: then entries are acked."""
+    """Return how many entries dispatchers have sent; None without dispatches: then entries are acked."""
     if isinstance(queue, RedisQueue):
         return None
     try:

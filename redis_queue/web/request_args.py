@@ -1,4 +1,4 @@
-"""What a request asks for, checked before anything is read: one clear refusal for what cannot be."""
+"""Parameters of requests, checked before anything is read; invalid ones are refused with status 400."""
 
 from __future__ import annotations
 
@@ -13,69 +13,74 @@ from redis_queue.operate.relative_time import When, read
 
 MAX_TEXT: Final = 300
 
+Values = MultiDict[str, str]
+"""Parameters of an address, or fields of a form."""
 
-def only(*names: str) -> None:
-    """Refuse parameters that came twice or that are not among *names*."""
+
+def allow(*names: str) -> None:
+    """Refuse unknown and repeated parameters of the address."""
     for name in request.args:
         if name not in names:
-            abort(400, f"There is no parameter {_short(name)}.")
-    once(request.args)
+            abort(400, f"Unknown parameter {_short(name)}.")
+    reject_repeated(request.args)
 
 
-def once(values: MultiDict[str, str], *many: str) -> None:
-    """Refuse values that came twice, unless they are among *many*."""
-    for name, given in values.lists():
-        if len(given) > 1 and name not in many:
-            abort(400, f"The parameter {_short(name)} came {len(given)} times: give it once.")
+def reject_repeated(values: Values, *lists: str) -> None:
+    """Refuse values that are given more than once, except *lists*."""
+    for name, found in values.lists():
+        if len(found) > 1 and name not in lists:
+            abort(400, f"Parameter {_short(name)} is given {len(found)} times: must be given once.")
 
 
-def number(name: str, default: int, low: int, high: int, values: MultiDict[str, str] | None = None) -> int:
-    """Return a whole number within its range."""
-    given = (request.args if values is None else values).get(name, "")
-    if given == "":
+def number(name: str, default: int, low: int, high: int, values: Values | None = None) -> int:
+    """Return an integer from *low* to *high*."""
+    found = _value(name, values)
+    if found == "":
         return default
-    if not (given.isascii() and given.isdecimal() and len(given) < len(str(high)) + 1) or not low <= int(given) <= high:
-        abort(400, f"{name}={_short(given)}: give a whole number from {low:,} to {high:,}.")
-    return int(given)
+    if not (found.isascii() and found.isdecimal() and len(found) < len(str(high)) + 1) or not low <= int(found) <= high:
+        abort(400, f"{name}={_short(found)}: must be an integer from {low:,} to {high:,}.")
+    return int(found)
 
 
-def text(
-    name: str, values: MultiDict[str, str] | None = None, *, exact: bool = False, most: int = MAX_TEXT
-) -> str | None:
-    """Return what was asked for under *name*, or None for nothing; *exact*: white space around it counts."""
-    given = (request.args if values is None else values).get(name, "")
-    given = given if exact else given.strip()
-    if len(given) > most:
-        abort(400, f"{name}={_short(given)}: give at most {most} characters.")
-    if not given.isprintable():
-        abort(400, f"{name}={_short(given)}: give printable characters.")
-    return given or None
+def text(name: str, values: Values | None = None, *, exact: bool = False, most: int = MAX_TEXT) -> str | None:
+    """Return a text without surrounding white space, or None if empty; *exact* keeps the white space."""
+    found = _value(name, values)
+    found = found if exact else found.strip()
+    if len(found) > most:
+        abort(400, f"{name}={_short(found)}: must have at most {most} characters.")
+    if not found.isprintable():
+        abort(400, f"{name}={_short(found)}: must be printable.")
+    return found or None
 
 
-def choice(name: str, choices: Iterable[str], default: str, values: MultiDict[str, str] | None = None) -> str:
+def choice(name: str, choices: Iterable[str], default: str, values: Values | None = None) -> str:
     """Return one of *choices*."""
-    given = text(name, values) or default
-    if given not in choices:
-        abort(400, f"{name}={_short(given)}: give one of {', '.join(choices)}.")
-    return given
+    found = text(name, values) or default
+    if found not in choices:
+        abort(400, f"{name}={_short(found)}: must be one of {', '.join(choices)}.")
+    return found
 
 
-def when(name: str, values: MultiDict[str, str] | None = None) -> When | None:
-    """Return a time point or a span, as ``2030-01-01T00:00Z`` or ``2h``."""
-    given = text(name, values)
-    if given is None:
+def when(name: str, values: Values | None = None) -> When | None:
+    """Return a time point (``2030-01-01T00:00Z``) or a time from now (``2h``)."""
+    found = text(name, values)
+    if found is None:
         return None
     try:
-        return read(given)
+        return read(found)
     except InvalidValueError as error:
         abort(400, f"{name}: {error}.")
 
 
-def flag(name: str, values: MultiDict[str, str] | None = None) -> bool:
-    """Tell whether a box was ticked."""
+def flag(name: str, values: Values | None = None) -> bool:
+    """Return the state of a check box."""
     return choice(name, ("0", "1"), "0", values) == "1"
 
 
-def _short(given: str) -> str:
-    shown = ascii(given)
-    return shown if len(shown) <= 60 else f"{shown[:57]}...'"  # noqa: PLR2004
+def _value(name: str, values: Values | None) -> str:
+    return (request.args if values is None else values).get(name, "")
+
+
+def _short(value: str) -> str:
+    quoted = ascii(value)
+    return quoted if len(quoted) <= 60 else f"{quoted[:57]}...'"  # noqa: PLR2004

@@ -1,4 +1,4 @@
-"""WebSettings: who may see the dashboard and what it may do."""
+"""WebSettings: users, permissions and labels of a dashboard."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ MAX_LABEL: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class WebSettings:
-    """How a dashboard behaves; raises ConfigurationError for values that cannot be.
+    """Settings of a dashboard. Raises ConfigurationError for invalid values.
 
-    *allow_write*: whether anything may be changed. *users*: names and passwords of HTTP Basic authentication; without
-    any, whoever reaches it gets in. *identify* takes the WSGI environment and returns the name of the one who asks, or
-    None to refuse: for an application that has users of its own; it takes the place of *users*. *may_write* takes the
-    same and tells whether this one may change something (where *allow_write* says so). *hosts*: the names under which
-    it may be called, against DNS rebinding; None where the application around it sees to that. *secret_key* signs
-    cookies: give the same one to all processes; None: one of its own, good for one process. *label* names the
-    environment on every page, such as "production". *timezone* names the zone of all times, such as "Europe/Berlin";
-    None: that of each browser.
+    - *allow_write*: allow actions.
+    - *users*: names and passwords for HTTP Basic authentication; None: everybody has access.
+    - *identify*: a function that takes the WSGI environment and returns the user's name, or None to refuse the request.
+      Use it instead of *users* in an application with its own users.
+    - *may_write*: a function that takes the WSGI environment and tells whether this user may act; needs *allow_write*.
+    - *hosts*: allowed host names, against DNS rebinding; None if the surrounding application checks them.
+    - *secret_key*: signs cookies; must be the same in all processes. None: a random key for a single process.
+    - *label*: a name for the environment on every page, such as "production".
+    - *timezone*: the time zone of all times, such as "Europe/Berlin"; None: the zone of each browser.
     """
 
     allow_write: bool = False
@@ -41,7 +42,7 @@ class WebSettings:
     def __post_init__(self) -> None:
         self._check_users()
         if self.hosts is not None and not self.hosts:
-            raise ConfigurationError("hosts is empty, so every request would be refused: leave it out, or give names")
+            raise ConfigurationError("hosts=(): must have at least one name, or be None")
         if isinstance(self.hosts, str):
             raise ConfigurationError(f"hosts={self.hosts!r}: must be a list of names")
         if self.secret_key is not None and len(self.secret_key) < MIN_SECRET:
@@ -57,17 +58,17 @@ class WebSettings:
     def _check_users(self) -> None:
         for name, password in (self.users or {}).items():
             if not name or ":" in name or not name.isprintable():
-                raise ConfigurationError(f"user {name!r}: give a printable name without a colon")
+                raise ConfigurationError(f"users: {name!r} must be a printable name without a colon")
             if len(password) < MIN_PASSWORD:
-                raise ConfigurationError(f"the password of {name!r} is shorter than {MIN_PASSWORD} characters")
+                raise ConfigurationError(f"the password of {name!r} must have at least {MIN_PASSWORD} characters")
         if self.users is not None and not self.users:
-            raise ConfigurationError("users is empty: nobody could get in; leave it out, or name some")
+            raise ConfigurationError("users={}: must have at least one user, or be None")
         if self.users is not None and self.identify is not None:
-            raise ConfigurationError("give users or identify, not both")
+            raise ConfigurationError("users and identify: must not be given together")
 
     @property
     def zone(self) -> tzinfo:
-        """The time zone of pages; the browser may replace it with its own."""
+        """The time zone of pages; if *timezone* is None, UTC, which browsers replace with their own."""
         if self.timezone is None:
             return timezone.utc
         try:
@@ -79,7 +80,7 @@ class WebSettings:
 
 
 class WebOverrides(TypedDict, total=False):
-    """The fields of :class:`WebSettings` as keyword arguments of a dashboard, for type checkers."""
+    """The fields of :class:`WebSettings` as keyword arguments, for type checkers."""
 
     allow_write: bool
     users: Mapping[str, str] | None

@@ -1,4 +1,4 @@
-"""Who dispatches, and which workers there are."""
+"""The page of dispatchers and workers."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ pages = Blueprint("workers", __name__)
 
 @pages.get("/workers")
 def show() -> str:
-    """Show dispatchers; workers have to be asked."""
+    """Show dispatchers."""
     return _page(None)
 
 
 @pages.post("/workers")
 def ask() -> str:
-    """Show them with the workers: asking writes into the broker, so it is no GET."""
+    """Show dispatchers and workers. Not a GET: the request to the workers writes to the broker."""
     app = context().access.app
     if app is None:
-        abort(404, "Only a dashboard of a Celery app knows its workers.")
+        abort(404, "This dashboard has no Celery app, so it does not know any workers.")
     stats = app.control.inspect(timeout=ANSWER_WITHIN).stats() or {}
     active: Mapping[str, Any] = {}
     reserved: Mapping[str, Any] = {}
     if stats:
-        # Those that answered do so again: nobody waits for others.
+        # Ask only workers that have answered, so that nobody waits for the timeout.
         again = app.control.inspect(list(stats), timeout=ANSWER_WITHIN, limit=len(stats))
         active, reserved = again.active() or {}, again.reserved() or {}
     return _page([_row(name, found, active.get(name), reserved.get(name)) for name, found in sorted(stats.items())])
 
 
 def _page(workers: list[dict[str, Any]] | None) -> str:
-    request_args.only()
+    request_args.allow()
     rows: list[tuple[str, DispatcherRow]] = []
     faults = Faults()
     for known in context().inspector.listing(kind="delay", limit=MOST_QUEUES).known:

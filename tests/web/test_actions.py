@@ -15,6 +15,7 @@ from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.delay.model import Push
+from redis_queue.operate.access import AppAccess
 from redis_queue.operate.audit import Action, Audit, Subject
 from redis_queue.operate.subjects import SHOWN
 from redis_queue.store.script_cache import load_scripts
@@ -176,7 +177,7 @@ class TestTicked:
         asked = preview(writer, "/scheduled", "cancel", row=rows(writer, "/scheduled", "task-1", "task-2"))
         DelayQueue("celery", filled).cancel("task-1")
         page = writer.send(asked.form("/act"))
-        assert "1 of 2 cancelled. The other 1 had gone meanwhile" in page.text
+        assert "1 of 2 cancelled. Skipped: 1 (gone, replaced" in page.text
 
     @pytest.mark.parametrize(
         ("verb", "when", "path", "id_"),
@@ -204,7 +205,7 @@ class TestTicked:
         before = queue.look(id_)
         page = writer.send(asked.form("/act"))
         assert "0 of 1" in page.text
-        assert "What was chosen had gone meanwhile, was replaced" in page.text
+        assert "Skipped: 1 (gone, replaced" in page.text
         assert queue.look(id_) == before
 
     def test_a_page_of_large_ones_is_previewed_whole(self, writer: Browser, filled: redis.Redis) -> None:
@@ -270,11 +271,11 @@ class TestMatching:
     def test_what_one_form_cannot_name_is_left_for_the_next(
         self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(actions, "MOST_NAMED", 300)
+        monkeypatch.setattr(actions, "MOST_FORM_BYTES", 300)
         asked = preview(writer, "/scheduled?task=shop.remind", "cancel", matching="1")
         count = len([name for name, _ in asked.form("/act").fields if name == "row"])
         assert 5 < count < 15
-        assert f"These {count} are done at once" in asked.text
+        assert f"This action covers {count};" in asked.text
 
     def test_the_longest_names_of_all_fit_into_a_form(self, writer: Browser, filled: redis.Redis) -> None:
         DelayQueue("celery", filled).push_many(
@@ -289,17 +290,16 @@ class TestMatching:
         for left in (45, 25):
             asked = preview(writer, "/scheduled", "cancel", matching="1")
             assert "Cancel 20?" in asked.text
-            assert "More may match. These 20 are done at once" in asked.text
+            assert "There may be more matches. This action covers 20;" in asked.text
             assert "20 cancelled." in writer.send(asked.form("/act")).text
             assert DelayQueue("celery", filled).count() == left
 
     def test_a_rare_one_among_many(self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in (actions, entries):
-            monkeypatch.setattr(module, "MOST_LOOKED_AT", 30)
+        monkeypatch.setattr(entries, "MOST_LOOKED_AT", 30)
         monkeypatch.setattr("redis_queue.operate.entries.MOST_LOOKED_AT", 30)
         monkeypatch.setattr("redis_queue.operate.entries.CHUNK", 10)
         asked = preview(writer, "/scheduled?task=shop.nosuch", "cancel", matching="1")
-        assert "Nothing among the first 30 matches" in asked.text
+        assert "No match among the first 30" in asked.text
         assert [form for form in asked.forms if form.action == "/act"] == []
 
     def test_dead_letters_of_one_reason(self, writer: Browser, filled: redis.Redis) -> None:
@@ -313,7 +313,7 @@ class TestMatching:
 
     def test_nothing_matches(self, writer: Browser) -> None:
         asked = preview(writer, "/dead?reason=nosuch", "redrive", matching="1")
-        assert "Nothing matches." in asked.text
+        assert "No match." in asked.text
 
 
 @pytest.mark.parametrize(
@@ -329,6 +329,31 @@ def test_the_search_is_still_there_afterwards(path: str, verb: str, kept: str, w
     assert kept in asked.links
     answer = writer.post(asked.form("/act"))
     assert (answer.status_code, answer.headers["Location"]) == (303, kept)
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's own
+def test_actions_install_no_hooks_in_the_app(filled: redis.Redis, redis_server: RedisServer) -> None:
+    """Capture, worker steps and control of DelayedTasks belong to the processes that ask for them."""
+    url = f"redis+socket://{redis_server.socket}"
+    app = Celery("plain", broker=url, backend=url, set_as_current=False)
+
+    def hooks() -> list[Any]:
+        steps = {name: set(found) for name, found in app.steps.items()}
+        return [app.amqp, type(app.amqp), steps, app.control, type(app.control), app.Task, app.Worker]
+
+    before = hooks()
+    browser = Browser(dashboard(AppAccess(app), allow_write=True, secret_key=KEY))
+    crawl(browser, 1)
+    page = browser.get(f"/entry?queue=celery&id={TASK}")
+    browser.send(browser.send(page.form("/preview"), ("verb", "cancel")).form("/act"))
+    for path, verb in (("/scheduled", "reschedule"), ("/scheduled", "run-now"), ("/dead", "redrive")):
+        asked = preview(browser, path, verb, matching="1", when="2h" if verb == "reschedule" else None)
+        browser.send(asked.form("/act"))
+
+    assert app.AsyncResult(TASK).state == "REVOKED"
+    assert len(audit(filled)) >= 4
+    assert hooks() == before
+    app.close()
 
 
 class TestForms:

@@ -86,7 +86,7 @@ class TestBody:
         value: list[Any] = []
         for _ in range(50_000):
             value = [value]
-        assert formatting.body(value) == "nested too deeply to be shown"
+        assert formatting.body(value) == "nested too deeply to show"
 
 
 class TestTimes:

@@ -152,7 +152,7 @@ def test_more_names_than_are_looked_at(client: redis.Redis) -> None:
     listing = Inspector(client).listing()
     assert (len(listing.known), listing.total, listing.unseen) == (MOST_ROWS, MOST_FIELDS, 500)
     page = Browser(dashboard(client, secret_key=KEY)).get("/queues")
-    assert "500 more were not looked at" in page.text
+    assert "500 more are not listed" in page.text
 
 
 def test_a_broken_one_hides_no_other(client: redis.Redis) -> None:

@@ -256,7 +256,7 @@ class TestQueue:
     def test_one_that_is_not_there(self, query: str, reader: Browser) -> None:
         page = reader.open(f"/queue?{query}")
         assert page.status == 404
-        assert "Which queue?" in page.text or "no RedisQueue" in page.text or "no DelayQueue" in page.text
+        assert "name is missing" in page.text or "no RedisQueue" in page.text or "no DelayQueue" in page.text
 
 
 class TestDead:
@@ -321,7 +321,7 @@ class TestEntry:
 
     def test_one_that_is_gone(self, reader: Browser) -> None:
         page = reader.open("/entry?queue=celery&id=gone")
-        assert (page.status, "it ran, was cancelled, or never was" in page.text) == (404, True)
+        assert (page.status, "it has run, was cancelled, or never existed" in page.text) == (404, True)
 
     def test_headers_are_redacted(self, reader: Browser) -> None:
         text = reader.get("/entry?queue=celery&id=task-1&body=1").text

@@ -1,4 +1,4 @@
-// Loads the page anew every few seconds and puts its content in place, unless somebody is about to do something in it.
+// Reload the content of the page every few seconds, unless the user is typing, selecting or filling in a form.
 "use strict";
 (() => {
   const main = document.querySelector("main[data-refresh]");
@@ -8,14 +8,14 @@
   button.type = "button";
   const paused = () => sessionStorage.getItem(PAUSED) === "1";
   const show = () => {
-    button.textContent = paused() ? "Go on updating" : "Pause updates";
+    button.textContent = paused() ? "Resume updates" : "Pause updates";
   };
   button.addEventListener("click", () => {
     sessionStorage.setItem(PAUSED, paused() ? "0" : "1");
     show();
   });
   show();
-  // It is there before it says anything, so that a screen reader hears of the change.
+  // Added while empty, so that screen readers announce its first text.
   const stale = document.createElement("span");
   stale.className = "stale";
   stale.setAttribute("aria-live", "polite");
@@ -63,7 +63,7 @@
       const back = which >= 0 ? main.querySelectorAll(".scroll")[which] : link && main.querySelector(`a[href="${CSS.escape(link)}"]`);
       if (back) back.focus({ preventScroll: true });
     } catch {
-      // It is tried again.
+      // The next update tries again.
       fail();
     }
   };

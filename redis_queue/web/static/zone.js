@@ -1,4 +1,4 @@
-// Shows times in the zone of the browser, unless the server sets one; the title of each has UTC.
+// Show times in the zone of the browser, unless the server sets a zone; tooltips stay in UTC.
 "use strict";
 (() => {
   const main = document.querySelector("main");
@@ -35,6 +35,6 @@
     for (const zone of main.querySelectorAll(".zone")) if (zone.textContent !== name) zone.textContent = name;
   };
   localize();
-  // Updates come in the zone of the server: convert them, too.
+  // Updated content arrives in the zone of the server.
   new MutationObserver(localize).observe(main, { childList: true });
 })();

@@ -113,7 +113,7 @@ class TestActions:
         page.get_by_label("Task contains", exact=True).fill("shop.cancel")
         page.get_by_label("Task contains", exact=True).press("Enter")
         expect(page.locator("tbody tr")).to_have_count(1)
-        page.get_by_label("All that match").check()
+        page.get_by_label("All matches").check()
         page.get_by_label("To", exact=True).fill("5h")
         page.get_by_role("button", name="Reschedule…").click()
         page.get_by_role("button", name="Reschedule 1").click()
@@ -264,7 +264,7 @@ class TestRefresh:
         page.clock.fast_forward(20_000)
         assert page.evaluate("1") == 1
         assert asked == []
-        page.get_by_role("button", name="Go on updating").press("Enter")
+        page.get_by_role("button", name="Resume updates").press("Enter")
         self.tick(page)
 
     def test_what_was_done_stays_told(self, new_tab: NewTab, filled: redis.Redis) -> None:
