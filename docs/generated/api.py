@@ -28,7 +28,7 @@ SOURCES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "api-doctor": ("redis_queue.doctor", ()),
     "api-web": ("redis_queue.web", ()),
     "api-testing": ("redis_queue.testing", ()),
-    "api-flask": ("redis_queue.contrib.flask", ("RedisQueue",)),
+    "api-flask": ("redis_queue.contrib.flask", ("FlaskDelayedTasks",)),
 }
 
 WIDTH: Final = 90

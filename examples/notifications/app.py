@@ -10,7 +10,7 @@ from flask import Flask, Response, abort, current_app, jsonify, request, session
 
 from examples.notifications.mail import send_mail
 from redis_queue.celery import DelayedTasks
-from redis_queue.contrib.flask import RedisQueue
+from redis_queue.contrib.flask import FlaskDelayedTasks
 
 
 def celery_init_app(app: Flask) -> Celery:
@@ -41,7 +41,7 @@ def create_app(**config: Any) -> Flask:
     app.config.update(config)
     celery = celery_init_app(app)
     send = celery.task(send_mail, name="notifications.send_mail", shared=False)
-    RedisQueue(
+    FlaskDelayedTasks(
         app, dashboard="/queues", user=lambda: session.get("user"), may_write=lambda: session.get("user") == "admin"
     )
 

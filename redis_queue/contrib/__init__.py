@@ -1,1 +1,1 @@
-"""What redis_queue is inside of web frameworks."""
+"""Integrations with web frameworks."""

@@ -1,4 +1,4 @@
-"""redis_queue in a Flask application: its settings, and the dashboard behind its own users (extra ``flask``)."""
+"""Flask extension: delayed tasks with the application's settings, and the dashboard for its users (extra ``flask``)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ SETTING: Final = "REDIS_QUEUE_"
 Ask = Callable[[], Any]
 
 
-class RedisQueue:
-    """Delayed tasks of the Celery app that a Flask application has as ``app.extensions["celery"]``.
+class FlaskDelayedTasks:
+    """DelayedTasks for the Celery app of a Flask application, *celery* or ``app.extensions["celery"]``.
 
-    ``REDIS_QUEUE_*`` of ``app.config`` become ``redis_queue_*`` of the Celery app, unless it says them itself.
-    ``RedisQueue(app)`` and ``RedisQueue().init_app(app)`` do the same. With *dashboard* the dashboard is at that path:
-    *user* is called within a request context and returns the name of who is logged in, or None (or anything empty or
-    false) to refuse; *may_write* tells whether this one may act.
+    Settings ``REDIS_QUEUE_*`` of ``app.config`` become ``redis_queue_*`` of the Celery app; settings of the Celery app
+    take precedence. ``FlaskDelayedTasks(app)`` and ``FlaskDelayedTasks().init_app(app)`` do the same.
+
+    *dashboard* is the path of the dashboard, such as "/queues". *user* is called within a request context and returns
+    the name of the user, or None (or another false value) to refuse. *may_write* tells whether this user may act;
+    without it the dashboard is read-only. Raises ConfigurationError for invalid arguments.
     """
 
     def __init__(
@@ -41,9 +43,9 @@ class RedisQueue:
         may_write: Ask | None = None,
     ) -> None:
         if dashboard is not None and user is None:
-            raise ConfigurationError("dashboard= needs user=: a function that returns who is logged in, or None")
+            raise ConfigurationError("dashboard= needs user=: a function that returns the name of the user, or None")
         if dashboard is not None and (not dashboard.startswith("/") or dashboard.rstrip("/") == ""):
-            raise ConfigurationError(f"dashboard={dashboard!r}: give a path such as '/queues'")
+            raise ConfigurationError(f"dashboard={dashboard!r}: must be a path such as '/queues'")
         self._celery = celery
         self._path = dashboard and dashboard.rstrip("/")
         self._user = user
@@ -52,29 +54,33 @@ class RedisQueue:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
-        """Install DelayedTasks in the Celery app of *app*; raises ConfigurationError if there is none."""
+        """Install DelayedTasks in the Celery app of *app*. Raises ConfigurationError if there is none."""
         celery = self._celery or app.extensions.get("celery")
         if not isinstance(celery, Celery):
-            raise ConfigurationError("make the Celery app first: app.extensions['celery'], or RedisQueue(celery=...)")
-        given = {name.lower(): value for name, value in app.config.items() if name.startswith(SETTING)}
-        # Only get() knows what a namespace puts before the names; None may be meant.
+            raise ConfigurationError(
+                "no Celery app: set app.extensions['celery'] first, or use FlaskDelayedTasks(celery=...)"
+            )
+        options = {name.lower(): value for name, value in app.config.items() if name.startswith(SETTING)}
+        # Only get() adds the namespace to names; None may be a set value.
         missing = object()
-        celery.conf.update({name: value for name, value in given.items() if celery.conf.get(name, missing) is missing})
+        celery.conf.update(
+            {name: value for name, value in options.items() if celery.conf.get(name, missing) is missing}
+        )
         app.extensions[EXTENSION] = DelayedTasks(celery)
         if self._path is not None:
             self._mount(app, celery, self._path)
 
     def _mount(self, app: Flask, celery: Celery, path: str) -> None:
         def ask(function: Ask | None, environment: Mapping[str, object]) -> Any:
-            # As in a view: request, session and the login of the application are there. The form is the dashboard's:
-            # it can be read only once.
+            # A request context as in a view, with session and login. Without the form, which can be read only once: the
+            # dashboard needs it.
             outside = str(environment.get("SCRIPT_NAME", "")).removesuffix(path)
-            asked = {"SCRIPT_NAME": outside, "PATH_INFO": path, "CONTENT_LENGTH": "0", "wsgi.input": BytesIO()}
-            with app.request_context({**environment, **asked}):
+            changes = {"SCRIPT_NAME": outside, "PATH_INFO": path, "CONTENT_LENGTH": "0", "wsgi.input": BytesIO()}
+            with app.request_context({**environment, **changes}):
                 return function() if function is not None else None
 
         def identify(environment: Mapping[str, object]) -> str | None:
-            # False is what "current_user.is_authenticated and current_user.name" says of nobody.
+            # "current_user.is_authenticated and current_user.name" is False without a login.
             name = ask(self._user, environment)
             return str(name) if name else None
 
@@ -92,5 +98,5 @@ def _secret(app: Flask) -> str | None:
     key = app.config.get("SECRET_KEY")
     if key is None:
         return None
-    # How long a key has to be is between the application and Flask, which takes "dev".
+    # Hashed, since Flask accepts short keys such as "dev".
     return hmac.new(key.encode() if isinstance(key, str) else key, SETTING.encode(), hashlib.sha256).hexdigest()

@@ -1,4 +1,4 @@
-"""What Django loads for ``redis_queue.contrib.django`` in INSTALLED_APPS."""
+"""AppConfig of ``redis_queue.contrib.django``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.apps import AppConfig
 
 
 class RedisQueueConfig(AppConfig):
-    """The checks, the command and the permissions of the dashboard."""
+    """System checks, management command, and permissions of the dashboard."""
 
     name = "redis_queue.contrib.django"
     label = "redis_queue"

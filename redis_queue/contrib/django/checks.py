@@ -1,4 +1,4 @@
-"""``manage.py check``: settings that cannot be are found before a process starts. Nothing is sent to Redis."""
+"""System checks for ``manage.py check``: invalid settings and missing DelayedTasks. Nothing is sent to Redis."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SETTING: Final = re.compile(rf"\b{NAMESPACE}(\w+)")
 
 
 def _in_django(app: Celery, name: str) -> str:
-    """Return the name of the setting *name* in the settings of Django, from which *app* reads."""
+    """Return the name of the setting *name* in Django's settings, with the namespace of *app*."""
     return f"{app.conf.prefix or 'CELERY_'}{NAMESPACE}{name}".upper()
 
 
 def _ignored(app: Celery) -> Iterator[checks.CheckMessage]:
-    """Yield settings of Django that look like ours and that *app* does not read."""
+    """Yield warnings about Django settings that look like ours but lack the namespace of *app*."""
     known = {f"{NAMESPACE}{item.name}".upper(): item.name for item in fields(CelerySettings)}
     for name in dir(settings):
         if not name.startswith(NAMESPACE.upper()):
@@ -41,7 +41,7 @@ def _ignored(app: Celery) -> Iterator[checks.CheckMessage]:
 
 @checks.register("redis_queue")
 def check_settings(app_configs: Any = None, **_: Any) -> Iterable[checks.CheckMessage]:
-    """Yield what is wrong with ``CELERY_REDIS_QUEUE_*`` and with how the project uses Celery."""
+    """Check ``CELERY_REDIS_QUEUE_*`` and the Celery app of the project."""
     del app_configs
     try:
         app = celery_app()
@@ -54,8 +54,8 @@ def check_settings(app_configs: Any = None, **_: Any) -> Iterable[checks.CheckMe
     if app.main in (None, "default"):
         return [
             checks.Warning(
-                "No Celery app was made when Django started.",
-                hint=f"Import it in the __init__.py of the project, or set {CELERY_APP}.",
+                "The project has no Celery app.",
+                hint=f"Import the app in the __init__.py of the project, or set {CELERY_APP}.",
                 id="redis_queue.W001",
             )
         ]
@@ -71,8 +71,8 @@ def check_settings(app_configs: Any = None, **_: Any) -> Iterable[checks.CheckMe
     if ATTRIBUTE not in vars(app):
         found.append(
             checks.Warning(
-                "Delayed tasks of this app wait in its workers' memory.",
-                hint="Add DelayedTasks(app) behind the line that makes the Celery app.",
+                "The Celery app has no DelayedTasks, so delayed tasks wait in the memory of workers.",
+                hint="Add DelayedTasks(app) after the line that creates the Celery app.",
                 id="redis_queue.W002",
             )
         )

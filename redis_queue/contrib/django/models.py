@@ -1,4 +1,4 @@
-"""No table: only the permissions of the dashboard."""
+"""Permissions of the dashboard, without a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Dashboard(models.Model):
-    """Who may see the dashboard, and who may act in it."""
+    """Permissions to see the dashboard and to act in it."""
 
     class Meta:
         """Permissions without a table."""

@@ -19,38 +19,38 @@ CELERY_APP: Final = "REDIS_QUEUE['CELERY_APP']"
 
 
 def option(name: str) -> Any:
-    """Return what the setting ``REDIS_QUEUE`` says of *name*, or None. Raises ConfigurationError for unknown names."""
-    given = getattr(settings, "REDIS_QUEUE", {})
-    if not isinstance(given, Mapping):
-        raise ConfigurationError(f"REDIS_QUEUE={given!r}: give a dict with {' and '.join(KNOWN)}")
-    for key in given:
+    """Return ``REDIS_QUEUE[name]`` of the settings, or None. Raises ConfigurationError for unknown names."""
+    options = getattr(settings, "REDIS_QUEUE", {})
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(f"REDIS_QUEUE={options!r}: must be a dict with {' and '.join(KNOWN)}")
+    for key in options:
         if key not in KNOWN:
-            raise ConfigurationError(f"REDIS_QUEUE[{key!r}] is unknown; known are {', '.join(KNOWN)}")
-    return given.get(name)
+            raise ConfigurationError(f"REDIS_QUEUE[{key!r}]: must be one of {', '.join(KNOWN)}")
+    return options.get(name)
 
 
 def celery_app() -> Celery:
-    """Return the app that ``REDIS_QUEUE["CELERY_APP"]`` names (such as "shop.celery:app"), by default the current one.
+    """Return the app of ``REDIS_QUEUE["CELERY_APP"]`` (such as "shop.celery:app"), by default the current app.
 
-    Raises ConfigurationError if there is none.
+    Raises ConfigurationError if the setting does not name an app.
     """
     name = option("CELERY_APP")
     if name is None:
         return current_app._get_current_object()
     module, _, attribute = str(name).partition(":")
     try:
-        # find_app looks for a module of that name where there is no such attribute, and says that it found none.
+        # find_app would search for a module if the attribute is missing, and report the wrong name.
         found: Any = find_app(module) if not attribute else getattr(import_from_cwd(module), attribute)
     except AttributeError:
         raise ConfigurationError(f"{CELERY_APP}={name!r}: {_missing(module, attribute)}") from None
     except (ImportError, ValueError) as error:
         raise ConfigurationError(f"{CELERY_APP}={name!r}: {error}") from error
     if not isinstance(found, Celery):
-        raise ConfigurationError(f"{CELERY_APP}={name!r} is not a Celery app but of type {type(found).__name__}")
+        raise ConfigurationError(f"{CELERY_APP}={name!r}: expected a Celery app, got {type(found).__name__}")
     return found
 
 
 def _missing(module: str, attribute: str) -> str:
     known = [key for key, value in vars(sys.modules.get(module, sys)).items() if isinstance(value, Celery)]
-    wanted = f"module {module!r} has no {attribute!r}" if attribute else f"{module!r} has no Celery app"
-    return f"{wanted}; its Celery app is {module + ':' + known[0]!r}" if known else wanted
+    problem = f"module {module!r} has no {attribute!r}" if attribute else f"{module!r} has no Celery app"
+    return f"{problem}; its Celery app is {module + ':' + known[0]!r}" if known else problem

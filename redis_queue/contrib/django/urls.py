@@ -1,4 +1,4 @@
-"""Where the dashboard is: ``path("queues/", include("redis_queue.contrib.django.urls"))``."""
+"""URLs of the dashboard: ``path("queues/", include("redis_queue.contrib.django.urls"))``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard as a view of Django, for the staff of the site."""
+"""The dashboard as a Django view for staff users."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ _MAY_WRITE: Final = "redis_queue.may_write"
 
 
 def _login_page() -> str:
-    # A project need not have Django's admin.
+    # Some projects do not use Django's admin.
     try:
         return str(reverse("admin:login"))
     except NoReverseMatch:
         return str(resolve_url(settings.LOGIN_URL))
 
 
-# Its forms bring a token of their own.
+# The forms of the dashboard have their own tokens.
 @csrf_exempt
 @staff_member_required(login_url=lazy(_login_page, str)())
 def dashboard_view(request: HttpRequest, path: str) -> HttpResponse:
-    """Show the dashboard to staff with ``view_dashboard``; acting takes ``change_dashboard``."""
+    """Show the dashboard to staff users with ``view_dashboard``; actions need ``change_dashboard``."""
     user: Any = request.user
     if not user.has_perm(VIEW):
-        raise PermissionDenied(f"This takes the permission {VIEW}.")
+        raise PermissionDenied(f"The dashboard needs the permission {VIEW}.")
     mounted = request.path[: len(request.path) - len(path)] if path else request.path
     if path.startswith("/") and not mounted.endswith("/"):
-        # As path("queues", include(...)) has it.
+        # With path("queues", include(...)), without a slash.
         mounted, path = f"{mounted}/", path[1:]
     if not mounted.endswith("/"):
         return HttpResponseRedirect(f"{mounted}/")
@@ -79,7 +79,7 @@ def _environment(request: HttpRequest, mounted: str, path: str, user: Any) -> di
             "SERVER_PORT": str(request.META.get("SERVER_PORT", "80")),
             "wsgi.version": (1, 0),
             "wsgi.url_scheme": request.scheme,
-            # Flask's logging writes there; a request that came by ASGI has none.
+            # For Flask's logging; ASGI requests have none.
             "wsgi.errors": request.META.get("wsgi.errors", sys.stderr),
             "wsgi.multithread": True,
             "wsgi.multiprocess": True,
@@ -93,7 +93,7 @@ def _environment(request: HttpRequest, mounted: str, path: str, user: Any) -> di
 
 
 def _wsgi(text: str) -> str:
-    # As WSGI has it: the bytes of UTF-8, each as a character.
+    # WSGI strings hold one byte of UTF-8 per character.
     return text.encode().decode("latin-1")
 
 

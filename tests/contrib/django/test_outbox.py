@@ -104,7 +104,7 @@ def test_many_calls_of_one_transaction_are_relayed_once(
 def test_more_calls_than_one_relay_takes_are_all_relayed_with_their_commit(
     tables: Any, outbox: Any, delayed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redis_queue.contrib.django.outbox.relay_loop.CHUNK", 2)
+    monkeypatch.setattr("redis_queue.contrib.django.outbox.transfer.CHUNK", 2)
     with tables.atomic():
         for number in range(5):
             outbox.schedule("shop.remind", (number,), countdown=60)

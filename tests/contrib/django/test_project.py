@@ -106,7 +106,7 @@ def test_which_app_it_is_is_checked(shop: Path, setting: Any, found: list[str]) 
         ),
         ("os:nothing", "module 'os' has no 'nothing'"),
         ("os", "'os' has no Celery app"),
-        ("os:path", "is not a Celery app but of type module"),
+        ("os:path", "expected a Celery app, got module"),
         ("examples.nowhere:app", "No module named 'examples.nowhere'"),
     ],
 )

@@ -18,7 +18,7 @@ def test_a_signal_ends_it_and_its_handlers_go_with_it(
 ) -> None:
     from django.core.management import call_command
 
-    from redis_queue.contrib.django.outbox.relay_loop import relay
+    from redis_queue.contrib.django.outbox.transfer import relay
 
     del tables
     before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]

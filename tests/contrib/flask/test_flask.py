@@ -13,7 +13,7 @@ from flask import Flask, request
 
 from examples.notifications import create_app
 from redis_queue.celery import DelayedTasks
-from redis_queue.contrib.flask import RedisQueue
+from redis_queue.contrib.flask import FlaskDelayedTasks
 from redis_queue.errors import ConfigurationError
 from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
@@ -99,7 +99,7 @@ def dashboard(redis_url: str, **options: Any) -> Flask:
     app = Flask("other")
     app.config.update(SECRET_KEY="dev", REDIS_QUEUE_URL=redis_url)
     celery = Celery("other", broker="redis://localhost", set_as_current=False)
-    RedisQueue(app, celery=celery, dashboard="/queues", **options)
+    FlaskDelayedTasks(app, celery=celery, dashboard="/queues", **options)
     return app
 
 
@@ -137,7 +137,7 @@ def test_settings_of_the_application_reach_celery(redis_url: str) -> None:
     app.config.update(REDIS_QUEUE_URL=redis_url, REDIS_QUEUE_MIN_DELAY=5)
     celery = Celery("other", broker="amqp://localhost", set_as_current=False)
     celery.conf.update(redis_queue_min_delay=2)
-    extension = RedisQueue(celery=celery)
+    extension = FlaskDelayedTasks(celery=celery)
     extension.init_app(app)
     delayed: DelayedTasks = app.extensions["redis_queue"]
     assert delayed.app is celery
@@ -150,7 +150,7 @@ def test_a_setting_that_celery_has_under_a_namespace_wins(redis_url: str) -> Non
     app.config.update(REDIS_QUEUE_URL=redis_url, REDIS_QUEUE_MIN_DELAY=5, CELERY_REDIS_QUEUE_MIN_DELAY=2)
     celery = Celery("other", broker="amqp://localhost", set_as_current=False)
     celery.config_from_object(app.config, namespace="CELERY")
-    RedisQueue(app, celery=celery)
+    FlaskDelayedTasks(app, celery=celery)
     delayed: DelayedTasks = app.extensions["redis_queue"]
     assert delayed.settings.min_delay == 2
 
@@ -159,11 +159,11 @@ def test_a_setting_that_celery_has_under_a_namespace_wins(redis_url: str) -> Non
     ("options", "text"),
     [
         ({"dashboard": "/queues"}, "needs user="),
-        ({"dashboard": "queues", "user": lambda: "ann"}, "give a path"),
-        ({"dashboard": "/", "user": lambda: "ann"}, "give a path"),
-        ({}, "make the Celery app first"),
+        ({"dashboard": "queues", "user": lambda: "ann"}, "must be a path"),
+        ({"dashboard": "/", "user": lambda: "ann"}, "must be a path"),
+        ({}, "no Celery app: set"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
-        RedisQueue(Flask("other"), **options)
+        FlaskDelayedTasks(Flask("other"), **options)

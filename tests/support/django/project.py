@@ -88,5 +88,5 @@ DUE_AT = datetime(2030, 1, 1, tzinfo=timezone.utc)
 
 def use_app(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the outbox use *app* instead of the one of the shop."""
-    for module in ("relay_loop", "calls"):
+    for module in ("transfer", "calls"):
         monkeypatch.setattr(f"redis_queue.contrib.django.outbox.{module}.celery_app", lambda: app)

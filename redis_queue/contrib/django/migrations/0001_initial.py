@@ -8,7 +8,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    """No table is made."""
+    """Add the permissions; creates no table."""
 
     initial = True
 

@@ -1,4 +1,4 @@
-"""What Django loads for ``redis_queue.contrib.django.outbox`` in INSTALLED_APPS."""
+"""AppConfig of ``redis_queue.contrib.django.outbox``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.apps import AppConfig
 
 
 class OutboxConfig(AppConfig):
-    """The table of task calls on their way."""
+    """The outbox table and its relay."""
 
     name = "redis_queue.contrib.django.outbox"
     label = "redis_queue_outbox"

@@ -1,4 +1,4 @@
-"""What a view calls: schedule and cancel within its transaction."""
+"""Schedule and cancel calls within a database transaction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redis_queue.celery.store import CODEC
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.contrib.django.outbox.models import Call
 from redis_queue.contrib.django.outbox.redis_access import COMMIT_TIMEOUT, reach
-from redis_queue.contrib.django.outbox.relay_loop import relay_quietly
+from redis_queue.contrib.django.outbox.transfer import relay_quietly
 from redis_queue.contrib.django.project import celery_app
 from redis_queue.errors import EntryExistsError, InvalidDelayError
 from redis_queue.store.ids import check_id
@@ -32,17 +32,17 @@ def schedule(
     using: str | None = None,
     **options: Any,
 ) -> str:
-    """Write a call of *task* (a Celery task or its name) into the outbox, in the open transaction; return its id.
+    """Write a call of *task* (a Celery task or its name) to the outbox, in the open transaction; return the task id.
 
-    It runs no earlier than after *countdown* (counted from now) or at *eta* (aware), and not before the commit.
-    *options* are those of ``apply_async``. Arguments may be of any type that Celery can write as JSON, such as UUID,
-    datetime or Decimal. An older call that waits in Redis under *task_id* is replaced. Raises InvalidValueError, before
-    anything is written, for calls that cannot be sent, and EntryExistsError if *task_id* is in the outbox already.
+    The call runs after *countdown* seconds from now or at *eta* (aware), and not before the commit. *options* are those
+    of ``apply_async``. Arguments may have any type that Celery can write as JSON, such as UUID, datetime or Decimal.
+    The call replaces an older waiting call with the same *task_id*. Raises InvalidValueError for calls that cannot be
+    sent, and EntryExistsError if *task_id* is already in the outbox; nothing is written then.
     """
     call = TaskCall(getattr(task, "name", task), args, kwargs or {}, options)
     name = uuid() if task_id is None else check_id(task_id, name="task_id")
     due_at = _due(countdown, eta)
-    # Without the queue itself, which only Redis can tell: it may be away, and that is what the outbox is for.
+    # Without Redis, which may be unreachable: scheduling must not depend on it.
     payload = call.payload(celery_app())
     CODEC.encode(payload)
     using = using or router.db_for_write(Call)
@@ -54,62 +54,63 @@ def schedule(
         if not calls.filter(task_id=name).exists():
             raise
         raise EntryExistsError(
-            f"task_id={name!r} is in the outbox already: cancel it first, or use another id"
+            f"task_id={name!r} is already in the outbox: cancel it first, or use another id"
         ) from None
     _relay_with_commit(using)
     return name
 
 
 def cancel(task_id: str, *, using: str | None = None) -> bool:
-    """Take a call out, wherever it is by now. True: it will never run. False: unknown, or on its way already.
+    """Cancel a call in the outbox or in Redis. True: it will not run. False: it is unknown, or may have been sent.
 
-    In one case True comes too late: a relay was killed after it had stored the call and before its commit, and the call
-    has been sent since.
+    One exception: if a relay was killed after it stored the call and before its commit, and the call was sent since,
+    the answer is True although it has run.
 
-    While it is in the outbox this is part of the transaction: after a rollback it is scheduled as before. In Redis it
-    is gone at once, and no rollback brings it back. Raises StoreError if Redis does not answer within a second; the
-    row stays.
+    In the outbox, the cancel is part of the transaction: after a rollback the call is scheduled as before. In Redis it
+    takes effect at once, and a rollback does not restore the call. Raises StoreError if Redis does not answer within a
+    second; the row stays.
     """
     check_id(task_id, name="task_id")
     using = using or router.db_for_write(Call)
-    # Before the row is locked, and on SQLite the whole database.
+    # Before the row (on SQLite: the whole database) is locked.
     reach(celery_app(), COMMIT_TIMEOUT)
     with transaction.atomic(using=using):
-        # The row first: then no relay can take it any more. One that died before its commit may have stored it.
+        # The row first, so that no relay can take it. A relay that was killed may have stored the call before.
         deleted, _ = Call.objects.using(using).filter(task_id=task_id).delete()
         outcome = StoredTasks.of(celery_app()).cancel(task_id)
         return bool(outcome) or (bool(deleted) and not outcome.taken_out)
 
 
-class _Relay:
-    """The relay behind one commit, however many calls it brings."""
+class _CommitRelay:
+    """One relay after a commit, for all calls of the transaction."""
 
     def __init__(self, using: str) -> None:
         self._using = using
         self.calls = 0
-        self.begun = False
+        self.started = False
 
     def __call__(self) -> None:
-        # One relay moves all rows. If it fails, the relay service moves them a little later; so it may take only a
-        # short part of the request that commits.
-        if not self.begun:
-            self.begun = True
+        # Once, with short timeouts, since the request waits. If it fails, the relay service moves the rows later.
+        if not self.started:
+            self.started = True
             relay_quietly(calls=self.calls, using=self._using)
 
 
 def _relay_with_commit(using: str) -> None:
-    """Relay when the open transaction is committed; once, for all that is scheduled in it."""
+    """Relay once after the open transaction is committed."""
     waiting = (function for _, function, *_ in reversed(connections[using].run_on_commit))
-    known = next((function for function in waiting if isinstance(function, _Relay) and not function.begun), None)
-    relay = known or _Relay(using)
+    known = next(
+        (function for function in waiting if isinstance(function, _CommitRelay) and not function.started), None
+    )
+    relay = known or _CommitRelay(using)
     relay.calls += 1
-    # Registered each time: a savepoint that is rolled back takes with it what was registered behind it.
+    # Registered for each call: rolling back a savepoint removes functions that were registered after it.
     transaction.on_commit(relay, using=using)
 
 
 def _due(countdown: Seconds | None, eta: datetime | None) -> datetime:
     if countdown is not None and eta is not None:
-        raise InvalidDelayError("give countdown= or eta=, not both")
+        raise InvalidDelayError("countdown and eta: must not be given together")
     if eta is not None:
         point_ms(eta, name="eta")
         return eta

@@ -1,4 +1,4 @@
-"""Columns that give back what was put in, on every database and with every setting of time zones."""
+"""Columns that return values unchanged, on every database and with every time zone setting."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from redis_queue.times import from_ms, to_ms
 
 
 class Document(models.TextField):
-    """JSON as the text that Python wrote.
+    """JSON stored as text.
 
-    The JSON type of PostgreSQL sorts keys, makes integers of large floats, and refuses strings with a zero byte.
+    The JSON type of PostgreSQL sorts keys, turns large floats into integers, and refuses strings with a zero byte.
     """
 
     def from_db_value(self, value: str | None, *_: Any) -> Any:
-        """Return what was saved."""
+        """Return the decoded value."""
         return None if value is None else json.loads(value)
 
     def get_prep_value(self, value: Any) -> str:
-        """Return ASCII, which every character set of a database has."""
+        """Return ASCII, which every database can store."""
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
 class Moment(models.BigIntegerField):
-    """An aware datetime as milliseconds since the epoch, rounded up: the same with USE_TZ and without."""
+    """An aware datetime, stored as milliseconds since the epoch, rounded up; USE_TZ has no effect."""
 
     def from_db_value(self, value: int | None, *_: Any) -> datetime | None:
         """Return it in UTC."""
@@ -50,7 +50,7 @@ class ServerTime(Func):
         return "%s", [time.time_ns() // 1_000_000]
 
     def as_postgresql(self, *_: Any, **__: Any) -> Any:
-        """Use the clock of the server, not the beginning of the transaction."""
+        """Use the current time of the server, not the start of the transaction."""
         return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS bigint)", []
 
 

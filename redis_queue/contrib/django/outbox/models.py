@@ -8,10 +8,10 @@ from redis_queue.contrib.django.outbox.fields import Document, Moment, Stamp
 
 
 class Call(models.Model):
-    """A task call that is committed and not yet in the DelayQueue.
+    """A task call that is committed but not yet in the DelayQueue.
 
-    *failures* counts how often Redis refused the call while it took others. A call that is set aside can never be
-    relayed as it is; *error* says why.
+    *failures* counts how often Redis refused this call while accepting others. A call with *set_aside* is invalid and
+    is not relayed; *error* says why.
     """
 
     task_id = models.CharField(max_length=255, unique=True)
@@ -24,7 +24,7 @@ class Call(models.Model):
     error = models.TextField(blank=True, default="")
 
     class Meta:
-        """Taken in the order in which they were written."""
+        """Relayed in the order of writing."""
 
         ordering = ("id",)
 

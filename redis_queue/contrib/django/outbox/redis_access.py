@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from celery import Celery
 
 COMMIT_TIMEOUT: Final = 0.3
-"""Timeout in seconds for one answer of Redis in a view. Three attempts take a second."""
+"""Seconds to wait for each reply of Redis in a view. Three attempts take a second."""
 
 RELAY_TIMEOUT: Final = 5.0
-"""Timeout in seconds for one answer of Redis in a separate relay process."""
+"""Seconds to wait for each reply of Redis in a relay process."""
 
 
 def reach(app: Celery, timeout: float) -> DelayQueue:
-    """Return the DelayQueue of *app* after its Redis has answered; *timeout* seconds are the limit of each answer.
+    """Return the DelayQueue of *app* after a check that Redis answers; *timeout*: seconds for each reply.
 
     Raises StoreError after three attempts.
     """
     known = _QUEUES.setdefault(Store.of(app), {})
     queue = known.get(timeout)
     if queue is None:
-        # This sends commands to Redis, too.
+        # Opening the queue sends commands to Redis, too.
         queue = known[timeout] = Store.of(app).within(timeout).delay_queue()
     else:
         check_answers(queue)
@@ -38,8 +38,8 @@ def reach(app: Celery, timeout: float) -> DelayQueue:
 
 def check_answers(queue: DelayQueue) -> None:
     """Raise StoreError unless the Redis of *queue* answers."""
-    # Any short read would do, but no PING: the role of a producer does not allow it.
-    queue.moves.leader()
+    # A short read; not PING, which the role of a producer does not allow.
+    queue.leader()
 
 
 _QUEUES: Final[WeakKeyDictionary[Store, dict[float, DelayQueue]]] = WeakKeyDictionary()

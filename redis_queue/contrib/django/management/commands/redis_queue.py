@@ -13,8 +13,8 @@ from redis_queue.cli.celery import group
 from redis_queue.contrib.django.project import celery_app
 
 
-def _without_djangos(words: Sequence[str]) -> list[str]:
-    """Leave out the options that manage.py and django-admin have read themselves, for every command."""
+def _without_django_options(words: Sequence[str]) -> list[str]:
+    """Return *words* without the options that manage.py and django-admin handle themselves."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--settings")
     parser.add_argument("--pythonpath")
@@ -22,21 +22,21 @@ def _without_djangos(words: Sequence[str]) -> list[str]:
 
 
 class Command(BaseCommand):
-    """Passes everything on."""
+    """Passes all arguments to the command group."""
 
     help = "Look at delayed tasks and queues, and act on them."
     requires_system_checks: Sequence[str] | str = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take what the group takes."""
+        """Accept the arguments of the group."""
         parser.add_argument("arguments", nargs=REMAINDER)
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Run with what stands behind the name; options like --help are those of the group."""
-        self._run(_without_djangos(argv[2:]), f"{argv[0]} {argv[1]}")
+        """Run with the arguments after the command name; options such as --help are those of the group."""
+        self._run(_without_django_options(argv[2:]), f"{argv[0]} {argv[1]}")
 
     def handle(self, *arguments: str, **options: Any) -> None:
-        """Run from ``call_command("redis_queue", "stats")``."""
+        """Run for ``call_command("redis_queue", "stats")``."""
         self._run([*arguments, *options.get("arguments", ())], "redis_queue")
 
     def _run(self, arguments: Sequence[str], name: str) -> None:

@@ -10,7 +10,7 @@ from redis_queue.contrib.django.outbox.fields import Document, Moment, Stamp
 
 
 class Migration(migrations.Migration):
-    """Makes it."""
+    """Create the table."""
 
     initial = True
 

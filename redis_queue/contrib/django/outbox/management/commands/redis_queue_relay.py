@@ -1,4 +1,4 @@
-"""``manage.py redis_queue_relay``: moves what is committed into the DelayQueue until it is stopped."""
+"""``manage.py redis_queue_relay``: move committed calls into the DelayQueue until stopped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.db import Error, close_old_connections, router
 from redis_queue.backoff import Backoff
 from redis_queue.cli.ending import stopping
 from redis_queue.contrib.django.outbox.models import Call
-from redis_queue.contrib.django.outbox.relay_loop import Relayed, relay, waiting
+from redis_queue.contrib.django.outbox.transfer import Relayed, relay, waiting
 from redis_queue.errors import RedisQueueError
 from redis_queue.logs import logger_of
 from redis_queue.store.chunks import CHUNK
@@ -30,16 +30,18 @@ class Command(BaseCommand):
         parser.add_argument(
             "--status", action="store_true", help="Show how many calls wait, list those set aside or refused, and exit."
         )
-        parser.add_argument("--once", action="store_true", help="Move what is there and end.")
-        parser.add_argument("--interval", type=float, default=1.0, help="Seconds between two looks (default: 1).")
-        parser.add_argument("--database", default=None, help="The database of the outbox (default: as it is routed).")
+        parser.add_argument("--once", action="store_true", help="Move the existing rows and exit.")
+        parser.add_argument("--interval", type=float, default=1.0, help="Seconds between two relays (default: 1).")
+        parser.add_argument(
+            "--database", default=None, help="Database of the outbox (default: by the database router)."
+        )
 
     def handle(self, *_: Any, **options: Any) -> None:
         """Relay."""
         if not 0.05 <= options["interval"] <= 3600:  # noqa: PLR2004
-            raise CommandError(f"--interval {options['interval']:g}: give 0.05 to 3600 seconds")
+            raise CommandError(f"--interval {options['interval']:g}: must be from 0.05 to 3600 seconds")
         if options["status"]:
-            self._tell(options["database"] or router.db_for_read(Call))
+            self._show_status(options["database"] or router.db_for_read(Call))
             return
         if options["once"]:
             try:
@@ -52,15 +54,15 @@ class Command(BaseCommand):
         with stopping(lambda *_: stopped.set()):
             self._until(stopped, options["database"], options["interval"])
 
-    def _tell(self, database: str) -> None:
-        # Without payload and times: those of a call that is set aside may be unreadable.
-        aside = Call.objects.using(database).filter(set_aside=True).order_by("id")
+    def _show_status(self, database: str) -> None:
+        # Without payload and times, which may be unreadable in a call that is set aside.
+        invalid = Call.objects.using(database).filter(set_aside=True).order_by("id")
         refused = waiting(database).filter(failures__gt=0)
         self.stdout.write(
             f"{waiting(database).count():,} waiting, {refused.count():,} of them refused by Redis before, "
-            f"{aside.count():,} set aside"
+            f"{invalid.count():,} set aside"
         )
-        for title, calls in (("set aside", aside), ("refused", refused)):
+        for title, calls in (("set aside", invalid), ("refused", refused)):
             for task_id, task, error in calls.values_list("task_id", "task", "error")[:CHUNK]:
                 self.stdout.write(f"{title}: {task} {task_id}: {error}")
 

@@ -1,4 +1,4 @@
-"""The relay: what is committed goes from the outbox into the DelayQueue, at least once."""
+"""Transfer of committed calls from the outbox into the DelayQueue, at least once."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from redis_queue.times import MAX_DELAY, to_ms
 logger = logger_of(__name__)
 
 ROW: Final = "outbox"
-"""Header of an entry with the row that it came from."""
+"""Header that names the outbox row of an entry."""
 
 FAILURES: Final = 3
-"""Most failed attempts to store single calls in one relay; the next relay continues with others."""
+"""Most failed attempts with single calls per relay; the next relay continues with other calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relayed:
-    """What one relay did: *moved* wait in the DelayQueue, *failed* stay in the outbox with their error."""
+    """Result of a relay: *moved* calls are in the DelayQueue, *failed* ones stay in the outbox with their error."""
 
     moved: int = 0
     failed: int = 0
@@ -50,30 +50,31 @@ class Relayed:
 
 
 def relay(limit: int = CHUNK, *, using: str | None = None, timeout: float = RELAY_TIMEOUT) -> Relayed:
-    """Move up to *limit* calls, the oldest first; any number may run at once.
+    """Move up to *limit* calls, oldest first; any number of relays may run at once.
 
-    Each is stored under its task id before its row goes: a relay that dies in between stores it once more, which
-    changes nothing while it waits. It replaces an older call that waits, or died, under its id; a newer one stays. A
-    call that can never be stored is set aside; one that Redis refuses while it takes others is tried again later.
+    Each call is stored under its task id before its row is deleted. If the relay is killed in between, the next relay
+    stores the call again, which has no effect while the call waits. A call replaces an older waiting call or dead
+    letter with the same id; a newer one stays. An invalid call is set aside; a call that Redis refuses while accepting
+    others is tried again later.
 
-    *timeout*: seconds for one answer of Redis. Raises StoreError if Redis cannot take them; the rows stay. Raises
-    RuntimeError in an open transaction, whose rows may yet be rolled back.
+    *timeout*: seconds to wait for each reply of Redis. Raises StoreError if Redis stores nothing; the rows stay. Raises
+    RuntimeError in an open transaction, which could be rolled back.
     """
     check_limit(limit, CHUNK)
     using = using or router.db_for_write(Call)
     with transaction.atomic(using=using, durable=True):
         if not waiting(using).exists():
             return Relayed()
-    # Before rows (on SQLite: the whole database) are locked, so that no lock waits for a Redis that does not answer.
+    # Before rows (on SQLite: the whole database) are locked, so that no lock is held while Redis does not answer.
     queue = reach(celery_app(), timeout)
     with transaction.atomic(using=using, durable=True):
-        return _Round(queue, using).run(limit)
+        return _RelayTransaction(queue, using).run(limit)
 
 
 def relay_quietly(*, calls: int = 1, using: str | None = None) -> None:
-    """Relay up to *calls* rows now, within a second; failed rows are left to the next relay.
+    """Relay up to *calls* rows within a second; failed rows are left to the next relay.
 
-    After a failure it does nothing for a while.
+    After a failure, calls of this function are ignored for a while.
     """
     try:
         breaker = breaker_of(celery_app())
@@ -86,22 +87,22 @@ def relay_quietly(*, calls: int = 1, using: str | None = None) -> None:
             breaker.failed()
             raise
         breaker.succeeded()
-    # The caller's transaction is committed: nothing that happens here may look as if it were not.
+    # The caller's transaction is committed, so errors here must not reach the caller.
     except (RedisQueueError, Error) as error:
         logger.warning("not relayed yet: %s", error, extra={"action": "relay_away"})
 
 
 def waiting(using: str) -> QuerySet[Any]:
-    """Return the calls for a relay to move: first those that Redis has never refused."""
+    """Return the calls to relay, those that Redis has refused last."""
     return Call.objects.using(using).filter(set_aside=False).order_by("failures", "id")
 
 
-class _Item(NamedTuple):
+class _RelayItem(NamedTuple):
     row: Any
     push: Push
 
 
-class _Round:
+class _RelayTransaction:
     """One transaction of a relay."""
 
     def __init__(self, queue: DelayQueue, using: str) -> None:
@@ -122,28 +123,28 @@ class _Round:
         return Relayed(len(self._moved), self._failed)
 
     def _take(self, limit: int) -> list[Any]:
-        """Lock and return rows: nobody can cancel them before this transaction ends."""
+        """Lock and return rows, so that nobody can cancel them before this transaction ends."""
         rows = waiting(self._using)
         features: Any = connections[self._using].features
         if features.has_select_for_update:
             rows = rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked)
         else:
-            # SQLite locks as a whole, with the first write.
+            # SQLite locks the whole database with the first write.
             self._calls.filter(pk=-1).update(failures=0)
         try:
             return list(rows.annotate(now=ServerTime())[:limit])
-        except Exception:  # noqa: BLE001 - an unreadable row; if the database failed, the next line raises
+        except Exception:  # noqa: BLE001 - an unreadable row; if the database is down, the next line raises
             names = list(rows.values_list("pk", "task_id", "task")[:limit])
         return [row for name in names if (row := self._read(*name)) is not None]
 
     def _read(self, key: int, task_id: str, task: str) -> Any:
         try:
             return self._calls.annotate(now=ServerTime()).get(pk=key)
-        except Exception as error:  # noqa: BLE001 - a broken value may make a field raise anything
+        except Exception as error:  # noqa: BLE001 - fields may raise anything for a broken value
             self._set_aside(key, task_id, task, error)
             return None
 
-    def _item(self, row: Any) -> _Item | None:
+    def _item(self, row: Any) -> _RelayItem | None:
         try:
             payload = {**row.payload, "task": row.task}
             TaskCall.from_payload(payload)
@@ -151,10 +152,10 @@ class _Round:
             mark = call_name(ROW, name, row.task_id)
             push = Push(payload, due_at=row.due_at, id=row.task_id, headers={ROW: name, CALL: mark}, mark=mark)
             self._queue.check(push)
-        except Exception as error:  # noqa: BLE001 - a row that somebody else wrote may hold anything
+        except Exception as error:  # noqa: BLE001 - rows from other tools may hold anything
             self._set_aside(row.pk, row.task_id, row.task, error)
             return None
-        return _Item(row, push)
+        return _RelayItem(row, push)
 
     def _set_aside(self, key: int, task_id: str, task: str, error: Exception) -> None:
         why = f"{type(error).__name__}: {error}"
@@ -168,7 +169,7 @@ class _Round:
         self._calls.filter(pk=key).update(set_aside=True, error=why)
         self._failed += 1
 
-    def _store_together(self, items: Sequence[_Item]) -> None:
+    def _store_together(self, items: Sequence[_RelayItem]) -> None:
         try:
             self._store(items)
         except StoreRefusedError:
@@ -179,7 +180,7 @@ class _Round:
                 if not self._store_alone(item) and self._failed >= FAILURES:
                     break
 
-    def _store_alone(self, item: _Item) -> bool:
+    def _store_alone(self, item: _RelayItem) -> bool:
         row = item.row
         try:
             self._store([item])
@@ -200,8 +201,8 @@ class _Round:
             return False
         return True
 
-    def _store(self, items: Sequence[_Item]) -> None:
-        flags = self._queue.calls.keep_many([push for _, push in items])
+    def _store(self, items: Sequence[_RelayItem]) -> None:
+        flags = self._queue.keep_many([push for _, push in items])
         for item, stored in zip(items, flags, strict=True):
             if not stored:
                 self._replace_older(*item)
@@ -209,7 +210,7 @@ class _Round:
 
     def _replace_older(self, row: Any, push: Push) -> None:
         """Store *push*, unless its id has a newer entry, or one that an earlier relay stored from this row."""
-        # Two ages, each by one clock: that of the row by the database's, that of the entry by Redis'. A millisecond of
-        # the first one may come from rounding.
+        # Compare ages, each measured by one clock: the row's by the database, the entry's by Redis. Rounding may
+        # make the row's age a millisecond too high.
         age = timedelta(milliseconds=max(0, row.now - to_ms(row.stored_at) - 1))
         self._queue.calls.replace_older(push, age=min(age, MAX_DELAY))
