@@ -19,15 +19,13 @@ MAX_LABEL: Final = 40
 class WebSettings:
     """Settings of a dashboard. Raises ConfigurationError for invalid values.
 
-    - *allow_write*: allow actions.
-    - *users*: names and passwords for HTTP Basic authentication; None: everybody has access.
-    - *identify*: a function that takes the WSGI environment and returns the user's name, or None to refuse the request.
-      Use it instead of *users* in an application with its own users.
-    - *may_write*: a function that takes the WSGI environment and tells whether this user may act; needs *allow_write*.
-    - *hosts*: allowed host names, against DNS rebinding; None if the surrounding application checks them.
-    - *secret_key*: signs cookies; must be the same in all processes. None: a random key for a single process.
-    - *label*: a name for the environment on every page, such as "production".
-    - *timezone*: the time zone of all times, such as "Europe/Berlin"; None: the zone of each browser.
+    *allow_write*: allow actions. *users*: names and passwords for HTTP Basic authentication; None: everybody has
+    access. *identify*: a function that takes the WSGI environment and returns the user's name, or None to refuse the
+    request; use it instead of *users* in an application with its own users. *may_write*: a function that takes the WSGI
+    environment and tells whether this user may act; needs *allow_write*. *hosts*: allowed host names, against DNS
+    rebinding; None if the surrounding application checks them. *secret_key*: signs cookies; must be the same in all
+    processes; None: a random key for a single process. *label*: a name for the environment on every page, such as
+    "production". *timezone*: the time zone of all times, such as "Europe/Berlin"; None: the zone of each browser.
     """
 
     allow_write: bool = False

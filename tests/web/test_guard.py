@@ -138,7 +138,7 @@ class TestUsers:
         self, open_dashboard: Open, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(guard, "MOST_REMEMBERED", 3)
-        wrong = guard._Wrong(3)
+        wrong = guard._Failures(3)
         for number in range(20):
             wrong.add((str(number), "x"))
             wrong.add(("10.0.0.1", str(number)))
