@@ -12,7 +12,8 @@ from redis_queue.doctor.replies import pairs, text
 from redis_queue.errors import StoreError
 from redis_queue.lazy_property import LazyProperty
 from redis_queue.store.connection import Client
-from redis_queue.store.scripts import Argument, Scripts
+from redis_queue.store.links import Argument
+from redis_queue.store.scripts import Scripts
 
 
 class ServerInfo:

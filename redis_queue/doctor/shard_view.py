@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from redis_queue.doctor.replies import pairs
 from redis_queue.store.keys import Keys, Kind
-from redis_queue.store.scripts import Argument, BoundScript, Scripts
+from redis_queue.store.links import Argument
+from redis_queue.store.scripts import BoundScript, Scripts
 
 STEP: Final = 500
 """Elements per command."""

@@ -18,7 +18,7 @@ from redis_queue.operate.faults import Faults
 from redis_queue.operate.pages import Page, gather
 from redis_queue.operate.relative_time import When
 from redis_queue.operate.subjects import subjects
-from redis_queue.store.keys import is_id
+from redis_queue.store.ids import is_id
 from redis_queue.web import dead_letters, entries, request_args
 from redis_queue.web.confirmation import NOT_CONFIRMED, begin_operation, confirmed_count, new_operation
 from redis_queue.web.context import context

@@ -15,7 +15,7 @@ from redis_queue.operate.dead_letters import Filter, Place, as_task
 from redis_queue.operate.faults import Faults
 from redis_queue.operate.pages import Found, Page
 from redis_queue.operate.scan import Scan
-from redis_queue.store.keys import is_id
+from redis_queue.store.ids import is_id
 from redis_queue.web import request_args
 from redis_queue.web.context import context
 from redis_queue.web.queue_lookup import MOST_NAMES, queue_range, reference

@@ -12,8 +12,7 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate import entries
 from redis_queue.operate.pages import Page, gather
 from redis_queue.operate.scan import Scan
-from redis_queue.store.keys import is_id
-from redis_queue.store.records import id_bytes, id_text
+from redis_queue.store.ids import id_bytes, id_text, is_id
 from redis_queue.web import request_args
 from redis_queue.web.context import context
 from redis_queue.web.queue_lookup import delay_queues
@@ -39,7 +38,7 @@ def show() -> str:
     limit = request_args.number("limit", ROWS, 1, MOST_ROWS)
     after = _decoded(request_args.text("after", most=MAX_CURSOR))
     scan = Scan()
-    page = conditions.page(context().access, queue, after, limit, scan)
+    page = entries.page(context().access, queue, conditions, after, limit, scan)
     return render_template(
         "entries.html",
         queue=queue,
@@ -51,7 +50,7 @@ def show() -> str:
         link={name: value for name, value in request.args.items() if name != "after" and value},
         first=after is None,
         now=context().inspector.now(),
-        total=conditions.count(context().access, queue),
+        total=entries.count(context().access, queue, conditions),
         with_body=request_args.flag("body"),
         is_id=is_id,
     )
@@ -87,7 +86,7 @@ def matching(queue: DelayQueue, conditions: Conditions, most: int) -> tuple[list
     """
 
     def read(after: str | None, limit: int) -> Page[str, str]:
-        page = conditions.page(context().access, queue, after, limit)
+        page = entries.page(context().access, queue, conditions, after, limit)
         return page.of([entry.id for entry, _ in page.items if is_id(entry.id)])
 
     return gather(read, most=most, most_looked_at=MOST_LOOKED_AT)

@@ -15,7 +15,7 @@ from redis_queue.doctor.server_info import servers
 from redis_queue.doctor.survey import survey
 from redis_queue.store import keys
 from redis_queue.store.keys import Keys
-from redis_queue.store.scripts import load
+from redis_queue.store.script_files import load
 from tests.support.doctor import faults
 from tests.support.doctor.stage import Stage, wrong
 

@@ -14,7 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from redis_queue.delay.store import DelayStore
+from redis_queue.delay.calls import Calls
+from redis_queue.delay.queue import DelayQueue
 from tests.support.django.project import environment
 from tests.support.django.project import write as write_row
 from tests.support.wait import wait_until

@@ -99,7 +99,7 @@ def late_data(stage: Stage) -> None:
 
 def late_entry(stage: Stage) -> None:
     late_data(stage)
-    stage.delayed.note_dispatches(Dispatches(1, 0))
+    stage.delayed.dispatch_log.note(Dispatches(1, 0))
 
 
 def no_counter(stage: Stage) -> None:

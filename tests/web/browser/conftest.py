@@ -13,7 +13,8 @@ from playwright.sync_api import Browser, BrowserContext, sync_playwright
 from werkzeug.serving import make_server
 
 from redis_queue.web import dashboard
-from tests.support.web.chromium import EXECUTABLE, NewTab, Tab
+from tests.support.parts import require
+from tests.support.web.chromium import NewTab, Tab
 
 
 @pytest.fixture(scope="module")

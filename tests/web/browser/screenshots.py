@@ -22,7 +22,6 @@ from redis_queue.web import dashboard
 from tests.support.parts import require
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
-from tests.support.web.chromium import EXECUTABLE
 
 IMAGES = ROOT / "docs" / "images"
 MOST_BYTES = 120_000

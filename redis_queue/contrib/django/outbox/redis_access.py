@@ -39,7 +39,7 @@ def reach(app: Celery, timeout: float) -> DelayQueue:
 def check_answers(queue: DelayQueue) -> None:
     """Raise StoreError unless the Redis of *queue* answers."""
     # A short read; not PING, which the role of a producer does not allow.
-    queue.leader()
+    queue.moves.leader()
 
 
 _QUEUES: Final[WeakKeyDictionary[Store, dict[float, DelayQueue]]] = WeakKeyDictionary()

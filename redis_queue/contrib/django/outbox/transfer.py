@@ -202,7 +202,7 @@ class _RelayTransaction:
         return True
 
     def _store(self, items: Sequence[_RelayItem]) -> None:
-        flags = self._queue.keep_many([push for _, push in items])
+        flags = self._queue.calls.keep_many([push for _, push in items])
         for item, stored in zip(items, flags, strict=True):
             if not stored:
                 self._replace_older(*item)
