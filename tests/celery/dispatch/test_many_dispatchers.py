@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -73,13 +74,13 @@ def ticking(fleet: Fleet) -> Iterator[None]:
         wait_until(lambda: worker.output.count("succeeded in") >= before + 3, description="more ticks")
 
 
-def dispatch(fleet: Fleet) -> int:
-    """Dispatch until nothing is left; return how many were sent."""
+def dispatch(fleet: Fleet, stored: threading.Event) -> int:
+    """Dispatch until all tasks were *stored* and none is left; return how many were sent."""
     sent = 0
     with fleet.store.client() as client:
         queue = DelayQueue("celery", client)
         work = Dispatcher(fleet.app(), queue, batch=50)
-        while len(queue):
+        while not stored.is_set() or len(queue):
             sent += work.run_once().sent
         work.close()
     return sent
@@ -89,8 +90,13 @@ def test_each_task_is_sent_once(fleet: Fleet, broker: Broker) -> None:
     delayed = fleet.delayed()
     with ticking(fleet), ThreadPoolExecutor(DISPATCHERS) as pool:
         notes = [delayed.app.signature(NOTE, countdown=0.2 + SECONDS * number / TASKS) for number in range(TASKS)]
-        ids = [result.id for result in delayed.push_many(notes)]
-        dispatchers = [pool.submit(dispatch, fleet) for _ in range(DISPATCHERS)]
+        stored = threading.Event()
+        # Before the push: on a busy machine the periodic task may have sent everything after it.
+        dispatchers = [pool.submit(dispatch, fleet, stored) for _ in range(DISPATCHERS)]
+        try:
+            ids = [result.id for result in delayed.push_many(notes)]
+        finally:
+            stored.set()
         sent = [dispatcher.result(50) for dispatcher in dispatchers]
     assert Counter(broker.take_ids(fleet.queue)) == Counter(ids)
     assert sum(count > 0 for count in sent) > 1, "several had a part in it"
