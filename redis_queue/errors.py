@@ -105,10 +105,7 @@ class Verdict(Exception):  # noqa: N818 - a decision of the handler, not a failu
 
 
 class Nack(Verdict):
-    """Give the message back for another delivery after *delay* (seconds or timedelta).
-
-    With ``counted=False`` this delivery does not count towards max_deliveries.
-    """
+    """Give the message back for a delivery after *delay* (seconds or timedelta); if *counted*, count this one."""
 
     def __init__(self, reason: Reason = "", *, delay: float | timedelta = 0, counted: bool = True) -> None:
         super().__init__(reason)

@@ -765,7 +765,7 @@ class TestLease:
                 client.zadd(KEYS.in_flight, {must(message).id: 0})
                 assert live.put_back().returned == 1
 
-        with pytest.raises(LeaseLostError, match="given to someone else"):
+        with pytest.raises(LeaseLostError, match="another consumer got the message"):
             work()
         assert (live.stats().acked, live.stats().ready) == (0, 1)
 

@@ -54,7 +54,7 @@ def test_what_was_claimed_elsewhere_is_returned(
 
     assert homes(timed, entries) == {0, 2}
     assert timed.ack_many(entries) == [True] * len(entries)
-    assert "timed: cannot claim from every shard: A key of the queue holds another Redis type" in caplog.text
+    assert "timed: cannot claim from every shard: A key of the queue has another Redis type" in caplog.text
     with pytest.raises(WrongTypeError):
         timed.claim(100)
 

@@ -90,7 +90,7 @@ def test_what_was_first_meanwhile_counts(client: redis.Redis, monkeypatch: pytes
 
     monkeypatch.setattr(scripts, "command", overtaken)
 
-    with pytest.raises(ConfigurationError, match="shards=4"):
+    with pytest.raises(ConfigurationError, match="must be 4 as before"):
         found.add("delay", "timed", Settings(shards=2))
 
 

@@ -172,7 +172,7 @@ class TestCluster:
         assert chosen(clusters[0], "ssl", "db") == [True, None]
 
     def test_another_database_is_refused(self, clusters: list[dict[str, Any]]) -> None:
-        with pytest.raises(ConfigurationError, match="only database 0"):
+        with pytest.raises(ConfigurationError, match="db: must be 0"):
             connect("redis+cluster://a:1/2", check=False)
         assert clusters == []
 
@@ -180,7 +180,7 @@ class TestCluster:
 def test_a_client_stays_what_it_is() -> None:
     client = redis.Redis()
     assert connect(client, check=False) is client
-    with pytest.raises(ConfigurationError, match="options db, socket_timeout go with a URL"):
+    with pytest.raises(ConfigurationError, match="options db, socket_timeout: must come with a URL"):
         connect(client, check=False, socket_timeout=1, db=2)
 
 
