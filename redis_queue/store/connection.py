@@ -74,7 +74,7 @@ def check_server(client: Client) -> None:
         if _version(version) < MINIMUM_VERSION:
             raise UnsupportedServerError(f"redis_version={version}: must be 6.2 or later; any Valkey will do")
         if info.get("role") == "slave":
-            raise UnsupportedServerError("role=slave: must be a primary; this server is a read-only replica")
+            raise UnsupportedServerError("role=slave: must not be a read-only replica; connect to its primary")
         policy = str(info.get("maxmemory_policy", ""))
         if policy.startswith("allkeys"):
             message = f"maxmemory-policy={policy}: must be noeviction; Redis may evict queues"
