@@ -38,7 +38,7 @@ def show() -> str:
     limit = request_args.number("limit", ROWS, 1, MOST_ROWS)
     after = _decoded(request_args.text("after", most=MAX_CURSOR))
     scan = Scan()
-    page = entries.page(context().access, queue, conditions, after, limit, scan)
+    page = entries.page(context().access, queue, conditions, after, limit, scan=scan)
     return render_template(
         "entries.html",
         queue=queue,
