@@ -1,4 +1,4 @@
-"""What dispatchers did and how late they were: frozen records, no I/O."""
+"""Counts and lateness of dispatched entries: frozen records without I/O."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _BOUNDS_MS: Final = tuple(round(bound * 1000) for bound in BOUNDS)
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """By how much entries were dispatched after their due time: how many in each bucket, and the sum in seconds.
+    """Time between due time and dispatch: the number of entries in each bucket, and the sum in seconds.
 
-    ``counts[n]`` are those above the bound before it and not above ``BOUNDS[n]``; the last one is without a bound.
+    ``counts[n]`` counts entries above the previous bound and not above ``BOUNDS[n]``; the last bucket has no bound.
     """
 
     counts: tuple[int, ...] = (0,) * BUCKETS
@@ -44,14 +44,14 @@ class Lateness:
 
     @property
     def total(self) -> int:
-        """How many were dispatched."""
+        """Number of dispatched entries."""
         return sum(self.counts)
 
     def quantile(self, q: float) -> float:
-        """Estimate the lateness in seconds that a part *q* (0 to 1) of all did not exceed, as Prometheus does.
+        """Estimate the lateness in seconds that a part *q* (0 to 1) of all entries did not exceed, as Prometheus does.
 
-        Linear within a bucket; the greatest bound where it is above that; NaN if there was none. Raises
-        InvalidValueError for another *q*.
+        Linear within a bucket; at most the greatest bound; NaN without entries. Raises InvalidValueError for an invalid
+        *q*.
         """
         if isinstance(q, bool) or not isinstance(q, int | float) or not 0 <= q <= 1:
             raise InvalidValueError(f"q={q!r}: must be a number from 0 to 1")
@@ -71,9 +71,9 @@ NO_LATENESS: Final = Lateness()
 
 @dataclass(frozen=True, slots=True)
 class Dispatches:
-    """*sent* entries that reached the broker, *failed* ones that went back or to the dead letters.
+    """*sent* entries reached the broker; *failed* ones were given back or became dead letters.
 
-    *lateness* is that of the sent ones, by the server's clock.
+    *lateness* is that of the sent entries, by the server's clock.
     """
 
     sent: int = 0
@@ -86,7 +86,7 @@ class Dispatches:
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """What was dispatched in the minute that began *at*: the sum of all lateness and the worst one, in seconds."""
+    """Dispatches in the minute that began *at*: counts, and the sum and the maximum of lateness in seconds."""
 
     at: datetime
     sent: int = 0
@@ -97,9 +97,9 @@ class Minute:
 
 @dataclass(frozen=True, slots=True)
 class DispatcherRow:
-    """A dispatcher that was there at *seen_at* by the server's clock.
+    """A dispatcher that was seen at *seen_at* by the server's clock.
 
-    *sent* and *failed* count since it started; *error* is why its last turn failed, "" if it did not.
+    *sent* and *failed* count since its start; *error* is the error of its last turn, "" without one.
     """
 
     name: str

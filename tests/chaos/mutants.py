@@ -1,4 +1,4 @@
-"""Mutants: copies of the code with a fault in each. The tests must find it: tests that find nothing prove nothing."""
+"""Mutants: copies of the code with one fault each, which the tests must find."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PACKAGE: Final = "redis_queue"
 COPIED: Final = (PACKAGE, "chaos", "tests", "tasks", "celeryconfig.py", "pyproject.toml")
 MESSAGES: Final = 600
 LONG: Final = 2400
-"""For what shows only when one was stopped with a lock in his hands."""
+"""For faults that show only if a process was stopped while it held a lock."""
 
 
 class Edit(NamedTuple):
-    """In *file* of the package, *old*, which must stand there once, becomes *new*."""
+    """Replace *old*, which must occur once in *file* of the package, by *new*."""
 
     file: str
     old: str
@@ -30,7 +30,7 @@ class Edit(NamedTuple):
 
 
 class Mutant(NamedTuple):
-    """One fault, and the tests that find it; without any, a run in which processes are killed."""
+    """One fault, and the tests that find it; without tests, a run with kills finds it."""
 
     name: str
     edits: tuple[Edit, ...]
@@ -198,7 +198,7 @@ MUTANTS: Final = [
 
 
 def caught(mutant: Mutant, *, seeds: tuple[int, ...] = SEEDS) -> list[str]:
-    """Return what finds *mutant*: broken promises of a run for each seed, or that its tests fail."""
+    """Return how *mutant* was found: by broken promises of a run for each seed, or by its tests."""
     with patched(mutant) as folder:
         if mutant.tests:
             return ["its tests fail"] if _fails(folder, mutant.tests) else []
@@ -208,7 +208,7 @@ def caught(mutant: Mutant, *, seeds: tuple[int, ...] = SEEDS) -> list[str]:
 
 @contextlib.contextmanager
 def patched(mutant: Mutant) -> Iterator[Path]:
-    """Yield a folder with a copy of the code that has the fault; raises ValueError where an edit does not fit."""
+    """Yield a folder with a copy of the code and the fault; raises ValueError if an edit does not fit."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as name:
         folder = Path(name)
         for what in COPIED:
@@ -223,12 +223,12 @@ def patched(mutant: Mutant) -> Iterator[Path]:
 
 
 def mutated(mutant: Mutant) -> dict[str, str]:
-    """Return the text of each file that *mutant* changes; raises ValueError where an edit does not fit."""
+    """Return the text of each file that *mutant* changes; raises ValueError if an edit does not fit."""
     texts: dict[str, str] = {}
     for file, old, new in mutant.edits:
         text = texts.get(file) or (ROOT / PACKAGE / file).read_text()
         if text.count(old) != 1:
-            raise ValueError(f"{old!r} stands {text.count(old)} times in {file}")
+            raise ValueError(f"{old!r} occurs {text.count(old)} times, expected once, in {file}")
         texts[file] = text.replace(old, new)
     return texts
 

@@ -1,4 +1,4 @@
-"""Scenarios: what runs where, and what is done to its servers meanwhile."""
+"""Scenarios: a workload, its servers, and the faults of the servers meanwhile."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAUSE_MS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What a run needs."""
+    """Workload and strikes of a run."""
 
     workload: Workload
     strikes: Strikes | None = None
@@ -39,21 +39,21 @@ class Site:
 
 @contextlib.contextmanager
 def kill() -> Iterator[Site]:
-    """Processes die between any two commands."""
+    """Processes are killed between any two commands."""
     with RedisServer() as server:
         yield Site(Queues(server.url))
 
 
 @contextlib.contextmanager
 def restart_always() -> Iterator[Site]:
-    """Redis is killed, too, and started again from its append-only file."""
+    """Redis is killed, too, and restarted from its append-only file."""
     with RedisServer(aof="always") as server:
         yield Site(Queues(server.url), Strikes(lambda: _restart(server), every=0.7))
 
 
 @contextlib.contextmanager
 def restart_everysec() -> Iterator[Site]:
-    """The same, where Redis writes to its file before it answers unless an fsync still runs."""
+    """The same with ``everysec``: Redis writes to its file before it answers unless an fsync is running."""
     with RedisServer(aof="everysec") as server:
         yield Site(Queues(server.url), Strikes(lambda: _restart_everysec(server), every=0.7))
 
@@ -67,7 +67,7 @@ def flush() -> Iterator[Site]:
 
 @contextlib.contextmanager
 def cuts() -> Iterator[Site]:
-    """Replies are lost, connections reset, and for a moment nothing arrives."""
+    """Replies are lost, connections are reset, and for a moment no data arrives."""
     with RedisServer(tcp=True) as server, FaultProxy(server.address) as proxy:
         faults = itertools.cycle([FaultProxy.cut, _lose_replies, _silence])
         yield Site(Queues(f"{proxy.url}?socket_timeout=0.2"), Strikes(lambda: _cut(next(faults), proxy), every=0.2))
@@ -97,7 +97,7 @@ def celery() -> Iterator[Site]:
 
 @contextlib.contextmanager
 def celery_restart() -> Iterator[Site]:
-    """The same, and that Redis is killed and started again from its append-only file."""
+    """The same, and Redis is killed and restarted from its append-only file."""
     with RedisServer(aof="always") as server:
         workload = Tasks(_as_broker(server), server.url, redis_queue_atomic_fetch=True)
         yield Site(workload, Strikes(lambda: _restart(server), every=2.0))
@@ -120,7 +120,7 @@ def celery_rabbitmq() -> Iterator[Site]:
 
 @contextlib.contextmanager
 def rabbitmq_restart() -> Iterator[Site]:
-    """The same, and RabbitMQ is killed and started again."""
+    """The same, and RabbitMQ is killed and restarted."""
     with RedisServer() as store, RabbitServer() as rabbit:
         yield Site(Tasks(rabbit.url, store.url), Strikes(lambda: _restart(rabbit), every=4.0))
 

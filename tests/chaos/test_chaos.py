@@ -1,4 +1,4 @@
-"""The tests bite: processes that die between any two commands find a fault in the code, and none without."""
+"""Runs with kills find a fault in the code, and none in the correct code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker finds each broken promise, and none in what is right."""
+"""The checker finds each broken promise, and none in a correct history."""
 
 from __future__ import annotations
 
