@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 
 
 class MessageWriter:
-    """Stores messages of *app* in *queue*. Raises what :meth:`redis_queue.DelayQueue.push` raises."""
+    """Stores messages of *app* in the queue that *open_queue* returns; raises what a push raises."""
 
-    def __init__(self, app: Celery, queue: DelayQueue) -> None:
+    def __init__(self, app: Celery, open_queue: Callable[[], DelayQueue]) -> None:
         self._app = app
-        self._queue = queue
+        # Opening it asks Redis: if that fails, the span of the schedule shows the error.
+        self._open_queue = open_queue
 
     def store(self, messages: Sequence[tuple[Envelope, Due]]) -> None:
         """Store messages in one round trip per 500; each replaces an entry that waits under its task id."""
         named = [(envelope.with_call(new_call()), due) for envelope, due in messages]
         with scheduling(named) as traced:
             pushes = [replace(self.as_push(*message), mark=call_in(message[0].headers) or "") for message in traced]
-            renewed = self._queue.calls.renew_many(pushes)
+            renewed = self._open_queue().calls.renew_many(pushes)
         for (envelope, _), was_revoked in zip(messages, renewed, strict=True):
             if was_revoked:
                 clear_revoked(self._app, envelope.id)
@@ -50,7 +51,8 @@ class MessageWriter:
     def keep_attempt(self, push: Push, envelope: Envelope, attempt: Attempt) -> None:
         """Store *push*, made of *envelope*, under the first id at which it replaces no other call."""
         for id_ in attempt.ids(envelope.id):
-            if self._queue.calls.replace_own(replace(push, payload=envelope.pack(id_), id=id_, mark=attempt.mark)):
+            own = replace(push, payload=envelope.pack(id_), id=id_, mark=attempt.mark)
+            if self._open_queue().calls.replace_own(own):
                 return
         # Only possible if another tool wrote an entry with this id and without a call name.
         raise InvalidValueError(

@@ -76,7 +76,7 @@ class StoredTasks:
     @LazyProperty
     def writer(self) -> MessageWriter:
         """Stores messages among the tasks."""
-        return MessageWriter(self.app, self.queue)
+        return MessageWriter(self.app, lambda: self.queue)
 
     def get(self, id: str) -> TaskEntry | None:
         """Return a waiting task, or None."""
