@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, cast
 
 from docs.generated.tables import code, table
-from redis_queue.inspector import Inspector
+from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metrics import Collector
 
 

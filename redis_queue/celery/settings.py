@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from redis_queue.errors import ConfigurationError, InvalidDelayError
 from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE
 from redis_queue.store.settings import MAX_SHARDS
+from redis_queue.suggestion import did_you_mean
 from redis_queue.times import Seconds, duration_ms
 
 if TYPE_CHECKING:
@@ -136,8 +136,7 @@ class CelerySettings:
         known = [item.name for item in fields(cls)]
         for name in _names(app.conf):
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-                hint = f"did you mean {NAMESPACE}{near[0]}?" if near else f"known are {', '.join(known)}"
+                hint = did_you_mean(name, known, show=f"{NAMESPACE}{{}}".format)
                 raise ConfigurationError(f"unknown setting {NAMESPACE}{name}: {hint}")
         given = {name: app.conf.get(f"{NAMESPACE}{name}") for name in known}
         _check_timezone(app)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from copy import copy
 from typing import TYPE_CHECKING, Final
 
+from redis_queue.catalog import AnyQueue, Catalog
 from redis_queue.celery.redis_of_app import address_of
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.inspector import Inspector
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.codec import JSON, Codec
 from redis_queue.store.connection import Client, connect
@@ -40,7 +40,7 @@ class Store:
         self._target = address_of(app.conf)
         self.url = self._target.url
         self.client: Client = connect(self.url, check=False, **self._target.options)
-        self.inspector = Inspector(self.client, prefix=self.prefix)
+        self.catalog = Catalog(self.client, prefix=self.prefix)
 
     def within(self, seconds: float) -> Store:
         """Return this store with another client, which waits up to *seconds* for each connection and each reply.
@@ -50,7 +50,7 @@ class Store:
         other = copy(self)
         timeouts = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
         other.client = connect(self.url, check=False, **{**self._target.options, **timeouts})
-        other.inspector = Inspector(other.client, prefix=self.prefix)
+        other.catalog = Catalog(other.client, prefix=self.prefix)
         return other
 
     @classmethod
@@ -71,11 +71,11 @@ class Store:
 
     def known(self) -> list[Known]:
         """Return every queue in the registry of the prefix."""
-        return self.inspector.known()
+        return self.catalog.known()
 
-    def open(self, known: Known) -> RedisQueue | DelayQueue:
+    def open(self, known: Known) -> AnyQueue:
         """Return a queue of the registry, with its registered settings."""
-        return self.inspector.open(known)
+        return self.catalog.open(known)
 
     def _settings(self, kind: Kind, name: str) -> Settings:
         for known in self.known():

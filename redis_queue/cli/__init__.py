@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import click
 
 from redis_queue.celery.app_lookup import load_app
-from redis_queue.cli.access import Group, is_json, redacted, telling
+from redis_queue.cli.access import Group, is_json, json_errors, redacted
 from redis_queue.cli.commands import COMMANDS
-from redis_queue.cli.ending import INTERRUPTED_AT_ONCE, code_of
+from redis_queue.cli.exit_codes import INTERRUPTED_AT_ONCE, code_of
 from redis_queue.cli.output import harmless
 from redis_queue.errors import RedisQueueError
 
@@ -26,7 +26,7 @@ def group(context: click.Context, app: str | None) -> None:
     for the other shells.
     """
     if app is not None:
-        with telling(as_json=is_json(context)):
+        with json_errors(as_json=is_json(context)):
             context.obj = SimpleNamespace(app=load_app(app))
 
 

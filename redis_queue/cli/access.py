@@ -1,4 +1,4 @@
-"""Which Redis a command works on: ``--url`` and ``--prefix``, or what a Celery app is configured with."""
+"""The Redis of a command: ``--url`` and ``--prefix``, or the configuration of a Celery app."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any, Final
 
 import click
 
-from redis_queue.celery.store import Store
-from redis_queue.cli.ending import INTERRUPTED_AT_ONCE, code_of
+from redis_queue.cli.exit_codes import INTERRUPTED_AT_ONCE, code_of
 from redis_queue.cli.output import harmless, show_json
 from redis_queue.errors import RedisQueueError
-from redis_queue.inspector import Inspector
 from redis_queue.operate.access import Access, AppAccess
+from redis_queue.operate.inspector import Inspector
 from redis_queue.store.connection import connect
 from redis_queue.store.redis_errors import redact
 
@@ -23,18 +22,18 @@ JSON: Final = "--json"
 
 _AS_JSON: Final = "redis_queue.as_json"
 
-_PLACE: Final = "redis_queue.place"
+_STORE: Final = "redis_queue.store"
 
 
 class Group(click.Group):
-    """A group that tells in JSON, too, why none of its commands could be called."""
+    """A group whose usage errors are JSON, too, if ``--json`` is given."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Read the arguments."""
+        """Parse the arguments."""
         as_json = JSON in args
-        with telling(as_json=as_json):
+        with json_errors(as_json=as_json):
             context = super().make_context(info_name, args, parent, **extra)
         context.meta[_AS_JSON] = as_json
         return context
@@ -42,14 +41,14 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is meant."""
-        with telling(as_json=JSON in args):
+        """Return the command of *args*."""
+        with json_errors(as_json=JSON in args):
             return super().resolve_command(ctx, args)
 
 
 @contextmanager
-def telling(*, as_json: bool) -> Iterator[None]:
-    """With *as_json*, print the error that leaves this as JSON, without a password."""
+def json_errors(*, as_json: bool) -> Iterator[None]:
+    """With *as_json*, print an error of the block as JSON, too, without a password."""
     try:
         yield
     except click.UsageError as error:
@@ -63,32 +62,31 @@ def telling(*, as_json: bool) -> Iterator[None]:
 
 
 def is_json(ctx: click.Context) -> bool:
-    """Tell whether the command that is called by *ctx*, that of a group, is to answer in JSON."""
+    """Tell whether the command called by *ctx*, the context of a group, prints JSON."""
     return bool(ctx.meta.get(_AS_JSON))
 
 
 class Command(click.Command):
-    """A command whose errors are one line each, with one meaning of exit codes.
+    """A command whose errors are one line each. With ``--json`` an error is one JSON object, too.
 
-    0 done, 1 the store or something else failed, 2 it was asked for something that cannot be, 130 interrupted before
-    there was anything to tell. With ``--json`` an error is one JSON object, too.
+    Exit codes: 0 done, 1 failed, 2 invalid arguments or settings, 130 interrupted before there was a result.
     """
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Read the arguments; no error shows a password."""
+        """Parse the arguments; no error shows a password."""
         as_json = JSON in args and any(parameter.name == "as_json" for parameter in self.params)
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
-            told = redacted(error)
+            safe = redacted(error)
             if as_json:
-                show_json({"error": told.format_message()})
-            raise told from None
+                show_json({"error": safe.format_message()})
+            raise safe from None
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Call the command; an error of redis_queue becomes one line and an exit code."""
+        """Run the command; an error of redis_queue becomes one line and an exit code."""
         as_json = ctx.params.get("as_json")
         try:
             return super().invoke(ctx)
@@ -96,7 +94,7 @@ class Command(click.Command):
             click.echo(f"error: {harmless(error)}", err=True)
             if as_json:
                 show_json({"error": str(error)})
-            # In the group that main() runs, nothing else would set the code.
+            # main() runs the group in standalone_mode=False: click sets no code.
             sys.exit(code_of(error))
         except click.ClickException as error:
             if as_json:
@@ -106,35 +104,35 @@ class Command(click.Command):
             if as_json:
                 show_json({"error": "interrupted"})
             if isinstance(error, click.Abort):
-                # Whoever called the group tells of it.
+                # The caller of the group reports it.
                 raise
             click.echo("interrupted", err=True)
             sys.exit(INTERRUPTED_AT_ONCE)
 
 
 class UrlCommand(Command):
-    """A command with ``--url``, unless a Celery app says it."""
+    """A command with ``--url``, except for a Celery app."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return what the command takes where it is called."""
+        """Return the parameters: with the Redis of an app, without those that choose one."""
         own = super().get_params(ctx)
-        return own if app_of(ctx) is not None else [*own, *self.places()]
+        return own if app_of(ctx) is not None else [*own, *self.store_options()]
 
-    def places(self) -> list[click.Parameter]:
-        """Return the options that say where the queues are."""
+    def store_options(self) -> list[click.Parameter]:
+        """Return the options that choose the queues."""
         return [_url]
 
 
 class StoreCommand(UrlCommand):
-    """A command with an Access: it has ``--url`` and ``--prefix``, unless a Celery app says them."""
+    """A command with an Access: it has ``--url`` and ``--prefix``, except for a Celery app."""
 
-    def places(self) -> list[click.Parameter]:
-        """Return the options that say where the queues are."""
+    def store_options(self) -> list[click.Parameter]:
+        """Return the options that choose the queues."""
         return [_url, _prefix]
 
 
 def redacted(error: click.UsageError) -> click.UsageError:
-    """Return *error*, without the password that it quotes."""
+    """Return *error* without passwords."""
     text = error.format_message()
     return error if redact(text) == text else click.UsageError(redact(text), error.ctx)
 
@@ -156,13 +154,13 @@ def with_url(function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         ctx = click.get_current_context()
         app = app_of(ctx)
-        return function(ctx.meta[_PLACE]["url"] if app is None else Store.of(app).url, *args, **kwargs)
+        return function(ctx.meta[_STORE]["url"] if app is None else AppAccess(app).url, *args, **kwargs)
 
     return wrapper
 
 
 def with_app(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Pass the Celery app as the first argument; without one the command ends with a line that says how to name it."""
+    """Pass the Celery app as the first argument; without an app the command is a usage error."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -179,7 +177,7 @@ def with_app(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def app_of(ctx: click.Context) -> Any:
-    """Return the Celery app that the group was given, or None."""
+    """Return the Celery app of the group, or None."""
     return getattr(ctx.obj, "app", None)
 
 
@@ -187,12 +185,12 @@ def _access(ctx: click.Context) -> Access:
     app = app_of(ctx)
     if app is not None:
         return AppAccess(app)
-    place = ctx.meta[_PLACE]
-    return Access(Inspector(connect(place["url"], check=False), prefix=place["prefix"]))
+    store = ctx.meta[_STORE]
+    return Access(Inspector(connect(store["url"], check=False), prefix=store["prefix"]))
 
 
 def _keep(ctx: click.Context, parameter: click.Parameter, value: str) -> None:
-    ctx.meta.setdefault(_PLACE, {})[parameter.name] = value
+    ctx.meta.setdefault(_STORE, {})[parameter.name] = value
 
 
 _url: Final = click.Option(
@@ -203,7 +201,7 @@ _url: Final = click.Option(
     show_default=True,
     expose_value=False,
     callback=_keep,
-    help="The Redis; or set REDIS_QUEUE_URL, which hides a password from the process list.",
+    help="URL of the Redis. With a password, set REDIS_QUEUE_URL instead: the process list shows options.",
 )
 _prefix: Final = click.Option(
     ["--prefix"],

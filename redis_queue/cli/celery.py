@@ -13,7 +13,7 @@ from redis_queue.cli.commands import COMMANDS
 # What an app adds to the options of all commands is passed to this one, too.
 @click.group("redis-queue", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def group(**_: Any) -> None:
-    """Durable delays: dispatch them, look at them, adopt what stock workers held, give all back."""
+    """Dispatch, list and change delayed tasks; adopt those of stock workers, and release them."""
 
 
 for _command in COMMANDS:

@@ -11,7 +11,7 @@ from redis_queue.cli.dispatch import dispatch
 from redis_queue.cli.doctor import doctor
 from redis_queue.cli.load_scripts import load_scripts
 from redis_queue.cli.metrics import metrics
-from redis_queue.cli.moving import adopt, release_all
+from redis_queue.cli.migrate import adopt, release_all
 from redis_queue.cli.putback import putback
 from redis_queue.cli.quarantine import quarantine
 from redis_queue.cli.queue import queue

@@ -10,24 +10,25 @@ from typing import Any
 
 import click
 
+from redis_queue.catalog import AnyQueue, kind_of
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
-from redis_queue.cli.acting import agree, at_once, end_with, in_batches, preview
-from redis_queue.cli.acting import purge as delete_all
-from redis_queue.cli.ids import Named, named
-from redis_queue.cli.one import show_one
+from redis_queue.cli.batches import purge as delete_all
+from redis_queue.cli.batches import run_at_once, run_batches
+from redis_queue.cli.confirmation import confirm, preview
+from redis_queue.cli.ids import IdArguments, id_arguments
 from redis_queue.cli.output import harmless, show_count, show_place, show_table, shown_body
-from redis_queue.inspector import AnyQueue, kind_of
+from redis_queue.cli.report import end_with
+from redis_queue.cli.single_item import show_one
 from redis_queue.model import DeadLetter
 from redis_queue.operate.access import Access
-from redis_queue.operate.dead_letters import Filter, Pair, task_of
-from redis_queue.operate.dead_letters import delete as delete_pairs
-from redis_queue.operate.dead_letters import redrive as redrive_pairs
+from redis_queue.operate.dead_letters import Filter, Pair, act_on, redrive_spread, task_of
 from redis_queue.operate.faults import Faults
 from redis_queue.operate.pages import first, sized
-from redis_queue.operate.scan import Scan
+from redis_queue.operate.search_report import SearchReport
 from redis_queue.operate.subjects import DEAD, subjects
-from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE
+from redis_queue.operate.verbs import DELETE, REDRIVE, Verb
+from redis_queue.store.chunks import MAX_RATE, MIN_RATE
 from redis_queue.store.ids import is_id
 
 
@@ -42,8 +43,8 @@ def _filtered(task: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Call
 
         for option in (
             task,
-            click.option("--id-prefix", help="Only ids that begin like this."),
-            click.option("--reason", help="Only those with this text in their reason."),
+            click.option("--id-prefix", help="Only ids with this prefix."),
+            click.option("--reason", help="Only reasons that contain this text."),
         ):
             wrapper = option(wrapper)
         return wrapper
@@ -53,33 +54,33 @@ def _filtered(task: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Call
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """Dead letters that a command changes: the ids *named*, or all matches."""
+    """Dead letters that a command changes: *ids*, or all matches."""
 
-    named: Named
+    ids: IdArguments
     only: Filter
 
     def find(self, queues: Sequence[AnyQueue], faults: Faults, *, exact: bool) -> list[Pair]:
         """Return pairs of queue and id; given ids are paired with every possible queue, unless *exact*."""
-        if self.named.given and not exact:
+        if self.ids.present and not exact:
             # The action itself checks whether they are dead.
-            return [(queue, id_) for queue in queues for id_ in self.named.ids]
-        scan = Scan()
+            return [(queue, id_) for queue in queues for id_ in self.ids.ids]
+        scan = SearchReport()
         # Ids written by other tools may be invalid for any call.
         pairs = [(queue, letter.id) for queue, letter in self.only.letters(queues, faults, scan) if is_id(letter.id)]
         if self.only and not pairs:
             click.echo(harmless(scan.no_match("dead letters") + scan.hint(self.only.task)), err=True)
-        ids = frozenset(self.named.ids)
-        return [pair for pair in pairs if pair[1] in ids] if self.named.given else pairs
+        ids = frozenset(self.ids.ids)
+        return [pair for pair in pairs if pair[1] in ids] if self.ids.present else pairs
 
-    def confirm(self, verb: str, pairs: Sequence[Pair], *, yes: bool, always: bool = False) -> None:
-        """Ask with the count and the first ones, unless single ids were given and nothing would be destroyed."""
-        if pairs and (always or not self.named.typed):
-            count = len(self.named.ids) or len(pairs)
-            agree(f"{verb} {count:,} dead letters?", lambda: subjects(pairs, DEAD), count, at="died", yes=yes)
+    def confirm(self, verb: Verb, pairs: Sequence[Pair], *, yes: bool) -> None:
+        """Ask with the count and the first ones, unless single ids were given and *verb* destroys nothing."""
+        if pairs and (verb.destroys or not self.ids.typed):
+            count = len(self.ids.ids) or len(pairs)
+            confirm(f"{verb.label} {count:,} dead letters?", lambda: subjects(pairs, DEAD), count, at="died", yes=yes)
 
-    def lacking(self, done: int, faults: Faults) -> str:
+    def problem(self, done: int, faults: Faults) -> str:
         """Return problems to report although no call failed."""
-        return faults.text() or ("" if done else self.named.missing("dead letter"))
+        return faults.text() or ("" if done else self.ids.missing("dead letter"))
 
 
 @click.group(cls=Group)
@@ -100,7 +101,7 @@ def list_(access: Access, *, name: str | None, only: Filter, limit: int, with_bo
 
     Example: redis-queue dead list --name orders --reason Timeout
     """
-    faults, scan = Faults(), Scan()
+    faults, scan = Faults(), SearchReport()
     letters, more = first(only.letters(access.queues(name, faults), faults, scan), limit)
     if as_json:
         shown = {"dead": [_fields(*pair, with_body=with_body) for pair in letters], "more": more}
@@ -108,13 +109,13 @@ def list_(access: Access, *, name: str | None, only: Filter, limit: int, with_bo
         return
     if not letters:
         nothing = scan.no_match("dead letters") if only else "no dead letters"
-        show_place(access.inspector, nothing, scan.hint(only.task_part))
+        show_place(access.catalog, nothing, scan.hint(only.task_part))
         end_with(faults)
         return
     heads = ("id", "queue", "died", "deliveries", "task", "reason", *(("body",) if with_body else ()))
     rows = [_row(*pair, with_body=with_body) for pair in letters]
     show_table(heads, rows, keep=("id", "died"), below=("task", "reason", "body"))
-    show_count(access.inspector, len(letters), more=more)
+    show_count(access.catalog, len(letters), more=more)
     end_with(faults)
 
 
@@ -133,12 +134,12 @@ def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json:
 
 
 @dead.command(cls=StoreCommand)
-@named
+@id_arguments
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @options.name
 @_filtered(options.task)
 @options.utc
-@click.option("--rate", type=options.Number(MIN_RATE, MAX_RATE), help="So many per second.  [default: all at once]")
+@click.option("--rate", type=options.Number(MIN_RATE, MAX_RATE), help="Most per second.  [default: all at once]")
 @options.dry_run
 @options.yes
 @options.as_json
@@ -146,7 +147,7 @@ def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json:
 def redrive(
     access: Access,
     *,
-    named: Named,
+    ids: IdArguments,
     everything: bool,
     name: str | None,
     only: Filter,
@@ -155,37 +156,37 @@ def redrive(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Bring dead letters back to life, with their deliveries counted from zero.
+    """Make dead letters ready again, with their deliveries counted from zero.
 
-    With --rate those of each queue are delayed, one after the other, and the command does not wait.
+    With --rate the dead letters of each queue are delayed, one after the other, and the command does not wait.
 
     Example: redis-queue dead redrive --reason Timeout --rate 50
     """
-    if sum((named.given, bool(only), everything)) != 1:
+    if sum((ids.present, bool(only), everything)) != 1:
         raise click.UsageError("give ids, or conditions like --reason, or --all")
-    faults, selection = Faults(), _Selection(named, only)
+    faults, selection = Faults(), _Selection(ids, only)
     queues = access.queues(name, faults)
     pairs = selection.find(queues, faults, exact=dry_run)
     if dry_run:
-        _preview("to_be_redriven", pairs, faults, as_json=as_json)
+        _preview(REDRIVE, pairs, faults, as_json=as_json)
         return
-    selection.confirm("Redrive", pairs, yes=yes)
-    lacking = partial(selection.lacking, faults=faults)
+    selection.confirm(REDRIVE, pairs, yes=yes)
+    problem = partial(selection.problem, faults=faults)
     if rate is None:
-        act = partial(redrive_pairs, faults=faults)
-        in_batches("redriven", pairs, act, size=CHUNK, as_json=as_json, lacking=lacking)
+        batches = act_on(pairs, REDRIVE, access, faults)
+        run_batches(REDRIVE.past, len(pairs), batches, as_json=as_json, problem=problem)
     else:
-        at_once(
-            "redriven",
-            partial(redrive_pairs, pairs, faults, rate),
+        run_at_once(
+            REDRIVE.past,
+            partial(redrive_spread, pairs, faults, rate),
             lambda: sum(size for _, size in sized(queues, _dead, Faults())),
             as_json=as_json,
-            lacking=lacking,
+            problem=problem,
         )
 
 
 @dead.command(cls=StoreCommand)
-@named
+@id_arguments
 @options.name
 @_filtered(options.task)
 @options.utc
@@ -194,28 +195,28 @@ def redrive(
 @options.as_json
 @with_access
 def delete(
-    access: Access, *, named: Named, name: str | None, only: Filter, dry_run: bool, yes: bool, as_json: bool
+    access: Access, *, ids: IdArguments, name: str | None, only: Filter, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
-    """Delete single dead letters, or those that match.
+    """Delete dead letters by id, or those that match.
 
     Messages that die after the command began stay, even under the same id. To delete all: redis-queue dead purge.
 
     Example: redis-queue dead delete order-42 --dry-run
     """
-    if sum((named.given, bool(only))) != 1:
+    if sum((ids.present, bool(only))) != 1:
         raise click.UsageError("give ids, or conditions like --reason; dead purge deletes all")
-    faults, selection, now = Faults(), _Selection(named, only), access.inspector.now()
+    faults, selection, now = Faults(), _Selection(ids, only), access.inspector.now()
     pairs = selection.find(access.queues(name, faults), faults, exact=dry_run)
     if dry_run:
-        _preview("to_be_deleted", pairs, faults, as_json=as_json)
+        _preview(DELETE, pairs, faults, as_json=as_json)
         return
-    selection.confirm("Delete", pairs, yes=yes, always=True)
-    act = partial(delete_pairs, faults=faults, until=now)
-    in_batches("deleted", pairs, act, size=CHUNK, as_json=as_json, lacking=partial(selection.lacking, faults=faults))
+    selection.confirm(DELETE, pairs, yes=yes)
+    batches, problem = act_on(pairs, DELETE, access, faults, now), partial(selection.problem, faults=faults)
+    run_batches(DELETE.past, len(pairs), batches, as_json=as_json, problem=problem)
 
 
-def _preview(verb: str, pairs: Sequence[Pair], faults: Faults, *, as_json: bool) -> None:
-    preview(verb, len(pairs), subjects(pairs, DEAD), at="died", as_json=as_json, error=faults.text())
+def _preview(verb: Verb, pairs: Sequence[Pair], faults: Faults, *, as_json: bool) -> None:
+    preview(verb.past, len(pairs), subjects(pairs, DEAD), at="died", as_json=as_json, error=faults.text())
 
 
 @dead.command(cls=StoreCommand)
@@ -225,7 +226,7 @@ def _preview(verb: str, pairs: Sequence[Pair], faults: Faults, *, as_json: bool)
 @options.as_json
 @with_access
 def purge(access: Access, *, name: str | None, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Delete all dead letters, or those of the queues with one name.
+    """Delete all dead letters, or those of the queues with this name.
 
     Example: redis-queue dead purge --name orders --dry-run
     """

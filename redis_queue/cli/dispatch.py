@@ -1,4 +1,4 @@
-"""``redis-queue dispatch``: a process that only sends what is due."""
+"""``redis-queue dispatch``: a dispatcher process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import click
 from redis_queue.celery.dispatch.loop import DispatchLoop
 from redis_queue.cli import options
 from redis_queue.cli.access import Command, with_app
-from redis_queue.cli.acting import report
-from redis_queue.cli.ending import stopping
+from redis_queue.cli.report import report
+from redis_queue.cli.signals import signal_handler
 
 STOP_WITHIN: Final = 0.8
-"""Seconds for the batch that a dispatcher is at when it is told to stop."""
+"""Seconds to wait for the current batch after a signal."""
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -26,7 +26,7 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
     type=click.Choice(LEVELS, case_sensitive=False),
     default="INFO",
     show_default=True,
-    help="Level.",
+    help="Log level.",
 )
 @click.option("-f", "--logfile", default=None, help="File to log to.  [default: stderr]")
 @options.as_json
@@ -34,10 +34,10 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 def dispatch(app: Any, *, loglevel: str, logfile: str | None, as_json: bool) -> None:
     """Send delayed tasks into their queues when they are due, until SIGTERM or Ctrl-C.
 
-    Workers do this by themselves. A process of its own goes on while they are deployed, or does it for all of them
+    Workers do this themselves. A separate process goes on while workers are deployed, or replaces them
     (redis_queue_dispatch = False). Any number may run.
 
-    Exit code 0: it was stopped. 1: the store cannot be reached at the start. 2: it cannot run.
+    Exit code 0: stopped by a signal. 1: the store cannot be reached on startup. 2: invalid arguments or settings.
 
     Example: redis-queue -A shop dispatch
     """
@@ -45,13 +45,13 @@ def dispatch(app: Any, *, loglevel: str, logfile: str | None, as_json: bool) -> 
     app.loader.import_default_modules()
     loop = DispatchLoop(app)
     loop.open()
-    # Not in the main thread: there a signal handler could meet the very lock that a wait holds.
+    # Not in the main thread: a signal handler there could need a lock that the interrupted wait holds.
     thread = threading.Thread(target=loop.run, name="redis-queue-dispatch", daemon=True)
-    asked = threading.Event()
-    with stopping(lambda *_: asked.set()):
+    stopped = threading.Event()
+    with signal_handler(lambda *_: stopped.set()):
         thread.start()
         click.echo(f"dispatching as {loop.name}", err=True)
-        while thread.is_alive() and not asked.is_set():
+        while thread.is_alive() and not stopped.is_set():
             thread.join(0.1)
         loop.stop()
         thread.join(STOP_WITHIN)

@@ -1,4 +1,4 @@
-"""``redis-queue doctor``: what is wrong with this Redis, and what to do."""
+"""``redis-queue doctor``: findings, advice and repairs."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any, Final
 import click
 
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.ending import FAILED
+from redis_queue.cli.exit_codes import FAILED
 from redis_queue.cli.output import harmless, show_json, show_place
 from redis_queue.doctor import Finding, repair
 from redis_queue.doctor.finding import ORDER
 from redis_queue.operate.access import Access
-from redis_queue.operate.examine import examine
+from redis_queue.operate.diagnosis import examine
 
 
 @click.command(cls=StoreCommand)
-@click.option("--fix", is_flag=True, help="Tell what would be repaired; with --yes, repair it.")
-@click.option("--yes", is_flag=True, help="With --fix: act.")
+@click.option("--fix", is_flag=True, help="Show repairs; with --yes, make them.")
+@click.option("--yes", is_flag=True, help="With --fix: make the repairs.")
 @click.option("--all", "everything", is_flag=True, help="Also show checks without a finding.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @with_access
 def doctor(access: Access, *, fix: bool, yes: bool, everything: bool, as_json: bool) -> None:
-    """Look at Redis and at what redis_queue keeps in it; say what is wrong and what to do.
+    """Check Redis and the keys of redis_queue; print problems and advice.
 
-    Changes nothing but with --fix --yes, which loses nothing.
+    Only --fix --yes changes anything, and loses nothing.
 
-    Exit code 0: no errors, maybe warnings. 1: errors, or Redis cannot be reached. 2: it cannot run like this.
+    Exit code 0: no errors, maybe warnings. 1: errors, or Redis cannot be reached. 2: invalid arguments or settings.
 
     Example: redis-queue doctor
     """
     if yes and not fix:
-        raise click.UsageError("--yes goes with --fix")
-    client, prefix = access.inspector.client, access.inspector.prefix
+        raise click.UsageError("--yes needs --fix")
+    client, prefix = access.catalog.client, access.catalog.prefix
     repairs = repair(client, prefix, dry_run=not yes) if fix else []
     findings = examine(access, ask=True)
     if as_json:
@@ -48,7 +48,7 @@ def doctor(access: Access, *, fix: bool, yes: bool, everything: bool, as_json: b
         if fix:
             _show_repairs(repairs, yes=yes)
         _show(findings, everything=everything)
-        show_place(access.inspector)
+        show_place(access.catalog)
     if any(finding.severity == "error" for finding in [*findings, *repairs]):
         sys.exit(FAILED)
 
@@ -88,7 +88,7 @@ def _table(findings: Iterable[Finding]) -> None:
     for title in ("", "check", "found", "what to do"):
         table.add_column(title, overflow="fold")
     for severity, *texts in rows:
-        # As Text, nothing in a stored name is taken for markup.
+        # As Text, stored names are not parsed as markup.
         table.add_row(Text(severity, style=_STYLES[severity]), *map(Text, texts))
     width = max(NARROWEST, shutil.get_terminal_size().columns)
     Console(width=width, highlight=False).print(table)

@@ -17,8 +17,8 @@ from waitress import wasyncore
 from waitress.channel import HTTPChannel
 from waitress.server import BaseWSGIServer
 
-from redis_queue.cli import listening
-from redis_queue.cli.ending import stopping
+from redis_queue.cli import listen_address
+from redis_queue.cli.signals import signal_handler
 from redis_queue.operate.addresses import network
 
 SERVER: Final[Mapping[str, Any]] = {
@@ -54,7 +54,7 @@ class Limits:
 class Connection(HTTPChannel):
     """A connection that is closed after its deadline, or to make room for a newer one.
 
-    Waitress only has an inactivity timeout: one byte now and then would keep a connection open for ever.
+    Waitress only has an inactivity timeout: one byte now and then would keep a connection open forever.
     """
 
     def __init__(self, limits: Limits, server: Any, sock: Any, addr: Any, *rest: Any, **options: Any) -> None:
@@ -128,14 +128,14 @@ def create(app: Callable[..., Any], host: str, port: int, limits: Limits) -> Any
     return server
 
 
-def serve(app: Callable[..., Any], host: str, port: int, told: str, limits: Limits) -> None:
-    """Serve until SIGTERM or Ctrl-C; print *told* with the address in place of its braces."""
-    with listening.listening(host, port):
+def serve(app: Callable[..., Any], host: str, port: int, started: str, limits: Limits) -> None:
+    """Serve until SIGTERM or Ctrl-C; print *started*, with the address in place of its braces."""
+    with listen_address.listen_errors(host, port):
         server = create(app, host, port, limits)
     found, chosen = getattr(server, "effective_listen", [(host, getattr(server, "effective_port", port))])[0][:2]
-    click.echo(told.format(listening.address(found, chosen)), err=True)
+    click.echo(started.format(listen_address.address(found, chosen)), err=True)
     # The server ends its threads for this.
-    with stopping(_end):
+    with signal_handler(_end):
         server.run()
 
 

@@ -1,4 +1,4 @@
-"""Ids that somebody names: as arguments, or in a file."""
+"""Ids as arguments, or in a file."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from redis_queue.store.ids import check_id
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """The ids, each once; *given* tells whether they were asked for, and *typed* whether each stood in the command."""
+class IdArguments:
+    """Ids of the command line, each once.
+
+    *present*: ids or a file were given, even if the file is empty. *typed*: all ids are arguments.
+    """
 
     ids: tuple[str, ...]
-    given: bool
+    present: bool
     typed: bool
 
     def missing(self, noun: str) -> str:
-        """Return what to say where none of the ids was one of a *noun*; "" where none was asked for."""
+        """Return the error if none of the ids is a *noun*; "" without ids."""
         if len(self.ids) == 1:
             return f"no {noun}: {self.ids[0]!r}"
         return f"no {noun} has any of these {len(self.ids):,} ids" if self.ids else ""
 
 
-def named(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ids and ``--ids-file``, and pass them as *named*; what can be no id is refused before anything is done."""
+def id_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ids and ``--ids-file``, and pass them as *ids*; invalid ids are refused before anything is done."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, ids: tuple[str, ...], ids_file: Any, **kwargs: Any) -> Any:
@@ -37,10 +40,10 @@ def named(function: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError("give ids, or --ids-file, not both")
         lines = ids if ids_file is None else _read(ids_file)
         found = tuple(dict.fromkeys(check_id(id_) for id_ in lines))
-        return function(*args, named=Named(found, bool(ids) or ids_file is not None, bool(ids)), **kwargs)
+        return function(*args, ids=IdArguments(found, bool(ids) or ids_file is not None, bool(ids)), **kwargs)
 
     option = click.option(
-        "--ids-file", type=click.File("r", encoding="utf-8-sig"), help='A file with an id on each line; "-" for stdin.'
+        "--ids-file", type=click.File("r", encoding="utf-8-sig"), help='A file with one id per line; "-" for stdin.'
     )
     return click.argument("ids", nargs=-1)(option(wrapper))
 
@@ -52,8 +55,6 @@ def _read(file: Iterable[str]) -> Iterator[str]:
             if id_ := line.strip():
                 yield check_id(id_)
     except UnicodeDecodeError:
-        raise InvalidNameError(
-            f"--ids-file: line {number + 1} or one behind it is no UTF-8; nothing was done"
-        ) from None
+        raise InvalidNameError(f"--ids-file: not UTF-8 at or after line {number + 1}; nothing was done") from None
     except InvalidNameError as error:
         raise InvalidNameError(f"--ids-file: line {number}: {error}; nothing was done") from None

@@ -18,9 +18,9 @@ except ImportError:  # pragma: no cover - no POSIX terminal
 
 @contextmanager
 def keyboard() -> Iterator[Callable[[float], str]]:
-    """Yield what waits up to so many seconds for a key and returns it, "" if none came.
+    """Yield a function that waits up to the given seconds for a key; it returns "" if none was pressed.
 
-    Keys are neither shown nor kept until Enter meanwhile; at the end the terminal is as it was.
+    Until the block ends, the terminal shows no keys and does not wait for Enter.
     """
     if termios is None or not sys.stdin.isatty():
         yield _sleep

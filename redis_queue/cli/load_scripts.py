@@ -10,9 +10,9 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import UrlCommand, with_url
-from redis_queue.cli.acting import report
-from redis_queue.cli.ending import interrupt, stopping
 from redis_queue.cli.output import harmless
+from redis_queue.cli.report import report
+from redis_queue.cli.signals import interrupt, signal_handler
 from redis_queue.errors import StoreError
 from redis_queue.store.connection import connect
 from redis_queue.store.script_cache import load_scripts as load
@@ -25,29 +25,29 @@ SLOWEST: Final = 3600
 @click.option(
     "--every",
     type=options.Number(0.2, SLOWEST),
-    help="Check again every so many seconds and load missing scripts, until SIGTERM or Ctrl-C.",
+    help="Seconds between checks for missing scripts, until SIGTERM or Ctrl-C.  [default: load once]",
 )
 @options.as_json
 @with_url
 def load_scripts(url: str, *, every: float | None, as_json: bool) -> None:
     """Load the scripts into Redis, for users without EVAL.
 
-    Redis forgets them when it restarts: run this command with --every as a service, as a user who may do nothing else.
-    It keeps running while Redis is away.
+    Redis forgets them when it restarts: run this command with --every as a service, as a Redis user without
+    other rights. It keeps running while Redis is away.
 
     Example: redis-queue load-scripts
     """
     if every is None:
-        _tell(_load(url), as_json=as_json)
+        _report(_load(url), as_json=as_json)
         return
-    # That is the usual way out of it.
-    with contextlib.suppress(KeyboardInterrupt), stopping(interrupt):
-        told = ""
+    # Ctrl-C is the usual end.
+    with contextlib.suppress(KeyboardInterrupt), signal_handler(interrupt):
+        reported = ""
         while True:
             error = _load_again(url, as_json=as_json)
-            if error and error != told:
+            if error and error != reported:
                 click.echo(f"error: {harmless(error)}", err=True)
-            told = error
+            reported = error
             time.sleep(every)
 
 
@@ -55,18 +55,18 @@ def _load_again(url: str, *, as_json: bool) -> str:
     """Load missing scripts and report them; return the error, if any."""
     try:
         if count := _load(url):
-            _tell(count, as_json=as_json)
+            _report(count, as_json=as_json)
     except StoreError as error:
         return str(error)
     return ""
 
 
 def _load(url: str) -> int:
-    # A new client each time: after a failover or a move of slots, an old one may hold on to other servers.
+    # A new client each time: after a failover or a move of slots, an old one may stay connected to other servers.
     client: Any = connect(url, check=False)
     with contextlib.closing(client):
         return load(client)
 
 
-def _tell(count: int, *, as_json: bool) -> None:
+def _report(count: int, *, as_json: bool) -> None:
     report("loaded", count, as_json=as_json, more={"scripts": len(all_scripts())})

@@ -1,4 +1,4 @@
-"""``redis-queue metrics``: what Prometheus scrapes."""
+"""``redis-queue metrics``: the endpoint for Prometheus."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from redis_queue.cli import listening
+from redis_queue.cli import listen_address
 from redis_queue.cli.access import StoreCommand, with_access, with_url
-from redis_queue.inspector import Inspector
 from redis_queue.operate.access import Access
 from redis_queue.operate.addresses import is_own_host
+from redis_queue.operate.inspector import Inspector
 from redis_queue.store.connection import connect
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 PATIENCE: Final = 2.0
-"""Seconds for an answer of Redis, which is asked three times: Prometheus waits for ten."""
+"""Seconds for each of three answers of Redis; Prometheus waits ten seconds."""
 
 
 @click.command(cls=StoreCommand)
-@listening.port(8056)
-@listening.bind
-@listening.hosts
-@click.option("--once", is_flag=True, help="Print the metrics and end.")
+@listen_address.port(8056)
+@listen_address.bind
+@listen_address.hosts
+@click.option("--once", is_flag=True, help="Print the metrics and exit.")
 @with_access
 @with_url
 def metrics(url: str, access: Access, *, port: int, bind: str, hosts: tuple[str, ...], once: bool) -> None:
     """Serve the metrics of all queues to Prometheus, until SIGTERM or Ctrl-C.
 
-    Needs the extra "metrics". While Redis is away it answers, with redis_queue_up 0. Whoever reaches the port may read
-    the names and sizes of all queues. It answers under localhost, any IP address, and the names of --host.
+    Needs the extra "metrics". While Redis cannot be reached, redis_queue_up is 0. Everyone who can reach the port can
+    read the names and sizes of all queues. Requests must be for localhost, an IP address, or a name of --host.
 
     Example: redis-queue metrics --port 8056
     """
     registry = _registry(url, access)
     if once:
-        from prometheus_client import generate_latest  # noqa: PLC0415 - it is an extra
+        from prometheus_client import generate_latest  # noqa: PLC0415 - an extra
 
         click.echo(generate_latest(registry).decode(), nl=False)
         return
@@ -47,19 +47,19 @@ def metrics(url: str, access: Access, *, port: int, bind: str, hosts: tuple[str,
 
 def _registry(url: str, access: Access) -> CollectorRegistry:
     try:
-        from prometheus_client import CollectorRegistry  # noqa: PLC0415 - it is an extra
+        from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
 
         from redis_queue.operate.metrics import Collector  # noqa: PLC0415
     except ImportError as error:
         raise _missing(error) from None
     registry = CollectorRegistry()
-    registry.register(Collector(_impatient(url, access), leases=access.lease_counters))
+    registry.register(Collector(_with_timeouts(url, access), leases=access.lease_counters))
     return registry
 
 
-def _impatient(url: str, access: Access) -> Inspector:
+def _with_timeouts(url: str, access: Access) -> Inspector:
     client = connect(url, check=False, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE)
-    return Inspector(client, prefix=access.inspector.prefix)
+    return Inspector(client, prefix=access.catalog.prefix)
 
 
 def _serve(registry: CollectorRegistry, bind: str, port: int, hosts: tuple[str, ...]) -> None:
@@ -80,7 +80,7 @@ def _only_for(hosts: Iterable[str], app: Any) -> Callable[..., Any]:
         if is_own_host(environment.get("HTTP_HOST", ""), names):
             return app(environment, start_response)
         start_response("400 Bad Request", [("Content-Type", "text/plain")])
-        return [b"This host name is not one of the exporter's: start it with --host NAME.\n"]
+        return [b"Unknown host name: start the exporter with --host NAME.\n"]
 
     return guarded
 

@@ -1,4 +1,4 @@
-"""Options that many commands have."""
+"""Options shared by commands."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ utc: Final = zone.option
 as_json: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 dry_run: Final = click.option("--dry-run", is_flag=True, help="Only count; change nothing.")
 yes: Final = click.option("--yes", is_flag=True, help="Do not ask.")
-task: Final = click.option("--task", help="Only calls of the task with exactly this name.")
-task_part: Final = click.option("--task", "task_part", help="Only calls of tasks with this text in their name.")
+task: Final = click.option("--task", help="Only calls of the task with this full name.")
+task_part: Final = click.option("--task", "task_part", help="Only calls of tasks whose names contain this text.")
 body: Final = click.option("--body", "with_body", is_flag=True, help="Show bodies and arguments, too.")
 
 
 def limit(default: int = 50, maximum: int = MOST_ROWS) -> Callable[[Any], Any]:
-    """Return the option that bounds how many rows are shown."""
+    """Return the option for the number of rows."""
     return click.option(
         "--limit", type=click.IntRange(1, maximum), default=default, show_default=True, help="Most rows to show."
     )
 
 
 class Number(click.FloatRange):
-    """A number within bounds; what is none is refused, too: it is neither below nor above anything."""
+    """A number within bounds; NaN is refused."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number."""
+        """Return *value* as a number."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value!r} is not a number.", param, ctx)
         return number
 
 
-name: Final = click.option("--name", help="Only the queues with this name, of either kind.")
+name: Final = click.option("--name", help="Only queues with this name, of either kind.")
 delay_queue: Final = click.option(
-    "--delay-queue", "name", help='The DelayQueue.  [default: the one of the Celery app; without one, "celery"]'
+    "--delay-queue", "name", help='The DelayQueue.  [default: that of the Celery app; without an app, "celery"]'
 )
 
 
 def when(value: str) -> When:
-    """Read a time point or a span, as an option says it."""
+    """Parse the value of an option for a time."""
     try:
         return read(value)
     except InvalidDelayError as error:

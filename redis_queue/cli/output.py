@@ -1,4 +1,4 @@
-"""What a command prints of things that others have named."""
+"""Output of commands: tables, fields, JSON; stored texts are escaped."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from redis_queue.catalog import Catalog
 from redis_queue.cli import zone
-from redis_queue.inspector import Inspector
 from redis_queue.logs import escape
 from redis_queue.store.settings import Settings
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 MARGIN: Final = 2
 WIDTH: Final = 80
-"""Columns of a table that goes into no terminal, unless COLUMNS says otherwise."""
+"""Columns of a table outside a terminal, unless COLUMNS is set."""
 
-WHOLE: Final = 36
-"""Longest text of a column that is not folded: that of a UUID."""
+UNFOLDED: Final = 36
+"""Longest text of a column that is not folded: the length of a UUID."""
 
 NUMBER: Final = (int, float)
 
@@ -42,18 +42,18 @@ DEFAULT_PREFIX: Final = Settings().prefix
 
 
 def harmless(value: Any) -> str:
-    """Return *value* as text that moves no cursor and that this terminal can show; the rest is escaped."""
+    """Return *value* as text; control characters, and characters the terminal cannot show, are escaped."""
     return encodable(escape(str(value)))
 
 
 def encodable(text: str) -> str:
-    """Return *text* with what stdout cannot show escaped."""
+    """Return *text* with characters escaped that stdout cannot encode."""
     encoding = sys.stdout.encoding or "ascii"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def show_json(value: Mapping[str, Any]) -> None:
-    """Print one JSON object, in ASCII and so without control characters."""
+    """Print one JSON object in ASCII."""
     click.echo(json.dumps(value, default=_plain, allow_nan=False))
 
 
@@ -71,7 +71,7 @@ def show_table(
     of times names their zone; if the zone changes within the column, each time names it. *err*: print to stderr.
     """
     try:
-        from rich.console import Console  # noqa: PLC0415 - an extra that not every command needs
+        from rich.console import Console  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise click.ClickException("tables need rich: pip install 'celery-redis-queue[cli]', or add --json") from error
     console = Console(file=sys.stdout, width=screen_width(), markup=False, highlight=False, emoji=False)
@@ -115,12 +115,12 @@ def _folded_lines(console: Console, columns: Sequence[_Column], keep: Sequence[s
 
     table = Table(box=None, pad_edge=False, padding=(0, MARGIN, 0, 0), header_style="bold")
     for column in columns:
-        # What is not folded is cut off where it is too long, so only short texts stay whole.
-        whole = column.name in keep and all(len(cell) <= WHOLE for cell in column.cells)
+        # A long text that is not folded would be cut.
+        unfolded = column.name in keep and all(len(cell) <= UNFOLDED for cell in column.cells)
         # A number that does not fit must not look like a smaller one.
         overflow: OverflowMethod = "ellipsis" if column.right else "fold"
         justify: JustifyMethod = "right" if column.right else "left"
-        table.add_column(column.head, justify=justify, overflow=overflow, no_wrap=whole or column.right)
+        table.add_column(column.head, justify=justify, overflow=overflow, no_wrap=unfolded or column.right)
     for row in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*map(Text, row))
     with console.capture() as captured:
@@ -147,7 +147,7 @@ def _stacked_lines(
 def _fitting_widths(columns: Sequence[_Column], room: int, keep: Sequence[str]) -> list[int]:
     """Return widths that fit into *room* if possible; the widest columns shrink."""
     widths = [column.width for column in columns]
-    giving = [number for number, column in enumerate(columns) if column.name not in keep or column.width > WHOLE]
+    giving = [number for number, column in enumerate(columns) if column.name not in keep or column.width > UNFOLDED]
     while giving and sum(widths) + MARGIN * (len(widths) - 1) > room:
         widest = max(giving, key=lambda number: widths[number])
         if widths[widest] <= NARROW:
@@ -179,30 +179,30 @@ def _wrap(console: Console, text: str, width: int) -> list[str]:
 
 
 def screen_width() -> int | None:
-    """Return the columns of what goes into no terminal; None: the terminal knows."""
+    """Return the width of output outside a terminal; None on a terminal."""
     if sys.stdout.isatty():
         return None
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() and int(columns) else WIDTH
 
 
-def show_place(inspector: Inspector, told: str = "", more: str = "") -> None:
-    """Print Redis and prefix, between the texts *told* and *more*."""
-    click.echo(harmless(f"{told} in {place_of(inspector)}{more}".lstrip()))
+def show_place(catalog: Catalog, before: str = "", after: str = "") -> None:
+    """Print Redis and prefix between two texts."""
+    click.echo(harmless(f"{before} in {place_of(catalog)}{after}".lstrip()))
 
 
-def place_of(inspector: Inspector) -> str:
+def place_of(catalog: Catalog) -> str:
     """Return the URL without user and password, and the prefix unless it is the default."""
-    return inspector.url if inspector.prefix == DEFAULT_PREFIX else f"{inspector.url}, prefix {inspector.prefix}"
+    return catalog.url if catalog.prefix == DEFAULT_PREFIX else f"{catalog.url}, prefix {catalog.prefix}"
 
 
-def show_count(inspector: Inspector, shown: int, *, more: bool) -> None:
+def show_count(catalog: Catalog, shown: int, *, more: bool) -> None:
     """Print the number of rows shown, their Redis, and whether there are more."""
-    show_place(inspector, f"{shown:,} shown", "; there are more: raise --limit" if more else "")
+    show_place(catalog, f"{shown:,} shown", "; there are more: raise --limit" if more else "")
 
 
 def show_fields(fields: Mapping[str, Any]) -> None:
-    """Print one name and value in a line."""
+    """Print one name and value per line."""
     width = max(map(len, fields)) + MARGIN
     for name, value in fields.items():
         click.echo(f"{name.replace('_', ' '):{width}}{text_of(value)}".rstrip())
@@ -225,12 +225,12 @@ def shown_body(body: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return *value* as shown outside a table: a time with its zone."""
+    """Return *value* as text outside a table: a time with its zone."""
     return _cell(value, named=True)
 
 
 def _cell(value: Any, *, named: bool) -> str:
-    """Return *value* as shown; a time has the name of its zone if *named*."""
+    """Return *value* as text; a time has the name of its zone if *named*."""
     if isinstance(value, datetime):
         return f"{zone.moment(value)} {harmless(zone.name(value))}" if named else zone.moment(value)
     if isinstance(value, bool):

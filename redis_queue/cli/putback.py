@@ -1,4 +1,4 @@
-"""``redis-queue putback``: what expired leases hold goes back."""
+"""``redis-queue putback``: put back expired leases of all queues."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.acting import report
-from redis_queue.cli.ending import INTERRUPTED
+from redis_queue.cli.exit_codes import INTERRUPTED
+from redis_queue.cli.report import report
 from redis_queue.model import PutBack
 from redis_queue.operate.access import Access
 from redis_queue.operate.faults import Faults
@@ -18,7 +18,7 @@ from redis_queue.putback import put_back_each
 from redis_queue.store.chunks import CHUNK
 
 MOST_ERRORS: Final = 5
-"""Most queues whose errors are told one by one."""
+"""Most errors in the report."""
 
 
 @click.command(cls=StoreCommand)
@@ -27,9 +27,9 @@ MOST_ERRORS: Final = 5
 @options.as_json
 @with_access
 def putback(access: Access, *, name: str | None, dry_run: bool, as_json: bool) -> None:
-    """Put back what expired leases hold, in all queues or those with one name.
+    """Put back the messages of expired leases, in all queues or those with one name.
 
-    Any number may run at once. A queue that cannot be worked on does not keep the others from it.
+    Any number may run at once. Errors of a queue do not stop the others.
 
     Example: redis-queue putback --dry-run
     """
@@ -40,11 +40,11 @@ def putback(access: Access, *, name: str | None, dry_run: bool, as_json: bool) -
         return
     back, errors = PutBack(), []
     try:
-        for served in put_back_each(access.inspector, access.inspector.known(name), step=CHUNK):
+        for served in put_back_each(access.catalog, access.catalog.known(name), step=CHUNK):
             back += served.back
             if served.error is not None:
                 errors.append(f"{served.name}: {served.error}")
     except KeyboardInterrupt:
         errors.append(INTERRUPTED)
-    told = [*errors[:MOST_ERRORS], *([f"{len(errors) - MOST_ERRORS:,} errors more"] if errors[MOST_ERRORS:] else [])]
-    report("returned", back.returned, error="; ".join(told), as_json=as_json, more={"dead": back.dead})
+    shown = [*errors[:MOST_ERRORS], *([f"{len(errors) - MOST_ERRORS:,} errors more"] if errors[MOST_ERRORS:] else [])]
+    report("returned", back.returned, error="; ".join(shown), as_json=as_json, more={"dead": back.dead})

@@ -1,4 +1,4 @@
-"""``redis-queue quarantine``: records that could not be read."""
+"""``redis-queue quarantine``: unreadable records."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
+from redis_queue.catalog import AnyQueue, kind_of
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
-from redis_queue.cli.acting import end_with
-from redis_queue.cli.acting import purge as delete_all
-from redis_queue.cli.one import show_one
+from redis_queue.cli.batches import purge as delete_all
 from redis_queue.cli.output import show_count, show_table
-from redis_queue.inspector import AnyQueue, kind_of
+from redis_queue.cli.report import end_with
+from redis_queue.cli.single_item import show_one
 from redis_queue.model import Quarantined
 from redis_queue.operate.access import Access
 from redis_queue.operate.faults import Faults
@@ -22,7 +22,7 @@ from redis_queue.operate.pages import first, quarantined, sized
 
 @click.group(cls=Group)
 def quarantine() -> None:
-    """List and delete records that could not be read."""
+    """List and delete unreadable records."""
 
 
 @quarantine.command("list", cls=StoreCommand)
@@ -32,7 +32,7 @@ def quarantine() -> None:
 @options.as_json
 @with_access
 def list_(access: Access, *, name: str | None, limit: int, as_json: bool) -> None:
-    """List records that could not be read, and why.
+    """List unreadable records, and why they cannot be read.
 
     Example: redis-queue quarantine list --name orders
     """
@@ -45,7 +45,7 @@ def list_(access: Access, *, name: str | None, limit: int, as_json: bool) -> Non
     heads = ("id", "queue", "found", "bytes", "reason")
     rows = [(record.id, queue.name, record.found_at, len(record.raw), record.reason) for queue, record in records]
     show_table(heads, rows, keep=("id", "found"), below=("reason",))
-    show_count(access.inspector, len(records), more=more)
+    show_count(access.catalog, len(records), more=more)
     end_with(faults)
 
 
@@ -70,7 +70,7 @@ def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json:
 @options.as_json
 @with_access
 def purge(access: Access, *, name: str | None, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Delete all records in quarantine, or those of the queues with one name.
+    """Delete all records in quarantine, or those of the queues with this name.
 
     Example: redis-queue quarantine purge --name orders --dry-run
     """

@@ -1,4 +1,4 @@
-"""``redis-queue queue NAME``: look into a RedisQueue and act on it."""
+"""``redis-queue queue NAME``: read and change a RedisQueue."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
-from redis_queue.cli.acting import purge as delete_all
-from redis_queue.cli.acting import report
+from redis_queue.cli.batches import purge as delete_all
 from redis_queue.cli.output import harmless, show_json, show_place, show_table, shown_body
+from redis_queue.cli.report import report
 from redis_queue.operate.access import Access
 from redis_queue.operate.faults import Faults
 from redis_queue.queue.queue import QueuePlace, RedisQueue
@@ -23,7 +23,7 @@ PLACES: Final[tuple[QueuePlace, ...]] = ("ready", "delayed", "dead", "quarantine
 @click.argument("name")
 @click.pass_context
 def queue(context: click.Context, name: str) -> None:
-    """Look into the RedisQueue NAME and act on it.
+    """Read and change the RedisQueue NAME.
 
     Example: redis-queue queue orders peek --limit 5
     """
@@ -31,7 +31,7 @@ def queue(context: click.Context, name: str) -> None:
 
 
 def _chosen(access: Access) -> RedisQueue:
-    return access.inspector.queue(click.get_current_context().meta["redis_queue.name"])
+    return access.catalog.queue(click.get_current_context().meta["redis_queue.name"])
 
 
 @queue.command(cls=StoreCommand)
@@ -57,7 +57,7 @@ def peek(access: Access, *, limit: int, with_body: bool, as_json: bool) -> None:
         return
     heads = ["id", "put", "deliveries", *(["body"] if with_body else [])]
     show_table(heads, [_cells(row) for row in rows], keep=heads[:2], below=["body"])
-    show_place(access.inspector)
+    show_place(access.catalog)
 
 
 def _cells(row: dict[str, Any]) -> list[Any]:
@@ -68,21 +68,21 @@ def _cells(row: dict[str, Any]) -> list[Any]:
 @options.as_json
 @with_access
 def pause(access: Access, *, as_json: bool) -> None:
-    """Let nobody claim until it is resumed; puts and acks go on."""
+    """Stop claims until the queue is resumed; puts and acks go on."""
     _chosen(access).pause()
-    _tell("paused", as_json=as_json)
+    _report("paused", as_json=as_json)
 
 
 @queue.command(cls=StoreCommand)
 @options.as_json
 @with_access
 def resume(access: Access, *, as_json: bool) -> None:
-    """Let messages be claimed again."""
+    """Allow claims again."""
     _chosen(access).resume()
-    _tell("resumed", as_json=as_json)
+    _report("resumed", as_json=as_json)
 
 
-def _tell(what: str, *, as_json: bool) -> None:
+def _report(what: str, *, as_json: bool) -> None:
     name = click.get_current_context().meta["redis_queue.name"]
     if as_json:
         show_json({what: name})
@@ -96,10 +96,10 @@ def _tell(what: str, *, as_json: bool) -> None:
 @options.yes
 @options.as_json
 @with_access
-def purge(access: Access, *, places: tuple[QueuePlace, ...], dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Delete everything in PLACES (default: ready and delayed).
+def purge(access: Access, *, places: tuple[Place, ...], dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Delete all messages in PLACES (default: ready and delayed).
 
-    What is in flight stays with its holders.
+    Messages in flight stay with their holders.
     """
     chosen = _chosen(access)
     where = tuple(dict.fromkeys(places)) or ("ready", "delayed")
@@ -115,7 +115,7 @@ def purge(access: Access, *, places: tuple[QueuePlace, ...], dry_run: bool, yes:
 @options.as_json
 @with_access
 def putback(access: Access, *, dry_run: bool, as_json: bool) -> None:
-    """Put back what expired leases of this queue hold."""
+    """Put back the messages of expired leases of this queue."""
     chosen = _chosen(access)
     if dry_run:
         report("expired", access.inspector.expired(chosen), as_json=as_json)

@@ -1,4 +1,4 @@
-"""``redis-queue stats`` and ``redis-queue queues``: how much is where."""
+"""``redis-queue stats`` and ``redis-queue queues``: counts of all queues."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import click
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import age, harmless, show_fields, show_json, show_place, show_table
-from redis_queue.inspector import Count, Overview, QueueRow
 from redis_queue.operate.access import Access
+from redis_queue.operate.queue_row import Count, Overview, QueueRow
 
 SIZES: Final[tuple[Count, ...]] = ("ready", "delayed", "in_flight", "dead", "quarantined")
-OTHERS: Final = "--url or REDIS_QUEUE_URL names another Redis, --prefix or REDIS_QUEUE_PREFIX another prefix"
+OTHERS: Final = "choose another Redis with --url or REDIS_QUEUE_URL, another prefix with --prefix or REDIS_QUEUE_PREFIX"
 
 TOTALS: Final[tuple[Count, ...]] = ("put", "acked", "redelivered")
 
@@ -25,13 +25,13 @@ TOTALS: Final[tuple[Count, ...]] = ("put", "acked", "redelivered")
 @options.as_json
 @with_access
 def stats(access: Access, *, as_json: bool) -> None:
-    """Add up what is in all queues.
+    """Add up the counts of all queues.
 
     Example: redis-queue stats --json
     """
     overview = access.inspector.overview()
     counts: dict[str, Any] = {count: overview.total(count) for count in (*SIZES, *TOTALS)}
-    known = {"redis": access.inspector.url, "prefix": access.inspector.prefix, "queues": len(overview.queues), **counts}
+    known = {"redis": access.catalog.url, "prefix": access.catalog.prefix, "queues": len(overview.queues), **counts}
     times = {
         "oldest_at": min((row.oldest_at for row in overview.queues if row.oldest_at), default=None),
         "next_due": min((row.next_due for row in overview.queues if row.next_due), default=None),
@@ -40,7 +40,7 @@ def stats(access: Access, *, as_json: bool) -> None:
         show_json({"at": overview.at, **known, **times, "errors": _errors(overview)})
         return
     show_fields({**known, "oldest": _since(times["oldest_at"], overview.at), "next due": times["next_due"]})
-    _tell_errors(overview)
+    _print_errors(overview)
 
 
 @click.command(cls=StoreCommand)
@@ -49,7 +49,7 @@ def stats(access: Access, *, as_json: bool) -> None:
 def queues(access: Access, *, as_json: bool) -> None:
     """List all queues of both kinds.
 
-    Of a DelayQueue (kind "delay"), ready counts what is due.
+    For a DelayQueue (kind "delay"), ready counts the due entries.
 
     Example: redis-queue queues
     """
@@ -58,13 +58,13 @@ def queues(access: Access, *, as_json: bool) -> None:
         show_json({"at": overview.at, "queues": [asdict(row) for row in overview.queues]})
         return
     if not overview.queues:
-        click.echo(harmless(f"no queues under the prefix {access.inspector.prefix!r} in {access.inspector.url}"))
+        click.echo(harmless(f"no queues under the prefix {access.catalog.prefix!r} in {access.catalog.url}"))
         click.echo(OTHERS if access.app is None else "the settings of the app choose the Redis and the prefix")
         return
     heads = ("queue", "kind", "ready", "delayed", "in flight", "dead", "quar.", "oldest", "")
     show_table(heads, [_row(row, overview.at) for row in overview.queues if not row.error])
-    show_place(access.inspector)
-    _tell_errors(overview)
+    show_place(access.catalog)
+    _print_errors(overview)
 
 
 def _row(row: QueueRow, now: datetime) -> list[Any]:
@@ -80,6 +80,6 @@ def _errors(overview: Overview) -> dict[str, str]:
     return {f"{row.kind}:{row.name}": row.error for row in overview.queues if row.error}
 
 
-def _tell_errors(overview: Overview) -> None:
+def _print_errors(overview: Overview) -> None:
     for name, error in _errors(overview).items():
         click.echo(f"error: {harmless(name)}: {harmless(error)}", err=True)

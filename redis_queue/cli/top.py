@@ -1,4 +1,4 @@
-"""``redis-queue top``: how much is where and how fast it moves, again and again."""
+"""``redis-queue top``: live counts and rates of all queues."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.ending import FAILED, interrupt, stopping
-from redis_queue.cli.frame import SORTS, Sort, draw, in_order
+from redis_queue.cli.exit_codes import FAILED
 from redis_queue.cli.keyboard import keyboard
 from redis_queue.cli.output import WIDTH, harmless, place_of, screen_width, show_json
+from redis_queue.cli.signals import interrupt, signal_handler
+from redis_queue.cli.top_screen import SORTS, Sort, draw, in_order
 from redis_queue.errors import StoreUnavailableError
-from redis_queue.inspector import Overview
 from redis_queue.operate.access import Access
+from redis_queue.operate.queue_row import Overview
 from redis_queue.operate.rates import QueueKey, Rates, rates
 
 QUIT: Final = "q"
@@ -28,26 +29,24 @@ QUIT: Final = "q"
 
 @click.command(cls=StoreCommand)
 @click.option(
-    "--interval", type=options.Number(0.2, 60), default=2.0, show_default=True, help="Seconds between two looks."
+    "--interval", type=options.Number(0.2, 60), default=2.0, show_default=True, help="Seconds between two samples."
 )
-@click.option("--sort", type=click.Choice(SORTS), default=SORTS[0], show_default=True, help="Which queues come first.")
-@click.option(
-    "--count", type=click.IntRange(1, 1_000_000), help="Looks before it ends.  [default: 1 where it is no live view]"
-)
+@click.option("--sort", type=click.Choice(SORTS), default=SORTS[0], show_default=True, help="Order of the queues.")
+@click.option("--count", type=click.IntRange(1, 1_000_000), help="Number of samples.  [default: 1 unless live]")
 @options.utc
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each look, each on a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per sample and line.")
 @with_access
 def top(access: Access, *, interval: float, sort: Sort, count: int | None, as_json: bool) -> None:
-    """Show all queues and how fast they move, until q or Ctrl-C.
+    """Show counts and rates of all queues until q or Ctrl-C.
 
-    While Redis is away it says so and goes on. Rates are per second, between two looks. Into a file or a pipe, and with
-    --json, it writes one look behind the other instead of a live view.
+    While Redis cannot be reached, it says so and goes on. Rates are per second, between two samples. Into a file or a
+    pipe, and with --json, it writes samples one after another instead of a live view.
 
     Example: redis-queue top --count 1
     """
     looks = Looks(access, sort)
-    # That is a usual way out of it.
-    with contextlib.suppress(KeyboardInterrupt), stopping(interrupt):
+    # Ctrl-C is a usual end.
+    with contextlib.suppress(KeyboardInterrupt), signal_handler(interrupt):
         if as_json or not sys.stdout.isatty():
             _write(looks, interval, count or 1, as_json=as_json)
         else:
@@ -56,7 +55,7 @@ def top(access: Access, *, interval: float, sort: Sort, count: int | None, as_js
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the last look saw: *overview* is the last one that Redis answered, *error* why it does not now."""
+    """A sample: the last *overview* that Redis answered, and the *error* if it did not answer now."""
 
     overview: Overview | None
     speeds: dict[QueueKey, Rates]
@@ -64,17 +63,17 @@ class Look:
 
 
 class Looks:
-    """Looks again and again, and remembers the look before."""
+    """Samples of all queues, with the rates since the sample before."""
 
     def __init__(self, access: Access, sort: Sort) -> None:
-        self.prefix = access.inspector.prefix
-        self.place = place_of(access.inspector)
+        self.prefix = access.catalog.prefix
+        self.place = place_of(access.catalog)
         self.sort: Final = sort
         self._overview = access.inspector.overview
         self._last: Overview | None = None
 
     def look(self) -> Look:
-        """Look once; that Redis is away is no error here."""
+        """Take a sample; an unavailable Redis is part of it, not an error."""
         try:
             now = self._overview()
         except StoreUnavailableError as error:
@@ -83,12 +82,12 @@ class Looks:
         return Look(now, rates(before, now))
 
     def text(self, look: Look, *, width: int, height: int | None = None) -> list[str]:
-        """Return *look* as lines."""
+        """Return *look* as lines of text."""
         return draw(self.place, look.overview, look.speeds, self.sort, error=look.error, width=width, height=height)
 
 
 def _write(looks: Looks, interval: float, count: int, *, as_json: bool) -> None:
-    """Write *count* looks; ends with exit code 1 if Redis was away at the last one."""
+    """Write *count* samples; exits with code 1 if Redis was unavailable at the last one."""
     for number in range(count):
         if number:
             time.sleep(interval)
@@ -126,9 +125,9 @@ def _show(looks: Looks, interval: float, count: int | None) -> None:
 
 @contextmanager
 def _screen() -> Iterator[tuple[Callable[[list[str]], None], Callable[[], tuple[int, int]]]]:
-    """Yield how to fill the screen, and how large it is; what was on it comes back at the end."""
+    """Yield functions that draw the screen and return its size; its old content comes back at the end."""
     try:
-        from rich.console import Console  # noqa: PLC0415 - an extra that not every command needs
+        from rich.console import Console  # noqa: PLC0415 - an extra
         from rich.live import Live  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
     except ImportError as error:

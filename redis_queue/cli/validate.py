@@ -1,4 +1,4 @@
-"""``redis-queue validate``: proof on the user's own Redis that nothing gets lost."""
+"""``redis-queue validate``: check on your own Redis that no message is lost."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any
 import click
 
 from redis_queue.cli.access import UrlCommand, with_url
-from redis_queue.cli.ending import FAILED
+from redis_queue.cli.exit_codes import FAILED
 from redis_queue.cli.output import show_json
 from redis_queue.validation import Plan, Report
 from redis_queue.validation import validate as run
 
 
 @click.command(cls=UrlCommand)
-@click.option("--messages", type=int, default=20_000, show_default=True, help="How many to put in.")
-@click.option("--lose-every", type=int, default=2, show_default=True, help="Lose each n-th on purpose; 0 loses none.")
+@click.option("--messages", type=int, default=20_000, show_default=True, help="Number of messages.")
+@click.option("--lose-every", type=int, default=2, show_default=True, help="Lose every n-th on purpose; 0 loses none.")
 @click.option("--batch", type=int, default=10, show_default=True, help="Messages per claim and ack, 1 to 500.")
 @click.option("--consumers", type=int, default=2, show_default=True, help="Consumer processes.")
 @click.option("--kill", is_flag=True, help="Kill consumers with SIGKILL, up to four times a second.")
-@click.option("--visibility-timeout", type=float, default=1.0, show_default=True, help="Length of a lease, seconds.")
+@click.option("--visibility-timeout", type=float, default=1.0, show_default=True, help="Length of a lease in seconds.")
 @click.option("--prefix", default=None, help="Prefix of the keys; must not be in use.  [default: a random one]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @with_url
 def validate(url: str, *, as_json: bool, prefix: str | None, **options: Any) -> None:
-    """Put numbers in, lose some on purpose, kill consumers, and compare what came out.
+    """Put numbered messages, lose some on purpose, kill consumers, and compare the results.
 
-    Everything is written under a prefix of its own and deleted at the end. Exit code 0: every promise was kept.
-    1: one was broken, or Redis cannot be reached. 2: it cannot run like this.
+    All keys have a prefix of their own and are deleted at the end. Exit code 0: every promise was kept. 1: one was
+    broken, or Redis cannot be reached. 2: invalid arguments or settings.
 
     Example: redis-queue validate --messages 1000 --kill
     """

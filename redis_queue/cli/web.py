@@ -1,4 +1,4 @@
-"""``redis-queue web``: the dashboard as a process of its own."""
+"""``redis-queue web``: serve the dashboard."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from redis_queue.cli import listening
+from redis_queue.cli import listen_address
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import harmless
 from redis_queue.operate.access import Access
@@ -23,18 +23,18 @@ LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 
 
 @click.command(cls=StoreCommand)
-@listening.bind
-@listening.port(8055)
-@click.option("--allow-write", is_flag=True, help="Let people act. Without it the dashboard only shows.")
+@listen_address.bind
+@listen_address.port(8055)
+@click.option("--allow-write", is_flag=True, help="Allow changes. Default: read-only.")
 @click.option(
     "--auth-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help=f"Lines of name:password that get in; or set {PASSWORD} for the user {USER!r}.",
+    help=f"File with a line name:password per user; or set {PASSWORD} for the user {USER!r}.",
 )
-@listening.hosts
-@click.option("--trust-proxy", is_flag=True, help="Believe X-Forwarded-* of one proxy in front of it.")
-@click.option("--label", default="", help='A name on every page, such as "production".')
-@click.option("--timezone", help="Zone of all times, such as Europe/Berlin.  [default: that of each browser]")
+@listen_address.hosts
+@click.option("--trust-proxy", is_flag=True, help="Trust X-Forwarded-* of one proxy.")
+@click.option("--label", default="", help='Name on every page, such as "production".')
+@click.option("--timezone", help="Time zone, such as Europe/Berlin.  [default: that of each browser]")
 @with_access
 def web(
     access: Access,
@@ -50,15 +50,15 @@ def web(
 ) -> None:
     """Serve the dashboard until SIGTERM or Ctrl-C.
 
-    It shows only, unless --allow-write is given. On another address than that of this machine it starts only with
-    users: --auth-file, or REDIS_QUEUE_WEB_PASSWORD.
+    It is read-only without --allow-write. An address other than localhost needs users: --auth-file, or
+    REDIS_QUEUE_WEB_PASSWORD.
 
     Example: redis-queue web --port 8055 --allow-write
     """
     users = _users(auth_file)
     if users is None and not is_loopback(bind):
         raise click.UsageError(
-            f"--bind {bind}: whoever reaches this address would get in. Give --auth-file, or set {PASSWORD}"
+            f"--bind {bind}: everyone who can reach this address could use it. Give --auth-file, or set {PASSWORD}"
         )
     if users is None and trust_proxy and allow_write:
         raise click.UsageError(
@@ -81,12 +81,12 @@ def web(
         app = ProxyFix(app, x_for=1, x_proto=1, x_host=1, x_prefix=1)
     # All clients of a proxy have its address.
     limits = http_server.Limits(per_address=None) if trust_proxy else http_server.Limits()
-    told = f"dashboard on http://{{}}/, {'it may act' if allow_write else 'read-only'}"
-    http_server.serve(app, bind, port, told, limits)
+    started = f"dashboard on http://{{}}/, {'changes allowed' if allow_write else 'read-only'}"
+    http_server.serve(app, bind, port, started, limits)
 
 
 def is_loopback(bind: str) -> bool:
-    """Tell whether only this machine reaches what listens on *bind*; every address of a name counts."""
+    """Tell whether all addresses of *bind* are loopback addresses."""
     try:
         found = {info[4][0] for info in socket.getaddrinfo(bind or "0.0.0.0", None)}  # noqa: S104 - what "" means
     except OSError as error:
@@ -113,7 +113,7 @@ def _users(file: Path | None) -> Mapping[str, str] | None:
             click.echo(f"warning: --auth-file {harmless(file)} is not private: chmod 600 {harmless(file)}", err=True)
         lines = file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise click.UsageError(f"--auth-file {file} cannot be read: {reason}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
@@ -123,5 +123,5 @@ def _users(file: Path | None) -> Mapping[str, str] | None:
             raise click.UsageError(f"--auth-file {file}, line {number}: give name:password")
         users[name] = secret
     if not users:
-        raise click.UsageError(f"--auth-file {file} names nobody")
+        raise click.UsageError(f"--auth-file {file} contains no users")
     return users

@@ -1,4 +1,4 @@
-"""Time zone of printed times: that of the user, or UTC with ``--utc``."""
+"""Time zone of the output: the local one, or UTC with ``--utc``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ option: Final = click.option(
 
 
 def in_zone(at: datetime) -> datetime:
-    """Return *at* in the zone in which times are shown."""
+    """Return *at* in the time zone of the output."""
     ctx = click.get_current_context(silent=True)
     if ctx is not None and ctx.meta.get(_UTC):
         return at.astimezone(timezone.utc)

@@ -1,18 +1,19 @@
-"""Access: the queues that somebody looks at, of a Redis or of a Celery app."""
+"""Access: the queues of a Redis, or of a Celery app, for command line and dashboard. It installs nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from redis_queue.catalog import AnyQueue
 from redis_queue.celery.consume.counters import LeaseCounters, read
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.inspector import AnyQueue, Inspector
 from redis_queue.model import CancelOutcome
 from redis_queue.operate.faults import Faults
+from redis_queue.operate.inspector import Inspector
 
 
 class Access:
@@ -23,21 +24,22 @@ class Access:
 
     def __init__(self, inspector: Inspector) -> None:
         self.inspector = inspector
+        self.catalog = inspector.catalog
 
     def delay_queue(self, name: str | None = None) -> DelayQueue:
         """Return a DelayQueue, by default the one in which Celery tasks wait; raises InvalidNameError."""
-        return self.inspector.delay_queue(name or self.default_delay_queue)
+        return self.inspector.catalog.delay_queue(name or self.default_delay_queue)
 
     def queues(self, name: str | None = None, faults: Faults | None = None) -> list[AnyQueue]:
         """Return the queues of both kinds with *name*, or all; raises InvalidNameError.
 
-        Those that the registry describes as none can be are left out, and noted in *faults*.
+        Queues with invalid registry entries are left out and recorded in *faults*.
         """
         faults = faults if faults is not None else Faults()
         found: list[AnyQueue] = []
-        for known in self.inspector.known(name):
+        for known in self.inspector.catalog.known(name):
             with faults.of(known.kind, known.name):
-                found.append(self.inspector.open(known))
+                found.append(self.inspector.catalog.open(known))
         return found
 
     def cancel(self, queue: DelayQueue, ids: Sequence[str]) -> Sequence[CancelOutcome]:
@@ -45,7 +47,7 @@ class Access:
         return queue.cancel_many(ids)
 
     def lease_counters(self) -> LeaseCounters | None:
-        """Return what became of leases on the app's broker; None without an app, or where the broker is no Redis."""
+        """Return the lease counters of the app's broker; None without an app, or if the broker is not Redis."""
         return None
 
 
@@ -55,21 +57,23 @@ class AppAccess(Access):
     def __init__(self, app: Any) -> None:
         self.app = app
         self._store = Store.of(app)
-        super().__init__(self._store.inspector)
+        super().__init__(Inspector(self._store.client, prefix=self._store.prefix))
+        #: URL of the Redis, with user and password.
+        self.url = self._store.url
         self.default_delay_queue = self._store.delay_queue_name
 
     def delay_queue(self, name: str | None = None) -> DelayQueue:
-        """Return a DelayQueue; that of the app is there before anything was put into it."""
+        """Return a DelayQueue; that of the app exists before its first entry."""
         if name in (None, self.default_delay_queue):
             return self._store.delay_queue()
         return super().delay_queue(name)
 
     def cancel(self, queue: DelayQueue, ids: Sequence[str]) -> Sequence[CancelOutcome]:
-        """Cancel entries; those of the app's tasks become REVOKED in its result backend, too."""
+        """Cancel entries; tasks of the app also become REVOKED in its result backend."""
         if queue.name != self.default_delay_queue:
             return super().cancel(queue, ids)
         return StoredTasks.of(self.app).cancel_many(ids)
 
     def lease_counters(self) -> LeaseCounters | None:
-        """Return what became of leases on the app's broker, or None where that is no Redis."""
+        """Return the lease counters of the app's broker; None if the broker is not Redis."""
         return read(self.app)

@@ -1,4 +1,4 @@
-"""Audit: who changed what by hand, kept beside the queues."""
+"""Audit: the last actions of people, kept in Redis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from redis_queue.times import from_ms
 logger = logger_of(__name__)
 
 MOST: Final = 1000
-"""So many actions are kept."""
+"""Number of actions that are kept."""
 
 MAX_DETAIL: Final = 500
 
@@ -73,7 +73,7 @@ class Audit:
             self.add(action)
 
     def add(self, action: Action) -> None:
-        """Keep *action*; the oldest beyond :data:`MOST` goes."""
+        """Keep *action*; the oldest beyond :data:`MOST` is deleted."""
         row = {
             "at": round(action.at.timestamp() * 1000),
             "user": action.user,
@@ -82,23 +82,23 @@ class Audit:
             "count": action.count,
             "detail": action.detail[:MAX_DETAIL],
             "subjects": [_written(subject) for subject in action.subjects[:MOST_SUBJECTS]],
-            # Where a reply was lost the row stands there twice, and is read once.
+            # After a lost reply the row may be stored twice; it is read once.
             "nonce": os.urandom(8).hex(),
         }
         self._scripts.command("LPUSH", self._key, json.dumps(row))
         self._scripts.command("LTRIM", self._key, 0, MOST - 1)
 
     def begin(self, operation: str) -> bool:
-        """Tell whether *operation* is new: a form that is sent twice must not act twice. Remembered for a day."""
+        """Tell whether *operation* is new, so that a form sent twice acts once. Remembered for a day."""
         key = keys.operation(self._prefix, operation)
         nonce = os.urandom(8).hex().encode()
         if self._scripts.command("SET", key, nonce, "NX", "PX", REMEMBERED_MS) is not None:
             return True
-        # It may be there from this very call, whose reply was lost.
+        # This very call may have stored it before its reply was lost.
         return bool(self._scripts.command("GET", key) == nonce)
 
     def last(self, limit: int = 100) -> list[Action]:
-        """Return the newest actions; what cannot be read is left out."""
+        """Return the newest actions; unreadable ones are left out."""
         rows: list[bytes] = self._scripts.command("LRANGE", self._key, 0, check_limit(limit, CHUNK) - 1)
         return [action for action in map(_read, dict.fromkeys(rows)) if action is not None]
 

@@ -1,34 +1,36 @@
-"""Which dead letters are meant, and what may be done with them."""
+"""Dead letters: conditions, pages and actions."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
 
+from redis_queue.catalog import AnyQueue
 from redis_queue.celery.message.task_entry import TaskEntry
-from redis_queue.inspector import AnyQueue
 from redis_queue.model import DeadLetter, Entry, Unread
+from redis_queue.operate.access import Access
 from redis_queue.operate.faults import Faults
 from redis_queue.operate.pages import (
     LOOK_BYTES,
     MOST_FULL_LOOKS,
     MOST_LOOKED_AT,
-    Found,
+    InQueue,
     Page,
     items_within_budget,
     through,
 )
-from redis_queue.operate.scan import Scan
+from redis_queue.operate.search_report import SearchReport
+from redis_queue.operate.verbs import Done, Verb
 from redis_queue.store.chunks import CHUNK
 
 Pair = tuple[AnyQueue, str]
 """A queue and an id."""
 
-Place = tuple[int, int]
-"""Which queue of a sequence, and how many of its letters to pass over."""
+LetterCursor = tuple[int, int]
+"""The number of a queue in a sequence, and of its letters to skip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +46,27 @@ class Filter:
         return any(value is not None for value in (self.reason, self.id_prefix, self.task, self.task_part))
 
     def letters(
-        self, queues: Sequence[AnyQueue], faults: Faults, scan: Scan | None = None
-    ) -> Iterator[Found[DeadLetter]]:
+        self, queues: Sequence[AnyQueue], faults: Faults, scan: SearchReport | None = None
+    ) -> Iterator[InQueue[DeadLetter]]:
         """Yield matching letters, queue by queue, oldest first, read by pages; *scan* counts all of them."""
         found = through(queues, lambda queue, offset, limit: queue.dead_letters(offset=offset, limit=limit), faults)
         return (pair for pair in found if self.match(pair[1], scan))
 
     def page(
-        self, queues: Sequence[AnyQueue], start: Place | None, limit: int, faults: Faults, scan: Scan | None = None
-    ) -> Page[Found[DeadLetter], Place]:
-        """Return up to *limit* letters that match from *start* on; looks at no more than :data:`MOST_LOOKED_AT`.
+        self,
+        queues: Sequence[AnyQueue],
+        start: LetterCursor | None,
+        limit: int,
+        faults: Faults,
+        scan: SearchReport | None = None,
+    ) -> Page[InQueue[DeadLetter], LetterCursor]:
+        """Return up to *limit* letters that match from *start* on; it reads at most :data:`MOST_LOOKED_AT`.
 
-        A queue that cannot be read is noted in *faults*. The bodies of large letters stay in Redis: they match by id
-        and reason only. *scan* counts all letters that were looked at.
+        Errors of a queue are recorded in *faults*. The bodies of large letters stay in Redis: they match by id
+        and reason only. *scan* counts all letters that were read.
         """
         number, offset = start or (0, 0)
-        found: list[Found[DeadLetter]] = []
+        found: list[InQueue[DeadLetter]] = []
         looked = unread = spent = 0
         reads = (self.task, self.task_part) != (None, None)
         most_spent = LOOK_BYTES * (MOST_FULL_LOOKS - 1)
@@ -85,7 +92,7 @@ class Filter:
                         break
         return Page(found, None, looked, unread, spent // LOOK_BYTES)
 
-    def match(self, letter: DeadLetter, scan: Scan | None = None) -> bool:
+    def match(self, letter: DeadLetter, scan: SearchReport | None = None) -> bool:
         """Tell whether *letter* matches; *scan* counts it."""
         # Read the task's name only if needed: it takes time.
         named = (self.task, self.task_part) != (None, None)
@@ -110,22 +117,32 @@ def as_task(letter: DeadLetter) -> TaskEntry:
     return TaskEntry.of(Entry(letter.id, letter.body, letter.headers, letter.died_at, letter.died_at))
 
 
-def redrive(pairs: Sequence[Pair], faults: Faults, rate: float | None = None) -> int:
-    """Redrive the ids of *pairs*; return how many came back. With *rate*, so many per second in each queue.
-
-    A queue in which that cannot be done is noted in *faults*.
-    """
-    return _each_queue(pairs, faults, lambda queue, ids: queue.redrive(ids, rate=rate))
-
-
-def delete(pairs: Sequence[Pair], faults: Faults, until: datetime) -> int:
-    """Delete the ids of *pairs* that died by *until*; return how many. Broken queues are noted in *faults*."""
-    return _each_queue(pairs, faults, lambda queue, ids: queue.delete_dead(ids, until=until))
-
-
-def _each_queue(pairs: Sequence[Pair], faults: Faults, act: Callable[[AnyQueue, list[str]], int]) -> int:
-    count = 0
-    for queue, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
+def act_on(
+    pairs: Sequence[Pair], verb: Verb, access: Access, faults: Faults, when: datetime | None = None
+) -> Iterator[Done]:
+    """Run *verb* on *pairs*, queue by queue; errors of a queue are recorded in *faults*."""
+    for queue, ids in _by_queue(pairs):
+        left = len(ids)
         with faults.of_queue(queue):
-            count += act(queue, [id_ for _, id_ in group])
+            for done in verb.run(access, queue, ids, when):
+                left -= done.tried
+                yield done
+        if left:
+            yield Done(0, tried=left)
+
+
+def redrive_spread(pairs: Sequence[Pair], faults: Faults, rate: float) -> int:
+    """Redrive *pairs*, those of each queue at *rate* per second; return how many came back.
+
+    Errors of a queue are recorded in *faults*.
+    """
+    count = 0
+    for queue, ids in _by_queue(pairs):
+        with faults.of_queue(queue):
+            count += queue.redrive(ids, rate=rate)
     return count
+
+
+def _by_queue(pairs: Sequence[Pair]) -> Iterator[tuple[AnyQueue, list[str]]]:
+    for queue, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
+        yield queue, [id_ for _, id_ in group]

@@ -11,16 +11,18 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.model import Entry, Unread
 from redis_queue.operate.access import Access
 from redis_queue.operate.pages import LOOK_BYTES, MOST_FULL_LOOKS, MOST_LOOKED_AT, Page, items_within_budget
-from redis_queue.operate.scan import Scan
+from redis_queue.operate.search_report import SearchReport
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.ids import is_id
 
 Waiting = tuple[Entry, TaskEntry]
 
 
-def find(access: Access, queue: DelayQueue, conditions: Conditions, scan: Scan | None = None) -> Iterator[Waiting]:
+def find(
+    access: Access, queue: DelayQueue, conditions: Conditions, scan: SearchReport | None = None
+) -> Iterator[Waiting]:
     """Yield matching entries by due time, read by pages; *scan* counts all of them."""
-    scan = scan or Scan()
+    scan = scan or SearchReport()
     before, since = conditions.window(access.inspector.now)
     for entry in queue.scan(due_before=before, due_after=since):
         task = TaskEntry.of(entry)
@@ -29,7 +31,7 @@ def find(access: Access, queue: DelayQueue, conditions: Conditions, scan: Scan |
             yield entry, task
 
 
-def find_ids(access: Access, queue: DelayQueue, conditions: Conditions, scan: Scan | None = None) -> list[str]:
+def find_ids(access: Access, queue: DelayQueue, conditions: Conditions, scan: SearchReport | None = None) -> list[str]:
     """Return the ids of matching entries, without invalid ones: entries written by other tools may have them."""
     return [entry.id for entry, _ in find(access, queue, conditions, scan) if is_id(entry.id)]
 
@@ -41,14 +43,14 @@ def page(
     after: str | None,
     limit: int,
     *,
-    scan: Scan | None = None,
+    scan: SearchReport | None = None,
 ) -> Page[Waiting, str]:
     """Return up to *limit* matching entries after the cursor *after*.
 
     Searches at most :data:`MOST_LOOKED_AT` entries. The payloads of large ones stay in Redis: they match by id and due
     time only. *scan* counts all entries that were searched.
     """
-    scan = scan or Scan()
+    scan = scan or SearchReport()
     before, since = conditions.window(access.inspector.now)
     found: list[Waiting] = []
     looked = unread = full = 0

@@ -1,4 +1,4 @@
-"""Forecast: how many entries of which task fall due when."""
+"""Forecast: entries due per time window, by task."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from redis_queue.model import Entry, Unread
 
 LOOKS: Final = 4
 EACH: Final = 20
-"""A window with more than :data:`LOOKS` times so many entries is looked into at so many places."""
+"""A window with more than LOOKS * EACH entries is sampled: EACH entries in LOOKS places."""
 
 DATA: Final = "(data)"
-"""What is no task."""
+"""Name in place of the task for entries that are not tasks."""
 
 LARGE: Final = "(large)"
 """Name in place of the task for entries that are too large to read."""
 
 WINDOW_BYTES: Final = 256 * 1024
-"""Bytes of records that are read of each window."""
+"""Most bytes of records read per window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class TaskForecast:
 
 
 def by_task(queue: DelayQueue, windows: Sequence[tuple[datetime, int]], width: timedelta) -> TaskForecast:
-    """Return who makes up *windows*, what :meth:`DelayQueue.forecast` returned for this *width*.
+    """Return the tasks of *windows*, the result of :meth:`DelayQueue.forecast` for this *width*.
 
-    Small windows are read as a whole; of a large one a sample is, whatever its size.
+    Small windows are read completely; of a large one, a sample of fixed size.
     """
     rows: dict[str, list[float]] = {}
     exact = True
@@ -64,7 +64,7 @@ def _look(queue: DelayQueue, start: datetime | None, end: datetime, width: timed
     part = WINDOW_BYTES // LOOKS
     found = list(queue.list(limit=EACH, due_after=start, due_before=end, max_bytes=part))
     for look in range(1, LOOKS):
-        # At random within its part of the window: what is stored at full minutes must not be all that is seen.
+        # At a random time within its part of the window, so that entries at full minutes are not all of the sample.
         point = end - width * ((LOOKS - look - random.random()) / LOOKS)
         found += queue.list(limit=EACH, due_after=point, due_before=end, max_bytes=part)
     return found

@@ -15,8 +15,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from redis_queue.delay.lateness import BOUNDS, Dispatches
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import RedisQueueError
-from redis_queue.inspector import BROKEN, Count, Inspector, QueueRow
 from redis_queue.logs import logger_of
+from redis_queue.operate.faults import BROKEN
+from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.queue_row import Count, QueueRow
 from redis_queue.store.registry import Known
 
 logger = logger_of(__name__)
@@ -34,7 +36,7 @@ SIZES: Final[dict[Count, str]] = {
 
 TOTALS: Final[dict[Count, str]] = {
     "put": "Messages or entries that were put.",
-    "acked": "Messages or entries that were finished; what a dispatcher moves within one Redis is not among them.",
+    "acked": "Messages or entries that were finished, without those that a dispatcher moves within one Redis.",
     "redelivered": "Messages or entries that came back to be claimed again.",
     "put_back": "Leases that ran out: what they held came back, or became a dead letter.",
 }
@@ -48,7 +50,7 @@ LEASES: Final = {
 
 
 class LeaseTotals(Protocol):
-    """What is told of the leases on a Redis broker (:class:`redis_queue.celery.consume.counters.LeaseCounters`)."""
+    """Counters of leases on a Redis broker (:class:`redis_queue.celery.consume.counters.LeaseCounters`)."""
 
     @property
     def lost(self) -> int: ...
@@ -68,7 +70,7 @@ _NOTHING: Final = Dispatches()
 
 @dataclass(frozen=True, slots=True)
 class _Dispatching:
-    """What is told of one DelayQueue, or of several."""
+    """Dispatch counts of one DelayQueue, or of several."""
 
     queue: str
     done: Dispatches = _NOTHING
@@ -77,7 +79,7 @@ class _Dispatching:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """One look at everything."""
+    """All values of one scrape."""
 
     at: datetime
     rows: Sequence[QueueRow]
@@ -87,13 +89,12 @@ class _Look:
 
 
 class Collector:
-    """To be registered in a CollectorRegistry: each scrape looks once, by the operations of *inspector*.
+    """Collector for a CollectorRegistry; each scrape reads the queues of *inspector* once, O(1) for each queue.
 
-    It takes O(1) of Redis for each queue and raises nothing: where Redis cannot be read, ``redis_queue_up`` is 0. So
-    many as *most_queues* have a label of their own, the largest ones when they came in; the sizes of the others are
-    added up under the queue "(other)", for each kind. Counters of those would go up and down, so there are none.
-    No more than *most_read* queues are read; ``redis_queue_left_out_queues`` counts the others.
-    *leases* returns what is known of the leases of Celery workers, None where there are none
+    It raises no errors: if Redis cannot be read, ``redis_queue_up`` is 0. Up to *most_queues* queues have a label of
+    their own, the largest first, and keep it. The sizes of the others are added up under the queue "(other)", for each
+    kind; these have no counters, which would go down as queues change places. At most *most_read* queues are read;
+    ``redis_queue_left_out_queues`` counts the others. *leases* returns the lease counters of Celery workers, or None
     (:func:`redis_queue.celery.consume.counters.read`).
     """
 
@@ -119,7 +120,7 @@ class Collector:
         yield from _lease_metrics(None)
 
     def collect(self) -> Iterator[Metric]:
-        """Look and yield the metrics."""
+        """Read the queues and yield the metrics."""
         try:
             look: _Look | None = self._look()
         except RedisQueueError as error:
@@ -134,7 +135,7 @@ class Collector:
             yield from _lease_metrics(counted)
 
     def _look(self) -> _Look:
-        known, left_out = self._inspector.first(self._most_read, self._kept)
+        known, left_out = self._inspector.catalog.first(self._most_read, self._kept)
         overview = self._inspector.overview(known)
         readable = [row for row in overview.queues if not row.error]
         kept = self._chosen(readable)
@@ -143,9 +144,9 @@ class Collector:
         return _Look(overview.at, _with_others(readable, kept), unreadable, dispatching, left_out)
 
     def _chosen(self, rows: Sequence[QueueRow]) -> list[QueueRow]:
-        """Return the rows that get a label of their own: those that had one, then the largest.
+        """Return the rows with a label of their own: those that had one before, then the largest.
 
-        A queue that has the name of all others is one of those.
+        A queue with the name "(other)" gets none.
         """
         named = [row for row in rows if row.name != OTHERS]
         named.sort(
@@ -161,7 +162,7 @@ class Collector:
         return kept
 
     def _dispatching(self, known: Iterable[Known], kept: set[str]) -> tuple[list[_Dispatching], set[tuple[str, str]]]:
-        """Return what is told of the DelayQueues in *kept* and of all others together, and which cannot be read."""
+        """Return the dispatch counts of the DelayQueues in *kept* and of all others together, and unreadable queues."""
         found: dict[str, _Dispatching] = {}
         broken: set[tuple[str, str]] = set()
         for one in known:
@@ -171,7 +172,7 @@ class Collector:
             before = found.get(name, _Dispatching(name))
             try:
                 # The counts of dispatchers are stored with the first shard.
-                queue = self._inspector.open(replace(one, shards=min(one.shards, 1)))
+                queue = self._inspector.catalog.open(replace(one, shards=min(one.shards, 1)))
                 assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
                 done, dispatchers = (
                     before.done + queue.dispatch_log.totals(),
@@ -186,7 +187,7 @@ class Collector:
     def _counted(self) -> LeaseTotals | None:
         try:
             return self._leases() if self._leases is not None else None
-        except Exception as error:  # noqa: BLE001 - the errors of a broker are any; a scrape must answer
+        except Exception as error:  # noqa: BLE001 - a broker may raise anything; a scrape must answer
             logger.warning("cannot read the counters of leases: %s", error, extra={"action": "metrics_away"})
             return None
 
@@ -211,7 +212,7 @@ def _up(value: int | None) -> Metric:
 
 
 def _queue_metrics(look: _Look | None) -> Iterator[Metric]:
-    unreadable = "Queues that are there and cannot be counted; redis-queue doctor says why."
+    unreadable = "Queues that cannot be counted; redis-queue doctor says why."
     yield GaugeMetricFamily(
         "redis_queue_unreadable_queues", unreadable, value=None if look is None else look.unreadable
     )

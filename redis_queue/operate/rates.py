@@ -1,10 +1,10 @@
-"""How fast queues move: the difference between two looks."""
+"""Rates of queues: the difference between two overviews."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from redis_queue.inspector import Overview, QueueRow
+from redis_queue.operate.queue_row import Overview, QueueRow
 from redis_queue.store.keys import Kind
 
 QueueKey = tuple[Kind, str]
@@ -12,7 +12,7 @@ QueueKey = tuple[Kind, str]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What happened in a queue between two looks, per second."""
+    """Messages per second between two overviews."""
 
     put: float
     acked: float
@@ -20,7 +20,7 @@ class Rates:
 
 
 def rates(before: Overview | None, now: Overview) -> dict[QueueKey, Rates]:
-    """Return the rates of every queue that both looks saw; of a queue that began anew, none is below 0."""
+    """Return the rates of each queue in both overviews; at least 0, even if a queue was emptied and created again."""
     seconds = (now.at - before.at).total_seconds() if before is not None else 0.0
     if before is None or seconds <= 0:
         return {}

@@ -1,4 +1,4 @@
-"""Time points as people type them."""
+"""Times as people type them: absolute, or relative to now."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redis_queue.errors import InvalidDelayError
 from redis_queue.times import MAX_DELAY
 
 When = datetime | timedelta
-"""A time point, or how long it is from now."""
+"""A time, or a span from now."""
 
 _UNITS: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _SPAN = re.compile(
@@ -29,10 +29,10 @@ def read(value: str) -> When:
     try:
         at = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", value))
     except ValueError:
-        text = f"{value!r} is neither a time like 2030-01-01T00:00Z nor a span like 90s, 2h or 1d12h"
+        text = f"{value!r}: must be a time like 2030-01-01T00:00Z, or a span like 90s, 2h or 1d12h"
         raise InvalidDelayError(text) from None
     if at.utcoffset() is None:
-        raise InvalidDelayError(f"{value!r} has no time zone: add Z for UTC, or one like +01:00")
+        raise InvalidDelayError(f"{value!r}: must have a time zone; add Z for UTC, or one like +01:00")
     return at
 
 

@@ -1,4 +1,4 @@
-"""Subjects of an action: its first messages and entries, for the preview and the audit."""
+"""Subjects of an action: its first messages and entries, for preview and audit."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from redis_queue.catalog import AnyQueue
 from redis_queue.celery.message.task_entry import TaskEntry
-from redis_queue.inspector import BROKEN, AnyQueue
 from redis_queue.model import Entry, Item, State
 from redis_queue.operate.audit import Subject
+from redis_queue.operate.faults import BROKEN
 from redis_queue.times import from_ms
 
 SHOWN: Final = 10
-"""Most subjects that are shown of one action."""
+"""Most subjects of one action."""
 
 MOST_LOOKS: Final = 100
 
@@ -24,7 +25,7 @@ DEAD: Final[Sequence[State]] = ("dead",)
 def subjects(pairs: Iterable[tuple[AnyQueue, str]], states: Sequence[State] = ANY) -> list[Subject]:
     """Return the first :data:`SHOWN` of *pairs* (queue, id) that exist in one of *states*.
 
-    It looks at no more than :data:`MOST_LOOKS` of them. Queues that cannot be read are left out.
+    It reads at most :data:`MOST_LOOKS` of them. Unreadable queues are left out.
     """
     found: list[Subject] = []
     for (queue, id_), _ in zip(pairs, range(MOST_LOOKS), strict=False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -10,6 +9,7 @@ from typing import Any, TypedDict
 
 from redis_queue.errors import ConfigurationError, InvalidDelayError
 from redis_queue.store.codec import JSON, Serializer
+from redis_queue.suggestion import did_you_mean
 from redis_queue.times import Seconds, duration_ms
 
 MAX_SHARDS = 1024
@@ -78,9 +78,7 @@ class Settings:
         known = [item.name for item in fields(cls)]
         for name in values:
             if name not in known:
-                near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-                raise ConfigurationError(f"unknown setting {name!r}: {hint}")
+                raise ConfigurationError(f"unknown setting {name!r}: {did_you_mean(str(name), known)}")
         return cls(**values)
 
 

@@ -12,9 +12,9 @@ from kombu.exceptions import OperationalError
 from werkzeug.exceptions import BadRequest, HTTPException, InternalServerError
 
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
-from redis_queue.inspector import Inspector
 from redis_queue.logs import logger_of
 from redis_queue.operate.access import Access, AppAccess
+from redis_queue.operate.inspector import Inspector
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.redis_errors import RedisErrors, redact
 from redis_queue.times import span_text
@@ -129,7 +129,7 @@ def _common(settings: WebSettings, access: Access) -> dict[str, Any]:
         "navigation": NAVIGATION,
         "label": settings.label,
         "timezone": settings.timezone,
-        "prefix": access.inspector.prefix,
+        "prefix": access.catalog.prefix,
         "user": g.get("user", ""),
         "may_write": g.get("may_write", False),
     }

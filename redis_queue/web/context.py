@@ -18,8 +18,9 @@ class Context:
 
     def __init__(self, access: Access) -> None:
         self.access = access
+        self.catalog = access.catalog
         self.inspector = access.inspector
-        self.audit = Audit(access.inspector.client, access.inspector.prefix)
+        self.audit = Audit(access.catalog.client, access.catalog.prefix)
 
 
 def context() -> Context:

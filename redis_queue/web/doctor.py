@@ -5,9 +5,9 @@ from __future__ import annotations
 from flask import Blueprint, render_template
 
 from redis_queue.doctor.finding import ORDER
-from redis_queue.operate.examine import examine
-from redis_queue.web import request_args
-from redis_queue.web.context import context
+from redis_queue.operate.diagnosis import examine
+from redis_queue.web import asked
+from redis_queue.web.desk import desk
 
 pages = Blueprint("doctor", __name__)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from flask import Blueprint, abort, render_template, request
 
-from redis_queue.inspector import kind_of
+from redis_queue.catalog import kind_of
 from redis_queue.model import Item
 from redis_queue.operate.subjects import task_of
 from redis_queue.web import formatting, request_args

@@ -9,9 +9,10 @@ from typing import Any
 
 from flask import Blueprint, render_template
 
+from redis_queue.catalog import MOST_ROWS
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.inspector import BROKEN, MOST_ROWS, QueueRow
-from redis_queue.operate.faults import Faults
+from redis_queue.operate.faults import BROKEN, Faults
+from redis_queue.operate.queue_row import QueueRow
 from redis_queue.store.registry import Known
 from redis_queue.store.settings import Settings
 from redis_queue.web import request_args
@@ -33,9 +34,9 @@ MOST_PLOTS = 20
 @pages.get("/")
 def show() -> str:
     """Show the overview."""
-    request_args.allow()
-    inspector = context().inspector
-    listing = inspector.listing(limit=MOST_QUEUES)
+    asked.only()
+    inspector = desk().inspector
+    listing = inspector.catalog.listing(limit=MOST_QUEUES)
     overview = inspector.overview(listing.known)
     rows = overview.queues
     dispatching = [row.name for row in rows if row.kind == "delay" and not row.error][:MOST_PLOTS]
@@ -56,7 +57,7 @@ def show() -> str:
 def _plots(name: str) -> list[dict[str, Any]]:
     try:
         # The counts of dispatchers are stored with the first shard.
-        queue = context().inspector.open(Known("delay", name, Settings().max_deliveries, 1))
+        queue = desk().catalog.open(Known("delay", name, Settings().max_deliveries, 1))
         assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
         minutes, total = queue.dispatch_log.minutes(MINUTES), queue.dispatch_log.totals()
     except BROKEN:
@@ -87,7 +88,7 @@ def _recent(rows: Sequence[QueueRow], known: Sequence[Known]) -> list[tuple[str,
     for row, one in dead[:MOST_RECENT_OF]:
         # The page of dead letters shows the errors of unreadable queues.
         with Faults().of(one.kind, one.name):
-            queue = context().inspector.open(one)
+            queue = desk().catalog.open(one)
             letters = queue.dead_letters(offset=max(0, row.dead - RECENT), limit=RECENT, max_bytes=0)
             found += [(row.kind, row.name, letter.died_at, letter.id, letter.reason) for letter in letters]
     return sorted(found, key=lambda letter: letter[2], reverse=True)[:RECENT]

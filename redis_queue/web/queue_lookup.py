@@ -9,9 +9,10 @@ from urllib.parse import quote, unquote
 
 from flask import abort
 
+from redis_queue.catalog import AnyQueue, kind_of
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.inspector import AnyQueue, QueueRow, kind_of
 from redis_queue.operate.faults import Faults
+from redis_queue.operate.queue_row import QueueRow
 from redis_queue.store.ids import is_id
 from redis_queue.store.registry import Known
 from redis_queue.store.settings import Settings
@@ -28,16 +29,16 @@ MOST_QUEUES: Final = 200
 
 
 def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
-    """Return the DelayQueue *name* and the names for a form; by default that of Celery tasks, or else the first."""
-    access = context().access
-    names = [known.name for known in context().inspector.listing(kind="delay", limit=MOST_NAMES).known]
+    """Return the DelayQueue *name*, by default the one of Celery's tasks or the first, and the names to offer."""
+    access = desk().access
+    names = [known.name for known in desk().catalog.listing(kind="delay", limit=MOST_NAMES).known]
     if name is None and names and access.app is None and access.default_delay_queue not in names:
         name = names[0]
     if name is None and not names and access.app is None:
         # There is no queue yet: an empty page is better than an error.
         known = Settings()
         first = Known("delay", access.default_delay_queue, known.max_deliveries, known.shards)
-        queue = context().inspector.open(first)
+        queue = desk().catalog.open(first)
         assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
     else:
         queue = access.delay_queue(name)
@@ -64,10 +65,10 @@ def queue_range(name: str | None, start: int, faults: Faults) -> QueueRange:
     """
     inspector = context().inspector
     if name is None:
-        listing = inspector.listing(offset=start, limit=MOST_QUEUES)
+        listing = inspector.catalog.listing(offset=start, limit=MOST_QUEUES)
         found, after = listing.known, listing.next
     else:
-        found, after = inspector.known(name)[start:], None
+        found, after = inspector.catalog.known(name)[start:], None
     rows = inspector.queues(found)
     queues: list[AnyQueue] = []
     positions: list[int] = []
@@ -76,17 +77,17 @@ def queue_range(name: str | None, start: int, faults: Faults) -> QueueRange:
             faults.add(row)
         elif row.dead:
             with faults.of(known.kind, known.name):
-                queues.append(inspector.open(known))
-                positions.append(position)
-    return QueueRange(queues, positions, rows, after)
+                queues.append(inspector.catalog.open(known))
+                numbers.append(number)
+    return Window(queues, numbers, rows, after)
 
 
 def queue_of(kind: str, name: str) -> AnyQueue:
     """Return the queue *name* of *kind*; raises InvalidNameError for an unknown name."""
     inspector = context().inspector
     if kind == "queue":
-        return inspector.queue(name)
-    return context().access.delay_queue(name)
+        return inspector.catalog.queue(name)
+    return desk().access.delay_queue(name)
 
 
 def reference(queue: AnyQueue, id_: str, version: str = "") -> str:

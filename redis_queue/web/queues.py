@@ -6,8 +6,9 @@ from typing import Final
 
 from flask import Blueprint, render_template
 
+from redis_queue.catalog import AnyQueue, kind_of
 from redis_queue.errors import InvalidNameError
-from redis_queue.inspector import BROKEN, AnyQueue, kind_of
+from redis_queue.operate.faults import BROKEN
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.web import request_args
 from redis_queue.web.context import context
@@ -26,10 +27,10 @@ MOST_OFFSET: Final = 10_000_000
 @pages.get("/queues")
 def show() -> str:
     """List all queues."""
-    request_args.allow("name", "offset")
-    name, offset = request_args.text("name"), request_args.number("offset", 0, 0, MOST_OFFSET)
-    inspector = context().inspector
-    listing = inspector.listing(name or "", offset=offset, limit=ROWS)
+    asked.only("name", "offset")
+    name, offset = asked.text("name"), asked.number("offset", 0, 0, MOST_OFFSET)
+    inspector = desk().inspector
+    listing = inspector.catalog.listing(name or "", offset=offset, limit=ROWS)
     return render_template("queues.html", overview=inspector.overview(listing.known), listing=listing, name=name)
 
 
@@ -39,10 +40,10 @@ def one() -> str:
     request_args.allow("kind", "name", "offset")
     kind, name = request_args.choice("kind", KINDS, "queue"), request_args.text("name", exact=True)
     if name is None:
-        raise InvalidNameError("name is missing: choose a queue from the list of all queues")
-    offset = request_args.number("offset", 0, 0, MOST_OFFSET)
-    inspector = context().inspector
-    known = inspector.find("queue" if kind == "queue" else "delay", name)
+        raise InvalidNameError("Which queue? Choose one from the list of all queues.")
+    offset = asked.number("offset", 0, 0, MOST_OFFSET)
+    inspector = desk().inspector
+    known = inspector.catalog.find("queue" if kind == "queue" else "delay", name)
     row = None if known is None else inspector.queues([known])[0]
     if row is not None and row.error:
         # Its settings in the registry may be invalid.

@@ -9,7 +9,7 @@ from flask import Blueprint, abort, render_template
 
 from redis_queue.delay.lateness import DispatcherRow
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.operate.examine import ANSWER_WITHIN
+from redis_queue.operate.diagnosis import ANSWER_WITHIN
 from redis_queue.operate.faults import Faults
 from redis_queue.web import request_args
 from redis_queue.web.context import context
@@ -44,9 +44,9 @@ def _page(workers: list[dict[str, Any]] | None) -> str:
     request_args.allow()
     rows: list[tuple[str, DispatcherRow]] = []
     faults = Faults()
-    for known in context().inspector.listing(kind="delay", limit=MOST_QUEUES).known:
+    for known in desk().catalog.listing(kind="delay", limit=MOST_QUEUES).known:
         with faults.of(known.kind, known.name):
-            queue = context().inspector.open(known)
+            queue = desk().catalog.open(known)
             if isinstance(queue, DelayQueue):
                 rows += [(queue.name, row) for row in queue.dispatch_log.dispatchers()]
     return render_template(

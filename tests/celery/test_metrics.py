@@ -10,7 +10,7 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from redis_queue import RedisQueue
-from redis_queue.inspector import Inspector
+from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metrics import Collector
 from tests.support.celery.fleet import Fleet, send
 from tests.support.servers import RedisServer

@@ -95,7 +95,7 @@ class TestEveryFormOfConfiguration:
             CelerySettings.of(app_with(form, **{wrong: 1}))
 
     def test_names_all_where_none_is_near(self, form: str) -> None:
-        with pytest.raises(ConfigurationError, match="unknown setting redis_queue_zzz: known are url, prefix"):
+        with pytest.raises(ConfigurationError, match="redis_queue_zzz: known are redis_queue_url, redis_queue_prefix"):
             CelerySettings.of(app_with(form, zzz=1))
 
 

@@ -15,7 +15,7 @@ from redis_queue.celery import DelayedTasks, TaskLeases
 from redis_queue.celery.consume.safe_settings import SAFE
 from redis_queue.celery.startup import StartupStep, describe
 from redis_queue.celery.store import Store
-from redis_queue.operate.examine import _lease_settings
+from redis_queue.operate.diagnosis import _lease_settings
 from tests.support.celery.fleet import fleet_on_one_redis
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until

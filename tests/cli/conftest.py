@@ -5,29 +5,23 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
-from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 from celery import Celery
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.celery import DelayedTasks
 from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
-from redis_queue.inspector import Inspector
+from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import Keys
+from tests.support.cli.runner import DUE, NOW, Run, runner
 from tests.support.clock import Clock
 from tests.support.servers import RedisServer
-
-NOW = int(datetime(2030, 1, 1, tzinfo=timezone.utc).timestamp() * 1000)
-DUE = datetime(2030, 1, 1, 2, tzinfo=timezone.utc)
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
@@ -44,17 +38,11 @@ def local_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None
     time.tzset()
 
 
-def runner() -> CliRunner:
-    """Return one that keeps stdout and stderr apart, as click does by itself since 8.2."""
-    apart = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
-    return CliRunner(**apart)
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time of every command that runs in this process."""
     clock = Clock(NOW)
-    for module in ("redis_queue.cli.access", "redis_queue.celery.store"):
+    for module in ("redis_queue.cli.access", "redis_queue.operate.access"):
         monkeypatch.setattr(f"{module}.Inspector", functools.partial(Inspector, clock=clock))
     return clock
 

@@ -23,7 +23,7 @@ from redis_queue.cli import transfer
 from redis_queue.delay.model import Push
 from redis_queue.model import PutBack
 from redis_queue.store.keys import Keys
-from tests.cli.conftest import DUE, NOW, Run
+from tests.support.cli.runner import DUE, NOW, Run
 from tests.support.clock import Clock
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
@@ -272,7 +272,7 @@ class TestTransfer:
         file = tmp_path / "waiting.jsonl"
         file.write_text("complete\n")
         file.chmod(0o600)
-        whole, calls = transfer._written, []
+        whole, calls = transfer.to_json, []
 
         def breaks(entry: Any) -> Any:
             calls.append(entry)
@@ -280,7 +280,7 @@ class TestTransfer:
                 raise KeyboardInterrupt
             return whole(entry)
 
-        monkeypatch.setattr(transfer, "_written", breaks)
+        monkeypatch.setattr(transfer, "to_json", breaks)
         assert run("scheduled", "export", str(file)).exit_code == 130
         assert (file.read_text(), [path.name for path in tmp_path.iterdir()]) == ("complete\n", ["waiting.jsonl"])
 
@@ -304,7 +304,7 @@ class TestTransfer:
         file = tmp_path / "latin-1.jsonl"
         file.write_bytes(b'\n{"id": "caf\xe9"}\n')
         done = run("scheduled", "import", str(file))
-        assert (done.exit_code, done.stderr) == (2, "error: line 1 or one behind it is no UTF-8; nothing was stored\n")
+        assert (done.exit_code, done.stderr) == (2, "error: not UTF-8 at or after line 1; nothing was stored\n")
 
     def test_goes_through_pipes_and_takes_conditions(self, run: Run, tasks: DelayQueue) -> None:
         text = run("scheduled", "export", "--task", "shop.remind").stdout
@@ -375,8 +375,8 @@ class TestTransfer:
         ("line", "words"),
         [
             ("nonsense", "line 2: "),
-            ("[]", "line 2: is no JSON object"),
-            ('{"id": "x", "due_at": "2030-01-01T00:00:00+00:00"}', "line 2: misses 'payload'"),
+            ("[]", "line 2: expected a JSON object, got list"),
+            ('{"id": "x", "due_at": "2030-01-01T00:00:00+00:00"}', "line 2: 'payload' is missing"),
             ('{"id": "x", "due_at": "soon", "payload": 1}', "line 2: "),
             ('{"id": "x", "due_at": "2030-01-01T00:00:00", "payload": 1}', "naive"),
             ('{"id": "a\\nb", "due_at": "2030-01-01T00:00:00+00:00", "payload": 1}', "printable"),

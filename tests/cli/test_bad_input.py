@@ -20,8 +20,8 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
 from redis_queue.delay.model import Push
-from tests.cli.conftest import Run
-from tests.cli.test_output import leaves
+from tests.support.cli.commands import leaves
+from tests.support.cli.runner import Run
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.store.stage import differences, snapshot
@@ -233,7 +233,7 @@ class TestIdsFile:
         done = run("scheduled", "run-now", "--ids-file", "-", input="task-2\ndata\n")
 
         assert done.exit_code == 2
-        assert "Run 2 entries? There is nobody to ask: add --yes" in done.stderr
+        assert "Run now 2 entries? There is nobody to ask: add --yes" in done.stderr
 
     def test_that_is_not_there_is_one_message(self, run: Run) -> None:
         done = run("scheduled", "cancel", "--ids-file", "/nowhere", "--yes", "--json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 
@@ -11,14 +10,10 @@ import pytest
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
-from tests.cli.conftest import Run
-from tests.cli.test_output import leaves
-from tests.support.paths import ROOT
+from tests.support.cli.commands import DOCS, EXAMPLES, leaves
+from tests.support.cli.runner import Run
 
 pytestmark = pytest.mark.celery
-
-DOCS = (ROOT / "docs" / "cli.md").read_text()
-EXAMPLES = re.findall(r"^\| `redis-queue ([^`]+)`", DOCS, re.MULTILINE)
 
 
 def test_every_command_has_an_example() -> None:

@@ -22,7 +22,7 @@ from celery import Celery
 from redis_queue import RedisQueue
 from redis_queue.celery.consume.counters import Counters
 from redis_queue.cli import metrics
-from tests.cli.conftest import Run
+from tests.support.cli.runner import Run
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until

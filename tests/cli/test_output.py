@@ -14,48 +14,14 @@ from rich.cells import cell_len
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.cli import group
 from redis_queue.cli.output import age, show_table
-from redis_queue.doctor.checks import server
-from tests.cli import golden
-from tests.cli.conftest import Run
+from redis_queue.doctor import server
+from tests.support.cli import golden
+from tests.support.cli.commands import LOOKS, leaves
+from tests.support.cli.runner import Run
 from tests.support.clock import Clock
 from tests.support.store.stage import differences, snapshot
 
 pytestmark = pytest.mark.celery
-
-TASK = "00000000-0000-4000-8000-000000000001"
-
-LOOKS: dict[str, str] = {
-    "stats": "stats",
-    "top": "top --count 1",
-    "top-name": "top --count 1 --sort name",
-    "queues": "queues",
-    "peek": "queue orders peek",
-    "peek-body": "queue orders peek --body",
-    "purge-dry": "queue orders purge --dry-run",
-    "queue-putback-dry": "queue orders putback --dry-run",
-    "scheduled-list": "scheduled list",
-    "scheduled-list-body": "scheduled list --body",
-    "scheduled-list-limit": "scheduled list --limit 1",
-    "scheduled-show": f"scheduled show {TASK}",
-    "scheduled-show-body": f"scheduled show {TASK} --body",
-    "scheduled-show-data": "scheduled show data --body",
-    "scheduled-forecast": "scheduled forecast --hours 4 --buckets 4",
-    "scheduled-cancel-dry": "scheduled cancel --all --dry-run",
-    "scheduled-run-now-dry": "scheduled run-now data nobody --dry-run",
-    "scheduled-reschedule-dry": "scheduled reschedule --task shop.remind --to 2h --dry-run",
-    "dead-list": "dead list",
-    "dead-list-body": "dead list --body",
-    "dead-show": "dead show dead",
-    "dead-show-body": "dead show dead --body",
-    "dead-redrive-dry": "dead redrive --all --dry-run",
-    "dead-delete-dry": "dead delete dead --dry-run",
-    "dead-purge-dry": "dead purge --dry-run",
-    "quarantine-list": "quarantine list",
-    "quarantine-show": "quarantine show unreadable",
-    "quarantine-show-body": "quarantine show unreadable --body",
-    "quarantine-purge-dry": "quarantine purge --dry-run",
-    "putback-dry": "putback --dry-run",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -101,13 +67,6 @@ def test_doctor_prints_a_table(run: Run, orders: RedisQueue, monkeypatch: pytest
 
     assert (done.exit_code, done.stderr) == (0, "")
     golden.check("doctor", "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines()))
-
-
-def leaves(command: object, path: tuple[str, ...] = ()) -> list[str]:
-    found = getattr(command, "commands", None)
-    if found is None:
-        return [" ".join(path)]
-    return [line for name, item in found.items() for line in leaves(item, (*path, name))]
 
 
 ACTIONS = {
@@ -181,12 +140,12 @@ class TestTheEnd:
             ("scheduled list --limit 0", "--limit"),
             ("scheduled list --limit 10001", "--limit"),
             ("queue orders peek --limit 501", "--limit"),
-            ("scheduled list --due-before tomorrow", "neither a time"),
-            ("scheduled list --due-before 2030-01-01T00:00", "has no time zone"),
+            ("scheduled list --due-before tomorrow", "must be a time like"),
+            ("scheduled list --due-before 2030-01-01T00:00", "must have a time zone"),
             ("scheduled list --due-after 999999d", "must be at most ten years"),
             ("scheduled cancel", "give ids, or conditions like --task, or --all"),
             ("scheduled cancel data --all", "give ids, or conditions"),
-            ("scheduled reschedule data --to -2h", "is in the past"),
+            ("scheduled reschedule data --to -2h", "must not be in the past"),
             ("scheduled reschedule data", "--to"),
             ("scheduled forecast --buckets 501", "--buckets"),
             ("dead redrive", "give ids, or conditions like --reason, or --all"),
@@ -270,7 +229,7 @@ def test_an_empty_prefix_says_so(run: Run, redis_url: str) -> None:
     said = run("queues", "--prefix", "nope").stdout
 
     assert said.startswith(f"no queues under the prefix 'nope' in {redis_url.partition('?')[0]}\n")
-    assert "--url or REDIS_QUEUE_URL names another Redis" in said
+    assert "choose another Redis with --url or REDIS_QUEUE_URL" in said
 
 
 class TestTables:

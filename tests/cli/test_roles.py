@@ -11,10 +11,9 @@ import redis
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.store.script_cache import load_scripts
-from tests.cli.conftest import Run
-from tests.cli.test_docs import EXAMPLES
-from tests.cli.test_output import LOOKS
 from tests.support.acl import ROLES
+from tests.support.cli.commands import EXAMPLES, LOOKS
+from tests.support.cli.runner import Run
 
 pytestmark = pytest.mark.celery
 

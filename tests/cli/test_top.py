@@ -12,11 +12,12 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.cli.frame import draw, short
-from redis_queue.inspector import Inspector, Overview, QueueRow
+from redis_queue.cli.top_screen import draw, short
+from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.queue_row import Overview, QueueRow
 from redis_queue.operate.rates import Rates, rates
-from tests.cli.conftest import Run
-from tests.cli.terminal import Terminal, terminal
+from tests.support.cli.runner import Run
+from tests.support.cli.terminal import Terminal, terminal
 from tests.support.clock import Clock
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer

@@ -11,8 +11,8 @@ import redis
 
 from redis_queue import DelayQueue, RedisQueue, connect
 from redis_queue.store.urls import url_of
-from tests.cli.conftest import DUE, Run
-from tests.cli.terminal import terminal
+from tests.support.cli.runner import DUE, Run
+from tests.support.cli.terminal import terminal
 from tests.support.clock import Clock
 
 pytestmark = pytest.mark.celery

@@ -143,7 +143,7 @@ def test_fix_and_yes_repair(stage: Stage, sound: RedisServer) -> None:
 def test_yes_alone_is_refused(stage: Stage, sound: RedisServer) -> None:
     done = doctor(sound.url, "--yes")
     assert done.returncode == 2
-    assert "--yes goes with --fix" in done.stderr
+    assert "--yes needs --fix" in done.stderr
 
 
 @pytest.mark.parametrize(("options", "extra"), [((), {}), (("--fix",), {"dry_run": True})])

@@ -11,7 +11,7 @@ from redis_queue.celery import DelayedTasks
 from redis_queue.delay.lateness import DispatcherRow, Dispatches
 from redis_queue.doctor import Finding
 from redis_queue.operate.access import AppAccess
-from redis_queue.operate.examine import examine
+from redis_queue.operate.diagnosis import examine
 from tests.support.celery.delaying_names import NOTE
 from tests.support.celery.fleet import Fleet, fleet_on_one_redis, send
 

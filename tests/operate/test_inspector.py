@@ -1,4 +1,4 @@
-"""Inspector: it sees every queue, finds the one that is meant, and changes nothing."""
+"""Inspector: it counts every queue and changes nothing."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import redis
 
-from redis_queue import ConfigurationError, DelayQueue, InvalidNameError, RedisQueue, StoreUnavailableError
-from redis_queue.inspector import Inspector, QueueRow
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.queue_row import QueueRow
 from redis_queue.store.keys import Keys
 from redis_queue.times import from_ms
 from tests.support.clock import START
-from tests.support.ports import HOST, free_port
 from tests.support.store.stage import LATER, Stage, differences, snapshot
 
 
@@ -92,41 +92,6 @@ def test_the_time_is_that_of_the_server(client: redis.Redis) -> None:
     assert abs(Inspector(client).now() - from_ms(seconds * 1000 + micros / 1000)) < timedelta(seconds=5)
 
 
-class TestFinding:
-    def test_a_queue_has_the_settings_that_it_was_written_with(self, client: redis.Redis) -> None:
-        RedisQueue("lines", client, max_deliveries=7).put("x")
-        DelayQueue("lines", client, max_deliveries=8, shards=3).push("x")
-        inspector = Inspector(client)
-
-        assert inspector.queue("lines").settings.max_deliveries == 7
-        assert inspector.delay_queue("lines").settings.max_deliveries == 8
-        assert inspector.delay_queue("lines").settings.shards == 3
-        assert [type(queue) for queue in inspector.named("lines")] == [DelayQueue, RedisQueue]
-
-    @pytest.mark.parametrize("find", [Inspector.queue, Inspector.named])
-    def test_an_unknown_name_raises_with_the_nearest(
-        self, find: Callable[[Inspector, str], Any], inspector: Inspector
-    ) -> None:
-        with pytest.raises(InvalidNameError, match=r"no RedisQueue 'order' .*: did you mean 'orders'\?"):
-            find(inspector, "order")
-
-    def test_an_unknown_name_that_is_near_to_none_raises_with_all(self, inspector: Inspector) -> None:
-        with pytest.raises(InvalidNameError, match="no DelayQueue 'zzz' under the prefix 'redis_queue': known are 'or"):
-            inspector.delay_queue("zzz")
-
-    def test_a_name_of_the_other_kind_is_unknown(self, client: redis.Redis) -> None:
-        RedisQueue("lines", client).put("x")
-
-        with pytest.raises(InvalidNameError, match="no DelayQueue 'lines' under the prefix 'redis_queue'"):
-            Inspector(client).delay_queue("lines")
-
-    def test_a_hostile_name_is_no_way_out_of_the_message(self, inspector: Inspector) -> None:
-        with pytest.raises(InvalidNameError) as caught:
-            inspector.queue("\x1b[2J\n{x}:*")
-
-        assert str(caught.value).isprintable()
-
-
 def test_expired_leases_are_counted(inspector: Inspector, stage: Stage) -> None:
     assert inspector.expired(stage.queue) == inspector.expired(stage.timed) == 0
 
@@ -137,24 +102,15 @@ def test_expired_leases_are_counted(inspector: Inspector, stage: Stage) -> None:
 
 
 READS: dict[str, Callable[[Inspector], Any]] = {
-    "known": Inspector.known,
-    "find": lambda inspector: inspector.find("queue", "orders"),
-    "listing": lambda inspector: inspector.listing("ord"),
-    "first": lambda inspector: inspector.first(1),
     "queues": Inspector.queues,
     "overview": Inspector.overview,
     "now": Inspector.now,
-    "named": lambda inspector: inspector.named("orders"),
-    "queue": lambda inspector: inspector.queue("orders"),
-    "delay_queue": lambda inspector: inspector.delay_queue("orders"),
-    "expired": lambda inspector: [inspector.expired(queue) for queue in inspector.named("orders")],
+    "expired": lambda inspector: [inspector.expired(queue) for queue in inspector.catalog.queues("orders")],
 }
 
 
-def test_every_public_method_but_open_is_among_the_reads() -> None:
-    public = {name for name, value in vars(Inspector).items() if callable(value) and not name.startswith("_")}
-
-    assert public - {"open"} == set(READS)
+def test_every_public_method_is_among_the_reads() -> None:
+    assert {name for name, value in vars(Inspector).items() if callable(value) and name[0] != "_"} == set(READS)
 
 
 @pytest.mark.parametrize("name", READS)
@@ -165,16 +121,6 @@ def test_no_call_changes_anything(name: str, client: redis.Redis, inspector: Ins
     READS[name](inspector)
 
     assert differences(before, snapshot(client)) == []
-
-
-def test_a_bad_prefix_is_refused(client: redis.Redis) -> None:
-    with pytest.raises(ConfigurationError, match="prefix=''"):
-        Inspector(client, prefix="")
-
-
-def test_a_redis_that_is_away_raises() -> None:
-    with pytest.raises(StoreUnavailableError):
-        Inspector(f"redis://{HOST}:{free_port()}/0")
 
 
 def test_a_cluster_is_inspected_alike(cluster_client: redis.RedisCluster) -> None:

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.celery.consume.counters import LeaseCounters
 from redis_queue.delay.lateness import BOUNDS, Dispatches, Lateness
-from redis_queue.inspector import Inspector
+from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metrics import OTHERS, Collector
 from redis_queue.store.keys import Keys, registry
 from tests.support.proxy import FaultProxy
@@ -67,7 +67,7 @@ def test_a_lease_that_ran_out_for_the_last_time_is_put_back_too(client: redis.Re
     assert messages.get(block=False)
     assert entries.claim()
     later = Inspector(client, clock=lambda: int(inspector.now().timestamp() * 1000) + LATER)
-    assert [queue.put_back().dead for queue in later.named("last")] == [1, 1]
+    assert [queue.put_back().dead for queue in later.catalog.queues("last")] == [1, 1]
     samples = scrape(Collector(inspector))
     assert [samples["redis_queue_put_back_total", kind, "last"] for kind in ("queue", "delay")] == [1, 1]
     assert [samples["redis_queue_redelivered_total", kind, "last"] for kind in ("queue", "delay")] == [0, 0]

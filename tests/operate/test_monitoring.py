@@ -10,7 +10,7 @@ import pytest
 import redis
 import yaml
 
-from redis_queue.inspector import Inspector
+from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metrics import Collector
 from tests.support.paths import ROOT
 

@@ -30,8 +30,8 @@ USES = {
     # What shows no row shows no table.
     "cli": "import subprocess; from redis_queue import RedisQueue; RedisQueue('q', URL).put(1); "
     "subprocess.run(['redis-queue', 'queues', '--url', URL], check=True)",
-    "metrics": "from redis_queue.operate.metrics import Collector; from redis_queue.inspector import Inspector; "
-    "print(len(list(Collector(Inspector(URL)).collect())))",
+    "metrics": "from redis_queue.operate.metrics import Collector; "
+    "from redis_queue.operate.inspector import Inspector; print(len(list(Collector(Inspector(URL)).collect())))",
 }
 """What is tried with each extra that neither has a test of its own nor is what an example names."""
 

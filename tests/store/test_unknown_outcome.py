@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue, StoreUnavailableError, connect
-from redis_queue.inspector import Inspector
+from redis_queue.operate.inspector import Inspector
 from redis_queue.store.script_files import load
 from redis_queue.store.scripts import CALL_ATTEMPTS
 from tests.support.ports import HOST, free_port
@@ -25,7 +25,7 @@ READS: dict[str, Call] = {
     "script": lambda client: RedisQueue("orders", client).stats(),
     "large page": lambda client: DelayQueue("later", client).list(),
     "command": lambda client: Inspector(client).expired(RedisQueue("orders", client)),
-    "registry": lambda client: Inspector(client).known(),
+    "registry": lambda client: Inspector(client).catalog.known(),
 }
 WRITES: dict[str, Call] = {
     "script": lambda client: RedisQueue("orders", client).put("x"),

@@ -10,8 +10,8 @@ from typing import Any
 
 from redis_queue import DelayQueue, Lock, RedisQueue
 from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
-from redis_queue.inspector import Inspector
 from redis_queue.operate.audit import Action, Audit
+from redis_queue.operate.inspector import Inspector
 from redis_queue.store.script_cache import load_scripts
 from redis_queue.store.script_files import load
 
@@ -79,7 +79,7 @@ def dispatch(queue: RedisQueue, delayed: DelayQueue) -> None:
         delayed.ack(entry)
     delayed.put_back()
     queue.put_back()
-    Inspector(queue.client).known()
+    Inspector(queue.client).catalog.known()
     row = DispatcherRow("me", datetime.now(timezone.utc), True, "1", 1, 0, "")
     delayed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), dispatcher=row)
     delayed.dispatch_log.note(Dispatches(), dispatcher=row, left=True)

@@ -10,7 +10,8 @@ import redis
 from prometheus_client import CollectorRegistry, generate_latest
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.inspector import MOST_ROWS, MOST_SHARDS, Inspector
+from redis_queue.catalog import MOST_ROWS
+from redis_queue.operate.inspector import MOST_SHARDS, Inspector
 from redis_queue.operate.metrics import Collector
 from redis_queue.store.keys import Keys
 from redis_queue.store.registry import MOST_FIELDS
@@ -141,7 +142,7 @@ def test_counts_take_few_round_trips(client: redis.Redis, monkeypatch: pytest.Mo
     for name in ("send", "send_many"):
         one: Any = getattr(link, name)
         monkeypatch.setattr(link, name, lambda *a, one=one: (sent.append(a), one(*a))[1])
-    known = inspector.known()
+    known = inspector.catalog.known()
     sent.clear()
     assert len(inspector.queues(known)) == 300
     assert len(sent) <= 2
@@ -149,7 +150,7 @@ def test_counts_take_few_round_trips(client: redis.Redis, monkeypatch: pytest.Mo
 
 def test_more_names_than_are_looked_at(client: redis.Redis) -> None:
     register(client, MOST_FIELDS + 500)
-    listing = Inspector(client).listing()
+    listing = Inspector(client).catalog.listing()
     assert (len(listing.known), listing.total, listing.unseen) == (MOST_ROWS, MOST_FIELDS, 500)
     page = Browser(dashboard(client, secret_key=KEY)).get("/queues")
     assert "500 more are not listed" in page.text

@@ -37,7 +37,7 @@ class TestRefusals:
         monkeypatch.delenv("REDIS_QUEUE_WEB_PASSWORD", raising=False)
         done = CliRunner().invoke(group, ["web", "--bind", bind])
         assert done.exit_code == 2
-        assert "whoever reaches this address would get in" in done.output
+        assert "everyone who can reach this address could use it" in done.output
 
     @pytest.mark.parametrize(("bind", "is_own"), [("127.0.0.1", True), ("::1", True), ("127.9.9.9", True), ("", False)])
     def test_what_counts_as_this_machine(self, bind: str, is_own: bool) -> None:
@@ -46,8 +46,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("text", "said"),
         [
-            ("", "names nobody"),
-            ("# only a comment\n\n", "names nobody"),
+            ("", "contains no users"),
+            ("# only a comment\n\n", "contains no users"),
             ("ann\n", "line 1: give name:password"),
             ("ann:short\n", "at least 8"),
             (":long enough\n", "printable name"),
@@ -65,7 +65,7 @@ class TestRefusals:
         users = tmp_path / "users"
         users.write_bytes("ann:schöner als lang\n".encode("latin-1"))
         done = CliRunner().invoke(group, ["web", "--auth-file", str(users)], catch_exceptions=False)
-        assert (done.exit_code, "cannot be read: it is no UTF-8" in done.output) == (2, True)
+        assert (done.exit_code, "cannot be read: it is not UTF-8" in done.output) == (2, True)
 
     @pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0"])  # noqa: S104
     def test_no_acting_for_everybody_behind_a_proxy(self, bind: str, monkeypatch: pytest.MonkeyPatch) -> None:

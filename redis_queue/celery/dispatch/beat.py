@@ -39,10 +39,10 @@ def put_back_all(app: Celery) -> dict[str, dict[str, int]]:
 
     If one queue is broken, the others are still served, and its error is raised at the end.
     """
-    inspector = Store.of(app).inspector
+    catalog = Store.of(app).catalog
     done: dict[str, Counter[str]] = {}
     failed: RedisQueueError | None = None
-    for served in put_back_each(inspector, inspector.known(), promote=True):
+    for served in put_back_each(catalog, catalog.known(), promote=True):
         if served.error is not None:
             extra = {"action": "putback_failed", "queue": served.name}
             logger.error("put-back of %s failed", served.name, exc_info=served.error, extra=extra)

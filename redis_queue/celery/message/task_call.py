@@ -6,7 +6,6 @@ object with ``__type__`` and ``__value__``. Only the worker that runs the task c
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from kombu.utils.json import dumps
 
 from redis_queue.errors import BodyError, InvalidValueError
 from redis_queue.store.codec import JSON
+from redis_queue.suggestion import did_you_mean
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -69,9 +69,7 @@ class TaskCall:
             if name in ("countdown", "eta"):
                 raise InvalidValueError(f"option {name!r}: give delay= or due_at= instead, which the entry waits for")
             if name not in OPTIONS:
-                near = difflib.get_close_matches(name, OPTIONS, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(OPTIONS))}"
-                raise InvalidValueError(f"option {name!r} cannot be stored: {hint}")
+                raise InvalidValueError(f"option {name!r} cannot be stored: {did_you_mean(name, sorted(OPTIONS))}")
 
     def payload(self, app: Celery | None = None) -> dict[str, Any]:
         """Return the call as a JSON object.

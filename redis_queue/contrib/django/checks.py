@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -17,6 +16,7 @@ from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import ATTRIBUTE
 from redis_queue.contrib.django.project import CELERY_APP, celery_app
 from redis_queue.errors import RedisQueueError
+from redis_queue.suggestion import nearest
 
 _SETTING: Final = re.compile(rf"\b{NAMESPACE}(\w+)")
 
@@ -32,7 +32,7 @@ def _ignored(app: Celery) -> Iterator[checks.CheckMessage]:
     for name in dir(settings):
         if not name.startswith(NAMESPACE.upper()):
             continue
-        near = [name, *difflib.get_close_matches(name, known, n=1, cutoff=0.8)]
+        near = [name, *nearest(name, known, similarity=0.8)]
         meant = next((known[one] for one in near if one in known), None)
         if meant is not None:
             text = f"The setting {name} is not read."

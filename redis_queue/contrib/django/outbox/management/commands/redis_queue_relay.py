@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, close_old_connections, router
 
 from redis_queue.backoff import Backoff
-from redis_queue.cli.ending import stopping
+from redis_queue.cli.signals import signal_handler
 from redis_queue.contrib.django.outbox.models import Call
 from redis_queue.contrib.django.outbox.transfer import Relayed, relay, waiting
 from redis_queue.errors import RedisQueueError
@@ -51,7 +51,7 @@ class Command(BaseCommand):
             self.stdout.write(f"{done.moved:,} relayed, {done.failed:,} failed")
             return
         stopped = threading.Event()
-        with stopping(lambda *_: stopped.set()):
+        with signal_handler(lambda *_: stopped.set()):
             self._until(stopped, options["database"], options["interval"])
 
     def _show_status(self, database: str) -> None:

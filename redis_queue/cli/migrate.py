@@ -1,4 +1,4 @@
-"""``redis-queue adopt`` and ``release-all``: delayed tasks come into the store, and go back to the broker."""
+"""``redis-queue adopt`` and ``release-all``: move delayed tasks into the store, and back to the broker."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from redis_queue.celery.migrate.adopt import Adoption
 from redis_queue.celery.migrate.release import Release
 from redis_queue.cli import options
 from redis_queue.cli.access import Command, with_app
-from redis_queue.cli.ending import FAILED, INTERRUPTED, Stop, code_of, stopping
+from redis_queue.cli.exit_codes import FAILED, INTERRUPTED, code_of
 from redis_queue.cli.output import harmless, show_json, text_of
+from redis_queue.cli.signals import Stop, signal_handler
 from redis_queue.errors import RedisQueueError
 
 _dry_run = click.option("--dry-run", is_flag=True, help="List and count; change nothing.")
@@ -28,16 +29,16 @@ _dry_run = click.option("--dry-run", is_flag=True, help="List and count; change 
 def adopt(app: Any, *, dry_run: bool, as_json: bool) -> None:
     """Move delayed tasks that stock workers left in the Redis broker into the store.
 
-    To be run once, when the extension was put into the app: stop all stock workers (a warm shutdown puts their tasks
-    back into the queues), adopt, start the new workers. None is lost and none runs twice; after an interruption run it
-    again. While a live worker holds such tasks in memory it refuses.
+    Run it once, after you added the extension to the app: stop all stock workers (a warm shutdown puts their tasks back
+    into the queues), adopt, start the new workers. No task is lost and none runs twice; after an interruption run it
+    again. It refuses while a live worker holds such tasks in memory.
 
-    Exit code 0: all adopted. 1: some stay in the broker, or Redis cannot be reached. 2: refused, or it cannot run with
-    this broker or these settings.
+    Exit code 0: all adopted. 1: some stay in the broker, or Redis cannot be reached. 2: refused, or invalid broker or
+    settings.
 
     Example: redis-queue -A shop adopt --dry-run
     """
-    with _Line("adopted") as line:
+    with _Progress("adopted") as line:
         adoption = Adoption(app, progress=line)
         if dry_run:
             found = [
@@ -61,19 +62,19 @@ def adopt(app: Any, *, dry_run: bool, as_json: bool) -> None:
 @options.as_json
 @with_app
 def release_all(app: Any, *, dry_run: bool, as_json: bool) -> None:
-    """Give everything that waits in the store to the broker, as Celery's own delayed tasks.
+    """Publish all waiting tasks to the broker, as Celery's own delayed tasks.
 
-    For taking the extension out: take it out of the app, restart clients and workers, then run this. What is due goes
-    without an eta. What the broker does not take stays stored; after an interruption run it again. Dispatchers may run
-    at the same time.
+    To remove the extension: remove it from the app, restart clients and workers, then run this. Tasks that are due get
+    no eta. Tasks that the broker refuses stay stored; after an interruption run it again. Dispatchers may run at the
+    same time.
 
-    Exit code 0: nothing waits any more. 1: something stays, or the store or the broker cannot be reached. 2: it cannot
-    run with these settings.
+    Exit code 0: nothing waits any more. 1: some stay, or the store or the broker cannot be reached. 2: invalid
+    settings.
 
     Example: redis-queue -A shop release-all --dry-run
     """
     app.loader.import_default_modules()
-    with _Line("released") as line:
+    with _Progress("released") as line:
         release = Release(app, progress=line)
         if dry_run:
             found = [
@@ -96,8 +97,8 @@ def release_all(app: Any, *, dry_run: bool, as_json: bool) -> None:
         _carry_out(release.run, result, text, as_json, line)
 
 
-class _Line:
-    """A line on a terminal that tells how far it is; nothing elsewhere. Between two steps it ends the work if asked."""
+class _Progress:
+    """A progress line on a terminal. After a signal, the next step raises KeyboardInterrupt."""
 
     def __init__(self, verb: str) -> None:
         self.stop = Stop()
@@ -105,14 +106,14 @@ class _Line:
         self._next = 0.0
         self._width = 0
 
-    def __enter__(self) -> _Line:
+    def __enter__(self) -> _Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.clear()
 
     def __call__(self, done: int, total: int) -> None:
-        if self.stop.asked:
+        if self.stop.requested:
             raise KeyboardInterrupt
         if time.monotonic() < self._next or not sys.stderr.isatty():
             return
@@ -122,20 +123,20 @@ class _Line:
         click.echo(f"\r{text}", nl=False, err=True)
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._width:
             click.echo(f"\r{' ' * self._width}\r", nl=False, err=True)
             self._width = 0
 
 
 def _carry_out(
-    run: Callable[[], None], result: Callable[[], dict[str, Any]], text: str, as_json: bool, line: _Line
+    run: Callable[[], None], result: Callable[[], dict[str, Any]], text: str, as_json: bool, line: _Progress
 ) -> None:
-    """Run and tell what came of it, however it ended."""
+    """Run and report the result, however it ended."""
     error, code = "", 0
     began = True
     try:
-        with line, stopping(line.stop):
+        with line, signal_handler(line.stop):
             run()
     except KeyboardInterrupt:
         error, code = INTERRUPTED, FAILED
@@ -155,7 +156,7 @@ def _carry_out(
 
 
 def _show(done: Mapping[str, Any], text: str, as_json: bool) -> None:
-    """Print *done*: all of it, or its rows and a sentence with its numbers."""
+    """Print *done* as JSON, or its rows and the sentence *text* with its counts."""
     if as_json:
         show_json(done)
         return

@@ -1,19 +1,18 @@
-"""Search statistics: entries searched, and suggestions for mistyped task names."""
+"""SearchReport: the text for a search without a match, with suggestions for mistyped task names."""
 
 from __future__ import annotations
 
-import difflib
 from typing import Final
+
+from redis_queue.suggestion import nearest
 
 MOST_NAMES: Final = 1000
 """Most names that are remembered for suggestions."""
 
 SUGGESTED: Final = 3
 
-NEAR: Final = 0.5
 
-
-class Scan:
+class SearchReport:
     """Statistics of a search: number of entries, and their task names."""
 
     def __init__(self) -> None:
@@ -41,5 +40,5 @@ class Scan:
         parts = [name for name in names if asked in name.lower()]
         # People remember the last part of a dotted name.
         known = {form: name for name in names for form in (name.lower(), name.lower().rpartition(".")[2])}
-        close = [known[form] for form in difflib.get_close_matches(asked, known, n=SUGGESTED, cutoff=NEAR)]
+        close = [known[form] for form in nearest(asked, known, most=SUGGESTED)]
         return list(dict.fromkeys([*parts, *close]))[:SUGGESTED]

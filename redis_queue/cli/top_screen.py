@@ -1,4 +1,4 @@
-"""One look of ``redis-queue top`` as lines of text."""
+"""The screen of ``redis-queue top`` as lines of text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, Literal, get_args
 
 from redis_queue.cli import zone
 from redis_queue.cli.output import age, encodable, harmless
-from redis_queue.inspector import Count, Overview, QueueRow
+from redis_queue.operate.queue_row import Count, Overview, QueueRow
 from redis_queue.operate.rates import QueueKey, Rates
 
 Sort = Literal["backlog", "name", "dead", "rate"]
@@ -26,7 +26,7 @@ COLUMNS: Final = (
     ("acked/s", 7),
     ("again/s", 7),
 )
-"""Heads of the numbers and their widths; the name gets what is left, and a space stands before each."""
+"""Heads of the numbers and their widths, with a space before each; the name gets the rest of the line."""
 
 NARROWEST: Final = 80
 MOST_NAMES: Final = 5
@@ -54,7 +54,7 @@ def draw(
     below = _below(overview)
     head = [_title(place, overview), _totals(overview, speeds), *([harmless(error)] if error else []), ""]
     rows = in_order(overview.queues, speeds, sort)
-    # The heads of the columns, and what tells that some are not shown.
+    # The two lines are the column heads and the number of hidden queues.
     room = len(rows) if height is None else max(1, height - len(head) - len(below) - 2)
     name = width - sum(1 + size for _, size in COLUMNS)
     shown = [_line(_cells(row, overview.at, speeds.get((row.kind, row.name))), name) for row in rows[:room]]
@@ -64,7 +64,7 @@ def draw(
 
 
 def in_order(rows: Sequence[QueueRow], speeds: Mapping[QueueKey, Rates], sort: Sort) -> list[QueueRow]:
-    """Return *rows* with what matters first; equal ones by name."""
+    """Return *rows* in the order of *sort*, equal ones by name."""
 
     def key(row: QueueRow) -> tuple[float, float, str, str]:
         speed = speeds.get((row.kind, row.name))
@@ -96,13 +96,13 @@ def _totals(overview: Overview, speeds: Mapping[QueueKey, Rates]) -> str:
 
 def _below(overview: Overview) -> list[str]:
     dues = sorted((row for row in overview.queues if row.next_due), key=lambda row: row.next_due or overview.at)
-    told = (
+    notes = (
         ("next due", [f"{row.name} {_until(row.next_due, overview.at)}" for row in dues]),
         ("paused", [row.name for row in overview.queues if row.paused]),
         ("error", [f"{row.kind}:{row.name}: {row.error}" for row in overview.queues if row.error]),
     )
     lines = []
-    for title, names in told:
+    for title, names in notes:
         if names:
             more = f" and {len(names) - MOST_NAMES:,} more" if names[MOST_NAMES:] else ""
             lines.append(f"{title}: {', '.join(map(harmless, names[:MOST_NAMES]))}{more}")
@@ -133,7 +133,7 @@ def short(value: float) -> str:
         return f"{value:,.0f}"
     for unit in "kMGT":
         value /= THOUSAND
-        # What would round up to 1000 goes to the next unit.
+        # A value that rounds up to 1000 gets the next unit.
         if value < THOUSAND - 0.5:
             return f"{value:.1f}{unit}" if value < THOUSAND / 10 else f"{value:.0f}{unit}"
     return "many"
@@ -146,7 +146,7 @@ def _until(due: datetime | None, now: datetime) -> str:
 
 
 def _fit(text: str, width: int) -> str:
-    """Return *text* in exactly *width* cells of a terminal, cut with a mark or filled up."""
+    """Return *text* in exactly *width* cells of a terminal, cut with a mark or padded."""
     if _cells_of(text) <= width:
         return text + " " * (width - _cells_of(text))
     mark = encodable("…") if len(encodable("…")) == 1 else "~"

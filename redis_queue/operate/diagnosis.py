@@ -1,4 +1,4 @@
-"""What the doctor looks at: the Redis, what is kept in it, and, of a Celery app, who is to work on it."""
+"""Diagnosis: the doctor's findings of a Redis and, for a Celery app, of its workers and dispatchers."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from redis_queue.operate.pages import LOOK_BYTES
 from redis_queue.store.chunks import CHUNK
 
 ANSWER_WITHIN: Final = 1.0
-"""Seconds for the workers."""
+"""Seconds to wait for answers of workers."""
 
 NAMED: Final = 5
-"""Tasks that a finding names."""
+"""Most names in a finding."""
 
 
 def examine(access: Access, *, ask: bool) -> list[Finding]:
-    """Return what each check found. With *ask* the workers of the app are asked, which writes into its broker.
+    """Return the findings of all checks. With *ask* the workers of the app are asked, which writes to its broker.
 
     Raises StoreUnavailableError if Redis cannot be reached.
     """
-    found = examine_redis(access.inspector.client, access.inspector.prefix)
+    found = examine_redis(access.catalog.client, access.catalog.prefix)
     if access.app is None:
         return found
     workers = _workers(access.app) if ask else {}
-    subject = Subject(access.delay_queue(), workers, _known(access.app, workers))
+    state = AppState(access.delay_queue(), workers, _known(access.app, workers))
     checks = {"dispatchers": _dispatchers, "tasks": _unknown_tasks}
-    of_queue = (finding for name, check in checks.items() for finding in run(name, check, [subject]))
+    of_queue = (finding for name, check in checks.items() for finding in run(name, check, [state]))
     return [*found, *of_queue, *run("lease settings", _lease_settings, [access.app])]
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class AppState:
     """The DelayQueue of an app, the workers that answered with their tasks, and all known tasks."""
 
     queue: DelayQueue
@@ -49,13 +49,13 @@ class Subject:
     known: frozenset[str]
 
 
-def _dispatchers(subject: Subject) -> Iterator[Finding]:
-    """A dispatcher sends what falls due."""
-    queue = subject.queue
+def _dispatchers(state: AppState) -> Iterator[Finding]:
+    """Check that a dispatcher sends due entries."""
+    queue = state.queue
     if queue.dispatch_log.dispatchers():
         return
     say, what = (error, "entries wait, and") if queue.count() else (warning, "nothing waits yet, but")
-    names = sorted(subject.workers)
+    names = sorted(state.workers)
     if names:
         more = f" and {len(names) - NAMED:,} more" if names[NAMED:] else ""
         found = f"{what} none of the running workers dispatches: {', '.join(names[:NAMED])}{more}"
@@ -70,23 +70,23 @@ def _dispatchers(subject: Subject) -> Iterator[Finding]:
 
 
 def _lease_settings(app: Any) -> Iterator[Finding]:
-    """With leases, the tasks of a killed worker come back."""
+    """Check that with leases, tasks of a killed worker are redelivered."""
     for name in disabled_settings(app) if ATTRIBUTE in vars(app) else ():
         yield warning(f"{name} is off: a task whose worker is killed is lost", f"leave {name} out, or set it to True")
 
 
-def _unknown_tasks(subject: Subject) -> Iterator[Finding]:
-    """The tasks that wait are known."""
-    queue = subject.queue
-    # The next ones: a look at all would take long.
+def _unknown_tasks(state: AppState) -> Iterator[Finding]:
+    """Check that waiting tasks are known to the workers."""
+    queue = state.queue
+    # Only the next ones: reading all would take long.
     entries = queue.list(limit=CHUNK, max_bytes=LOOK_BYTES)
     tasks = Counter(TaskEntry.of(entry).task for entry in entries)
-    strange = [(name, count) for name, count in tasks.most_common() if name and name not in subject.known]
+    strange = [(name, count) for name, count in tasks.most_common() if name and name not in state.known]
     if strange:
         named = ", ".join(f"{name} ({count:,})" for name, count in strange[:NAMED])
         more = f" and {len(strange) - NAMED:,} more" if len(strange) > NAMED else ""
         yield warning(
-            f"delay {queue.name}: of the next {len(entries):,}, some are calls of what no worker knows: {named}{more}",
+            f"delay {queue.name}: of the next {len(entries):,}, some call tasks that no worker knows: {named}{more}",
             "deploy workers that have these tasks, or redis-queue scheduled cancel --task NAME",
         )
 
@@ -101,7 +101,7 @@ def _known(app: Any, workers: Mapping[str, frozenset[str]]) -> frozenset[str]:
 
 
 def _workers(app: Any) -> dict[str, frozenset[str]]:
-    # A broker that is away, whichever it is, is not what is examined here.
+    # Errors of the broker, of any type, are not checked here.
     with contextlib.suppress(Exception):
         answers = app.control.inspect(timeout=ANSWER_WITHIN).registered() or {}
         # As "name [rate_limit=10/m]" where a task has one.

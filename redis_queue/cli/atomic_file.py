@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Write a file atomically: the old content stays until the new one is complete."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ STDOUT: Final = "-"
 
 
 @contextmanager
-def whole(path: str) -> Iterator[IO[str]]:
-    """Open *path* for ASCII text, ``-`` for stdout; whatever stood there stays until all is written.
+def atomic_file(path: str) -> Iterator[IO[str]]:
+    """Open *path* for ASCII text, ``-`` for stdout; its old content stays until the block ends without an error.
 
-    What ends early leaves it as it was. What is no plain file, such as a pipe, is written to as it is.
+    Anything but a plain file, such as a pipe, is written to directly.
     """
     if path == STDOUT:
         yield sys.stdout
         return
     try:
-        # The file that a link leads to, so that the link stays one.
+        # Replace the target of a link, not the link.
         target = Path(path).resolve()
         plain = target.is_file() or not target.exists()
-        with _beside(target) if plain else target.open("w", encoding="ascii") as file:
+        with _temporary(target) if plain else target.open("w", encoding="ascii") as file:
             yield file
     except OSError as error:
-        # That of a Redis that is away is one, too, and is told elsewhere.
+        # StoreUnavailableError is an OSError without errno; it is reported elsewhere.
         if error.errno is None:
             raise
         raise click.FileError(path, error.strerror) from error
 
 
 @contextmanager
-def _beside(target: Path) -> Iterator[IO[str]]:
+def _temporary(target: Path) -> Iterator[IO[str]]:
     part = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}")
     try:
         # Bodies and arguments are private: only the owner may read the file.

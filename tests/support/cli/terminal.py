@@ -1,4 +1,4 @@
-"""A command on a terminal, as a person sees it."""
+"""Run a command on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.wait import wait_until
 
 
 class Terminal:
-    """80 columns and 24 lines; *printed* is everything that the command wrote so far."""
+    """A command on a terminal of 80 columns and 24 lines; *printed* is its output so far."""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self._main, self._side = pty.openpty()
@@ -38,7 +38,7 @@ class Terminal:
         )
 
     def settings(self) -> list[Any]:
-        """Return how the terminal is set."""
+        """Return the terminal attributes."""
         return termios.tcgetattr(self._side)
 
     def type(self, keys: str) -> None:
@@ -46,19 +46,19 @@ class Terminal:
         os.write(self._main, keys.encode())
 
     def wait_for(self, text: str) -> None:
-        """Return when *text* was written behind all that was waited for before."""
+        """Wait for *text* in the output after the last call."""
         start = len(self.printed)
         wait_until(lambda: text in self._read()[start:], description=f"{text!r} on the terminal")
 
     def end(self) -> int:
-        """Return the exit code."""
+        """Wait for the end of the command; return its exit code."""
         # It may wait for its output to be read.
         wait_until(lambda: (self._read(), self.process.poll() is not None)[1], description="its end")
         self._read()
         return self.process.returncode
 
     def close(self) -> None:
-        """End the command if it still runs, and the terminal."""
+        """Kill the command if it still runs, and close the terminal."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait(10)
@@ -74,7 +74,7 @@ class Terminal:
 
 @contextmanager
 def terminal(*arguments: str, **environment: str) -> Iterator[Terminal]:
-    """Run `redis-queue …` on a terminal; what still runs at the end is killed."""
+    """Run `redis-queue …` on a terminal; it is killed at the end of the block."""
     made = Terminal(*arguments, **environment)
     try:
         yield made

@@ -1,16 +1,16 @@
-"""Showing one thing that has an id."""
+"""Show one item by its id."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from redis_queue.cli.acting import report
+from redis_queue.catalog import AnyQueue
 from redis_queue.cli.output import show_fields, show_json, shown_body
-from redis_queue.inspector import AnyQueue
+from redis_queue.cli.report import report
 from redis_queue.model import DeadLetter, Quarantined
 from redis_queue.operate.faults import Faults
-from redis_queue.operate.pages import Found
+from redis_queue.operate.pages import InQueue
 
 BODIES: Final = ("body", "raw")
 
@@ -18,15 +18,15 @@ BODIES: Final = ("body", "raw")
 def show_one(
     noun: str,
     id_: str,
-    found: Iterator[Found[Any]],
+    found: Iterator[InQueue[Any]],
     fields: Callable[[AnyQueue, Any], dict[str, Any]],
     faults: Faults,
     *,
     as_json: bool,
 ) -> None:
-    """Print the fields of the first one *found* with this id; ends with exit code 1 where there is none.
+    """Print the fields of the first item in *found* with this id; exits with code 1 if there is none.
 
-    *faults* tell then where it could not be looked for.
+    The error then includes *faults*.
     """
     pair: tuple[AnyQueue, DeadLetter | Quarantined] | None = next((pair for pair in found if pair[1].id == id_), None)
     if pair is None:

@@ -1,4 +1,4 @@
-"""Where a command listens: the options that say it, and the address as text."""
+"""The address that a server command listens on: its options, and its text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HIGHEST_PORT: Final = 65535
 bind: Final = click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen on.")
 
 hosts: Final = click.option(
-    "--host", "hosts", multiple=True, help="A name under which it may be called, besides localhost; repeat it."
+    "--host", "hosts", multiple=True, help="A host name of the server besides localhost; repeat it."
 )
 
 
@@ -27,15 +27,15 @@ def port(default: int) -> Callable[[Any], Any]:
 
 
 def address(host: object, port: int) -> str:
-    """Return both as they stand in a URL."""
+    """Return host and port as in a URL."""
     return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
 
 
 @contextmanager
-def listening(host: str, port: int) -> Iterator[None]:
-    """Turn what is raised when a server cannot be started there into one line."""
+def listen_errors(host: str, port: int) -> Iterator[None]:
+    """Turn errors of a server that cannot listen there into one line."""
     try:
         yield
-    # What is no name at all fails before the socket is asked.
+    # An invalid host name fails before the socket is opened.
     except (OSError, ValueError, OverflowError) as error:
         raise click.ClickException(f"cannot listen on {harmless(address(host, port))}: {error}") from error

@@ -1,18 +1,19 @@
-"""What commands print, kept in files: set REDIS_QUEUE_WRITE_GOLDEN to write them anew, and read the difference."""
+"""Expected output of commands, in files: set REDIS_QUEUE_WRITE_GOLDEN to write them anew, and read the difference."""
 
 from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
+
+from tests.support.paths import ROOT
 
 _SOCKET = re.compile(r"unix:///[^\s;]+")
 
-FILES = Path(__file__).parent / "golden"
+FILES = ROOT / "tests" / "cli" / "golden"
 
 
 def check(name: str, text: str) -> None:
-    """Compare *text*, but for where its Redis is, with what is kept under *name*; every line fits 80 columns."""
+    """Compare *text* with the file *name*, except for the URL of Redis; every line fits into 80 columns."""
     text = _SOCKET.sub("unix:///redis.sock", text)
     path = FILES / f"{name}.txt"
     if os.environ.get("REDIS_QUEUE_WRITE_GOLDEN"):

@@ -1,0 +1,142 @@
+"""Catalog: find and open the queues under one prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.errors import InvalidNameError
+from redis_queue.queue.queue import RedisQueue
+from redis_queue.store.connection import Client, connect
+from redis_queue.store.keys import Kind
+from redis_queue.store.records import Clock, server_clock
+from redis_queue.store.registry import Known, Registry
+from redis_queue.store.scripts import Scripts
+from redis_queue.store.settings import Settings
+from redis_queue.store.urls import url_of
+from redis_queue.suggestion import did_you_mean
+
+AnyQueue = RedisQueue | DelayQueue
+
+KINDS: Final[tuple[Kind, ...]] = ("delay", "queue")
+
+MOST_ROWS: Final = 50
+"""Default size of a page of queues."""
+
+CLASSES: Final[dict[Kind, str]] = {"queue": "RedisQueue", "delay": "DelayQueue"}
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A page of the queues under a prefix: *known*, of the *total* that match, from *offset* on.
+
+    *unseen* counts queues that were not searched because there are too many.
+    """
+
+    known: Sequence[Known]
+    offset: int
+    total: int
+    unseen: int = 0
+    limit: int = MOST_ROWS
+
+    @property
+    def next(self) -> int | None:
+        """Offset of the next page; None on the last one."""
+        end = self.offset + self.limit
+        return end if end < self.total else None
+
+
+class Catalog:
+    """All queues under *prefix*, by the registry; it changes nothing.
+
+    *redis* is a URL or a redis-py client. A queue is registered by the first message or entry put into it. Raises
+    ConfigurationError for an invalid prefix, and StoreUnavailableError if the Redis of a URL cannot be reached.
+    """
+
+    def __init__(self, redis: str | Client, *, prefix: str = "redis_queue", clock: Clock = server_clock) -> None:
+        self.client = connect(redis, check=isinstance(redis, str))
+        #: URL of the Redis, without user and password.
+        self.url = url_of(self.client)
+        self.prefix = Settings(prefix=prefix).prefix
+        self.clock = clock
+        self._registry = Registry(Scripts(self.client), prefix)
+
+    def known(self, name: str | None = None) -> list[Known]:
+        """Return the registry entries of all queues, or of those with *name*, by kind and name.
+
+        Raises InvalidNameError if no queue has this *name*.
+        """
+        if name is None:
+            return self._registry.all()
+        found = [self.find(kind, name) for kind in KINDS]
+        return [known for known in found if known is not None] or [self._find("queue", name)]
+
+    def find(self, kind: Kind, name: str) -> Known | None:
+        """Return the registry entry of one queue; None if it is missing or unreadable."""
+        return self._registry.find(kind, name)
+
+    def listing(
+        self, search: str = "", *, kind: Kind | None = None, offset: int = 0, limit: int = MOST_ROWS
+    ) -> Listing:
+        """Return up to *limit* queues whose names contain *search*, by kind and name.
+
+        It searches at most 20,000 queues: those that Redis returns first.
+        """
+        fields, count = self._registry.fields()
+        unseen = count - len(fields)
+        if search or kind is not None:
+            start, part = (f"{kind}:".encode() if kind else b""), search.encode(errors="surrogateescape")
+            fields = [field for field in fields if field.startswith(start) and part in field.partition(b":")[2]]
+        return Listing(
+            self._registry.read(fields[offset : offset + limit]), offset, len(fields), unseen=unseen, limit=limit
+        )
+
+    def first(self, most: int, preferred: Collection[tuple[str, str]] = ()) -> tuple[list[Known], int]:
+        """Return up to *most* queues, *preferred* ones (kind and name) first, and the number of those left out."""
+        fields, count = self._registry.fields()
+        wanted = {f"{kind}:{name}".encode(errors="surrogateescape") for kind, name in preferred}
+        chosen = sorted(fields, key=lambda field: field not in wanted)[:most]
+        return self._registry.read(sorted(chosen)), count - len(chosen)
+
+    def open(self, known: Known) -> AnyQueue:
+        """Return a queue from the registry, with the settings it was last written with.
+
+        Raises ConfigurationError for settings that no queue can have.
+        """
+        settings = Settings(prefix=self.prefix, max_deliveries=known.max_deliveries, shards=known.shards)
+        made = RedisQueue if known.kind == "queue" else DelayQueue
+        return made(known.name, self.client, settings=settings, clock=self.clock)
+
+    def queue(self, name: str) -> RedisQueue:
+        """Return the RedisQueue *name*; raises InvalidNameError for an unknown name."""
+        found = self.open(self._find("queue", name))
+        assert isinstance(found, RedisQueue)  # noqa: S101 - the kind says so
+        return found
+
+    def delay_queue(self, name: str) -> DelayQueue:
+        """Return the DelayQueue *name*; raises InvalidNameError for an unknown name."""
+        found = self.open(self._find("delay", name))
+        assert isinstance(found, DelayQueue)  # noqa: S101 - the kind says so
+        return found
+
+    def queues(self, name: str | None = None) -> list[AnyQueue]:
+        """Return all queues, or those of either kind with *name*; raises InvalidNameError for an unknown name."""
+        return [self.open(known) for known in self.known(name)]
+
+    def _find(self, kind: Kind, name: str) -> Known:
+        known = self.find(kind, name)
+        if known is not None:
+            return known
+        fields, _ = self._registry.fields()
+        names = [
+            field.decode(errors="replace").partition(":")[2] for field in fields if field.startswith(kind.encode())
+        ]
+        hint = did_you_mean(name, names) if names else f"{self.url} has no such queues"
+        raise InvalidNameError(f"no {CLASSES[kind]} {name!r} under the prefix {self.prefix!r}: {hint}")
+
+
+def kind_of(queue: AnyQueue) -> Kind:
+    """Return the kind of *queue*, as the registry names it."""
+    return "queue" if isinstance(queue, RedisQueue) else "delay"

@@ -1,0 +1,134 @@
+"""Inspector: counts of every queue under one prefix."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
+
+from redis_queue.catalog import AnyQueue, Catalog
+from redis_queue.operate.faults import BROKEN, fault_text
+from redis_queue.operate.queue_row import TOTALS, Overview, QueueRow
+from redis_queue.queue.queue import RedisQueue
+from redis_queue.store.connection import Client
+from redis_queue.store.keys import Keys
+from redis_queue.store.records import Clock, server_clock
+from redis_queue.store.registry import Known
+from redis_queue.store.scripts import ReadCall, Scripts
+from redis_queue.store.settings import Settings
+from redis_queue.times import from_ms
+
+MOST_SHARDS: Final = 2048
+"""Most shards that one call counts."""
+
+FEW_SHARDS: Final = 16
+"""A queue with at most this many shards is always counted."""
+
+
+class Inspector:
+    """Counts the queues under *prefix*; it changes nothing.
+
+    *redis* is a URL or a redis-py client. :attr:`catalog` finds and opens the queues. Raises ConfigurationError for an
+    invalid prefix, and StoreUnavailableError if the Redis of a URL cannot be reached.
+    """
+
+    def __init__(self, redis: str | Client, *, prefix: str = "redis_queue", clock: Clock = server_clock) -> None:
+        self.catalog = Catalog(redis, prefix=prefix, clock=clock)
+        self._scripts = Scripts(self.catalog.client)
+
+    def queues(self, known: Iterable[Known] | None = None) -> list[QueueRow]:
+        """Return one row for each of *known*, or each queue, by kind and name; O(1) for each shard.
+
+        At most :data:`MOST_SHARDS` shards are counted; queues beyond them get an *error*.
+        """
+        rows = list(self.catalog.known() if known is None else known)
+        looks: list[list[ReadCall] | str] = []
+        left = MOST_SHARDS
+        for row in rows:
+            looks.append(self._looks(row, left))
+            left -= row.shards if row.kind == "delay" and isinstance(looks[-1], list) else 0
+        replies = iter(self._scripts.each([call for look in looks if isinstance(look, list) for call in look]))
+        found = [
+            QueueRow(row.kind, row.name, error=look) if isinstance(look, str) else self._row(row, look, replies)
+            for row, look in zip(rows, looks, strict=True)
+        ]
+        return self._with_first_due(found)
+
+    def overview(self, known: Iterable[Known] | None = None) -> Overview:
+        """Return the rows of :meth:`queues`, and when they were read."""
+        return Overview(self.now(), self.queues(known))
+
+    def now(self) -> datetime:
+        """Return the server's time."""
+        return from_ms(self._now_ms())
+
+    def expired(self, queue: AnyQueue) -> int:
+        """Count the expired leases of *queue*: what a put-back would return."""
+        now = self._now_ms()
+        found = (self._scripts.command("ZCOUNT", keys.in_flight, "-inf", now) for keys in self._keys(queue))
+        return sum(map(int, found))
+
+    def _now_ms(self) -> int:
+        fixed = self.catalog.clock()
+        if fixed:
+            return fixed
+        reply = self._scripts.command("TIME")
+        # redis-py asks every primary of a cluster.
+        seconds, micros = next(iter(reply.values())) if isinstance(reply, dict) else reply
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    def _looks(self, known: Known, left: int) -> list[ReadCall] | str:
+        """Return the calls that count a queue of at most *left* shards, or why it is not counted."""
+        prefix = self.catalog.prefix
+        try:
+            Settings(prefix=prefix, max_deliveries=known.max_deliveries, shards=known.shards)
+            if known.kind == "queue":
+                return [self._scripts.bind("queue/stats", Keys(prefix, "queue", known.name)).look()]
+            if known.shards > max(left, FEW_SHARDS):
+                return f"not counted: its {known.shards:,} shards are too many for a list; open the page of the queue"
+            shards = [Keys(prefix, "delay", known.name, number) for number in range(known.shards)]
+        except BROKEN as error:
+            # One broken queue must not hide the others.
+            return fault_text(error)
+        now = self.catalog.clock()
+        stats = [self._scripts.bind("delay/stats", keys).look(now=now) for keys in shards]
+        return stats + [self._scripts.look("HMGET", keys.meta, *TOTALS) for keys in shards]
+
+    def _row(self, known: Known, looks: Sequence[ReadCall], replies: Iterator[Callable[[], Any]]) -> QueueRow:
+        mine = list(itertools.islice(replies, len(looks)))
+        try:
+            read = [reply() for reply in mine]
+            if known.kind == "queue":
+                return QueueRow.of_queue(known.name, read[0])
+            return QueueRow.of_delay(known.name, read)
+        except BROKEN as error:
+            return QueueRow(known.kind, known.name, error=fault_text(error))
+
+    def _with_first_due(self, rows: Sequence[QueueRow]) -> list[QueueRow]:
+        """Return *rows* with the next due time of each RedisQueue that has delayed messages."""
+        numbers = [number for number, row in enumerate(rows) if row.kind == "queue" and row.delayed]
+        keys = [Keys(self.catalog.prefix, "queue", rows[number].name).waiting for number in numbers]
+        replies = self._scripts.each([self._scripts.look("ZRANGE", key, 0, 0, "WITHSCORES") for key in keys])
+        found = list(rows)
+        for number, reply in zip(numbers, replies, strict=True):
+            try:
+                due = _score(reply())
+                found[number] = replace(found[number], next_due=None if due is None else from_ms(due))
+            except BROKEN as error:
+                found[number] = QueueRow("queue", found[number].name, error=fault_text(error))
+        return found
+
+    def _keys(self, queue: AnyQueue) -> list[Keys]:
+        prefix = self.catalog.prefix
+        if isinstance(queue, RedisQueue):
+            return [Keys(prefix, "queue", queue.name)]
+        return [Keys(prefix, "delay", queue.name, shard) for shard in range(queue.settings.shards)]
+
+
+def _score(reply: Any) -> float | None:
+    """Return the score of the first member of a sorted set; with a Cluster, redis-py returns pairs."""
+    if not reply:
+        return None
+    return float(reply[0][1] if isinstance(reply[0], (tuple, list)) else reply[1])

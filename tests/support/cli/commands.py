@@ -1,0 +1,54 @@
+"""Command lines for tests: all commands that only read, and the examples of docs/cli.md."""
+
+from __future__ import annotations
+
+import re
+
+from tests.support.paths import ROOT
+
+TASK = "00000000-0000-4000-8000-000000000001"
+
+LOOKS: dict[str, str] = {
+    "stats": "stats",
+    "top": "top --count 1",
+    "top-name": "top --count 1 --sort name",
+    "queues": "queues",
+    "peek": "queue orders peek",
+    "peek-body": "queue orders peek --body",
+    "purge-dry": "queue orders purge --dry-run",
+    "queue-putback-dry": "queue orders putback --dry-run",
+    "scheduled-list": "scheduled list",
+    "scheduled-list-body": "scheduled list --body",
+    "scheduled-list-limit": "scheduled list --limit 1",
+    "scheduled-show": f"scheduled show {TASK}",
+    "scheduled-show-body": f"scheduled show {TASK} --body",
+    "scheduled-show-data": "scheduled show data --body",
+    "scheduled-forecast": "scheduled forecast --hours 4 --buckets 4",
+    "scheduled-cancel-dry": "scheduled cancel --all --dry-run",
+    "scheduled-run-now-dry": "scheduled run-now data nobody --dry-run",
+    "scheduled-reschedule-dry": "scheduled reschedule --task shop.remind --to 2h --dry-run",
+    "dead-list": "dead list",
+    "dead-list-body": "dead list --body",
+    "dead-show": "dead show dead",
+    "dead-show-body": "dead show dead --body",
+    "dead-redrive-dry": "dead redrive --all --dry-run",
+    "dead-delete-dry": "dead delete dead --dry-run",
+    "dead-purge-dry": "dead purge --dry-run",
+    "quarantine-list": "quarantine list",
+    "quarantine-show": "quarantine show unreadable",
+    "quarantine-show-body": "quarantine show unreadable --body",
+    "quarantine-purge-dry": "quarantine purge --dry-run",
+    "putback-dry": "putback --dry-run",
+}
+"""Commands that change nothing, by the name of their golden file."""
+
+DOCS = (ROOT / "docs" / "cli.md").read_text()
+EXAMPLES = re.findall(r"^\| `redis-queue ([^`]+)`", DOCS, re.MULTILINE)
+
+
+def leaves(command: object, path: tuple[str, ...] = ()) -> list[str]:
+    """Return the full names of all commands without subcommands."""
+    found = getattr(command, "commands", None)
+    if found is None:
+        return [" ".join(path)]
+    return [line for name, item in found.items() for line in leaves(item, (*path, name))]
