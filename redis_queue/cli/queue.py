@@ -11,6 +11,7 @@ from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.batches import purge as delete_all
 from redis_queue.cli.output import harmless, show_json, show_place, show_table, shown_body
 from redis_queue.cli.report import report
+from redis_queue.delay.queue import Place
 from redis_queue.operate.access import Access
 from redis_queue.operate.faults import Faults
 from redis_queue.queue.queue import QueuePlace, RedisQueue

@@ -13,18 +13,18 @@ from flask import Blueprint, abort, flash, g, redirect, render_template, request
 from werkzeug.wrappers import Response
 
 from redis_queue.operate.audit import Action, Subject
-from redis_queue.operate.dead_letters import Place
+from redis_queue.operate.dead_letters import LetterCursor
 from redis_queue.operate.faults import Faults
 from redis_queue.operate.pages import Page, gather
 from redis_queue.operate.relative_time import When
 from redis_queue.operate.subjects import subjects
+from redis_queue.operate.verbs import VERBS, Done, Verb, as_delay_queue
 from redis_queue.store.ids import is_id
 from redis_queue.web import dead_letters, entries, request_args
 from redis_queue.web.confirmation import NOT_CONFIRMED, begin_operation, confirmed_count, new_operation
 from redis_queue.web.context import context
 from redis_queue.web.queue_lookup import delay_queues, reference, rows_of
 from redis_queue.web.rows import Row, by_queue, unchanged, with_versions
-from redis_queue.web.verbs import VERBS, Done, Verb, as_delay_queue
 
 pages = Blueprint("actions", __name__)
 
@@ -130,7 +130,7 @@ def _matching_rows(verb: Verb) -> tuple[list[Row], bool]:
     faults = Faults()
     name, conditions = request_args.text("name", form, exact=True), dead_letters.filter_of(form)
 
-    def read(start: Place | None, limit: int) -> Page[Row, Place]:
+    def read(start: LetterCursor | None, limit: int) -> Page[Row, LetterCursor]:
         page, _ = dead_letters.page_of(conditions, name, start or (0, 0), limit, faults)
         return page.of([Row(queue, letter.id) for queue, letter in page.items if is_id(letter.id)])
 

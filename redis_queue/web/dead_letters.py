@@ -9,12 +9,13 @@ from typing import Any, Final
 
 from flask import Blueprint, abort, render_template, request
 
-from redis_queue.inspector import QueueRow, kind_of
+from redis_queue.catalog import kind_of
 from redis_queue.model import DeadLetter
-from redis_queue.operate.dead_letters import Filter, Place, as_task
+from redis_queue.operate.dead_letters import Filter, LetterCursor, as_task
 from redis_queue.operate.faults import Faults
-from redis_queue.operate.pages import Found, Page
-from redis_queue.operate.scan import Scan
+from redis_queue.operate.pages import InQueue, Page
+from redis_queue.operate.queue_row import QueueRow
+from redis_queue.operate.search_report import SearchReport
 from redis_queue.store.ids import is_id
 from redis_queue.web import request_args
 from redis_queue.web.context import context
@@ -37,9 +38,9 @@ def show() -> str:
     name = request_args.text("name", exact=True)
     faults = Faults()
     conditions, place = filter_of(request.args), _place(request_args.text("after"))
-    scan = Scan()
+    scan = SearchReport()
     page, counts = page_of(conditions, name, place, request_args.number("limit", ROWS, 1, MOST_ROWS), faults, scan=scan)
-    listing = context().inspector.listing(limit=MOST_NAMES)
+    listing = context().catalog.listing(limit=MOST_NAMES)
     return render_template(
         "dead_letters.html",
         name=name,
@@ -66,8 +67,14 @@ def show() -> str:
 
 
 def page_of(
-    conditions: Filter, name: str | None, place: Place, limit: int, faults: Faults, *, scan: Scan | None = None
-) -> tuple[Page[Found[DeadLetter], Place], Sequence[QueueRow] | None]:
+    conditions: Filter,
+    name: str | None,
+    place: LetterCursor,
+    limit: int,
+    faults: Faults,
+    *,
+    scan: SearchReport | None = None,
+) -> tuple[Page[InQueue[DeadLetter], LetterCursor], Sequence[QueueRow] | None]:
     """Return the letters from *place* on, of the queues called *name* or of all, and the counts of these queues.
 
     A page covers at most MOST_QUEUES queues. With more queues the counts are None, since they would be incomplete.
@@ -76,7 +83,7 @@ def page_of(
     part = queue_range(name, number, faults)
     begins_here = bool(part.positions) and part.positions[0] == number
     page = conditions.page(part.queues, (0, offset if begins_here else 0), limit, faults, scan)
-    after: Place | None = None if part.next is None else (part.next, 0)
+    after: LetterCursor | None = None if part.next is None else (part.next, 0)
     if page.next is not None:
         index, rest = page.next
         after = (part.positions[index], rest)
@@ -92,7 +99,7 @@ def filter_of(values: Any) -> Filter:
     )
 
 
-def _place(text: str | None) -> Place:
+def _place(text: str | None) -> LetterCursor:
     if text is None:
         return 0, 0
     found = _PLACE.fullmatch(text)

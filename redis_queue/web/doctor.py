@@ -6,8 +6,8 @@ from flask import Blueprint, render_template
 
 from redis_queue.doctor.finding import ORDER
 from redis_queue.operate.diagnosis import examine
-from redis_queue.web import asked
-from redis_queue.web.desk import desk
+from redis_queue.web import request_args
+from redis_queue.web.context import context
 
 pages = Blueprint("doctor", __name__)
 

@@ -11,7 +11,7 @@ from redis_queue.celery.conditions import Conditions
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate import entries
 from redis_queue.operate.pages import Page, gather
-from redis_queue.operate.scan import Scan
+from redis_queue.operate.search_report import SearchReport
 from redis_queue.store.ids import id_bytes, id_text, is_id
 from redis_queue.web import request_args
 from redis_queue.web.context import context
@@ -37,7 +37,7 @@ def show() -> str:
     conditions = conditions_of(request.args)
     limit = request_args.number("limit", ROWS, 1, MOST_ROWS)
     after = _decoded(request_args.text("after", most=MAX_CURSOR))
-    scan = Scan()
+    scan = SearchReport()
     page = entries.page(context().access, queue, conditions, after, limit, scan=scan)
     return render_template(
         "entries.html",

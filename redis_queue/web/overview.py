@@ -34,8 +34,8 @@ MOST_PLOTS = 20
 @pages.get("/")
 def show() -> str:
     """Show the overview."""
-    asked.only()
-    inspector = desk().inspector
+    request_args.allow()
+    inspector = context().inspector
     listing = inspector.catalog.listing(limit=MOST_QUEUES)
     overview = inspector.overview(listing.known)
     rows = overview.queues
@@ -57,7 +57,7 @@ def show() -> str:
 def _plots(name: str) -> list[dict[str, Any]]:
     try:
         # The counts of dispatchers are stored with the first shard.
-        queue = desk().catalog.open(Known("delay", name, Settings().max_deliveries, 1))
+        queue = context().catalog.open(Known("delay", name, Settings().max_deliveries, 1))
         assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
         minutes, total = queue.dispatch_log.minutes(MINUTES), queue.dispatch_log.totals()
     except BROKEN:
@@ -88,7 +88,7 @@ def _recent(rows: Sequence[QueueRow], known: Sequence[Known]) -> list[tuple[str,
     for row, one in dead[:MOST_RECENT_OF]:
         # The page of dead letters shows the errors of unreadable queues.
         with Faults().of(one.kind, one.name):
-            queue = desk().catalog.open(one)
+            queue = context().catalog.open(one)
             letters = queue.dead_letters(offset=max(0, row.dead - RECENT), limit=RECENT, max_bytes=0)
             found += [(row.kind, row.name, letter.died_at, letter.id, letter.reason) for letter in letters]
     return sorted(found, key=lambda letter: letter[2], reverse=True)[:RECENT]

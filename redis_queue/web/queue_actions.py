@@ -5,7 +5,7 @@ from __future__ import annotations
 from flask import Blueprint, abort, flash, g, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from redis_queue.inspector import AnyQueue, kind_of
+from redis_queue.catalog import AnyQueue, kind_of
 from redis_queue.operate.audit import Action
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.chunks import MANY

@@ -29,16 +29,16 @@ MOST_QUEUES: Final = 200
 
 
 def delay_queues(name: str | None) -> tuple[DelayQueue, list[str]]:
-    """Return the DelayQueue *name*, by default the one of Celery's tasks or the first, and the names to offer."""
-    access = desk().access
-    names = [known.name for known in desk().catalog.listing(kind="delay", limit=MOST_NAMES).known]
+    """Return the DelayQueue *name* and the names for a form; by default that of Celery tasks, or else the first."""
+    access = context().access
+    names = [known.name for known in context().catalog.listing(kind="delay", limit=MOST_NAMES).known]
     if name is None and names and access.app is None and access.default_delay_queue not in names:
         name = names[0]
     if name is None and not names and access.app is None:
         # There is no queue yet: an empty page is better than an error.
         known = Settings()
         first = Known("delay", access.default_delay_queue, known.max_deliveries, known.shards)
-        queue = desk().catalog.open(first)
+        queue = context().catalog.open(first)
         assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
     else:
         queue = access.delay_queue(name)
@@ -78,8 +78,8 @@ def queue_range(name: str | None, start: int, faults: Faults) -> QueueRange:
         elif row.dead:
             with faults.of(known.kind, known.name):
                 queues.append(inspector.catalog.open(known))
-                numbers.append(number)
-    return Window(queues, numbers, rows, after)
+                positions.append(position)
+    return QueueRange(queues, positions, rows, after)
 
 
 def queue_of(kind: str, name: str) -> AnyQueue:
@@ -87,7 +87,7 @@ def queue_of(kind: str, name: str) -> AnyQueue:
     inspector = context().inspector
     if kind == "queue":
         return inspector.catalog.queue(name)
-    return desk().access.delay_queue(name)
+    return context().access.delay_queue(name)
 
 
 def reference(queue: AnyQueue, id_: str, version: str = "") -> str:

@@ -27,9 +27,9 @@ MOST_OFFSET: Final = 10_000_000
 @pages.get("/queues")
 def show() -> str:
     """List all queues."""
-    asked.only("name", "offset")
-    name, offset = asked.text("name"), asked.number("offset", 0, 0, MOST_OFFSET)
-    inspector = desk().inspector
+    request_args.allow("name", "offset")
+    name, offset = request_args.text("name"), request_args.number("offset", 0, 0, MOST_OFFSET)
+    inspector = context().inspector
     listing = inspector.catalog.listing(name or "", offset=offset, limit=ROWS)
     return render_template("queues.html", overview=inspector.overview(listing.known), listing=listing, name=name)
 
@@ -40,9 +40,9 @@ def one() -> str:
     request_args.allow("kind", "name", "offset")
     kind, name = request_args.choice("kind", KINDS, "queue"), request_args.text("name", exact=True)
     if name is None:
-        raise InvalidNameError("Which queue? Choose one from the list of all queues.")
-    offset = asked.number("offset", 0, 0, MOST_OFFSET)
-    inspector = desk().inspector
+        raise InvalidNameError("name is missing: choose a queue from the list of all queues")
+    offset = request_args.number("offset", 0, 0, MOST_OFFSET)
+    inspector = context().inspector
     known = inspector.catalog.find("queue" if kind == "queue" else "delay", name)
     row = None if known is None else inspector.queues([known])[0]
     if row is not None and row.error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from redis_queue.inspector import AnyQueue, kind_of
+from redis_queue.catalog import AnyQueue, kind_of
 
 GONE: Final = "gone"
 """Version of a message or entry that does not exist."""

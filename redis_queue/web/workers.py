@@ -44,9 +44,9 @@ def _page(workers: list[dict[str, Any]] | None) -> str:
     request_args.allow()
     rows: list[tuple[str, DispatcherRow]] = []
     faults = Faults()
-    for known in desk().catalog.listing(kind="delay", limit=MOST_QUEUES).known:
+    for known in context().catalog.listing(kind="delay", limit=MOST_QUEUES).known:
         with faults.of(known.kind, known.name):
-            queue = desk().catalog.open(known)
+            queue = context().catalog.open(known)
             if isinstance(queue, DelayQueue):
                 rows += [(queue.name, row) for row in queue.dispatch_log.dispatchers()]
     return render_template(

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from redis_queue.store.script_cache import all_scripts, missing_scripts
+from redis_queue.store.script_cache import missing_scripts
+from redis_queue.store.script_files import all_scripts
 from tests.support.cli.runner import Run
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer

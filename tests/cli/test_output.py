@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.cli import group
 from redis_queue.cli.output import age, show_table
-from redis_queue.doctor import server
+from redis_queue.doctor.checks import server
 from tests.support.cli import golden
 from tests.support.cli.commands import LOOKS, leaves
 from tests.support.cli.runner import Run

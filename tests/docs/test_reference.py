@@ -18,8 +18,9 @@ from redis_queue.celery import CelerySettings
 from redis_queue.cli import group
 from redis_queue.store import keys
 from redis_queue.web import WebSettings
-from tests.docs.blocks import DOCS, ROOT, pages
+from tests.docs.blocks import DOCS, pages
 from tests.support.cli.commands import leaves
+from tests.support.paths import ROOT
 
 # What it has is the command of this name.
 NOT_FOR_OTHERS = {"validation"}

@@ -13,15 +13,14 @@ from playwright.sync_api import Browser, BrowserContext, sync_playwright
 from werkzeug.serving import make_server
 
 from redis_queue.web import dashboard
-from tests.support.parts import require
-from tests.support.web.chromium import NewTab, Tab
+from tests.support.web.chromium import EXECUTABLE, NewTab, Tab
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """A browser without a window; for one module, since it leaves an event loop in this thread."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=require("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=EXECUTABLE, args=["--no-sandbox"])
         yield browser
         browser.close()
 

@@ -19,9 +19,9 @@ from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
 from redis_queue.delay.model import Push
 from redis_queue.operate.audit import Action, Audit
 from redis_queue.web import dashboard
-from tests.support.parts import require
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
+from tests.support.web.chromium import EXECUTABLE
 
 IMAGES = ROOT / "docs" / "images"
 MOST_BYTES = 120_000
@@ -95,9 +95,7 @@ def main() -> None:
         fill(client)
         web = make_server("127.0.0.1", 0, dashboard(client, allow_write=True, label="staging"), threaded=True)
         threading.Thread(target=web.serve_forever, daemon=True).start()
-        browser = playwright.chromium.launch(
-            executable_path=require("chromium"), args=["--no-sandbox", "--disable-lcd-text"]
-        )
+        browser = playwright.chromium.launch(executable_path=EXECUTABLE, args=["--no-sandbox", "--disable-lcd-text"])
         for name, path in [*PAGES.items(), ("overview-dark", "/")]:
             scheme = "dark" if name.endswith("dark") else "light"
             page = browser.new_page(viewport={"width": 1200, "height": 800}, color_scheme=scheme)
