@@ -107,8 +107,8 @@ MUTANTS: Final = [
         (
             Edit(
                 "store/records.py",
-                "    return 0\n\n\ndef id_text",
-                "    return round(time.time() * 1000)\n\n\ndef id_text",
+                "    return 0\n\n\ndef pairs",
+                "    return round(time.time() * 1000)\n\n\ndef pairs",
             ),
             Edit(
                 "store/records.py",
