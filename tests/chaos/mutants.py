@@ -110,11 +110,6 @@ MUTANTS: Final = [
                 "    return 0\n\n\ndef pairs",
                 "    return round(time.time() * 1000)\n\n\ndef pairs",
             ),
-            Edit(
-                "store/records.py",
-                "from __future__ import annotations\n",
-                "from __future__ import annotations\nimport time\n",
-            ),
         ),
         "tests/queue/test_queue.py tests/delay/test_delay_queue.py -k that_of_the_server",
     ),
