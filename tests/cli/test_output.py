@@ -136,7 +136,7 @@ class TestTheEnd:
             ("dead list --name orderz", "did you mean 'orders'?"),
             ("scheduled list --prefix nope", "no DelayQueue 'celery' under the prefix 'nope': "),
             ("stats --prefix a\x1bb", "prefix="),
-            ("queues --url http://x", "scheme 'http'"),
+            ("queues --url http://x", "scheme='http'"),
             ("scheduled list --limit 0", "--limit"),
             ("scheduled list --limit 10001", "--limit"),
             ("queue orders peek --limit 501", "--limit"),
