@@ -378,7 +378,7 @@ class TestTransfer:
             ("[]", "line 2: expected a JSON object, got list"),
             ('{"id": "x", "due_at": "2030-01-01T00:00:00+00:00"}', "line 2: 'payload' is missing"),
             ('{"id": "x", "due_at": "soon", "payload": 1}', "line 2: "),
-            ('{"id": "x", "due_at": "2030-01-01T00:00:00", "payload": 1}', "naive"),
+            ('{"id": "x", "due_at": "2030-01-01T00:00:00", "payload": 1}', "must have a time zone"),
             ('{"id": "a\\nb", "due_at": "2030-01-01T00:00:00+00:00", "payload": 1}', "printable"),
             ('{"id": "x", "due_at": "2030-01-01T00:00:00+00:00", "base64": "?"}', "line 2: "),
             ('{"id": "x", "due_at": 7, "payload": 1}', "line 2: "),
