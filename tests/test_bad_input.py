@@ -432,7 +432,7 @@ UNKNOWN_SETTINGS = {
     "prefx": "did you mean 'prefix'?",
     "serialiser": "did you mean 'serializer'?",
     "shard": "did you mean 'shards'?",
-    "qqq": "known are prefix, visibility_timeout",
+    "qqq": "known are 'prefix', 'visibility_timeout'",
 }
 
 
@@ -727,9 +727,9 @@ def test_a_generator_is_read_no_further_than_what_is_stored(client: redis.Redis,
 @pytest.mark.parametrize("values", ["abc", b"abc", {"a": 1}])
 def test_one_value_is_not_taken_for_many(client: redis.Redis, values: Any) -> None:
     queue = RedisQueue("orders", client)
-    refused(InvalidValueError, "give a list", lambda: queue.put_many(values))
-    refused(InvalidValueError, "give a list", lambda: queue.redrive(values))
-    refused(InvalidValueError, "give a list", lambda: queue.delete_dead(values))
+    refused(InvalidValueError, "must be a list", lambda: queue.put_many(values))
+    refused(InvalidValueError, "must be a list", lambda: queue.redrive(values))
+    refused(InvalidValueError, "must be a list", lambda: queue.delete_dead(values))
 
 
 def test_a_generator_that_fails_leaves_what_was_stored_before(client: redis.Redis) -> None:

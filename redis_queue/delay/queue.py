@@ -21,6 +21,7 @@ from redis_queue.model import CancelOutcome, DeadLetter, DelayStats, Entry, InFl
 from redis_queue.store.chunks import CHUNK, MANY, check_budget, check_limit, check_many, chunks, gap_ms
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.ids import check_id, id_bytes
+from redis_queue.store.keys import check_name
 from redis_queue.store.records import Clock, Records, server_clock
 from redis_queue.store.settings import QueueOverrides, Settings
 from redis_queue.times import END_OF_CALENDAR_MS, MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
@@ -58,7 +59,7 @@ class DelayQueue:
         clock: Clock = server_clock,
         **overrides: Unpack[QueueOverrides],
     ) -> None:
-        self.name = name
+        self.name = check_name(name)
         self.settings = Settings.choose(settings, overrides)
         self.client = connect(redis, check=isinstance(redis, str))
         self._shards = Shards(name, self.client, self.settings, clock)

@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 BEGIN = """
 import os, signal, sys
 from redis_queue import Lock, RedisQueue
-from redis_queue.store import chunks as batches
+from redis_queue.store import ids
 
 signal.alarm(20)
 queue = RedisQueue("orders", sys.argv[1])
@@ -61,7 +61,7 @@ def queue(client: redis.Redis) -> RedisQueue:
 
 def test_a_child_makes_ids_although_a_thread_of_its_parent_was_about_to(redis_url: str, queue: RedisQueue) -> None:
     code = """
-        with batches._clock._lock:
+        with ids._clock._lock:
             status = fork(lambda: queue.put("from the child"))
         print(status)
     """
