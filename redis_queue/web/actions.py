@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -18,7 +17,7 @@ from redis_queue.operate.faults import Faults
 from redis_queue.operate.pages import Page, gather
 from redis_queue.operate.relative_time import When
 from redis_queue.operate.subjects import subjects
-from redis_queue.operate.verbs import VERBS, Done, Verb, as_delay_queue
+from redis_queue.operate.verbs import VERBS, Done, Verb, as_delay_queue, check_new_time
 from redis_queue.store.ids import is_id
 from redis_queue.web import dead_letters, entries, request_args
 from redis_queue.web.confirmation import NOT_CONFIRMED, begin_operation, confirmed_count, new_operation
@@ -102,8 +101,7 @@ def _choice() -> tuple[Verb, When | None]:
     when = request_args.when("when", form)
     if when is None:
         abort(400, "Reschedule needs a time: 2030-01-01T00:00Z, or 2h from now.")
-    if isinstance(when, timedelta) and when < timedelta(0):
-        abort(400, "This time is in the past; use Run now to make entries due at once.")
+    check_new_time(when)
     return verb, when
 
 

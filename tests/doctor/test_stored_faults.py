@@ -57,7 +57,7 @@ def test_looking_changes_nothing(stage: Stage) -> None:
 def test_numbers_and_places_are_told(stage: Stage) -> None:
     faults.one_of_each_which_counts_do_not_show(stage)
     faults.late_entry(stage)
-    assert stage.delayed.lead("host:1", 60).mine
+    assert stage.delayed.moves.lead("host:1", 60).mine
     found = [finding.found for finding in examine(stage.client) if finding.severity == "error"]
     assert found[:2] == [
         "queue orders: 1 records are in no place: no consumer gets them",
@@ -76,7 +76,7 @@ def test_other_prefixes_are_not_looked_at(stage: Stage) -> None:
 
 def test_the_schema_is_the_one_of_the_scripts() -> None:
     assert f"local SCHEMA = {SCHEMA}\n" in load("lease/mend").source
-    assert f"local SCHEMA, MAX_BYTES = {SCHEMA}, " in load("queue/get").source
+    assert f"local SCHEMA = {SCHEMA}\n" in load("queue/get").source
 
 
 def test_what_is_late_for_a_moment_is_not_wrong_yet(stage: Stage) -> None:

@@ -9,6 +9,7 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.celery.conditions import Conditions
 from redis_queue.delay.model import Push
 from redis_queue.model import Unread
+from redis_queue.operate import entries as waiting
 from redis_queue.operate import forecast, pages
 from redis_queue.operate.access import Access
 from redis_queue.operate.inspector import Inspector
@@ -92,7 +93,7 @@ def test_a_search_goes_on_where_its_budget_ended(large: redis.Redis) -> None:
     access = Access(Inspector(large))
     found, place, unread = [], None, 0
     while True:
-        page = conditions.page(access, queue, place, 100)
+        page = waiting.page(access, queue, conditions, place, 100)
         found += [one.id for one, _ in page.items]
         unread += page.unread
         if page.next is None:
@@ -116,7 +117,7 @@ def test_the_command_line_reads_all_of_them_few_at_a_time(large: redis.Redis, mo
         return found
 
     monkeypatch.setattr(DelayQueue, "list", watched)
-    entries = [one for one, _ in Conditions().entries(Access(Inspector(large)), queue)]
+    entries = [one for one, _ in waiting.find(Access(Inspector(large)), queue, Conditions())]
     assert [one.id for one in entries] == ["largest", *(f"waits-{number}" for number in range(COUNT))]
     assert not any(isinstance(one.payload, Unread) for one in entries)
     assert max(looks) <= pages.LOOK_BYTES // SIZE

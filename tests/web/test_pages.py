@@ -22,7 +22,7 @@ from tests.support.web.dashboards import KEY, Open
 
 pytestmark = pytest.mark.celery
 
-BROKEN = "holds another Redis type"
+BROKEN = "another Redis type"
 
 
 class TestLooking:
