@@ -1,4 +1,4 @@
-"""The tree in docs/design.md is the tree of the package."""
+"""The tree in docs/design.md is the tree of the package, and the map in CONTRIBUTING.md names files that exist."""
 
 from __future__ import annotations
 
@@ -32,3 +32,10 @@ def test_each_folder_and_each_module_at_the_top_has_its_line() -> None:
     rooms = {f"{folder.relative_to(ROOT)}/" for folder in folders}
     modules = {f"redis_queue/{path.name}" for path in (ROOT / "redis_queue").glob("*.py") if path.name != "__main__.py"}
     assert sorted(documented()) == sorted(rooms | modules)
+
+
+def test_the_map_of_contributing_names_files_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    named = set(re.findall(r"`((?:\w+/)*\w+(?:\.py|\.lua|/))`", text))
+    assert len(named) > 30
+    assert {name for name in named if not any((top / name).exists() for top in (ROOT, ROOT / "redis_queue"))} == set()
