@@ -131,7 +131,7 @@ class TestTheLine:
 
 
 @pytest.mark.parametrize(
-    ("policy", "said"), [("allkeys-lru", "lets Redis drop queues"), ("volatile-ttl", "lets Redis drop locks")]
+    ("policy", "said"), [("allkeys-lru", "Redis may evict queues"), ("volatile-ttl", "Redis may evict held locks")]
 )
 def test_a_store_that_evicts_is_a_warning(policy: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
     with RedisServer() as server, server.client() as client:

@@ -44,7 +44,7 @@ class DelayMachine(Machine):
         super().__init__()
         self.clients = [DelayQueue(NAME, self.server, settings=self.settings, clock=self.clock) for _ in range(2)]
         for client in self.clients:
-            client._scripts._link = self.link
+            client._shards.scripts._link = self.link
         self.model = DelayModel(self.wire, self.clock, self.settings)
         self.parts = [
             (shard, Keys(self.settings.prefix, "delay", NAME, number)) for number, shard in enumerate(self.model.shards)

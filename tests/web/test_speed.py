@@ -135,4 +135,4 @@ def test_what_is_acted_on_is_bounded(browser: Browser, crowded: redis.Redis) -> 
     assert "10,000 cancelled." in browser.send(asked.form("/act")).text
     assert queue.count() == before - 10_000
     asked = browser.send(browser.get("/scheduled?task=nosuch").form("/preview"), ("verb", "cancel"), matching="1")
-    assert "Nothing among the first 100,000 matches" in asked.text
+    assert "No match among the first 100,000" in asked.text

@@ -184,12 +184,12 @@ class TestANewerCall:
         wait_until(lambda: result(ORDER).state == "PENDING", description="the state to be cleared")
 
     def test_runs_on_real_workers_whenever_they_start(self, fleet: Fleet, delayed: DelayedTasks) -> None:
-        with fleet.worker(name="one") as one:
+        with fleet.worker(name="one", mingle=True) as one:
             one.wait_for_output("ready.")
             # No delay: the broker has it, and whoever revokes it has to tell the workers.
             delayed.app.control.revoke(ORDER)
             one.wait_for_output(f"Tasks flagged as revoked: {ORDER}")
-            with fleet.worker(name="two") as two:
+            with fleet.worker(name="two", mingle=True) as two:
                 two.wait_for_output("sync complete")
                 two.wait_for_output("ready.")
                 one.kill()

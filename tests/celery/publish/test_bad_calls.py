@@ -233,7 +233,7 @@ BAD_IDS = ["\x00", "a\r\nb", "a\tb", "\x1b]0;x\x07", "\ud800", "x" * 256, "x" * 
 @on_redis
 @pytest.mark.parametrize("value", BAD_IDS, ids=lambda value: ascii(value)[:20])
 def test_a_task_id_that_cannot_be_kept_is_refused(app: Celery, client: redis.Redis, value: Any) -> None:
-    named = f"task_id {ascii(value)[:80]}"
+    named = f"task_id={ascii(value)[:80]}"
     refused(client, InvalidNameError, named, lambda: app.send_task("shop.add", countdown=5, task_id=value))
 
 
@@ -321,7 +321,7 @@ def test_an_argument_that_celery_writes_arrives(app: Celery, broker: Broker, arg
 def test_a_message_over_the_limit_is_refused(app: Celery, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redis_queue.celery.store.MAX_BODY", 2000)
 
-    refused(client, BodyError, "more than max_body=2000", lambda: app.send_task("x", ["x" * 2000], countdown=5))
+    refused(client, BodyError, "must be at most max_body=2000", lambda: app.send_task("x", ["x" * 2000], countdown=5))
 
 
 @on_redis

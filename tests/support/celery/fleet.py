@@ -47,14 +47,14 @@ class Fleet:
         name: str = "one",
         pool: str = "threads",
         app: str = "tests.support.celery.delaying_app",
+        mingle: bool = False,
     ) -> CeleryProcess:
-        """Return a worker that is not started yet."""
+        """Return a worker that is not started yet; with *mingle*, a second slower, it asks others for revoked ids."""
         options = ("--pool", pool, "--concurrency", "2", "--loglevel", "INFO", "--hostname", f"{name}@%h")
         return CeleryProcess(
             *("-A", app, "worker"),
             *options,
-            # Asking other workers takes a second.
-            *("--without-mingle", "--without-gossip"),
+            *("--without-gossip", *([] if mingle else ["--without-mingle"])),
             *arguments,
             environment=self.environment(delayed=delayed),
         )
