@@ -20,7 +20,7 @@ from redis_queue.operate.audit import Action, Audit, Subject
 from redis_queue.operate.subjects import SHOWN
 from redis_queue.store.script_cache import load_scripts
 from redis_queue.web import actions, dashboard, entries
-from tests.store.test_acl import ROLES
+from tests.support.acl import ROLES
 from tests.support.servers import RedisServer, client_options
 from tests.support.web.browser import Browser, Form, Page
 from tests.support.web.contents import TASK, everything
