@@ -18,6 +18,7 @@ from redis_queue.model import Message
 from redis_queue.queue.heartbeat import Turn
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.queue.verdict import GiveBack, verdict_on
+from redis_queue.stop_event import StopEvent
 from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.times import Seconds, duration_ms
 
@@ -66,7 +67,7 @@ class Consumer:
         self._heartbeat = queue.keep_alive(max_runtime=max_runtime)
         self._claiming = threading.Lock()
         self._begun = False
-        self._stop = threading.Event()
+        self._stop = StopEvent()
         self._abandon = threading.Event()
         self._error: BaseException | None = None
 

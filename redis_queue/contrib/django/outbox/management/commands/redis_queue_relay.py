@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from argparse import ArgumentParser
 from typing import Any
 
@@ -15,6 +14,7 @@ from redis_queue.contrib.django.outbox.models import Call
 from redis_queue.contrib.django.outbox.transfer import Relayed, relay, waiting
 from redis_queue.errors import RedisQueueError
 from redis_queue.logs import logger_of
+from redis_queue.stop_event import StopEvent
 from redis_queue.store.chunks import CHUNK
 
 logger = logger_of(__name__)
@@ -50,7 +50,7 @@ class Command(BaseCommand):
                 raise CommandError(f"not all was relayed: {error}") from error
             self.stdout.write(f"{done.moved:,} relayed, {done.failed:,} failed")
             return
-        stopped = threading.Event()
+        stopped = StopEvent()
         with signal_handler(lambda *_: stopped.set()):
             self._until(stopped, options["database"], options["interval"])
 
@@ -66,7 +66,7 @@ class Command(BaseCommand):
             for task_id, task, error in calls.values_list("task_id", "task", "error")[:CHUNK]:
                 self.stdout.write(f"{title}: {task} {task_id}: {error}")
 
-    def _until(self, stopped: threading.Event, database: str | None, interval: float) -> None:
+    def _until(self, stopped: StopEvent, database: str | None, interval: float) -> None:
         backoff = Backoff()
         while not stopped.is_set():
             try:

@@ -1,0 +1,47 @@
+"""StopEvent: an event that a signal handler may set."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+from redis_queue.stop_event import StopEvent
+
+INTERRUPTED = """
+import random, signal
+from redis_queue.stop_event import StopEvent
+
+signal.signal(signal.SIGALRM, lambda *_: event.set())
+for _ in range(5000):
+    event = StopEvent()
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00002, 0.0003))
+    while not event.wait(0.000001):
+        pass
+print("ended")
+"""
+
+
+def test_a_signal_handler_may_set_it_at_any_moment_of_a_wait() -> None:
+    # The same loop with threading.Event hangs within some hundred rounds.
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "ended\n"
+
+
+def test_it_wakes_every_waiting_thread() -> None:
+    event = StopEvent()
+    threads = [threading.Thread(target=event.wait, args=(60,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    event.set()
+    for thread in threads:
+        thread.join(10)
+    assert [thread.is_alive() for thread in threads] == [False] * 3
+    assert event.is_set()
+    assert event.wait(60)
+
+
+def test_a_wait_ends_without_it() -> None:
+    event = StopEvent()
+    assert not event.wait(0.001)
+    assert not event.is_set()
