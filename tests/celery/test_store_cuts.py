@@ -155,7 +155,7 @@ def test_a_retry_in_a_worker_waits_in_the_broker_while_the_store_is_away(broker:
         broker.forget_later(f"{fleet.queue}-control.pidbox", f"{fleet.queue}-events")
         worker = CeleryProcess(
             *("-A", "tests.support.celery.delaying_app", "worker", "--pool", "threads", "--loglevel", "INFO"),
-            environment={**fleet.environment(), "STORE_URL": proxy.url},
+            environment={**fleet.environment(), "STORE_URL": proxy.url, "NOTES_URL": store.url},
         )
         with worker:
             worker.wait_for_output("ready.")

@@ -125,7 +125,7 @@ class TestATaskThatKills:
         for name, starts in (("one", 1), ("two", 2)):
             with one_redis.worker(name, pool="prefork") as worker:
                 one_redis.wait_for_starts(starts)
-                wait_until(lambda: len(one_redis.held()) == 2, description="both tasks to be held")
+                one_redis.wait_for_leases(2)
                 worker.kill()
         limit = one_redis.leases().limit
         again = one_redis.started[-1]

@@ -178,7 +178,7 @@ class TestAColdShutdown:
         with leasing.worker("one", leases=leases, pool="prefork") as one:
             one.wait_for_output("ready.")
             ids = [leasing.send(WAIT).id for _ in range(2)]
-            wait_until(lambda: len(leasing.held()) == 2, description="both tasks to be held")
+            leasing.wait_for_leases(2)
             leasing.wait_for_starts(1)
             os.kill(one.pid, signal.SIGQUIT)
             one.wait()
@@ -241,12 +241,14 @@ class TestAStoppedWorker:
         with leasing.worker("one", pool="prefork") as one:
             one.wait_for_output("ready.")
             ids = [leasing.send(WAIT).id for _ in range(2)]
-            wait_until(lambda: len(leasing.held()) == 2, description="both tasks to be held")
+            leasing.wait_for_leases(2)
             leasing.wait_for_starts(1)
             os.kill(one.pid, signal.SIGSTOP)
+            stopped = time.time()
             with leasing.worker("two", pool="prefork"):
                 leasing.wait_for_starts(2)
-                wait_until(lambda: len(leasing.held()) == 2, description="both tasks to be held again")
+                # A renewal may have been on its way when the worker was stopped; leases of another worker begin later.
+                leasing.wait_for_leases(2, after=stopped + TIMEOUT / 4)
                 os.kill(one.pid, signal.SIGTERM)
                 os.kill(one.pid, signal.SIGCONT)
                 leasing.tell("one")
@@ -265,7 +267,7 @@ class TestAStoppedWorker:
         ids = [leasing.send(WAIT).id for _ in range(2)]
         with leasing.worker("one", pool="prefork") as one:
             leasing.wait_for_starts(1)
-            wait_until(lambda: len(leasing.held()) == 2, description="both tasks to be held")
+            leasing.wait_for_leases(2)
             os.kill(one.pid, signal.SIGSTOP)
             ended = time.time() + 2 * TIMEOUT
             wait_until(lambda: time.time() > ended, timeout=3 * TIMEOUT, description="the leases to run out")
@@ -284,11 +286,13 @@ class TestAStoppedWorker:
         runs, waits = (leasing.send(WAIT).id for _ in range(2))
         with leasing.worker("one", pool=pool) as one:
             assert leasing.wait_for_starts(1) == [runs]
-            wait_until(lambda: len(leasing.held()) == 2, description="both tasks to be held")
+            leasing.wait_for_leases(2)
             os.kill(one.pid, signal.SIGSTOP)
+            stopped = time.time()
             with leasing.worker("two", pool=pool):
                 leasing.wait_for_starts(2)
-                wait_until(lambda: len(leasing.held()) == 2, description="both tasks to be held again")
+                # A renewal may have been on its way when the worker was stopped; leases of another worker begin later.
+                leasing.wait_for_leases(2, after=stopped + TIMEOUT / 4)
                 os.kill(one.pid, signal.SIGCONT)
                 leasing.tell("one")
                 one.wait_for_output(f"{waits} is not started")
@@ -402,7 +406,7 @@ class TestNames:
             with leasing.worker("one", "--queues", "a,b", pool="threads") as one:
                 one.wait_for_output("ready.")
                 ids = [leasing.send(WAIT, queue=queue).id for queue in ("b", "a")]
-                wait_until(lambda: len(leasing.held()) == 2, description="both tasks to be held")
+                leasing.wait_for_leases(2)
                 since = max(leasing.held().values())
                 for tag in leasing.held():
                     leasing.wait_for_renewal(tag, since, 1)

@@ -1,7 +1,8 @@
 """An app whose tasks are delayed in Redis, for real workers: `celery -A tests.support.celery.delaying_app worker`.
 
 What differs between tests comes from the environment: BROKER_URL, STORE_URL, QUEUE, SETTINGS as JSON, and TICKS: the
-seconds between two ticks of beat, which go to the queue with "-ticks" behind its name.
+seconds between two ticks of beat, which go to the queue with "-ticks" after its name. Tasks write their notes into
+NOTES_URL if it is set, else into the store.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ delayed = DelayedTasks(app) if os.environ.get("DELAYED", "1") == "1" else None
 
 
 def _store() -> redis.Redis:
-    client = connect(os.environ["STORE_URL"], check=False)
+    client = connect(os.environ.get("NOTES_URL", os.environ["STORE_URL"]), check=False)
     assert isinstance(client, redis.Redis)
     return client
 

@@ -123,6 +123,15 @@ class Leasing:
         rows: Any = (self.broker or self.client).zrange(self.index, 0, -1, withscores=True)
         return dict(rows)
 
+    def wait_for_leases(self, count: int, *, after: float = 0.0) -> None:
+        """Return once *count* messages are in flight, each with a lease that counts from a time later than *after*."""
+
+        def all_held() -> bool:
+            times = self.held().values()
+            return len(times) == count and min(times) > after
+
+        wait_until(all_held, description=f"{count} messages to be held")
+
     def wait_for_renewal(self, tag: bytes, since: float, timeouts: float) -> None:
         """Return once the lease of *tag* counts from so many visibility timeouts after *since*."""
         wait_until(
