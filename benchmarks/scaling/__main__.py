@@ -23,7 +23,7 @@ RATES: Final = (250, 500, 1_000, 6_000, 18_000, 55_000)
 
 def table(found: list[Step]) -> str:
     """Return the measured steps as a table, a column for each."""
-    rows = [["bytes for each", *(f"{step.size:,.0f}" for step in found)]]
+    rows = [["bytes per entry", *(f"{step.size:,.0f}" for step in found)]]
     rows += [[f"{name}, ms", *(f"{step.times[name]:.2f}" for step in found)] for name in found[0].times]
     return _table(["waiting", *(f"{step.entries:,}" for step in found)], rows)
 
@@ -32,7 +32,7 @@ def reckoned(size: float) -> str:
     """Return what *LARGEST* entries take, by the number of shards that they are spread over."""
     total = size * LARGEST / 2**30
     rows = [[str(shards), f"{LARGEST // shards:,}", f"{total / shards:,.1f}"] for shards in SHARDS]
-    return _table(["nodes", "entries on each", "GiB on each"], rows)
+    return _table(["nodes", "entries per node", "GiB per node"], rows)
 
 
 def simulated() -> str:
@@ -43,7 +43,7 @@ def simulated() -> str:
         rows.append(
             [f"{rate:,}", f"{week.busy:.1%}", f"{week.median:,.1f}", f"{week.most_of_99:,.1f}", f"{week.longest:,.1f}"]
         )
-    return _table(["dispatched in a second, at most", "busy", "late, s: median", "99 %", "most"], rows)
+    return _table(["dispatched per second, at most", "busy", "lateness, s: median", "99 %", "most"], rows)
 
 
 def regions() -> str:
@@ -59,7 +59,7 @@ def main() -> None:
     with private_redis() as url:
         found = list(steps(url, most))
     print(table(found))
-    print(f"\nReckoned for {LARGEST:,} entries at {found[-1].size:,.0f} bytes each:\n\n{reckoned(found[-1].size)}")
+    print(f"\nCalculated for {LARGEST:,} entries at {found[-1].size:,.0f} bytes each:\n\n{reckoned(found[-1].size)}")
     print(f"\nSimulated for {LARGEST:,} entries that fall due within {WEEK // 86400} days:\n\n{simulated()}")
     print(f"\nMeasured with the store in another region:\n\n{regions()}")
 

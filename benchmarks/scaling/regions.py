@@ -27,8 +27,8 @@ def figures() -> Iterator[tuple[str, float]]:
         yield "stored one by one, entries/s", 1 / _seconds(lambda: away.push("x", delay=3600), CALLS)
         pushes = [Push("x" * 200, 3600) for _ in range(BATCH)]
         yield f"stored by push_many of {BATCH:,}, entries/s", BATCH / _seconds(lambda: list(away.push_many(pushes)), 1)
-        yield "late if the dispatcher is beside the store, ms", _late_ms(away, here)
-        yield "late if the dispatcher is away from it, ms", _late_ms(here, away)
+        yield "lateness with the dispatcher beside the store, ms", _late_ms(away, here)
+        yield f"lateness with the dispatcher {1000 * ROUND_TRIP:.0f} ms away from it, ms", _late_ms(here, away)
         assert here.count() == CALLS + BATCH + 1
 
 
