@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 logger = logger_of(__name__)
 
 MOST_WOKEN: Final = 5
-"""Most waiting tasks that the end of a task tries, until one of them could be made due at once."""
+"""Most waiting tasks that a finished task tries to make due at once, until one succeeds."""
 
 BEGAN: Final = "redis_queue_began"
-"""Attribute of a request whose task has started: from then on its message cannot go back."""
+"""Attribute of a request whose task has started: its message cannot go back any more."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,9 +44,9 @@ def serialized(*, key: Key, retry_in: RetryIn = 5.0, lease: Seconds = 60.0, wait
     once the lock is free if it has waited longest. The order of waiting tasks is not promised.
 
     While the task runs, its lease of *lease* seconds is extended; if its process dies, the next one runs when the lease
-    has ended. :func:`redis_queue.current_lock` has the ``fence`` for writes to third systems. Needs
-    ``DelayedTasks(app)``; without it a worker fails the task with ConfigurationError. Called directly or eagerly, a
-    task that finds the lock taken raises LockTakenError. Raises InvalidValueError for invalid arguments, at once.
+    has ended. :func:`redis_queue.current_lock` has the ``fence`` for writes to other systems. Needs
+    ``DelayedTasks(app)``; without it the task fails with ConfigurationError. If it is called directly or eagerly and
+    the lock is taken, it raises LockTakenError. Raises InvalidValueError for invalid arguments, at once.
     """
 
     def decorate(function: F) -> F:
@@ -86,7 +86,7 @@ def _run(serial: Serial, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
     held = lock.acquire(wait=serial.wait, id=waiter)
     if held is None:
         if not defers:
-            raise LockTakenError(f"{task.name}: somebody else holds the lock {name!r}")
+            raise LockTakenError(f"{task.name}: another holder has the lock {name!r}")
         raise _deferred(task, name, serial.delay_of(args, kwargs, own=own))
     request = task.request
     setattr(request, BEGAN, True)
@@ -141,4 +141,6 @@ def _release(held: HeldLock, app: Celery) -> None:
                 return
     except RedisQueueError as error:
         # The next task runs by itself, only later.
-        logger.warning("no waiting task was woken: %s", error, extra={"action": "wake_failed", "lock": held.lock.name})
+        logger.warning(
+            "cannot make the next waiting task due: %s", error, extra={"action": "wake_failed", "lock": held.lock.name}
+        )

@@ -16,7 +16,7 @@ from redis_queue.errors import RedisQueueError
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("-A", "--app", help="Celery app: its Redis and its settings. Imports its module.")
+@click.option("-A", "--app", help="Celery app whose Redis and settings are used. Imports its module.")
 @click.version_option(package_name="celery-redis-queue")
 @click.pass_context
 def group(context: click.Context, app: str | None) -> None:

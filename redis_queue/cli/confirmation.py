@@ -22,7 +22,7 @@ def confirm(
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{harmless(question)} There is nobody to ask: add --yes")
+        raise click.UsageError(f"{harmless(question)} There is no terminal for the question: add --yes")
     show_subjects(first(), count, at=at, err=True)
     if not click.confirm(harmless(question), err=True):
         raise click.ClickException("nothing was done")

@@ -139,7 +139,9 @@ def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json:
 @options.name
 @_filtered(options.task)
 @options.utc
-@click.option("--rate", type=options.Number(MIN_RATE, MAX_RATE), help="Most per second.  [default: all at once]")
+@click.option(
+    "--rate", type=options.Number(MIN_RATE, MAX_RATE), help="At most this many per second.  [default: all at once]"
+)
 @options.dry_run
 @options.yes
 @options.as_json

@@ -34,8 +34,8 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 def dispatch(app: Any, *, loglevel: str, logfile: str | None, as_json: bool) -> None:
     """Send delayed tasks into their queues when they are due, until SIGTERM or Ctrl-C.
 
-    Workers do this themselves. A separate process goes on while workers are deployed, or replaces them
-    (redis_queue_dispatch = False). Any number may run.
+    Workers do this, too. A separate process keeps dispatching while workers are deployed, or if they do not dispatch
+    (redis_queue_dispatch = False). You can run several at once.
 
     Exit code 0: stopped by a signal. 1: the store cannot be reached on startup. 2: invalid arguments or settings.
 

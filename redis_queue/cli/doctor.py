@@ -28,7 +28,7 @@ from redis_queue.operate.diagnosis import examine
 def doctor(access: Access, *, fix: bool, yes: bool, everything: bool, as_json: bool) -> None:
     """Check Redis and the keys of redis_queue; print problems and advice.
 
-    Only --fix --yes changes anything, and loses nothing.
+    It changes nothing, except with --fix --yes. Repairs lose no data.
 
     Exit code 0: no errors, maybe warnings. 1: errors, or Redis cannot be reached. 2: invalid arguments or settings.
 
@@ -56,7 +56,7 @@ def doctor(access: Access, *, fix: bool, yes: bool, everything: bool, as_json: b
 def _show_repairs(repairs: list[Finding], *, yes: bool) -> None:
     for finding in repairs:
         click.echo(f"{finding.check}: {harmless(finding.found)}")
-    done = "repaired" if yes else "would be repaired; nothing was changed, --fix --yes does it"
+    done = "repaired" if yes else "would be repaired; nothing was changed: --fix --yes makes the repairs"
     click.echo(f"{len(repairs):,} {done}\n")
 
 

@@ -26,8 +26,10 @@ from redis_queue.operate.verbs import Verb
 _OPTIONS = (
     click.option("--queue", help="Only entries for this Celery queue."),
     click.option("--id-prefix", help="Only ids with this prefix."),
-    click.option("--due-before", type=when, help="Only entries due before: 2030-01-01T00:00Z, or 2h from now."),
-    click.option("--due-after", type=when, help="Only entries due then or later."),
+    click.option(
+        "--due-before", type=when, help="Only entries due before this time: 2030-01-01T00:00Z, or 2h from now."
+    ),
+    click.option("--due-after", type=when, help="Only entries due at this time or later."),
 )
 
 

@@ -15,14 +15,18 @@ HIGHEST_PORT: Final = 65535
 bind: Final = click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen on.")
 
 hosts: Final = click.option(
-    "--host", "hosts", multiple=True, help="A host name of the server besides localhost; repeat it."
+    "--host", "hosts", multiple=True, help="An allowed host name besides localhost; can be repeated."
 )
 
 
 def port(default: int) -> Callable[[Any], Any]:
     """Return the option for the port."""
     return click.option(
-        "--port", type=click.IntRange(0, HIGHEST_PORT), default=default, show_default=True, help="0 chooses a free one."
+        "--port",
+        type=click.IntRange(0, HIGHEST_PORT),
+        default=default,
+        show_default=True,
+        help="Port to listen on; 0 chooses a free one.",
     )
 
 

@@ -32,7 +32,7 @@ def metrics(url: str, access: Access, *, port: int, bind: str, hosts: tuple[str,
     """Serve the metrics of all queues to Prometheus, until SIGTERM or Ctrl-C.
 
     Needs the extra "metrics". While Redis cannot be reached, redis_queue_up is 0. Everyone who can reach the port can
-    read the names and sizes of all queues. Requests must be for localhost, an IP address, or a name of --host.
+    read the names and sizes of all queues. Requests must be for localhost, an IP address, or a --host.
 
     Example: redis-queue metrics --port 8056
     """

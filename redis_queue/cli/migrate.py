@@ -68,7 +68,7 @@ def release_all(app: Any, *, dry_run: bool, as_json: bool) -> None:
     no eta. Tasks that the broker refuses stay stored; after an interruption run it again. Dispatchers may run at the
     same time.
 
-    Exit code 0: nothing waits any more. 1: some stay, or the store or the broker cannot be reached. 2: invalid
+    Exit code 0: no task waits any more. 1: some stay, or the store or the broker cannot be reached. 2: invalid
     settings.
 
     Example: redis-queue -A shop release-all --dry-run

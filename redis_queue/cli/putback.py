@@ -29,7 +29,7 @@ MOST_ERRORS: Final = 5
 def putback(access: Access, *, name: str | None, dry_run: bool, as_json: bool) -> None:
     """Put back the messages of expired leases, in all queues or those with one name.
 
-    Any number may run at once. Errors of a queue do not stop the others.
+    You can run several at once. An error in one queue does not stop the others.
 
     Example: redis-queue putback --dry-run
     """
@@ -46,5 +46,5 @@ def putback(access: Access, *, name: str | None, dry_run: bool, as_json: bool) -
                 errors.append(f"{served.name}: {served.error}")
     except KeyboardInterrupt:
         errors.append(INTERRUPTED)
-    shown = [*errors[:MOST_ERRORS], *([f"{len(errors) - MOST_ERRORS:,} errors more"] if errors[MOST_ERRORS:] else [])]
+    shown = [*errors[:MOST_ERRORS], *([f"{len(errors) - MOST_ERRORS:,} more errors"] if errors[MOST_ERRORS:] else [])]
     report("returned", back.returned, error="; ".join(shown), as_json=as_json, more={"dead": back.dead})

@@ -60,7 +60,7 @@ def list_(
         show_json({"entries": [_fields(*pair, with_body=with_body) for pair in entries], "more": more})
         return
     if not entries:
-        nothing = scan.no_match("entries") if conditions else f"nothing waits in {queue.name!r}"
+        nothing = scan.no_match("entries") if conditions else f"no entries wait in {queue.name!r}"
         show_place(access.catalog, nothing, scan.hint(conditions.task_part))
         return
     heads = ("id", "due", "task", "arguments" if with_body else "queue")
@@ -138,7 +138,7 @@ def cancel(access: Access, *, chosen: Chosen, name: str | None, dry_run: bool, y
 
 @scheduled.command(cls=StoreCommand)
 @chosen
-@click.option("--to", "when", type=options.when, required=True, help="2030-01-01T00:00Z, or 2h from now.")
+@click.option("--to", "when", type=options.when, required=True, help="New due time: 2030-01-01T00:00Z, or 2h from now.")
 @options.delay_queue
 @options.utc
 @options.dry_run
@@ -194,7 +194,7 @@ def _act(
     chosen.confirm(verb, queue, ids, yes=yes)
 
     def problem(done: int) -> str:
-        return "" if done else chosen.ids.missing("entry that waits")
+        return "" if done else chosen.ids.missing("waiting entry")
 
     run_batches(past, len(ids), verb.run(access, queue, ids, when), as_json=as_json, problem=problem)
 

@@ -39,8 +39,8 @@ QUIT: Final = "q"
 def top(access: Access, *, interval: float, sort: Sort, count: int | None, as_json: bool) -> None:
     """Show counts and rates of all queues until q or Ctrl-C.
 
-    While Redis cannot be reached, it says so and goes on. Rates are per second, between two samples. Into a file or a
-    pipe, and with --json, it writes samples one after another instead of a live view.
+    If Redis cannot be reached, it shows the error and keeps trying. Rates are per second, between two samples. Into a
+    file or a pipe, and with --json, it writes samples one after another instead of a live view.
 
     Example: redis-queue top --count 1
     """

@@ -58,7 +58,7 @@ def draw(
     room = len(rows) if height is None else max(1, height - len(head) - len(below) - 2)
     name = width - sum(1 + size for _, size in COLUMNS)
     shown = [_line(_cells(row, overview.at, speeds.get((row.kind, row.name))), name) for row in rows[:room]]
-    hidden = [f"and {len(rows) - room:,} queues more"] if rows[room:] else []
+    hidden = [f"and {len(rows) - room:,} more queues"] if rows[room:] else []
     lines = [*head, _line(["queue", *(title for title, _ in COLUMNS)], name), *shown, *hidden, *below]
     return [_fit(line, width).rstrip() for line in lines][:height]
 

@@ -51,7 +51,7 @@ def export(access: Access, *, file: str, name: str | None, conditions: Condition
     type=click.Choice(MODES),
     default="keep",
     show_default=True,
-    help="If an entry with the same id waits.",
+    help="What to do if an entry with the same id waits.",
 )
 @options.dry_run
 @options.as_json

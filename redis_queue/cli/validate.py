@@ -16,7 +16,9 @@ from redis_queue.validation import validate as run
 
 @click.command(cls=UrlCommand)
 @click.option("--messages", type=int, default=20_000, show_default=True, help="Number of messages.")
-@click.option("--lose-every", type=int, default=2, show_default=True, help="Lose every n-th on purpose; 0 loses none.")
+@click.option(
+    "--lose-every", type=int, default=2, show_default=True, help="Lose every n-th message on purpose; 0: none."
+)
 @click.option("--batch", type=int, default=10, show_default=True, help="Messages per claim and ack, 1 to 500.")
 @click.option("--consumers", type=int, default=2, show_default=True, help="Consumer processes.")
 @click.option("--kill", is_flag=True, help="Kill consumers with SIGKILL, up to four times a second.")
@@ -27,7 +29,7 @@ from redis_queue.validation import validate as run
 def validate(url: str, *, as_json: bool, prefix: str | None, **options: Any) -> None:
     """Put numbered messages, lose some on purpose, kill consumers, and compare the results.
 
-    All keys have a prefix of their own and are deleted at the end. Exit code 0: every promise was kept. 1: one was
+    All keys have a separate prefix and are deleted at the end. Exit code 0: every promise was kept. 1: one was
     broken, or Redis cannot be reached. 2: invalid arguments or settings.
 
     Example: redis-queue validate --messages 1000 --kill

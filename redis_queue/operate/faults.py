@@ -46,7 +46,7 @@ class Faults:
         """Return all errors in one line; "" if there are none."""
         named = [f"{row.kind} {row.name}: {row.error}" for row in self.rows[:MOST_QUEUES]]
         more = len(self.rows) - MOST_QUEUES
-        return "; ".join([*named, *([f"{more:,} queues more"] if more > 0 else [])])
+        return "; ".join([*named, *([f"{more:,} more queues"] if more > 0 else [])])
 
     def add(self, row: QueueRow) -> None:
         """Record a row with an error, unless its queue has one already."""

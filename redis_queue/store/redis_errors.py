@@ -37,7 +37,7 @@ def translate(error: Exception, *, unknown: bool = False) -> StoreError:
     if "to run the 'eval' command" in text:
         return StoreUnavailableError(
             "the scripts are not loaded into this Redis, and its user has no permission for EVAL, so nothing was done:"
-            " run `redis-queue load-scripts` with a user who has permission to load them (docs/security.md)"
+            " run `redis-queue load-scripts` as a user with the role loader (docs/security.md)"
         )
     if text.startswith("WRONGTYPE"):
         return WrongTypeError(f"{WrongTypeError.__doc__} ({text})")
@@ -98,7 +98,7 @@ _MEANINGS: Final[tuple[tuple[tuple[type[Exception], ...], tuple[str, ...], type[
         (redis.exceptions.AskError,),
         ("MOVED", "ASK"),
         UnsupportedServerError,
-        "this server belongs to a Redis Cluster and another one has these keys; connect to redis+cluster://",
+        "this server belongs to a Redis Cluster, and another node has these keys; connect to redis+cluster://",
     ),
     (
         _UNREACHABLE,

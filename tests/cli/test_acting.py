@@ -101,7 +101,7 @@ class TestPutback:
 
         told = json.loads(done.stdout)
         assert (done.exit_code, told["returned"]) == (1, 1)
-        assert (told["error"].count("shards=0"), told["error"].endswith("; 4 errors more")) == (5, True)
+        assert (told["error"].count("shards=0"), told["error"].endswith("; 4 more errors")) == (5, True)
 
     def test_interrupted_tells_how_many_went_back(
         self, run: Run, orders: RedisQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch
@@ -731,9 +731,9 @@ class TestIdsOfNothing:
     @pytest.mark.parametrize(
         ("line", "noun", "verb"),
         [
-            ("scheduled cancel --yes", "entry that waits", "cancelled"),
-            ("scheduled reschedule --to 2h", "entry that waits", "rescheduled"),
-            ("scheduled run-now", "entry that waits", "made_due"),
+            ("scheduled cancel --yes", "waiting entry", "cancelled"),
+            ("scheduled reschedule --to 2h", "waiting entry", "rescheduled"),
+            ("scheduled run-now", "waiting entry", "made_due"),
             ("dead redrive", "dead letter", "redriven"),
             ("dead redrive --rate 5", "dead letter", "redriven"),
         ],

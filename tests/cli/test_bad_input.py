@@ -233,7 +233,7 @@ class TestIdsFile:
         done = run("scheduled", "run-now", "--ids-file", "-", input="task-2\ndata\n")
 
         assert done.exit_code == 2
-        assert "Run now 2 entries? There is nobody to ask: add --yes" in done.stderr
+        assert "Run now 2 entries? There is no terminal for the question: add --yes" in done.stderr
 
     def test_that_is_not_there_is_one_message(self, run: Run) -> None:
         done = run("scheduled", "cancel", "--ids-file", "/nowhere", "--yes", "--json")

@@ -59,7 +59,7 @@ class TestLooking:
         browser = Browser(dashboard(client))
         assert {path: browser.open(path).status for path in SCREENS} == dict.fromkeys(SCREENS, 200)
         assert "Nothing waits." in browser.get("/scheduled").text
-        assert "0 fall due" in browser.get("/forecast").text
+        assert "0 are due" in browser.get("/forecast").text
         assert client.dbsize() == 0
 
     def test_each_page_says_where_one_is(self, reader: Browser) -> None:
@@ -132,7 +132,7 @@ class TestForecast:
     @pytest.mark.parametrize(("span", "count"), [("hour", 3), ("day", 64), ("week", 64), ("month", 64)])
     def test_counts_within_its_span(self, span: str, count: int, reader: Browser) -> None:
         page = reader.get(f"/forecast?span={span}")
-        found = re.search(r"([\d,]+) fall due within .*?, ([\d,]+) later", page.text)
+        found = re.search(r"([\d,]+) are due within .*?, ([\d,]+) later", page.text)
         assert found is not None
         assert int(found[1]) == count
         assert int(found[1]) + int(found[2]) == 65
@@ -143,7 +143,7 @@ class TestForecast:
         counted = [int(text) for text in re.findall(r"due_before[^>]*>([\d,]+)</a>", page.source)]
         assert len(counted) == len(cells) > 1
         for link, count in zip(cells, counted, strict=True):
-            assert f"{count:,} wait." in reader.get(link).text
+            assert f"{count:,} waiting entries." in reader.get(link).text
 
     def test_tells_the_tasks_apart(self, reader: Browser) -> None:
         page = reader.get("/forecast")
@@ -216,7 +216,7 @@ class TestScheduled:
         name = next(
             attributes["value"] for tag, attributes in page.tags if tag == "option" and "odd" in attributes["value"]
         )
-        assert "63 wait." in reader.send(page.form("/scheduled"), queue=name).text
+        assert "63 waiting entries." in reader.send(page.form("/scheduled"), queue=name).text
 
 
 class TestQueue:

@@ -31,13 +31,13 @@ SERIAL: Final = "redis_queue_serial"
 """Attribute of a serialized function that holds its options."""
 
 DEFERS: Final = "redis_queue_defers"
-"""Message property that tells a task that its worker can defer it: other workers would drop the message."""
+"""Message property that tells a task that its worker can defer it; other workers would drop the message."""
 
 
 class Deferred(Ignore):  # type: ignore[misc]
     """The lock *lock* was taken; the task runs again in *delay* seconds.
 
-    For Celery it is an Ignore: no result, no callback, no part of a chord; autoretry passes it on.
+    An Ignore for Celery: no result, no callback, not counted by a chord, not retried by ``autoretry_for``.
     """
 
     def __init__(self, lock: str, delay: float) -> None:
@@ -46,14 +46,14 @@ class Deferred(Ignore):  # type: ignore[misc]
         self.delay = delay
 
     def __str__(self) -> str:
-        return f"another task holds the lock {self.lock!r}; again in {self.delay:.3f} s"
+        return f"another holder has the lock {self.lock!r}; next try in {self.delay:.3f} s"
 
 
 class DeferrableRequest:
     """Mixin for the request class of a serialized task, in the main process of a worker.
 
-    The message is first stored, then acknowledged: a crash in between delivers it twice. With early acknowledgement, it
-    was acknowledged when its task began, as usual.
+    The message is first stored, then acknowledged: a crash in between delivers it twice. With early acknowledgement it
+    was already acknowledged when its task started.
     """
 
     def __init__(self, message: Any, **options: Any) -> None:

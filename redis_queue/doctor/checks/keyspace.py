@@ -37,7 +37,7 @@ def _type(shard: ShardView, key: bytes, expected: str) -> Iterator[Finding]:
     kind = text(shard.command("TYPE", key))
     if kind not in ("none", expected):
         yield error(
-            f"{text(key)} is a {kind}, not a {expected}: something else wrote to it",
+            f"{text(key)} is a {kind}, not a {expected}: another program wrote to it",
             f"inspect it, then RENAME it: {shard.label} does not work until then",
         )
 
@@ -61,7 +61,7 @@ def counters(survey: Survey) -> Iterator[Finding]:
         for name, value in zip(COUNTERS, values, strict=True):
             if value is not None and not (value.isdigit() and len(value) <= MOST_DIGITS):
                 yield error(
-                    f"{shard.label}: its counter {name} is {text(value)[:40]!r}: something else wrote to it",
+                    f"{shard.label}: its counter {name} is {text(value)[:40]!r}: another program wrote to it",
                     f"HDEL {text(shard.keys.meta)} {name}; the counter starts at 0 again",
                 )
 
@@ -108,8 +108,8 @@ def registry(survey: Survey) -> Iterator[Finding]:
         known = survey.known.get((kind, name))
         if known is not None and number is not None and number >= known.shards:
             yield error(
-                f"{kind} {name} has keys of shard {number}, but only {known.shards} shards by the registry: nobody "
-                "reads those keys",
+                f"{kind} {name} has keys of shard {number}, but only {known.shards} shards in the registry: "
+                "nobody reads those keys",
                 f"open it with shards={number + 1} or more, empty it, then use one number everywhere",
             )
 

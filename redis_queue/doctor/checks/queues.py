@@ -173,19 +173,22 @@ def dispatch(shard: ShardView) -> Iterator[Finding]:
 def dead_letters(shard: ShardView) -> Iterator[Finding]:
     """There are no dead letters."""
     if count := tally(shard).dead:
-        yield warning(f"{shard.label}: {count:,} dead letters", "look at their reasons, then redrive or purge them")
+        yield warning(f"{shard.label}: {count:,} dead letters", "inspect their reasons, then redrive or purge them")
 
 
 def quarantine(shard: ShardView) -> Iterator[Finding]:
     """The quarantine is empty."""
     if count := tally(shard).quarantined:
-        yield warning(f"{shard.label}: {count:,} unreadable records in quarantine", "look at quarantined(), then purge")
+        yield warning(
+            f"{shard.label}: {count:,} unreadable records in quarantine",
+            "inspect them with redis-queue quarantine list, then purge them",
+        )
 
 
 def paused(shard: ShardView) -> Iterator[Finding]:
     """No queue is paused."""
     if shard.command("HEXISTS", shard.keys.meta, "paused"):
-        yield warning(f"{shard.label} is paused", "resume() when the reason for the pause is gone")
+        yield warning(f"{shard.label} is paused", "resume it when the reason for the pause is gone")
 
 
 def visibility_timeouts(scripts: Scripts) -> Iterator[Finding]:

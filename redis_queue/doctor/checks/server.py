@@ -99,7 +99,7 @@ def writes_to_disk(server: ServerInfo) -> Iterator[Finding]:
     if late := server.number("aof_delayed_fsync"):
         yield warning(
             f"{server.label}fsync took more than two seconds, {late:,} times: a crash then loses acknowledged writes",
-            "use a faster disk, or one of its own; with appendfsync always Redis waits instead",
+            "use a faster or a separate disk; or appendfsync always: then Redis waits for the disk",
         )
 
 

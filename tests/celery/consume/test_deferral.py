@@ -260,7 +260,7 @@ class TestWithoutAWorker:
         assert run(1) == run.delay(1).get() == run(customer=1, again=True) == "customer:1"
         request.getfixturevalue("taken")
         for call in (run, run.delay):
-            with pytest.raises(LockTakenError, match="somebody else holds the lock 'customer:1'"):
+            with pytest.raises(LockTakenError, match="another holder has the lock 'customer:1'"):
                 call(1)
         assert run(2) == "customer:2"
 
