@@ -54,7 +54,7 @@ def _dispatchers(state: AppState) -> Iterator[Finding]:
     queue = state.queue
     if queue.dispatch_log.dispatchers():
         return
-    say, what = (error, "entries wait, and") if queue.count() else (warning, "nothing waits yet, but")
+    say, what = (error, "entries wait, and") if queue.count() else (warning, "no entries wait yet, but")
     names = sorted(state.workers)
     if names:
         more = f" and {len(names) - NAMED:,} more" if names[NAMED:] else ""

@@ -44,7 +44,7 @@ def show() -> str:
         queue=queue,
         names=names,
         page=page,
-        nothing=f"{scan.no_match('entries')}{scan.hint(conditions.task_part)}" if conditions else "nothing waits",
+        nothing=f"{scan.no_match('entries')}{scan.hint(conditions.task_part)}" if conditions else "no entries wait",
         after=None if page.next is None else _encoded(page.next),
         search={name: request.args.get(name, "").strip() for name in CONDITIONS},
         link={name: value for name, value in request.args.items() if name != "after" and value},

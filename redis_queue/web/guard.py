@@ -99,7 +99,7 @@ class Guard:
         if settings.identify is not None:
             user = settings.identify(request.environ)
             if user is None:
-                abort(403, "You may not see this dashboard.")
+                abort(403, "You do not have access to this dashboard.")
             return user
         if settings.users is None:
             return LOCAL

@@ -24,8 +24,8 @@ UNDONE: Final = {
 
 MAY_BREAK: Final[dict[str, set[str]]] = {
     "nothing": set(),
-    "what no replica had": UNDONE,
-    "what was held back": UNDONE,
+    "unreplicated writes": UNDONE,
+    "unsynced writes": UNDONE,
 }
 
 

@@ -35,7 +35,7 @@ def test_without_a_dispatcher_all_is_not_well_though_nothing_waits(fleet: Fleet)
     said = found(fleet.delayed())
 
     assert (said["dispatchers"].severity, said["tasks"].severity) == ("warning", "ok")
-    assert "nothing waits yet, but no dispatcher was seen" in said["dispatchers"].found
+    assert "no entries wait yet, but no dispatcher was seen" in said["dispatchers"].found
     assert said["dispatchers"].advice.startswith("start a worker")
 
 

@@ -58,7 +58,7 @@ class TestLooking:
     def test_an_empty_redis_without_an_app(self, client: redis.Redis) -> None:
         browser = Browser(dashboard(client))
         assert {path: browser.open(path).status for path in SCREENS} == dict.fromkeys(SCREENS, 200)
-        assert "Nothing waits." in browser.get("/scheduled").text
+        assert "No entries wait." in browser.get("/scheduled").text
         assert "0 are due" in browser.get("/forecast").text
         assert client.dbsize() == 0
 

@@ -15,7 +15,7 @@ from redis_queue.store.scripts import Scripts
 from redis_queue.times import span_text
 
 FORGOTTEN_MS: Final = 600_000
-"""Two put-backs by beat have missed a lease that expired so long ago."""
+"""Age of an expired lease that beat's put-back has missed at least twice."""
 
 LATE_MS: Final = 60_000
 
