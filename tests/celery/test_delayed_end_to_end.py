@@ -15,7 +15,7 @@ from celery.exceptions import TaskRevokedError
 
 from redis_queue.celery import DelayedTasks
 from tests.support.celery.brokers import Broker
-from tests.support.celery.canvas_app import VARIABLE, close_clients, make
+from tests.support.celery.canvas_app import VARIABLE, close_results, make
 from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -54,7 +54,7 @@ def serve(server: RedisServer, broker: Broker, backend: str) -> Iterator[Celery]
     ) as worker:
         worker.wait_for_output("ready.")
         yield app
-    close_clients(app)
+    close_results(app)
     app.close()
 
 

@@ -28,7 +28,6 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.publish.same_broker import OwnBroker
 from redis_queue.model import Entry
 from tests.support.celery.brokers import Broker, connect, declared, exchange_of
-from tests.support.celery.canvas_app import close_clients
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -37,17 +36,6 @@ pytestmark = pytest.mark.celery
 HOUR = 3600
 SERIALIZERS = ["json", "pickle", "yaml", "msgpack"]
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata"]
-
-
-_apps: list[Celery] = []
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    """Close the connections of apps: left to the garbage collector, they would warn in a later test."""
-    yield
-    while _apps:
-        close_clients(_apps.pop())
 
 
 @pytest.fixture
@@ -80,8 +68,6 @@ def capturing(broker: Broker, store: str, **settings: Any) -> Celery:
 def plain(broker: Broker, **settings: Any) -> Celery:
     """Return a new app on *broker* without the extension."""
     app = broker.app(**{"accept_content": SERIALIZERS, "result_backend": "disabled://", **settings})
-
-    _apps.append(app)
 
     @app.task(name="shop.add", shared=False)  # type: ignore[untyped-decorator]
     def add(x: float, y: float) -> float:

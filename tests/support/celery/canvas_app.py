@@ -5,11 +5,9 @@ The worker finds its settings as JSON in the variable CANVAS_SETTINGS.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import time
-import warnings
 from typing import Any
 
 from celery import Celery, Task
@@ -88,24 +86,13 @@ def make(settings: dict[str, Any]) -> Celery:
     return app
 
 
-def close_clients(app: Celery) -> None:
-    """Close the connections of *app* to its result backend and its store."""
-    # A result that is collected later would look for a server that may be gone. What earlier tests left goes with it,
-    # in an order in which a socket may come before its client: that says nothing of this test.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+def close_results(app: Celery) -> None:
+    """End the subscriptions of *app* to results: a result that is collected later would look for a lost server."""
     consumer: Any = getattr(app.backend, "result_consumer", None)
-    client = vars(app.backend).get("client")
     if getattr(consumer, "_connection", None) or getattr(consumer, "_pubsub", None):
         consumer.stop()
-        # A result that is collected even later would subscribe again, to end its subscription.
+        # It would subscribe again, to end its subscription.
         consumer._pubsub = None
-    if client is not None:
-        client.connection_pool.disconnect()
-    store = vars(app).get("redis_queue_store")
-    if store is not None:
-        store.client.close()
 
 
 if VARIABLE in os.environ:
