@@ -11,35 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import Block, blocks
 from tests.docs.reader import Reader
 from tests.packaging.environments import Environments, copy_examples
+from tests.packaging.sections import README, SECTIONS
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.celery, pytest.mark.timeout(400)]
 
-README = ROOT / "examples" / "README.md"
-INSTALL = re.compile(r"pip install '?\.(?:\[([\w,]+)\])?'?\n")
 PORTS = ("5000", "8000")
-
-
-def sections() -> dict[str, tuple[str, list[Block]]]:
-    """Return, by the name of each example, the extras that it needs, and its blocks."""
-    found: dict[str, tuple[str, list[Block]]] = {}
-    starts = [(match[1], match.start()) for match in re.finditer(r"^## (\w+)$", README.read_text(), re.MULTILINE)]
-    lines = {name: README.read_text().count("\n", 0, start) + 1 for name, start in starts}
-    for name, first in lines.items():
-        last = min((line for line in lines.values() if line > first), default=10**6)
-        own = [block for block in blocks(README) if first < block.line < last]
-        (install,) = (INSTALL.fullmatch(block.text) for block in own if block.text.startswith("pip install"))
-        assert install, name
-        found[name] = (install[1] or "", own)
-    return found
-
-
-SECTIONS = sections()
 
 
 class User:

@@ -18,7 +18,7 @@ import redis
 from tests.docs.blocks import DOCS
 from tests.docs.reader import Background
 from tests.packaging.environments import Environment, Environments
-from tests.packaging.test_documented_commands import SECTIONS
+from tests.packaging.sections import SECTIONS
 from tests.support.ports import free_port
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -18,61 +18,17 @@ from kombu.entity import Queue
 from kombu.messaging import Consumer
 
 from redis_queue.celery.brokers import timeouts
-from redis_queue.celery.consume.fetch import FetchingChannel
-from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.store.script_cache import load_scripts
 from tests.support.celery import taking
+from tests.support.celery.fetching import Taker, connected, publish
 from tests.support.celery.leasing import Leasing
 from tests.support.celery.leasing_names import WAIT
-from tests.support.celery.trusting import Trusting
 from tests.support.paths import ROOT
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
-
-
-class Taker:
-    """A consumer of some queues in this process."""
-
-    def __init__(self, connection: Any, queues: list[str], prefetch: int, *, no_ack: bool = False) -> None:
-        self.leases = Trusting()
-        self.got: list[Any] = []
-        self.messages: list[Any] = []
-        self._connection = connection
-        lease_channels(connection.transport, self.leases, fetching=True)  # type: ignore[arg-type]
-        self.channel = connection.default_channel
-        assert isinstance(self.channel, FetchingChannel)
-        self.consumer = Consumer(
-            self.channel,
-            [Queue(name) for name in queues],
-            callbacks=[self._take],
-            prefetch_count=prefetch,
-            no_ack=no_ack,
-        )
-        self.consumer.consume()
-
-    def _take(self, body: Any, message: Any) -> None:
-        self.got.append(body)
-        self.messages.append(message)
-
-    def take(self, count: int) -> list[Any]:
-        """Return all that came once it is so much."""
-
-        def enough() -> bool:
-            with suppress(TimeoutError):
-                self._connection.drain_events(timeout=0.05)
-            return len(self.got) >= count
-
-        wait_until(enough, timeout=5, description=f"{count} messages")
-        return self.got
-
-    def settle(self) -> None:
-        """Acknowledge all that came."""
-        for message in self.messages:
-            message.ack()
-        self.messages.clear()
 
 
 @pytest.fixture
@@ -87,18 +43,6 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
     """A client of it."""
     with server.client() as client:
         yield client
-
-
-@contextmanager
-def connected(server: RedisServer, **options: Any) -> Iterator[Any]:
-    """A connection of kombu."""
-    with Connection(f"redis+socket://{server.socket}", transport_options=options) as connection:
-        yield connection
-
-
-def publish(connection: Any, body: Any, queue: str = "q", **options: Any) -> None:
-    """Send one message as any producer does."""
-    connection.Producer().publish(body, routing_key=queue, serializer="json", declare=[Queue(queue)], **options)
 
 
 def peek(end: socket.socket) -> bytes:

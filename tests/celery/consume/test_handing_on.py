@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import redis
 
-from tests.celery.consume.test_fetch import Taker, client, connected, publish, server
+from tests.support.celery.fetching import Taker, connected, publish
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-__all__ = ["client", "server"]
-
 pytestmark = pytest.mark.celery
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A Redis."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    """A client of it."""
+    with server.client() as client:
+        yield client
 
 
 def held(taker: Taker) -> int:

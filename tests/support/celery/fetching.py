@@ -1,0 +1,71 @@
+"""Atomic fetch in the process of a test: a producer and a consumer without a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from kombu.connection import Connection
+from kombu.entity import Queue
+from kombu.messaging import Consumer
+
+from redis_queue.celery.consume.fetch import FetchingChannel
+from redis_queue.celery.consume.qos import lease_channels
+from tests.support.celery.trusting import Trusting
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+
+class Taker:
+    """A consumer of *queues* that keeps what it receives."""
+
+    def __init__(self, connection: Any, queues: list[str], prefetch: int, *, no_ack: bool = False) -> None:
+        self.leases = Trusting()
+        self.got: list[Any] = []
+        self.messages: list[Any] = []
+        self._connection = connection
+        lease_channels(connection.transport, self.leases, fetching=True)  # type: ignore[arg-type]
+        self.channel = connection.default_channel
+        assert isinstance(self.channel, FetchingChannel)
+        self.consumer = Consumer(
+            self.channel,
+            [Queue(name) for name in queues],
+            callbacks=[self._take],
+            prefetch_count=prefetch,
+            no_ack=no_ack,
+        )
+        self.consumer.consume()
+
+    def _take(self, body: Any, message: Any) -> None:
+        self.got.append(body)
+        self.messages.append(message)
+
+    def take(self, count: int) -> list[Any]:
+        """Return all received bodies as soon as there are *count* of them."""
+
+        def enough() -> bool:
+            with suppress(TimeoutError):
+                self._connection.drain_events(timeout=0.05)
+            return len(self.got) >= count
+
+        wait_until(enough, timeout=5, description=f"{count} messages")
+        return self.got
+
+    def settle(self) -> None:
+        """Acknowledge all received messages."""
+        for message in self.messages:
+            message.ack()
+        self.messages.clear()
+
+
+@contextmanager
+def connected(server: RedisServer, **options: Any) -> Iterator[Any]:
+    """Connect kombu to *server*."""
+    with Connection(f"redis+socket://{server.socket}", transport_options=options) as connection:
+        yield connection
+
+
+def publish(connection: Any, body: Any, queue: str = "q", **options: Any) -> None:
+    """Publish one message with a plain kombu producer."""
+    connection.Producer().publish(body, routing_key=queue, serializer="json", declare=[Queue(queue)], **options)
