@@ -1,4 +1,4 @@
-"""Servers for all tests, each started when the first test asks for it and private to this test process."""
+"""Servers for all tests: each starts when the first test needs it and is private to this test process."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ GROUP_OF_FIXTURE = {
     "distributions": "installs",
     "sentinel": "matrix",
 }
-"""The group that a test is in because of a fixture; groups run in `make test-all` only."""
+"""The group of the tests that use a fixture; groups run in `make test-all` only."""
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # As under nohup. The processes that tests start would inherit it and could not be interrupted.
+    # As under nohup: started processes would inherit it and could not be interrupted.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests into the groups of their fixtures."""
+    """Add each test to the groups of its fixtures."""
     for item in items:
         for fixture in getattr(item, "fixturenames", ()):
             if group := GROUP_OF_FIXTURE.get(fixture):
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Generator[None, object, object]:
-    """Skip a test whose fixtures need a missing part."""
+    """Skip a test when a fixture needs a missing part."""
     return (yield from _without_missing_parts())
 
 
@@ -84,7 +84,7 @@ def redis_sockets() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def log_level() -> Iterator[None]:
-    """Leave the level of the log as it was: a worker or a command in this process sets its own."""
+    """Restore the level of the root logger: a worker or a command in this process sets its own."""
     root = logging.getLogger()
     before = root.level
     yield
@@ -93,7 +93,7 @@ def log_level() -> Iterator[None]:
 
 @pytest.fixture
 def clock() -> Clock:
-    """The time for queues under test; it stands still until the test moves it."""
+    """A manual clock for queues under test."""
     return Clock()
 
 
@@ -115,7 +115,7 @@ def redis_url(redis_server: RedisServer) -> str:
 
 @pytest.fixture(scope="session")
 def shop(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The database of the shop, with its tables, in this process."""
+    """The SQLite database of the example shop, migrated, in this process."""
     from tests.support.django.project import configure  # the settings are read with it
 
     return configure(redis_server.url, tmp_path_factory.mktemp("shop"))
@@ -138,14 +138,14 @@ def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def through(proxy: FaultProxy) -> Iterator[redis.Redis]:
-    """A client behind the proxy that gives up soon."""
+    """A client that connects through the proxy, with a short socket timeout."""
     with redis.Redis.from_url(proxy.url, **client_options(socket_timeout=2.0)) as through:
         yield through
 
 
 @pytest.fixture
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a call be repeated at once: with hundreds of broken calls the moments in between are most of the time."""
+    """Retry calls without a pause: with hundreds of broken calls the pauses are most of the time."""
     monkeypatch.setattr("redis_queue.store.scripts.random", SimpleNamespace(uniform=lambda _low, _high: 0.0))
 
 
@@ -158,7 +158,7 @@ def redis_tcp_server() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RedisCluster]:
-    """The shared cluster, in the state in which the last test left it."""
+    """The shared cluster, in the state left by the last test."""
     with RedisCluster() as cluster:
         yield cluster
 
@@ -174,7 +174,7 @@ def cluster_client(cluster: RedisCluster) -> Iterator[redis.RedisCluster]:
 
 @pytest.fixture(scope="session")
 def sentinel() -> Iterator[SentinelSet]:
-    """The shared Sentinel set, in the state in which the last test left it."""
+    """The shared Sentinel set, in the state left by the last test."""
     with SentinelSet() as sentinel:
         yield sentinel
 
@@ -197,7 +197,7 @@ def rabbitmq_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """The URL of an empty database on a running PostgreSQL, dropped in the end."""
+    """The URL of an empty database on a running PostgreSQL, dropped afterwards."""
     import psycopg  # only these tests need it
 
     name = f"redis_queue_test_{uuid4().hex}"

@@ -1,4 +1,4 @@
-"""What well-known recipes for queues on Redis get wrong, and what happens here: each test fails on a recipe's code."""
+"""Mistakes of published recipes for queues on Redis: each docstring names one, and its test would find it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def at_once(number: int, act: Callable[[int], T]) -> list[T]:
-    """Call *act* in that many threads at the same moment; return what they return, or raise what one raises."""
+    """Call *act* in *number* threads at the same moment; return the results, or raise the first error."""
     barrier = threading.Barrier(number)
     results: list[T] = []
     errors: list[BaseException] = []
@@ -40,7 +40,7 @@ def at_once(number: int, act: Callable[[int], T]) -> list[T]:
         try:
             barrier.wait(10)
             results.append(act(index))
-        except BaseException as error:  # noqa: BLE001 - raised again by whoever started the threads
+        except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(number)]
@@ -54,12 +54,12 @@ def at_once(number: int, act: Callable[[int], T]) -> list[T]:
 
 
 def child(script: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a Python process of its own."""
+    """Start a separate Python process."""
     return subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
 def must(message: Message | None) -> Message:
-    """Return the message, which must be there."""
+    """Return *message*; fail if there is none."""
     assert message is not None
     return message
 
@@ -88,17 +88,17 @@ for call in sys.argv[2:]:
 
 
 def die_in(client: redis.Redis, url: str, *calls: str) -> None:
-    """Let a process send each of *calls* to Redis and be killed with SIGKILL before it can read the answer."""
+    """Run each of *calls* in a process that is killed after it sent the command and before it reads the answer."""
     for name in ("queue/get", "queue/put", "delay/claim"):
         client.script_load(load(name).source)
     subprocess.run([sys.executable, "-c", DIE_IN, url, *calls], cwd=ROOT, check=True, timeout=60)
 
 
 class TestDataQueue:
-    """A data queue with a list, an in-flight sorted set and a put-back by the beat."""
+    """A data queue made of a list and a sorted set of messages in flight, with a periodic put-back."""
 
     def test_equal_bodies_stay_two_messages(self, client: redis.Redis) -> None:
-        """There the id is the md5 of the body: equal bodies share one record, and deleting one deletes both."""
+        """The recipe uses the md5 of the body as id: equal bodies share one record, and deleting one deletes both."""
         queue = RedisQueue("orders", client)
         ids = queue.put_many([{"order": 1}, {"order": 1}])
         first, second = queue.get_many(2)
@@ -112,7 +112,7 @@ class TestDataQueue:
         assert queue.stats().acked == 2
 
     def test_a_batch_survives_its_put_back_byte_for_byte(self, client: redis.Redis, clock: Clock) -> None:
-        """There the put-back writes str() of the cached batch: what is popped next is no longer what was put."""
+        """The recipe puts back str() of the cached batch: the next pop returns something else than the put stored."""
         bodies = [
             b"\x00\xff\n",
             bytes(range(256)),
@@ -137,11 +137,11 @@ class TestDataQueue:
         ]
 
     def test_a_crash_between_pop_and_record_loses_nothing(self, client: redis.Redis, redis_url: str) -> None:
-        """There RPOP, ZADD and SET are three calls: a process killed behind the first one takes the item with it."""
+        """The recipe calls RPOP, ZADD and SET: a process killed after RPOP takes the item with it."""
         queue = RedisQueue("orders", client, visibility_timeout=0.3)
         queue.put_many(range(20))
         die_in(client, redis_url, "queue.get()", "queue.get_many(5)", "next(queue.consume())")
-        wait_until(lambda: queue.stats().in_flight == 7, description="the claims of the dead")
+        wait_until(lambda: queue.stats().in_flight == 7, description="the claims of the killed processes")
         found = Counter()
         while message := queue.get(timeout=1):
             assert queue.ack(message)
@@ -149,17 +149,17 @@ class TestDataQueue:
         assert found == Counter(range(20))
 
     def test_a_crash_in_the_middle_of_a_put_leaves_all_or_nothing(self, client: redis.Redis, redis_url: str) -> None:
-        """There the cached object and the list are written by two calls: between them the item cannot be found."""
+        """The recipe writes the cached object and the list in two calls: between them the item cannot be found."""
         queue = RedisQueue("orders", client)
         queue.put("warm")
         calls = [f"setattr(queue, '_registered', True) or queue.put_many(['{number}'] * 3)" for number in range(2)]
         die_in(client, redis_url, *calls)
-        wait_until(lambda: queue.stats().ready == 7, description="what was sent to arrive")
+        wait_until(lambda: queue.stats().ready == 7, description="the sent commands to arrive")
         assert client.hlen(QUEUE.records) == 7
         assert [message.body for message in queue.get_many(10)] == ["warm", *["0"] * 3, *["1"] * 3]
 
-    def test_put_backs_at_the_same_time_double_nothing(self, client: redis.Redis, redis_url: str, clock: Clock) -> None:
-        """There one beat pushes, then deletes: two at the same moment push everything twice."""
+    def test_concurrent_put_backs_duplicate_nothing(self, client: redis.Redis, redis_url: str, clock: Clock) -> None:
+        """The recipe pushes, then deletes: two put-backs at the same moment push everything twice."""
         queue = RedisQueue("orders", client, clock=clock)
         ids = queue.put_many(range(1000))
         assert len(queue.get_many(500) + queue.get_many(500)) == 1000
@@ -169,8 +169,8 @@ class TestDataQueue:
         assert sorted(id_.decode() for id_ in client.lrange(QUEUE.ready, 0, -1)) == sorted(ids)
         assert queue.stats().in_flight == 0
 
-    def test_put_backs_beside_workers_double_nothing_whose_ack_was_accepted(self, redis_url: str) -> None:
-        """There a put-back takes away what somebody works on and lets both of them delete it."""
+    def test_each_ack_is_accepted_once_while_workers_put_back(self, redis_url: str) -> None:
+        """The recipe puts back an item that a worker still processes, and lets both delete it."""
         setup = RedisQueue("orders", redis_url)
         setup.client.flushall()
         setup.put_many(range(300))
@@ -188,7 +188,7 @@ class TestDataQueue:
         assert sorted(accepted) == list(range(300))
 
     def test_the_late_ack_of_a_lost_lease_is_refused(self, client: redis.Redis, clock: Clock) -> None:
-        """There a delete by the first worker, who is too late, takes the item from the second one."""
+        """The recipe lets the first worker delete the item although a second worker holds it by then."""
         queue = RedisQueue("orders", client, clock=clock)
         queue.put("order")
         late = must(queue.get(block=False))
@@ -204,10 +204,8 @@ class TestDataQueue:
         assert (current.deliveries, current.body) == (2, "order")
         assert queue.ack(current)
 
-    def test_asking_whether_a_task_is_held_does_not_bring_it_back_to_life(
-        self, client: redis.Redis, clock: Clock
-    ) -> None:
-        """There the check is a ZADD of ten more seconds: it adds up, and writes what has long been deleted again."""
+    def test_extend_does_not_restore_an_acked_message(self, client: redis.Redis, clock: Clock) -> None:
+        """The recipe checks with a ZADD of ten more seconds: they add up, and a deleted item is written again."""
         queue = RedisQueue("orders", client, clock=clock, visibility_timeout=60)
         queue.put("order")
         message = must(queue.get(block=False))
@@ -220,7 +218,7 @@ class TestDataQueue:
         assert client.zcard(QUEUE.in_flight) == client.hlen(QUEUE.leases) == 0
 
     def test_one_missing_value_does_not_stop_the_put_back(self, client: redis.Redis, clock: Clock) -> None:
-        """There the put-back stops with an exception at the first value that is gone, on each beat, for ever."""
+        """The recipe stops with an exception at the first missing value, on each beat, for ever."""
         queue = RedisQueue("orders", client, clock=clock)
         ids = queue.put_many(range(10))
         queue.get_many(10)
@@ -231,7 +229,7 @@ class TestDataQueue:
         assert sorted(item.id for item in queue.quarantined()) == sorted([ids[0], ids[5]])
 
     def test_two_objects_of_one_name_are_one_queue(self, client: redis.Redis, redis_url: str) -> None:
-        """There too; but here a claim of one object can be settled through the other."""
+        """So it is in the recipe; here a claim of one object can also be settled through the other."""
         first, second = RedisQueue("orders", client), RedisQueue("orders", redis_url)
         first.put("hello")
         message = must(second.get(block=False))
@@ -240,7 +238,7 @@ class TestDataQueue:
         assert len(RedisQueue("orders", client, prefix="other")) == 0
 
     def test_calls_share_one_connection(self, client: redis.Redis, redis_server: RedisServer) -> None:
-        """There each call makes a new client, and with it a new connection."""
+        """The recipe makes a new client, and with it a new connection, for each call."""
         with FaultProxy(redis_server.address) as proxy:
             queue = RedisQueue("orders", proxy.url)
             for number in range(100):
@@ -250,12 +248,12 @@ class TestDataQueue:
 
 
 class TestAsynchronousWork:
-    """Work taken by a blocking pop and retried later."""
+    """Work that is taken with a blocking pop and retried later."""
 
-    def test_a_blocking_get_that_is_killed_as_the_message_comes_loses_nothing(
+    def test_killing_a_blocking_get_as_a_message_arrives_loses_nothing(
         self, client: redis.Redis, redis_url: str
     ) -> None:
-        """There BRPOP hands the item to a process that may be dead: it is nowhere else."""
+        """The recipe uses BRPOP: Redis hands the item to a process that may be dead, and keeps no copy."""
         queue = RedisQueue("orders", client, visibility_timeout=0.3)
         waiting = (
             "import os, sys; from redis_queue import RedisQueue\n"
@@ -269,7 +267,7 @@ class TestAsynchronousWork:
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
         for body in ("taken and lost", "taken at the same moment"):
             with subprocess.Popen(command, **pipes) as process:
-                wait_until(lambda: client.info("clients")["blocked_clients"] == 1, description="a waiting get")
+                wait_until(lambda: client.info("clients")["blocked_clients"] == 1, description="a blocked get")
                 queue.put(body)
                 if body == "taken and lost":
                     assert process.stdout is not None
@@ -282,7 +280,7 @@ class TestAsynchronousWork:
     def test_a_connection_that_ends_while_idle_does_not_end_the_loop(
         self, client: redis.Redis, redis_server: RedisServer
     ) -> None:
-        """There the loop ends with the ConnectionError of the first idle disconnect."""
+        """The recipe ends its loop with the ConnectionError of the first idle disconnect."""
         with FaultProxy(redis_server.address) as proxy:
             queue = RedisQueue("orders", proxy.url)
             taken: list[Any] = []
@@ -296,15 +294,15 @@ class TestAsynchronousWork:
             thread = threading.Thread(target=consume)
             thread.start()
             for body in ("first", "second", "last"):
-                wait_until(lambda: client.info("clients")["blocked_clients"] == 1, description="a waiting get")
+                wait_until(lambda: client.info("clients")["blocked_clients"] == 1, description="a blocked get")
                 proxy.cut()
                 RedisQueue("orders", client).put(body)
                 wait_until(lambda: body in taken, description=body)  # noqa: B023
             thread.join(10)
             assert not thread.is_alive()
 
-    def test_what_cannot_be_done_now_is_given_back_for_later(self, client: redis.Redis, clock: Clock) -> None:
-        """There a task whose lock is taken is pushed again by hand: killed in between, it is gone."""
+    def test_nack_with_a_delay_returns_a_message_for_later(self, client: redis.Redis, clock: Clock) -> None:
+        """The recipe pushes a task whose lock is taken again by hand: a kill in between loses it."""
         queue = RedisQueue("orders", client, clock=clock)
         queue.put("locked")
         queue.put("free")
@@ -317,7 +315,7 @@ class TestAsynchronousWork:
         assert (message.body, message.deliveries) == ("locked", 2)
 
     def test_a_handler_may_ask_for_a_retry_later(self, client: redis.Redis) -> None:
-        """There the handler itself must know the queue to push its task again."""
+        """The recipe needs the queue in the handler to push its task again."""
         queue = RedisQueue("orders", client)
         queue.put("locked")
         done = threading.Event()
@@ -330,8 +328,8 @@ class TestAsynchronousWork:
         run_until(Consumer(queue, handle), done)
         assert (queue.stats().acked, queue.stats().redelivered) == (1, 2)
 
-    def test_of_many_pollers_one_becomes_the_owner(self, client: redis.Redis, redis_url: str) -> None:
-        """There each poller reads the due ids and whoever deletes one first owns it: most of the work is in vain."""
+    def test_each_entry_has_one_owner_among_many_pollers(self, client: redis.Redis, redis_url: str) -> None:
+        """The recipe lets all pollers read the due ids; the first to delete an id owns it. Most reads are in vain."""
         DelayQueue("orders", client).push_many([Push(number) for number in range(400)])
 
         def poll(_: int) -> list[int]:
@@ -346,17 +344,17 @@ class TestAsynchronousWork:
         assert sorted(number for mine in owned for number in mine) == list(range(400))
 
     def test_the_work_of_an_owner_who_dies_is_taken_over(self, client: redis.Redis, redis_url: str) -> None:
-        """There the owner has deleted the id before it works: killed then, the work is gone."""
+        """The recipe deletes the id before the work starts: a kill then loses the work."""
         timed = DelayQueue("orders", client, visibility_timeout=0.3)
         timed.push("work")
         die_in(client, redis_url, "timed.claim()")
-        wait_until(lambda: timed.put_back().returned, description="the dead owner's lease to end")
+        wait_until(lambda: timed.put_back().returned, description="the lease of the dead owner to end")
         (entry,) = timed.claim()
         assert (entry.payload, entry.deliveries) == ("work", 2)
         assert timed.ack(entry)
 
     def test_a_failing_handler_does_not_end_the_loop(self, client: redis.Redis) -> None:
-        """There an exception in a handler ends the loop, and the item with it."""
+        """The recipe ends its loop, and loses the item, with an exception in a handler."""
         queue = RedisQueue("orders", client, max_deliveries=2)
         queue.put_many(["good", "bad", "good", "bad", "good"])
         done = threading.Event()
@@ -368,7 +366,9 @@ class TestAsynchronousWork:
         consumer = Consumer(queue, handle, retry_delay=lambda _: 0)
         watcher = threading.Thread(
             target=lambda: (
-                wait_until(lambda: (queue.stats().acked, queue.stats().dead) == (3, 2), description="the end"),
+                wait_until(
+                    lambda: (queue.stats().acked, queue.stats().dead) == (3, 2), description="the queue to be empty"
+                ),
                 done.set(),
             )
         )
@@ -380,23 +380,21 @@ class TestAsynchronousWork:
             ("bad", "LookupError: no such order", 2)
         ] * 2
 
-    @pytest.mark.parametrize("wish", [-1, float("nan"), 10**9, "soon"], ids=repr)
-    def test_a_handler_that_wishes_for_the_impossible_does_not_end_the_loop(
-        self, client: redis.Redis, wish: Any
-    ) -> None:
-        """There too a mistake in the handling of a failure ends the loop."""
+    @pytest.mark.parametrize("invalid", [-1, float("nan"), 10**9, "soon"], ids=repr)
+    def test_an_invalid_retry_delay_does_not_end_the_loop(self, client: redis.Redis, invalid: Any) -> None:
+        """The recipe ends its loop with a mistake in the handling of a failure, too."""
         queue = RedisQueue("orders", client, max_deliveries=1)
         queue.put_many(["by verdict", "by back-off", "good"])
         done = threading.Event()
 
         def handle(message: Message) -> None:
             if message.body == "by verdict":
-                raise Nack("later", delay=wish)
+                raise Nack("later", delay=invalid)
             if message.body == "by back-off":
                 raise LookupError("no such order")
             done.set()
 
-        run_until(Consumer(queue, handle, retry_delay=lambda _: wish), done)
+        run_until(Consumer(queue, handle, retry_delay=lambda _: invalid), done)
         assert (queue.stats().acked, queue.stats().in_flight) == (1, 0)
         assert {letter.body: letter.reason for letter in queue.dead_letters()} == {
             "by verdict": "later",
@@ -417,10 +415,10 @@ def run_until(consumer: Consumer, done: threading.Event) -> None:
 
 
 class TestPayloadInTheMember:
-    """A delay queue whose sorted set holds the payloads themselves."""
+    """A delay queue that uses the payloads as members of its sorted set."""
 
-    def test_equal_data_twice_stays_two(self, client: redis.Redis) -> None:
-        """There the payload is the member: pushed twice, it is there once."""
+    def test_equal_payloads_are_two_entries(self, client: redis.Redis) -> None:
+        """The recipe uses the payload as member: a payload that is pushed twice is stored once."""
         timed = DelayQueue("orders", client)
         timed.push("same", delay=60)
         timed.push("same")
@@ -428,8 +426,8 @@ class TestPayloadInTheMember:
         assert [entry.payload for entry in timed.pop(10)] == ["same"]
         assert [entry.payload for entry in timed] == ["same"]
 
-    def test_pop_returns_only_what_is_old_enough(self, client: redis.Redis, clock: Clock) -> None:
-        """There `previous` compares with the clock of the popping host; here it is Redis' own."""
+    def test_pop_returns_only_entries_older_than_the_limit(self, client: redis.Redis, clock: Clock) -> None:
+        """The recipe compares `previous` with the clock of the popping host; here the clock is that of Redis."""
         timed = DelayQueue("orders", client, clock=clock)
         for age in (30, 20, 10, 0):
             clock.now -= age * 1000
@@ -441,7 +439,7 @@ class TestPayloadInTheMember:
         assert [entry.payload for entry in timed.pop(10)] == [0]
 
     def test_two_poppers_never_get_the_same(self, client: redis.Redis, redis_url: str) -> None:
-        """There pop reads a range and then removes it: two at the same moment read the same range."""
+        """The recipe reads a range and then removes it: two pops at the same moment read the same range."""
         DelayQueue("orders", client).push_many(range(400))
 
         def pop(_: int) -> list[Any]:
@@ -451,12 +449,12 @@ class TestPayloadInTheMember:
         popped = [payload for mine in at_once(4, pop) for payload in mine]
         assert sorted(popped) == list(range(400))
 
-    def test_a_popper_who_dies_on_the_way_loses_nothing(self, client: redis.Redis, redis_url: str) -> None:
-        """There what was read and removed exists only in the memory of the process that dies."""
+    def test_killing_a_process_during_pop_loses_nothing(self, client: redis.Redis, redis_url: str) -> None:
+        """The recipe has a popped payload only in the memory of the process that dies."""
         timed = DelayQueue("orders", client, visibility_timeout=0.3)
         timed.push_many(["a", "b"])
         die_in(client, redis_url, "timed.pop(2)")
-        wait_until(lambda: timed.put_back().returned == 2, description="the dead popper's lease to end")
+        wait_until(lambda: timed.put_back().returned == 2, description="the lease of the dead popper to end")
         assert [entry.payload for entry in timed.pop(5)] == ["a", "b"]
 
 
@@ -477,18 +475,18 @@ while timed.move_due(1):
 
 
 def kill_once(script: str, url: str, is_so: Callable[[], bool]) -> None:
-    """Start *script* as a process and kill it with SIGKILL, wherever it is, once *is_so*."""
+    """Start *script* as a process and kill it with SIGKILL as soon as *is_so*."""
     with child(script, url) as process:
-        wait_until(is_so, description="the process to get far enough")
+        wait_until(is_so, description="the process to make progress")
         assert process.poll() is None
         process.kill()
 
 
 class TestDelayForAJobQueue:
-    """A `delay=` for a job queue: ids in a sorted set, jobs in hashes, and a timer that moves what is due."""
+    """A `delay=` for a job queue: ids in a sorted set, jobs in hashes, and a timer that moves due jobs."""
 
     def test_an_id_is_never_there_without_its_payload(self, client: redis.Redis, redis_url: str) -> None:
-        """There the id is in the set before the job is saved: killed in between, it blocks the head for ever."""
+        """The recipe adds the id before it saves the job: after a kill in between, the id blocks the head for ever."""
         kill_once(PUSH_ON, redis_url, lambda: client.zcard(TIMED.waiting) >= 50)
         ids = set(client.zrange(TIMED.waiting, 0, -1))
         assert len(ids) >= 50
@@ -496,7 +494,7 @@ class TestDelayForAJobQueue:
         assert DelayQueue("orders", client).move_due() == len(ids)
 
     def test_a_timer_that_is_killed_neither_loses_nor_doubles(self, client: redis.Redis, redis_url: str) -> None:
-        """There the timer takes the id out and enqueues the job afterwards: killed in between, the job is gone."""
+        """The recipe's timer removes the id and enqueues the job afterwards: a kill in between loses the job."""
         timed = DelayQueue("orders", client)
         timed.push_many([Push(number, destination="target") for number in range(5000)])
         for goal in (1, 500):
@@ -509,7 +507,7 @@ class TestDelayForAJobQueue:
         assert client.lrange("target", 0, -1) == [b"%d" % number for number in reversed(range(5000))]
 
     def test_many_timers_need_no_lock(self, client: redis.Redis, redis_url: str) -> None:
-        """There a lock of SETNX and EXPIRE keeps timers apart: killed in between, no timer ever runs again."""
+        """The recipe locks its timers with SETNX and EXPIRE: after a kill in between, no timer ever runs again."""
         DelayQueue("orders", client).push_many([Push(number, destination="target") for number in range(1500)])
         counts = at_once(6, lambda _: DelayQueue("orders", redis_url).move_due())
         assert sum(counts) == 1500
@@ -517,8 +515,8 @@ class TestDelayForAJobQueue:
         left = {key for key in client.scan_iter() if b":slot:" not in key}
         assert left == {b"target", b"redis_queue:registry", TIMED.meta}
 
-    def test_what_is_moved_arrives_as_it_was_pushed(self, client: redis.Redis) -> None:
-        """There the job is rebuilt on the way and loses its options."""
+    def test_moved_payloads_are_unchanged(self, client: redis.Redis) -> None:
+        """The recipe builds the job anew when it moves it, and loses its options."""
         timed = DelayQueue("orders", client)
         payload = b'{"body": "\\u00e9 \x00", "args": [], "n": 1.0, "big": 9007199254740993}'
         timed.push(payload, destination="queue\x06\x163")
@@ -530,7 +528,7 @@ class TestDelayForAJobQueue:
     def test_nothing_moves_before_its_time_and_then_in_the_order_of_due_times(
         self, client: redis.Redis, clock: Clock
     ) -> None:
-        """There the timer compares with its own host's clock, which may be ahead."""
+        """The recipe's timer uses the clock of its own host, which may be ahead."""
         timed = DelayQueue("orders", client, clock=clock)
         for delay in (3, 1, 2):
             timed.push(delay, delay=delay, destination="target")
@@ -547,7 +545,7 @@ class TestFormAutoSubmit:
     """Forms that submit themselves: id and due time in a sorted set, data in a hash."""
 
     def test_the_same_id_again_replaces_data_and_time_at_once(self, client: redis.Redis, clock: Clock) -> None:
-        """There data and time are written by two calls: the poller may submit new data at the old time."""
+        """The recipe writes data and time in two calls: the poller may submit new data at the old time."""
         timed = DelayQueue("orders", client, clock=clock)
         for version in range(5):
             assert timed.push({"version": version}, id="form-1", delay=60) == "form-1"
@@ -558,8 +556,8 @@ class TestFormAutoSubmit:
         clock.now += 1
         assert [entry.payload for entry in timed.claim(5)] == [{"version": 4}]
 
-    def test_a_replaced_entry_is_taken_from_who_holds_the_old_one(self, client: redis.Redis) -> None:
-        """There the poller, having read the old data, deletes the new."""
+    def test_replacing_an_entry_ends_the_lease_of_the_old_one(self, client: redis.Redis) -> None:
+        """The recipe's poller reads the old data and then deletes the new."""
         timed = DelayQueue("orders", client)
         timed.push("old", id="form-1")
         (held,) = timed.claim()
@@ -569,8 +567,8 @@ class TestFormAutoSubmit:
         assert (entry.payload, entry.deliveries) == ("new", 1)
         assert timed.ack(entry)
 
-    def test_what_is_there_already_can_be_kept_or_refused(self, client: redis.Redis) -> None:
-        """There overwriting is the only way."""
+    def test_an_existing_entry_can_be_kept_or_the_push_refused(self, client: redis.Redis) -> None:
+        """The recipe can only overwrite."""
         timed = DelayQueue("orders", client)
         timed.push("old", id="form-1", delay=60)
         assert timed.push("new", id="form-1", on_conflict="keep") == "form-1"
@@ -578,8 +576,8 @@ class TestFormAutoSubmit:
             timed.push("new", id="form-1", on_conflict="error")
         assert [entry.payload for entry in timed] == ["old"]
 
-    def test_a_cancel_that_says_so_has_won_against_every_poller(self, client: redis.Redis, redis_url: str) -> None:
-        """There cancel and poller race: both may say that they have it."""
+    def test_an_entry_is_either_cancelled_or_moved(self, client: redis.Redis, redis_url: str) -> None:
+        """The recipe lets cancel and poller race: both may report success."""
         ids = [f"form-{number}" for number in range(600)]
         DelayQueue("orders", client).push_many([Push(id_, id=id_, destination="target") for id_ in ids])
 
@@ -599,8 +597,8 @@ class TestFormAutoSubmit:
         moved = [payload.decode().strip('"') for payload in client.lrange("target", 0, -1)]
         assert sorted(cancelled + moved) == sorted(ids)
 
-    def test_a_cancelled_entry_leaves_nothing_behind(self, client: redis.Redis) -> None:
-        """There the data stays in the hash."""
+    def test_a_cancelled_entry_leaves_no_keys(self, client: redis.Redis) -> None:
+        """The recipe leaves the data in the hash."""
         timed = DelayQueue("orders", client)
         timed.push("data", id="form-1", delay=60)
         assert timed.cancel("form-1")
@@ -608,7 +606,7 @@ class TestFormAutoSubmit:
         assert not client.exists(TIMED.records, TIMED.waiting, TIMED.leases)
 
     def test_lost_data_does_not_stop_the_loop(self, client: redis.Redis) -> None:
-        """There the poller's loop ends in an exception at the first id without data, after each restart again."""
+        """The recipe's poller ends with an exception at the first id without data, after each restart again."""
         timed = DelayQueue("orders", client)
         timed.push_many([Push(name, id=name) for name in ("lost", "kept", "also lost", "last")])
         client.hdel(TIMED.records, "lost", "also lost")

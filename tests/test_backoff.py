@@ -1,4 +1,4 @@
-"""Pauses grow, are spread, and have an end."""
+"""Pauses between attempts grow, are randomized and are limited."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_each_pause_lies_in_the_upper_half_of_its_step(failures: int, first: flo
         assert longest / 2 <= pause <= longest
 
 
-def test_by_default_it_begins_with_50_ms_and_ends_with_5_s() -> None:
+def test_default_pauses_go_from_50_ms_to_5_s() -> None:
     backoff = Backoff()
     assert 0.025 <= backoff.next() <= 0.05
     pauses = [backoff.next() for _ in range(5000)]
@@ -30,7 +30,7 @@ def test_by_default_it_begins_with_50_ms_and_ends_with_5_s() -> None:
     assert max(pauses) <= 5
 
 
-def test_a_success_starts_it_anew() -> None:
+def test_reset_restarts_the_pauses() -> None:
     backoff = Backoff()
     for _ in range(20):
         backoff.next()
@@ -38,14 +38,14 @@ def test_a_success_starts_it_anew() -> None:
     assert backoff.next() <= 0.05
 
 
-def test_pauses_of_many_differ() -> None:
+def test_pauses_are_randomized() -> None:
     assert len({Backoff().next() for _ in range(100)}) > 90
     assert len({retry_delay(5) for _ in range(100)}) > 90
 
 
 @relaxed
 @given(st.integers(0, 1_000_000))
-def test_a_failed_message_comes_back_after_a_time_that_doubles_and_is_spread(deliveries: int) -> None:
+def test_retry_delay_doubles_and_is_randomized(deliveries: int) -> None:
     longest = min(RETRY_CAP, 2.0 ** min(deliveries - 1, 30))
     assert longest * 0.75 <= retry_delay(deliveries) <= longest
 

@@ -1,6 +1,7 @@
-"""What a caller can get wrong: one clear error that names the value, of the right class, before anything is sent.
+"""Invalid arguments raise one clear error of the right class that names the value, before anything is sent.
 
-The queues here stand on a link that fails the test when it is used. What is harmless must work, on a real Redis.
+The queues in these tests have a link that fails the test when it is used. Unusual but valid values are tested on a
+real Redis.
 """
 
 from __future__ import annotations
@@ -53,16 +54,16 @@ Call = Callable[[Any, Any], Any]
 
 
 class NoLink:
-    """Stands for Redis where nothing may be sent."""
+    """A link that fails the test when a command is sent."""
 
     def send(self, *command: Any) -> Any:
-        """Fail the test: a command was sent."""
+        """Fail the test."""
         pytest.fail(f"{command[0]} was sent")
 
 
 @pytest.fixture
 def no_redis(monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
-    """A client that must not be used, neither by the queue nor by redis-py."""
+    """A client that must not be used, by the queue or by redis-py."""
     monkeypatch.setattr("redis_queue.store.scripts.link", lambda _client: NoLink())
     monkeypatch.setattr("redis.connection.AbstractConnection.connect", NoLink().send)
     return redis.Redis(host=HOST, port=1)
@@ -70,18 +71,18 @@ def no_redis(monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
 
 @pytest.fixture
 def queue(no_redis: redis.Redis) -> RedisQueue:
-    """A RedisQueue that may not talk to Redis."""
+    """A RedisQueue that must not send commands."""
     return RedisQueue("orders", no_redis, max_body=100)
 
 
 @pytest.fixture
 def timed(no_redis: redis.Redis) -> DelayQueue:
-    """A DelayQueue that may not talk to Redis."""
+    """A DelayQueue that must not send commands."""
     return DelayQueue("orders", no_redis, max_body=100)
 
 
-def refused(kind: type[RedisQueueError], named: str, call: Callable[[], Any]) -> None:
-    """Check that *call* raises exactly *kind*, in one line that has *named* in it."""
+def assert_refused(kind: type[RedisQueueError], named: str, call: Callable[[], Any]) -> None:
+    """Check that *call* raises exactly *kind*, with a one-line message that contains *named*."""
     with pytest.raises(kind, match=re.escape(named)) as caught:
         call()
     assert type(caught.value) is kind
@@ -142,24 +143,24 @@ BAD_DELAYS = [
 @pytest.mark.parametrize("verb", QUEUE_DELAYS)
 def test_a_queue_refuses_an_impossible_duration(queue: RedisQueue, verb: str, value: Any) -> None:
     name, call = QUEUE_DELAYS[verb]
-    refused(InvalidDelayError, f"{name}={value!r}", lambda: call(queue, value))
+    assert_refused(InvalidDelayError, f"{name}={value!r}", lambda: call(queue, value))
 
 
 @pytest.mark.parametrize("value", BAD_DELAYS, ids=lambda value: repr(value)[:30])
 @pytest.mark.parametrize("verb", TIMED_DELAYS)
 def test_a_delay_queue_refuses_an_impossible_duration(timed: DelayQueue, verb: str, value: Any) -> None:
     name, call = TIMED_DELAYS[verb]
-    refused(InvalidDelayError, f"{name}={value!r}", lambda: call(timed, value))
+    assert_refused(InvalidDelayError, f"{name}={value!r}", lambda: call(timed, value))
 
 
 @pytest.mark.parametrize("verb", ["put", "put_many", "nack", "nack_many"])
-def test_no_delay_at_all_is_not_none(queue: RedisQueue, verb: str) -> None:
-    refused(InvalidDelayError, "delay=None", lambda: QUEUE_DELAYS[verb][1](queue, None))
+def test_none_is_not_a_delay(queue: RedisQueue, verb: str) -> None:
+    assert_refused(InvalidDelayError, "delay=None", lambda: QUEUE_DELAYS[verb][1](queue, None))
 
 
 @pytest.mark.parametrize("value", [0, 0.0, timedelta(0), TEN_YEARS / 500 + 1], ids=repr)
 def test_a_forecast_needs_a_positive_width_that_ends_within_ten_years(timed: DelayQueue, value: Any) -> None:
-    refused(InvalidDelayError, f"width={value!r}", lambda: timed.forecast(500, width=value))
+    assert_refused(InvalidDelayError, f"width={value!r}", lambda: timed.forecast(500, width=value))
 
 
 POINTS: dict[str, tuple[str, Call]] = {
@@ -195,13 +196,13 @@ def test_a_time_point_that_is_not_an_aware_datetime_within_ten_years_is_refused(
     timed: DelayQueue, verb: str, value: Any
 ) -> None:
     name, call = POINTS[verb]
-    refused(InvalidDelayError, f"{name}={value!r}", lambda: call(timed, value))
+    assert_refused(InvalidDelayError, f"{name}={value!r}", lambda: call(timed, value))
 
 
 @pytest.mark.parametrize("verb", ["push", "reschedule"])
-def test_delay_and_due_at_contradict_each_other(timed: DelayQueue, verb: str) -> None:
+def test_delay_and_due_at_exclude_each_other(timed: DelayQueue, verb: str) -> None:
     arguments = {"delay": 5, "due_at": NOW}
-    refused(InvalidDelayError, f"delay=5 and due_at={NOW!r}", lambda: getattr(timed, verb)("e1", **arguments))
+    assert_refused(InvalidDelayError, f"delay=5 and due_at={NOW!r}", lambda: getattr(timed, verb)("e1", **arguments))
 
 
 BAD_NAMES = [
@@ -248,7 +249,7 @@ def test_a_bad_queue_name_is_refused_even_by_a_url_that_cannot_be_reached(
     kind: type[RedisQueue | DelayQueue], value: Any
 ) -> None:
     url = f"redis://{HOST}:{free_port()}/0"
-    refused(InvalidNameError, f"queue name={ascii(value)[:80]}", lambda: kind(value, url))
+    assert_refused(InvalidNameError, f"queue name={ascii(value)[:80]}", lambda: kind(value, url))
 
 
 @pytest.mark.parametrize("value", [*BAD_NAMES, "x" * 256, "x" * 10_000_000], ids=lambda value: ascii(value)[:20])
@@ -256,7 +257,7 @@ def test_a_bad_queue_name_is_refused_even_by_a_url_that_cannot_be_reached(
 def test_a_queue_refuses_a_bad_id(queue: RedisQueue, verb: str, value: Any) -> None:
     if value is None and verb in NONE_MEANS_A_NEW_ID:
         value = ""
-    refused(InvalidNameError, ascii(value)[:80], lambda: QUEUE_IDS[verb](queue, value))
+    assert_refused(InvalidNameError, ascii(value)[:80], lambda: QUEUE_IDS[verb](queue, value))
 
 
 @pytest.mark.parametrize("value", [*BAD_NAMES, "x" * 256, "x" * 10_000_000], ids=lambda value: ascii(value)[:20])
@@ -264,18 +265,18 @@ def test_a_queue_refuses_a_bad_id(queue: RedisQueue, verb: str, value: Any) -> N
 def test_a_delay_queue_refuses_a_bad_id(timed: DelayQueue, verb: str, value: Any) -> None:
     if value is None and verb in NONE_MEANS_A_NEW_ID:
         value = ""
-    refused(InvalidNameError, ascii(value)[:80], lambda: TIMED_IDS[verb](timed, value))
+    assert_refused(InvalidNameError, ascii(value)[:80], lambda: TIMED_IDS[verb](timed, value))
 
 
 def circular() -> list[Any]:
-    """A list that holds itself."""
+    """Return a list that contains itself."""
     ring: list[Any] = []
     ring.append(ring)
     return ring
 
 
 def deep() -> list[Any]:
-    """A list nested deeper than Python's stack."""
+    """Return a list nested deeper than Python's stack."""
     nested: list[Any] = []
     for _ in range(200_000):
         nested = [nested]
@@ -306,14 +307,14 @@ BAD_BODIES: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("what", BAD_BODIES)
 def test_a_body_that_cannot_be_stored_is_refused(queue: RedisQueue, timed: DelayQueue, what: str) -> None:
     make, named = BAD_BODIES[what]
-    refused(BodyError, named, lambda: queue.put(make()))
-    refused(BodyError, named, lambda: queue.put_many([1, make()]))
-    refused(BodyError, named, lambda: timed.push(make()))
-    refused(BodyError, named, lambda: timed.push_many([1, Push(make())]))
+    assert_refused(BodyError, named, lambda: queue.put(make()))
+    assert_refused(BodyError, named, lambda: queue.put_many([1, make()]))
+    assert_refused(BodyError, named, lambda: timed.push(make()))
+    assert_refused(BodyError, named, lambda: timed.push_many([1, Push(make())]))
 
 
 def test_the_default_limit_of_a_body_is_256_kib(no_redis: redis.Redis) -> None:
-    refused(BodyError, "262145 bytes", lambda: RedisQueue("orders", no_redis).put(bytes(256 * 1024 + 1)))
+    assert_refused(BodyError, "262145 bytes", lambda: RedisQueue("orders", no_redis).put(bytes(256 * 1024 + 1)))
 
 
 BAD_HEADERS: dict[str, tuple[Any, str]] = {
@@ -329,13 +330,13 @@ BAD_HEADERS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("what", BAD_HEADERS)
 def test_headers_that_cannot_be_stored_are_refused(queue: RedisQueue, timed: DelayQueue, what: str) -> None:
     headers, named = BAD_HEADERS[what]
-    refused(BodyError, named, lambda: queue.put(1, headers=headers))
-    refused(BodyError, named, lambda: timed.push(1, headers=headers))
+    assert_refused(BodyError, named, lambda: queue.put(1, headers=headers))
+    assert_refused(BodyError, named, lambda: timed.push(1, headers=headers))
 
 
 @pytest.mark.parametrize("value", ["", 5, b"list", True, "x" * 513, "é" * 257, "\ud800"], ids=lambda v: ascii(v)[:12])
 def test_a_destination_that_cannot_name_a_list_is_refused(timed: DelayQueue, value: Any) -> None:
-    refused(InvalidValueError, f"destination={value!r}", lambda: timed.push(1, destination=value))
+    assert_refused(InvalidValueError, f"destination={value!r}", lambda: timed.push(1, destination=value))
 
 
 QUEUE_LIMITS: dict[str, tuple[str, Call]] = {
@@ -368,7 +369,7 @@ def test_a_queue_refuses_a_limit_out_of_range(queue: RedisQueue, verb: str, valu
     name, call = QUEUE_LIMITS[verb]
     if value in (501, 10**9) and verb in (*IN_CHUNKS, "Consumer concurrency"):
         value = -value
-    refused(InvalidValueError, f"{name}={value!r}", lambda: call(queue, value))
+    assert_refused(InvalidValueError, f"{name}={value!r}", lambda: call(queue, value))
 
 
 @pytest.mark.parametrize("value", [*BAD_LIMITS, 10**9, 501], ids=lambda value: repr(value)[:12])
@@ -377,52 +378,52 @@ def test_a_delay_queue_refuses_a_limit_out_of_range(timed: DelayQueue, verb: str
     name, call = TIMED_LIMITS[verb]
     if value in (501, 10**9) and verb in IN_CHUNKS:
         value = -value
-    refused(InvalidValueError, f"{name}={value!r}", lambda: call(timed, value))
+    assert_refused(InvalidValueError, f"{name}={value!r}", lambda: call(timed, value))
 
 
 @pytest.mark.parametrize("value", [-1, 10**9 + 1, True, 1.5, "0", None], ids=repr)
 @pytest.mark.parametrize("page", ["dead_letters", "quarantined"])
 def test_an_offset_out_of_range_is_refused(queue: RedisQueue, timed: DelayQueue, page: str, value: Any) -> None:
-    refused(InvalidValueError, f"offset={value!r}", lambda: getattr(queue, page)(offset=value))
-    refused(InvalidValueError, f"offset={value!r}", lambda: getattr(timed, page)(offset=value))
+    assert_refused(InvalidValueError, f"offset={value!r}", lambda: getattr(queue, page)(offset=value))
+    assert_refused(InvalidValueError, f"offset={value!r}", lambda: getattr(timed, page)(offset=value))
 
 
 @pytest.mark.parametrize("value", [0, -1, 1e7, 1e-4, math.nan, math.inf, True, "5"], ids=repr)
 def test_a_rate_out_of_range_is_refused(queue: RedisQueue, timed: DelayQueue, value: Any) -> None:
-    refused(InvalidValueError, f"rate={value!r}", lambda: queue.redrive(rate=value))
-    refused(InvalidValueError, f"rate={value!r}", lambda: timed.redrive(rate=value))
+    assert_refused(InvalidValueError, f"rate={value!r}", lambda: queue.redrive(rate=value))
+    assert_refused(InvalidValueError, f"rate={value!r}", lambda: timed.redrive(rate=value))
 
 
 @pytest.mark.parametrize("value", ["maybe", "", None, True, "REPLACE"], ids=repr)
-def test_an_unknown_way_to_settle_a_conflict_is_refused(timed: DelayQueue, value: Any) -> None:
-    refused(InvalidValueError, f"on_conflict={value!r}", lambda: timed.push(1, on_conflict=value))
-    refused(InvalidValueError, f"on_conflict={value!r}", lambda: timed.push_many([1], on_conflict=value))
+def test_an_unknown_on_conflict_is_refused(timed: DelayQueue, value: Any) -> None:
+    assert_refused(InvalidValueError, f"on_conflict={value!r}", lambda: timed.push(1, on_conflict=value))
+    assert_refused(InvalidValueError, f"on_conflict={value!r}", lambda: timed.push_many([1], on_conflict=value))
 
 
 def test_purge_takes_known_places_only_and_checks_all_of_them_first(queue: RedisQueue, timed: DelayQueue) -> None:
     places: Any = ("ready", "in_flight")
-    refused(InvalidValueError, "purge('in_flight')", lambda: queue.purge(*places))
+    assert_refused(InvalidValueError, "purge('in_flight')", lambda: queue.purge(*places))
     places = ("waiting", "ready")
-    refused(InvalidValueError, "purge('ready')", lambda: timed.purge(*places))
+    assert_refused(InvalidValueError, "purge('ready')", lambda: timed.purge(*places))
 
 
 @pytest.mark.parametrize("value", ["", "garbage", ":x", "x:y", "1.5:x", 5, b"1:x", "²:x", "9" * 5000 + ":x"], ids=repr)
-def test_a_cursor_that_list_did_not_give_is_refused(timed: DelayQueue, value: Any) -> None:
-    refused(InvalidValueError, f"after={value!r}"[:90], lambda: timed.list(after=value))
+def test_an_invalid_cursor_is_refused(timed: DelayQueue, value: Any) -> None:
+    assert_refused(InvalidValueError, f"after={value!r}"[:90], lambda: timed.list(after=value))
 
 
-def test_what_was_only_looked_at_cannot_be_settled(queue: RedisQueue, timed: DelayQueue) -> None:
+def test_a_message_without_a_lease_cannot_be_settled(queue: RedisQueue, timed: DelayQueue) -> None:
     seen = Message("m1", None, {}, NOW, 0)
     for call in (queue.ack, queue.nack, queue.extend, queue.still_mine):
-        refused(InvalidValueError, "'m1' has no lease: it must be claimed first", lambda call=call: call(seen))
+        assert_refused(InvalidValueError, "'m1' has no lease: it must be claimed first", lambda call=call: call(seen))
     entry = Entry("e1", None, {}, NOW, NOW)
     for act in (timed.ack, timed.release, timed.extend):
-        refused(InvalidValueError, "'e1' has no lease: it must be claimed first", lambda act=act: act(entry))
+        assert_refused(InvalidValueError, "'e1' has no lease: it must be claimed first", lambda act=act: act(entry))
 
 
 @pytest.mark.parametrize("value", [None, "print", 5], ids=repr)
 def test_a_handler_that_cannot_be_called_is_refused(queue: RedisQueue, value: Any) -> None:
-    refused(InvalidValueError, f"handler={value!r}", lambda: Consumer(queue, value))
+    assert_refused(InvalidValueError, f"handler={value!r}", lambda: Consumer(queue, value))
 
 
 UNKNOWN_SETTINGS = {
@@ -442,7 +443,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_name(
     no_redis: redis.Redis, kind: type[RedisQueue | DelayQueue], name: str
 ) -> None:
     for hint in (f"unknown setting {name!r}", UNKNOWN_SETTINGS[name]):
-        refused(ConfigurationError, hint, lambda: kind("orders", no_redis, **{name: 1}))
+        assert_refused(ConfigurationError, hint, lambda: kind("orders", no_redis, **{name: 1}))
 
 
 BAD_SETTINGS = [
@@ -480,12 +481,12 @@ BAD_SETTINGS = [
 
 @pytest.mark.parametrize(("name", "value"), BAD_SETTINGS, ids=lambda value: repr(value)[:20])
 def test_a_setting_out_of_range_is_refused(no_redis: redis.Redis, name: str, value: Any) -> None:
-    refused(ConfigurationError, f"{name}={value!r}", lambda: RedisQueue("orders", no_redis, **{name: value}))
-    refused(ConfigurationError, f"{name}={value!r}", lambda: DelayQueue("orders", no_redis, **{name: value}))
+    assert_refused(ConfigurationError, f"{name}={value!r}", lambda: RedisQueue("orders", no_redis, **{name: value}))
+    assert_refused(ConfigurationError, f"{name}={value!r}", lambda: DelayQueue("orders", no_redis, **{name: value}))
 
 
 class Nameless:
-    """Has no name of its own kind: no serializer."""
+    """A serializer without a name, which makes it invalid."""
 
     def dumps(self, body: Any, /) -> bytes:
         """Return nothing."""
@@ -504,18 +505,18 @@ class Posing(Nameless):
 
 
 @pytest.mark.parametrize("value", [None, "json", Nameless(), Shouting(), Posing()], ids=lambda v: type(v).__name__)
-def test_an_object_that_is_no_serializer_is_refused(no_redis: redis.Redis, value: Any) -> None:
-    refused(ConfigurationError, "serializer", lambda: RedisQueue("orders", no_redis, serializer=value))
-    refused(ConfigurationError, "serializer", lambda: DelayQueue("orders", no_redis, serializer=value))
+def test_an_invalid_serializer_is_refused(no_redis: redis.Redis, value: Any) -> None:
+    assert_refused(ConfigurationError, "serializer", lambda: RedisQueue("orders", no_redis, serializer=value))
+    assert_refused(ConfigurationError, "serializer", lambda: DelayQueue("orders", no_redis, serializer=value))
 
 
 @pytest.mark.parametrize("kind", [RedisQueue, DelayQueue])
-def test_settings_come_as_a_whole_or_by_keyword(no_redis: redis.Redis, kind: type[RedisQueue | DelayQueue]) -> None:
-    refused(ConfigurationError, "not both", lambda: kind("orders", no_redis, settings=Settings(), max_length=5))
+def test_settings_and_keywords_exclude_each_other(no_redis: redis.Redis, kind: type[RedisQueue | DelayQueue]) -> None:
+    assert_refused(ConfigurationError, "not both", lambda: kind("orders", no_redis, settings=Settings(), max_length=5))
 
 
 @pytest.mark.parametrize("kind", [RedisQueue, DelayQueue])
-def test_settings_that_are_no_settings_are_refused(no_redis: redis.Redis, kind: type[RedisQueue | DelayQueue]) -> None:
+def test_settings_of_another_type_are_refused(no_redis: redis.Redis, kind: type[RedisQueue | DelayQueue]) -> None:
     settings: Any = {"prefix": "shop"}
     with pytest.raises(RedisQueueError, match="settings="):
         kind("orders", no_redis, settings=settings)
@@ -523,31 +524,31 @@ def test_settings_that_are_no_settings_are_refused(no_redis: redis.Redis, kind: 
 
 @pytest.mark.parametrize("value", [None, 5, b"redis://localhost", object()], ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("kind", [RedisQueue, DelayQueue])
-def test_what_is_neither_url_nor_client_is_refused(kind: type[RedisQueue | DelayQueue], value: Any) -> None:
-    refused(ConfigurationError, type(value).__name__, lambda: kind("orders", value))
+def test_a_value_that_is_neither_url_nor_client_is_refused(kind: type[RedisQueue | DelayQueue], value: Any) -> None:
+    assert_refused(ConfigurationError, type(value).__name__, lambda: kind("orders", value))
 
 
 @pytest.mark.parametrize("kind", [RedisQueue, DelayQueue])
 def test_an_asyncio_client_is_refused(kind: type[RedisQueue | DelayQueue]) -> None:
     async def attempt() -> None:
         client: Any = redis.asyncio.Redis()
-        refused(ConfigurationError, "Redis", lambda: kind("orders", client))
+        assert_refused(ConfigurationError, "Redis", lambda: kind("orders", client))
         await client.aclose()
 
     asyncio.run(attempt())
 
 
-def test_a_good_call_does_use_the_link(queue: RedisQueue) -> None:
+def test_a_valid_call_uses_the_link(queue: RedisQueue) -> None:
     with pytest.raises(pytest.fail.Exception, match="HSET was sent"):
         queue.put("fine")
 
 
-def test_a_good_call_on_an_unreachable_port_fails_otherwise() -> None:
+def test_a_valid_call_to_an_unreachable_port_raises_another_error() -> None:
     queue = RedisQueue("orders", redis.Redis(host=HOST, port=free_port(), **client_options()))
     with pytest.raises(StoreUnavailableError):
         queue.put("fine")
-    refused(InvalidDelayError, "delay=nan", lambda: queue.put("fine", delay=math.nan))
-    refused(BodyError, "body of type set", lambda: queue.put({1}))
+    assert_refused(InvalidDelayError, "delay=nan", lambda: queue.put("fine", delay=math.nan))
+    assert_refused(BodyError, "body of type set", lambda: queue.put({1}))
 
 
 HARMLESS = [
@@ -640,7 +641,7 @@ def test_names_that_look_alike_once_encoded_are_different_queues(client: redis.R
         assert [message.body for message in queue.get_many(10)] == [name]
 
 
-def test_a_queue_and_a_delay_queue_of_one_name_do_not_meet(client: redis.Redis) -> None:
+def test_a_queue_and_a_delay_queue_can_have_the_same_name(client: redis.Redis) -> None:
     queue, timed = RedisQueue("orders", client), DelayQueue("orders", client)
     queue.put("data")
     timed.push("later")
@@ -664,7 +665,7 @@ def test_a_name_cannot_reach_into_another_queue(client: redis.Redis) -> None:
     ["", [], {}, None, 0, False, b"", "\x00", "x" * 1000, 2**70, -0.0, 1e308, {"": {"": [None]}}, b"\x00\xff\n"],
     ids=lambda body: repr(body)[:20],
 )
-def test_an_unusual_body_is_no_bad_body(client: redis.Redis, body: Any) -> None:
+def test_an_unusual_body_is_accepted(client: redis.Redis, body: Any) -> None:
     queue = RedisQueue("orders", client)
     queue.put(body, headers={"": None})
     message = queue.get(block=False)
@@ -674,7 +675,7 @@ def test_an_unusual_body_is_no_bad_body(client: redis.Redis, body: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [0, 0.0, -0.0, timedelta(0), 1e-9, TEN_YEARS, timedelta(days=3653)], ids=repr)
-def test_the_ends_of_the_range_of_delays_work(client: redis.Redis, value: Any) -> None:
+def test_the_shortest_and_longest_delays_work(client: redis.Redis, value: Any) -> None:
     timed = DelayQueue("timed", client)
     timed.push("x", delay=value, id="x")
     assert timed.reschedule("x", delay=value)
@@ -701,8 +702,8 @@ def test_a_due_time_in_a_gap_or_fold_of_its_zone_means_one_moment(client: redis.
 
 
 @pytest.mark.parametrize("verb", ["put_many", "push_many", "cancel_many"])
-def test_a_generator_is_read_no_further_than_what_is_stored(client: redis.Redis, verb: str) -> None:
-    """A million ids need no memory of a million: there are never more than 500 on their way."""
+def test_a_generator_is_read_in_chunks(client: redis.Redis, verb: str) -> None:
+    """At most 500 ids are in memory at once."""
     queue, timed = RedisQueue("orders", client), DelayQueue("orders", client)
     done: dict[str, Callable[[], int]] = {
         "put_many": lambda: queue.stats().put,
@@ -725,14 +726,14 @@ def test_a_generator_is_read_no_further_than_what_is_stored(client: redis.Redis,
 
 
 @pytest.mark.parametrize("values", ["abc", b"abc", {"a": 1}])
-def test_one_value_is_not_taken_for_many(client: redis.Redis, values: Any) -> None:
+def test_a_single_value_instead_of_a_list_is_refused(client: redis.Redis, values: Any) -> None:
     queue = RedisQueue("orders", client)
-    refused(InvalidValueError, "must be a list", lambda: queue.put_many(values))
-    refused(InvalidValueError, "must be a list", lambda: queue.redrive(values))
-    refused(InvalidValueError, "must be a list", lambda: queue.delete_dead(values))
+    assert_refused(InvalidValueError, "must be a list", lambda: queue.put_many(values))
+    assert_refused(InvalidValueError, "must be a list", lambda: queue.redrive(values))
+    assert_refused(InvalidValueError, "must be a list", lambda: queue.delete_dead(values))
 
 
-def test_a_generator_that_fails_leaves_what_was_stored_before(client: redis.Redis) -> None:
+def test_a_failing_generator_keeps_the_chunks_stored_before(client: redis.Redis) -> None:
     queue = RedisQueue("orders", client)
 
     def bodies() -> Iterator[int]:
@@ -771,7 +772,7 @@ def test_a_queue_works_within_a_running_event_loop(client: redis.Redis) -> None:
     assert queue.stats().acked == 1
 
 
-class TestLeasesThatAreNotOnesOwn:
+class TestForeignLeases:
     @pytest.fixture
     def live(self, client: redis.Redis) -> RedisQueue:
         """A queue with two messages."""
@@ -792,7 +793,7 @@ class TestLeasesThatAreNotOnesOwn:
         assert live.stats().acked == 1
 
     @pytest.mark.parametrize("token", ["", " ", "1", "abc", "-abc", "1-abc", "%S+", "1 1-abc"])
-    def test_a_made_up_token_settles_nothing(self, live: RedisQueue, message: Message, token: str) -> None:
+    def test_a_forged_token_settles_nothing(self, live: RedisQueue, message: Message, token: str) -> None:
         assert message.lease is not None
         forged = [token, message.lease.token[1:], message.lease.token + "0", message.lease.token.upper()]
         for wrong in forged:
@@ -820,7 +821,7 @@ class TestLeasesThatAreNotOnesOwn:
         assert live.still_mine(message)
 
     @pytest.mark.parametrize("lease", [0, 0.0, timedelta(0), 1e-9])
-    def test_to_extend_by_nothing_shortens_nothing(self, live: RedisQueue, message: Message, lease: Any) -> None:
+    def test_extending_by_zero_does_not_shorten_the_lease(self, live: RedisQueue, message: Message, lease: Any) -> None:
         ends = live.client.zscore(Keys("redis_queue", "queue", "live").in_flight, message.id)
         assert live.extend(message, lease)
         assert live.client.zscore(Keys("redis_queue", "queue", "live").in_flight, message.id) == ends

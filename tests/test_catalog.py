@@ -1,4 +1,4 @@
-"""Catalog: it finds and opens every queue, and changes nothing."""
+"""The catalog finds and opens every queue, and changes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def stage(client: redis.Redis) -> Stage:
 
 @pytest.fixture
 def catalog(client: redis.Redis, stage: Stage) -> Catalog:
-    """Has both, on their clock."""
+    """A catalog of both queues, on their clock."""
     return Catalog(client, clock=stage.clock)
 
 
@@ -44,7 +44,7 @@ class TestFinding:
         with pytest.raises(InvalidNameError, match=r"no RedisQueue 'order' .*: did you mean 'orders'\?"):
             find(catalog, "order")
 
-    def test_an_unknown_name_that_is_near_to_none_raises_with_all(self, catalog: Catalog) -> None:
+    def test_an_unknown_name_without_a_near_one_raises_with_all(self, catalog: Catalog) -> None:
         with pytest.raises(InvalidNameError, match="no DelayQueue 'zzz' under the prefix 'redis_queue': known are 'or"):
             catalog.delay_queue("zzz")
 
@@ -54,7 +54,7 @@ class TestFinding:
         with pytest.raises(InvalidNameError, match="no DelayQueue 'lines' under the prefix 'redis_queue'"):
             Catalog(client).delay_queue("lines")
 
-    def test_a_hostile_name_is_no_way_out_of_the_message(self, catalog: Catalog) -> None:
+    def test_a_hostile_name_is_escaped_in_the_message(self, catalog: Catalog) -> None:
         with pytest.raises(InvalidNameError) as caught:
             catalog.queue("\x1b[2J\n{x}:*")
 
@@ -91,6 +91,6 @@ def test_a_bad_prefix_is_refused(client: redis.Redis) -> None:
         Catalog(client, prefix="")
 
 
-def test_a_redis_that_is_away_raises() -> None:
+def test_an_unreachable_redis_raises() -> None:
     with pytest.raises(StoreUnavailableError):
         Catalog(f"redis://{HOST}:{free_port()}/0")

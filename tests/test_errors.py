@@ -1,4 +1,4 @@
-"""The errors: the tree in the documentation is the tree of classes, and each explains itself."""
+"""The tree of exceptions in the documentation matches the classes, and each docstring is a useful message."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ def test_the_docstring_is_one_sentence(kind: type[RedisQueueError]) -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES.values(), ids=lambda kind: kind.__name__)
-def test_each_can_be_had_from_the_package(kind: type[Exception]) -> None:
+def test_each_is_exported_by_the_package(kind: type[Exception]) -> None:
     if kind is not Verdict:
         assert getattr(redis_queue, kind.__name__) is kind
         assert kind.__name__ in redis_queue.__all__
 
 
-def test_verdicts_are_no_failures() -> None:
+def test_verdicts_are_not_errors() -> None:
     assert not issubclass(Verdict, RedisQueueError)
     assert (Nack().reason, Nack().delay, Dead().reason) == ("", 0, "")
     verdict = Nack("busy", delay=5)
     assert (str(verdict), verdict.reason, verdict.delay) == ("busy", "busy", 5)
 
 
-def test_they_travel_between_processes() -> None:
+def test_errors_and_verdicts_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(QueueFullError("orders is full")))  # noqa: S301 - our own
     assert (type(error), str(error)) == (QueueFullError, "orders is full")
     verdict = pickle.loads(pickle.dumps(Nack("busy", delay=5)))  # noqa: S301 - our own

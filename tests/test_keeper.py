@@ -1,4 +1,4 @@
-"""Renewer and Board: what a keeper asks of Redis, and what it shares with its worker."""
+"""Renewer and Board: the renewal of leases in Redis, and the memory that the keeper shares with its worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TIMEOUTS = "timeouts"
 
 @pytest.fixture
 def board() -> Iterator[Board]:
-    """A board in a file."""
+    """A board in a temporary file."""
     with tempfile.TemporaryFile() as file:
         yield Board(file.fileno())
 
@@ -42,8 +42,8 @@ def now_of(client: redis.Redis) -> float:
     return float(seconds) + float(microseconds) / 1e6
 
 
-class TestARenewal:
-    def test_gives_each_lease_the_time_of_the_server(self, client: redis.Redis) -> None:
+class TestRenewer:
+    def test_renews_each_lease_with_the_time_of_the_server(self, client: redis.Redis) -> None:
         client.zadd(INDEX, {"a": 1000.0, "b": 2000.0, "other": 3000.0})
         found = renewer(client).renew({"a": 1000.0, "b": 2000.4})
         assert found.lost == []
@@ -52,64 +52,64 @@ class TestARenewal:
         assert client.zscore(INDEX, "other") == 3000.0
 
     @pytest.mark.parametrize("since", [998.9, 1001.1, 0.0, 5000.0])
-    def test_leaves_a_lease_that_has_another_time_by_now_alone(self, client: redis.Redis, since: float) -> None:
+    def test_does_not_touch_a_lease_renewed_by_another_worker(self, client: redis.Redis, since: float) -> None:
         client.zadd(INDEX, {"theirs": 1000.0})
         assert renewer(client).renew({"theirs": since}).lost == ["theirs"]
         assert client.zscore(INDEX, "theirs") == 1000.0
 
     @pytest.mark.parametrize("signature", [1, 7, 500_000, 999_999])
-    def test_knows_its_own_though_nobody_heard_of_an_earlier_one(self, client: redis.Redis, signature: int) -> None:
+    def test_recognizes_its_own_renewal_after_a_lost_answer(self, client: redis.Redis, signature: int) -> None:
         client.zadd(INDEX, {"a": 1000.0})
         keeps = renewer(client, signature=signature)
         keeps.renew({"a": 1000.0})
         assert keeps.renew({"a": 1000.0}).lost == []
         assert renewer(client, signature=signature + 1).renew({"a": 1000.0}).lost == ["a"]
 
-    def test_brings_back_nothing_that_is_settled(self, client: redis.Redis) -> None:
+    def test_does_not_restore_a_settled_message(self, client: redis.Redis) -> None:
         assert renewer(client).renew({"settled": time.time()}).lost == ["settled"]
         assert not client.exists(INDEX)
 
-    def test_goes_on_with_what_it_was_told(self, client: redis.Redis) -> None:
+    def test_renews_again_with_the_returned_score(self, client: redis.Redis) -> None:
         client.zadd(INDEX, {"a": 1000.0})
         keeps = renewer(client)
         first = keeps.renew({"a": 1000.0})
         assert keeps.renew({"a": first.score}).lost == []
 
-    def test_of_more_than_one_call_takes_is_cut(self, client: redis.Redis) -> None:
+    def test_renews_many_leases_in_chunks(self, client: redis.Redis) -> None:
         held = {f"tag-{number}": 1000.0 for number in range(2 * TAGS + 5)}
         client.zadd(INDEX, held)
         found = renewer(client).renew({**held, "gone": 1.0})
         assert found.lost == ["gone"]
         assert client.zcount(INDEX, 0, 1000) == 0
 
-    def test_tells_the_shortest_timeout_that_others_use_now(self, client: redis.Redis) -> None:
+    def test_returns_the_shortest_timeout_of_other_workers(self, client: redis.Redis) -> None:
         assert renewer(client, 60).renew({}).lowest is None
         assert renewer(client, 30).renew({}).lowest is None
         assert renewer(client, 60).renew({}).lowest == 30
         assert renewer(client, 10.5).renew({}).lowest is None
         assert renewer(client, 60).renew({}).lowest == 10.5
-        # Whoever has it was not seen for longer than it takes.
+        # A timeout is forgotten when its worker was not seen for that long.
         client.zadd(TIMEOUTS, {"10.5": now_of(client) - 11})
         assert renewer(client, 60).renew({}).lowest == 30
         assert client.ttl(TIMEOUTS) > 86400
 
-    def test_of_keys_that_are_something_else_is_a_clear_error(self, client: redis.Redis) -> None:
+    def test_keys_of_another_type_raise_a_clear_error(self, client: redis.Redis) -> None:
         client.set(INDEX, "text")
         with pytest.raises(WrongTypeError, match="unacked_index is a string"):
             renewer(client).renew({"a": 1.0})
         assert not client.exists(TIMEOUTS)
 
-    def test_without_a_server_is_a_clear_error(self) -> None:
+    def test_an_unreachable_server_raises_a_clear_error(self) -> None:
         with redis.Redis(port=free_port()) as nowhere, pytest.raises(StoreUnavailableError):
             renewer(nowhere).renew({"a": 1.0})
 
 
-def test_a_keeper_ends_with_its_worker_whatever_it_waits_for() -> None:
+def test_a_keeper_ends_with_its_worker() -> None:
     start = (
         "import os, subprocess, sys; print(subprocess.Popen([*sys.argv[1:], str(os.getpid()), '0']).pid, flush=True)"
     )
     command = [sys.executable, "-c", f"{start}; sys.stdin.read()", sys.executable, "-m", "redis_queue.keeper"]
-    # This end of the pipe stays open, as that of a child of the worker does.
+    # This end of the pipe stays open, as in a child of the worker.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdout
         keeper = psutil.Process(int(worker.stdout.readline()))
@@ -122,16 +122,16 @@ def test_a_keeper_ends_with_its_worker_whatever_it_waits_for() -> None:
                 keeper.kill()
 
 
-class TestABoard:
+class TestBoard:
     def test_is_empty_at_first(self, board: Board) -> None:
         assert board.read() == RenewalTime(0.0, 0.0)
 
-    def test_shows_what_was_written_last(self, board: Board) -> None:
+    def test_shows_the_last_renewal(self, board: Board) -> None:
         for number in range(3):
             board.write(RenewalTime(number + 0.5, number * 1e9))
         assert board.read() == RenewalTime(2.5, 2e9)
 
-    def test_shows_the_last_one_where_the_keeper_died_while_it_wrote(self, board: Board) -> None:
+    def test_shows_the_last_complete_renewal_after_a_crash_during_a_write(self, board: Board) -> None:
         board.write(RenewalTime(1.5, 1700.25))
         assert board.read() == (1.5, 1700.25)
         board._memory[0:16] = struct.pack("<Qd", 2, 2.5)
@@ -139,7 +139,7 @@ class TestABoard:
         board.write(RenewalTime(3.5, 1703.25))
         assert board.read() == (3.5, 1703.25)
 
-    def test_shows_nothing_where_the_first_one_was_never_finished(self, board: Board) -> None:
+    def test_shows_nothing_after_a_crash_during_the_first_write(self, board: Board) -> None:
         board._memory[0:8] = struct.pack("<Q", 1)
         assert board.read() == (0, 0)
 

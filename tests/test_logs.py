@@ -1,4 +1,4 @@
-"""What somebody stored can stand in a log line, and make none."""
+"""Stored values in log messages cannot forge log lines."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FORGED = "x\n2026-01-01 INFO redis_queue.operate.audit cancel by admin: 9 of cel
 logger = logger_of("redis_queue.tests.logs")
 
 
-class Collected(logging.Handler):
-    """Keeps what a plain handler would write."""
+class ListHandler(logging.Handler):
+    """A handler that collects formatted records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Collected(logging.Handler):
 
 @pytest.fixture
 def written() -> Any:
-    handler = Collected()
+    handler = ListHandler()
     logger.addHandler(handler)
     yield handler.texts
     logger.removeHandler(handler)
@@ -46,7 +46,7 @@ def written() -> Any:
     ],
     ids=["text", "error", "mapping", "message", "repr"],
 )
-def test_a_line_stays_one(arguments: tuple[Any, ...], written: list[str]) -> None:
+def test_a_message_stays_on_one_line(arguments: tuple[Any, ...], written: list[str]) -> None:
     logger.warning(*arguments)
     (text,) = written
     assert text.startswith("lost ")
@@ -76,12 +76,12 @@ def test_messages_in_a_traceback_are_one_line_each(written: list[str]) -> None:
     assert "\x1b" not in text
 
 
-class Mute(Exception):  # noqa: N818 - what it is
+class Mute(Exception):  # noqa: N818 - not a failure
     def __str__(self) -> str:
         raise ValueError
 
 
-def test_an_error_without_a_text_is_logged_all_the_same(written: list[str]) -> None:
+def test_an_error_whose_str_fails_is_logged(written: list[str]) -> None:
     try:
         raise Mute
     except Mute:
@@ -96,7 +96,7 @@ def test_numbers_and_objects_are_formatted_as_they_are(written: list[str]) -> No
     assert written == ["3 of 2.5 a", "100 %"]
 
 
-def test_every_logger_of_the_package_is_guarded() -> None:
+def test_every_module_of_the_package_uses_logger_of() -> None:
     root = Path(redis_queue.__file__).parent
     found = [path for path in root.rglob("*.py") if "getLogger(" in path.read_text() and path.name != "logs.py"]
     assert found == []

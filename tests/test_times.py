@@ -1,4 +1,4 @@
-"""Durations and time points become whole milliseconds, never early."""
+"""Durations and time points are converted to whole milliseconds, rounded up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ zones = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(mi
 @given(st.floats(0, TEN_YEARS) | st.integers(0, TEN_YEARS))
 def test_seconds_are_never_rounded_down(seconds: float) -> None:
     result = Fraction(duration_ms(seconds), 1000)
-    # A float does not hold 0.3 exactly: what it is short of, and one nanosecond, is no time.
+    # A float does not represent 0.3 exactly: its error and one nanosecond are ignored.
     assert result >= Fraction(seconds) - NANOSECOND - Fraction(math.ulp(seconds))
     assert result < Fraction(seconds) + Fraction(1, 1000) + Fraction(math.ulp(seconds))
 
@@ -57,7 +57,7 @@ def test_a_timedelta_is_rounded_up_exactly(value: timedelta) -> None:
         (MAX_DELAY, TEN_YEARS * 1000),
     ],
 )
-def test_durations_that_people_write_come_out_as_they_mean(value: float | timedelta, expected: int) -> None:
+def test_common_durations_are_exact(value: float | timedelta, expected: int) -> None:
     assert duration_ms(value) == expected
 
 
@@ -76,7 +76,7 @@ def test_durations_that_people_write_come_out_as_they_mean(value: float | timede
     | st.decimals()
     | st.datetimes()
 )
-def test_anything_else_is_refused_with_its_name_and_value(value: Any) -> None:
+def test_invalid_durations_are_refused_with_name_and_value(value: Any) -> None:
     with pytest.raises(InvalidDelayError) as caught:
         duration_ms(value, name="grace")
     assert str(caught.value).startswith(f"grace={value!r}: ")
@@ -94,14 +94,14 @@ def test_a_time_point_before_the_epoch_is_the_epoch(value: datetime) -> None:
     assert point_ms(value) == 0
 
 
-def test_a_time_point_may_be_ten_years_away_and_no_more() -> None:
+def test_a_time_point_may_be_at_most_ten_years_away() -> None:
     now = datetime.now(timezone.utc)
     assert point_ms(now + MAX_DELAY - timedelta(minutes=1)) > 0
     with pytest.raises(InvalidDelayError, match="ten years"):
         point_ms(now + MAX_DELAY + timedelta(minutes=1))
 
 
-def test_a_zone_that_tells_no_offset_is_naive() -> None:
+def test_a_zone_without_an_offset_is_naive() -> None:
     class Nowhere(timezone.__base__):  # type: ignore[name-defined,misc]
         def utcoffset(self, _when: datetime | None, /) -> None:
             return None
@@ -112,7 +112,7 @@ def test_a_zone_that_tells_no_offset_is_naive() -> None:
 
 @relaxed
 @given(milliseconds)
-def test_milliseconds_survive_the_way_there_and_back(value: int) -> None:
+def test_milliseconds_survive_a_round_trip(value: int) -> None:
     moment = from_ms(value)
     assert moment.utcoffset() == timedelta(0)
     assert (moment - EPOCH) / timedelta(milliseconds=1) == value
