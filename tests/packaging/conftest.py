@@ -1,4 +1,4 @@
-"""The wheel, built once for all processes of a test run."""
+"""The wheel, built once per test run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of this run; with pytest-xdist, of all its workers."""
+    """A temporary folder of this test run, shared by all pytest-xdist workers."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "wheel-tests"
     folder.mkdir(exist_ok=True)
@@ -22,18 +22,18 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def distributions(shared: Path) -> Path:
-    """A folder with the wheel, as a user would get it, and the source distribution."""
+    """A folder with the built wheel and the source distribution."""
     return once(shared / "dist", lambda folder: build(folder, ROOT, "--wheel", "--sdist"))
 
 
 @pytest.fixture(scope="session")
 def wheel(distributions: Path) -> Path:
-    """The wheel."""
+    """The path of the built wheel."""
     (found,) = distributions.glob("*.whl")
     return found
 
 
 @pytest.fixture(scope="session")
 def environments(shared: Path, wheel: Path) -> Environments:
-    """The environments with the wheel."""
+    """Virtual environments in which the wheel is installed."""
     return Environments(shared, wheel)

@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 
 UV = str(Path(sys.executable).with_name("uv"))
 BESIDE_THE_WHEEL = ("examples", "tasks", "celeryconfig.py")
-"""What of a checkout the examples are run from."""
+"""The parts of a checkout that the examples need."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Environment:
 
     @property
     def scripts(self) -> Path:
-        """Where its programs are."""
+        """The folder of its programs."""
         return self.folder / "bin"
 
     def variables(self, *, machine: bool = True, **more: str) -> dict[str, str]:
-        """Return the variables of a user in this environment; without *machine* nothing else is on the PATH."""
+        """Return the variables for a user; without *machine* the PATH has only the programs of this environment."""
         paths = [str(self.scripts), os.environ["PATH"]] if machine else [str(self.scripts)]
-        # Of PYTHON*, PYTHONDONTWRITEBYTECODE would let each process compile all that it imports.
+        # PYTHONDONTWRITEBYTECODE, among others, would let each process compile all its imports.
         unwanted = ("CELERY", "COV_", "DJANGO", "PYTEST", "PYTHON", "REDIS_", "VIRTUAL_ENV")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
         return {**kept, "PATH": os.pathsep.join(paths), **more}
@@ -52,7 +52,7 @@ class Environment:
 
 
 class Environments:
-    """One environment for each set of extras, made when it is first asked for, by whichever process asks first."""
+    """One environment per set of extras, created by the first process that needs it."""
 
     def __init__(self, folder: Path, wheel: Path) -> None:
         self._folder = folder
@@ -68,14 +68,14 @@ class Environments:
         return Environment(once(self._folder / "-".join(["venv", *extras.split(",")]), install))
 
     def add(self, environment: Environment, extras: str, *beside: str) -> None:
-        """Install *extras* and the packages *beside* the wheel, too; only for a test that has the environment alone."""
+        """Also install *extras* and the packages *beside*; only for a test that does not share the environment."""
         wheel = f"{self._wheel}[{extras}]" if extras else str(self._wheel)
         python = str(environment.scripts / "python")
         subprocess.run([UV, "pip", "install", "--quiet", "--python", python, wheel, *beside], check=True, timeout=200)
 
 
 def once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Let the first process of a session that asks make *folder*, and others wait for it; return *folder*."""
+    """Let the first process of the test run create *folder* while others wait; return *folder*."""
     done = folder.with_name(f"{folder.name}.done")
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -93,7 +93,7 @@ def build(folder: Path, source: Path, *kinds: str) -> None:
 
 
 def copy_examples(folder: Path) -> Path:
-    """Copy the examples into *folder*, without the sources of the package, and return it."""
+    """Copy the examples, without the sources of the package, into *folder*; return *folder*."""
     for name in BESIDE_THE_WHEEL:
         source = ROOT / name
         if source.is_dir():

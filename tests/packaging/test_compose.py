@@ -1,4 +1,4 @@
-"""docker-compose.yml: nothing runs as root, and what it starts today is what it starts tomorrow."""
+"""docker-compose.yml: no service runs as root, and all versions are pinned."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def test_nothing_runs_as_root(service: dict[str, Any]) -> None:
 
 
 @each_service
-def test_images_have_a_whole_version(service: dict[str, Any]) -> None:
+def test_images_have_a_full_version(service: dict[str, Any]) -> None:
     assert re.fullmatch(r"[a-z]+:\d+\.\d+\.\d+(-[a-z-]+)?", service["image"])
 
 
-def test_packages_are_those_that_the_tests_run_with() -> None:
+def test_packages_have_the_versions_of_the_tests() -> None:
     locked = (ROOT / "requirements" / "dev.txt").read_text()
     packages = [word for word in SERVICES["install"]["command"] if "==" in word or ">=" in word]
     assert len(packages) == 3

@@ -1,4 +1,4 @@
-"""What is in the wheel and in the source distribution."""
+"""The files in the wheel and in the source distribution."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def names(wheel: Path) -> set[str]:
 
 
 def sources() -> set[str]:
-    """Return the files of the package that a user gets."""
+    """Return the files of the package that belong into the wheel."""
     files = (path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".pyc", ".pyo"))
     return {str(path.relative_to(ROOT)) for path in files if not path.is_relative_to(PACKAGE / "chaos")}
 
@@ -31,7 +31,7 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     assert {name.split("/")[0] for name in found} == {"redis_queue"}
 
 
-def test_the_wheel_says_what_it_brings(wheel: Path) -> None:
+def test_the_wheel_declares_its_entry_points(wheel: Path) -> None:
     (file,) = (name for name in names(wheel) if name.endswith("entry_points.txt"))
     found = configparser.ConfigParser()
     found.read_string(zipfile.ZipFile(wheel).read(file).decode())

@@ -1,4 +1,4 @@
-"""examples/README.md, block by block: each example with the built wheel, the extra that it names, and nothing else."""
+"""The blocks of examples/README.md, run with the built wheel and only the extras that each example names."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PORTS = ("5000", "8000")
 
 
 class User:
-    """Somebody who has installed what the section of an example says, and does what stands there."""
+    """A user who installed the extras of an example and follows its section of the README."""
 
     def __init__(self, example: str, environments: Environments, folder: Path, url: str | None) -> None:
         self.extras, self._blocks = SECTIONS[example]
         environment = environments.get(self.extras)
-        # Who names no Redis has none on the PATH, either: it comes from the extra.
+        # Without a URL there is no server on the PATH either: it comes from the extra.
         variables = environment.variables(machine=bool(url), **({"REDIS_URL": url} if url else {}))
         self.ports = {port: str(free_port()) for port in PORTS}
         self._reader = Reader(copy_examples(folder), variables, self.ports)
@@ -42,23 +42,23 @@ class User:
         self._reader.end()
 
     def help(self) -> str:
-        """Ask the example what it does."""
+        """Return the output of the example's `--help`."""
         return self._reader.run(["python", "-m", f"examples.{self._example}", "--help"])
 
     def follow(self) -> None:
-        """Do what the section says."""
+        """Run the blocks of the section."""
         for block in self._blocks:
             self._reader.do(block)
 
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """A Redis of the test, where a user has one."""
+    """A Redis for the test, as a user has one."""
     with RedisServer(tcp=True) as server:
         yield server
 
 
-def test_every_example_is_told_of() -> None:
+def test_every_example_has_a_section() -> None:
     examples = ROOT / "examples"
     found = {path.stem for path in examples.iterdir() if not path.name.startswith("__")} - {"README"}
     assert set(SECTIONS) == found
@@ -67,25 +67,25 @@ def test_every_example_is_told_of() -> None:
 
 
 @pytest.mark.parametrize("example", ["limited", "pipeline", "notifications"])
-def test_an_example_does_what_its_section_says(
+def test_the_section_of_an_example_works(
     example: str, environments: Environments, server: RedisServer, tmp_path: Path
 ) -> None:
     with User(example, environments, tmp_path, server.url) as user:
-        assert_it_helps(user)
+        assert_help_names_requirements(user)
         user.follow()
 
 
-def test_the_orders_bring_their_own_redis(environments: Environments, tmp_path: Path) -> None:
+def test_the_orders_example_starts_its_own_redis(environments: Environments, tmp_path: Path) -> None:
     with User("orders", environments, tmp_path, None) as user:
-        assert_it_helps(user)
+        assert_help_names_requirements(user)
         user.follow()
 
 
-def test_the_shop_has_its_dashboard_behind_the_login(
+def test_the_dashboard_of_the_shop_requires_a_login(
     environments: Environments, server: RedisServer, tmp_path: Path
 ) -> None:
     with User("shop", environments, tmp_path, server.url) as user:
-        assert_it_helps(user)
+        assert_help_names_requirements(user)
         user.follow()
         site = f"http://127.0.0.1:{user.ports['8000']}"
         browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
@@ -99,7 +99,7 @@ def test_the_shop_has_its_dashboard_behind_the_login(
             assert "/queues/scheduled" in page.read().decode()
 
 
-def assert_it_helps(user: User) -> None:
+def assert_help_names_requirements(user: User) -> None:
     told = " ".join(user.help().split())
     assert f"pip install '.[{user.extras}]'" in told if user.extras else "pip install ." in told
     assert "REDIS_URL" in told

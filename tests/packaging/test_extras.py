@@ -1,4 +1,4 @@
-"""The built wheel with each extra, in an environment that has nothing else."""
+"""The built wheel with each extra, in an environment without other packages."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ pytestmark = [pytest.mark.celery, pytest.mark.timeout(400)]
 
 USES = {
     "": "from redis_queue import RedisQueue; queue = RedisQueue('q', URL); queue.put(1); print(queue.get().body)",
-    # What shows no row shows no table.
+    # Without a row the command prints no table.
     "cli": "import subprocess; from redis_queue import RedisQueue; RedisQueue('q', URL).put(1); "
     "subprocess.run(['redis-queue', 'queues', '--url', URL], check=True)",
     "metrics": "from redis_queue.operate.metrics import Collector; "
     "from redis_queue.operate.inspector import Inspector; print(len(list(Collector(Inspector(URL)).collect())))",
 }
-"""What is tried with each extra that neither has a test of its own nor is what an example names."""
+"""Code that uses an extra, for the extras without a test or an example of their own."""
 
 EMBEDDED = """
 import shutil
@@ -74,29 +74,29 @@ trace.set_tracer_provider(provider)
 
 TESTING = (DOCS / "testing.md").read_text()
 PROJECT = ("shop.py", "pytest.ini", "test_shop.py")
-"""What of docs/testing.md needs nothing but the extra: a test of the clock needs time-machine."""
+"""The files in docs/testing.md that need only the extra; tests with a clock need time-machine."""
 
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """A Redis of the test."""
+    """A Redis for the test."""
     with RedisServer(tcp=True) as server:
         yield server
 
 
 @pytest.mark.parametrize("extra", USES)
-def test_it_works_with_nothing_but_its_extra(
+def test_an_extra_needs_no_other_packages(
     extra: str, environments: Environments, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     code = f"URL = {redis_server.url!r}; {USES[extra]}"
-    said(environments.get(extra).run("-W", "error::ImportWarning", "-c", code, cwd=tmp_path))
+    output_of(environments.get(extra).run("-W", "error::ImportWarning", "-c", code, cwd=tmp_path))
 
 
-def test_no_extra_is_left_out(wheel: Path) -> None:
-    tried = {*USES, "embedded", "testing", "tracing", "web", *(extras for extras, _ in SECTIONS.values())} - {""}
+def test_every_extra_is_tested(wheel: Path) -> None:
+    tested = {*USES, "embedded", "testing", "tracing", "web", *(extras for extras, _ in SECTIONS.values())} - {""}
     (file,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("dist-info/METADATA"))
     metadata = HeaderParser().parsestr(zipfile.ZipFile(wheel).read(file).decode())
-    assert set(metadata.get_all("Provides-Extra", [])) <= tried
+    assert set(metadata.get_all("Provides-Extra", [])) <= tested
 
 
 def test_the_dashboard_is_served(environments: Environments, redis_server: RedisServer, tmp_path: Path) -> None:
@@ -110,32 +110,34 @@ def test_the_dashboard_is_served(environments: Environments, redis_server: Redis
         served.kill()
 
 
-def test_embedded_brings_a_server_where_the_machine_has_none(environments: Environments, tmp_path: Path) -> None:
+def test_embedded_provides_a_server(environments: Environments, tmp_path: Path) -> None:
     done = environments.get("embedded").run("-c", EMBEDDED, cwd=tmp_path, machine=False)
-    assert said(done) == "{'order': 42}\n"
+    assert output_of(done) == "{'order': 42}\n"
 
 
-def test_a_project_tests_its_delayed_tasks(environments: Environments, tmp_path: Path) -> None:
+def test_a_project_can_test_its_delayed_tasks(environments: Environments, tmp_path: Path) -> None:
     for name, code in re.findall(r"^```(?:python|ini)\n# (\S+)\n(.*?)^```", TESTING, re.DOTALL | re.MULTILINE):
         if name in PROJECT:
             with (tmp_path / name).open("a") as file:
                 file.write(code)
     tests = ("-m", "pytest", "-W", "error")
     environment = environments.get("testing")
-    assert " 4 passed in " in said(environment.run(*tests, cwd=tmp_path))
+    assert " 4 passed in " in output_of(environment.run(*tests, cwd=tmp_path))
 
     refused = environment.run(*tests, "-k", "reminder", cwd=tmp_path, machine=False)
     assert refused.returncode == 1
     assert "pip install 'celery-redis-queue[embedded]'" in refused.stdout
     environments.add(environment, "testing,embedded")
-    assert " 4 passed in " in said(environment.run(*tests, cwd=tmp_path, machine=False))
+    assert " 4 passed in " in output_of(environment.run(*tests, cwd=tmp_path, machine=False))
 
 
-def test_tracing_shows_spans_when_there_is_a_provider(
+def test_tracing_records_spans_if_a_provider_is_set(
     environments: Environments, server: RedisServer, tmp_path: Path
 ) -> None:
     environment = environments.get("tracing")
-    said(environment.run("-c", "from opentelemetry import trace; print(trace.get_tracer_provider())", cwd=tmp_path))
+    output_of(
+        environment.run("-c", "from opentelemetry import trace; print(trace.get_tracer_provider())", cwd=tmp_path)
+    )
     send(environment, TRACED, server, tmp_path)
     with server.client() as client:
         assert not re.search(b"traceparent|redis_queue_due_at", stored(client))
@@ -149,15 +151,17 @@ def test_tracing_shows_spans_when_there_is_a_provider(
     command = "celery -A traced worker --pool solo --loglevel INFO"
     worker = Background(command, tmp_path, environment.variables(REDIS_URL=server.url, C_FORCE_ROOT="1"))
     try:
-        spans = wait_until(lambda: both(tmp_path / "spans.jsonl"), description="the span of the run")
+        spans = wait_until(
+            lambda: schedule_and_run(tmp_path / "spans.jsonl"), description="the spans of schedule and run"
+        )
     finally:
         worker.kill()
     schedule, run = spans["schedule traced.remind"], spans["run traced.remind"]
     assert [link["context"]["trace_id"] for link in run["links"]] == [schedule["context"]["trace_id"]]
 
 
-def said(done: subprocess.CompletedProcess[str]) -> str:
-    """Return what a command that went well has printed."""
+def output_of(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the output of a command that succeeded."""
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
     return done.stdout
@@ -167,19 +171,19 @@ def send(environment: Environment, module: str, server: RedisServer, folder: Pat
     """Delay a task of the app in *module* by a second."""
     (folder / "traced.py").write_text(f"import os\n{module}")
     code = "from traced import remind; print(remind.apply_async((42,), countdown=1).id)"
-    said(environment.run("-c", code, cwd=folder, REDIS_URL=server.url))
+    output_of(environment.run("-c", code, cwd=folder, REDIS_URL=server.url))
 
 
 def stored(client: redis.Redis) -> bytes:
-    """Return what is kept of the task that waits."""
+    """Return the stored records of the waiting task."""
     values = [client.hvals(key) for key in client.scan_iter(_type="hash")]
     found = [value for some in values for value in some if b"traced.remind" in value]
     assert found
     return b"".join(found)
 
 
-def both(file: Path) -> dict[str, Any] | None:
-    """Return the spans by name when there are those of the schedule and of the run."""
+def schedule_and_run(file: Path) -> dict[str, Any] | None:
+    """Return the spans by name as soon as those of schedule and run exist."""
     lines = file.read_text().splitlines() if file.exists() else []
     spans = {span["name"]: span for span in map(json.loads, lines)}
     return spans if {"schedule traced.remind", "run traced.remind"} <= set(spans) else None

@@ -1,4 +1,4 @@
-"""What a user sees first: the examples in the README."""
+"""The examples in the README run, and its links exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_readme_has_three_examples() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_an_example_of_the_readme_runs(number: int, redis_url: str, client: redis.Redis) -> None:
+def test_the_queue_examples_of_the_readme_run(number: int, redis_url: str, client: redis.Redis) -> None:
     code = examples()[number].replace("redis://localhost:6379/0", redis_url)
     code = code.replace("Consumer(", "stop_soon = Consumer(").replace(").run()", ")")
     if number == 1:
@@ -50,6 +50,6 @@ def test_the_celery_example_of_the_readme_delays_tasks(redis_server: RedisServer
     assert done.stdout.splitlines() == ["[('order-42', 'shop.cancel_order', '(42,)')]"]
 
 
-def test_every_file_that_the_readme_names_is_there() -> None:
+def test_every_file_linked_in_the_readme_exists() -> None:
     for name in re.findall(r"\]\(([^):]+)\)", README):
         assert (ROOT / name).exists(), name

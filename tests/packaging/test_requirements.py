@@ -1,4 +1,4 @@
-"""The lock files: all that pyproject.toml asks for, pinned with hashes, for every supported Python and system."""
+"""The lock files pin all requirements of pyproject.toml with hashes, for every supported Python and system."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ else:
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GROUPS = PYPROJECT["dependency-groups"]
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
-# What scripts/lock puts into each file.
+# The requirements of each file that scripts/lock writes.
 LOCKS: dict[str, list[str]] = {
     "bootstrap": [*resolve_dependency_groups(GROUPS, "bootstrap")],
     **{
@@ -68,7 +68,7 @@ def pins(name: str) -> list[Pin]:
 
 
 def versions(name: str, markers: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the pinned versions of each package that is installed where `markers` hold."""
+    """Return the pinned versions of each package that is installed if `markers` apply."""
     found: dict[str, list[str]] = {}
     for requirement in chosen((pin.requirement for pin in pins(name)), markers):
         found.setdefault(requirement.name, []).append(str(requirement.specifier).removeprefix("=="))
@@ -79,19 +79,19 @@ def chosen(requirements: Iterable[Requirement], markers: Mapping[str, str]) -> l
     return [each for each in requirements if each.marker is None or each.marker.evaluate(dict(markers))]
 
 
-def test_each_environment_has_a_lock_and_no_lock_is_left_over() -> None:
+def test_each_environment_has_a_lock_file_and_there_are_no_others() -> None:
     assert {path.stem for path in (ROOT / "requirements").iterdir()} == {*LOCKS}
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_every_line_is_one_version_with_a_hash(name: str) -> None:
+def test_every_pin_has_one_version_and_a_hash(name: str) -> None:
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
     assert [line for line in PIN.sub("", text).splitlines() if not line.startswith("#")] == []
     assert [pin.requirement.name for pin in pins(name) if not pin.hashes] == []
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_what_pyproject_asks_for_is_pinned_everywhere(name: str) -> None:
+def test_every_requirement_of_pyproject_is_pinned_on_every_system(name: str) -> None:
     for markers in MARKERS:
         pinned = versions(name, markers)
         assert {package: found for package, found in pinned.items() if len(found) > 1} == {}, markers
@@ -102,7 +102,7 @@ def test_what_pyproject_asks_for_is_pinned_everywhere(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_what_pyproject_no_longer_asks_for_is_not_pinned_for_it(name: str) -> None:
+def test_removed_requirements_of_pyproject_are_not_pinned(name: str) -> None:
     asked = {canonicalize_name(Requirement(line).name) for line in LOCKS[name]}
     assert {pin.requirement.name for pin in pins(name) if pin.asked_for} == asked, "run make lock"
 
@@ -111,6 +111,6 @@ def test_the_build_backend_is_pinned() -> None:
     assert {*PYPROJECT["build-system"]["requires"]} <= {*GROUPS["build"]}
 
 
-def test_the_demo_shares_its_environment_with_the_versions_of_development() -> None:
+def test_the_demo_has_the_versions_of_development() -> None:
     for markers in MARKERS:
         assert versions("demo", markers).items() <= versions("dev", markers).items()

@@ -1,4 +1,4 @@
-"""What a type checker says of calls with settings by keyword."""
+"""A type checker finds wrong settings and filters in keyword arguments."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ dashboard("redis://", allow_writes=True)  # wrong
 """
 
 
-def test_a_setting_that_does_not_exist_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_keywords_are_type_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "calls.py"
     page.write_text(CALLS)
-    # With the project's own configuration, and so with its cache.
+    # The configuration of the project, and with it its cache, is used.
     monkeypatch.chdir(ROOT)
     out, err, _ = api.run(["--no-error-summary", str(page)])
     lines = [int(line.split(":")[1]) for line in out.splitlines() if ": error: " in line]
@@ -44,5 +44,5 @@ def test_a_setting_that_does_not_exist_is_an_error(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("keywords", "settings"), [(QueueOverrides, Settings), (WebOverrides, WebSettings)])
-def test_the_keywords_are_the_settings(keywords: Any, settings: Any) -> None:
+def test_the_typed_keywords_match_the_settings(keywords: Any, settings: Any) -> None:
     assert get_type_hints(keywords) == get_type_hints(settings)
