@@ -1,4 +1,4 @@
-"""The fenced blocks of the pages."""
+"""The fenced code blocks of the documentation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCK = re.compile(r"(?:^<!-- ([\w ]+?)(?:: (.+?))? -->\n)?^( *)```(\w*)\n(.*?)^
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block; *mark* and *detail* stand in the comment before it: ``<!-- mark: detail -->``."""
+    """A fenced code block; *mark* and *detail* come from the comment before it: ``<!-- mark: detail -->``."""
 
     language: str
     text: str
@@ -25,7 +25,7 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name of the file that the block is, if its first line names one."""
+        """The file name in the first line, if there is one."""
         found = re.match(r"# ([\w/]+\.py)\n", self.text)
         return found[1] if found else None
 
@@ -46,12 +46,12 @@ def blocks(page: Path) -> list[Block]:
 
 
 def pages() -> list[Path]:
-    """Return all pages."""
+    """Return the paths of all pages."""
     return sorted(DOCS.rglob("*.md"))
 
 
 def matches(expected: str, found: str) -> bool:
-    """Tell whether the lines of *expected* stand in *found* in their order; … is anything, runs of blanks are one."""
+    """Tell whether *found* has the lines of *expected* in order; … matches anything, runs of blanks are one blank."""
     at = 0
     lines = [" ".join(line.split()) for line in found.splitlines()]
     for wanted in expected.splitlines():

@@ -1,4 +1,4 @@
-"""Somebody who reads a page and does what its blocks say."""
+"""Run the blocks of a page as a reader would."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ READY = ("ready.", "dashboard on", "Running on", "Starting development server")
 
 
 class Background:
-    """What a reader starts in another terminal."""
+    """A command that a reader starts in another terminal."""
 
     def __init__(self, command: str, directory: Path, environment: Mapping[str, str]) -> None:
         self._log = directory / f"{abs(hash(command))}.log"
@@ -41,17 +41,17 @@ class Background:
 
     @property
     def output(self) -> str:
-        """What was written so far, by this process and by those before it with the same command."""
+        """The output so far, of this process and of earlier ones with the same command."""
         return self._log.read_text(errors="replace")
 
     def kill(self) -> None:
-        """End it by SIGKILL, children and all."""
+        """Kill it and its children with SIGKILL."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self.end()
 
     def end(self) -> None:
-        """Wait for the end of a process that was killed; its children end with it."""
+        """Wait until a killed process and its children have ended."""
         self._guard.dismiss()
         self._process.wait(10)
         with contextlib.suppress(ProcessLookupError):
@@ -63,9 +63,9 @@ class Background:
 
 
 class Reader:
-    """Does what a page says, in *directory*, with the programs that are on the PATH of *environment*.
+    """Run the blocks of a page in *directory*, with *environment*.
 
-    *instead* says what is written otherwise where the reader is: addresses and ports.
+    *instead* maps addresses and ports on the page to those of the test.
     """
 
     def __init__(self, directory: Path, environment: Mapping[str, str], instead: Mapping[str, str]) -> None:
@@ -76,7 +76,7 @@ class Reader:
         self._said = ""
 
     def do(self, block: Block) -> None:
-        """Carry out one block, or compare what the one before it said."""
+        """Run one block, or compare it with the output of the block before."""
         text = block.text
         for written, meant in self._instead.items():
             text = text.replace(written, meant)
@@ -100,7 +100,7 @@ class Reader:
             self._said = self.run(["python", "-c", text] if block.language == "python" else ["/bin/sh", "-ec", text])
 
     def run(self, command: list[str]) -> str:
-        """Run *command* to its end and return its output."""
+        """Run *command* and return its output."""
         done = subprocess.run(
             command, cwd=self._directory, env=self._environment, capture_output=True, text=True, timeout=40
         )
@@ -108,6 +108,6 @@ class Reader:
         return done.stdout
 
     def end(self) -> None:
-        """Stop what runs."""
+        """Stop all background commands."""
         for background in self._running.values():
             background.kill()

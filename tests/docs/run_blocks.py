@@ -1,6 +1,6 @@
-"""Runs the Python of pages: ``python -m tests.docs.run_blocks URL PAGE...``; prints a traceback for each that fails.
+"""Run the Python of pages: ``python -m tests.docs.run_blocks URL PAGE...``; print a traceback for each failure.
 
-Each page runs in a child of its own, forked when everything slow is imported.
+Each page runs in a forked child, after the slow imports.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ SECONDS = 20
 
 
 def runnable(page: Path) -> list[Block]:
-    """Return what of *page* is Python and not marked."""
+    """Return the Python blocks of *page* that are not marked "not run"."""
     return [block for block in blocks(page) if block.language == "python" and block.mark != "not run"]
 
 
 def run(page: Path, url: str) -> None:
-    """Run the blocks of *page* one after the other, as one story; a block that names its file is a module, too."""
+    """Run the blocks of *page* in order, in one namespace; a block with a file name is also written to that file."""
     os.environ["REDIS_URL"] = url
     names: dict[str, object] = {"__name__": page.stem.replace("-", "_")}
     for block in runnable(page):
         text = block.text.replace(URL, url)
         if block.file:
             Path(block.file).write_text(text)
-        exec(compile("\n" * block.line + text, str(page), "exec"), names)  # noqa: S102 - what the page says
+        exec(compile("\n" * block.line + text, str(page), "exec"), names)  # noqa: S102 - the code on the page
 
 
 def child(page: Path, url: str) -> int:
@@ -55,7 +55,7 @@ def child(page: Path, url: str) -> int:
         sys.path.insert(0, directory)
         run(page, url)
         code = 0
-    except BaseException:  # noqa: BLE001 - whatever it is, the page is wrong
+    except BaseException:  # noqa: BLE001 - any exception means that the page is wrong
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -64,7 +64,7 @@ def child(page: Path, url: str) -> int:
 
 
 def main(url: str, names: list[str]) -> int:
-    """Run all and return how many failed."""
+    """Run all pages; return the number of failed ones."""
     return sum(bool(child(Path(name), url)) for name in names)
 
 

@@ -1,4 +1,4 @@
-"""Blocks in the pages: the Python in them runs, the commands in them are commands with such options."""
+"""The Python blocks of the pages run, and commands and options in them exist."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_python_in_all_pages_runs() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_what_is_not_run_says_why() -> None:
+def test_blocks_that_are_not_run_give_a_reason() -> None:
     for page in pages():
         for block in blocks(page):
             assert block.mark != "not run" or len(block.detail) > 10, f"{page.name}, line {block.line}"
@@ -54,12 +54,12 @@ def commands(block: Block) -> Iterator[list[str]]:
 
 
 def check(words: list[str]) -> None:
-    """Raise click's UsageError if these are no words of a command."""
+    """Raise AssertionError for an unknown command or option."""
     told = " ".join(words)
     command: click.Command = group
     if words[0] == "celery":
         command, words = (worker, words[4:]) if words[3] == "worker" else (celery_cli.group, words[4:])
-        # What an app with DelayedTasks adds to it.
+        # Options that an app with DelayedTasks adds.
         words = [word for word in words if word not in ("--without-dispatch", "--beat", "-B")]
         parent = click.Context(click.Command("celery"), obj=SimpleNamespace(app=Celery(set_as_current=False)))
     else:
@@ -79,7 +79,7 @@ def check(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(DOCS)))
-def test_the_commands_of_a_page_are_commands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_a_page_exist(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("waiting.jsonl").touch()
     for block in blocks(page):

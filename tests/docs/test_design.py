@@ -1,4 +1,4 @@
-"""The tree in docs/design.md is the tree of the package, and the map in CONTRIBUTING.md names files that exist."""
+"""The tree in docs/design.md matches the package, and the files that CONTRIBUTING.md names exist."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from tests.support.paths import ROOT
 
-NO_ROOMS = {"__pycache__", "management", "migrations", "static", "templates"}
+NOT_LISTED = {"__pycache__", "management", "migrations", "static", "templates"}
 
 
 def documented() -> list[str]:
@@ -22,16 +22,16 @@ def documented() -> list[str]:
     return found
 
 
-def test_each_folder_and_each_module_at_the_top_has_its_line() -> None:
+def test_the_tree_lists_each_folder_and_each_top_level_module() -> None:
     folders = [
         path
         for top in ("redis_queue", "chaos")
         for path in [ROOT / top, *(ROOT / top).rglob("*")]
-        if path.is_dir() and not NO_ROOMS.intersection(path.relative_to(ROOT).parts)
+        if path.is_dir() and not NOT_LISTED.intersection(path.relative_to(ROOT).parts)
     ]
-    rooms = {f"{folder.relative_to(ROOT)}/" for folder in folders}
+    listed_folders = {f"{folder.relative_to(ROOT)}/" for folder in folders}
     modules = {f"redis_queue/{path.name}" for path in (ROOT / "redis_queue").glob("*.py") if path.name != "__main__.py"}
-    assert sorted(documented()) == sorted(rooms | modules)
+    assert sorted(documented()) == sorted(listed_folders | modules)
 
 
 def test_the_map_of_contributing_names_files_that_exist() -> None:

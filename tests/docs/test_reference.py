@@ -1,4 +1,4 @@
-"""What is public stands in the reference, and every page is where a reader finds it."""
+"""The reference documents all public names, and the table of contents lists every page."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.docs.blocks import DOCS, pages
 from tests.support.cli.commands import leaves
 from tests.support.paths import ROOT
 
-# What it has is the command of this name.
-NOT_FOR_OTHERS = {"validation"}
+# It has no public API, only the command.
+WITHOUT_API = {"validation"}
 
 
 def page(name: str) -> str:
@@ -32,22 +32,22 @@ def page(name: str) -> str:
 
 
 def rows(text: str) -> dict[str, str]:
-    """Return the first two cells of the rows of all tables, the first without its quotes."""
+    """Return the first two cells of all table rows, the first without its quotes."""
     found = re.findall(r"^\| (?:&nbsp;)*`([^`]+)` \| (.*) \|$", text, re.MULTILINE)
     return dict(found)
 
 
-def test_every_mark_is_used_and_every_one_used_is_made() -> None:
+def test_generated_sections_and_their_marks_match() -> None:
     texts = [path.read_text("utf-8") for path in pages()]
     assert sorted(found[1] for text in texts for found in MARK.finditer(text)) == sorted(MAKERS)
     assert [name for text in texts for name in SITE.findall(text)] == [*contents.MAKERS]
 
 
-def test_the_pages_are_as_the_code_is() -> None:
+def test_the_pages_are_up_to_date() -> None:
     assert [*stale()] == [], "make reference"
 
 
-def test_a_page_that_is_not_as_the_code_is_is_found_and_written(tmp_path: Path) -> None:
+def test_an_outdated_page_is_found(tmp_path: Path) -> None:
     good = page("settings")
     told = tmp_path / "settings.md"
     told.write_text(good.replace("| `redis_queue_shards` | `1` |", "| `redis_queue_shards` | `2` |"), "utf-8")
@@ -55,11 +55,11 @@ def test_a_page_that_is_not_as_the_code_is_is_found_and_written(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("path", sorted((DOCS / "reference").glob("*.md")), ids=lambda path: path.stem)
-def test_the_reference_is_whole_on_github(path: Path) -> None:
+def test_the_reference_is_complete_on_github(path: Path) -> None:
     text = path.read_text("utf-8")
     for found in MARK.finditer(text):
         assert len(found[2]) > 100, found[1]
-    # What only Sphinx knows.
+    # Markup that only Sphinx understands.
     assert not re.search(r"```\{|:\w+:`", text)
 
 
@@ -80,13 +80,13 @@ def test_every_setting_has_a_default_and_a_meaning(settings: type[Any], namespac
         assert len(meaning) > 10, each.name
 
 
-def test_every_setting_of_an_app_is_told_of_in_the_guide() -> None:
+def test_the_guides_name_every_setting_of_an_app() -> None:
     guides = (DOCS / "delayed-tasks.md").read_text("utf-8") + (DOCS / "task-leases.md").read_text("utf-8")
     for each in dataclasses.fields(CelerySettings):
         assert f"`redis_queue_{each.name}`" in guides, each.name
 
 
-def test_every_command_has_its_options() -> None:
+def test_every_command_and_option_is_documented() -> None:
     text = page("cli")
     sections = dict(re.findall(r"^## redis-queue ([\w -]+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
     assert sorted(sections) == sorted(leaves(group))
@@ -100,7 +100,7 @@ def test_every_command_has_its_options() -> None:
     assert "## redis-queue scheduled cancel" in text
 
 
-def test_every_public_name_is_in_the_api_or_an_error() -> None:
+def test_every_public_name_is_in_the_api_or_the_errors() -> None:
     told = rows(page("errors"))
     sections = dict(re.findall(r"^## ([\w.]+)\n(.*?)(?=^## |\Z)", page("api"), re.MULTILINE | re.DOTALL))
     for place, _ in SOURCES.values():
@@ -111,11 +111,11 @@ def test_every_public_name_is_in_the_api_or_an_error() -> None:
 def test_every_package_with_public_names_is_in_the_api() -> None:
     told = {module for module, _ in SOURCES.values()}
     for path in sorted((ROOT / "redis_queue").glob("*/__init__.py")):
-        if "__all__" in path.read_text("utf-8") and path.parent.name not in NOT_FOR_OTHERS:
+        if "__all__" in path.read_text("utf-8") and path.parent.name not in WITHOUT_API:
             assert f"redis_queue.{path.parent.name}" in told, f"add {path.parent.name} to docs/generated/api.py"
 
 
-def test_every_error_says_when() -> None:
+def test_every_error_is_documented() -> None:
     told = rows(page("errors"))
     tree = errors.__doc__ or ""
     for name, value in vars(errors).items():
@@ -124,14 +124,14 @@ def test_every_error_says_when() -> None:
             assert name in tree
 
 
-def test_every_metric_that_the_guide_names_is_there_and_none_besides() -> None:
+def test_the_guide_and_the_reference_have_the_same_metrics() -> None:
     guide = (DOCS / "metrics.md").read_text("utf-8")
     told = set(re.findall(r"^\| `(redis_queue_\w+)` \|", guide, re.MULTILINE))
     assert set(rows(page("metrics"))) == told
     assert len(told) > 15
 
 
-def test_every_part_of_a_key_is_there() -> None:
+def test_every_key_is_documented() -> None:
     text = page("keys")
     for name in vars(keys.Keys("p", "delay", "name", 0)):
         assert name == "_root" or re.search(rf"^\| `{name}\b", text, re.MULTILINE), name
@@ -139,7 +139,7 @@ def test_every_part_of_a_key_is_there() -> None:
         assert f":{function}" in text, function
 
 
-def test_every_script_has_its_contract() -> None:
+def test_every_script_is_documented() -> None:
     text = page("lua")
     scripts = sorted((ROOT / "redis_queue" / "lua").rglob("*.lua"))
     assert len(scripts) > 30
@@ -148,7 +148,7 @@ def test_every_script_has_its_contract() -> None:
         assert f"## {path.parent.name}/{path.stem}\n\n```text\n{first}\n" in text
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_work() -> None:
     for path in [*pages(), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", path.read_text("utf-8")):
             assert (path.parent / Path(target)).exists(), f"{path.name}: {target}"

@@ -1,4 +1,4 @@
-"""The edges in docs/states.md are what the scripts do, and the pictures show them."""
+"""The edges in docs/states.md match the scripts, and the pictures match the edges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.lua import CALL, Text, names
 MESSAGE, ENTRY, CELERY = tables()
 ALL = [*MESSAGE, *ENTRY, *CELERY]
 
-# How the keys of the scripts are called in the tables. A message that is delayed and an entry stand in the same key.
+# The names of the scripts' keys in the tables. Delayed messages and waiting entries have the same key.
 STATES = {
     "ready": {"ready"},
     "waiting": {"delayed", "waiting"},
@@ -27,15 +27,16 @@ STATES = {
 }
 PLACED = {"ZADD", "LPUSH", "RPUSH"}
 REMOVED = {"ZREM", "LREM", "LTRIM", "LPOP", "RPOP"}
-# What adopt takes out of a broker, and where move_due and deliver put it, is neither a message's place nor an entry's.
+# The broker's lists and sorted sets, which adopt reads and move_due and deliver write, are not states of a message or
+# entry.
 ELSEWHERE = {"delay/adopt": {"index"}, "delay/deliver": {"list"}}
 
-# What put takes out again when the server refused the rest of it.
+# Writes that put undoes when the server refuses the rest.
 UNDONE = {"queue/put": {"waiting"}}
 
 
 def touched(script: str, commands: set[str]) -> set[str]:
-    """Return the places that a script puts something into, or takes it out of."""
+    """Return the keys that *commands* in a script write."""
     found = [
         (re.findall(r"[A-Z]+", command)[0], key)
         for command, key in CALL.findall(Text(script).rest)
@@ -46,39 +47,39 @@ def touched(script: str, commands: set[str]) -> set[str]:
 
 
 def movers() -> list[str]:
-    """Return the scripts that move something."""
+    """Return the scripts that move entries."""
     return [name for name in names() if touched(name, PLACED | REMOVED)]
 
 
-def test_each_script_that_moves_something_is_an_edge_and_no_other() -> None:
+def test_the_scripts_of_the_edges_are_those_that_move_entries() -> None:
     assert {edge.script for edge in ALL if edge.script} == {*movers()}
     assert len(movers()) > 20
 
 
 @pytest.mark.parametrize("script", movers())
-def test_an_edge_ends_where_its_script_puts_something(script: str) -> None:
+def test_the_targets_of_edges_match_their_script(script: str) -> None:
     ends = {edge.target for edge in ALL if edge.script == script}
     placed = touched(script, PLACED)
     for place in placed:
         assert STATES[place] & ends, f"{script} puts something into {place}"
     reachable = {state for place in placed for state in STATES[place]} | {"gone"}
     assert ends <= reachable
-    assert "gone" not in ends or gives_up(script), f"{script} takes nothing out for good"
+    assert "gone" not in ends or deletes_records(script), f"{script} takes nothing out for good"
 
 
 @pytest.mark.parametrize("script", movers())
-def test_an_edge_begins_where_its_script_takes_something_out(script: str) -> None:
+def test_the_sources_of_edges_match_their_script(script: str) -> None:
     starts = {edge.source for edge in ALL if edge.script == script and edge.source not in ("new", "nowhere")}
     removed = touched(script, REMOVED) - UNDONE.get(script, set())
     for place in removed:
         assert STATES[place] & starts, f"{script} takes something out of {place}"
-    # Who stays where it was is not taken out.
+    # A source without removal is allowed for an edge that ends where it starts.
     stays = {edge.source for edge in ALL if edge.script == script and edge.source == edge.target}
     assert starts <= {state for place in removed for state in STATES[place]} | stays
 
 
 @pytest.mark.parametrize("edges", [MESSAGE, ENTRY], ids=["message", "entry"])
-def test_what_has_no_script_is_only_the_end_of_the_quarantine(edges: list[Edge]) -> None:
+def test_only_the_purge_of_quarantine_has_no_script(edges: list[Edge]) -> None:
     assert [edge for edge in edges if not edge.script] == [Edge("quarantine", "gone", "purge", "")]
     assert len(set(edges)) == len(edges)
 
@@ -91,6 +92,6 @@ def test_the_pictures_are_drawn_from_the_tables(name: str) -> None:
     assert drawn.count('class="edge"') == len({(edge.source, edge.target) for edge in edges})
 
 
-def gives_up(script: str) -> bool:
+def deletes_records(script: str) -> bool:
     """Tell whether a script deletes records."""
     return bool(re.search(r"'HDEL', (?:records|unacked)", load(script).source))

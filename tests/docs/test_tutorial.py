@@ -1,4 +1,4 @@
-"""docs/tutorial.md, block by block: its own Redis, its own directory, real workers."""
+"""The blocks of docs/tutorial.md run in an empty directory, with a separate Redis and real workers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PAGE = blocks(DOCS / "tutorial.md")
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    """Somebody with an empty directory and a Redis."""
+    """A reader with an empty directory and a Redis."""
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with RedisServer(tcp=True) as server:
         reader = Reader(
             tmp_path,
-            # Django sets TZ in its process to what its settings say.
+            # Django sets TZ in its process according to its settings.
             {**os.environ, "PATH": paths, "PYTHONPATH": str(ROOT), "TZ": "UTC"},
             {"redis://localhost:6379/0": server.url, "8055": str(free_port())},
         )
@@ -37,7 +37,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
             reader.end()
 
 
-def test_every_block_of_the_tutorial_does_what_it_says(reader: Reader) -> None:
+def test_the_tutorial_works(reader: Reader) -> None:
     assert {block.language for block in PAGE} == {"sh", "python", "text"}
     for block in PAGE:
         reader.do(block)
