@@ -1,4 +1,4 @@
-"""``python -m examples.orders``: loses nothing, and leaves nothing behind however it ends."""
+"""``python -m examples.orders`` loses no orders, and leaves no processes, keys and files."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ SHORT = ["--orders", "60", "--speed", "4"]
 
 @pytest.fixture
 def own_server() -> Iterator[RedisServer]:
-    """A server for one test alone, empty at first."""
+    """A separate server, empty at first."""
     with RedisServer() as server:
         yield server
 
 
 class Demo:
-    """The demo as a user starts it; *folder* is where it makes its temporary one."""
+    """The demo as a user starts it, with its temporary folder inside *folder*."""
 
     def __init__(self, folder: Path, url: str = "") -> None:
         self.folder = folder
         self._mark = uuid.uuid4().hex
-        # Variables that are set here must reach neither the demo's worker nor its Redis.
+        # Variables that must not affect the worker and the Redis of the demo.
         foreign = {"CELERY_BROKER_URL": "amqp://127.0.0.1:1", "CELERY_TIMEZONE": "Mars/Olympus"}
         self._env = {**os.environ, **foreign, MARK: self._mark, "REDIS_URL": url, "TMPDIR": str(folder)}
 
     def run(self, *options: str) -> subprocess.CompletedProcess[str]:
-        """Run it to its end."""
+        """Run it until it ends."""
         command = self._command(options)
         return subprocess.run(command, check=False, cwd=ROOT, env=self._env, capture_output=True, text=True)
 
@@ -60,7 +60,7 @@ class Demo:
                 process.kill()
 
     def survivors(self) -> list[str]:
-        """Return what still runs of it and of all that it started."""
+        """Return the command lines of its processes that still run."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -77,7 +77,7 @@ def runs(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
-        # It ended between the two questions.
+        # It ended between the two calls.
         return False
 
 
@@ -94,7 +94,7 @@ def row(output: str, name: str) -> list[str]:
 
 
 @pytest.mark.timeout(180)
-def test_nothing_is_lost_by_a_killed_consumer_and_a_restarted_worker(own_server: RedisServer, tmp_path: Path) -> None:
+def test_a_killed_consumer_and_a_restarted_worker_lose_nothing(own_server: RedisServer, tmp_path: Path) -> None:
     lines = sum(len(order.lines) for order in feed.read()[:60])
     demo = Demo(tmp_path, own_server.url)
 
@@ -133,18 +133,18 @@ def test_a_signal_leaves_no_process_no_key_and_no_folder(
         process.send_signal(number)
 
         assert process.wait(timeout=60) == code
-        wait_until(lambda: not demo.survivors(), description="the end of all that it started")
+        wait_until(lambda: not demo.survivors(), description="all processes to end")
         assert client.keys("*") == []
         assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_signal_ends_a_redis_of_its_own(number: signal.Signals) -> None:
+def test_a_signal_ends_the_redis_that_the_demo_started(number: signal.Signals) -> None:
     # A unix socket's path is short, so that its folder cannot be pytest's.
     demo = Demo(Path("/tmp"))
     with demo.started() as process:
         wait_for(process, "starting a Celery worker")
-        # Redis writes its title where its environment was, so that survivors() does not know it.
+        # Redis overwrites its environment with its title, so survivors() does not find it.
         [redis] = [
             child for child in psutil.Process(process.pid).children() if "redis.sock" in " ".join(child.cmdline())
         ]
@@ -152,12 +152,10 @@ def test_a_signal_ends_a_redis_of_its_own(number: signal.Signals) -> None:
         process.send_signal(number)
 
         process.wait(timeout=60)
-        wait_until(lambda: not runs(redis) and not demo.survivors(), description="the end of all that it started")
+        wait_until(lambda: not runs(redis) and not demo.survivors(), description="all processes to end")
 
 
-def test_a_worker_that_ends_by_itself_fails_the_run_and_its_log_is_kept(
-    own_server: RedisServer, tmp_path: Path
-) -> None:
+def test_a_worker_crash_fails_the_run_and_keeps_its_log(own_server: RedisServer, tmp_path: Path) -> None:
     demo = Demo(tmp_path, own_server.url)
     with demo.started() as process, own_server.client() as client:
         wait_for(process, "orders fed 0/400")
@@ -171,7 +169,7 @@ def test_a_worker_that_ends_by_itself_fails_the_run_and_its_log_is_kept(
         [folder] = tmp_path.iterdir()
         assert f"the logs are in {folder}" in errors
         assert (folder / "worker-1.log").is_file()
-        wait_until(lambda: not demo.survivors(), description="the end of all that it started")
+        wait_until(lambda: not demo.survivors(), description="all processes to end")
         assert client.keys("*") == []
 
 
@@ -195,7 +193,7 @@ def test_a_prefix_that_is_in_use_is_refused(own_server: RedisServer, tmp_path: P
         ("", ["--prefix", "a*"], "give letters, digits"),
     ],
 )
-def test_what_cannot_begin_says_why(url: str, options: list[str], message: str, tmp_path: Path) -> None:
+def test_invalid_options_give_a_clear_error(url: str, options: list[str], message: str, tmp_path: Path) -> None:
     demo = Demo(tmp_path, url)
 
     done = demo.run(*options)
@@ -208,7 +206,7 @@ def test_what_cannot_begin_says_why(url: str, options: list[str], message: str, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_any_server_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_server_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def find() -> Path:
         raise ServerNotFoundError("pip install a server")
 
@@ -218,7 +216,7 @@ def test_without_any_server_the_message_says_what_to_do(monkeypatch: pytest.Monk
         pass
 
 
-def test_the_file_of_orders_is_what_a_shop_would_have() -> None:
+def test_the_orders_in_the_file_are_plausible() -> None:
     orders = feed.read()
 
     assert len({order.id for order in orders}) == len(orders) == 400

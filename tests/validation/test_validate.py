@@ -1,4 +1,4 @@
-"""``redis-queue validate`` passes on a working Redis, and finds each kind of fault."""
+"""``redis-queue validate`` passes on a working Redis and detects each kind of fault."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def validate(url: str, *options: str) -> subprocess.CompletedProcess[str]:
         pytest.param(["--lose-every", "0"], marks=pytest.mark.thorough),
     ],
 )
-def test_nothing_is_lost_or_doubled(options: list[str], redis_url: str, client: redis.Redis) -> None:
+def test_no_message_is_lost_or_duplicated(options: list[str], redis_url: str, client: redis.Redis) -> None:
     done = validate(redis_url, "--messages", "3000", "--json", *options)
     report: dict[str, Any] = json.loads(done.stdout)
 
@@ -88,7 +88,7 @@ def test_an_interrupted_run_leaves_nothing_behind(redis_url: str, client: redis.
         command(redis_url, "--messages", "200000", "--prefix", "gone"), stderr=subprocess.PIPE, start_new_session=True
     )
     with process:
-        wait_until(lambda: client.keys("{gone:*:in_flight"), description="consumers to work")
+        wait_until(lambda: client.keys("{gone:*:in_flight"), description="the consumers to work")
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(30) == 130
         assert process.stderr is not None
@@ -108,7 +108,8 @@ def handled(number: int, claim: int, outcome: Kind = "ok") -> list[Event]:
 
 def test_the_report_counts_every_kind_of_fault() -> None:
     puts = [Event("put", "ok", str(number), lane=1) for number in range(4)]
-    # 0 and 1 come in the wrong order, 0 is acked twice, 1 lost on purpose and handled again, 9 never put, 2 and 3 lost.
+    # 0 and 1 are out of order, 0 is acked twice, 1 is lost on purpose and handled again, 9 was never put, 2 and 3 are
+    # lost.
     first = [claimed(1, 1), claimed(0, 1), Event("drop", "ok", "1", 1), *handled(0, 1), claimed(9, 2), *handled(9, 2)]
     second = [claimed(0, 3, deliveries=2), *handled(0, 3), claimed(1, 3, deliveries=2), *handled(1, 3)]
     third = [claimed(2, 4), *handled(2, 4, "refused")]
