@@ -1,4 +1,4 @@
-"""The roles of docs/security.md: each does its work with exactly its rules, and loses nothing with less."""
+"""The roles of docs/security.md: each works with exactly its rules, and loses nothing with fewer."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Limit = Callable[[str], redis.Redis]
 BEGIN = ("reset", "resetchannels", "on", ">pw")
 
 
-def as_known(client: redis.Redis, rules: str) -> list[str]:
-    """Return *rules* as the server knows them: Redis 6.2 has no patterns for reading alone."""
+def rules_for(client: redis.Redis, rules: str) -> list[str]:
+    """Return *rules* in the form of the server's version: Redis 6.2 has no read-only patterns."""
     return (rules.replace("%R~", "~") if is_redis_6(client) else rules).split()
 
 
@@ -47,11 +47,11 @@ def is_redis_6(client: redis.Redis) -> bool:
 
 @pytest.fixture
 def limited(redis_server: RedisServer, client: redis.Redis) -> Iterator[Limit]:
-    """Return a client of a user with these rules and no others."""
+    """Create a user with the given rules and return its client."""
     clients: list[redis.Redis] = []
 
     def make(rules: str) -> redis.Redis:
-        client.execute_command("ACL", "SETUSER", "limited", *BEGIN, *as_known(client, rules))
+        client.execute_command("ACL", "SETUSER", "limited", *BEGIN, *rules_for(client, rules))
         clients.append(redis.Redis.from_url(redis_server.url, username="limited", password="pw", **client_options()))
         return clients[-1]
 
@@ -62,12 +62,12 @@ def limited(redis_server: RedisServer, client: redis.Redis) -> Iterator[Limit]:
 
 
 def queues(client: redis.Redis) -> tuple[RedisQueue, DelayQueue]:
-    """Return the two queues by this client."""
+    """Return the two queues of *client*."""
     return RedisQueue("work", client), DelayQueue("later", client)
 
 
 def fill(client: redis.Redis) -> None:
-    """Put something everywhere; the scripts are known to the server."""
+    """Put entries into every state and load the scripts."""
     client.flushall()
     queue, delayed = queues(client)
     for number in range(6):
@@ -82,8 +82,8 @@ def fill(client: redis.Redis) -> None:
     load_scripts(client)
 
 
-def homeless(client: redis.Redis) -> list[bytes]:
-    """Return the ids of records that stand in no place; in two is what a script leaves that was refused half way."""
+def orphans(client: redis.Redis) -> list[bytes]:
+    """Return the ids of records that are in no state; an id in two states is allowed after a refused script."""
     found: list[bytes] = []
     for records in client.scan_iter("*}:records"):
         root = records.removesuffix(b"records").decode()
@@ -101,10 +101,10 @@ def test_the_document_names_exactly_what_the_role_needs(role: Role) -> None:
 
 
 @each_role
-def test_the_role_does_its_work_with_these_rules(role: Role, client: redis.Redis, limited: Limit) -> None:
+def test_the_role_works_with_its_rules(role: Role, client: redis.Redis, limited: Limit) -> None:
     fill(client)
     role.act(*queues(limited(role.rules)))
-    assert homeless(client) == []
+    assert orphans(client) == []
 
 
 @each_role
@@ -114,8 +114,8 @@ def test_the_role_loses_nothing_with_any_command_less(role: Role, client: redis.
         rules = " ".join(rule for rule in role.rules.split() if rule != f"+{command}")
         with suppress(StoreRefusedError):
             role.act(*queues(limited(rules)))
-        # An admin deletes, and may leave a record of what it deleted.
-        assert role.name == "admin" or homeless(client) == [], command
+        # An admin may leave the record of an entry that it deleted.
+        assert role.name == "admin" or orphans(client) == [], command
 
 
 @each_role
@@ -143,7 +143,7 @@ def test_the_role_does_not_reach_other_keys(role: Role, client: redis.Redis, lim
         other.flushall()
 
 
-def test_a_holder_reaches_locks_and_nothing_else(client: redis.Redis, limited: Limit) -> None:
+def test_a_holder_can_access_only_locks(client: redis.Redis, limited: Limit) -> None:
     fill(client)
     holder = limited(rules_of("holder"))
     before = snapshot(client)
@@ -152,7 +152,7 @@ def test_a_holder_reaches_locks_and_nothing_else(client: redis.Redis, limited: L
             look()
     records = "{redis_queue:queue:work}:records"
     with pytest.raises(redis.exceptions.NoPermissionError):
-        # As a script that a holder may run, on keys of others.
+        # A script that the role may run, on keys of a queue.
         holder.execute_command("EVALSHA", load("lock/release").sha, 2, records, records, "x")
     assert snapshot(client) == before
 
@@ -161,10 +161,10 @@ ENDLESS = "while true do end"
 
 
 @each_role
-def test_no_role_may_bring_a_script_of_its_own(role: Role, client: redis.Redis, limited: Limit) -> None:
+def test_no_role_may_run_its_own_scripts(role: Role, client: redis.Redis, limited: Limit) -> None:
     fill(client)
     user = limited(role.rules)
-    # Unknown to Redis 6.2 or refused: in any case it is not run.
+    # Redis 6.2 does not know some commands; no version runs them.
     for command in (
         ("EVAL", ENDLESS, 0),
         ("EVAL_RO", ENDLESS, 0),
@@ -175,7 +175,7 @@ def test_no_role_may_bring_a_script_of_its_own(role: Role, client: redis.Redis, 
         with pytest.raises(redis.ResponseError):
             user.execute_command(*command)
     if role.name == "loader":
-        # Who loads may not run.
+        # The loader must not run scripts.
         with pytest.raises(redis.exceptions.NoPermissionError):
             user.evalsha(user.script_load(ENDLESS), 0)
     else:
@@ -184,7 +184,7 @@ def test_no_role_may_bring_a_script_of_its_own(role: Role, client: redis.Redis, 
     assert client.ping()
 
 
-def test_without_the_scripts_each_role_is_told_how_to_load_them(client: redis.Redis, limited: Limit) -> None:
+def test_missing_scripts_raise_an_error_that_says_how_to_load_them(client: redis.Redis, limited: Limit) -> None:
     for role in ROLES:
         if not role.scripts:
             continue
@@ -195,17 +195,17 @@ def test_without_the_scripts_each_role_is_told_how_to_load_them(client: redis.Re
         with pytest.raises(StoreUnavailableError, match="run `redis-queue load-scripts`"):
             role.act(*queues(user))
         assert snapshot(client) == before
-        # The loader knows none of the data.
+        # The loader cannot read data.
         assert load_scripts(limited(rules_of("loader"))) == len(all_scripts())
         role.act(*queues(limited(role.rules)))
 
 
-def test_only_its_writer_changes_the_audit(client: redis.Redis, limited: Limit) -> None:
+def test_only_the_operator_can_change_the_audit_log(client: redis.Redis, limited: Limit) -> None:
     fill(client)
     Audit(client, "redis_queue").add(ACTION)
     before = client.dump(AUDIT)
     names = [role.name for role in ROLES if role.name != "operator"]
-    # In Redis 6.2 who reads the audit beside another role may write it, and the page says so.
+    # In Redis 6.2 a user with the roles dashboard and another one may write the audit log; docs/security.md says so.
     together = [name for name in names if name != "dashboard"] if is_redis_6(client) else names
     for roles in ([[name] for name in names], [together]):
         for some in roles:
@@ -233,16 +233,16 @@ def test_in_a_cluster_the_scripts_are_loaded_into_every_node(
         node.script_flush()
         for name in ("loader", "producer"):
             rules = f"{rules_of(name)} {more}"
-            node.execute_command("ACL", "SETUSER", name, *BEGIN, *as_known(node, rules))
+            node.execute_command("ACL", "SETUSER", name, *BEGIN, *rules_for(node, rules))
 
     def user(name: str) -> redis.RedisCluster:
         (host, port), *_ = cluster.nodes
-        # A replica is told of once its primary has heard that it follows.
-        whole = wait_until(lambda: whole_client(host, port, name), description="six nodes")
-        assert isinstance(whole, redis.RedisCluster)
-        return whole
+        # A node announces a replica once the replica follows its primary.
+        connected_client = wait_until(lambda: client_of_all_nodes(host, port, name), description="six nodes")
+        assert isinstance(connected_client, redis.RedisCluster)
+        return connected_client
 
-    def whole_client(host: str, port: int, name: str) -> redis.RedisCluster | None:
+    def client_of_all_nodes(host: str, port: int, name: str) -> redis.RedisCluster | None:
         found = redis.RedisCluster(host=host, port=port, username=name, password="pw")
         if len(found.get_nodes()) == len(nodes):
             return found
@@ -270,14 +270,14 @@ AppOf = Callable[..., Celery]
 
 @pytest.fixture
 def app_of(redis_server: RedisServer, client: redis.Redis) -> Iterator[AppOf]:
-    """Return an app whose store is reached with the rules of these roles; broker and store are one Redis."""
+    """Return an app whose store user has the rules of these roles; broker and store are one Redis."""
     apps: list[Celery] = []
     socket = redis_server.socket
 
     def make(*names: str, more: str = "", **settings: Any) -> Celery:
         user = "-".join(names)
         rules = " ".join([*map(rules_of, names), more])
-        client.execute_command("ACL", "SETUSER", user, *BEGIN, *as_known(client, rules))
+        client.execute_command("ACL", "SETUSER", user, *BEGIN, *rules_for(client, rules))
         load_scripts(client)
         app = Celery("tests", broker=f"redis+socket://{socket}", set_as_current=False)
         app.conf.update(redis_queue_url=f"unix://{user}:pw@{socket}", **settings)
@@ -291,7 +291,7 @@ def app_of(redis_server: RedisServer, client: redis.Redis) -> Iterator[AppOf]:
         client.execute_command("ACL", "DELUSER", DelayedTasks(app).store.url.split("//")[1].split(":")[0])
 
 
-def test_a_producer_sends_and_changes_the_tasks_of_an_app(app_of: AppOf) -> None:
+def test_a_producer_can_send_and_change_the_tasks_of_an_app(app_of: AppOf) -> None:
     app = app_of("producer")
     delayed = DelayedTasks(app)
     results = [app.send_task("shop.remind", countdown=60) for _ in range(3)]
@@ -309,12 +309,12 @@ def test_a_producer_that_counts_needs_the_rules_of_the_dashboard(app_of: AppOf) 
     for look in (producer.count, lambda: list(producer.list()), producer.forecast):
         with pytest.raises(StoreRefusedError):
             look()
-    both = DelayedTasks(app_of("producer", "dashboard"))
-    assert (both.count(), list(both.list()), sum(count for _, count in both.forecast())) == (0, [], 0)
+    combined = DelayedTasks(app_of("producer", "dashboard"))
+    assert (combined.count(), list(combined.list()), sum(count for _, count in combined.forecast())) == (0, [], 0)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["broker and store are one", "another broker"])
-def test_a_dispatcher_of_an_app_sends_what_it_is_woken_for(
+def test_a_dispatcher_sends_a_task_after_a_wake_up(
     elsewhere: bool, app_of: AppOf, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = app_of("dispatcher", more="~work*", redis_queue_dispatch_interval=60.0)
@@ -325,7 +325,7 @@ def test_a_dispatcher_of_an_app_sends_what_it_is_woken_for(
     thread = threading.Thread(target=loop.run)
     thread.start()
     try:
-        wait_until(lambda: client.pubsub_numsub(channel) == [(channel, 1)], description="a dispatcher that listens")
+        wait_until(lambda: client.pubsub_numsub(channel) == [(channel, 1)], description="a listening dispatcher")
         app_of("producer").send_task("shop.remind", queue="work", countdown=0.05)
         wait_until(lambda: loop.total.sent == 1, description="the task to be sent")
     finally:
@@ -338,7 +338,7 @@ def test_a_dispatcher_of_an_app_sends_what_it_is_woken_for(
     assert caplog.messages == []
 
 
-def test_a_worker_with_leases_counts_what_comes_again_with_a_few_commands_more(app_of: AppOf) -> None:
+def test_a_worker_with_leases_needs_a_few_more_commands(app_of: AppOf) -> None:
     (more,) = re.findall(r"A worker with leases .*?needs\s+`([^`]+)`", DOCUMENT.read_text(), re.DOTALL)
     app = app_of("dispatcher", more=more)
     limit = TaskLeases(app).limit

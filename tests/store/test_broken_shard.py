@@ -1,4 +1,4 @@
-"""One broken shard of a DelayQueue: the others go on, and somebody is told."""
+"""A DelayQueue with one broken shard: the other shards keep working, and a warning is logged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from redis_queue.store.records import Records
 from tests.support.clock import Clock, when
 
 BROKEN = 1
-"""The shard that is broken; it is neither the first nor the last one."""
+"""The index of the broken shard, neither the first nor the last."""
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def timed(client: redis.Redis, clock: Clock) -> DelayQueue:
 
 @pytest.fixture
 def break_shard(client: redis.Redis) -> Callable[[str], None]:
-    """Give a key of the broken shard, by its part, another type."""
+    """Replace a key of the broken shard, named by its part, by one of another type."""
 
     def break_shard(part: str) -> None:
         key = getattr(Keys("redis_queue", "delay", "timed", BROKEN), part)
@@ -40,26 +40,26 @@ def break_shard(client: redis.Redis) -> Callable[[str], None]:
     return break_shard
 
 
-def homes(timed: DelayQueue, entries: Iterable[Entry]) -> set[int]:
-    """Return the shards that *entries* are in."""
+def shards_of(timed: DelayQueue, entries: Iterable[Entry]) -> set[int]:
+    """Return the indexes of the shards of *entries*."""
     return {timed._shards.index(timed._shards.of(entry.id)) for entry in entries}
 
 
-def test_what_was_claimed_elsewhere_is_returned(
+def test_claims_from_other_shards_are_returned(
     timed: DelayQueue, break_shard: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     break_shard("quarantine")
 
     entries = timed.claim(100)
 
-    assert homes(timed, entries) == {0, 2}
+    assert shards_of(timed, entries) == {0, 2}
     assert timed.ack_many(entries) == [True] * len(entries)
     assert "timed: cannot claim from every shard: A key of the queue has another Redis type" in caplog.text
     with pytest.raises(WrongTypeError):
         timed.claim(100)
 
 
-def test_a_warning_is_not_repeated_all_the_time(
+def test_the_warning_is_logged_once(
     timed: DelayQueue, break_shard: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     break_shard("quarantine")
@@ -69,20 +69,20 @@ def test_a_warning_is_not_repeated_all_the_time(
     assert [record.message.partition(":")[0] for record in caplog.records] == ["timed"]
 
 
-def test_what_was_acked_elsewhere_is_popped(
+def test_pop_returns_entries_of_other_shards(
     timed: DelayQueue, break_shard: Callable[[str], None], client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     break_shard("errors")
 
     popped = timed.pop(100)
 
-    assert homes(timed, popped) == {0, 2}
+    assert shards_of(timed, popped) == {0, 2}
     left = sum(client.hlen(shard.keys.records) for shard in timed._shards)
-    assert len(popped) + left == 30, "each is stored or was returned"
+    assert len(popped) + left == 30, "each entry is stored or was returned"
     assert "cannot ack in every shard" in caplog.text
 
 
-def test_a_pop_that_got_nothing_says_why(timed: DelayQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pop_without_entries_raises(timed: DelayQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(_shard: Records, _held: object) -> list[bool]:
         raise StoreUnavailableError
 
@@ -112,13 +112,13 @@ def test_leases_in_the_other_shards_are_put_back(
     back = timed.put_back()
 
     assert 0 < back.returned < claimed
-    assert homes(timed, timed) == {0, 2}
+    assert shards_of(timed, timed) == {0, 2}
     assert "cannot put back in every shard" in caplog.text
     with pytest.raises(WrongTypeError):
         timed.put_back()
 
 
-def test_what_is_due_in_the_other_shards_is_moved(
+def test_due_entries_of_other_shards_are_moved(
     timed: DelayQueue, break_shard: Callable[[str], None], client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     break_shard("errors")
@@ -126,18 +126,18 @@ def test_what_is_due_in_the_other_shards_is_moved(
     moved = timed.move_due()
 
     assert moved == client.llen("list")
-    assert homes(timed, timed) == {BROKEN}
+    assert shards_of(timed, timed) == {BROKEN}
     assert "cannot move from every shard" in caplog.text
     assert timed.move_due() == 0
 
 
-def test_what_is_overdue_in_the_other_shards_is_buried(
+def test_overdue_entries_of_other_shards_are_buried(
     timed: DelayQueue, break_shard: Callable[[str], None], clock: Clock
 ) -> None:
     break_shard("errors")
     clock.forward(61)
     assert timed.moves.bury_overdue(60, reason="late") > 0
-    assert homes(timed, timed) == {BROKEN}
+    assert shards_of(timed, timed) == {BROKEN}
     assert timed.moves.bury_overdue(60, reason="late") == 0
 
 
@@ -163,7 +163,7 @@ def test_a_queue_that_is_broken_everywhere_raises(timed: DelayQueue, client: red
             timed.moves.due_in()
 
 
-def test_a_server_that_is_away_is_not_asked_for_every_shard(
+def test_an_unreachable_server_is_asked_only_once(
     timed: DelayQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[Records] = []
@@ -183,7 +183,7 @@ def test_a_server_that_is_away_is_not_asked_for_every_shard(
     assert caplog.records == []
 
 
-def test_an_idle_queue_still_puts_back_nothing(timed: DelayQueue) -> None:
+def test_an_empty_queue_has_nothing_to_put_back(timed: DelayQueue) -> None:
     timed.purge()
     assert timed.put_back() == PutBack()
     assert timed.moves.due_in() == math.inf

@@ -1,4 +1,4 @@
-"""The clock of the Redis host jumps by an hour: things come early or late by that, and nothing is lost."""
+"""The clock of the Redis host jumps by an hour: entries come early or late by that much, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LEASE = 600
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClockServer]:
-    """A server whose clock can be set."""
+    """A server with a settable clock."""
     with ClockServer(tmp_path_factory.mktemp("clock")) as server:
         yield server
 
 
 @pytest.fixture
 def client(server: ClockServer) -> Iterator[redis.Redis]:
-    """A client of it; the clock is right."""
+    """A client of the server, whose clock is correct."""
     server.set_clock(0)
     with server.client() as client:
         client.flushall()
@@ -35,7 +35,7 @@ def client(server: ClockServer) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def queue(client: redis.Redis) -> RedisQueue:
-    """Two messages in flight, one ready, one delayed by half an hour, one by three."""
+    """A queue with two messages in flight, one ready, one delayed by half an hour and one by three hours."""
     queue = RedisQueue("orders", client, visibility_timeout=LEASE, put_back_on_get=0)
     queue.put_many(["held", "late", "ready"])
     queue.put("soon", delay=HOUR / 2)
@@ -45,7 +45,7 @@ def queue(client: redis.Redis) -> RedisQueue:
 
 @pytest.fixture
 def timed(client: redis.Redis) -> DelayQueue:
-    """The same as entries."""
+    """A delay queue with entries like the messages of `queue`."""
     timed = DelayQueue("orders", client, visibility_timeout=LEASE)
     delays = {"held": 0.0, "late": 0.0, "soon": HOUR / 2, "far": 3.0 * HOUR}
     timed.push_many([Push(name, id=name, delay=delay) for name, delay in delays.items()])
@@ -68,7 +68,7 @@ class TestForward:
         assert [(message.body, message.deliveries) for message in found] == [("held", 2), ("ready", 1)]
         assert queue.ack_many(found) == [True, True]
 
-    def test_messages_come_early_by_no_more_than_the_step(self, server: ClockServer, queue: RedisQueue) -> None:
+    def test_messages_come_early_by_at_most_the_step(self, server: ClockServer, queue: RedisQueue) -> None:
         queue.get_many(3)
         server.set_clock(HOUR)
         assert [message.body for message in queue.get_many(10)] == ["soon"]
@@ -77,12 +77,12 @@ class TestForward:
         server.set_clock(4 * HOUR)
         assert [message.body for message in queue.get_many(10)] == ["far"]
 
-    def test_a_get_that_waits_sees_it(self, server: ClockServer, client: redis.Redis) -> None:
+    def test_a_blocked_get_notices_the_step(self, server: ClockServer, client: redis.Redis) -> None:
         queue = RedisQueue("orders", client, poll_interval=0.1)
         queue.put("soon", delay=HOUR / 2)
         with ThreadPoolExecutor() as pool:
             future = pool.submit(queue.get, timeout=20)
-            wait_until(lambda: client.info("clients")["blocked_clients"], description="a waiting get")
+            wait_until(lambda: client.info("clients")["blocked_clients"], description="a blocked get")
             server.set_clock(HOUR)
             message = future.result(10)
         assert message is not None
@@ -102,9 +102,7 @@ class TestForward:
         assert timed.ack_many(found) == [True, True]
         assert [entry.id for entry in timed] == ["far"]
 
-    def test_entries_move_once_and_early_by_no_more_than_the_step(
-        self, server: ClockServer, client: redis.Redis
-    ) -> None:
+    def test_entries_move_once_and_early_by_at_most_the_step(self, server: ClockServer, client: redis.Redis) -> None:
         timed = DelayQueue("orders", client)
         timed.push_many([Push(b"%d" % hours, delay=hours * HOUR, destination="target") for hours in (0, 1, 2)])
         assert timed.move_due() == 1
@@ -138,7 +136,7 @@ class TestBackward:
         assert queue.put_back().returned == 0
         assert queue.ack(held)
 
-    def test_what_was_claimed_meanwhile_is_put_back_when_the_clock_is_right_again(
+    def test_claims_during_the_step_are_put_back_after_the_correction(
         self, server: ClockServer, queue: RedisQueue
     ) -> None:
         server.set_clock(-HOUR)

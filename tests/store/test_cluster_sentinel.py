@@ -1,4 +1,4 @@
-"""Both queues on a Redis Cluster and behind Sentinel, and what a failover does to them."""
+"""Both queues on Redis Cluster and with Sentinel, also during a failover."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ Client = redis.Redis | redis.RedisCluster
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    """Threads to wait in."""
+    """A pool for blocking calls."""
     with ThreadPoolExecutor() as pool:
         yield pool
 
 
 def must(message: Message | None) -> Message:
-    """Return the message, which must be there."""
+    """Return *message*; fail if there is none."""
     assert message is not None
     return message
 
 
 def blocked(server: RedisServer) -> int:
-    """Return how many clients wait in *server*."""
+    """Return the number of blocked clients of *server*."""
     with server.client() as client:
         return int(client.info("clients")["blocked_clients"])
 
 
 def replicated(server: RedisServer, replicas: int) -> bool:
-    """Tell whether that many replicas have all that *server* has written so far."""
+    """Tell whether *replicas* replicas have received all writes of *server*."""
     with server.client() as client:
         state = client.info("replication")
     known = [state.get(f"slave{number}") for number in range(replicas)]
@@ -55,7 +55,7 @@ def replicated(server: RedisServer, replicas: int) -> bool:
 
 
 def persist(call: Callable[[], Any]) -> Any:
-    """Return what *call* returns, tried again as long as Redis is away."""
+    """Return the result of *call*; repeat it while Redis is unavailable."""
 
     def attempt() -> list[Any]:
         try:
@@ -66,8 +66,8 @@ def persist(call: Callable[[], Any]) -> Any:
     return wait_until(attempt, description="Redis to be back")[0]
 
 
-def use_every_verb_of_a_queue(client: Client) -> None:
-    """Use a RedisQueue from put to purge."""
+def use_every_method_of_a_queue(client: Client) -> None:
+    """Call every method of a RedisQueue."""
     queue = RedisQueue("orders", client, max_deliveries=2)
     ids = queue.put_many([{"n": number} for number in range(5)])
     queue.put("again", dedupe_key=ids[0])
@@ -97,8 +97,8 @@ def use_every_verb_of_a_queue(client: Client) -> None:
     assert Registry(Scripts(client), "redis_queue").all()[-1].name == "orders"
 
 
-def use_every_verb_of_a_delay_queue(client: Client) -> None:
-    """Use a DelayQueue from push to purge."""
+def use_every_method_of_a_delay_queue(client: Client) -> None:
+    """Call every method of a DelayQueue."""
     timed = DelayQueue("orders", client, shards=4, max_deliveries=2)
     timed.push_many([Push(number, id=f"e{number:02}", delay=0 if number < 20 else 60) for number in range(40)])
     assert len(timed) == 40
@@ -125,20 +125,20 @@ def use_every_verb_of_a_delay_queue(client: Client) -> None:
 
 class TestCluster:
     def test_a_queue_does_everything(self, cluster_client: redis.RedisCluster) -> None:
-        use_every_verb_of_a_queue(cluster_client)
+        use_every_method_of_a_queue(cluster_client)
 
     def test_a_delay_queue_does_everything(self, cluster_client: redis.RedisCluster) -> None:
-        use_every_verb_of_a_delay_queue(cluster_client)
+        use_every_method_of_a_delay_queue(cluster_client)
 
     @pytest.mark.usefixtures("cluster_client")
-    def test_a_url_is_all_it_takes(self, cluster: RedisCluster) -> None:
+    def test_a_url_is_enough(self, cluster: RedisCluster) -> None:
         queue = RedisQueue("orders", cluster.url)
         assert url_of(queue.client).startswith("redis+cluster://127.0.0.1:")
         queue.put("hello")
         assert queue.ack(must(queue.get(block=False)))
         assert isinstance(queue.client, redis.RedisCluster)
 
-    def test_shards_stand_on_several_nodes(self, cluster: RedisCluster, cluster_client: redis.RedisCluster) -> None:
+    def test_shards_are_on_several_nodes(self, cluster: RedisCluster, cluster_client: redis.RedisCluster) -> None:
         DelayQueue("orders", cluster_client, shards=4).push_many(range(200))
         keys = [Keys("redis_queue", "delay", "orders", shard).waiting.decode() for shard in range(4)]
         assert len({cluster.primary_of(key).port for key in keys}) > 1
@@ -146,7 +146,7 @@ class TestCluster:
         assert sum(sizes) == 200
         assert min(sizes) > 20
 
-    def test_what_cannot_be_atomic_is_refused(self, cluster_client: redis.RedisCluster) -> None:
+    def test_move_due_is_refused(self, cluster_client: redis.RedisCluster) -> None:
         timed = DelayQueue("orders", cluster_client, shards=4)
         timed.push("a", destination="elsewhere")
         with pytest.raises(ConfigurationError, match="Redis Cluster forbids; use claim"):
@@ -167,11 +167,11 @@ class TestCluster:
         with cluster.client() as other:
             future = pool.submit(RedisQueue("orders", other, poll_interval=4).get, timeout=20)
             server = cluster.primary_of(ORDERS.wake.decode())
-            wait_until(lambda: blocked(server) == 1, description="a waiting get")
+            wait_until(lambda: blocked(server) == 1, description="a blocked get")
             RedisQueue("orders", cluster_client).put("hello")
             assert must(future.result(3)).body == "hello"
 
-    def test_nothing_that_was_acknowledged_is_lost_when_a_primary_dies(
+    def test_a_killed_primary_loses_no_confirmed_writes(
         self, cluster: RedisCluster, cluster_client: redis.RedisCluster, pool: ThreadPoolExecutor
     ) -> None:
         queue = RedisQueue("orders", cluster_client)
@@ -182,7 +182,7 @@ class TestCluster:
         assert queue.ack_many(held[:5]) == [True] * 5
         wait_until(
             lambda: all(replicated(server, 1) for server in cluster.servers if is_primary(server)),
-            description="the replicas to have everything",
+            description="the replicas to be in sync",
         )
         future = pool.submit(cluster.kill_primary_of, ORDERS.meta.decode())
         for number in range(100, 130):
@@ -195,20 +195,20 @@ class TestCluster:
         assert 129 in {message.body for message in found}
         assert sorted(entry.payload for entry in persist(lambda: timed.claim(500))) == list(range(100))
 
-    def test_a_waiting_get_survives_the_death_of_its_primary(
+    def test_a_blocked_get_survives_the_death_of_its_primary(
         self, cluster: RedisCluster, cluster_client: redis.RedisCluster, pool: ThreadPoolExecutor
     ) -> None:
         with cluster.client() as other:
             future = pool.submit(RedisQueue("orders", other, poll_interval=4).get, timeout=30)
             server = cluster.primary_of(ORDERS.wake.decode())
-            wait_until(lambda: blocked(server) == 1, description="a waiting get")
+            wait_until(lambda: blocked(server) == 1, description="a blocked get")
             cluster.kill_primary_of(ORDERS.wake.decode())
             persist(lambda: RedisQueue("orders", cluster_client).put("after"))
             assert must(future.result(15)).body == "after"
 
 
 def is_primary(server: RedisServer) -> bool:
-    """Tell whether *server* runs and is no replica."""
+    """Tell whether *server* runs and is a primary."""
     if not server.answering:
         return False
     with server.client() as client:
@@ -216,19 +216,19 @@ def is_primary(server: RedisServer) -> bool:
 
 
 def sentinel_url(sentinel: SentinelSet) -> str:
-    """Return our own form of URL."""
+    """Return the URL in the project's own form."""
     nodes = ",".join(f"{host}:{port}" for host, port in sentinel.nodes)
     return f"redis+sentinel://{nodes}/0?master_name={sentinel.master_name}"
 
 
 class TestSentinel:
     def test_a_queue_does_everything(self, sentinel_client: redis.Redis) -> None:
-        use_every_verb_of_a_queue(sentinel_client)
+        use_every_method_of_a_queue(sentinel_client)
 
     def test_a_delay_queue_does_everything(self, sentinel_client: redis.Redis) -> None:
-        use_every_verb_of_a_delay_queue(sentinel_client)
+        use_every_method_of_a_delay_queue(sentinel_client)
 
-    def test_either_form_of_url_is_all_it_takes(self, sentinel: SentinelSet, sentinel_client: redis.Redis) -> None:
+    def test_each_form_of_url_works(self, sentinel: SentinelSet, sentinel_client: redis.Redis) -> None:
         RedisQueue("orders", sentinel_url(sentinel)).put("ours")
         RedisQueue("orders", sentinel.url).put("the other name")
         celery = ";".join(f"sentinel://{host}:{port}" for host, port in sentinel.nodes)
@@ -237,11 +237,11 @@ class TestSentinel:
         assert [message.body for message in found] == ["ours", "the other name", "celery's"]
 
     @pytest.mark.usefixtures("sentinel_client")
-    def test_an_unknown_primary_is_away(self, sentinel: SentinelSet) -> None:
+    def test_an_unknown_primary_raises(self, sentinel: SentinelSet) -> None:
         with pytest.raises(StoreUnavailableError, match="nobody"):
             connect(sentinel_url(sentinel).replace(f"={sentinel.master_name}", "=nobody"))
 
-    def test_a_failover_loses_nothing_that_the_replicas_had_and_a_waiting_get_goes_on(
+    def test_a_failover_loses_no_replicated_writes_and_a_blocked_get_continues(
         self, sentinel: SentinelSet, sentinel_client: redis.Redis, pool: ThreadPoolExecutor
     ) -> None:
         queue = RedisQueue("orders", sentinel_url(sentinel))
@@ -251,8 +251,8 @@ class TestSentinel:
         held = queue.get_many(10)
         assert queue.ack_many(held[:5]) == [True] * 5
         waiting = pool.submit(RedisQueue("empty", sentinel_url(sentinel)).get, timeout=40)
-        wait_until(lambda: blocked(sentinel.primary) == 1, description="a waiting get")
-        wait_until(lambda: replicated(sentinel.primary, 2), description="the replicas to have everything")
+        wait_until(lambda: blocked(sentinel.primary) == 1, description="a blocked get")
+        wait_until(lambda: replicated(sentinel.primary, 2), description="the replicas to be in sync")
         new = sentinel.fail_over()
         persist(lambda: queue.put("after", dedupe_key="after"))
         assert queue.ack_many(held) == [False] * 5 + [True] * 5
@@ -263,19 +263,19 @@ class TestSentinel:
         persist(lambda: RedisQueue("empty", queue.client).put("wake up"))
         assert must(waiting.result(15)).body == "wake up"
 
-    def test_a_primary_that_is_demoted_alive_is_left_behind(
+    def test_clients_leave_a_demoted_primary(
         self, sentinel: SentinelSet, sentinel_client: redis.Redis, pool: ThreadPoolExecutor
     ) -> None:
         queue = RedisQueue("orders", sentinel_url(sentinel))
         queue.put("before")
         waiting = pool.submit(RedisQueue("empty", sentinel_url(sentinel)).get, timeout=40)
         old = sentinel.primary
-        wait_until(lambda: blocked(old) == 1, description="a waiting get")
-        wait_until(lambda: replicated(old, 2), description="the replicas to have everything")
+        wait_until(lambda: blocked(old) == 1, description="a blocked get")
+        wait_until(lambda: replicated(old, 2), description="the replicas to be in sync")
         with sentinel.sentinels[0].client() as watcher:
             watcher.execute_command("SENTINEL", "FAILOVER", sentinel.master_name)
         wait_until(lambda: sentinel.primary is not old, description="another primary")
-        with old.client() as client:  # Sentinel would do so too, ten seconds later
+        with old.client() as client:  # Sentinel would do it ten seconds later
             client.replicaof(HOST, sentinel.primary.port)
         persist(lambda: queue.put("after", dedupe_key="after"))
         assert [message.body for message in persist(lambda: queue.get_many(5))] == ["before", "after"]
@@ -283,10 +283,10 @@ class TestSentinel:
         assert must(waiting.result(15)).body == "wake up"
 
 
-class TestAClientThatRepeatsByItself:
-    """One that the user made: redis-py would send a script again whose reply was lost, as if it were the first time."""
+class TestClientWithRetries:
+    """A client made by the user: redis-py would repeat a script after a lost reply, as a new call."""
 
-    def test_a_cluster_client_is_kept_from_it(
+    def test_a_cluster_client_does_not_repeat_scripts(
         self, cluster: RedisCluster, cluster_client: redis.RedisCluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert cluster_client.ping()
@@ -308,7 +308,7 @@ class TestAClientThatRepeatsByItself:
             assert queue.ack(message)
             assert lost
 
-    def test_a_client_of_one_server_is_not_waited_for_ten_times(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_client_of_one_server_makes_few_attempts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         tried: list[object] = []
 
         def refuse(connection: redis.Connection) -> None:

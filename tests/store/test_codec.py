@@ -1,4 +1,4 @@
-"""Bodies survive the way to bytes and back; what is not whole is always unreadable, and never anything worse."""
+"""Bodies survive encoding and decoding; incomplete records always raise UnreadableError and nothing else."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CODEC = Codec(JSON, 1024 * 1024)
 
 
 def stored(record: bytes, put_at: int = 1_700_000_000_000) -> bytes:
-    """Return what the scripts make of *record*."""
+    """Return *record* in the form that the scripts store."""
     return b"v1 %d %b" % (put_at, record)
 
 
@@ -71,13 +71,13 @@ def test_a_truncated_record_is_unreadable(body: Any, head: Any, destination: str
 
 @relaxed
 @given(json_values, st.binary(min_size=1))
-def test_a_record_with_something_behind_it_is_unreadable(body: Any, more: bytes) -> None:
+def test_a_record_with_trailing_bytes_is_unreadable(body: Any, more: bytes) -> None:
     with pytest.raises(UnreadableError):
         CODEC.decode(stored(CODEC.encode(body)) + more)
 
 
 def readable(record: bytes) -> bool:
-    """Tell whether *record* can be read; any error but UnreadableError comes through."""
+    """Tell whether *record* can be decoded; all errors but UnreadableError are raised."""
     try:
         found = CODEC.decode(record)
     except UnreadableError as error:
@@ -98,7 +98,7 @@ def test_random_bytes_are_unreadable(record: bytes) -> None:
 
 
 FRAME = re.compile(rb"v1 [0-9]+ \S+ [0-9]+ [0-9]+( [0-9]+)?\n")
-"""What the scripts take for the frame of a record."""
+"""The records that the scripts accept."""
 
 
 @relaxed
@@ -112,7 +112,7 @@ FRAME = re.compile(rb"v1 [0-9]+ \S+ [0-9]+ [0-9]+( [0-9]+)?\n")
 @example(b"v1", b"1_0", b"json", [b"0", b"2"], b"{}")
 @example(b"v1", b"+1", b"json", [b"0", b"2"], b"{}")
 @example(b"v1", b"1", b"bytes", [b"0", b"-2", b"4"], b"{}")
-def test_what_the_scripts_do_not_take_for_a_record_is_none_here_either(
+def test_records_that_the_scripts_reject_are_unreadable(
     version: bytes, put_at: bytes, kind: bytes, lengths: list[bytes], rest: bytes
 ) -> None:
     record = b" ".join([version, put_at, kind, *lengths]) + b"\n" + rest
@@ -122,7 +122,7 @@ def test_what_the_scripts_do_not_take_for_a_record_is_none_here_either(
 
 @relaxed
 @given(json_values, headers, destinations, st.data())
-def test_a_record_with_one_changed_byte_raises_nothing_else(
+def test_a_record_with_one_changed_byte_raises_no_other_error(
     body: Any, head: Any, destination: str | None, data: st.DataObject
 ) -> None:
     record = bytearray(stored(CODEC.encode(body, head, destination)))
@@ -142,7 +142,7 @@ def test_json_is_written_compactly_in_utf_8() -> None:
 
 
 @pytest.mark.parametrize("body", ["x" * 98, b"x" * 100, "é" * 49], ids=["text", "bytes", "two bytes each"])
-def test_a_body_may_be_as_large_as_the_limit_and_no_larger(body: Any) -> None:
+def test_a_body_may_be_at_most_as_large_as_the_limit(body: Any) -> None:
     assert Codec(JSON, 100).encode(body)
     with pytest.raises(BodyError, match="body of 100 bytes: must be at most max_body=99"):
         Codec(JSON, 99).encode(body)
@@ -156,31 +156,31 @@ def test_headers_and_destination_do_not_count_as_body() -> None:
 
 
 class Reversed:
-    """Writes text backwards; refuses what is no text."""
+    """A serializer that reverses text and refuses other types."""
 
     name = "reversed"
 
     def dumps(self, body: Any, /) -> bytes:
-        """Return it backwards."""
+        """Return *body* reversed."""
         if not isinstance(body, str):
             raise RuntimeError("no text")
         return body[::-1].encode()
 
     def loads(self, data: bytes, /) -> Any:
-        """Return it forwards."""
+        """Return the original text."""
         if data == b"bomb":
             raise MemoryError
         return data.decode()[::-1]
 
 
-def test_another_serializer_takes_over() -> None:
+def test_another_serializer_can_be_used() -> None:
     codec = Codec(Reversed(), 100)
     assert codec.decode(stored(codec.encode("abc"))).body == "abc"
     assert codec.decode(stored(codec.encode(b"abc"))).body == b"abc"
     assert codec.decode(stored(CODEC.encode({"a": 1}))).body == {"a": 1}
 
 
-def test_whatever_a_serializer_raises_is_a_body_error_or_unreadable() -> None:
+def test_errors_of_a_serializer_are_translated() -> None:
     codec = Codec(Reversed(), 100)
     with pytest.raises(BodyError, match="body of type int is not reversed: no text") as caught:
         codec.encode(5)
@@ -198,7 +198,7 @@ def test_the_name_of_a_serializer_is_short_and_simple(name: str) -> None:
         Codec(serializer, 100)
 
 
-def test_what_is_done_to_the_headers_of_one_record_shows_in_no_other() -> None:
+def test_records_do_not_share_headers() -> None:
     record = stored(CODEC.encode(1))
     headers: Any = CODEC.decode(record).headers
     headers["tenant"] = "A"
@@ -206,26 +206,26 @@ def test_what_is_done_to_the_headers_of_one_record_shows_in_no_other() -> None:
 
 
 @pytest.mark.parametrize("number", ["9" * (MAX_DIGITS + 1), "1e999", "-1e999", "NaN", "Infinity"])
-def test_numbers_without_measure_are_unreadable(number: str) -> None:
+def test_huge_numbers_are_unreadable(number: str) -> None:
     with pytest.raises(UnreadableError, match="body is not json: ValueError"):
         CODEC.decode(stored(b"json 0 %d\n%b" % (len(number), number.encode())))
     with pytest.raises(UnreadableError, match="headers are not JSON"):
         CODEC.decode(stored(b'bytes %d 0\n{"a":%b}' % (len(number) + 6, number.encode())))
 
 
-class TestADocument:
+class TestReadDocument:
     @pytest.mark.parametrize("text", ["9" * (MAX_DIGITS + 1), "[" * 100_000, "[" * 201 + "]" * 201, "{", b"\xff", b""])
-    def test_without_measure_is_refused(self, text: str | bytes) -> None:
-        with pytest.raises(ValueError):  # noqa: PT011 - one of several errors of Python
+    def test_too_large_or_deep_is_refused(self, text: str | bytes) -> None:
+        with pytest.raises(ValueError):  # noqa: PT011 - ValueError and its subclasses
             read_document(text)
 
-    def test_is_read_up_to_its_limits(self) -> None:
+    def test_is_read_up_to_the_limits(self) -> None:
         assert read_document("9" * MAX_DIGITS) == int("9" * MAX_DIGITS)
         assert read_document("[" * MAX_DEPTH + "]" * MAX_DEPTH)
         assert read_document(f"[{'[],' * 1000}[]]") == [[]] * 1001
         assert read_document(b'{"__type__":"decimal","__value__":"1E+10000000"}')["__type__"] == "decimal"
 
     @pytest.mark.parametrize("value", [None, True, 1.5, "1", 2**63, [1]])
-    def test_has_small_integers_where_integers_are_wanted(self, value: Any) -> None:
+    def test_small_integer_refuses_other_values(self, value: Any) -> None:
         with pytest.raises(TypeError, match="expected an integer of up to 63 bits"):
             small_integer(value)

@@ -1,4 +1,4 @@
-"""Connections that break at any place of a call: one effect, and the true answer or a clear word that it is unknown."""
+"""Connections that break anywhere during a call: one effect, and the true answer or an error that it is unknown."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.usefixtures("without_pauses")
 
 TIMEOUT = 0.5
-"""Seconds: enough for a connection and an answer on a busy machine, since the second attempt is the last one."""
+"""Seconds: enough for a connection and an answer on a busy machine, since the second attempt is the last."""
 
 
 @pytest.fixture
 def hasty(proxy: FaultProxy) -> Iterator[redis.Redis]:
-    """A client behind the proxy that gives up at once."""
+    """A client that connects through the proxy, with a very short timeout."""
     with redis.Redis.from_url(proxy.url, **client_options(socket_timeout=TIMEOUT)) as hasty:
         yield hasty
 
 
-class Rehearsed(NamedTuple):
-    """One verb, what it answers and leaves behind where nothing breaks, and the stage before it."""
+class Expected(NamedTuple):
+    """The stage before a verb, and its answer and effect without faults."""
 
     stage: Stage
     answer: Any
@@ -57,8 +57,8 @@ class Rehearsed(NamedTuple):
     sha: bytes
 
 
-def rehearse(client: redis.Redis, verb: str) -> Rehearsed:
-    """Do *verb* once and put everything back."""
+def rehearse(client: redis.Redis, verb: str) -> Expected:
+    """Call *verb* once without faults and restore the stage."""
     act = VERBS[verb]
     load_scripts(client)
     stage = Stage(client)
@@ -66,17 +66,17 @@ def rehearse(client: redis.Redis, verb: str) -> Rehearsed:
     answer = act.call(stage.on(client, later=act.later))
     after, bodies = state(client), Counter(drain_of_a_copy(client))
     copy.restore()
-    return Rehearsed(stage, answer, before, after, bodies, load(act.script).sha.encode())
+    return Expected(stage, answer, before, after, bodies, load(act.script).sha.encode())
 
 
 def outcome(verb: str) -> str:
-    """Return what an error says of the outcome of *verb*: only a write leaves a doubt."""
+    """Return what the error says about the outcome of *verb*: only that of a write is unknown."""
     return "whether" if load(VERBS[verb].script).writes else r"in time \("
 
 
 def settle(proxy: FaultProxy, left: int) -> None:
-    """Return when the server has ended all connections that somebody gave up."""
-    wait_until(lambda: proxy.open_connections <= left, description="the late requests to be over")
+    """Wait until the server has closed the abandoned connections."""
+    wait_until(lambda: proxy.open_connections <= left, description="the late requests to end")
 
 
 CUTS: dict[str, Callable[[FaultProxy, bytes], None]] = {
@@ -101,7 +101,7 @@ class TestEveryVerb:
             assert found == known.answer
 
     @verbs
-    def test_that_never_arrives_changes_nothing_and_says_that_it_is_unknown(
+    def test_without_arriving_changes_nothing_and_raises(
         self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis, verb: str
     ) -> None:
         known = rehearse(client, verb)
@@ -114,7 +114,7 @@ class TestEveryVerb:
         assert VERBS[verb].call(known.stage.on(through, later=VERBS[verb].later)) == known.answer
 
     @verbs
-    def test_whose_replies_all_break_has_at_most_one_effect(
+    def test_without_a_reply_has_at_most_one_effect(
         self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis, verb: str
     ) -> None:
         known = rehearse(client, verb)
@@ -122,12 +122,12 @@ class TestEveryVerb:
         with pytest.raises(StoreUnavailableError, match=outcome(verb)):
             VERBS[verb].call(known.stage.on(through, later=VERBS[verb].later))
         assert lost(client, VERBS[verb]) == []
-        # A pop that knows of nothing acks nothing: what it claimed comes back.
+        # A pop without an answer acks nothing: its claims are put back.
         if verb != "pop":
             assert state(client) == known.after
 
     @verbs
-    def test_may_arrive_once_more_when_it_is_answered_already(
+    def test_may_arrive_again_after_its_answer(
         self, client: redis.Redis, proxy: FaultProxy, hasty: redis.Redis, verb: str
     ) -> None:
         known = rehearse(client, verb)
@@ -140,7 +140,7 @@ class TestEveryVerb:
         assert Counter(drain(client)) == known.bodies
 
     @verbs
-    def test_that_a_black_hole_gives_back_late_has_one_effect_at_most(
+    def test_that_arrives_after_the_timeout_has_at_most_one_effect(
         self, client: redis.Redis, proxy: FaultProxy, verb: str
     ) -> None:
         known = rehearse(client, verb)
@@ -156,7 +156,7 @@ class TestEveryVerb:
 
 
 class Both(NamedTuple):
-    """Both queues through one client, and what the call answered."""
+    """Both queues of one client, and the answer of the call."""
 
     queue: RedisQueue
     timed: DelayQueue
@@ -164,7 +164,7 @@ class Both(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A call whose first attempt is held back, what is done after it was answered, and what must be true in the end."""
+    """A call whose first attempt is delayed, the calls after its answer, and the condition that must hold then."""
 
     script: str
     call: Callable[[Both], Any]
@@ -262,9 +262,9 @@ LATE: dict[str, Late] = {
 GONE = Message("gone", None, {}, when(0), 1, Lease("1-nobody", when(0)))
 
 
-class TestAFirstAttempt:
+class TestDelayedFirstAttempt:
     @pytest.mark.parametrize("late", LATE)
-    def test_that_arrives_after_the_second_and_the_next_call_does_nothing(
+    def test_has_no_effect_after_the_next_call(
         self, client: redis.Redis, proxy: FaultProxy, hasty: redis.Redis, late: str
     ) -> None:
         load_scripts(client)
@@ -306,19 +306,19 @@ BETWEEN: dict[str, Callable[[FaultProxy], None]] = {
 }
 
 
-class TestAnAckWithTheNextClaim:
-    """What consume() sends in one piece may break between the two."""
+class TestAckWithNextClaim:
+    """consume() sends an ack and the next claim together; the connection may break in between."""
 
     @pytest.fixture
     def warm(self, client: redis.Redis) -> RedisQueue:
-        """A queue with three messages whose scripts are known to the server."""
+        """A queue with three messages, on a server that has loaded the scripts."""
         load_scripts(client)
         queue = RedisQueue("orders", client)
         queue.put_many(["first", "second", "third"])
         return queue
 
     @pytest.mark.parametrize("between", BETWEEN)
-    def test_finishes_the_one_and_claims_the_other_once(
+    def test_acks_one_message_and_claims_the_next_once(
         self, warm: RedisQueue, proxy: FaultProxy, through: redis.Redis, between: str
     ) -> None:
         found = []
@@ -333,7 +333,7 @@ class TestAnAckWithTheNextClaim:
         assert found == ["first", "second", "third"]
         assert warm.stats().acked == 3
 
-    def test_whose_claims_are_never_answered_gives_those_messages_back(
+    def test_claims_without_an_answer_are_put_back(
         self, warm: RedisQueue, proxy: FaultProxy, through: redis.Redis
     ) -> None:
         consuming = RedisQueue("orders", through).consume(timeout=0)
@@ -341,7 +341,7 @@ class TestAnAckWithTheNextClaim:
         proxy.drop_next_reply(10, matching=GET)
         with pytest.raises(StoreUnavailableError, match="unknown"):
             next(consuming)
-        # It asked once more, and nobody heard of that claim either.
+        # It repeated the claim, and the second answer was lost as well.
         stats = warm.stats()
         assert (stats.ready, stats.in_flight, stats.acked) == (0, 2, 1)
         late = RedisQueue("orders", warm.client, clock=lambda: 2 * server_now(warm))
@@ -350,6 +350,6 @@ class TestAnAckWithTheNextClaim:
 
 
 def server_now(queue: RedisQueue) -> int:
-    """Return the server's clock in milliseconds."""
+    """Return the time of the server in milliseconds."""
     seconds, _ = queue.client.time()
     return int(seconds) * 1000

@@ -1,4 +1,4 @@
-"""Replies, connections, scripts and servers that go away in the middle: one effect and the true answer."""
+"""Replies, connections, scripts and servers that fail during a call: one effect and the true answer."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.support.store.stage import COUNTS, LATER, VERBS, Copy, Stage, load_sc
 from tests.support.wait import wait_until
 
 
-class TestClaimedInSpiteOf:
-    """What a get has claimed reaches its caller although tidying up on the way fails."""
+class TestFailureAfterClaim:
+    """A claimed message is returned even if the cleanup after the claim fails."""
 
     @pytest.mark.parametrize("failure", [StoreUnavailableError, StoreRefusedError, WrongTypeError])
-    def test_a_failure_behind_the_claim(
+    def test_the_claimed_message_is_returned(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch, failure: type[StoreError]
     ) -> None:
         def fail(_name: str, **_arguments: Any) -> Any:
@@ -52,7 +52,7 @@ class TestClaimedInSpiteOf:
 
 class TestScriptFlush:
     @verbs
-    def test_every_verb_brings_its_script_along(self, client: redis.Redis, verb: str) -> None:
+    def test_every_verb_loads_its_script(self, client: redis.Redis, verb: str) -> None:
         act = VERBS[verb]
         stage = Stage(client)
         copy = Copy(client)
@@ -63,7 +63,7 @@ class TestScriptFlush:
         assert act.call(stage.on(client, later=act.later)) == answer
         assert state(client) == expected
 
-    def test_a_push_of_many_chunks_survives_it(self, client: redis.Redis) -> None:
+    def test_a_push_of_many_chunks_works(self, client: redis.Redis) -> None:
         timed = DelayQueue("orders", client)
 
         def items() -> Iterator[Push]:
@@ -98,7 +98,7 @@ class TestLostReply:
         if verb not in COUNTS:
             assert found == answer
 
-    def test_a_message_that_was_worked_off_meanwhile_is_not_put_again(
+    def test_a_processed_message_is_not_put_again(
         self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis, pool: ThreadPoolExecutor
     ) -> None:
         queue = RedisQueue("orders", client)
@@ -118,7 +118,7 @@ class TestLostReply:
         assert proxy.pending_drops == 0
         assert (queue.stats().put, queue.stats().ready) == (2, 0)
 
-    def test_an_entry_that_was_moved_meanwhile_is_not_pushed_again(
+    def test_a_moved_entry_is_not_pushed_again(
         self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis, pool: ThreadPoolExecutor
     ) -> None:
         timed = DelayQueue("orders", client)
@@ -168,9 +168,7 @@ class TestLostReply:
         assert message is not None
         assert message.body == "good"
 
-    def test_a_redrive_of_many_brings_all_back(
-        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
-    ) -> None:
+    def test_a_redrive_of_many_returns_all(self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis) -> None:
         queue = RedisQueue("orders", client, max_deliveries=1)
         queue.put_many(range(1100))
         for _ in range(3):
@@ -182,9 +180,7 @@ class TestLostReply:
         stats = queue.stats()
         assert (stats.ready, stats.dead) == (1100, 0)
 
-    def test_a_put_back_of_many_puts_all_back(
-        self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
-    ) -> None:
+    def test_a_put_back_of_many_returns_all(self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis) -> None:
         clock = Clock()
         queue = RedisQueue("orders", client, clock=clock)
         queue.put_many(range(1100))
@@ -206,7 +202,7 @@ class TestLostReply:
         assert client.lrange("target", 0, -1) == [b"%d" % number for number in reversed(range(1100))]
 
     @pytest.mark.parametrize("command", [b"BLPOP", b"HSET", b"HDEL", b"RPUSH"])
-    def test_plain_commands_survive_it_too(
+    def test_plain_commands_are_repeated_too(
         self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis, command: bytes
     ) -> None:
         proxy.drop_next_reply(matching=command)
@@ -242,18 +238,18 @@ class TestLostReply:
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    """Threads to wait in."""
+    """A pool for blocking calls."""
     with ThreadPoolExecutor() as pool:
         yield pool
 
 
 def wait_until_blocked(client: redis.Redis, number: int = 1) -> None:
-    """Return when *number* clients wait in Redis."""
-    wait_until(lambda: client.info("clients")["blocked_clients"] == number, description=f"{number} waiting clients")
+    """Wait until *number* clients are blocked in Redis."""
+    wait_until(lambda: client.info("clients")["blocked_clients"] == number, description=f"{number} blocked clients")
 
 
-class TestWaiting:
-    def test_a_get_whose_connection_is_killed_goes_on_waiting(
+class TestBlockedGet:
+    def test_a_get_whose_connection_is_killed_waits_again(
         self, client: redis.Redis, redis_url: str, pool: ThreadPoolExecutor
     ) -> None:
         queue = RedisQueue("orders", redis_url)
@@ -268,7 +264,7 @@ class TestWaiting:
         assert message is not None
         assert (message.body, message.deliveries) == ("hello", 1)
 
-    def test_however_many_idle_connections_are_cut_the_next_call_works(
+    def test_a_call_works_after_all_idle_connections_were_cut(
         self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis
     ) -> None:
         queue = RedisQueue("orders", through)
@@ -298,7 +294,7 @@ class TestWaiting:
             assert queue.ack_many([held, message]) == [True, True]
             assert queue.stats().acked == 2
 
-    def test_a_get_survives_a_server_that_stays_away_for_a_while(
+    def test_a_get_survives_a_long_outage_of_the_server(
         self, pool: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
     ) -> None:
         with RedisServer(aof="always") as server:
@@ -335,13 +331,13 @@ class TestWaiting:
             future.result(10)
             assert taken == [0, 1, 2]
 
-    def test_idle_connections_that_the_server_closes_are_no_failure(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_idle_connections_that_the_server_closes_are_replaced(self, caplog: pytest.LogCaptureFixture) -> None:
         with RedisServer("--timeout", "1") as server, server.client() as client:
             queue = RedisQueue("orders", server.url)
             timed = DelayQueue("orders", server.url)
             queue.put("hello")
             timed.push("later", delay=60)
-            wait_until(lambda: len(client.client_list()) == 1, description="the server to close what is idle")
+            wait_until(lambda: len(client.client_list()) == 1, description="the server to close idle connections")
             with caplog.at_level(logging.WARNING):
                 assert [message.body for message in queue.get_many(5)] == ["hello"]
                 assert timed.next_due() is not None
@@ -371,8 +367,8 @@ class TestWaiting:
 
 
 @pytest.mark.parametrize("kind", ["redis-6.2", "path"])
-def test_the_shortest_wait_ends_on_any_server(kind: str) -> None:
-    # Redis 6.2 takes a timeout of one millisecond for none at all, which means for ever.
+def test_a_get_with_a_tiny_timeout_ends_on_every_version(kind: str) -> None:
+    # Redis 6.2 treats a timeout of one millisecond as no timeout at all.
     with RedisServer(kind=kind) as server, server.client(socket_timeout=2.0) as client:
         queue = RedisQueue("orders", client)
         for microseconds in (1, 500, 1000, 1001, 1500, 2000):
@@ -384,17 +380,17 @@ def test_the_shortest_wait_ends_on_any_server(kind: str) -> None:
 class TestHangingServer:
     @pytest.fixture
     def server(self) -> Iterator[RedisServer]:
-        """A server that may be frozen."""
+        """A server that may be paused."""
         with RedisServer() as server:
             yield server
 
     @pytest.fixture
     def hasty(self, server: RedisServer) -> Iterator[redis.Redis]:
-        """A client that gives up soon."""
+        """A client with a very short timeout."""
         with server.client(socket_timeout=0.2, socket_connect_timeout=0.2) as hasty:
             yield hasty
 
-    def test_a_put_that_was_given_up_is_stored_once(self, server: RedisServer, hasty: redis.Redis) -> None:
+    def test_a_put_that_timed_out_is_stored_once(self, server: RedisServer, hasty: redis.Redis) -> None:
         queue = RedisQueue("orders", hasty)
         queue.put("first")
         server.pause()
@@ -407,9 +403,7 @@ class TestHangingServer:
             assert [message.body for message in patient.get_many(10)] == ["first", "second"]
             assert patient.stats().put == 2
 
-    def test_what_was_claimed_for_somebody_who_gave_up_comes_back(
-        self, server: RedisServer, hasty: redis.Redis
-    ) -> None:
+    def test_the_claim_of_a_get_that_timed_out_is_put_back(self, server: RedisServer, hasty: redis.Redis) -> None:
         queue = RedisQueue("orders", hasty, visibility_timeout=0.5)
         queue.put_many(["first", "second"])
         server.pause()
@@ -466,7 +460,7 @@ def test_parent_and_forked_children_use_the_same_queue_objects(client: redis.Red
     )
     assert (done.returncode, done.stderr) == (0, "")
     slots = [key for key in client.scan_iter() if b":queue:orders}:slot:" in key]
-    assert len(slots) == 2 * 5, "nobody answers for another process"
+    assert len(slots) == 2 * 5, "each process has its own slots"
 
 
 @pytest.mark.usefixtures("without_pauses")

@@ -1,4 +1,4 @@
-"""Keys of another type, or of a newer version: named, and nothing lost or half done."""
+"""Keys of another type or of a newer version raise an error that names them, and nothing is lost or half done."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ TYPES = {
 
 
 class TestWrongType:
-    def intrude(self, client: redis.Redis, key: bytes, kind: str = "string") -> str:
-        """Put something of another type, *kind* if that is another, where *key* is; return its type."""
+    def replace(self, client: redis.Redis, key: bytes, kind: str = "string") -> str:
+        """Replace *key* by one of another type, *kind* if possible; return that type."""
         write: dict[str, Callable[[], Any]] = {
             "string": lambda: client.set(key, "intruder"),
             "list": lambda: client.rpush(key, "intruder"),
@@ -46,7 +46,7 @@ class TestWrongType:
         return kind
 
     def keys_of(self, stage: Stage, verb: Verb) -> dict[str, bytes]:
-        """Return the keys of the script behind *verb*, by name."""
+        """Return the keys of the script of *verb*, by name."""
         shard = stage.queue._records if verb.which == "queue" else stage.timed._shards[0]
         place = {"purge": shard.keys.ready, "purge dead": shard.keys.dead}
         where = next((place[name] for name, known in VERBS.items() if known is verb and name in place), b"")
@@ -55,7 +55,7 @@ class TestWrongType:
 
     @pytest.mark.parametrize("kind", ["string", "list", "hash", "zset", "stream"])
     @verbs
-    def test_a_key_of_another_type_is_named_and_nothing_is_half_done(
+    def test_a_key_of_another_type_is_named_and_nothing_changes(
         self, client: redis.Redis, verb: str, kind: str
     ) -> None:
         act = VERBS[verb]
@@ -66,7 +66,7 @@ class TestWrongType:
         refused = []
         for name, key in self.keys_of(later, act).items():
             copy.restore()
-            intruder = self.intrude(client, key, kind)
+            intruder = self.replace(client, key, kind)
             before = snapshot(client)
             error = raised(WrongTypeError, lambda: act.call(later))
             if error is not None:
@@ -77,22 +77,22 @@ class TestWrongType:
         assert half_done == {}
         assert refused
 
-    def test_more_than_a_get_can_take_is_no_exception_to_that(self, client: redis.Redis) -> None:
+    def test_a_get_that_leaves_messages_changes_nothing_on_error(self, client: redis.Redis) -> None:
         stage = Stage(client)
         keys = stage.queue._records.keys
-        self.intrude(client, keys.wake)
+        self.replace(client, keys.wake)
         before = snapshot(client)
         with contextlib.suppress(WrongTypeError):
             assert stage.queue.get(block=False) is not None
             return
         assert snapshot(client) == before
 
-    def test_an_unreadable_record_is_no_exception_to_that(self, client: redis.Redis) -> None:
+    def test_an_unreadable_record_stays_until_it_can_be_quarantined(self, client: redis.Redis) -> None:
         stage = Stage(client)
         keys = stage.queue._records.keys
         client.hset(keys.records, "ready", b"v1 5 json 0 3\n{x}")
         client.hset(keys.records, "ready2", b"garbage")
-        self.intrude(client, keys.quarantine)
+        self.replace(client, keys.quarantine)
         with pytest.raises(WrongTypeError, match="quarantine is a string"):
             stage.queue.get_many(10)
         client.delete(keys.quarantine)
@@ -101,9 +101,9 @@ class TestWrongType:
         found.get_many(10)
         assert {item.id for item in found.quarantined()} == {"ready", "ready2"}
 
-    def test_a_second_id_is_no_exception_to_that(self, client: redis.Redis) -> None:
+    def test_a_call_with_several_ids_changes_nothing_on_error(self, client: redis.Redis) -> None:
         stage = Stage(client)
-        self.intrude(client, stage.timed._shards[0].keys.dead)
+        self.replace(client, stage.timed._shards[0].keys.dead)
         before = snapshot(client)
         with pytest.raises(WrongTypeError, match="dead is a string"):
             stage.timed.cancel_many(["waiting", "unknown"])
@@ -124,7 +124,7 @@ class TestWrongType:
     ) -> None:
         stage = Stage(client)
         key: bytes = getattr(stage.queue._records.keys, part)
-        self.intrude(client, key)
+        self.replace(client, key)
         with pytest.raises(WrongTypeError, match="is a string") as caught:
             call(stage.queue)
         assert key.decode() in str(caught.value)

@@ -1,4 +1,4 @@
-"""A forked child gives back nothing of its parent's, and waits for none of its threads."""
+"""A forked child releases nothing of its parent and does not wait for the parent's threads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def leave():
     raise SystemExit(7)
 
 def leaving(manager):
-    '''Fork in a with block that the child leaves.'''
+    '''Fork inside a with block; the child leaves the block.'''
     held = pid = None
     try:
         with manager as held:
@@ -47,7 +47,7 @@ def leaving(manager):
 
 
 def run(redis_url: str, code: str) -> str:
-    """Run *code* in a process of its own, for it forks, and return what it prints."""
+    """Run *code*, which forks, in a separate process; return its output."""
     command = [sys.executable, "-W", "ignore", "-c", BEGIN + textwrap.dedent(code), redis_url]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
@@ -59,7 +59,7 @@ def queue(client: redis.Redis) -> RedisQueue:
     return RedisQueue("orders", client)
 
 
-def test_a_child_makes_ids_although_a_thread_of_its_parent_was_about_to(redis_url: str, queue: RedisQueue) -> None:
+def test_a_child_can_make_ids_when_the_parent_held_the_lock(redis_url: str, queue: RedisQueue) -> None:
     code = """
         with ids._clock._lock:
             status = fork(lambda: queue.put("from the child"))
@@ -97,7 +97,7 @@ def test_a_child_that_leaves_a_loop_settles_nothing(redis_url: str, queue: Redis
     assert queue.stats().acked == 1
 
 
-def test_a_child_that_leaves_a_lock_keeps_it_for_its_parent(redis_url: str) -> None:
+def test_a_child_that_leaves_a_lock_does_not_release_it(redis_url: str) -> None:
     code = """
         lock = Lock("stock", sys.argv[1])
         for held, status in leaving(lock.hold()):
@@ -107,7 +107,7 @@ def test_a_child_that_leaves_a_lock_keeps_it_for_its_parent(redis_url: str) -> N
     assert run(redis_url, code) == "7 None"
 
 
-def test_a_child_opens_the_store_although_a_thread_of_its_parent_was_at_it(redis_url: str) -> None:
+def test_a_child_can_open_the_store_when_a_thread_of_the_parent_was_opening_it(redis_url: str) -> None:
     code = """
         import contextlib, socket, threading
         from celery import Celery

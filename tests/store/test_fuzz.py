@@ -1,6 +1,6 @@
-"""Whatever bytes come from Redis, a pipe or a configuration: a value, or an error of redis_queue, and nothing else.
+"""Any bytes from Redis, a pipe or a configuration give a value or an error of redis_queue, and nothing else.
 
-REDIS_QUEUE_HYPOTHESIS_PROFILE=thorough takes thirty times as many.
+REDIS_QUEUE_HYPOTHESIS_PROFILE=thorough runs thirty times as many examples.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class TestQuarantine:
     @example(b"5 2 2\nabc")
     @fuzzed
     @given(st.binary(max_size=60) | mutated(quarantined))
-    def test_that_was_edited_can_be_read_and_hides_nothing(self, raw: bytes) -> None:
+    def test_of_any_bytes_is_read_without_losing_any(self, raw: bytes) -> None:
         found = _read_quarantined(raw, len(raw))
         assert isinstance(found, Quarantined)
         head, _, rest = raw.partition(b"\n")
@@ -85,13 +85,13 @@ class TestQuarantine:
 
 
 class Row:
-    """Stands for the scripts where the registry has one row."""
+    """A stand-in for `Scripts`: a registry with one row."""
 
     def __init__(self, field: bytes, value: bytes | None) -> None:
         self._field, self._value = field, value
 
     def command(self, verb: str, *_: Any) -> Any:
-        """Answer as Redis would."""
+        """Answer like Redis."""
         return [self._field] if verb == "HKEYS" else [self._value]
 
 
@@ -108,7 +108,7 @@ fields = st.binary(max_size=20) | st.builds(
 @example(b"delay:x", b"[" * 100_000)
 @fuzzed
 @given(fields, st.none() | st.binary(max_size=40) | dumped(limits) | mutated(dumped(limits)))
-def test_a_row_of_the_registry_is_a_queue_or_left_out(field: bytes, value: bytes | None) -> None:
+def test_a_row_of_the_registry_is_a_queue_or_ignored(field: bytes, value: bytes | None) -> None:
     scripts: Any = Row(field, value)
     for known in Registry(scripts, "redis_queue").all():
         assert isinstance(known, Known)
@@ -148,10 +148,10 @@ def test_a_url_gives_a_client_or_a_clear_error_without_the_password(url: str) ->
     assert isinstance(made, redis.Redis) or "s%40cret!" not in str(made)
 
 
-class TestTheLineOfAKeeper:
+class TestKeeperLine:
     @fuzzed
     @given(st.text(max_size=40), st.none() | st.floats(0, 1e10))
-    def test_says_what_was_written_and_is_one_line(self, tag: str, score: float | None) -> None:
+    def test_survives_a_round_trip_as_one_line(self, tag: str, score: float | None) -> None:
         line = write_line(tag, score)
         assert line.count(b"\n") == 1
         found, at = read_line(line[:-1])

@@ -1,4 +1,4 @@
-"""Key names: one hash tag each, and no way to reach into another queue."""
+"""Key names: one hash tag each, and no name reaches into another queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ tags = st.tuples(prefixes, kinds, names)
 
 
 def make(tag: tuple[str, tuple[Kind, int | None], str]) -> Keys:
-    """Return the keys of one queue."""
+    """Return the keys of the queue of *tag*."""
     prefix, (kind, shard), name = tag
     return Keys(prefix, kind, name, shard)
 
@@ -56,7 +56,7 @@ def test_different_queues_never_share_a_key(
 
 @relaxed
 @given(tags, prefixes)
-def test_a_key_tells_whose_it_is(tag: tuple[str, tuple[Kind, int | None], str], other: str) -> None:
+def test_a_key_can_be_parsed(tag: tuple[str, tuple[Kind, int | None], str], other: str) -> None:
     prefix, (kind, shard), name = tag
     for key in (*make(tag).all(), make(tag).slot("0123abcd")):
         part = key.decode().rpartition("}:")[2].partition(":")[0]
@@ -69,7 +69,7 @@ def test_a_key_tells_whose_it_is(tag: tuple[str, tuple[Kind, int | None], str], 
     "key",
     [b"", b"{p:queue:a}:", b"{p:queue:a:1}:meta", b"{p:delay:a}:meta", b"{p:list:a}:meta", b"\xff{p:queue:a}:meta"],
 )
-def test_other_keys_are_nobodys(key: bytes) -> None:
+def test_other_keys_are_not_parsed(key: bytes) -> None:
     assert parse("p", key) is None
 
 
@@ -87,7 +87,7 @@ def test_a_pattern_matches_the_keys_of_its_own_queue_only(
 
 @relaxed
 @given(prefixes, prefixes, tags)
-def test_the_registry_is_no_key_of_any_queue(
+def test_the_registry_is_not_a_key_of_a_queue(
     one: str, other: str, tag: tuple[str, tuple[Kind, int | None], str]
 ) -> None:
     assert (registry(one) == registry(other)) == (one == other)
@@ -117,7 +117,7 @@ def test_an_id_is_printable_and_not_too_long_or_refused(value: str) -> None:
             check_id(value, name="dedupe_key")
 
 
-def test_names_that_people_use_stay_readable() -> None:
+def test_common_names_stay_readable() -> None:
     assert Keys("redis_queue", "queue", "orders").meta == b"{redis_queue:queue:orders}:meta"
     assert Keys("shop", "delay", "mail.high-prio_1", 7).waiting == b"{shop:delay:mail.high-prio_1:7}:waiting"
     assert Keys("p", "queue", "a{b}:c").slot("x") == b"{p:queue:a%7Bb%7D%3Ac}:slot:x"

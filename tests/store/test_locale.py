@@ -1,4 +1,4 @@
-"""A server with a locale of its own: pages are in the order of the sorted set, which is that of bytes."""
+"""A server with another locale: pages follow the order of the sorted set, which compares bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = [
 
 @pytest.fixture
 def english(tmp_path: Path) -> Iterator[redis.Redis]:
-    """A client of a server for which "a" comes before "B"."""
+    """A client of a server with an English locale, in which "a" comes before "B"."""
     environment = environment_with_locale(tmp_path)
     with RedisServer(environment=environment) as server, server.client() as client:
         assert not environment or client.eval("return 'a' < 'B' and 1 or 0", 0)
@@ -32,7 +32,7 @@ def english(tmp_path: Path) -> Iterator[redis.Redis]:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_pages_show_everything_once(english: redis.Redis, clock: Clock, shards: int) -> None:
+def test_pages_list_each_entry_once(english: redis.Redis, clock: Clock, shards: int) -> None:
     timed = DelayQueue("timed", english, clock=clock, shards=shards)
     timed.push_many([Push(None, id=name, delay=60) for name in NAMES])
     seen: list[str] = []
@@ -44,7 +44,7 @@ def test_pages_show_everything_once(english: redis.Redis, clock: Clock, shards: 
     assert seen == sorted(NAMES, key=str.encode)
 
 
-def test_a_page_goes_on_behind_one_that_is_gone(english: redis.Redis, clock: Clock) -> None:
+def test_a_page_continues_after_a_removed_entry(english: redis.Redis, clock: Clock) -> None:
     timed = DelayQueue("timed", english, clock=clock)
     order = sorted(NAMES, key=str.encode)
     for number, gone in enumerate(order):

@@ -1,4 +1,4 @@
-"""What is seen of a single message or entry, and of what is in flight."""
+"""look() and in_flight(): a single message or entry, and those in flight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redis_queue.store.keys import Keys
 
 
 def queue_of(client: redis.Redis) -> RedisQueue:
-    """Return a queue with something in every state."""
+    """Return a queue with messages in every state."""
     queue = RedisQueue("orders", client, max_deliveries=5)
     for id_ in ("dead", "held", "ready"):
         queue.put({"order": id_}, headers={"trace": "abc"}, dedupe_key=id_)
@@ -25,7 +25,7 @@ def queue_of(client: redis.Redis) -> RedisQueue:
     return queue
 
 
-def test_a_message_is_seen_in_every_state(client: redis.Redis) -> None:
+def test_a_message_is_found_in_every_state(client: redis.Redis) -> None:
     queue = queue_of(client)
     ready = queue.look(queue.peek()[0].id)
     assert ready is not None
@@ -42,7 +42,7 @@ def test_a_message_is_seen_in_every_state(client: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_an_entry_is_seen_wherever_it_is(client: redis.Redis, shards: int) -> None:
+def test_an_entry_is_found_in_every_state(client: redis.Redis, shards: int) -> None:
     queue = DelayQueue("timed", client, shards=shards)
     queue.push_many([Push({"n": number}, id=f"e{number}", destination="list") for number in range(6)])
     queue.push("later", delay=60, id="later")
@@ -61,7 +61,7 @@ def test_an_entry_is_seen_wherever_it_is(client: redis.Redis, shards: int) -> No
     assert (found.state, found.destination, found.deliveries) == ("in_flight", "list", 1)
 
 
-def test_what_cannot_be_read_is_shown_with_the_problem(client: redis.Redis) -> None:
+def test_an_unreadable_entry_is_shown_with_the_problem(client: redis.Redis) -> None:
     queue = DelayQueue("timed", client)
     queue.push("later", delay=timedelta(minutes=1), id="later")
     keys = Keys("redis_queue", "delay", "timed", 0)
@@ -77,7 +77,7 @@ def test_what_cannot_be_read_is_shown_with_the_problem(client: redis.Redis) -> N
 
 
 @pytest.mark.parametrize("id_", ["", "a\nb", "x" * 256])
-def test_an_impossible_id_is_refused(client: redis.Redis, id_: str) -> None:
+def test_an_invalid_id_is_refused(client: redis.Redis, id_: str) -> None:
     with pytest.raises(InvalidNameError):
         RedisQueue("orders", client).look(id_)
     with pytest.raises(InvalidNameError):

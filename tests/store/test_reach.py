@@ -1,4 +1,4 @@
-"""Redis cannot be reached, lets nobody in, or cannot keep a queue: one clear error that shows no password."""
+"""Redis is unreachable, refuses the login or is unsuitable for queues: one clear error that shows no password."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ PASSWORD = "s3cr3t/p@ss:w0rd"
 
 
 @pytest.fixture(scope="module")
-def away() -> redis.Redis:
-    """A client of a port where nobody listens."""
+def unreachable() -> redis.Redis:
+    """A client of a closed port."""
     return redis.Redis(host=HOST, port=free_port(), **client_options())
 
 
 class TestUnreachable:
     @verbs
-    def test_every_verb_says_that_redis_is_away(self, stage: Stage, away: redis.Redis, verb: str) -> None:
+    def test_every_verb_raises(self, stage: Stage, unreachable: redis.Redis, verb: str) -> None:
         with pytest.raises(StoreUnavailableError, match="cannot be reached") as caught:
-            VERBS[verb].call(stage.on(away))
+            VERBS[verb].call(stage.on(unreachable))
         assert isinstance(caught.value, ConnectionError)
         assert isinstance(caught.value.__cause__, redis.ConnectionError)
 
-    def test_connect_says_so_at_once(self) -> None:
+    def test_connect_raises_at_once(self) -> None:
         for url in (f"redis://{HOST}:{free_port()}/0", "unix:///nowhere/redis.sock"):
             with pytest.raises(StoreUnavailableError):
                 connect(url)
@@ -49,26 +49,26 @@ class TestUnreachable:
                 RedisQueue("orders", url)
             assert connect(url, check=False)
 
-    def test_a_blocking_get_tries_until_its_time_is_up(
-        self, away: redis.Redis, caplog: pytest.LogCaptureFixture
+    def test_a_blocking_get_tries_until_its_timeout(
+        self, unreachable: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
         begin = time.monotonic()
         with caplog.at_level(logging.WARNING), pytest.raises(StoreUnavailableError):
-            RedisQueue("orders", away).get(timeout=0.5)
+            RedisQueue("orders", unreachable).get(timeout=0.5)
         assert 0.5 <= time.monotonic() - begin < 3
         waits = [record for record in caplog.records if record.message.startswith("Redis is away")]
-        assert 2 <= len(waits) <= 15, "neither given up at once nor a busy loop"
+        assert 2 <= len(waits) <= 15, "expected several attempts with pauses"
 
-    def test_a_get_that_does_not_block_fails_at_once(self, away: redis.Redis) -> None:
+    def test_a_get_that_does_not_block_fails_at_once(self, unreachable: redis.Redis) -> None:
         begin = time.monotonic()
         with pytest.raises(StoreUnavailableError):
-            RedisQueue("orders", away).get(block=False)
+            RedisQueue("orders", unreachable).get(block=False)
         assert time.monotonic() - begin < 1
 
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[RedisServer]:
-    """A server with a password, on TCP."""
+    """A TCP server with a password."""
     with RedisServer(tcp=True, password=PASSWORD) as server:
         yield server
 
@@ -94,11 +94,11 @@ class TestPassword:
                 attempt()
             self.assert_hidden(caught.value, "wr0ng-guess")
 
-    def test_no_password_at_all_is_refused(self, locked: RedisServer) -> None:
+    def test_a_missing_password_is_refused(self, locked: RedisServer) -> None:
         with pytest.raises(StoreRefusedError, match="check user and password"):
             connect(f"redis://{HOST}:{locked.port}/0")
 
-    def test_a_password_that_changed_meanwhile_is_refused_by_every_verb_and_not_shown(
+    def test_a_changed_password_is_refused_and_not_shown(
         self, locked: RedisServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         client = connect(f"redis://:wr0ng-guess@{HOST}:{locked.port}/0", check=False)
@@ -113,7 +113,7 @@ class TestPassword:
             self.assert_hidden(caught.value, "wr0ng-guess")
         assert "wr0ng-guess" not in caplog.text
 
-    def test_the_right_password_opens_and_stays_out_of_every_repr(self, locked: RedisServer) -> None:
+    def test_the_right_password_works_and_is_in_no_repr(self, locked: RedisServer) -> None:
         queue = RedisQueue("orders", locked.url)
         timed = DelayQueue("orders", locked.url)
         queue.put(1)
@@ -137,24 +137,24 @@ class TestPassword:
 
 class TestServerCheck:
     @pytest.fixture
-    def told(self, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Callable[..., redis.Redis]:
-        """Make the server tell something else about itself."""
+    def with_info(self, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Callable[..., redis.Redis]:
+        """Make INFO return other values."""
 
-        def lie(**facts: Any) -> redis.Redis:
+        def patch(**facts: Any) -> redis.Redis:
             real = client.info()
             monkeypatch.setattr(client, "info", lambda *_: {**real, **facts})
             return client
 
-        return lie
+        return patch
 
     @pytest.mark.parametrize("version", ["2.8.24", "5.0.14", "6.0.20", "6.1.240", "0", ""])
-    def test_an_old_server_is_refused(self, told: Callable[..., redis.Redis], version: str) -> None:
+    def test_an_old_server_is_refused(self, with_info: Callable[..., redis.Redis], version: str) -> None:
         with pytest.raises(UnsupportedServerError, match=r"redis_version=.*: must be 6\.2 or later"):
-            connect(told(redis_version=version))
+            connect(with_info(redis_version=version))
 
     @pytest.mark.parametrize("version", ["6.2.0", "6.2.14", "7.0.15", "8.2.3", "10.0.1", "255.255.255"])
-    def test_a_newer_server_is_welcome(self, told: Callable[..., redis.Redis], version: str) -> None:
-        assert connect(told(redis_version=version))
+    def test_a_newer_server_is_accepted(self, with_info: Callable[..., redis.Redis], version: str) -> None:
+        assert connect(with_info(redis_version=version))
 
     def test_a_server_that_may_evict_queues_is_refused(self) -> None:
         with RedisServer("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru") as server:
@@ -170,12 +170,12 @@ class TestServerCheck:
                     client.config_set("maxmemory-policy", policy)
                     check_server(client)
 
-    def test_of_a_policy_that_drops_locks_it_is_warned(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_policy_that_may_evict_locks_is_warned_of(self, caplog: pytest.LogCaptureFixture) -> None:
         with RedisServer("--maxmemory", "100mb", "--maxmemory-policy", "volatile-ttl") as server:
             assert RedisQueue("orders", server.url).put(1)
         assert "maxmemory-policy=volatile-ttl: must be noeviction; Redis may evict held locks" in caplog.text
 
-    def test_a_policy_that_cannot_strike_without_a_limit_is_only_warned_of(
+    def test_an_eviction_policy_without_a_memory_limit_is_only_warned_of(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         with RedisServer("--maxmemory-policy", "allkeys-lru") as server, caplog.at_level(logging.WARNING):
@@ -188,7 +188,7 @@ class TestServerCheck:
                 connect(replica.url)
             assert connect(primary.url)
 
-    def test_a_primary_that_becomes_a_replica_is_away_not_broken(self) -> None:
+    def test_a_primary_that_becomes_a_replica_is_unavailable(self) -> None:
         with RedisServer() as server, server.client() as client:
             queue = RedisQueue("orders", server.url)
             queue.put("kept")

@@ -1,4 +1,4 @@
-"""Records that were truncated, edited by hand or taken away: quarantined with their bytes, and all others go on."""
+"""Truncated, edited or deleted records are quarantined with their bytes, and all other entries are processed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ damaged = pytest.mark.parametrize("damage", ALL)
 
 
 def damage_record(client: redis.Redis, keys: Keys, id_: str, record: bytes | None) -> None:
-    """Write *record* in place of the one of *id_*."""
+    """Replace the record of *id_* by *record*."""
     if record is None:
         client.hdel(keys.records, id_)
     else:
@@ -79,7 +79,7 @@ def damage_record(client: redis.Redis, keys: Keys, id_: str, record: bytes | Non
 
 @pytest.fixture
 def queue(client: redis.Redis) -> RedisQueue:
-    """A queue with three messages, of which the second will be damaged."""
+    """A queue with three messages; tests damage the second."""
     queue = RedisQueue("orders", client)
     queue.put_many(["one", "bad", "three"], dedupe_key=str)
     return queue
@@ -87,14 +87,14 @@ def queue(client: redis.Redis) -> RedisQueue:
 
 @pytest.fixture
 def timed(client: redis.Redis) -> DelayQueue:
-    """A delay queue with three due entries, of which the second will be damaged."""
+    """A delay queue with three due entries; tests damage the first."""
     timed = DelayQueue("orders", client)
     timed.push_many([Push(name, id=name, destination="target") for name in ("bad", "one", "three")])
     return timed
 
 
-def gone(client: redis.Redis, keys: Keys, id_: str) -> bool:
-    """Tell whether nothing but the quarantine knows *id_*."""
+def only_in_quarantine(client: redis.Redis, keys: Keys, id_: str) -> bool:
+    """Tell whether *id_* is in no state but the quarantine."""
     places = (client.zscore(keys.waiting, id_), client.zscore(keys.in_flight, id_), client.zscore(keys.dead, id_))
     held = client.hget(keys.records, id_), client.hget(keys.leases, id_), client.lpos(keys.ready, id_)
     return not any(value is not None for value in (*places, *held))
@@ -102,7 +102,7 @@ def gone(client: redis.Redis, keys: Keys, id_: str) -> bool:
 
 class TestQueue:
     @damaged
-    def test_get_passes_over_it(self, client: redis.Redis, queue: RedisQueue, damage: str) -> None:
+    def test_get_skips_it(self, client: redis.Redis, queue: RedisQueue, damage: str) -> None:
         damage_record(client, QUEUE, "bad", ALL[damage])
         bodies = []
         while message := queue.get(block=False):
@@ -112,7 +112,7 @@ class TestQueue:
         (found,) = queue.quarantined()
         assert (found.id, found.raw) == ("bad", ALL[damage] or b"")
         assert found.reason
-        assert gone(client, QUEUE, "bad")
+        assert only_in_quarantine(client, QUEUE, "bad")
         stats = queue.stats()
         assert (stats.ready, stats.in_flight, stats.quarantined, stats.acked) == (0, 0, 1, 2)
 
@@ -125,7 +125,7 @@ class TestQueue:
         assert [found.raw for found in queue.quarantined()] == [ALL[damage] or b""]
 
     @damaged
-    def test_a_waiting_get_goes_on_waiting(self, client: redis.Redis, queue: RedisQueue, damage: str) -> None:
+    def test_a_blocking_get_continues_to_wait(self, client: redis.Redis, queue: RedisQueue, damage: str) -> None:
         queue.ack_many(queue.get_many(10))
         queue.put("bad", dedupe_key="bad")
         damage_record(client, QUEUE, "bad", ALL[damage])
@@ -133,7 +133,7 @@ class TestQueue:
         assert len(queue.quarantined()) == 1
 
     @damaged
-    def test_looking_at_the_queue_does_not_fail(self, client: redis.Redis, queue: RedisQueue, damage: str) -> None:
+    def test_reading_the_queue_does_not_fail(self, client: redis.Redis, queue: RedisQueue, damage: str) -> None:
         queue.ack_many(queue.get_many(1))
         damage_record(client, QUEUE, "bad", ALL[damage])
         assert [message.body for message in queue.peek(10)] == ["three"]
@@ -171,7 +171,7 @@ class TestQueue:
         queue.redrive()
         assert sorted(message.body for message in queue.get_many(10)) == ["one", "three"]
 
-    def test_a_delayed_one_is_quarantined_when_its_time_comes(self, client: redis.Redis) -> None:
+    def test_a_delayed_message_is_quarantined_when_it_is_due(self, client: redis.Redis) -> None:
         queue = RedisQueue("orders", client)
         queue.put("bad", dedupe_key="bad", delay=0.001)
         queue.put("good", delay=0.002)
@@ -197,9 +197,7 @@ class TestQueue:
         "lease",
         [None, b"", b"abc", b"-5", b"1", b" ", b"99999999999999999999 x", b"1.5 x", b"abc x", b"-5 x", b"%d x" % 2**63],
     )
-    def test_a_lease_that_was_edited_settles_nothing_and_comes_back(
-        self, client: redis.Redis, lease: bytes | None
-    ) -> None:
+    def test_an_edited_lease_settles_nothing_and_is_put_back(self, client: redis.Redis, lease: bytes | None) -> None:
         now = 1_700_000_000_000
         queue = RedisQueue("orders", client, clock=lambda: now, max_deliveries=0)
         queue.put("hello")
@@ -220,9 +218,7 @@ class TestQueue:
         assert client.hlen(QUEUE.leases) == client.hlen(QUEUE.records) == client.zcard(QUEUE.in_flight) == 0
 
     @pytest.mark.parametrize("score", ["-inf", "-1", "0"])
-    def test_a_lease_that_ended_before_all_times_is_put_back(
-        self, client: redis.Redis, queue: RedisQueue, score: str
-    ) -> None:
+    def test_a_lease_with_a_negative_end_is_put_back(self, client: redis.Redis, queue: RedisQueue, score: str) -> None:
         first = queue.get(block=False)
         assert first is not None
         client.zadd(QUEUE.in_flight, {first.id: score})
@@ -231,9 +227,7 @@ class TestQueue:
         assert not queue.ack(first)
         assert queue.ack_many(found) == [True] * 3
 
-    def test_a_lease_of_something_that_is_not_in_flight_hides_nothing(
-        self, client: redis.Redis, queue: RedisQueue
-    ) -> None:
+    def test_a_lease_of_a_message_not_in_flight_is_harmless(self, client: redis.Redis, queue: RedisQueue) -> None:
         client.hset(QUEUE.leases, mapping={"one": b"3 3-abc", "nobody": b"1 1-abc"})
         assert [(message.body, message.deliveries) for message in queue.get_many(3)] == [
             ("one", 4),
@@ -242,7 +236,9 @@ class TestQueue:
         ]
 
     @pytest.mark.parametrize("score", ["1.7e15", "1e300", "1e308", "+inf"])
-    def test_a_lease_that_never_ends_stops_nobody(self, client: redis.Redis, queue: RedisQueue, score: str) -> None:
+    def test_an_endless_lease_does_not_block_other_messages(
+        self, client: redis.Redis, queue: RedisQueue, score: str
+    ) -> None:
         first = queue.get(block=False)
         assert first is not None
         client.zadd(QUEUE.in_flight, {first.id: score})
@@ -252,7 +248,7 @@ class TestQueue:
         assert queue.ack(first)
 
     @pytest.mark.parametrize("score", ["-inf", "-1e308", "-1", "0", "1.7e15", "1e300", "1e308", "+inf"])
-    def test_a_message_delayed_until_an_impossible_time_stops_nobody(
+    def test_an_invalid_due_time_does_not_block_other_messages(
         self, client: redis.Redis, queue: RedisQueue, score: str
     ) -> None:
         queue.put("delayed", dedupe_key="delayed", delay=60)
@@ -262,9 +258,7 @@ class TestQueue:
         assert found[:3] == ["one", "bad", "three"]
         assert found[3:] == (["delayed"] if float(score) <= 0 else [])
 
-    def test_an_id_that_stands_in_the_list_twice_is_delivered_but_acked_once(
-        self, client: redis.Redis, queue: RedisQueue
-    ) -> None:
+    def test_an_id_twice_in_the_list_is_acked_once(self, client: redis.Redis, queue: RedisQueue) -> None:
         client.lpush(QUEUE.ready, "one")
         messages = queue.get_many(10)
         assert [message.id for message in messages] == ["one", "bad", "three", "one"]
@@ -272,9 +266,7 @@ class TestQueue:
         assert queue.stats().acked == 3
         assert client.hlen(QUEUE.records) == 0
 
-    def test_an_id_that_is_in_flight_and_in_the_list_is_claimed_anew_and_acked_once(
-        self, client: redis.Redis, queue: RedisQueue
-    ) -> None:
+    def test_an_id_in_flight_and_in_the_list_is_acked_once(self, client: redis.Redis, queue: RedisQueue) -> None:
         first = queue.get(block=False)
         assert first is not None
         client.rpush(QUEUE.ready, first.id)
@@ -284,14 +276,14 @@ class TestQueue:
         assert [queue.ack(first), queue.ack(again)] == [False, True]
         assert [message.body for message in queue.get_many(5)] == ["bad", "three"]
 
-    def test_a_body_that_no_place_knows_is_kept_and_stops_nobody(self, client: redis.Redis, queue: RedisQueue) -> None:
+    def test_an_orphan_record_is_kept_and_does_not_block(self, client: redis.Redis, queue: RedisQueue) -> None:
         client.hset(QUEUE.records, "orphan", WHOLE)
         assert [message.body for message in queue.get_many(5)] == ["one", "bad", "three"]
         queue.put_back()
         queue.purge("ready", "delayed", "dead", "quarantine")
         assert client.hget(QUEUE.records, "orphan") == WHOLE
 
-    def test_a_body_of_many_megabytes_is_delivered(self, client: redis.Redis, queue: RedisQueue) -> None:
+    def test_a_body_of_20_megabytes_is_delivered(self, client: redis.Redis, queue: RedisQueue) -> None:
         body = b"x" * 20_000_000
         client.hset(QUEUE.records, "bad", b"v1 5 bytes 0 %d\n%b" % (len(body), body))
         found = [message.body for _ in range(3) if (message := queue.get(block=False))]
@@ -313,7 +305,7 @@ class TestQueue:
         assert queue.ack(again)
 
     @pytest.mark.parametrize("value", [b"", b"abc", b"-1", b"\xff"])
-    def test_a_schema_that_was_edited_does_not_stop_the_queue(
+    def test_an_edited_schema_does_not_stop_the_queue(
         self, client: redis.Redis, queue: RedisQueue, value: bytes
     ) -> None:
         client.hset(QUEUE.meta, "schema", value)
@@ -323,9 +315,7 @@ class TestQueue:
         assert [message.body for message in queue.get_many(10)] == ["bad", "three", "four"]
 
     @pytest.mark.parametrize("raw", [b"", b"garbage", b"\n", b"1 2\n", b"x y z\n", b"5 100 100\nshort", b"\xff" * 50])
-    def test_a_quarantine_that_was_edited_can_still_be_read(
-        self, client: redis.Redis, queue: RedisQueue, raw: bytes
-    ) -> None:
+    def test_an_edited_quarantine_can_be_read(self, client: redis.Redis, queue: RedisQueue, raw: bytes) -> None:
         client.rpush(QUEUE.quarantine, raw)
         client.hset(QUEUE.records, "bad", b"garbage")
         queue.get_many(10)
@@ -343,17 +333,17 @@ class TestDelay:
         assert timed.ack_many(entries) == [True, True]
         (found,) = timed.quarantined()
         assert (found.id, found.raw) == ("bad", ALL[damage] or b"")
-        assert gone(client, TIMED, "bad")
+        assert only_in_quarantine(client, TIMED, "bad")
 
     @damaged
-    def test_claim_of_one_passes_over_it(self, client: redis.Redis, timed: DelayQueue, damage: str) -> None:
+    def test_claim_of_one_skips_it(self, client: redis.Redis, timed: DelayQueue, damage: str) -> None:
         damage_record(client, TIMED, "bad", ALL[damage])
         assert [entry.payload for entry in timed.claim(1)] == ["one"]
         assert [entry.payload for entry in timed.pop(1)] == ["three"]
         assert timed.pop(1) == []
 
     @damaged
-    def test_looking_at_the_queue_does_not_fail(self, client: redis.Redis, timed: DelayQueue, damage: str) -> None:
+    def test_reading_the_queue_does_not_fail(self, client: redis.Redis, timed: DelayQueue, damage: str) -> None:
         damage_record(client, TIMED, "bad", ALL[damage])
         assert timed.get("bad") is None
         assert [entry.id for entry in timed.list()] == ["one", "three"]
@@ -361,7 +351,9 @@ class TestDelay:
         assert timed.stats().waiting == len(timed) == 3
 
     @damaged
-    def test_it_can_be_cancelled_and_replaced(self, client: redis.Redis, timed: DelayQueue, damage: str) -> None:
+    def test_a_damaged_entry_can_be_cancelled_and_replaced(
+        self, client: redis.Redis, timed: DelayQueue, damage: str
+    ) -> None:
         damage_record(client, TIMED, "bad", ALL[damage])
         timed.push("good", id="bad")
         damage_record(client, TIMED, "one", ALL[damage])
@@ -376,18 +368,16 @@ class TestDelay:
         assert client.lrange("target", 0, -1) == [b'"three"', b'"one"']
         (found,) = timed.quarantined()
         assert (found.id, found.raw) == ("bad", DAMAGED[damage] or b"")
-        assert gone(client, TIMED, "bad")
+        assert only_in_quarantine(client, TIMED, "bad")
 
-    def test_a_destination_that_is_longer_than_the_record_is_no_record(
-        self, client: redis.Redis, timed: DelayQueue
-    ) -> None:
+    def test_a_destination_longer_than_the_record_is_quarantined(self, client: redis.Redis, timed: DelayQueue) -> None:
         client.hset(TIMED.records, "bad", b"v1 5 json 0 99 6\ntarget{}")
         client.hset(TIMED.records, "one", b"v1 5 json 0 -4 6\ntarget{}")
         assert timed.move_due() == 1
         assert {found.id for found in timed.quarantined()} == {"bad", "one"}
 
     @pytest.mark.parametrize("score", ["-inf", "-1", "0", "1e300", "-1e300", "+inf", "1.5"])
-    def test_a_due_time_that_was_edited_hides_nobody(self, client: redis.Redis, score: str) -> None:
+    def test_an_edited_due_time_hides_no_other_entry(self, client: redis.Redis, score: str) -> None:
         timed = DelayQueue("orders", client)
         timed.push_many([Push("one", id="one"), Push("two", id="two", delay=60)])
         client.zadd(TIMED.waiting, {"one": score})
@@ -406,10 +396,10 @@ class TestDelay:
     @pytest.mark.parametrize(
         "score", ["-inf", "-1e308", "-5", "0.5", "1.7e9", "1893456000.25", "253402300799001", "1.7e15", "1e308", "+inf"]
     )
-    def test_a_walk_over_edited_due_times_ends_and_shows_each_once(
+    def test_iterating_over_edited_due_times_ends_and_lists_each_once(
         self, client: redis.Redis, score: str, shards: int
     ) -> None:
-        """Seconds or microseconds for milliseconds, what is no whole number, and what is outside any calendar."""
+        """Seconds or microseconds instead of milliseconds, fractions, and times outside any calendar."""
         timed = DelayQueue("orders", client, shards=shards)
         timed.push_many([Push(name, id=name, delay=60) for name in "abcdef"])
         for number in range(shards):
@@ -437,9 +427,7 @@ class TestDelay:
         assert timed.ack_many(timed.claim(5)) == [True] * 4
         assert client.hlen(TIMED.records) == 0
 
-    def test_an_entry_that_is_in_flight_and_waits_is_claimed_anew_and_acked_once(
-        self, client: redis.Redis, timed: DelayQueue
-    ) -> None:
+    def test_an_entry_in_flight_and_waiting_is_acked_once(self, client: redis.Redis, timed: DelayQueue) -> None:
         first = timed.claim()[0]
         client.zadd(TIMED.waiting, {first.id: 1})
         again = timed.claim()[0]
@@ -447,9 +435,7 @@ class TestDelay:
         assert timed.ack_many([first, again]) == [False, True]
         assert client.hget(TIMED.records, first.id) is None
 
-    def test_a_body_that_no_place_knows_is_kept_and_can_be_pushed_over(
-        self, client: redis.Redis, timed: DelayQueue
-    ) -> None:
+    def test_an_orphan_record_is_kept_and_can_be_replaced(self, client: redis.Redis, timed: DelayQueue) -> None:
         client.hset(TIMED.records, "orphan", WHOLE)
         assert len(timed.claim(10)) == 3
         assert timed.move_due() == 0
@@ -457,7 +443,7 @@ class TestDelay:
         timed.push("new", id="orphan")
         assert [entry.payload for entry in timed.claim(5)] == ["new"]
 
-    def test_a_page_is_not_empty_while_something_follows(self, client: redis.Redis, timed: DelayQueue) -> None:
+    def test_a_page_is_not_empty_while_entries_follow(self, client: redis.Redis, timed: DelayQueue) -> None:
         client.hset(TIMED.records, "bad", b"garbage")
         page = timed.list(limit=1)
         assert [entry.id for entry in page] == ["one"]
@@ -496,7 +482,7 @@ rows = st.dictionaries(
 
 @edited
 @given(rows)
-def test_any_bytes_in_a_queue_are_delivered_or_quarantined_as_they_are(
+def test_any_bytes_in_a_queue_are_delivered_or_quarantined_unchanged(
     client: redis.Redis, rows: dict[bytes, bytes]
 ) -> None:
     client.flushall()
@@ -517,7 +503,7 @@ def test_any_bytes_in_a_queue_are_delivered_or_quarantined_as_they_are(
 
 @edited
 @given(rows, st.booleans())
-def test_any_bytes_in_a_delay_queue_are_delivered_or_quarantined_as_they_are(
+def test_any_bytes_in_a_delay_queue_are_delivered_or_quarantined_unchanged(
     client: redis.Redis, rows: dict[bytes, bytes], moves: bool
 ) -> None:
     client.flushall()
@@ -540,8 +526,8 @@ def test_any_bytes_in_a_delay_queue_are_delivered_or_quarantined_as_they_are(
     assert all(client.hget(TIMED.records, id_) == rows[id_] for id_ in dead)
 
 
-def take_away(client: redis.Redis, key: bytes, how: str) -> None:
-    """Take *key* away as somebody does by hand."""
+def remove(client: redis.Redis, key: bytes, how: str) -> None:
+    """Delete, expire or rename *key*."""
     if how == "deleted":
         client.delete(key)
     elif how == "expired":
@@ -553,10 +539,10 @@ def take_away(client: redis.Redis, key: bytes, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["deleted", "expired", "renamed"])
 @pytest.mark.parametrize("part", [key.decode().partition("}:")[2] for key in QUEUE.all()])
-def test_a_key_that_was_taken_away_stops_nobody(client: redis.Redis, stage: Stage, part: str, how: str) -> None:
+def test_a_removed_key_does_not_stop_the_queues(client: redis.Redis, stage: Stage, part: str, how: str) -> None:
     queue, timed = stage.queue, stage.timed
     for keys in (QUEUE, TIMED):
-        take_away(client, getattr(keys, part), how)
+        remove(client, getattr(keys, part), how)
         client.delete("elsewhere")
     for verb in VERBS.values():
         verb.call(stage)
@@ -566,7 +552,7 @@ def test_a_key_that_was_taken_away_stops_nobody(client: redis.Redis, stage: Stag
     assert "afterwards" in [entry.payload for entry in timed.claim(100)]
 
 
-def test_bodies_that_were_renamed_and_back_are_in_no_queue_and_not_lost(client: redis.Redis, queue: RedisQueue) -> None:
+def test_records_renamed_forth_and_back_are_quarantined_and_not_lost(client: redis.Redis, queue: RedisQueue) -> None:
     before = client.hgetall(QUEUE.records)
     client.rename(QUEUE.records, "elsewhere")
     assert queue.get_many(5) == []
@@ -576,7 +562,7 @@ def test_bodies_that_were_renamed_and_back_are_in_no_queue_and_not_lost(client: 
 
 
 def flush(client: redis.Redis) -> None:
-    """Delete everything, scripts too."""
+    """Delete all keys and scripts."""
     client.flushall()
     client.script_flush()
 
@@ -596,7 +582,7 @@ def flush(client: redis.Redis) -> None:
         lambda _queue, timed: timed.stats(),
     ],
 )
-def test_after_a_flushall_everything_starts_anew(
+def test_the_queues_work_after_a_flushall(
     client: redis.Redis, queue: RedisQueue, timed: DelayQueue, call: Callable[[RedisQueue, DelayQueue], Any]
 ) -> None:
     flush(client)

@@ -1,4 +1,4 @@
-"""Redis refuses: a permission, memory, replicas or the disk is missing. Said clearly, and nothing lost."""
+"""Redis refuses calls for lack of a permission, memory, replicas or disk: a clear error, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.store.stage import LATER, VERBS, Copy, Stage, Verb, load_scri
 class TestMissingPermission:
     @pytest.fixture
     def limit(self, redis_server: RedisServer, client: redis.Redis) -> Iterator[Callable[[str], redis.Redis]]:
-        """Return a client of a user that may do everything but one command."""
+        """Create a user that may run all commands but one, and return its client."""
         clients: list[redis.Redis] = []
 
         def make(command: str) -> redis.Redis:
@@ -39,8 +39,8 @@ class TestMissingPermission:
             limited.close()
         client.execute_command("ACL", "DELUSER", "limited")
 
-    def used(self, client: redis.Redis, act: Callable[[], Any]) -> list[str]:
-        """Return the commands that *act* makes Redis execute."""
+    def commands_of(self, client: redis.Redis, act: Callable[[], Any]) -> list[str]:
+        """Return the commands that Redis executes for *act*."""
         client.config_resetstat()
         act()
         stats = client.info("commandstats")
@@ -50,12 +50,12 @@ class TestMissingPermission:
     def outcomes(
         self, client: redis.Redis, limit: Callable[[str], redis.Redis], verb: Verb
     ) -> Iterator[tuple[str, StoreError | None]]:
-        """Call *verb* once for each command that it needs, without that command; yield the command and what came."""
+        """Call *verb* without permission for each of its commands in turn; yield the command and the error, if any."""
         load_scripts(client)
         stage = Stage(client)
         copy = Copy(client)
         later = stage.on(client, later=verb.later)
-        commands = self.used(client, lambda: verb.call(later))
+        commands = self.commands_of(client, lambda: verb.call(later))
         assert "evalsha" in commands
         assert len(commands) > 1
         for command in commands:
@@ -68,7 +68,7 @@ class TestMissingPermission:
     ) -> None:
         for command, error in self.outcomes(client, limit, VERBS[verb]):
             if (verb, command) in (("move_due", "lpush"), ("deliver", "lpush")):
-                # What cannot be pushed to its destination stays where it is, and the others move on.
+                # An entry whose push is refused stays in place, and the others move on.
                 assert error is None
             else:
                 assert type(error) is StoreRefusedError, (command, error)
@@ -82,7 +82,7 @@ class TestMissingPermission:
         for command, _ in self.outcomes(client, limit, VERBS[verb]):
             assert lost(client, VERBS[verb]) == [], command
 
-    def test_a_put_that_was_refused_half_way_can_be_repeated(
+    def test_a_partly_refused_put_can_be_repeated(
         self, client: redis.Redis, limit: Callable[[str], redis.Redis]
     ) -> None:
         for number, command in enumerate(("lpush", "rpush", "zadd", "hset", "hincrby", "set")):
@@ -97,7 +97,7 @@ class TestMissingPermission:
             found.add(message.id)
         assert found == {f"{number}:{delay}" for number in range(6) for delay in (0, 0.001)}
 
-    def test_a_push_that_was_refused_half_way_can_be_repeated(
+    def test_a_partly_refused_push_can_be_repeated(
         self, client: redis.Redis, limit: Callable[[str], redis.Redis]
     ) -> None:
         for command in ("zadd", "zrem", "hset", "hincrby", "set"):
@@ -107,7 +107,7 @@ class TestMissingPermission:
         found = DelayQueue("orders", client).claim(10)
         assert {entry.id for entry in found} == {"zadd", "zrem", "hset", "hincrby", "set"}
 
-    def test_a_user_who_may_only_touch_other_keys_is_refused(self, redis_server: RedisServer, stage: Stage) -> None:
+    def test_a_user_without_permission_for_the_keys_is_refused(self, redis_server: RedisServer, stage: Stage) -> None:
         client = stage.queue.client
         client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", "~other:*", "&*", "+@all")
         with redis.Redis.from_url(redis_server.url, username="limited", password="pw", **client_options()) as limited:
@@ -116,7 +116,9 @@ class TestMissingPermission:
                     verb.call(stage.on(limited, later=verb.later))
         client.execute_command("ACL", "DELUSER", "limited")
 
-    def test_a_user_who_may_not_ask_for_info_is_told_so(self, redis_server: RedisServer, client: redis.Redis) -> None:
+    def test_a_user_without_permission_for_info_is_refused(
+        self, redis_server: RedisServer, client: redis.Redis
+    ) -> None:
         client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", "-info")
         with pytest.raises(StoreRefusedError, match="lacks a permission"):
             connect(redis_server.url, username="limited", password="pw")
@@ -125,7 +127,7 @@ class TestMissingPermission:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    """A server whose memory limit may be changed."""
+    """A server with a changeable memory limit."""
     with RedisServer("--maxmemory-policy", "noeviction") as server:
         yield server
 
@@ -133,7 +135,7 @@ def server() -> Iterator[RedisServer]:
 class TestOutOfMemory:
     @pytest.fixture
     def full(self, server: RedisServer) -> Iterator[Stage]:
-        """Both queues, filled, on a server that is full by now."""
+        """Both queues with entries, on a server without free memory."""
         with server.client() as client:
             client.config_set("maxmemory", "0")
             client.flushall()
@@ -144,7 +146,7 @@ class TestOutOfMemory:
             client.config_set("maxmemory", "0")
 
     @pytest.mark.parametrize("verb", ["put", "put delayed", "push", "push over", "move_due", "deliver", "redrive"])
-    def test_what_needs_memory_is_refused_and_changes_nothing(self, full: Stage, verb: str) -> None:
+    def test_calls_that_need_memory_are_refused_and_change_nothing(self, full: Stage, verb: str) -> None:
         client: Any = full.queue.client
         before = snapshot(client)
         with pytest.raises(StoreRefusedError, match="out of memory"):
@@ -158,7 +160,7 @@ class TestOutOfMemory:
                 call()
         assert not client.keys("*new*")
 
-    def test_the_queue_can_be_worked_off(self, full: Stage) -> None:
+    def test_the_queue_can_be_emptied(self, full: Stage) -> None:
         queue = full.on(full.queue.client, later=1000).queue
         assert queue.nack(full.held, reason="busy")
         held = queue.get(block=False)
@@ -180,12 +182,12 @@ class TestOutOfMemory:
         assert later.queue.get_many(1)[0].body == "held"
         assert [entry.payload for entry in later.timed.claim(5)] == ["due", "waiting", "held"]
 
-    def test_delayed_messages_can_be_worked_off(self, full: Stage) -> None:
+    def test_delayed_messages_can_be_claimed(self, full: Stage) -> None:
         later = full.on(full.queue.client, later=LATER)
         found = [message.body for _ in range(3) for message in later.queue.get_many(1)]
         assert sorted(found) == ["delayed", "ready", "ready 2"]
 
-    def test_the_delay_queue_can_be_worked_off(self, full: Stage) -> None:
+    def test_the_delay_queue_can_be_emptied(self, full: Stage) -> None:
         timed = full.timed
         assert timed.release(full.held_entry, reason="busy")
         found = timed.claim(5)
@@ -194,10 +196,10 @@ class TestOutOfMemory:
         assert timed.release(found[1], dead=True)
         assert [outcome.taken_out for outcome in timed.cancel_many(["waiting", "dead"])] == [True, True]
         assert timed.reschedule("waiting", delay=1) is False
-        # Part of each revoke, before it cancels.
+        # Each revoke does this before it cancels.
         timed.calls.note_revoked(["waiting"])
 
-    def test_an_unreadable_message_does_not_stand_in_the_way(self, full: Stage) -> None:
+    def test_unreadable_messages_are_quarantined(self, full: Stage) -> None:
         client: Any = full.queue.client
         client.config_set("maxmemory", "0")
         client.hset(full.queue._records.keys.records, "ready", b"garbage")
@@ -209,7 +211,7 @@ class TestOutOfMemory:
         assert full.timed.claim() == []
         assert [item.id for item in full.timed.quarantined()] == ["due"]
 
-    def test_afterwards_it_goes_on(self, full: Stage) -> None:
+    def test_puts_work_again_with_free_memory(self, full: Stage) -> None:
         client: Any = full.queue.client
         with pytest.raises(StoreRefusedError):
             full.queue.put("new")

@@ -1,4 +1,4 @@
-"""The registry: reading it costs the same few round trips however many queues there are."""
+"""The registry: reading it takes a few round trips, however many queues there are."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_all_queues_are_read_in_a_round_trip_per_batch(client: redis.Redis, queu
 
     known = found.all()
 
-    # The second look is counted, too.
+    # The INFO call is counted, too.
     assert client.info("stats")["total_commands_processed"] - before == 1 + batches + 1
     assert [queue.name for queue in known] == names
 
 
-def test_what_was_forgotten_while_it_was_read_is_left_out(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_removed_during_the_read_is_left_out(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = Scripts(client)
     found = Registry(scripts, "redis_queue")
     for name in ("first", "gone", "last"):
@@ -72,13 +72,13 @@ def test_a_delay_queue_keeps_its_first_number_of_shards(client: redis.Redis) -> 
     assert Registry(Scripts(client), "redis_queue").all() == [Known("delay", "timed", 20, 2)]
 
 
-def test_the_last_max_deliveries_count(client: redis.Redis) -> None:
+def test_the_last_max_deliveries_is_stored(client: redis.Redis) -> None:
     for most in (3, 7):
         DelayQueue("timed", client, shards=2, max_deliveries=most).push("a")
     assert Registry(Scripts(client), "redis_queue").all() == [Known("delay", "timed", 7, 2)]
 
 
-def test_what_was_first_meanwhile_counts(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_concurrent_registration_wins(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = Scripts(client)
     found = Registry(scripts, "redis_queue")
     send = scripts.command
@@ -97,7 +97,7 @@ def test_what_was_first_meanwhile_counts(client: redis.Redis, monkeypatch: pytes
 @pytest.mark.parametrize(
     "value", [b'{"max_deliveries": 20, "shards": 0}', b'{"max_deliveries": 20, "shards": 5000}', b"?"]
 )
-def test_what_cannot_be_is_written_anew(client: redis.Redis, value: bytes) -> None:
+def test_an_invalid_row_is_replaced(client: redis.Redis, value: bytes) -> None:
     client.hset(registry("redis_queue"), "delay:timed", value)
     DelayQueue("timed", client, shards=2).push("a")
     assert Registry(Scripts(client), "redis_queue").all() == [Known("delay", "timed", 20, 2)]

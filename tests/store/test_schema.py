@@ -1,4 +1,4 @@
-"""Releases that work on the same data: what the first one wrote is read, and what a newer one wrote is left to it."""
+"""Releases that share data: this one reads the data of the first release and leaves that of newer ones alone."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from tests.support.store.schema import MOMENT, write_schema_1
 from tests.support.wait import wait_until
 
 
-class TestTheFirstRelease:
+class TestFirstRelease:
     @pytest.fixture(autouse=True)
     def data(self, client: redis.Redis) -> None:
-        """What it wrote."""
+        """The data that the first release wrote."""
         write_schema_1(client)
 
     def queue(self, client: redis.Redis, later: int = 0) -> RedisQueue:
-        """Return its queue, *later* ms after."""
+        """Return its queue *later* milliseconds after the data was written."""
         return RedisQueue("orders", client, clock=lambda: MOMENT + later, max_deliveries=3, put_back_on_get=0)
 
     def timed(self, client: redis.Redis, later: int = 0) -> DelayQueue:
-        """Return its delay queue, *later* ms after."""
+        """Return its delay queue *later* milliseconds after the data was written."""
         return DelayQueue("orders", client, clock=lambda: MOMENT + later, max_deliveries=3)
 
-    def test_left_messages_that_can_be_claimed(self, client: redis.Redis) -> None:
+    def test_messages_can_be_claimed(self, client: redis.Redis) -> None:
         queue = self.queue(client)
         nacked, bare = queue.get_many(10)
         assert (nacked.id, nacked.body, nacked.deliveries) == ("nacked", "nacked", 2)
@@ -46,7 +46,7 @@ class TestTheFirstRelease:
         assert queue.get(block=False) is None
         assert [message.body for message in self.queue(client, 60_000).get_many(5)] == ["delayed"]
 
-    def test_left_leases_that_are_honoured(self, client: redis.Redis) -> None:
+    def test_leases_are_valid(self, client: redis.Redis) -> None:
         queue = self.queue(client)
         (held,) = queue.get_many(1)
         held = type(held)(
@@ -62,7 +62,7 @@ class TestTheFirstRelease:
         assert queue.ack(held)
         assert not queue.ack(held)
 
-    def test_left_leases_that_end(self, client: redis.Redis) -> None:
+    def test_leases_expire(self, client: redis.Redis) -> None:
         late = self.queue(client, 60_001)
         assert late.put_back() == PutBack(returned=1)
         (held,) = late.get_many(1)
@@ -70,13 +70,13 @@ class TestTheFirstRelease:
         assert held.headers == {"trace": "abc"}
         assert held.put_at == from_ms(MOMENT)
 
-    def test_left_dead_letters(self, client: redis.Redis) -> None:
+    def test_dead_letters_can_be_redriven(self, client: redis.Redis) -> None:
         for queue in (self.queue(client), self.timed(client)):
             (letter,) = queue.dead_letters()
             assert (letter.id, letter.body, letter.deliveries, letter.reason) == ("dead", "dead", 1, "on purpose")
             assert queue.redrive() == 1
 
-    def test_left_entries(self, client: redis.Redis) -> None:
+    def test_entries_can_be_claimed_and_moved(self, client: redis.Redis) -> None:
         timed = self.timed(client, 60_001)
         waiting = timed.get("waiting")
         assert waiting is not None
@@ -89,7 +89,7 @@ class TestTheFirstRelease:
         assert (found["held"].payload, found["held"].headers) == ("held", {"trace": "abc"})
         assert found["held"].deliveries == 2
 
-    def test_left_a_registry(self, client: redis.Redis) -> None:
+    def test_the_registry_is_read(self, client: redis.Redis) -> None:
         assert Registry(Scripts(client), "redis_queue").all() == [
             Known("delay", "celery", max_deliveries=20, shards=1),
             Known("delay", "orders", max_deliveries=3, shards=1),
@@ -113,22 +113,20 @@ def working(role: str, url: str) -> Iterator[subprocess.Popen[str]]:
 ROLES = ("put", "consume", "push", "pop")
 
 
-class TestANewerRelease:
-    """It raises the schema while processes of this one work."""
+class TestNewerRelease:
+    """A newer release raises the schema while processes of this release work."""
 
     def raise_schema(self, client: redis.Redis, schema: int) -> None:
-        """Write what another release would."""
+        """Write a schema number as another release would."""
         for keys in (Keys("redis_queue", "queue", "orders"), Keys("redis_queue", "delay", "orders", 0)):
             client.hset(keys.meta, "schema", schema)
 
-    def test_stops_the_present_ones_with_nothing_lost_or_held_and_there_is_a_way_back(
-        self, client: redis.Redis, redis_url: str
-    ) -> None:
+    def test_stops_older_processes_and_a_downgrade_loses_nothing(self, client: redis.Redis, redis_url: str) -> None:
         with contextlib.ExitStack() as running:
             processes = {role: running.enter_context(working(role, redis_url)) for role in ROLES}
             wait_until(
                 lambda: client.llen("popped") > 50 and client.llen("consumed") > 50,
-                description="work in all roles",
+                description="all roles to work",
             )
             self.raise_schema(client, 2)
             for role, process in processes.items():

@@ -1,4 +1,4 @@
-"""Servers that take no calls for a while: a typed error, nothing half done, and afterwards the same call works."""
+"""Servers that refuse calls for a while: a typed error, nothing half done, and the same call works afterwards."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ pytestmark = pytest.mark.usefixtures("without_pauses")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    """A server that is brought into all those states."""
+    """A server that the tests bring into each state."""
     with RedisServer("--rdbchecksum", "no") as server:
         yield server
 
 
 class Refusal(NamedTuple):
-    """What a call raised."""
+    """The class and the message of an error."""
 
     kind: type[RedisQueueError]
     text: str
 
 
 def answer(stage: Stage, verb: str) -> Any:
-    """Return what *verb* answers, or its refusal."""
+    """Return the answer of *verb*, or its refusal."""
     try:
         return VERBS[verb].call(stage.on(stage.queue.client, later=VERBS[verb].later))
     except RedisQueueError as error:
@@ -48,7 +48,7 @@ def answer(stage: Stage, verb: str) -> Any:
 
 
 def all_answers(stage: Stage, copy: Copy, verbs: list[str]) -> dict[str, tuple[Any, Snapshot]]:
-    """Return what each verb answers and leaves behind, each from the same beginning."""
+    """Return the answer and the effect of each verb, each from the same initial state."""
     client: Any = stage.queue.client
     found = {}
     for verb in verbs:
@@ -59,7 +59,7 @@ def all_answers(stage: Stage, copy: Copy, verbs: list[str]) -> dict[str, tuple[A
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_every_call_is_told_why_changes_nothing_and_works_afterwards(server: RedisServer, name: str) -> None:
+def test_every_call_raises_changes_nothing_and_works_afterwards(server: RedisServer, name: str) -> None:
     state = STATES[name]
     with server.client() as client:
         client.flushall()
@@ -68,7 +68,7 @@ def test_every_call_is_told_why_changes_nothing_and_works_afterwards(server: Red
 
 
 def check(client: redis.Redis, entering: AbstractContextManager[None], state: State, verbs: list[str]) -> None:
-    """Call *verbs* in *state* and afterwards."""
+    """Call *verbs* in *state* and afterwards; compare the answers."""
     stage = Stage(client)
     before = snapshot(client)
     usual = all_answers(stage, Copy(client), verbs)
@@ -85,39 +85,41 @@ def check(client: redis.Redis, entering: AbstractContextManager[None], state: St
 
 
 @pytest.fixture(scope="module")
-def lone() -> Iterator[RedisServer]:
-    """A cluster of one."""
-    with RedisServer("--cluster-enabled", "yes", tcp=True) as lone, lone.client() as client:
+def one_node_cluster() -> Iterator[RedisServer]:
+    """A cluster of one node."""
+    with RedisServer("--cluster-enabled", "yes", tcp=True) as one_node_cluster, one_node_cluster.client() as client:
         client.execute_command("CLUSTER ADDSLOTS", *range(SLOTS))
-        wait_until(lambda: cluster_state(client) == "ok", description="the cluster to be well")
-        yield lone
+        wait_until(lambda: cluster_state(client) == "ok", description="the cluster to be ok")
+        yield one_node_cluster
 
 
 class TestClusterDown:
-    """A cluster that misses a slot."""
+    """A cluster without an owner for one slot."""
 
     @contextlib.contextmanager
     def down(self, client: redis.Redis) -> Iterator[None]:
-        """Take a slot away for a while, one that nobody uses."""
+        """Remove an unused slot from the cluster for a while."""
         client.execute_command("CLUSTER DELSLOTS", 0)
         wait_until(lambda: cluster_state(client) == "fail", description="the cluster to be down")
         try:
             yield
         finally:
             client.execute_command("CLUSTER ADDSLOTS", 0)
-            wait_until(lambda: cluster_state(client) == "ok", description="the cluster to be well")
+            wait_until(lambda: cluster_state(client) == "ok", description="the cluster to be ok")
 
-    def test_every_call_is_told_so_and_works_afterwards(self, lone: RedisServer) -> None:
-        # What moves into lists of other slots is not for a cluster.
+    def test_every_call_raises_and_works_afterwards(self, one_node_cluster: RedisServer) -> None:
+        # Moves into lists of other slots are not possible in a cluster.
         verbs = [verb for verb in VERBS if verb not in ("move_due", "deliver")]
-        with lone.client() as client:
+        with one_node_cluster.client() as client:
             client.flushall()
             load_scripts(client)
             check(client, self.down(client), State(loading, StoreUnavailableError, "not ready"), verbs)
 
-    def test_a_get_waits_until_it_is_well_again(self, lone: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
-        queue = RedisQueue("orders", f"redis+cluster://{HOST}:{lone.port}")
-        with lone.client() as client, ThreadPoolExecutor() as pool:
+    def test_a_blocking_get_waits_until_the_cluster_is_ok(
+        self, one_node_cluster: RedisServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        queue = RedisQueue("orders", f"redis+cluster://{HOST}:{one_node_cluster.port}")
+        with one_node_cluster.client() as client, ThreadPoolExecutor() as pool:
             client.flushall()
             queue.put("kept")
             with self.down(client):
@@ -131,5 +133,5 @@ class TestClusterDown:
 
 
 def cluster_state(client: redis.Redis) -> str:
-    """Return what *client*'s server thinks of its cluster."""
+    """Return the state of the cluster according to its node."""
     return str(client.execute_command("CLUSTER INFO")["cluster_state"])

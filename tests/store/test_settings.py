@@ -1,4 +1,4 @@
-"""Settings: every default once, checked when they are made."""
+"""Settings have one documented default each and are validated when they are created."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EDGES: dict[str, tuple[Any, Any, Any, Any]] = {
 }
 
 
-def test_the_defaults_are_what_the_documentation_says() -> None:
+def test_the_defaults() -> None:
     settings = Settings()
     assert (settings.prefix, settings.max_deliveries, settings.max_length) == ("redis_queue", 20, 0)
     assert (settings.max_body, settings.put_back_on_get, settings.shards) == (262144, 10, 1)
@@ -33,7 +33,7 @@ def test_the_defaults_are_what_the_documentation_says() -> None:
 
 
 @pytest.mark.parametrize("name", EDGES)
-def test_each_range_includes_its_ends_and_nothing_beyond(name: str) -> None:
+def test_each_range_includes_its_ends(name: str) -> None:
     below, low, high, above = EDGES[name]
     assert getattr(Settings(**{name: low}), name) == low
     assert getattr(Settings(**{name: high}), name) == high
@@ -49,17 +49,17 @@ def test_every_setting_but_the_serializer_has_a_range() -> None:
 
 @pytest.mark.parametrize("name", [name for name in EDGES if name != "prefix"])
 @pytest.mark.parametrize("value", [None, True, "5", b"5", [], float("nan"), float("inf"), 1j], ids=repr)
-def test_no_number_takes_anything_else(name: str, value: Any) -> None:
+def test_a_number_refuses_other_types(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(f"{name}={value!r}")):
         Settings(**{name: value})
 
 
-def test_durations_come_as_seconds_or_timedelta() -> None:
+def test_durations_are_seconds_or_timedelta() -> None:
     settings = Settings(visibility_timeout=timedelta(minutes=2), poll_interval=timedelta(milliseconds=250))
     assert (settings.lease_ms, settings.poll_seconds) == (120_000, 0.25)
 
 
-def test_settings_do_not_change_but_can_be_copied() -> None:
+def test_settings_are_immutable_and_can_be_copied() -> None:
     settings = Settings(max_length=5)
     with pytest.raises(FrozenInstanceError):
         settings.max_length = 6  # type: ignore[misc]

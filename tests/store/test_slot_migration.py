@@ -1,4 +1,4 @@
-"""Slots that move to another node of a Redis Cluster while their queues are used."""
+"""Slots that move to another node of a Redis Cluster while their queues are in use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNT = 300
 
 @pytest.fixture
 def client(cluster: RedisCluster) -> Iterator[redis.RedisCluster]:
-    """A client as `connect()` makes it."""
+    """A client made by `connect()`."""
     queue = RedisQueue("orders", cluster.url)
     assert isinstance(queue.client, redis.RedisCluster)
     with queue.client:
@@ -33,7 +33,7 @@ def client(cluster: RedisCluster) -> Iterator[redis.RedisCluster]:
 
 
 def work_while(move: Callable[[], Any], produce: Callable[[int], Any], consume: Callable[[], list[int]]) -> list[int]:
-    """Produce and consume before, during and after *move*; return what was consumed."""
+    """Produce and consume before, during and after *move*; return the consumed numbers."""
     moved = threading.Event()
     found: list[int] = []
 
@@ -51,7 +51,7 @@ def work_while(move: Callable[[], Any], produce: Callable[[int], Any], consume: 
     produced: list[int] = []
     with ThreadPoolExecutor() as pool:
         futures = [pool.submit(producing), pool.submit(consuming)]
-        wait_until(lambda: len(found) > COUNT // 4, description="the work to go on")
+        wait_until(lambda: len(found) > COUNT // 4, description="work in progress")
         move()
         moved.set()
         for future in futures:
@@ -86,7 +86,7 @@ def test_entries_are_claimed_once_while_their_slot_moves(cluster: RedisCluster, 
     assert (len(timed), timed.stats().in_flight) == (0, 0)
 
 
-def test_what_cannot_be_done_half_way_is_told_so_and_not_half_done(
+def test_calls_in_the_middle_of_the_move_raise_and_change_nothing(
     cluster: RedisCluster, client: redis.RedisCluster
 ) -> None:
     queue = RedisQueue("orders", client)
@@ -108,7 +108,7 @@ def test_what_cannot_be_done_half_way_is_told_so_and_not_half_done(
     assert [message.body for message in queue.get_many(5)] == ["ready"]
 
 
-def test_a_client_that_knows_no_cluster_is_told_what_to_connect_to(cluster: RedisCluster) -> None:
+def test_a_plain_client_raises_an_error_that_names_the_cluster_url(cluster: RedisCluster) -> None:
     other = next(server for server in cluster.servers if server is not cluster.primary_of(QUEUE))
     with other.client() as plain:
         for call in (

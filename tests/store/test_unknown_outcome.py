@@ -1,4 +1,4 @@
-"""An error says that an outcome is unknown where a write may have been executed, and nowhere else."""
+"""An error says that the outcome is unknown only if a write may have been executed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def error_of(call: Call, client: redis.Redis) -> str:
 
 @pytest.mark.parametrize("call", [*READS.values(), *WRITES.values()])
 @pytest.mark.parametrize("url", ["redis://{host}:{port}/0", "unix:///nowhere/{port}.sock"])
-def test_a_refused_connection_leaves_no_doubt(call: Call, url: str) -> None:
+def test_a_refused_connection_is_not_unknown(call: Call, url: str) -> None:
     error = error_of(call, connect(url.format(host=HOST, port=free_port()), check=False))
 
     assert "cannot be reached" in error
@@ -50,7 +50,7 @@ def test_a_refused_connection_leaves_no_doubt(call: Call, url: str) -> None:
 
 
 @pytest.mark.parametrize("name", READS)
-def test_a_lost_reply_of_a_read_leaves_no_doubt(name: str, proxy: FaultProxy, through: redis.Redis) -> None:
+def test_a_lost_reply_of_a_read_is_not_unknown(name: str, proxy: FaultProxy, through: redis.Redis) -> None:
     proxy.mode = "drop_replies"
     through.connection_pool.connection_kwargs["socket_timeout"] = 0.05
 
@@ -58,7 +58,7 @@ def test_a_lost_reply_of_a_read_leaves_no_doubt(name: str, proxy: FaultProxy, th
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_write_that_lost_its_replies_is_unknown(name: str, proxy: FaultProxy, through: redis.Redis) -> None:
+def test_a_write_without_a_reply_is_unknown(name: str, proxy: FaultProxy, through: redis.Redis) -> None:
     WRITES[name](through)
     command = b"HSET" if name == "command" else b"EVALSHA"
     proxy.drop_next_reply(CALL_ATTEMPTS, matching=command)
@@ -66,11 +66,11 @@ def test_a_write_that_lost_its_replies_is_unknown(name: str, proxy: FaultProxy, 
     assert UNKNOWN in error_of(WRITES[name], through)
 
 
-def test_a_write_that_is_repeated_in_vain_stays_unknown(proxy: FaultProxy, through: redis.Redis) -> None:
+def test_a_write_whose_retry_fails_is_unknown(proxy: FaultProxy, through: redis.Redis) -> None:
     queue = RedisQueue("orders", through)
     queue.put("first")
     proxy.drop_next_reply(matching=load("queue/put").sha.encode())
-    # Of new connections; the one that is open loses its reply.
+    # New connections are refused; the open one loses its reply.
     proxy.mode = "refuse"
 
     error = error_of(lambda _: queue.put("second"), through)

@@ -1,4 +1,4 @@
-"""Each form of URL makes the right client without a word to a server; each mistake in one is a clear error."""
+"""Each form of URL makes the right client without a connection; each mistake in a URL raises a clear error."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ SECRET = "s3cr3t"
 relaxed = settings(deadline=None)
 
 
-def made(url: str, **options: Any) -> dict[str, Any]:
-    """Return what the connections of a client for *url* are made with."""
+def options_of(url: str, **options: Any) -> dict[str, Any]:
+    """Return the connection options of a client for *url*."""
     client = connect(url, check=False, **options)
     assert isinstance(client, redis.Redis)
     found: dict[str, Any] = client.connection_pool.connection_kwargs
     return found
 
 
-def chosen(found: dict[str, Any], *names: str) -> list[Any]:
-    """Return some of what was found."""
+def values(found: dict[str, Any], *names: str) -> list[Any]:
+    """Return the values of *names* in *found*."""
     return [found.get(name) for name in names]
 
 
 class TestStandalone:
     def test_host_port_and_database(self) -> None:
-        assert chosen(made("redis://cache.example:6380/3"), "host", "port", "db") == ["cache.example", 6380, 3]
-        assert chosen(made("redis://cache.example"), "host", "port", "db") == ["cache.example", None, None]
-        assert chosen(made("redis://[::1]:6380/0"), "host", "port") == ["::1", 6380]
+        assert values(options_of("redis://cache.example:6380/3"), "host", "port", "db") == ["cache.example", 6380, 3]
+        assert values(options_of("redis://cache.example"), "host", "port", "db") == ["cache.example", None, None]
+        assert values(options_of("redis://[::1]:6380/0"), "host", "port") == ["::1", 6380]
 
     def test_user_and_password_are_decoded(self) -> None:
-        found = made("redis://us%40er:p%2Fw%3A%40@h/0")
-        assert chosen(found, "username", "password") == ["us@er", "p/w:@"]
-        assert chosen(made("redis://:pw@h/0"), "password") == ["pw"]
+        found = options_of("redis://us%40er:p%2Fw%3A%40@h/0")
+        assert values(found, "username", "password") == ["us@er", "p/w:@"]
+        assert values(options_of("redis://:pw@h/0"), "password") == ["pw"]
 
     def test_tls(self) -> None:
         client = connect("rediss://h:6380/0?ssl_ca_certs=/ca.pem", check=False)
@@ -56,15 +56,15 @@ class TestStandalone:
         client = connect(f"{scheme}://:pw@/run/redis.sock?db=2", check=False)
         assert isinstance(client, redis.Redis)
         assert client.connection_pool.connection_class is redis.UnixDomainSocketConnection
-        assert chosen(client.connection_pool.connection_kwargs, "path", "db", "password") == [
+        assert values(client.connection_pool.connection_kwargs, "path", "db", "password") == [
             "/run/redis.sock",
             2,
             "pw",
         ]
 
     def test_time_is_limited_and_nothing_is_sent_twice(self) -> None:
-        found = made("redis://h/0")
-        assert chosen(found, "socket_timeout", "socket_connect_timeout", "socket_keepalive") == [5.0, 3.0, True]
+        found = options_of("redis://h/0")
+        assert values(found, "socket_timeout", "socket_connect_timeout", "socket_keepalive") == [5.0, 3.0, True]
         attempts = []
 
         def fail() -> None:
@@ -75,20 +75,20 @@ class TestStandalone:
             found["retry"].call_with_retry(fail, lambda _error: None)
         assert len(attempts) == 1
 
-    def test_options_win_over_the_url_and_the_url_over_the_defaults(self) -> None:
-        assert chosen(made("redis://h/1?socket_timeout=2.5"), "socket_timeout") == [2.5]
-        assert chosen(made("redis://h/1?client_name=me"), "client_name", "db") == ["me", 1]
-        found = made("redis://:old@h/1?client_name=me", client_name="you", password="new", db=2)
-        assert chosen(found, "client_name", "password", "db") == ["you", "new", 2]
-        found = made("redis+sentinel://:old@h/1?master_name=m&client_name=me", password="new", db=2)
-        assert chosen(found, "client_name", "password", "db") == ["me", "new", 2]
+    def test_options_override_the_url_and_the_url_overrides_the_defaults(self) -> None:
+        assert values(options_of("redis://h/1?socket_timeout=2.5"), "socket_timeout") == [2.5]
+        assert values(options_of("redis://h/1?client_name=me"), "client_name", "db") == ["me", 1]
+        found = options_of("redis://:old@h/1?client_name=me", client_name="you", password="new", db=2)
+        assert values(found, "client_name", "password", "db") == ["you", "new", 2]
+        found = options_of("redis+sentinel://:old@h/1?master_name=m&client_name=me", password="new", db=2)
+        assert values(found, "client_name", "password", "db") == ["me", "new", 2]
 
     @pytest.mark.parametrize("url", ["redis://you:old@h/1", "redis+sentinel://you:old@h/1?master_name=main"])
-    def test_who_knows_the_login_goes_before_that_of_the_url(self, url: str) -> None:
+    def test_a_credential_provider_overrides_the_login_of_the_url(self, url: str) -> None:
         knows = UsernamePasswordCredentialProvider("me", "mine")
-        found = made(url, credential_provider=knows)
+        found = options_of(url, credential_provider=knows)
         assert found["credential_provider"] is knows
-        assert chosen(found, "username", "password") == [None, None]
+        assert values(found, "username", "password") == [None, None]
 
 
 class TestSentinel:
@@ -110,26 +110,26 @@ class TestSentinel:
         assert pool.is_master
         assert pool.connection_kwargs["db"] == 2
 
-    def test_the_list_that_celery_writes(self) -> None:
+    def test_a_list_of_celery(self) -> None:
         url = "sentinel://a:1;sentinel://b:2;sentinel://c"
         pool = self.pool(url, master_name="main")
         assert self.watchers(pool) == [("a", 1), ("b", 2), ("c", 26379)]
         assert pool.service_name == "main"
 
-    def test_the_list_that_celery_writes_with_databases_and_passwords(self) -> None:
+    def test_a_list_of_celery_with_databases_and_passwords(self) -> None:
         url = "sentinel://:pw@a:1/5;sentinel://:pw@b:2/5;"
         pool = self.pool(url, master_name="main")
         assert self.watchers(pool) == [("a", 1), ("b", 2)]
-        assert chosen(pool.connection_kwargs, "password", "db") == ["pw", 5]
+        assert values(pool.connection_kwargs, "password", "db") == ["pw", 5]
 
-    def test_options_may_stand_at_the_end_of_such_a_list(self) -> None:
+    def test_a_list_of_celery_may_end_with_options(self) -> None:
         pool = self.pool("sentinel://a:1;sentinel://b:2/5?master_name=main")
         assert self.watchers(pool) == [("a", 1), ("b", 2)]
         assert pool.service_name == "main"
 
     def test_user_and_password_are_those_of_redis(self) -> None:
         pool = self.pool("redis+sentinel://us%40er:p%2Fw@a:1,b:2/0?master_name=main")
-        assert chosen(pool.connection_kwargs, "username", "password") == ["us@er", "p/w"]
+        assert values(pool.connection_kwargs, "username", "password") == ["us@er", "p/w"]
         watcher = pool.sentinel_manager.sentinels[0].connection_pool.connection_kwargs
         assert watcher.get("password") is None
         pool = self.pool("redis+sentinel://a:1/0?master_name=main", sentinel_kwargs={"password": "other"})
@@ -148,28 +148,28 @@ class TestSentinel:
 class TestCluster:
     @pytest.fixture
     def clusters(self, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-        """What cluster clients are made with; making one asks a server, so none is made here."""
-        made: list[dict[str, Any]] = []
+        """The options of the created cluster clients; they are only recorded, since the real class connects at once."""
+        created: list[dict[str, Any]] = []
 
         class Recorded(redis.RedisCluster):
             def __init__(self, **options: Any) -> None:
-                made.append(options)
+                created.append(options)
 
             def __del__(self) -> None:
-                """Nothing was opened."""
+                """Nothing to close."""
 
         monkeypatch.setattr(redis, "RedisCluster", Recorded)
-        return made
+        return created
 
     def test_a_list_of_hosts(self, clusters: list[dict[str, Any]]) -> None:
         connect("redis+cluster://us%40er:p%2Fw@a:1,b,[::1]:3/?socket_timeout=2.5", check=False)
         (found,) = clusters
         assert [(node.host, node.port) for node in found["startup_nodes"]] == [("a", 1), ("b", 6379), ("::1", 3)]
-        assert chosen(found, "username", "password", "socket_timeout") == ["us@er", "p/w", 2.5]
+        assert values(found, "username", "password", "socket_timeout") == ["us@er", "p/w", 2.5]
 
     def test_tls_and_database_zero(self, clusters: list[dict[str, Any]]) -> None:
         connect("rediss+cluster://a:1/0", check=False)
-        assert chosen(clusters[0], "ssl", "db") == [True, None]
+        assert values(clusters[0], "ssl", "db") == [True, None]
 
     def test_another_database_is_refused(self, clusters: list[dict[str, Any]]) -> None:
         with pytest.raises(ConfigurationError, match="db: must be 0"):
@@ -177,7 +177,7 @@ class TestCluster:
         assert clusters == []
 
 
-def test_a_client_stays_what_it_is() -> None:
+def test_a_client_is_returned_unchanged() -> None:
     client = redis.Redis()
     assert connect(client, check=False) is client
     with pytest.raises(ConfigurationError, match="options db, socket_timeout: must come with a URL"):
@@ -185,7 +185,7 @@ def test_a_client_stays_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("target", [None, 5, b"redis://h", ["redis://h"], redis.asyncio.Redis], ids=repr)
-def test_what_is_neither_url_nor_client_is_refused(target: Any) -> None:
+def test_a_value_that_is_neither_url_nor_client_is_refused(target: Any) -> None:
     with pytest.raises(ConfigurationError, match="must be a Redis URL or a redis-py client"):
         connect(target, check=False)
 
@@ -233,17 +233,17 @@ MISTAKES = {
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail the test if anything is sent."""
+    """Fail the test when a connection is opened."""
 
     def fail(*_arguments: Any, **_options: Any) -> Any:
-        pytest.fail("a server was asked")
+        pytest.fail("a connection was opened")
 
     monkeypatch.setattr("redis.connection.AbstractConnection.connect", fail)
     monkeypatch.setattr("redis.connection.AbstractConnection.connect_check_health", fail, raising=False)
 
 
 def attempt(call: Callable[[], Any]) -> ConfigurationError:
-    """Return the error that *call* must raise."""
+    """Return the ConfigurationError that *call* raises."""
     with pytest.raises(ConfigurationError) as caught:
         call()
     return caught.value
@@ -251,7 +251,7 @@ def attempt(call: Callable[[], Any]) -> ConfigurationError:
 
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_before_anything_is_sent_and_without_the_password(mistake: str) -> None:
+def test_a_mistake_raises_before_any_connection_and_without_the_password(mistake: str) -> None:
     error = attempt(lambda: connect(MISTAKES[mistake].format(secret=SECRET)))
     shown = "".join(traceback.format_exception(error)) + repr(error)
     assert SECRET not in shown
@@ -260,12 +260,12 @@ def test_a_mistake_is_told_before_anything_is_sent_and_without_the_password(mist
 
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "unix", "redis+sentinel", "redis+cluster"])
-def test_an_unknown_option_by_keyword_is_told_too(scheme: str) -> None:
+def test_an_unknown_keyword_option_is_named(scheme: str) -> None:
     url = f"{scheme}://:{SECRET}@h:1/0?master_name=m" if "sentinel" in scheme else f"{scheme}://:{SECRET}@h:1/0"
     assert "nope" in str(attempt(lambda: connect(url, nope=1)))
 
 
-def test_an_unknown_scheme_is_told_the_known_ones() -> None:
+def test_the_error_for_an_unknown_scheme_names_the_known_ones() -> None:
     error = attempt(lambda: connect("amqp://h"))
     assert str(error).startswith("url scheme='amqp': must be one of redis, rediss, unix, redis+sentinel")
 
@@ -280,7 +280,7 @@ class TestRedact:
         st.sampled_from(["", "user"]),
         printable,
     )
-    def test_no_password_survives_whatever_is_in_it(self, scheme: str, user: str, password: str) -> None:
+    def test_any_password_is_redacted(self, scheme: str, user: str, password: str) -> None:
         shown = redact(f"Error in {scheme}://{user}:{password}{SECRET}@host:6379/0?db=1 here")
         assert SECRET not in shown
         assert shown.endswith("@host:6379/0?db=1 here")
@@ -297,5 +297,5 @@ class TestRedact:
     @pytest.mark.parametrize(
         "text", ["redis://h:6379/0", "unix:///run/redis.sock?db=1", "mail a@b.example", "a // b", "", "redis://a,b:1/x"]
     )
-    def test_what_holds_no_password_stays_as_it_is(self, text: str) -> None:
+    def test_text_without_a_password_is_unchanged(self, text: str) -> None:
         assert redact(text) == text
