@@ -1,4 +1,4 @@
-"""What each verb of a DelayQueue does."""
+"""Every public method of a DelayQueue."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.support.record_reads import record_reads
 
 @pytest.fixture
 def make(client: redis.Redis, clock: Clock) -> Callable[..., DelayQueue]:
-    """Make a queue with other settings than the default, on the standing clock."""
+    """Make a queue with the given settings, on the manual clock."""
     return lambda **settings: DelayQueue("timed", client, clock=clock, **settings)
 
 
 @pytest.fixture(params=[1, 3], ids=["1 shard", "3 shards"])
 def timed(request: pytest.FixtureRequest, make: Callable[..., DelayQueue]) -> DelayQueue:
-    """A queue on the standing clock, in one piece and in three."""
+    """A queue on the manual clock, with one and with three shards."""
     return make(shards=request.param, max_deliveries=3)
 
 
@@ -38,18 +38,18 @@ def ids(entries: list[Entry]) -> list[str]:
 
 
 def payloads(entries: list[Entry]) -> list[Any]:
-    """Return the payloads of *entries*, sorted: several shards are claimed one after the other."""
+    """Return the sorted payloads of *entries*: shards are claimed one after the other."""
     return sorted(entry.payload for entry in entries)
 
 
 def keys_left(client: redis.Redis) -> list[bytes]:
-    """Return all keys but those that every queue keeps."""
+    """Return all keys but slots, counters and the registry."""
     kept = (b":slot:", b":meta", b":registry")
     return sorted(key for key in client.scan_iter() if not any(part in key for part in kept))
 
 
 def calls(client: redis.Redis) -> int:
-    """Return how many scripts the server ran since it was started."""
+    """Return the number of scripts that the server has run."""
     return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
 
@@ -66,7 +66,7 @@ class TestPush:
             clock.forward(0.001)
             assert payloads(timed.claim(9)) == [name]
 
-    def test_an_entry_tells_all_about_itself(self, timed: DelayQueue, clock: Clock) -> None:
+    def test_an_entry_has_all_its_attributes(self, timed: DelayQueue, clock: Clock) -> None:
         id_ = timed.push({"a": 1}, delay=60, headers={"h": "é"}, destination="list")
         clock.forward(61)
         (entry,) = timed.claim()
@@ -75,7 +75,7 @@ class TestPush:
         assert entry.lease is not None
         assert entry.lease.expires_at == when(121)
 
-    def test_a_zone_is_no_difference(self, timed: DelayQueue) -> None:
+    def test_due_at_may_have_any_time_zone(self, timed: DelayQueue) -> None:
         tokyo = timezone(timedelta(hours=9))
         timed.push("a", id="a", due_at=when(60).astimezone(tokyo))
         entry = timed.get("a")
@@ -101,7 +101,7 @@ class TestPush:
         assert [entry.payload for entry in timed] == list(range(1201))
         assert [entry.id for entry in timed] == pushed
 
-    def test_entries_due_at_once_keep_their_order(self, make: Callable[..., DelayQueue]) -> None:
+    def test_entries_with_the_same_due_time_keep_their_order(self, make: Callable[..., DelayQueue]) -> None:
         timed = make()
         timed.push_many(range(700))
         assert [entry.payload for entry in timed.claim(500)] == list(range(500))
@@ -134,7 +134,7 @@ class TestPush:
         assert sorted(entry.payload for entry in timed) == ["new", "other"]
         assert timed.dead_letters() == []
 
-    def test_the_same_id_twice_in_one_call_ends_as_one(self, timed: DelayQueue) -> None:
+    def test_the_same_id_twice_in_one_call_is_stored_once(self, timed: DelayQueue) -> None:
         timed.push_many([Push("first", id="x", delay=1), Push("last", id="x", delay=2)])
         timed.push_many([Push("first", id="y", delay=1), Push("last", id="y", delay=2)], on_conflict="keep")
         assert [(entry.payload, entry.due_at) for entry in timed] == [("first", when(1)), ("last", when(2))]
@@ -165,7 +165,7 @@ class TestPush:
 
 
 class TestChange:
-    def test_what_was_cancelled_never_comes(self, timed: DelayQueue, client: redis.Redis) -> None:
+    def test_a_cancelled_entry_is_not_claimed(self, timed: DelayQueue, client: redis.Redis) -> None:
         timed.push_many([Push(name, id=name) for name in "abcd"])
         assert timed.cancel("b")
         assert not timed.cancel("b")
@@ -173,14 +173,14 @@ class TestChange:
         assert payloads(timed.claim(9)) == ["c"]
         assert timed.stats().waiting == 0
 
-    def test_what_was_claimed_cannot_be_cancelled(self, timed: DelayQueue) -> None:
+    def test_a_claimed_entry_cannot_be_cancelled(self, timed: DelayQueue) -> None:
         timed.push("a", id="a")
         (entry,) = timed.claim()
         assert not timed.cancel("a")
         assert timed.ack(entry)
         assert not timed.cancel("a")
 
-    def test_what_was_claimed_before_is_taken_out_but_may_have_been_sent(
+    def test_cancel_tells_whether_an_entry_may_have_been_sent(
         self, timed: DelayQueue, clock: Clock, client: redis.Redis
     ) -> None:
         timed.push_many([Push(name, id=name) for name in ("died", "refused", "returned", "unanswered")])
@@ -197,7 +197,7 @@ class TestChange:
         assert [outcome.taken_out for outcome in outcomes] == [True, True, True, True, False]
         assert keys_left(client) == []
 
-    def test_what_is_stored_anew_is_cancelled_for_certain(self, timed: DelayQueue) -> None:
+    def test_a_replaced_entry_is_cancelled_for_certain(self, timed: DelayQueue) -> None:
         timed.push("a", id="a")
         timed.claim()
         timed.push("b", id="a", delay=60)
@@ -215,7 +215,7 @@ class TestChange:
         assert timed.cancel_many(iter(pushed)) == [True] * 1100
         assert len(timed) == 0
 
-    def test_an_entry_can_be_moved_in_time(self, timed: DelayQueue, clock: Clock) -> None:
+    def test_an_entry_can_be_rescheduled(self, timed: DelayQueue, clock: Clock) -> None:
         timed.push("a", id="a", delay=60)
         for change, due in (
             ({"delay": 5}, 5),
@@ -231,14 +231,14 @@ class TestChange:
         (entry,) = timed.claim()
         assert (entry.payload, entry.due_at) == ("a", when(10))
 
-    def test_an_entry_can_be_moved_only_if_nobody_else_did(self, timed: DelayQueue) -> None:
+    def test_an_entry_can_be_rescheduled_only_if_its_due_time_matches(self, timed: DelayQueue) -> None:
         timed.push("a", id="a", delay=60)
         assert not timed.run_now("a", due_at=when(59))
         assert timed.next_due() == when(60)
         assert timed.run_now("a", due_at=when(60))
         assert timed.next_due() == when(0)
 
-    def test_what_does_not_wait_is_not_brought_to_life(self, timed: DelayQueue) -> None:
+    def test_only_waiting_entries_are_rescheduled(self, timed: DelayQueue) -> None:
         assert not timed.reschedule("unknown", delay=1)
         assert not timed.run_now("unknown")
         timed.push("a", id="a")
@@ -269,7 +269,7 @@ class TestLook:
         assert ids(timed.list()) == ["d", "b", "c", "a"]
         assert ids(timed.list(limit=2)) == ["d", "b"]
 
-    def test_windows_include_their_begin_and_not_their_end(self, timed: DelayQueue) -> None:
+    def test_windows_include_their_start_but_not_their_end(self, timed: DelayQueue) -> None:
         timed.push_many([Push(number, id=str(number), delay=number) for number in range(6)])
         assert ids(timed.list(due_after=when(2), due_before=when(4))) == ["2", "3"]
         assert ids(timed.list(due_after=when(4))) == ["4", "5"]
@@ -279,7 +279,7 @@ class TestLook:
         assert timed.count(due_after=when(6)) == timed.count(due_before=when(0)) == 0
 
     @pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
-    def test_pages_show_everything_once(self, timed: DelayQueue, limit: int) -> None:
+    def test_pages_list_each_entry_once(self, timed: DelayQueue, limit: int) -> None:
         names = [f"{name}{number}" for number in range(4) for name in ("a", "Z", "é", "0")]
         timed.push_many([Push(None, id=name, delay=int(name[-1]) // 2) for name in names])
         seen: list[Entry] = []
@@ -288,7 +288,7 @@ class TestLook:
             seen += page
         assert ids(seen) == sorted(names, key=lambda name: (int(name[-1]) // 2, name.encode()))
 
-    def test_pages_in_a_window_begin_and_end_there(self, timed: DelayQueue) -> None:
+    def test_pages_stay_within_a_window(self, timed: DelayQueue) -> None:
         timed.push_many([Push(number, id=f"{number:02}", delay=number) for number in range(20)])
         window = {"due_after": when(5), "due_before": when(9)}
         first = timed.list(limit=3, **window)
@@ -296,7 +296,7 @@ class TestLook:
         assert ids(first + rest) == ["05", "06", "07", "08"]
         assert timed.list(after=timed.cursor(rest[-1]), **window) == []
 
-    def test_pages_stay_where_they_were_while_others_come_and_go(self, timed: DelayQueue) -> None:
+    def test_pages_are_stable_while_entries_come_and_go(self, timed: DelayQueue) -> None:
         timed.push_many([Push(None, id=f"m{number}", delay=9) for number in range(10)])
         first = timed.list(limit=5)
         assert ids(first) == ["m0", "m1", "m2", "m3", "m4"]
@@ -305,7 +305,7 @@ class TestLook:
         assert ids(timed.list(limit=9, after=timed.cursor(first[-1]))) == ["m44", "m5", "m6", "m8", "m9"]
 
     @pytest.mark.parametrize("limit", [1, 100])
-    def test_a_page_behind_much_that_cannot_be_read_takes_few_round_trips(
+    def test_a_page_after_many_unreadable_entries_takes_few_round_trips(
         self, timed: DelayQueue, client: redis.Redis, limit: int
     ) -> None:
         timed.push_many([Push(None, id=f"bad{number}", delay=1) for number in range(1200)])
@@ -317,7 +317,7 @@ class TestLook:
 
         assert ids(timed.list(limit=limit)) == good[:limit]
 
-        # Twice as many each time, then 500.
+        # Pages grow: twice as many entries each time, up to 500.
         assert calls(client) - before <= (9 + 1200 // CHUNK) * timed.settings.shards
 
     def test_a_page_that_is_not_full_takes_one_round_trip(self, timed: DelayQueue, client: redis.Redis) -> None:
@@ -336,7 +336,7 @@ class TestLook:
 
         assert ids(timed.list()) == [f"{number:02}" for number in range(40)]
 
-        # Six of them make a MiB; the last look finds the end.
+        # Six of them make a MiB; the last call finds the end.
         assert 40 / 6 <= calls(client) - before <= (40 / 6 + 1) * timed.settings.shards**2
         assert ids(timed.list(limit=9, after=timed.cursor(timed.list(limit=9)[-1]))) == [
             f"{number:02}" for number in range(9, 18)
@@ -352,7 +352,7 @@ class TestLook:
             timed.push(delay, delay=delay)
         assert timed.next_due() == when(10)
 
-    def test_a_forecast_counts_what_falls_due(self, timed: DelayQueue, clock: Clock) -> None:
+    def test_a_forecast_counts_due_entries(self, timed: DelayQueue, clock: Clock) -> None:
         for delay in (0, 5, 59.999, 60, 61, 179, 180, 3600):
             timed.push(delay, delay=delay)
         clock.forward(0)
@@ -372,7 +372,7 @@ class TestLook:
         assert stats.next_due == when(0)
         assert timed.extend(third)
 
-    def test_an_empty_queue_is_still_a_queue(self, timed: DelayQueue) -> None:
+    def test_an_empty_queue_is_true(self, timed: DelayQueue) -> None:
         assert timed
         assert list(timed) == timed.list() == timed.claim() == timed.pop() == []
         assert repr(timed) == f"DelayQueue('timed', prefix='redis_queue', shards={timed.settings.shards})"
@@ -389,19 +389,19 @@ class TestClaim:
         assert timed.ack_many(entries) == [False] + [True] * 9
         assert keys_left(client) == []
 
-    def test_it_takes_no_more_than_it_was_told(self, timed: DelayQueue) -> None:
+    def test_it_takes_at_most_its_limit(self, timed: DelayQueue) -> None:
         timed.push_many(range(600))
         assert len(timed.claim(7)) == 7
         assert len(timed.claim(500)) == 500
         assert len(timed.claim(500)) == 93
 
-    def test_what_is_due_longest_comes_first(self, make: Callable[..., DelayQueue], clock: Clock) -> None:
+    def test_the_longest_due_entries_come_first(self, make: Callable[..., DelayQueue], clock: Clock) -> None:
         timed = make()
         timed.push_many([Push(delay, delay=delay) for delay in (3, 1, 2)])
         clock.forward(9)
         assert [entry.payload for entry in timed.claim(9)] == [1, 2, 3]
 
-    def test_it_comes_back_after_its_lease(self, timed: DelayQueue, clock: Clock) -> None:
+    def test_it_is_put_back_after_its_lease(self, timed: DelayQueue, clock: Clock) -> None:
         timed.push("a", id="a")
         (late,) = timed.claim()
         clock.forward(59.999)
@@ -424,14 +424,14 @@ class TestClaim:
         clock.forward(1)
         assert timed.put_back() == PutBack(returned=1)
 
-    def test_put_back_returns_no_more_than_it_was_told(self, timed: DelayQueue, clock: Clock) -> None:
+    def test_put_back_returns_at_most_its_limit(self, timed: DelayQueue, clock: Clock) -> None:
         timed.push_many(range(30))
         assert len(timed.claim(30)) == 30
         clock.forward(60)
         assert timed.put_back(20) == PutBack(returned=20)
         assert timed.put_back() == PutBack(returned=10)
 
-    def test_released_it_is_due_again_at_once_or_later(self, timed: DelayQueue, clock: Clock) -> None:
+    def test_a_released_entry_is_due_at_once_or_later(self, timed: DelayQueue, clock: Clock) -> None:
         timed.push("a")
         (entry,) = timed.claim()
         assert timed.release(entry)
@@ -442,14 +442,16 @@ class TestClaim:
         clock.forward(5)
         assert timed.claim()[0].deliveries == 3
 
-    def test_released_uncounted_it_was_never_delivered(self, timed: DelayQueue) -> None:
+    def test_an_uncounted_release_does_not_count_the_delivery(self, timed: DelayQueue) -> None:
         timed.push("a")
         for _ in range(10):
             (entry,) = timed.claim()
             assert entry.deliveries == 1
             assert timed.release(entry, counted=False)
 
-    def test_after_its_last_delivery_it_is_dead_with_the_last_reason(self, timed: DelayQueue, clock: Clock) -> None:
+    def test_after_its_last_delivery_it_is_a_dead_letter_with_the_last_reason(
+        self, timed: DelayQueue, clock: Clock
+    ) -> None:
         timed.push({"a": 1}, id="a", headers={"h": 1})
         timed.push({"b": 1}, id="b", headers={"h": 1})
         for reason in ("first", "second"):
@@ -464,7 +466,7 @@ class TestClaim:
         ]
         assert {letter.died_at for letter in letters} == {when(60)}
 
-    def test_pop_takes_for_good(self, timed: DelayQueue, client: redis.Redis) -> None:
+    def test_pop_deletes_the_entries(self, timed: DelayQueue, client: redis.Redis) -> None:
         timed.push_many(range(5))
         timed.push("later", delay=5)
         assert payloads(timed.pop(3) + timed.pop(9)) == list(range(5))
@@ -472,7 +474,7 @@ class TestClaim:
         timed.purge()
         assert keys_left(client) == []
 
-    def test_only_what_has_been_due_for_long_enough_is_taken(self, timed: DelayQueue, clock: Clock) -> None:
+    def test_older_than_takes_only_entries_due_for_long_enough(self, timed: DelayQueue, clock: Clock) -> None:
         timed.push("old", delay=1)
         timed.push("new", delay=5)
         clock.forward(8)
@@ -482,7 +484,7 @@ class TestClaim:
 
 
 class TestMoveDue:
-    def test_what_is_due_goes_to_its_list_in_order(
+    def test_due_entries_go_to_their_lists_in_order(
         self, make: Callable[..., DelayQueue], client: redis.Redis, clock: Clock
     ) -> None:
         timed = make()
@@ -498,7 +500,7 @@ class TestMoveDue:
         assert client.lrange("right", 0, -1) == [b'{"three":3}']
         assert [entry.payload for entry in timed] == ["stays", "late"]
 
-    def test_what_has_no_destination_hides_nobody(self, timed: DelayQueue, client: redis.Redis) -> None:
+    def test_entries_without_a_destination_do_not_block_others(self, timed: DelayQueue, client: redis.Redis) -> None:
         timed.push_many([Push(number, id=f"stays{number}") for number in range(1100)])
         timed.push_many([Push(number, id=f"x{number}", destination="list") for number in range(30)])
         assert timed.move_due(20) == 20
@@ -512,7 +514,7 @@ class TestMoveDue:
         assert client.llen("list") == 1234
         assert keys_left(client) == [b"list"]
 
-    def test_a_destination_of_another_type_is_passed_over(self, timed: DelayQueue, client: redis.Redis) -> None:
+    def test_a_destination_of_another_type_is_skipped(self, timed: DelayQueue, client: redis.Redis) -> None:
         client.set("taken", "precious")
         timed.push("a", id="a", destination="taken")
         timed.push("b", id="b", destination="free")
@@ -523,7 +525,7 @@ class TestMoveDue:
         assert timed.move_due() == 1
         assert client.lrange("taken", 0, -1) == [b'"a"']
 
-    def test_only_lists_that_the_caller_names_are_written(self, timed: DelayQueue, client: redis.Redis) -> None:
+    def test_only_the_given_lists_are_written(self, timed: DelayQueue, client: redis.Redis) -> None:
         timed.push_many([Push(name, id=name, destination=name) for name in ("one", "two", "three")])
         assert timed.move_due(lists=[]) == 0
         assert timed.move_due(lists=["two", "other"]) == 1
@@ -533,9 +535,7 @@ class TestMoveDue:
         with pytest.raises(InvalidValueError, match="2001 lists: must be at most 2000"):
             timed.move_due(lists=["one"] * 2001)
 
-    def test_what_is_held_or_was_released_moves_only_when_it_waits(
-        self, timed: DelayQueue, client: redis.Redis
-    ) -> None:
+    def test_only_waiting_entries_move(self, timed: DelayQueue, client: redis.Redis) -> None:
         timed.push("a", destination="list")
         (entry,) = timed.claim()
         assert timed.move_due() == 0
@@ -546,11 +546,11 @@ class TestMoveDue:
 
 
 LARGE = 240_000
-"""Bytes of a payload; five make a MiB."""
+"""Bytes per payload; five payloads exceed a MiB."""
 
 
 class TestLargeEntries:
-    """No script reads more than the record that makes a MiB."""
+    """A script stops reading after the record that completes a MiB."""
 
     @pytest.fixture
     def large(self, make: Callable[..., DelayQueue]) -> DelayQueue:
@@ -558,16 +558,14 @@ class TestLargeEntries:
         timed.push_many([Push(bytes(LARGE), id=f"{number:02}", destination="list") for number in range(28)])
         return timed
 
-    def test_a_claim_ends_there_and_nothing_behind_it_is_read(self, large: DelayQueue, client: redis.Redis) -> None:
+    def test_a_claim_reads_no_further(self, large: DelayQueue, client: redis.Redis) -> None:
         for limit in (1, 500):
             with record_reads(client) as read:
                 claimed = large.moves.claim_batch(limit)
             assert (len(claimed.entries), claimed.more) == (min(limit, 5), True)
             assert read == ids(claimed.entries)
 
-    def test_a_queue_is_drained_in_as_many_calls_as_it_holds_mebibytes(
-        self, large: DelayQueue, client: redis.Redis
-    ) -> None:
+    def test_draining_takes_a_call_for_each_mebibyte(self, large: DelayQueue, client: redis.Redis) -> None:
         scripts, found, more = calls(client), 0, True
         with record_reads(client) as read:
             while more:
@@ -576,7 +574,7 @@ class TestLargeEntries:
         assert (found, len(read)) == (28, 28)
         assert calls(client) - scripts == 6
 
-    def test_a_move_takes_a_call_for_each_mebibyte(self, large: DelayQueue, client: redis.Redis) -> None:
+    def test_moving_takes_a_call_for_each_mebibyte(self, large: DelayQueue, client: redis.Redis) -> None:
         scripts = calls(client)
         with record_reads(client) as read:
             assert large.move_due() == 28
@@ -584,15 +582,13 @@ class TestLargeEntries:
         assert len(read) == 28
         assert calls(client) - scripts == 6
 
-    def test_a_push_over_them_reads_none(self, large: DelayQueue, client: redis.Redis) -> None:
+    def test_replacing_them_reads_none(self, large: DelayQueue, client: redis.Redis) -> None:
         with record_reads(client) as read:
             large.push_many([Push(b"small", id=f"{number:02}") for number in range(28)])
         assert read == []
         assert payloads(large.claim(500)) == [b"small"] * 28
 
-    def test_what_stands_in_a_packed_one_is_written_out(
-        self, make: Callable[..., DelayQueue], client: redis.Redis
-    ) -> None:
+    def test_a_packed_payload_is_unpacked(self, make: Callable[..., DelayQueue], client: redis.Redis) -> None:
         timed = make()
         plain = b"x" * 5000
         timed.push(b"\x01\x82" + plain + b"\x80\x81\x83\xff" + plain + b"\x82", id="a", destination="list")
@@ -604,7 +600,7 @@ class TestLargeEntries:
 
 
 class TestDeliver:
-    def test_many_that_go_to_many_lists_arrive(self, make: Callable[..., DelayQueue], client: redis.Redis) -> None:
+    def test_many_entries_go_to_many_lists(self, make: Callable[..., DelayQueue], client: redis.Redis) -> None:
         timed = make()
         timed.push_many(range(CHUNK))
         lists = [f"list{number}" for number in range(40)]
@@ -614,7 +610,7 @@ class TestDeliver:
         assert {name: client.lrange(name, 0, -1) == arrived for name in lists} == dict.fromkeys(lists, True)
         assert keys_left(client) == sorted(name.encode() for name in lists)
 
-    def test_one_that_goes_to_more_lists_than_a_call_takes_is_refused(self, make: Callable[..., DelayQueue]) -> None:
+    def test_an_entry_with_too_many_lists_is_refused(self, make: Callable[..., DelayQueue]) -> None:
         timed = make()
         timed.push_many([1, 2])
         small, wide = timed.claim(2)
@@ -624,7 +620,7 @@ class TestDeliver:
         assert timed.stats().in_flight == 2
         assert timed.moves.deliver([Delivery(small, b"x", ["list"]), Delivery(wide, b"x", lists)]) == [True, True]
 
-    def test_much_goes_in_several_calls(self, make: Callable[..., DelayQueue], client: redis.Redis) -> None:
+    def test_large_deliveries_take_several_calls(self, make: Callable[..., DelayQueue], client: redis.Redis) -> None:
         timed = make()
         timed.push_many(range(9))
         rows = [Delivery(entry, b"x" * (MAX_CALL_BYTES // 8), ["one", "two"]) for entry in timed.claim(9)]
@@ -645,12 +641,12 @@ class TestDeadLetters:
             timed.release(timed.claim()[0], dead=True, reason=f"reason {name}")
         return names
 
-    def test_pages_show_the_oldest_first(self, timed: DelayQueue, dead: list[str]) -> None:
+    def test_pages_start_with_the_oldest(self, timed: DelayQueue, dead: list[str]) -> None:
         assert [letter.id for letter in timed.dead_letters()] == dead
         assert [letter.id for letter in timed.dead_letters(offset=2, limit=3)] == dead[2:5]
         assert timed.dead_letters(offset=10) == []
 
-    def test_a_redrive_gives_all_deliveries_back(self, timed: DelayQueue, dead: list[str]) -> None:
+    def test_a_redrive_resets_the_deliveries(self, timed: DelayQueue, dead: list[str]) -> None:
         assert timed.redrive([dead[3], "unknown", dead[1]]) == 2
         assert [(entry.id, entry.deliveries) for entry in sorted(timed.claim(9), key=lambda entry: entry.id)] == [
             (dead[1], 1),
@@ -660,7 +656,7 @@ class TestDeadLetters:
         assert timed.redrive() == 0
         assert len(timed.claim(9)) == 8
 
-    def test_single_ones_are_deleted(self, timed: DelayQueue, dead: list[str]) -> None:
+    def test_single_dead_letters_are_deleted(self, timed: DelayQueue, dead: list[str]) -> None:
         timed.push("waiting", id="waiting", delay=60)
         seen = timed.dead_letters()[2].died_at
         assert timed.delete_dead([dead[3], "unknown", "waiting", dead[1]], until=seen) == 1
@@ -675,7 +671,7 @@ class TestDeadLetters:
         assert 3 <= due[-1] <= 7.5, "ten at two per second take about five seconds"
         assert len(timed.claim(10)) <= 3
 
-    def test_purge_deletes_one_place(self, timed: DelayQueue, dead: list[str], client: redis.Redis) -> None:
+    def test_purge_deletes_one_state(self, timed: DelayQueue, dead: list[str], client: redis.Redis) -> None:
         timed.push_many(range(700))
         timed.push("later", delay=9)
         assert timed.purge() == 701
@@ -683,7 +679,7 @@ class TestDeadLetters:
         assert timed.purge("waiting", "dead", "quarantine") == 10
         assert keys_left(client) == []
 
-    def test_purge_deletes_no_more_than_its_limit(self, timed: DelayQueue, dead: list[str]) -> None:
+    def test_purge_deletes_at_most_its_limit(self, timed: DelayQueue, dead: list[str]) -> None:
         timed.push_many(range(700))
         assert timed.purge(limit=600) == 600
         assert timed.purge("waiting", "dead", limit=105) == 105
@@ -691,7 +687,7 @@ class TestDeadLetters:
         with pytest.raises(ValueError, match="limit=0"):
             timed.purge(limit=0)
 
-    def test_destroy_leaves_nothing(self, timed: DelayQueue, dead: list[str], client: redis.Redis) -> None:
+    def test_destroy_leaves_no_keys(self, timed: DelayQueue, dead: list[str], client: redis.Redis) -> None:
         timed.push("a")
         timed.claim()
         timed.destroy()
@@ -711,15 +707,15 @@ class TestShards:
     def test_a_claim_begins_with_another_shard_each_time(self, make: Callable[..., DelayQueue]) -> None:
         timed = make(shards=3)
         timed.push_many([Push(number, id=str(number)) for number in range(300)])
-        homes = [timed._shards.index(timed._shards.of(timed.claim(1)[0].id)) for _ in range(6)]
-        assert sorted(homes) == [0, 0, 1, 1, 2, 2]
+        shards = [timed._shards.index(timed._shards.of(timed.claim(1)[0].id)) for _ in range(6)]
+        assert sorted(shards) == [0, 0, 1, 1, 2, 2]
 
     def test_a_claim_fills_up_from_all_shards(self, make: Callable[..., DelayQueue]) -> None:
         timed = make(shards=16)
         timed.push_many(range(40))
         assert payloads(timed.claim(40)) == list(range(40))
 
-    def test_the_registry_knows_how_many(self, make: Callable[..., DelayQueue], client: redis.Redis) -> None:
+    def test_the_registry_has_the_number_of_shards(self, make: Callable[..., DelayQueue], client: redis.Redis) -> None:
         make(shards=3, max_deliveries=7).push("a")
         assert Registry(Scripts(client), "redis_queue").all() == [Known("delay", "timed", 7, 3)]
 

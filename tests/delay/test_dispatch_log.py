@@ -1,4 +1,4 @@
-"""What dispatchers did: kept in Redis, read back, and forgotten in time."""
+"""The dispatch log: stored in Redis, read and expired."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEYS = Keys("redis_queue", "delay", "timed", 0)
 
 @pytest.fixture
 def timed(client: redis.Redis, clock: Clock) -> DelayQueue:
-    """The queue under test, on the standing clock."""
+    """A queue on the manual clock."""
     return DelayQueue("timed", client, clock=clock)
 
 
@@ -42,10 +42,10 @@ class TestLateness:
             on, above = Lateness.of([bound * 1000]), Lateness.of([bound * 1000 + 1])
             assert (on.counts[number], above.counts[number + 1]) == (1, 1)
 
-    def test_sums_add_up(self) -> None:
-        both = Lateness.of([3, 4000]) + Lateness.of([7])
-        assert (both.total, both.seconds) == (3, 4.01)
-        assert both.counts == Lateness.of([3, 7, 4000]).counts
+    def test_they_can_be_added(self) -> None:
+        added = Lateness.of([3, 4000]) + Lateness.of([7])
+        assert (added.total, added.seconds) == (3, 4.01)
+        assert added.counts == Lateness.of([3, 7, 4000]).counts
 
     @pytest.mark.parametrize(
         ("late", "q", "expected"),
@@ -61,17 +61,17 @@ class TestLateness:
     def test_a_quantile_is_that_of_prometheus(self, late: list[float], q: float, expected: float) -> None:
         assert Lateness.of(late).quantile(q) == pytest.approx(expected)
 
-    def test_nothing_has_no_quantile(self) -> None:
+    def test_an_empty_one_has_no_quantile(self) -> None:
         assert math.isnan(NO_LATENESS.quantile(0.5))
 
     @pytest.mark.parametrize("q", [-0.1, 1.1, math.nan, True, "0.5", None])
-    def test_a_quantile_that_cannot_be_is_refused(self, q: float) -> None:
+    def test_an_invalid_quantile_is_refused(self, q: float) -> None:
         with pytest.raises(InvalidValueError, match="from 0 to 1"):
             NO_LATENESS.quantile(q)
 
 
 class TestMoves:
-    def test_a_move_tells_how_late_each_was_on_both_sides_of_every_bound(
+    def test_a_move_returns_the_lateness_of_each_entry(
         self, client: redis.Redis, timed: DelayQueue, clock: Clock
     ) -> None:
         late = [0, *(round(bound * 1000) + more for bound in BOUNDS for more in (0, 1))]
@@ -81,7 +81,7 @@ class TestMoves:
         assert (moved.moved, moved.lateness) == (len(late), Lateness.of(late))
         assert moved.worst == max(late) / 1000
 
-    def test_only_what_moved_counts(self, client: redis.Redis, timed: DelayQueue) -> None:
+    def test_only_moved_entries_count(self, client: redis.Redis, timed: DelayQueue) -> None:
         client.set("string", "x")
         timed.push_many(
             [
@@ -103,7 +103,7 @@ class TestMoves:
         assert moved.worst == 1199
 
     @pytest.mark.parametrize("score", ["-inf", "-1e300", "0"])
-    def test_a_due_time_that_somebody_else_wrote_breaks_no_count(
+    def test_an_edited_due_time_does_not_break_the_counts(
         self, client: redis.Redis, timed: DelayQueue, score: str
     ) -> None:
         timed.push("x", id="x", destination="list")
@@ -112,12 +112,12 @@ class TestMoves:
         assert moved.lateness.total == 1
         assert 0 < moved.worst <= 3653 * 86400
 
-    def test_nothing_moved_is_nothing_late(self, timed: DelayQueue) -> None:
+    def test_a_move_of_nothing_has_no_lateness(self, timed: DelayQueue) -> None:
         assert timed.moves.move().lateness == NO_LATENESS
 
 
 class TestTotals:
-    def test_a_queue_that_nobody_dispatched_has_none(self, timed: DelayQueue) -> None:
+    def test_a_queue_without_dispatches_has_none(self, timed: DelayQueue) -> None:
         assert timed.dispatch_log.totals() == Dispatches(0, 0, NO_LATENESS)
 
     def test_they_add_up(self, timed: DelayQueue) -> None:
@@ -138,22 +138,20 @@ class TestTotals:
             assert proxy.pending_drops == 0
         assert timed.dispatch_log.totals().sent == 1
 
-    def test_what_somebody_else_wrote_counts_as_nothing(self, client: redis.Redis, timed: DelayQueue) -> None:
+    def test_invalid_fields_count_as_zero(self, client: redis.Redis, timed: DelayQueue) -> None:
         client.hset(
             KEYS.lateness, mapping={"sent": "many", "failed": "-1", "sum_ms": "1e9", "le_5": b"\xff", "le_10": 4}
         )
         assert timed.dispatch_log.totals() == Dispatches(0, 0, Lateness((0, 4, *[0] * (BUCKETS - 2)), 0.0))
 
-    def test_they_stand_beside_the_first_shard_only(self, client: redis.Redis) -> None:
+    def test_only_the_first_shard_has_them(self, client: redis.Redis) -> None:
         DelayQueue("timed", client, shards=4).dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), dispatcher=row())
         kept = {key for key in client.scan_iter() if b":slot:" not in key}
         assert kept == {KEYS.lateness, KEYS.minutes, KEYS.dispatchers}
 
 
 class TestMinutes:
-    def test_each_minute_has_its_own_counts_and_the_missing_ones_are_zeros(
-        self, timed: DelayQueue, clock: Clock
-    ) -> None:
+    def test_each_minute_has_its_own_counts_and_missing_ones_are_zero(self, timed: DelayQueue, clock: Clock) -> None:
         timed.dispatch_log.note(Dispatches(2, 1, Lateness.of([7, 500])), worst=0.5)
         timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([30])), worst=0.03)
         clock.now += 120_000
@@ -166,7 +164,7 @@ class TestMinutes:
         ]
 
     @pytest.mark.parametrize("limit", [1, 60, 1440])
-    def test_there_are_as_many_as_asked_for(self, timed: DelayQueue, limit: int) -> None:
+    def test_the_limit_is_the_number_of_minutes(self, timed: DelayQueue, limit: int) -> None:
         found = timed.dispatch_log.minutes(limit)
         assert len(found) == limit
         assert found[-1] == minute_at(START)
@@ -185,24 +183,24 @@ class TestMinutes:
         timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), worst=0.007)
         assert timed.dispatch_log.minutes(1) == [minute_at(clock.now, 1, 0, 0.007, 0.007)]
 
-    def test_a_day_is_all_that_is_kept(self, client: redis.Redis, timed: DelayQueue, clock: Clock) -> None:
+    def test_they_are_kept_for_a_day(self, client: redis.Redis, timed: DelayQueue, clock: Clock) -> None:
         for _ in range(1500):
             timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])))
             clock.now += 60_000
         assert client.hlen(KEYS.minutes) == 1440
 
-    def test_what_somebody_else_wrote_is_zero(self, client: redis.Redis, timed: DelayQueue) -> None:
+    def test_an_invalid_minute_is_zero(self, client: redis.Redis, timed: DelayQueue) -> None:
         client.hset(KEYS.minutes, str(START // 60_000 % 1440), "nonsense")
         assert timed.dispatch_log.minutes(1) == [minute_at(START)]
 
 
 class TestDispatchers:
-    def test_one_that_was_seen_is_there_with_the_time_of_the_server(self, timed: DelayQueue) -> None:
+    def test_an_active_one_is_listed_with_the_time_of_the_server(self, timed: DelayQueue) -> None:
         timed.dispatch_log.note(Dispatches(), dispatcher=row("b", seen_at=5, error="away"))
         timed.dispatch_log.note(Dispatches(), dispatcher=row("a"))
         assert timed.dispatch_log.dispatchers() == [row("a"), row("b", error="away")]
 
-    def test_one_that_is_silent_for_a_minute_is_left_out_and_comes_back(self, timed: DelayQueue, clock: Clock) -> None:
+    def test_one_not_seen_for_a_minute_is_left_out(self, timed: DelayQueue, clock: Clock) -> None:
         timed.dispatch_log.note(Dispatches(), dispatcher=row())
         clock.now += 60_000
         assert [found.name for found in timed.dispatch_log.dispatchers()] == ["me"]
@@ -211,15 +209,13 @@ class TestDispatchers:
         timed.dispatch_log.note(Dispatches(), dispatcher=row())
         assert [found.name for found in timed.dispatch_log.dispatchers()] == ["me"]
 
-    def test_one_that_left_is_gone_at_once_and_what_it_did_counts(self, timed: DelayQueue) -> None:
+    def test_one_that_left_is_removed_at_once_and_its_dispatches_count(self, timed: DelayQueue) -> None:
         timed.dispatch_log.note(Dispatches(), dispatcher=row())
         timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), dispatcher=row(), left=True)
         assert timed.dispatch_log.dispatchers() == []
         assert timed.dispatch_log.totals().sent == 1
 
-    def test_those_not_seen_for_an_hour_are_forgotten(
-        self, client: redis.Redis, timed: DelayQueue, clock: Clock
-    ) -> None:
+    def test_those_not_seen_for_an_hour_are_deleted(self, client: redis.Redis, timed: DelayQueue, clock: Clock) -> None:
         for number in range(40):
             timed.dispatch_log.note(Dispatches(), dispatcher=row(f"old-{number}"))
         clock.now += 3_600_001
@@ -227,13 +223,13 @@ class TestDispatchers:
         while client.hlen(KEYS.dispatchers) > 1:
             timed.dispatch_log.note(Dispatches(), dispatcher=row())
             calls += 1
-            assert calls < 500, "they are forgotten a few at a time, but they are"
+            assert calls < 500, "a few are removed at each call"
         assert client.hkeys(KEYS.dispatchers) == [b"me"]
 
     @pytest.mark.parametrize(
         "value", ["", "x", f"{START} ", f"{START} [1]", f"{START} {{}}", f"{START} " + "[" * 100_000, "9" * 400 + " {}"]
     )
-    def test_what_somebody_else_wrote_is_left_out(self, client: redis.Redis, timed: DelayQueue, value: str) -> None:
+    def test_an_invalid_row_is_left_out(self, client: redis.Redis, timed: DelayQueue, value: str) -> None:
         client.hset(KEYS.dispatchers, "odd", value)
         timed.dispatch_log.note(Dispatches(), dispatcher=row())
         assert [found.name for found in timed.dispatch_log.dispatchers()] == ["me"]
@@ -246,6 +242,6 @@ class TestDispatchers:
 
 
 @pytest.mark.parametrize("read", [DispatchLog.totals, DispatchLog.minutes, DispatchLog.dispatchers])
-def test_looks_change_nothing(client: redis.Redis, timed: DelayQueue, read: Callable[[DispatchLog], object]) -> None:
+def test_reads_change_nothing(client: redis.Redis, timed: DelayQueue, read: Callable[[DispatchLog], object]) -> None:
     read(timed.dispatch_log)
     assert client.dbsize() == 0
