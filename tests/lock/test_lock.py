@@ -1,4 +1,4 @@
-"""One holder at a time, whose lease ends by itself; every call may be made again."""
+"""A lock has one holder at a time, its lease ends by itself, and every call can be repeated."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from tests.support.wait import wait_until
 
 @pytest.fixture
 def lock(client: redis.Redis, clock: Clock) -> Lock:
-    """A lock with a lease of a minute; no heartbeat comes in a test's time."""
+    """A lock with a lease of a minute, too long for a heartbeat during a test."""
     return Lock("customer:1", client, clock=clock)
 
 
-def taken(held: HeldLock | None) -> HeldLock:
-    """Return what was acquired."""
+def acquired(held: HeldLock | None) -> HeldLock:
+    """Return *held*; fail if the lock was not acquired."""
     assert held is not None
     return held
 
 
 def call(lock: Lock, script: str, **arguments: Any) -> Any:
-    """Call one script of *lock* as it would."""
+    """Call one script of *lock*."""
     return getattr(lock, f"_{script}")(**arguments)
 
 
 class TestHolding:
-    def test_one_holds_until_it_gives_back(self, lock: Lock) -> None:
+    def test_one_holds_it_until_the_release(self, lock: Lock) -> None:
         with lock.hold() as held:
             assert current_lock() is held
             assert held_here(lock)
@@ -58,20 +58,20 @@ class TestHolding:
         with lock.hold() as again:
             assert again.fence > held.fence
 
-    def test_what_another_thread_gave_back_is_not_held_here(self, lock: Lock) -> None:
-        held = taken(lock.acquire())
+    def test_a_lock_released_in_another_thread_is_not_held_here(self, lock: Lock) -> None:
+        held = acquired(lock.acquire())
         assert (current_lock(), held_here(lock)) == (held, True)
         other = threading.Thread(target=held.release)
         other.start()
         other.join()
         assert (current_lock(), held_here(lock)) == (None, False)
 
-    def test_an_error_gives_back(self, lock: Lock) -> None:
+    def test_an_error_releases_it(self, lock: Lock) -> None:
         with pytest.raises(ZeroDivisionError), lock.hold():
             raise ZeroDivisionError
-        assert taken(lock.acquire()).release().mine
+        assert acquired(lock.acquire()).release().mine
 
-    def test_names_and_prefixes_are_apart(self, lock: Lock, client: redis.Redis) -> None:
+    def test_locks_with_other_names_or_prefixes_are_independent(self, lock: Lock, client: redis.Redis) -> None:
         with lock.hold(), Lock("customer:2", client).hold(), Lock("customer:1", client, prefix="other").hold():
             pass
 
@@ -96,23 +96,23 @@ class TestHolding:
         assert len(fences) == 20
         assert all(one < two for one, two in itertools.pairwise(fences))
 
-    def test_who_waits_in_place_gets_it(self, client: redis.Redis) -> None:
-        held = taken(Lock("wait", client).acquire())
+    def test_a_blocking_acquire_gets_it(self, client: redis.Redis) -> None:
+        held = acquired(Lock("wait", client).acquire())
         found: list[HeldLock | None] = []
         thread = threading.Thread(target=lambda: found.append(Lock("wait", client).acquire(wait=30)))
         thread.start()
         held.release()
         thread.join()
-        assert taken(found[0]).release().mine
+        assert acquired(found[0]).release().mine
 
 
 class TestLease:
-    def test_it_ends_by_itself_and_the_next_one_has_a_greater_fence(self, lock: Lock, clock: Clock) -> None:
-        first = taken(lock.acquire())
+    def test_it_ends_by_itself_and_the_next_holder_has_a_greater_fence(self, lock: Lock, clock: Clock) -> None:
+        first = acquired(lock.acquire())
         clock.now += 59_999
         assert lock.acquire() is None
         clock.now += 1
-        second = taken(lock.acquire())
+        second = acquired(lock.acquire())
         assert second.fence > first.fence
         with pytest.raises(LeaseLostError):
             first.check()
@@ -120,15 +120,15 @@ class TestLease:
         second.check()
         assert second.release().mine
 
-    def test_late_is_fine_as_long_as_nobody_took_it(self, lock: Lock, clock: Clock) -> None:
-        held = taken(lock.acquire())
+    def test_an_ended_lease_can_be_extended_until_another_acquire(self, lock: Lock, clock: Clock) -> None:
+        held = acquired(lock.acquire())
         clock.now += 90_000
         assert lock.extend([held], 60_000) == [True]
         assert lock.acquire() is None
         assert held.release().mine
 
     def test_a_lease_is_never_shortened(self, lock: Lock, clock: Clock) -> None:
-        held = taken(lock.acquire())
+        held = acquired(lock.acquire())
         assert lock.extend([held], 1) == [True]
         clock.now += 59_999
         assert lock.acquire() is None
@@ -139,35 +139,35 @@ class TestLease:
         keys = LockKeys("redis_queue", "kept")
         with lock.hold() as held:
             ends = [int(client.hget(keys.holder, "expires_at") or 0)]
-            # Past the end of the first lease.
+            # After the end of the first lease.
             wait_until(
                 lambda: int(client.hget(keys.holder, "expires_at") or 0) >= ends[0] + 600, description="extensions"
             )
             assert lock.acquire() is None
             assert not held.lost
 
-    def test_one_that_is_dropped_is_kept_no_longer(self, client: redis.Redis) -> None:
+    def test_a_lock_without_references_is_not_extended(self, client: redis.Redis) -> None:
         lock = Lock("dropped", client, lease=0.3)
         assert lock.acquire() is not None
         assert current_lock() is None
-        taken(lock.acquire(wait=5)).release()
+        acquired(lock.acquire(wait=5)).release()
 
     def test_the_heartbeat_learns_of_the_loss(self, client: redis.Redis) -> None:
         lock = Lock("lost", client, lease=0.3)
-        held = taken(lock.acquire())
+        held = acquired(lock.acquire())
         client.hset(lock.key, "token", "somebody else")
         wait_until(lambda: held.lost, description="the loss to be noticed")
         assert not held.release().mine
 
-    def test_who_cannot_reach_redis_takes_it_for_lost(self, proxy: FaultProxy, through: redis.Redis) -> None:
-        held = taken(Lock("away", through, lease=0.5).acquire())
+    def test_a_lock_is_lost_if_redis_is_unreachable(self, proxy: FaultProxy, through: redis.Redis) -> None:
+        held = acquired(Lock("away", through, lease=0.5).acquire())
         proxy.mode = "refuse"
         proxy.cut()
-        wait_until(lambda: held.lost, description="the lease to end by its own clock")
+        wait_until(lambda: held.lost, description="the lease to end by the local clock")
         proxy.mode = "pass"
         held.release()
 
-    def test_fences_grow_when_the_clock_is_set_back_and_after_the_key_has_gone(
+    def test_fences_grow_after_a_clock_step_and_after_deletion_of_the_key(
         self, lock: Lock, clock: Clock, client: redis.Redis
     ) -> None:
         fences = []
@@ -181,7 +181,7 @@ class TestLease:
             fences.append(held.fence)
         assert all(one < two for one, two in itertools.pairwise(fences))
 
-    def test_keys_go_by_themselves(self, lock: Lock, client: redis.Redis) -> None:
+    def test_keys_expire(self, lock: Lock, client: redis.Redis) -> None:
         keys = LockKeys("redis_queue", "customer:1")
         with lock.hold():
             assert lock.acquire(id="next") is None
@@ -191,8 +191,8 @@ class TestLease:
 
 
 class TestLine:
-    def test_who_gives_back_is_told_who_waits_longest(self, lock: Lock, clock: Clock) -> None:
-        held = taken(lock.acquire(id="mine"))
+    def test_release_returns_the_longest_waiting_id(self, lock: Lock, clock: Clock) -> None:
+        held = acquired(lock.acquire(id="mine"))
         for name in ("a", "b", "c", "a"):
             assert lock.acquire(id=name) is None
             clock.now += 1
@@ -200,8 +200,8 @@ class TestLine:
         assert held.release().waiting == "a"
         assert lock.pass_over("a") == "b"
         assert lock.pass_over("a") == "b"
-        # Who gets it waits no more.
-        again = taken(lock.acquire(id="b"))
+        # The holder leaves the waiting line.
+        again = acquired(lock.acquire(id="b"))
         assert again.release().waiting == "c"
         assert lock.pass_over("c") is None
 
@@ -214,36 +214,38 @@ class TestLine:
 
 
 class TestRepeats:
-    def test_each_call_twice_answers_the_same(self, lock: Lock) -> None:
+    def test_repeated_calls_have_the_same_answer(self, lock: Lock) -> None:
         take = {"now": START, "token": "t", "lease": 60_000, "id": ""}
         first = call(lock, "acquire", **take)
         assert call(lock, "acquire", **take)[0] == first[0] > 0
         assert call(lock, "acquire", **take | {"token": "other"})[0] == 0
         lock.acquire(id="next")
         assert call(lock, "release", token="t") == call(lock, "release", token="t") == [1, b"next"]
-        # What was long under way takes nothing.
+        # A late repetition does not acquire the lock.
         assert call(lock, "acquire", **take) == [0, 0]
-        taken(lock.acquire()).release()
+        acquired(lock.acquire()).release()
 
     @pytest.mark.parametrize("operation", ["acquire", "extend", "release"])
     def test_a_lost_reply_changes_nothing(
         self, client: redis.Redis, proxy: FaultProxy, through: redis.Redis, operation: str
     ) -> None:
         lock, direct = Lock("lost", through), Lock("lost", client)
-        warm = taken(lock.acquire())
+        warm = acquired(lock.acquire())
         warm.check()
         warm.release()
         proxy.drop_next_reply(matching=load(f"lock/{operation}").sha.encode())
-        held = taken(lock.acquire())
+        held = acquired(lock.acquire())
         assert direct.acquire() is None
         assert lock.extend([held], 60_000) == [True]
         assert held.release().mine
         assert proxy.pending_drops == 0
-        assert taken(direct.acquire()).release().mine
+        assert acquired(direct.acquire()).release().mine
 
-    def test_what_cannot_be_given_back_ends_with_its_lease(self, proxy: FaultProxy, through: redis.Redis) -> None:
+    def test_a_failed_release_leaves_the_lock_until_its_lease_ends(
+        self, proxy: FaultProxy, through: redis.Redis
+    ) -> None:
         lock = Lock("away", through, lease=30)
-        held = taken(lock.acquire())
+        held = acquired(lock.acquire())
         proxy.mode = "refuse"
         proxy.cut()
         assert not held.release().mine
@@ -253,22 +255,22 @@ class TestRepeats:
 
 class TestBadValues:
     @pytest.mark.parametrize("lease", [0, -1, 0.05, float("nan"), float("inf"), 8 * 86400, "60", True, None])
-    def test_a_lease_that_cannot_be(self, dead: redis.Redis, lease: Any) -> None:
+    def test_an_invalid_lease_is_refused(self, dead: redis.Redis, lease: Any) -> None:
         with pytest.raises(InvalidDelayError, match=r"^lease="):
             Lock("x", dead, lease=lease)
 
     @pytest.mark.parametrize("wait", [-1, float("nan"), 2 * 86400, "1"])
-    def test_a_wait_that_cannot_be(self, dead: redis.Redis, wait: Any) -> None:
+    def test_an_invalid_wait_is_refused(self, dead: redis.Redis, wait: Any) -> None:
         with pytest.raises(InvalidDelayError, match=r"^wait="):
             Lock("x", dead).acquire(wait=wait)
 
     @pytest.mark.parametrize("name", ["", "a\n", "x" * 201, None, 7, b"x", "\ud800"])
-    def test_a_name_that_cannot_be(self, dead: redis.Redis, name: Any) -> None:
+    def test_an_invalid_name_is_refused(self, dead: redis.Redis, name: Any) -> None:
         with pytest.raises(InvalidNameError, match=r"^lock name="):
             Lock(name, dead)
 
 
 @pytest.fixture
 def dead() -> redis.Redis:
-    """A client that would fail at any call."""
+    """A client that fails at any call."""
     return redis.Redis(unix_socket_path="/nonexistent")

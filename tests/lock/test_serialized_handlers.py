@@ -1,4 +1,4 @@
-"""Handlers with one key take turns; who finds the lock taken comes back later, uncounted."""
+"""Handlers with the same key never overlap; a handler without the lock is retried later, uncounted."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from tests.support.wait import wait_until
 
 @pytest.fixture
 def queue(client: redis.Redis) -> RedisQueue:
-    """A queue whose messages die at the second delivery."""
+    """A queue whose messages become dead letters after the second delivery."""
     return RedisQueue("work", client, max_deliveries=2, poll_interval=0.05)
 
 
 @pytest.fixture
 def dead() -> RedisQueue:
-    """A queue whose Redis would fail at any call."""
+    """A queue whose Redis is unreachable."""
     return RedisQueue("work", redis.Redis(unix_socket_path="/nonexistent"))
 
 
-def test_two_consumers_take_turns_and_no_delivery_counts(queue: RedisQueue) -> None:
+def test_two_consumers_never_overlap_and_waiting_is_not_counted(queue: RedisQueue) -> None:
     inside: list[int] = []
     seen: list[int] = []
     deliveries: list[int] = []
@@ -44,7 +44,7 @@ def test_two_consumers_take_turns_and_no_delivery_counts(queue: RedisQueue) -> N
     def handle(message: Message) -> None:
         inside.append(1)
         assert len(inside) == 1
-        # Long enough for others to find it taken.
+        # Long enough for the other threads to find the lock taken.
         queue.client.blpop(["nothing"], timeout=0.02)
         deliveries.append(message.deliveries)
         seen.append(message.body["number"])
@@ -73,8 +73,8 @@ def do_nothing(message: Any) -> None:
     """Handle a message."""
 
 
-def refused(handle: Any, argument: str) -> Nack:
-    """Return what *handle* raises."""
+def nack_of(handle: Any, argument: str) -> Nack:
+    """Return the Nack that *handle* raises."""
     with pytest.raises(Nack) as caught:
         handle(argument)
     return caught.value
@@ -89,9 +89,9 @@ def test_a_taken_lock_is_an_uncounted_nack(queue: RedisQueue) -> None:
     assert current_lock() is None
     found = []
     with Lock("all", queue.client).hold():
-        # The thread that holds the lock may go on.
+        # The thread that holds the lock may continue.
         assert handle("slow")
-        thread = threading.Thread(target=lambda: found.append(refused(handle, "slow")))
+        thread = threading.Thread(target=lambda: found.append(nack_of(handle, "slow")))
         thread.start()
         thread.join()
     assert not found[0].counted
@@ -100,7 +100,7 @@ def test_a_taken_lock_is_an_uncounted_nack(queue: RedisQueue) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "error"),
+    ("options", "error"),
     [
         ({"key": "customer:{customer}"}, "unknown argument 'customer': handle takes message"),
         ({"key": "customer:{}"}, "unknown argument ''"),
@@ -116,12 +116,12 @@ def test_a_taken_lock_is_an_uncounted_nack(queue: RedisQueue) -> None:
         ({"wait": -1}, "wait=-1"),
     ],
 )
-def test_what_cannot_be_is_one_clear_error_at_once(dead: RedisQueue, asked: Any, error: str) -> None:
+def test_invalid_options_raise_a_clear_error_at_once(dead: RedisQueue, options: Any, error: str) -> None:
     def handle(message: Message) -> None:
         raise AssertionError
 
     with pytest.raises(InvalidValueError, match=error.replace("{", r"\{")):
-        serialized(dead, **{"key": "x", **asked})(handle)
+        serialized(dead, **{"key": "x", **options})(handle)
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ def test_what_cannot_be_is_one_clear_error_at_once(dead: RedisQueue, asked: Any,
         (lambda _: "x" * 201, InvalidNameError, "must be 1 to 200 printable characters"),
     ],
 )
-def test_arguments_that_give_no_key_are_told_before_anything_is_sent(
+def test_arguments_without_a_valid_key_raise_before_any_call(
     dead: RedisQueue, key: Any, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
         serialized(dead, key=key)(do_nothing)("")
 
 
-def test_a_function_of_the_arguments_that_returns_no_delay_is_told(queue: RedisQueue) -> None:
+def test_a_function_that_returns_an_invalid_delay_raises(queue: RedisQueue) -> None:
     handle = serialized(queue, key="all", retry_in=lambda _: -5)(do_nothing)
     held = []
     thread = threading.Thread(target=lambda: held.append(Lock("all", queue.client).acquire()))
