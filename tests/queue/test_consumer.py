@@ -1,4 +1,4 @@
-"""Consumer: what becomes of messages when handlers return, raise, hang or are interrupted."""
+"""Consumer: messages whose handlers return, raise, hang or are interrupted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def queue(client: redis.Redis) -> RedisQueue:
 
 @contextmanager
 def running(queue: RedisQueue, handler: Callable[[Message], Any], **options: Any) -> Iterator[Consumer]:
-    """Run a consumer in a thread, and stop it at the end."""
+    """Run a consumer in a thread and stop it afterwards."""
     consumer = Consumer(queue, handler, **options)
     thread = threading.Thread(target=consumer.run)
     thread.start()
@@ -72,14 +72,14 @@ def test_a_failing_handler_neither_ends_the_loop_nor_loses_its_message(queue: Re
     seen: list[tuple[str, int]] = []
     queue.put_many(["bad", "good"])
     with running(queue, handle, retry_delay=lambda _: 0.01):
-        wait_until(lambda: queue.stats().dead == 1 and is_empty(queue), description="the bad one to be dead")
+        wait_until(lambda: queue.stats().dead == 1 and is_empty(queue), description="the bad message to be dead")
 
     assert sorted(seen) == [("bad", 1), ("bad", 2), ("bad", 3), ("good", 1)]
     (letter,) = queue.dead_letters()
     assert (letter.body, letter.deliveries, letter.reason) == ("bad", 3, "ValueError: no such customer")
 
 
-def test_a_handler_may_ask_for_later_or_bury_its_message(queue: RedisQueue) -> None:
+def test_a_handler_may_delay_or_bury_its_message(queue: RedisQueue) -> None:
     def handle(message: Message) -> None:
         if message.body == "busy" and message.deliveries == 1:
             raise Nack("lock taken", delay=0.05)
@@ -97,7 +97,7 @@ def test_a_handler_may_ask_for_later_or_bury_its_message(queue: RedisQueue) -> N
     assert (letter.body, letter.reason) == ("broken", "never again")
 
 
-def test_work_longer_than_the_lease_is_not_given_to_someone_else(queue: RedisQueue) -> None:
+def test_work_longer_than_the_lease_is_not_redelivered(queue: RedisQueue) -> None:
     release, calls = threading.Event(), []
 
     def handle(message: Message) -> None:
@@ -126,7 +126,7 @@ def queue_id(queue: RedisQueue) -> bytes:
     return id_  # type: ignore[no-any-return]
 
 
-def test_a_handler_that_hangs_gives_its_message_up_after_max_runtime(
+def test_the_message_of_a_hung_handler_is_redelivered_after_max_runtime(
     queue: RedisQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     release, calls = threading.Event(), []
@@ -138,7 +138,7 @@ def test_a_handler_that_hangs_gives_its_message_up_after_max_runtime(
 
     queue.put("hangs once")
     with caplog.at_level(logging.WARNING), running(queue, handle, concurrency=2, max_runtime=0.1):
-        wait_until(lambda: calls == [1, 2], description="a second delivery beside the hung handler")
+        wait_until(lambda: calls == [1, 2], description="a second delivery while the first handler hangs")
         wait_until(lambda: queue.stats().acked == 1, description="the second delivery to be acked")
         release.set()
         wait_until(lambda: "ack refused" in caplog.text, description="the late ack to be refused")
@@ -146,7 +146,7 @@ def test_a_handler_that_hangs_gives_its_message_up_after_max_runtime(
     assert queue.stats().acked == 1
 
 
-def test_stop_finishes_what_runs_and_gives_back_what_was_not_begun(queue: RedisQueue) -> None:
+def test_stop_finishes_running_handlers_and_releases_other_messages(queue: RedisQueue) -> None:
     started, release = threading.Event(), threading.Event()
 
     def handle(message: Message) -> None:
@@ -181,13 +181,13 @@ def test_stop_gives_up_on_a_hung_handler_after_its_grace(queue: RedisQueue) -> N
         release.set()
 
 
-def test_an_error_that_waiting_does_not_mend_ends_the_consumer(queue: RedisQueue) -> None:
+def test_a_permanent_error_ends_the_consumer(queue: RedisQueue) -> None:
     queue.client.set(queue._keys.ready, "not a list")
     with pytest.raises(WrongTypeError, match="ready is a string"):
         Consumer(queue, lambda _: None, concurrency=3).run()
 
 
-def test_a_consumer_survives_a_restart_of_redis_and_acks_what_it_had_finished() -> None:
+def test_a_consumer_survives_a_restart_of_redis_and_acks_finished_messages() -> None:
     with RedisServer(aof="always") as server:
         queue = RedisQueue("work", server.client(), poll_interval=0.1)
         started, release, seen = threading.Event(), threading.Event(), []
@@ -209,7 +209,7 @@ def test_a_consumer_survives_a_restart_of_redis_and_acks_what_it_had_finished() 
         assert queue.stats().acked == 2
 
 
-def test_a_consumer_waits_while_redis_takes_no_writes(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_consumer_waits_while_redis_refuses_writes(caplog: pytest.LogCaptureFixture) -> None:
     with RedisServer() as server, server.client() as client:
         queue = RedisQueue("work", client, poll_interval=0.1)
         started, release, seen = threading.Event(), threading.Event(), []
@@ -231,27 +231,27 @@ def test_a_consumer_waits_while_redis_takes_no_writes(caplog: pytest.LogCaptureF
         assert seen == ["before", "after"]
 
 
-def test_a_consumer_that_waits_is_not_stopped_by_a_killed_connection(queue: RedisQueue) -> None:
+def test_a_killed_connection_does_not_stop_a_blocked_consumer(queue: RedisQueue) -> None:
     seen: list[str] = []
     with running(queue, lambda message: seen.append(message.body)):
-        wait_until(lambda: waiting_clients(queue.client), description="the consumer to wait")
+        wait_until(lambda: blocked_clients(queue.client), description="the consumer to block")
         queue.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         queue.put("hello")
         wait_until(lambda: seen == ["hello"], description="the message")
 
 
-def waiting_clients(client: redis.Redis) -> list[Any]:
+def blocked_clients(client: redis.Redis) -> list[Any]:
     return [found for found in client.client_list() if found["cmd"] == "blpop"]
 
 
-def test_many_idle_threads_wait_on_one_connection(client: redis.Redis) -> None:
+def test_idle_threads_share_one_connection(client: redis.Redis) -> None:
     queue = RedisQueue("work", client, poll_interval=0.5)
     with running(queue, lambda _: None, concurrency=16):
-        wait_until(lambda: waiting_clients(client), description="the consumer to wait")
+        wait_until(lambda: blocked_clients(client), description="the consumer to block")
         client.config_resetstat()
         wait_until(lambda: calls_of(client, "blpop") >= 3, description="three polls")
 
-        assert len(waiting_clients(client)) <= 1
+        assert len(blocked_clients(client)) <= 1
         assert calls_of(client, "evalsha") <= 2 * calls_of(client, "blpop") + 2
 
 
@@ -263,7 +263,7 @@ def calls_of(client: redis.Redis, command: str) -> int:
     "options",
     [{"concurrency": 0}, {"concurrency": True}, {"batch": 0}, {"batch": 501}, {"grace": -1}, {"max_runtime": "1"}],
 )
-def test_senseless_options_are_refused(queue: RedisQueue, options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(queue: RedisQueue, options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(InvalidValueError, match=name):
         Consumer(queue, lambda _: None, **options)

@@ -1,4 +1,4 @@
-"""A consumer in a process of its own: SIGTERM finishes or gives back, SIGKILL loses nothing."""
+"""A consumer in a separate process: SIGTERM finishes or releases messages, SIGKILL loses nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def queue(client: redis.Redis) -> RedisQueue:
 
 @contextmanager
 def consumer(url: str) -> Iterator[subprocess.Popen[str]]:
-    """Start the program; it is dead at the end."""
+    """Start the program and kill it afterwards."""
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, url], stdout=subprocess.PIPE, text=True)
     try:
         with process:
@@ -51,19 +51,19 @@ def consumer(url: str) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def begun(queue: RedisQueue) -> list[bytes]:
+def started(queue: RedisQueue) -> list[bytes]:
     return list(queue.client.lrange("begun", 0, -1))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_the_running_handler_finish_and_gives_the_rest_back(
+def test_a_signal_finishes_the_running_handler_and_releases_the_rest(
     queue: RedisQueue, redis_url: str, number: signal.Signals
 ) -> None:
     queue.put_many(["quick", "slow", "never begun"])
     with consumer(redis_url) as process:
-        wait_until(lambda: begun(queue) == [b"quick", b"slow"], description="the slow handler to begin")
+        wait_until(lambda: started(queue) == [b"quick", b"slow"], description="the slow handler to begin")
         process.send_signal(number)
-        wait_until(lambda: queue.client.exists("stopping"), description="the signal to be heard")
+        wait_until(lambda: queue.client.exists("stopping"), description="the signal to be handled")
         queue.client.rpush("go on", "1")
         assert process.wait(20) == 0
         assert process.stdout is not None
@@ -75,15 +75,15 @@ def test_a_signal_lets_the_running_handler_finish_and_gives_the_rest_back(
     assert queue.stats().acked == 2
 
 
-def test_what_a_killed_consumer_held_comes_back_when_its_lease_ends(queue: RedisQueue, redis_url: str) -> None:
+def test_messages_of_a_killed_consumer_are_redelivered_after_their_lease(queue: RedisQueue, redis_url: str) -> None:
     queue.put_many(["slow", "second"])
     with consumer(redis_url) as process:
-        wait_until(lambda: begun(queue) == [b"slow"], description="the handler to begin")
+        wait_until(lambda: started(queue) == [b"slow"], description="the handler to begin")
         process.send_signal(signal.SIGKILL)
         process.wait(20)
         assert queue.stats().in_flight == 2
         queue.client.rpush("go on", "1")
         with consumer(redis_url):
-            wait_until(lambda: queue.stats().acked == 2, description="both to be acked by the next one")
+            wait_until(lambda: queue.stats().acked == 2, description="both to be acked by the second consumer")
 
-    assert begun(queue) == [b"slow", b"slow", b"second"]
+    assert started(queue) == [b"slow", b"slow", b"second"]

@@ -1,4 +1,4 @@
-"""Mistakes of handlers: none ends a consumer, and none acks what was not done."""
+"""Mistakes in handlers neither end a consumer nor ack unprocessed messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def raising(error: BaseException) -> Callable[[Message], NoReturn]:
 
 
 class MuteError(Exception):
-    """An exception that cannot even say what it is."""
+    """An exception whose `str()` fails."""
 
     def __str__(self) -> str:
         raise ValueError
@@ -49,7 +49,7 @@ class TestReasons:
             (MuteError(), "MuteError"),
         ],
     )
-    def test_whatever_a_handler_gives_becomes_text(self, queue: RedisQueue, reason: Any, text: str) -> None:
+    def test_any_reason_becomes_text(self, queue: RedisQueue, reason: Any, text: str) -> None:
         run_one(queue, raising(Dead(reason)))
         (letter,) = queue.dead_letters()
         assert letter.reason == text
@@ -60,14 +60,14 @@ class TestReasons:
         assert item is not None
         assert (item.state, item.reason) == ("ready", text)
 
-    def test_an_exception_that_cannot_be_shown_is_named(self, queue: RedisQueue) -> None:
+    def test_an_exception_without_text_is_named(self, queue: RedisQueue) -> None:
         run_one(queue, raising(MuteError()))
         item = queue.look("k")
         assert item is not None
         assert (item.state, item.reason) == ("delayed", "MuteError")
 
     @pytest.mark.parametrize(("reason", "text"), [(None, ""), (KeyError("x"), "KeyError: 'x'")])
-    def test_nack_takes_them_too(self, queue: RedisQueue, reason: Any, text: str) -> None:
+    def test_nack_accepts_any_reason(self, queue: RedisQueue, reason: Any, text: str) -> None:
         queue.put(1, dedupe_key="k")
         message = queue.get()
         assert message is not None
@@ -94,7 +94,7 @@ class TestDelays:
         assert "invalid delay" in caplog.text
         assert queue.stats().delayed == 1
 
-    def test_so_is_that_of_a_nack(self, queue: RedisQueue) -> None:
+    def test_a_wrong_delay_of_a_nack_is_replaced(self, queue: RedisQueue) -> None:
         run_one(queue, raising(Nack("later", delay="soon")))  # type: ignore[arg-type]
         assert queue.stats().delayed == 1
 
@@ -118,12 +118,14 @@ def steps(message: Message) -> Iterator[int]:
 
 class TestHandlersThatDoNotRun:
     @pytest.mark.parametrize("handler", [coroutine, functools.partial(coroutine), Async(), coroutines, steps])
-    def test_it_is_refused_at_once(self, queue: RedisQueue, handler: Callable[[Message], object]) -> None:
+    def test_async_handlers_and_generators_are_refused(
+        self, queue: RedisQueue, handler: Callable[[Message], object]
+    ) -> None:
         with pytest.raises(InvalidValueError, match="must be a plain function"):
             Consumer(queue, handler)
 
     @pytest.mark.parametrize("function", [coroutine, steps])
-    def test_what_comes_to_light_late_is_a_failure(
+    def test_a_returned_coroutine_or_generator_is_a_failure(
         self, queue: RedisQueue, function: Callable[[Message], object]
     ) -> None:
         def handle(message: Message) -> object:
@@ -136,7 +138,7 @@ class TestHandlersThatDoNotRun:
         assert "ran nothing" in item.reason
 
 
-def test_a_consumer_runs_once_and_says_so(queue: RedisQueue) -> None:
+def test_a_consumer_can_run_only_once(queue: RedisQueue) -> None:
     consumer = Consumer(queue, print)
     consumer.stop()
     consumer.run()
@@ -144,15 +146,15 @@ def test_a_consumer_runs_once_and_says_so(queue: RedisQueue) -> None:
         consumer.run()
 
 
-class TestVerdictsInALease:
-    def test_dead_is_dead(self, queue: RedisQueue) -> None:
+class TestVerdictsInLease:
+    def test_dead_buries_the_message(self, queue: RedisQueue) -> None:
         queue.put("body")
         with pytest.raises(Dead), queue.lease():
             raise Dead("never")
         (letter,) = queue.dead_letters()
         assert letter.reason == "never"
 
-    def test_nack_has_its_delay_and_may_not_count(self, queue: RedisQueue) -> None:
+    def test_nack_has_its_delay_and_may_be_uncounted(self, queue: RedisQueue) -> None:
         queue.put("body", dedupe_key="k")
         with pytest.raises(Nack), queue.lease():
             raise Nack("busy", delay=30, counted=False)
@@ -160,7 +162,7 @@ class TestVerdictsInALease:
         assert item is not None
         assert (item.state, item.deliveries, item.reason) == ("delayed", 0, "busy")
 
-    def test_any_other_exception_gives_it_back_at_once(self, queue: RedisQueue) -> None:
+    def test_any_other_exception_releases_the_message_at_once(self, queue: RedisQueue) -> None:
         queue.put("body", dedupe_key="k")
         with pytest.raises(MuteError), queue.lease():
             raise MuteError

@@ -1,4 +1,4 @@
-"""max_runtime: a handler that hangs gives its messages up, and nothing else does."""
+"""max_runtime: the messages of a hung handler are released, and no others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST = 60.0
 
 
 class Time:
-    """The time of the server and of this process, moved together, with a beat each third of the lease."""
+    """The clock of the server and of this process, with a heartbeat every third of the lease."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -30,7 +30,7 @@ class Time:
         return self.clock() / 1000
 
     def work(self, seconds: float) -> None:
-        """Let time pass in a handler."""
+        """Let *seconds* pass in a handler."""
         assert self.consumer is not None
         left = seconds
         while left > 0:
@@ -53,13 +53,13 @@ def queue(client: redis.Redis, clock: Clock) -> RedisQueue:
 
 
 def run_batch(queue: RedisQueue, time: Time, handler: Callable[[Message], object]) -> Consumer:
-    """Claim one batch and work it off."""
+    """Claim and handle one batch."""
     consumer = time.consumer = Consumer(queue, handler, batch=20, max_runtime=LONGEST)
     consumer._handle(consumer._claim())
     return consumer
 
 
-def test_it_counts_from_the_start_of_each_handler_not_from_the_claim(queue: RedisQueue, time: Time) -> None:
+def test_it_starts_with_each_handler(queue: RedisQueue, time: Time) -> None:
     def handle(message: Message) -> None:
         time.work(40)
         assert queue.put_back() == PutBack()
@@ -73,7 +73,7 @@ def test_it_counts_from_the_start_of_each_handler_not_from_the_claim(queue: Redi
     assert queue.stats().acked == 10
 
 
-def test_a_hung_handler_gives_up_what_waits_behind_it_too(queue: RedisQueue, time: Time) -> None:
+def test_a_hung_handler_also_releases_the_rest_of_its_batch(queue: RedisQueue, time: Time) -> None:
     def handle(message: Message) -> None:
         seen.append(message.body)
         if message.body == 1:
@@ -86,11 +86,11 @@ def test_a_hung_handler_gives_up_what_waits_behind_it_too(queue: RedisQueue, tim
     run_batch(queue, time, handle)
 
     assert backs == [PutBack(returned=4)]
-    assert seen == [0, 1], "what was given to others meanwhile is not begun"
+    assert seen == [0, 1], "messages with a lost lease are not handled"
     assert queue.stats().acked == 0
 
 
-def test_what_nobody_took_meanwhile_is_worked_off_after_a_slow_handler(queue: RedisQueue, time: Time) -> None:
+def test_messages_not_put_back_are_handled_after_a_slow_handler(queue: RedisQueue, time: Time) -> None:
     def handle(message: Message) -> None:
         seen.append(message.body)
         time.work(LONGEST + 2 * LEASE if message.body == 0 else 1)
@@ -103,7 +103,7 @@ def test_what_nobody_took_meanwhile_is_worked_off_after_a_slow_handler(queue: Re
     assert queue.stats().acked == 4
 
 
-def test_nothing_is_remembered_of_a_batch_that_was_lost(queue: RedisQueue, time: Time) -> None:
+def test_the_heartbeat_forgets_a_lost_batch(queue: RedisQueue, time: Time) -> None:
     def handle(message: Message) -> None:
         queue.destroy()
         time.work(LEASE)
@@ -116,7 +116,7 @@ def test_nothing_is_remembered_of_a_batch_that_was_lost(queue: RedisQueue, time:
 
 
 class Leases:
-    """Notes whose leases are to be lengthened."""
+    """A stand-in for `Records` that records extensions."""
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
@@ -126,7 +126,7 @@ class Leases:
         return [True] * len(held)
 
 
-def test_a_heartbeat_stops_for_what_was_held_too_long_and_for_that_alone(time: Time) -> None:
+def test_the_heartbeat_stops_only_for_messages_held_too_long(time: Time) -> None:
     def message(id_: str) -> Message:
         return Message(id_, None, {}, from_ms(0), 1, Lease(id_, from_ms(0)))
 

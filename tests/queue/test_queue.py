@@ -1,4 +1,4 @@
-"""What each verb of a RedisQueue does."""
+"""Every public method of a RedisQueue."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ KEYS = Keys("redis_queue", "queue", "orders")
 
 
 def when(milliseconds: int) -> datetime:
-    """Return the time so long after the start of the clock."""
+    """Return the time that many milliseconds after the start of the clock."""
     return datetime.fromtimestamp((START + milliseconds) / 1000, timezone.utc)
 
 
 @pytest.fixture
 def make(client: redis.Redis, clock: Clock) -> Callable[..., RedisQueue]:
-    """Make a queue with other settings than the default, on the standing clock."""
+    """Make a queue with the given settings, on the manual clock."""
     return lambda **settings: RedisQueue("orders", client, clock=clock, **settings)
 
 
 @pytest.fixture
 def queue(make: Callable[..., RedisQueue]) -> RedisQueue:
-    """A queue on the standing clock."""
+    """A queue on the manual clock."""
     return make()
 
 
 @pytest.fixture
 def live(client: redis.Redis) -> RedisQueue:
-    """A queue on the server's clock that polls almost never."""
+    """A queue on the server's clock that polls only every 30 seconds."""
     return RedisQueue("orders", client, poll_interval=30)
 
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    """Threads to wait in."""
+    """A pool for blocking calls."""
     with ThreadPoolExecutor(16) as pool:
         yield pool
 
 
 def must(message: Message | None) -> Message:
-    """Return the message, which must be there."""
+    """Return *message*; fail if there is none."""
     assert message is not None
     return message
 
@@ -69,14 +69,14 @@ def bodies(messages: list[Message]) -> list[Any]:
 
 
 class TestPutAndGet:
-    def test_messages_come_in_the_order_in_which_they_were_put(self, queue: RedisQueue) -> None:
+    def test_messages_keep_their_order(self, queue: RedisQueue) -> None:
         for number in range(5):
             queue.put(number)
         queue.put_many(range(5, 10))
         found = [must(queue.get()) for _ in range(3)] + queue.get_many(4) + queue.get_many(100)
         assert bodies(found) == list(range(10))
 
-    def test_a_message_tells_all_about_itself(self, queue: RedisQueue, clock: Clock) -> None:
+    def test_a_message_has_all_its_attributes(self, queue: RedisQueue, clock: Clock) -> None:
         id_ = queue.put({"order": 1}, headers={"trace": "abc"})
         clock.forward(1.5)
         message = must(queue.get())
@@ -85,7 +85,7 @@ class TestPutAndGet:
         assert message.lease is not None
         assert message.lease.expires_at == when(61_500)
 
-    def test_equal_bodies_are_messages_of_their_own(self, queue: RedisQueue) -> None:
+    def test_equal_bodies_are_two_messages(self, queue: RedisQueue) -> None:
         first, second = queue.put({"order": 1}), queue.put({"order": 1})
         assert first != second
         assert len(queue) == 2
@@ -105,7 +105,7 @@ class TestPutAndGet:
         assert message.lease is not None
         assert timedelta(seconds=59) < message.lease.expires_at - message.put_at < timedelta(seconds=66)
 
-    def test_ids_are_all_different_and_sort_as_they_were_made(self, queue: RedisQueue) -> None:
+    def test_ids_are_unique_and_sorted(self, queue: RedisQueue) -> None:
         ids = queue.put_many(range(700))
         assert len(set(ids)) == 700
         assert ids[:500] == sorted(ids[:500])
@@ -116,17 +116,17 @@ class TestPutAndGet:
         assert [message.id for message in found] == ids
         assert [message.body["n"] for message in found] == list(range(1201))
 
-    def test_no_body_at_all_is_fine(self, queue: RedisQueue) -> None:
+    def test_empty_lists_are_accepted(self, queue: RedisQueue) -> None:
         assert queue.put_many([]) == []
         assert queue.ack_many([]) == []
         assert queue.nack_many([]) == []
 
-    def test_a_get_that_does_not_block_finds_nothing(self, queue: RedisQueue) -> None:
+    def test_a_get_without_blocking_returns_none(self, queue: RedisQueue) -> None:
         assert queue.get(block=False) is None
         assert queue.get(timeout=0) is None
         assert queue.get_many(5) == []
 
-    def test_a_get_waits_as_long_as_it_was_told(self, live: RedisQueue) -> None:
+    def test_a_get_waits_until_its_timeout(self, live: RedisQueue) -> None:
         begin = time.monotonic()
         assert live.get(timeout=0.3) is None
         assert 0.3 <= time.monotonic() - begin < 1.5
@@ -135,7 +135,7 @@ class TestPutAndGet:
         queue.put_many([b"\x00\xff", bytearray(b"ab"), memoryview(b"cd")])
         assert bodies(queue.get_many(5)) == [b"\x00\xff", b"ab", b"cd"]
 
-    def test_a_client_that_decodes_changes_nothing(self, redis_url: str, client: redis.Redis) -> None:
+    def test_a_client_with_decode_responses_works(self, redis_url: str, client: redis.Redis) -> None:
         with redis.Redis.from_url(redis_url, decode_responses=True) as decoding:
             queue = RedisQueue("orders", decoding)
             queue.put(b"\xff")
@@ -143,7 +143,7 @@ class TestPutAndGet:
             assert message.body == b"\xff"
             assert queue.ack(message)
 
-    def test_what_was_got_is_in_flight_until_it_is_acked(self, queue: RedisQueue) -> None:
+    def test_a_message_is_in_flight_until_its_ack(self, queue: RedisQueue) -> None:
         queue.put("order")
         message = must(queue.get())
         assert queue.get(block=False) is None
@@ -164,11 +164,11 @@ class TestSerializer:
         name = "shout"
 
         def dumps(self, body: Any, /) -> bytes:
-            """Return it loudly."""
+            """Return *body* in capitals."""
             return str(body).upper().encode()
 
         def loads(self, data: bytes, /) -> Any:
-            """Return it with a mark."""
+            """Return the text with an exclamation mark."""
             return data.decode() + "!"
 
     def test_another_serializer_writes_and_reads(self, make: Callable[..., RedisQueue], client: redis.Redis) -> None:
@@ -178,7 +178,7 @@ class TestSerializer:
         assert client.hvals(KEYS.records)[0] == b"v1 %d shout 0 5\nHELLO" % START
         assert bodies(queue.get_many(2)) == ["HELLO!", b"hello"]
 
-    def test_it_reads_json_of_before_but_json_cannot_read_it(self, make: Callable[..., RedisQueue]) -> None:
+    def test_it_reads_earlier_json_but_json_cannot_read_it(self, make: Callable[..., RedisQueue]) -> None:
         make().put({"a": 1})
         loud = make(serializer=self.Shout())
         loud.put("hello")
@@ -189,7 +189,7 @@ class TestSerializer:
 
 
 class TestNack:
-    def test_it_comes_back_before_all_others(self, queue: RedisQueue) -> None:
+    def test_it_is_redelivered_first(self, queue: RedisQueue) -> None:
         queue.put_many(["a", "b", "c"])
         message = must(queue.get())
         assert queue.nack(message)
@@ -197,12 +197,12 @@ class TestNack:
         assert (again.body, again.deliveries) == ("a", 2)
         assert not queue.ack(message)
 
-    def test_a_batch_comes_back_in_its_order(self, queue: RedisQueue) -> None:
+    def test_a_batch_is_redelivered_in_order(self, queue: RedisQueue) -> None:
         queue.put_many(list("abcd"))
         assert queue.nack_many(queue.get_many(3)) == [True] * 3
         assert bodies(queue.get_many(4)) == list("abcd")
 
-    def test_with_a_delay_it_comes_back_later(self, queue: RedisQueue, clock: Clock) -> None:
+    def test_with_a_delay_it_is_redelivered_later(self, queue: RedisQueue, clock: Clock) -> None:
         queue.put_many(list("ab"))
         assert queue.nack(must(queue.get()), delay=timedelta(seconds=5))
         assert bodies(queue.get_many(5)) == ["b"]
@@ -211,7 +211,7 @@ class TestNack:
         clock.forward(0.001)
         assert must(queue.get(block=False)).body == "a"
 
-    def test_uncounted_it_was_never_delivered(self, make: Callable[..., RedisQueue]) -> None:
+    def test_uncounted_it_does_not_count_the_delivery(self, make: Callable[..., RedisQueue]) -> None:
         queue = make(max_deliveries=1)
         queue.put("a")
         for _ in range(5):
@@ -220,7 +220,7 @@ class TestNack:
             assert queue.nack(message, counted=False)
         assert queue.stats().dead == 0
 
-    def test_dead_it_is_dead_whatever_it_had_left(self, queue: RedisQueue, clock: Clock) -> None:
+    def test_dead_it_is_a_dead_letter_at_once(self, queue: RedisQueue, clock: Clock) -> None:
         queue.put({"a": 1}, headers={"h": 1})
         clock.forward(7)
         message = must(queue.get())
@@ -230,7 +230,9 @@ class TestNack:
         assert (letter.died_at, letter.deliveries, letter.reason) == (when(7000), 1, "not for us")
         assert queue.get(block=False) is None
 
-    def test_after_its_last_delivery_it_is_dead_with_the_last_reason(self, make: Callable[..., RedisQueue]) -> None:
+    def test_after_its_last_delivery_it_is_a_dead_letter_with_the_last_reason(
+        self, make: Callable[..., RedisQueue]
+    ) -> None:
         queue = make(max_deliveries=3)
         queue.put("a")
         for reason in ("first", "second", ""):
@@ -255,7 +257,7 @@ class TestNack:
                 clock.forward(60)
                 assert queue.put_back() == PutBack(returned=1)
 
-    def test_an_ack_ends_it_with_its_reason(self, queue: RedisQueue, client: redis.Redis) -> None:
+    def test_an_ack_deletes_it_and_its_reason(self, queue: RedisQueue, client: redis.Redis) -> None:
         queue.put("a")
         queue.nack(must(queue.get()), reason="busy")
         assert client.hvals(KEYS.errors) == [b"busy"]
@@ -264,7 +266,7 @@ class TestNack:
 
 
 class TestPutBack:
-    def test_it_returns_what_expired_before_all_others_in_order(self, queue: RedisQueue, clock: Clock) -> None:
+    def test_it_returns_expired_messages_first_and_in_order(self, queue: RedisQueue, clock: Clock) -> None:
         queue.put_many(list("abcde"))
         queue.get_many(2)
         clock.forward(1)
@@ -273,7 +275,7 @@ class TestPutBack:
         assert queue.put_back() == PutBack(returned=3)
         assert bodies(queue.get_many(5)) == list("abcde")
 
-    def test_it_leaves_what_has_not_expired(self, queue: RedisQueue, clock: Clock) -> None:
+    def test_it_leaves_valid_leases(self, queue: RedisQueue, clock: Clock) -> None:
         queue.put_many(list("ab"))
         queue.get_many(1)
         clock.forward(59.999)
@@ -283,7 +285,7 @@ class TestPutBack:
         assert queue.put_back() == PutBack()
         assert queue.stats().redelivered == 1
 
-    def test_it_returns_no_more_than_it_was_told(self, queue: RedisQueue, clock: Clock) -> None:
+    def test_it_returns_at_most_its_limit(self, queue: RedisQueue, clock: Clock) -> None:
         queue.put_many(range(700))
         for _ in range(2):
             queue.get_many(500)
@@ -291,7 +293,9 @@ class TestPutBack:
         assert queue.put_back(510).returned == 510
         assert queue.put_back().returned == 190
 
-    def test_what_was_delivered_often_enough_is_dead(self, make: Callable[..., RedisQueue], clock: Clock) -> None:
+    def test_after_max_deliveries_a_message_is_a_dead_letter(
+        self, make: Callable[..., RedisQueue], clock: Clock
+    ) -> None:
         queue = make(max_deliveries=2)
         queue.put_many(list("ab"))
         queue.nack(must(queue.get()), reason="slow")
@@ -306,7 +310,7 @@ class TestPutBack:
             ("b", "lease expired"),
         ]
 
-    def test_the_reason_before_is_kept_once(self, queue: RedisQueue, clock: Clock) -> None:
+    def test_the_previous_reason_is_kept_once(self, queue: RedisQueue, clock: Clock) -> None:
         id_ = queue.put("a")
         queue.nack(must(queue.get()), reason="slow")
         for _ in range(3):
@@ -317,7 +321,7 @@ class TestPutBack:
         queue.nack(must(queue.get()), reason="busy")
         assert queue.look(id_).reason == "busy"  # type: ignore[union-attr]
 
-    def test_a_get_puts_back_a_few_on_its_way(self, make: Callable[..., RedisQueue], clock: Clock) -> None:
+    def test_a_get_puts_back_a_few(self, make: Callable[..., RedisQueue], clock: Clock) -> None:
         queue = make(put_back_on_get=2)
         queue.put_many(list("abc"))
         queue.get_many(3)
@@ -325,7 +329,7 @@ class TestPutBack:
         assert must(queue.get(block=False)).body == "a"
         assert (queue.stats().ready, queue.stats().in_flight) == (1, 2)
 
-    def test_a_get_may_leave_that_to_others(self, make: Callable[..., RedisQueue], clock: Clock) -> None:
+    def test_a_get_may_put_back_none(self, make: Callable[..., RedisQueue], clock: Clock) -> None:
         queue = make(put_back_on_get=0)
         queue.put("a")
         queue.get()
@@ -345,7 +349,7 @@ class TestPutBack:
         assert queue.put_back() == PutBack(returned=1)
         assert not queue.still_mine(message)
 
-    def test_a_lease_may_be_extended_late_as_long_as_nobody_put_it_back(self, queue: RedisQueue, clock: Clock) -> None:
+    def test_an_ended_lease_can_be_extended_until_it_is_put_back(self, queue: RedisQueue, clock: Clock) -> None:
         queue.put("a")
         message = must(queue.get())
         clock.forward(600)
@@ -355,7 +359,7 @@ class TestPutBack:
         assert queue.put_back() == PutBack()
         assert queue.ack(message)
 
-    def test_an_extension_never_shortens(self, queue: RedisQueue, client: redis.Redis) -> None:
+    def test_an_extension_never_shortens_a_lease(self, queue: RedisQueue, client: redis.Redis) -> None:
         queue.put("a")
         message = must(queue.get())
         assert queue.extend(message, timedelta(hours=1))
@@ -365,7 +369,7 @@ class TestPutBack:
 
 
 class TestDelay:
-    def test_it_is_not_there_before_its_time(self, queue: RedisQueue, clock: Clock) -> None:
+    def test_it_is_not_delivered_before_its_time(self, queue: RedisQueue, clock: Clock) -> None:
         queue.put("late", delay=10)
         queue.put("soon", delay=timedelta(milliseconds=1))
         assert queue.get(block=False) is None
@@ -377,7 +381,7 @@ class TestDelay:
         clock.forward(0.001)
         assert must(queue.get(block=False)).body == "late"
 
-    def test_what_is_due_queues_up_behind_what_is_there(self, queue: RedisQueue, clock: Clock) -> None:
+    def test_due_messages_are_appended_to_the_queue(self, queue: RedisQueue, clock: Clock) -> None:
         queue.put_many(["d2", "d2 too"], delay=2)
         queue.put("d1", delay=1)
         queue.put("ready")
@@ -386,7 +390,7 @@ class TestDelay:
         assert queue.promote() == 0
         assert bodies(queue.get_many(9)) == ["ready", "d1", "d2", "d2 too"]
 
-    def test_promote_moves_no_more_than_it_was_told(self, queue: RedisQueue, clock: Clock) -> None:
+    def test_promote_moves_at_most_its_limit(self, queue: RedisQueue, clock: Clock) -> None:
         queue.put_many(range(1100), delay=1)
         clock.forward(1)
         assert queue.promote(3) == 3
@@ -395,7 +399,7 @@ class TestDelay:
 
 
 class TestDedupe:
-    def test_a_key_that_lives_is_not_added_again(self, queue: RedisQueue, clock: Clock) -> None:
+    def test_an_existing_key_is_not_added_again(self, queue: RedisQueue, clock: Clock) -> None:
         assert queue.put("first", dedupe_key="k") == queue.put("second", dedupe_key="k") == "k"
         message = must(queue.get())
         assert message.body == "first"
@@ -417,14 +421,14 @@ class TestDedupe:
         message = must(queue.get())
         assert (message.body, message.deliveries) == ("third", 1)
 
-    def test_many_may_bring_their_own_keys(self, queue: RedisQueue) -> None:
+    def test_put_many_takes_a_function_for_keys(self, queue: RedisQueue) -> None:
         ids = queue.put_many(["a1", "b1", "a2", "c1"], dedupe_key=lambda body: body[0])
         assert ids == ["a", "b", "a", "c"]
         assert bodies(queue.get_many(9)) == ["a1", "b1", "c1"]
 
 
 class TestMaxLength:
-    def test_a_full_queue_pushes_back(self, make: Callable[..., RedisQueue]) -> None:
+    def test_a_full_queue_refuses_puts(self, make: Callable[..., RedisQueue]) -> None:
         queue = make(max_length=2)
         queue.put("a")
         queue.put("b", delay=5)
@@ -435,7 +439,7 @@ class TestMaxLength:
         queue.put("d")
         with pytest.raises(QueueFullError):
             queue.put("e")
-        assert queue.nack(message), "what was taken may always come back"
+        assert queue.nack(message), "a nack is never refused"
         assert len(queue) == 3
 
     def test_many_are_stored_all_or_none(self, make: Callable[..., RedisQueue]) -> None:
@@ -447,12 +451,12 @@ class TestMaxLength:
         queue.put_many(list("de"))
         assert bodies(queue.get_many(9)) == list("abcde")
 
-    def test_a_key_that_is_there_already_needs_no_room(self, make: Callable[..., RedisQueue]) -> None:
+    def test_an_existing_key_is_accepted_by_a_full_queue(self, make: Callable[..., RedisQueue]) -> None:
         queue = make(max_length=1)
         queue.put("a", dedupe_key="k")
         assert queue.put("a", dedupe_key="k") == "k"
 
-    def test_each_process_has_its_own_say(self, make: Callable[..., RedisQueue]) -> None:
+    def test_each_object_has_its_own_limit(self, make: Callable[..., RedisQueue]) -> None:
         make(max_length=1).put("a")
         make().put("b")
         with pytest.raises(QueueFullError):
@@ -469,19 +473,19 @@ class TestDeadLetters:
             queue.nack(message, dead=True, reason=f"reason {message.body}")
         return ids
 
-    def test_pages_show_the_oldest_first(self, queue: RedisQueue, dead: list[str]) -> None:
+    def test_pages_start_with_the_oldest(self, queue: RedisQueue, dead: list[str]) -> None:
         assert [letter.id for letter in queue.dead_letters()] == dead
         assert [letter.id for letter in queue.dead_letters(offset=2, limit=3)] == dead[2:5]
         assert queue.dead_letters(offset=10) == []
 
-    def test_a_redrive_gives_all_deliveries_back(self, queue: RedisQueue, dead: list[str]) -> None:
+    def test_a_redrive_resets_the_deliveries(self, queue: RedisQueue, dead: list[str]) -> None:
         assert queue.redrive([dead[3], "unknown", dead[1], dead[3]]) == 2
         assert [(message.body, message.deliveries) for message in queue.get_many(5)] == [(3, 1), (1, 1)]
         assert queue.redrive() == 8
         assert queue.redrive() == 0
         assert bodies(queue.get_many(20)) == [0, 2, 4, 5, 6, 7, 8, 9]
 
-    def test_single_ones_are_deleted(self, queue: RedisQueue, client: redis.Redis, dead: list[str]) -> None:
+    def test_single_dead_letters_are_deleted(self, queue: RedisQueue, client: redis.Redis, dead: list[str]) -> None:
         ready = queue.put("ready")
         assert queue.delete_dead([dead[3], "unknown", ready, dead[1], dead[3]]) == 2
         assert [letter.id for letter in queue.dead_letters()] == [dead[0], dead[2], *dead[4:]]
@@ -489,7 +493,7 @@ class TestDeadLetters:
         assert client.hexists(KEYS.errors, dead[3]) == client.hexists(KEYS.leases, dead[3]) == False  # noqa: E712
         assert bodies(queue.get_many(5)) == ["ready"]
 
-    def test_one_that_died_after_it_was_looked_at_stays(self, queue: RedisQueue, clock: Clock, dead: list[str]) -> None:
+    def test_a_newer_dead_letter_with_the_same_id_stays(self, queue: RedisQueue, clock: Clock, dead: list[str]) -> None:
         seen = queue.dead_letters()[0].died_at
         assert queue.delete_dead(dead[:2], until=seen) == 1
         queue.redrive([dead[2]])
@@ -530,14 +534,14 @@ class TestDeadLetters:
 class TestPurge:
     @pytest.fixture
     def full(self, queue: RedisQueue) -> Message:
-        """The message in flight of a queue that has something everywhere."""
+        """A message in flight, in a queue with messages in every state."""
         queue.put_many(["dead", "held", "ready", "ready"])
         queue.put_many(["delayed"] * 3, delay=9)
         dead, held = queue.get_many(2)
         queue.nack(dead, dead=True)
         return held
 
-    def test_by_default_all_that_waits_goes(self, queue: RedisQueue, full: Message) -> None:
+    def test_by_default_it_deletes_ready_and_delayed_messages(self, queue: RedisQueue, full: Message) -> None:
         assert queue.purge() == 5
         stats = queue.stats()
         assert (stats.ready, stats.delayed, stats.in_flight, stats.dead) == (0, 0, 1, 1)
@@ -547,7 +551,9 @@ class TestPurge:
         ("place", "gone", "left"), [("ready", 2, (0, 3, 1)), ("delayed", 3, (2, 0, 1)), ("dead", 1, (2, 3, 0))]
     )
     @pytest.mark.usefixtures("full")
-    def test_one_place_alone_goes(self, queue: RedisQueue, place: Any, gone: int, left: tuple[int, ...]) -> None:
+    def test_it_deletes_only_the_given_state(
+        self, queue: RedisQueue, place: Any, gone: int, left: tuple[int, ...]
+    ) -> None:
         assert queue.purge(place) == gone
         assert queue.purge(place) == 0
         stats = queue.stats()
@@ -555,7 +561,7 @@ class TestPurge:
         assert queue.purge("ready", "delayed", "dead") == sum(left)
 
     @pytest.mark.usefixtures("full")
-    def test_no_more_go_than_the_limit_says(self, queue: RedisQueue) -> None:
+    def test_it_deletes_at_most_its_limit(self, queue: RedisQueue) -> None:
         assert queue.purge("ready", "delayed", limit=4) == 4
         assert (queue.stats().ready, queue.stats().delayed) == (0, 1)
         assert queue.purge("delayed", "dead", limit=1) == 1
@@ -563,17 +569,17 @@ class TestPurge:
         with pytest.raises(ValueError, match="limit=0"):
             queue.purge(limit=0)
 
-    def test_of_the_ready_ones_the_next_go_first(self, queue: RedisQueue) -> None:
+    def test_it_deletes_the_oldest_ready_messages_first(self, queue: RedisQueue) -> None:
         queue.put_many(range(700))
         assert queue.purge("ready", limit=600) == 600
         assert bodies(queue.get_many(500)) == list(range(600, 700))
 
-    def test_thousands_go_in_one_call(self, queue: RedisQueue, client: redis.Redis) -> None:
+    def test_it_deletes_thousands_in_one_call(self, queue: RedisQueue, client: redis.Redis) -> None:
         queue.put_many(range(1234))
         assert queue.purge("ready") == 1234
         assert not client.exists(KEYS.records, KEYS.ready)
 
-    def test_destroy_leaves_nothing_and_the_queue_can_begin_again(
+    def test_destroy_leaves_no_keys_and_the_queue_can_be_used_again(
         self, queue: RedisQueue, client: redis.Redis, full: Message
     ) -> None:
         queue.destroy()
@@ -586,7 +592,9 @@ class TestPurge:
 
 
 class TestPause:
-    def test_nobody_claims_while_puts_and_acks_go_on(self, queue: RedisQueue, make: Callable[..., RedisQueue]) -> None:
+    def test_a_paused_queue_refuses_claims_but_accepts_puts_and_acks(
+        self, queue: RedisQueue, make: Callable[..., RedisQueue]
+    ) -> None:
         queue.put("held")
         message = must(queue.get())
         queue.pause()
@@ -599,11 +607,11 @@ class TestPause:
         assert not queue.stats().paused
         assert must(queue.get(block=False)).body == "waiting"
 
-    def test_resume_wakes_who_waits(self, client: redis.Redis, live: RedisQueue, pool: ThreadPoolExecutor) -> None:
+    def test_resume_wakes_blocked_gets(self, client: redis.Redis, live: RedisQueue, pool: ThreadPoolExecutor) -> None:
         live.pause()
         live.put("hello")
         future = pool.submit(live.get, timeout=20)
-        wait_until(lambda: blocked(client) == 1, description="a waiting get")
+        wait_until(lambda: blocked(client) == 1, description="a blocked get")
         live.resume()
         assert must(future.result(5)).body == "hello"
 
@@ -636,12 +644,12 @@ class TestLooking:
         assert len(queue) == 4
         assert queue.still_mine(fourth)
 
-    def test_an_empty_queue_is_still_a_queue(self, queue: RedisQueue) -> None:
+    def test_an_empty_queue_is_true(self, queue: RedisQueue) -> None:
         assert len(queue) == 0
         assert queue
         assert repr(queue) == "RedisQueue('orders', prefix='redis_queue')"
 
-    def test_settings_may_come_as_a_whole(self, client: redis.Redis) -> None:
+    def test_settings_may_be_an_object(self, client: redis.Redis) -> None:
         settings = Settings(prefix="shop", visibility_timeout=timedelta(minutes=5), max_length=1)
         queue = RedisQueue("orders", client, settings=settings)
         queue.put("a")
@@ -651,19 +659,19 @@ class TestLooking:
 
 
 def blocked(client: redis.Redis) -> int:
-    """Return how many clients wait in Redis."""
+    """Return the number of clients that are blocked in Redis."""
     return int(client.info("clients")["blocked_clients"])
 
 
 class TestWakeUp:
-    """A waiting get wakes up at once, although it would look by itself only every 30 seconds."""
+    """A blocked get wakes up at once, although it polls only every 30 seconds."""
 
     def lateness(
         self, client: redis.Redis, pool: ThreadPoolExecutor, queue: RedisQueue, act: Callable[[], Any]
     ) -> float:
-        """Return the seconds from *act* until a get that waited has its message, and ack it."""
+        """Return the seconds from *act* until a blocked get has its message; ack the message."""
         future: Future[Message | None] = pool.submit(queue.get, timeout=20)
-        wait_until(lambda: blocked(client) == 1, description="a waiting get")
+        wait_until(lambda: blocked(client) == 1, description="a blocked get")
         begin = time.monotonic()
         act()
         message = must(future.result(25))
@@ -705,7 +713,7 @@ class TestWakeUp:
         assert min(times) >= 0.2
         assert statistics.median(times) < 0.5
 
-    def test_a_sooner_message_is_not_kept_waiting_by_a_later_one(
+    def test_a_later_message_does_not_delay_a_sooner_one(
         self, client: redis.Redis, live: RedisQueue, pool: ThreadPoolExecutor
     ) -> None:
         live.put("later", delay=15)
@@ -721,17 +729,19 @@ class TestWakeUp:
         assert (message.id, message.deliveries) == (held.id, 2)
         assert not short.ack(held)
 
-    def test_many_who_wait_get_one_each(self, client: redis.Redis, redis_url: str, pool: ThreadPoolExecutor) -> None:
+    def test_each_of_many_blocked_gets_receives_a_message(
+        self, client: redis.Redis, redis_url: str, pool: ThreadPoolExecutor
+    ) -> None:
         futures = [pool.submit(RedisQueue("orders", redis_url, poll_interval=30).get, timeout=20) for _ in range(5)]
-        wait_until(lambda: blocked(client) == 5, description="five waiting gets")
+        wait_until(lambda: blocked(client) == 5, description="five blocked gets")
         RedisQueue("orders", client).put_many(range(5))
         assert sorted(must(future.result(5)).body for future in futures) == list(range(5))
 
-    def test_a_waiting_batch_takes_what_is_there(
+    def test_a_blocked_batch_takes_all_ready_messages(
         self, client: redis.Redis, live: RedisQueue, pool: ThreadPoolExecutor
     ) -> None:
         future = pool.submit(live.get_many, 10, block=True, timeout=20)
-        wait_until(lambda: blocked(client) == 1, description="a waiting get")
+        wait_until(lambda: blocked(client) == 1, description="a blocked get")
         RedisQueue("orders", client).put_many(list("abc"))
         assert bodies(future.result(5)) == list("abc")
 
@@ -744,20 +754,20 @@ class TestLease:
             assert queue.stats().in_flight == 1
         assert queue.stats().acked == 1
 
-    def test_an_exception_gives_the_message_back(self, make: Callable[..., RedisQueue]) -> None:
+    def test_an_exception_releases_the_message(self, make: Callable[..., RedisQueue]) -> None:
         queue = make(max_deliveries=1)
         queue.put("a")
         with pytest.raises(LookupError, match="no such order"), queue.lease():
             raise LookupError("no such order")
         assert [letter.reason for letter in queue.dead_letters()] == ["LookupError: no such order"]
 
-    def test_nothing_to_do_is_none(self, queue: RedisQueue) -> None:
+    def test_without_a_message_it_yields_none(self, queue: RedisQueue) -> None:
         with queue.lease(block=False) as message:
             assert message is None
         with queue.lease(timeout=0.01) as message:
             assert message is None
 
-    def test_a_lost_lease_is_told_at_the_end(self, client: redis.Redis, live: RedisQueue) -> None:
+    def test_a_lost_lease_raises_at_the_end(self, client: redis.Redis, live: RedisQueue) -> None:
         live.put("a")
 
         def work() -> None:
@@ -789,7 +799,7 @@ class TestLease:
 
 
 class TestConsume:
-    def test_each_message_is_acked_when_the_next_is_asked_for(self, queue: RedisQueue) -> None:
+    def test_each_message_is_acked_before_the_next(self, queue: RedisQueue) -> None:
         queue.put_many(list("abc"))
         acked = []
         for message in queue.consume(timeout=0.05):
@@ -797,7 +807,7 @@ class TestConsume:
         assert acked == [("a", 0, 1), ("b", 1, 1), ("c", 2, 1)]
         assert queue.stats().acked == 3
 
-    def test_leaving_the_loop_gives_the_message_back(self, queue: RedisQueue) -> None:
+    def test_leaving_the_loop_releases_the_message(self, queue: RedisQueue) -> None:
         queue.put_many(list("ab"))
         for message in queue.consume():
             assert message.body == "a"
@@ -805,7 +815,7 @@ class TestConsume:
         again = must(queue.get())
         assert (again.body, again.deliveries) == ("a", 2)
 
-    def test_an_exception_gives_the_message_back(self, queue: RedisQueue) -> None:
+    def test_an_exception_releases_the_message(self, queue: RedisQueue) -> None:
         queue.put_many(list("ab"))
 
         def work() -> None:
@@ -817,7 +827,7 @@ class TestConsume:
         assert bodies(queue.get_many(5)) == ["a", "b"]
         assert queue.stats().acked == 0
 
-    def test_it_ends_when_nothing_came_for_so_long(self, live: RedisQueue) -> None:
+    def test_it_ends_after_its_timeout(self, live: RedisQueue) -> None:
         begin = time.monotonic()
         assert list(live.consume(timeout=0.2)) == []
         assert 0.2 <= time.monotonic() - begin < 1.5
@@ -834,7 +844,7 @@ class TestConsume:
         assert (queue.stats().acked, queue.stats().redelivered) == (1, 0)
 
     @pytest.mark.parametrize("fault", ["reply lost", "nothing sent", "scripts forgotten"])
-    def test_a_fault_between_two_messages_loses_and_doubles_none(
+    def test_a_fault_between_two_messages_loses_and_duplicates_none(
         self, queue: RedisQueue, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, fault: str
     ) -> None:
         queue.put_many(range(5))
@@ -859,7 +869,7 @@ class TestConsume:
         assert (stats.ready, stats.in_flight, stats.acked) == (0, 0, 5)
 
     @pytest.mark.parametrize("timeout", [None, 30])
-    def test_the_loop_outlives_an_outage(
+    def test_the_loop_survives_an_outage(
         self, queue: RedisQueue, monkeypatch: pytest.MonkeyPatch, timeout: float | None
     ) -> None:
         queue.put_many(range(3))
@@ -912,7 +922,7 @@ class TestConsume:
         assert [record.message for record in caplog.records] == ["the lease was lost"]
 
 
-class TestManyAtOnce:
+class TestThreads:
     def test_threads_may_share_one_queue_object(
         self, client: redis.Redis, live: RedisQueue, pool: ThreadPoolExecutor
     ) -> None:
@@ -932,7 +942,7 @@ class TestManyAtOnce:
         stats = live.stats()
         assert (stats.put, stats.acked, stats.ready, stats.in_flight) == (480, 480, 0, 0)
 
-    def test_two_queues_in_one_thread_do_not_mix_up_their_answers(self, client: redis.Redis) -> None:
+    def test_two_queues_in_one_thread_have_separate_answers(self, client: redis.Redis) -> None:
         first, second = RedisQueue("first", client), RedisQueue("second", client)
         for number in range(20):
             first.put(number)
@@ -946,56 +956,52 @@ class TestManyAtOnce:
 LARGE = 256 * 1024
 
 AT_ONCE = 4
-"""How many of them make a MiB."""
+"""How many bodies make a MiB."""
 
 
 class TestLargeBodies:
-    """No script reads more than the record that makes a MiB."""
+    """A script stops reading after the record that completes a MiB."""
 
     @pytest.fixture
     def large(self, queue: RedisQueue) -> RedisQueue:
         queue.put_many([number.to_bytes(2, "big") + bytes(LARGE - 2) for number in range(40)])
         return queue
 
-    def test_a_peek_takes_several_looks(self, large: RedisQueue, client: redis.Redis) -> None:
+    def test_a_peek_takes_several_calls(self, large: RedisQueue, client: redis.Redis) -> None:
         large.peek()
         before = scripts_called(client)
         assert [int.from_bytes(body[:2], "big") for body in bodies(large.peek(40))] == list(range(40))
         assert scripts_called(client) - before == 40 / AT_ONCE
 
-    def test_a_batch_ends_at_a_mebibyte_and_nothing_behind_it_is_read(
-        self, large: RedisQueue, client: redis.Redis
-    ) -> None:
+    def test_a_batch_ends_at_a_mebibyte_and_reads_no_further(self, large: RedisQueue, client: redis.Redis) -> None:
         for limit in (1, 3, 500):
             with record_reads(client) as read:
                 found = large.get_many(limit)
             assert len(found) == min(limit, AT_ONCE)
             assert read == [message.id for message in found]
 
-    def test_one_above_the_limit_is_claimed_by_itself(self, make: Callable[..., RedisQueue]) -> None:
+    def test_a_larger_body_is_claimed_alone(self, make: Callable[..., RedisQueue]) -> None:
         queue = make(max_body=2**22)
         queue.put_many([bytes(2**21), b"small"])
         assert [len(message.body) for message in queue.get_many(500)] == [2**21]
         assert bodies(queue.get_many(500)) == [b"small"]
 
-    def test_a_queue_is_drained_in_as_many_calls_as_it_holds_mebibytes(
-        self, large: RedisQueue, client: redis.Redis
-    ) -> None:
+    def test_draining_takes_a_call_for_each_mebibyte(self, large: RedisQueue, client: redis.Redis) -> None:
         found, scripts = len(large.get_many(500)), scripts_called(client)
         with record_reads(client) as read:
             while messages := large.get_many(500):
                 found += len(messages)
         assert (found, len(read)) == (40, 40 - AT_ONCE)
-        # The last one finds nothing, and looks what is due before it says so.
+        # The last call finds nothing and then looks for due messages.
         assert scripts_called(client) - scripts <= 40 / AT_ONCE + 2
 
-    def test_a_put_over_one_does_not_read_it(self, queue: RedisQueue, client: redis.Redis) -> None:
+    def test_a_put_with_an_existing_key_does_not_read_it(self, queue: RedisQueue, client: redis.Redis) -> None:
         queue.put(bytes(LARGE), dedupe_key="one")
         with record_reads(client) as read:
             queue.put_many([b"", b""], dedupe_key=lambda _: "one")
         assert read == []
 
-    def test_a_page_of_the_quarantine_takes_several_looks(self, large: RedisQueue, client: redis.Redis) -> None:
+    def test_a_page_of_the_quarantine_takes_several_calls(self, large: RedisQueue, client: redis.Redis) -> None:
         for id_ in client.hkeys(large._keys.records):
             client.hset(large._keys.records, id_, bytes(LARGE))
         assert large.get_many(500) == []
@@ -1004,7 +1010,7 @@ class TestLargeBodies:
         assert [len(record.raw) for record in large.quarantined(offset=1, limit=500)] == [LARGE] * 39
         assert scripts_called(client) - scripts == 40 / AT_ONCE
 
-    def test_a_page_of_dead_letters_takes_several_looks(self, large: RedisQueue, client: redis.Redis) -> None:
+    def test_a_page_of_dead_letters_takes_several_calls(self, large: RedisQueue, client: redis.Redis) -> None:
         while messages := large.get_many(40):
             large.nack_many(messages, dead=True)
         large.dead_letters(limit=1)
@@ -1022,6 +1028,6 @@ class TestLargeBodies:
 
 
 def scripts_called(client: redis.Redis) -> int:
-    """Return how many scripts *client*'s server has run."""
+    """Return the number of scripts that the server of *client* has run."""
     calls = client.info("commandstats")
     return sum(calls.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha"))
