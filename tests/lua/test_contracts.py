@@ -1,4 +1,4 @@
-"""The header of each script is its contract: it names what the body binds, in order, and the body keeps the rules."""
+"""The header of each script is its contract: it names the keys and arguments in order, and the body keeps the rules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def text(name: str) -> Text:
-    """The script, cut up."""
+    """The parsed script."""
     return Text(name)
 
 
@@ -53,7 +53,7 @@ def test_the_scripts_are_found_as_package_data() -> None:
     assert all(entry.is_dir() or entry.name == "__init__.py" for entry in FOLDER.iterdir())
 
 
-def test_every_script_is_called_by_the_code_and_every_called_one_exists() -> None:
+def test_the_code_calls_every_script_and_no_unknown_ones() -> None:
     package = Path(str(files("redis_queue")))
     code = "\n".join(path.read_text("utf-8") for path in package.rglob("*.py"))
     assert sorted(set(re.findall(r'"((?:dead|delay|held|lease|lock|queue)/\w+)"', code))) == names()
@@ -71,7 +71,7 @@ def test_the_header_numbers_all_slots_in_order(text: Text) -> None:
     assert len(set(labels)) == len(labels)
 
 
-def test_the_first_statements_bind_exactly_what_the_header_names(text: Text) -> None:
+def test_the_first_statements_bind_the_names_of_the_header(text: Text) -> None:
     expected = {f"KEYS[{slot}]": label for slot, label, _ in text.keys}
     fixed = [(slot, label) for slot, label in text.arguments if slot != "..."]
     expected |= {f"ARGV[{slot}]": label for slot, label in fixed}
@@ -81,20 +81,20 @@ def test_the_first_statements_bind_exactly_what_the_header_names(text: Text) -> 
     assert text.bound() == expected
 
 
-def test_what_was_bound_is_used_and_slots_are_not_touched_again(text: Text) -> None:
+def test_bound_names_are_used_and_keys_and_argv_only_there(text: Text) -> None:
     assert not re.search(r"\b(KEYS|ARGV)\b", text.rest)
     for label in text.bound().values():
         assert re.search(rf"\b{label}\b", text.rest), f"{label} is bound but never used"
 
 
-def test_the_loader_reads_the_same_names(name: str, text: Text) -> None:
+def test_the_loader_has_the_same_names(name: str, text: Text) -> None:
     script = load(name)
     assert script.keys == tuple(label for _, label, _ in text.keys)
     assert script.arguments == tuple(label for slot, label in text.arguments if slot != "...")
     assert script.takes_more == any(slot == "..." for slot, _ in text.arguments)
 
 
-def test_each_key_has_a_type_and_it_is_the_one_of_the_key_table(text: Text) -> None:
+def test_each_key_has_the_type_of_the_key_table(text: Text) -> None:
     table = dict(re.findall(r"^(\w+)(?::<x>)?\s+(HASH|LIST|ZSET|STRING)\s", keys_module.__doc__ or "", re.MULTILINE))
     assert set(table.values()) == TYPES
     for _, label, rest in text.keys:
@@ -128,7 +128,7 @@ def test_arguments_in_time_name_their_unit(text: Text) -> None:
             assert re.search(r"\bms\b", line), f"{label} without a unit:\n{header}"
 
 
-def test_the_header_says_what_it_returns_and_what_it_costs(text: Text) -> None:
+def test_the_header_has_the_return_value_and_the_complexity(text: Text) -> None:
     header = "\n".join(text.header)
     assert re.search(r"^-- Returns ", header, re.MULTILINE)
     assert re.fullmatch(r"-- O\(.+\)", text.header[-1])
@@ -141,32 +141,32 @@ def test_the_file_is_short(text: Text) -> None:
 
 
 def words_of(kind: str, include: Path) -> list[str]:
-    """Return the names of one kind (Needs, Sets, Defines) in the header of an include."""
+    """Return the names after *kind* (Needs, Sets, Defines) in the header of an include."""
     header = " ".join(line.removeprefix("--").strip() for line in include.read_text().splitlines() if line[:2] == "--")
     listed = re.search(rf"\b{kind} (.*?)\.(?: |$)", header)
     return re.findall(r"(?:^|, )(\w+)(?=[,:]|$)", re.sub(r"\([^)]*\)", "", listed[1])) if listed else []
 
 
 def assigned(code: str) -> set[str]:
-    """Return the names that Lua code defines, function parameters and loop variables left out."""
+    """Return the names that Lua code defines, without function parameters and loop variables."""
     lists = re.findall(r"\blocal (?:function )?([\w, ]+)", code)
     return {name.strip() for names in lists for name in names.split(",")}
 
 
 @pytest.mark.parametrize("include", includes(), ids=lambda path: path.stem)
 class TestInclude:
-    def test_the_header_names_what_the_code_defines(self, include: Path) -> None:
+    def test_the_header_names_the_definitions(self, include: Path) -> None:
         code = "\n".join(line for line in include.read_text().splitlines() if not line.startswith("--"))
         defined = words_of("Defines", include)
         assert set(defined) <= assigned(code)
         for name in words_of("Needs", include) + words_of("Sets", include):
             assert re.search(rf"\b{name}\b", code), name
         tops = assigned("\n".join(line for line in code.splitlines() if line.startswith("local")))
-        assert tops - set(defined) <= {"size", "fits", "earliest"}, "a name that the header does not say"
+        assert tops - set(defined) <= {"size", "fits", "earliest"}, "a name that the header does not mention"
 
-    def test_each_script_that_includes_it_has_what_it_needs_and_uses_what_it_gets(self, include: Path) -> None:
+    def test_each_script_defines_what_it_needs_and_uses_its_definitions(self, include: Path) -> None:
         users = [text for text in map(Text, names()) if f"-- include {include.stem}\n" in text.file]
-        assert len(users) > 1, "what one script needs stands in that script"
+        assert len(users) > 1, "code of a single script belongs into that script"
         for text in users:
             before, after = text.file.split(f"-- include {include.stem}\n")
             known = assigned(before) | set(text.bound().values()) | {"id"}
@@ -192,7 +192,7 @@ def test_an_unknown_include_is_named_with_file_and_line(monkeypatch: pytest.Monk
         Script("queue/odd")
 
 
-def test_nothing_slow_unsafe_or_lossy_is_called(text: Text) -> None:
+def test_no_slow_unsafe_or_lossy_calls(text: Text) -> None:
     commands = {command for found in CALL.findall(text.rest) for command in re.findall(r"[A-Z]+", found[0])}
     assert not commands & {"KEYS", "SCAN", "HSCAN", "SSCAN", "ZSCAN", "HGETALL", "HVALS", "HKEYS", "RANDOMKEY", "SORT"}
     assert not [command for command in commands if command.startswith("FLUSH")]
@@ -201,15 +201,15 @@ def test_nothing_slow_unsafe_or_lossy_is_called(text: Text) -> None:
 
 
 def test_records_are_read_one_by_one(text: Text) -> None:
-    # How large they are is not known before: what reads many by one command reads any number of bytes.
+    # The size of records is not known in advance: a command that reads many reads any number of bytes.
     assert not re.search(r"'H(?:MGET|GETALL|VALS)', records\b", text.rest)
     if re.search(r"for .*\n(?:  .*\n)*?.*'HGET', records\b", text.rest) and text.name != "delay/mend":
-        assert "MAX_BYTES" in text.rest, "a loop over records ends at a number of bytes"
+        assert "MAX_BYTES" in text.rest, "a loop over records must end at a number of bytes"
 
 
 def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: Text) -> None:
     declared = {label for _, label, _ in text.keys}
-    # Cancel picks one of two declared keys; what a broker keeps in the same Redis is the one documented exception.
+    # Cancel chooses between two declared keys; the keys of a broker in the same Redis are the documented exception.
     others = {"delay/cancel": {"place"}, "delay/move_due": {"destination"}, "delay/deliver": {"list", "key"}}
     others |= {"delay/adopt": {"key", "index"}, "held/fetch": {"list"}}
     declared |= others.get(name, set())
@@ -219,14 +219,14 @@ def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: 
         assert first in declared or command == "'TIME'", f"{command} {first}"
 
 
-def test_the_clock_is_read_at_most_once_and_only_if_the_caller_brought_none(text: Text) -> None:
+def test_the_clock_is_read_at_most_once_and_only_without_now(text: Text) -> None:
     assert text.rest.count("'TIME'") == text.source.count("redis.call('TIME')") <= 1
     asked = any(label == "now" for _, label in text.arguments)
     assert asked == ("if now == 0 then\n" in text.rest) == ("'TIME'" in text.rest)
 
 
-def test_numbers_reach_redis_in_full(text: Text) -> None:
-    # Lua itself writes 1.7e+12 for a time: whatever is computed from it goes through %.0f.
+def test_numbers_are_written_without_an_exponent(text: Text) -> None:
+    # Lua writes a time as 1.7e+12, so all computed times are formatted with %.0f.
     for line in text.rest.splitlines():
         if "call(" in line or ".." in line:
             assert not re.search(r"\bnow\b", re.sub(r"string\.format\('[^']*%.0f[^']*', [^)]*\)", "", line)), line
@@ -240,13 +240,13 @@ def test_newer_data_is_refused_before_anything_is_written(name: str) -> None:
     assert text.rest.index("NEWER_SCHEMA") < writes.start()
 
 
-def test_the_server_compiles_each_script_under_the_sha_that_is_called(name: str, client: redis.Redis) -> None:
+def test_the_server_and_the_client_have_the_same_sha(name: str, client: redis.Redis) -> None:
     script = load(name)
     assert client.script_load(script.source) == script.sha
 
 
 @pytest.mark.parametrize("name", [name for name in names() if not name.startswith(("held/", "lock/"))])
-def test_all_keys_of_a_call_stand_in_one_cluster_slot(name: str) -> None:
+def test_all_keys_of_a_call_are_in_one_cluster_slot(name: str) -> None:
     script = load(name)
     for keys in (Keys("p{r}e:fix", "queue", HOSTILE_NAME), Keys("p{r}e:fix", "delay", HOSTILE_NAME, 3)):
         bound = [keys.slot("thread") if key == "slot" else getattr(keys, key, keys.dead) for key in script.keys]
@@ -256,13 +256,13 @@ def test_all_keys_of_a_call_stand_in_one_cluster_slot(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[RedisServer]:
-    """A server that a script may block: it is killed at the end."""
+    """A server that a script may block: it is killed afterwards."""
     with RedisServer() as server:
         yield server
 
 
 def test_no_argument_makes_a_script_endless(name: str, own_server: RedisServer) -> None:
-    """Whoever may run the scripts chooses their arguments."""
+    """A user with permission to run the scripts chooses their arguments."""
     script = load(name)
     kind, shard = ("delay", 0) if name.startswith("delay/") else ("queue", None)
     keys = Keys("redis_queue", kind, "orders", shard)
@@ -277,14 +277,14 @@ def test_no_argument_makes_a_script_endless(name: str, own_server: RedisServer) 
             stage.restore()
             for hostile in ("1e300", "-1e300", "1e18", "inf", "-inf", "nan", "-1", "0.5", ""):
                 arguments = [*plain[:number], hostile, *plain[number + 1 :]]
-                # Refusing it is fine; no answer is a TimeoutError.
+                # An error is accepted; a missing answer is a TimeoutError.
                 with contextlib.suppress(redis.ResponseError):
                     client.evalsha(script.sha, len(bound), *bound, *arguments)
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[bytes]]]:
-    """The keys of every script call that is made, by script."""
+    """The keys of every script call, by script."""
     made: dict[str, list[list[bytes]]] = {}
     original = BoundScript.__call__
 
@@ -296,12 +296,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[bytes]]]:
     return made
 
 
-def test_renewing_calls_with_the_keys_of_the_broker(client: redis.Redis, calls: dict[str, list[list[bytes]]]) -> None:
+def test_renewing_uses_the_keys_of_the_broker(client: redis.Redis, calls: dict[str, list[list[bytes]]]) -> None:
     Renewer(client, LeaseIndex(b"index", b"timeouts", 60.0, 1)).renew({})
     assert calls == {"held/renew": [[b"index", b"timeouts"]]}
 
 
-def test_locking_calls_with_keys_of_one_slot(client: redis.Redis, calls: dict[str, list[list[bytes]]]) -> None:
+def test_locking_uses_keys_of_one_slot(client: redis.Redis, calls: dict[str, list[list[bytes]]]) -> None:
     lock = Lock(HOSTILE_NAME, client, prefix="p{r}e:fix")
     with lock.hold() as held:
         held.check()
@@ -313,7 +313,7 @@ def test_locking_calls_with_keys_of_one_slot(client: redis.Redis, calls: dict[st
 
 
 def check_types(client: redis.Redis, calls: dict[str, list[list[bytes]]]) -> None:
-    """Compare the types of all keys that were called with to the headers."""
+    """Compare the types of the keys in *calls* with the headers."""
     for name, made in calls.items():
         for keys in made:
             for key, (_, _, rest) in zip(keys, Text(name).keys, strict=True):
@@ -321,8 +321,8 @@ def check_types(client: redis.Redis, calls: dict[str, list[list[bytes]]]) -> Non
                 assert kind == "none" or kind.upper() in rest, (name, key)
 
 
-def look(queue: RedisQueue) -> None:
-    """Look at all that can be seen."""
+def read_all(queue: RedisQueue) -> None:
+    """Call every read of *queue*."""
     queue.peek()
     queue.look("any")
     queue.versions(["any"])
@@ -339,7 +339,7 @@ def keep_counts(timed: DelayQueue) -> None:
     assert timed.dispatch_log.dispatchers()
 
 
-def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
+def test_every_method_uses_keys_of_one_slot_and_of_the_documented_type(
     client: redis.Redis, calls: dict[str, list[list[bytes]]]
 ) -> None:
     queue = RedisQueue(HOSTILE_NAME, client, max_deliveries=1)
@@ -352,7 +352,7 @@ def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
     queue.redrive([others[0].id])
     queue.delete_dead([others[1].id])
     queue.promote()
-    look(queue)
+    read_all(queue)
     timed = DelayQueue(HOSTILE_NAME, client, shards=2)
     timed.push_many([Push(number, id=f"e{number}", destination="target") for number in range(8)])
     timed.push("later", delay=60, id="later")
@@ -379,7 +379,7 @@ def test_every_verb_calls_with_keys_of_one_slot_and_of_the_documented_type(
     timed.foreign.adopt([(adopted, ForeignMessage(b"element", "foreign", -1))])
     timed.push("useless", delay=60)
     timed.purge("waiting")
-    # The only script that no healthy queue calls.
+    # The only script that a healthy queue never calls.
     records: Records = queue._records
     queue.put("broken")
     broken = queue.get(block=False)
@@ -401,5 +401,5 @@ LOOKS = """
 """
 
 
-def test_scripts_that_only_look_are_known_as_such() -> None:
+def test_read_only_scripts_are_marked() -> None:
     assert {name for name in names() if not load(name).writes} == set(LOOKS.split())
