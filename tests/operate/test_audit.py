@@ -1,4 +1,4 @@
-"""What was changed by hand is kept once, also where a reply is lost."""
+"""The audit log stores each action once, even after a lost reply."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def audit(through: redis.Redis) -> Audit:
     return audit
 
 
-def test_an_operation_is_new_although_the_reply_was_lost(audit: Audit, proxy: FaultProxy) -> None:
+def test_an_operation_is_new_after_a_lost_reply(audit: Audit, proxy: FaultProxy) -> None:
     proxy.drop_next_reply(matching=b"NX")
     assert audit.begin("form")
     assert proxy.pending_drops == 0
     assert not audit.begin("form")
 
 
-def test_an_action_is_shown_once_although_the_reply_was_lost(audit: Audit, proxy: FaultProxy) -> None:
+def test_an_action_is_stored_once_after_a_lost_reply(audit: Audit, proxy: FaultProxy) -> None:
     proxy.drop_next_reply(matching=b"LPUSH")
     audit.add(ACTION)
     assert proxy.pending_drops == 0
@@ -44,7 +44,7 @@ def test_two_equal_actions_are_two(audit: Audit) -> None:
     assert audit.last() == [ACTION, ACTION]
 
 
-def test_the_first_subjects_are_kept_with_their_tasks_and_times(audit: Audit) -> None:
+def test_the_first_subjects_are_stored_with_their_tasks_and_times(audit: Audit) -> None:
     several = [Subject(f"id-{number}", "orders", "shop.remind", ACTION.at) for number in range(20)]
     audit.add(replace(ACTION, subjects=[Subject("x", "orders"), *several]))
 

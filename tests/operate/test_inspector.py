@@ -1,4 +1,4 @@
-"""Inspector: it counts every queue and changes nothing."""
+"""The inspector counts every queue and changes nothing."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tests.support.store.stage import LATER, Stage, differences, snapshot
 
 @pytest.fixture
 def stage(client: redis.Redis) -> Stage:
-    """A RedisQueue and a DelayQueue, both named "orders", with something in every state."""
+    """A RedisQueue and a DelayQueue, both named "orders", with entries in every state."""
     return Stage(client)
 
 
 @pytest.fixture
 def inspector(client: redis.Redis, stage: Stage) -> Inspector:
-    """Sees both, on their clock."""
+    """An inspector of both queues, on their clock."""
     return Inspector(client, clock=stage.clock)
 
 
-class TestTheRows:
+class TestRows:
     def test_count_everything_in_both_kinds(self, inspector: Inspector) -> None:
         delay, queue = inspector.queues()
 
@@ -50,7 +50,7 @@ class TestTheRows:
             "delay", "orders", ready=1, delayed=1, in_flight=1, dead=1, put=4, oldest_at=first, next_due=first
         )
 
-    def test_know_that_a_queue_is_paused(self, inspector: Inspector, stage: Stage) -> None:
+    def test_show_that_a_queue_is_paused(self, inspector: Inspector, stage: Stage) -> None:
         stage.queue.pause()
 
         assert [row.paused for row in inspector.queues()] == [False, True]
@@ -64,9 +64,7 @@ class TestTheRows:
 
         assert (row.name, row.ready, row.put, row.acked) == ("spread", 25, 40, 15)
 
-    def test_tell_what_is_wrong_with_a_queue_and_show_the_others(
-        self, client: redis.Redis, inspector: Inspector
-    ) -> None:
+    def test_show_the_error_of_a_broken_queue_and_the_others(self, client: redis.Redis, inspector: Inspector) -> None:
         client.delete(Keys("redis_queue", "queue", "orders").waiting)
         client.set(Keys("redis_queue", "queue", "orders").waiting, "x")
 
@@ -75,11 +73,11 @@ class TestTheRows:
         assert "{redis_queue:queue:orders}:waiting is a string" in queue.error
         assert (queue.ready, delay.ready, delay.error) == (0, 1, "")
 
-    def test_of_an_empty_prefix_are_none(self, client: redis.Redis, stage: Stage) -> None:
+    def test_are_empty_for_an_unused_prefix(self, client: redis.Redis, stage: Stage) -> None:
         assert Inspector(client, prefix="other").queues() == []
 
 
-def test_the_overview_adds_up_and_tells_the_time(inspector: Inspector) -> None:
+def test_the_overview_has_totals_and_the_time(inspector: Inspector) -> None:
     overview = inspector.overview()
 
     assert overview.at == from_ms(START)
@@ -123,7 +121,7 @@ def test_no_call_changes_anything(name: str, client: redis.Redis, inspector: Ins
     assert differences(before, snapshot(client)) == []
 
 
-def test_a_cluster_is_inspected_alike(cluster_client: redis.RedisCluster) -> None:
+def test_a_cluster_can_be_inspected(cluster_client: redis.RedisCluster) -> None:
     DelayQueue("spread", cluster_client, shards=3).push_many(["x"] * 9)
     RedisQueue("lines", cluster_client).put("x", delay=60)
     overview = Inspector(cluster_client).overview()

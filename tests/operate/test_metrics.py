@@ -1,4 +1,4 @@
-"""The Prometheus collector: every number is that of the queues, and a scrape always answers."""
+"""The Prometheus collector has the numbers of the queues, and every scrape succeeds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Samples = dict[tuple[str, ...], float]
 
 
 def scrape(collector: Collector) -> Samples:
-    """Return what Prometheus would read: name and label values by name -> value; each is there once."""
+    """Return the samples of a scrape: name and label values -> value; each is exported once."""
     registry = CollectorRegistry(auto_describe=True)
     registry.register(collector)
     text = generate_latest(registry).decode()
@@ -33,11 +33,11 @@ def scrape(collector: Collector) -> Samples:
 
 @pytest.fixture
 def inspector(client: redis.Redis) -> Inspector:
-    """An Inspector by the server's clock."""
+    """An inspector on the server's clock."""
     return Inspector(client)
 
 
-def test_every_count_is_that_of_the_inspector(client: redis.Redis) -> None:
+def test_every_count_equals_that_of_the_inspector(client: redis.Redis) -> None:
     stage = Stage(client)
     stage.clock.now += LATER
     stage.queue.put_back()
@@ -60,7 +60,7 @@ def test_every_count_is_that_of_the_inspector(client: redis.Redis) -> None:
     assert samples[("redis_queue_unreadable_queues",)] == 0
 
 
-def test_a_lease_that_ran_out_for_the_last_time_is_put_back_too(client: redis.Redis, inspector: Inspector) -> None:
+def test_a_last_expired_lease_counts_as_put_back(client: redis.Redis, inspector: Inspector) -> None:
     messages, entries = RedisQueue("last", client, max_deliveries=1), DelayQueue("last", client, max_deliveries=1)
     messages.put("x")
     entries.push("x")
@@ -96,7 +96,7 @@ def test_dispatches_are_a_histogram_of_cumulative_buckets(client: redis.Redis, i
     assert buckets == [1] * 6 + [2] * 8 + [3]
 
 
-def test_leases_are_told_where_they_are_known(inspector: Inspector) -> None:
+def test_lease_counters_are_exported_if_they_are_known(inspector: Inspector) -> None:
     names = {
         "redis_queue_leases_lost_total": 1,
         "redis_queue_leases_restored_total": 2,
@@ -109,7 +109,7 @@ def test_leases_are_told_where_they_are_known(inspector: Inspector) -> None:
         assert not names.keys() & {name for name, *_ in scrape(Collector(inspector, leases=nothing))}
 
 
-def test_a_broker_that_fails_takes_only_its_own_numbers_along(client: redis.Redis, inspector: Inspector) -> None:
+def test_a_failing_broker_removes_only_its_own_metrics(client: redis.Redis, inspector: Inspector) -> None:
     def fail() -> None:
         raise OSError("away")
 
@@ -120,7 +120,7 @@ def test_a_broker_that_fails_takes_only_its_own_numbers_along(client: redis.Redi
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a{b}=1,c", "é✓ #", "{{x}}", "a\\nb", "x" * 200])
-def test_hostile_names_are_labels_like_others(client: redis.Redis, inspector: Inspector, name: str) -> None:
+def test_hostile_names_are_escaped_in_labels(client: redis.Redis, inspector: Inspector, name: str) -> None:
     RedisQueue(name, client).put("x")
     assert scrape(Collector(inspector))["redis_queue_ready", "queue", name] == 1
 
@@ -145,7 +145,7 @@ class TestManyQueues:
         }
         assert samples["redis_queue_dispatchers", OTHERS] == 7
 
-    def test_what_changes_its_members_has_no_counter(self, inspector: Inspector) -> None:
+    def test_the_sum_of_the_others_has_no_counters(self, inspector: Inspector) -> None:
         samples = scrape(Collector(inspector, most_queues=6))
         counted = {name for name, *labels in samples if OTHERS in labels}
         assert counted == {
@@ -154,7 +154,7 @@ class TestManyQueues:
             "redis_queue_dispatchers",
         }
 
-    def test_those_that_have_a_label_keep_it_when_others_grow(self, client: redis.Redis, inspector: Inspector) -> None:
+    def test_queues_keep_their_label_when_others_grow(self, client: redis.Redis, inspector: Inspector) -> None:
         collector = Collector(inspector, most_queues=6)
         before = {key[1:] for key in scrape(collector) if key[0] == "redis_queue_put_total"}
         RedisQueue("q0", client).put_many([0] * 100)
@@ -164,7 +164,7 @@ class TestManyQueues:
         after = {key[1:] for key in scrape(collector) if key[0] == "redis_queue_put_total"}
         assert (len(after), ("queue", "q9") in after, len(after & before)) == (6, False, 5)
 
-    def test_nothing_is_lost_by_it(self, inspector: Inspector) -> None:
+    def test_the_totals_stay_the_same(self, inspector: Inspector) -> None:
         def total(most: int, metric: str) -> float:
             samples = scrape(Collector(inspector, most_queues=most))
             return sum(value for (name, *_), value in samples.items() if name == metric)
@@ -180,7 +180,7 @@ class TestManyQueues:
         assert samples["redis_queue_ready", "queue", OTHERS] == 100
 
 
-def test_an_unreadable_queue_hides_no_other(client: redis.Redis, inspector: Inspector) -> None:
+def test_an_unreadable_queue_does_not_hide_others(client: redis.Redis, inspector: Inspector) -> None:
     for name in ("good", "bad", "worse", "counters", "shardless"):
         DelayQueue(name, client).push("x")
     RedisQueue("counters", client).put("x")
@@ -197,7 +197,7 @@ def test_an_unreadable_queue_hides_no_other(client: redis.Redis, inspector: Insp
     assert samples["redis_queue_ready", "delay", "worse"] == 1
 
 
-def test_while_redis_is_away_it_says_so_and_comes_back(redis_server: RedisServer, client: redis.Redis) -> None:
+def test_an_outage_of_redis_is_exported(redis_server: RedisServer, client: redis.Redis) -> None:
     RedisQueue("orders", client).put("x")
     with FaultProxy(redis_server.address) as proxy, redis.Redis.from_url(proxy.url) as through:
         collector = Collector(Inspector(through))
@@ -209,7 +209,7 @@ def test_while_redis_is_away_it_says_so_and_comes_back(redis_server: RedisServer
         assert scrape(collector)["redis_queue_ready", "queue", "orders"] == 1
 
 
-def test_to_register_it_reads_nothing() -> None:
+def test_registering_reads_nothing() -> None:
     registry = CollectorRegistry(auto_describe=True)
     away = redis.Redis(port=1)
     registry.register(Collector(Inspector(away)))
@@ -217,9 +217,7 @@ def test_to_register_it_reads_nothing() -> None:
         registry.register(Collector(Inspector(away)))
 
 
-def test_a_scrape_changes_nothing_and_costs_the_same_for_any_number_of_messages(
-    client: redis.Redis, inspector: Inspector
-) -> None:
+def test_a_scrape_changes_nothing_and_has_constant_cost(client: redis.Redis, inspector: Inspector) -> None:
     queue, timed = RedisQueue("orders", client), DelayQueue("timed", client)
     queue.put("x")
     timed.push("x")

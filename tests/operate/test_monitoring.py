@@ -1,4 +1,4 @@
-"""What docs/metrics.md, the dashboard and the alerts name is what is exported, and all of it."""
+"""docs/metrics.md, the Grafana dashboard and the alerts use exactly the exported metrics."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ DURATION = re.compile(r"\d+[smhd]")
 
 
 def exported() -> dict[str, Any]:
-    """Return all metrics by name; nothing is read for that."""
+    """Return all metrics by name, without reading any."""
     return {metric.name: metric for metric in Collector(Inspector(redis.Redis(port=1))).describe()}
 
 
 def samples() -> set[str]:
-    """Return the names that Prometheus knows."""
+    """Return the sample names."""
     return {f"{name}{suffix}" for name, metric in exported().items() for suffix in SUFFIXES[metric.type]}
 
 
-def named(expression: str) -> set[str]:
-    """Return the metrics in an expression."""
+def metrics_in(expression: str) -> set[str]:
+    """Return the metric names in an expression."""
     return set(re.findall(r"\bredis_queue_\w+", expression))
 
 
@@ -59,20 +59,20 @@ def test_every_metric_has_a_help_text_that_is_a_sentence() -> None:
     assert all(re.fullmatch(r"\S.+\.", metric.documentation) for metric in exported().values())
 
 
-def test_the_document_and_the_dashboard_name_nothing_else() -> None:
-    assert {name for name in named(DOCUMENT) if name != "redis_queue_ready"} <= samples() | set(exported())
-    asked = {name for panel in panels() for target in panel["targets"] for name in named(target["expr"])}
-    assert asked == samples(), "the dashboard shows everything"
+def test_the_document_and_the_dashboard_use_only_exported_metrics() -> None:
+    assert {name for name in metrics_in(DOCUMENT) if name != "redis_queue_ready"} <= samples() | set(exported())
+    shown = {name for panel in panels() for target in panel["targets"] for name in metrics_in(target["expr"])}
+    assert shown == samples(), "the dashboard must show every metric"
 
 
-def test_a_single_number_of_the_dashboard_is_that_of_now_and_all_are_of_the_chosen_job() -> None:
+def test_single_numbers_are_instant_and_all_queries_select_the_job() -> None:
     for panel in panels():
         for target in panel["targets"]:
             assert target.get("instant", False) == (panel["type"] == "stat")
             assert target["expr"].count('{job=~"$job"') == len(re.findall(r"\bredis_queue_\w+", target["expr"]))
 
 
-def test_the_dashboard_has_no_two_panels_in_one_place() -> None:
+def test_the_panels_do_not_overlap() -> None:
     places = [
         (x, y)
         for panel in panels()
@@ -84,40 +84,40 @@ def test_the_dashboard_has_no_two_panels_in_one_place() -> None:
     assert len({panel["id"] for panel in panels()}) == len(panels())
 
 
-def test_brackets_of_all_expressions_are_closed() -> None:
+def test_brackets_of_all_expressions_are_balanced() -> None:
     for expression in [t["expr"] for panel in panels() for t in panel["targets"]] + [rule["expr"] for rule in rules()]:
         for opening, closing in ("()", "[]", "{}"):
             assert expression.count(opening) == expression.count(closing), expression
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_every_alert_is_whole_and_says_what_to_do(rule: dict[str, Any]) -> None:
+def test_every_alert_is_complete_and_says_what_to_do(rule: dict[str, Any]) -> None:
     assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
     assert re.fullmatch(r"RedisQueue[A-Z]\w+", rule["alert"])
-    assert named(rule["expr"]) <= samples()
-    assert named(rule["expr"])
+    assert metrics_in(rule["expr"]) <= samples()
+    assert metrics_in(rule["expr"])
     assert rule["labels"] in [{"severity": severity} for severity in ("critical", "warning", "info")]
     assert "for" not in rule or DURATION.fullmatch(rule["for"])
     assert set(rule["annotations"]) == {"summary", "description", "action"}
     assert all(isinstance(text, str) and len(text) > 20 for text in rule["annotations"].values())
 
 
-def test_two_environments_are_never_matched_with_each_other() -> None:
-    """A match on the queue alone takes the entries of one for those of the other."""
+def test_two_environments_are_never_matched() -> None:
+    """A match on the queue alone would mix the entries of both."""
     for rule in rules():
         assert "on (queue)" not in rule["expr"]
     (late,) = (rule["expr"] for rule in rules() if rule["alert"] == "RedisQueueNoDispatcher")
     assert "ignoring (kind)" in late
 
 
-def test_dead_letters_that_come_again_behind_a_purge_are_seen() -> None:
+def test_dead_letters_after_a_purge_raise_an_alert() -> None:
     (dead,) = (rule["expr"] for rule in rules() if rule["alert"] == "RedisQueueDeadLetters")
     assert "delta(" not in dead
     assert "min_over_time(" in dead
 
 
-def test_every_trouble_has_an_alert() -> None:
-    watched = {name for rule in rules() for name in named(rule["expr"])}
+def test_every_problem_has_an_alert() -> None:
+    watched = {name for rule in rules() for name in metrics_in(rule["expr"])}
     assert watched >= {
         "redis_queue_up",
         "redis_queue_dispatchers",
