@@ -1,1 +1,1 @@
-"""State machines that drive the queues on a real Redis against plain-Python models."""
+"""State machines that compare the queues on a real Redis with models in plain Python."""

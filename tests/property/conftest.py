@@ -1,4 +1,4 @@
-"""Time that stands still where only a pause or a rate would need it."""
+"""No pauses between attempts and no time within a call."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from redis_queue.store import scripts
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repeat calls without a pause, and let no time pass within a call."""
+    """Repeat calls without a pause, and stop the clock within a call."""
     monkeypatch.setattr(scripts, "time", types.SimpleNamespace(sleep=lambda _: None))
     monkeypatch.setattr(leasing, "time", types.SimpleNamespace(monotonic=lambda: 0.0, time_ns=time.time_ns))

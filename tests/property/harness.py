@@ -1,4 +1,4 @@
-"""What the machines run on: settings, a clock, a link that loses replies."""
+"""Parts of the machines: profiles, a clock and a link that loses replies."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ PROFILES: Final = {
 
 
 def profile() -> settings:
-    """Return the settings that the environment asks for."""
+    """Return the profile that the environment selects."""
     return PROFILES[os.environ.get(PROFILE_VARIABLE, "default")]
 
 
 def timeout() -> int:
-    """Return the seconds that one machine may take: to make a failure short takes minutes. 0 means any time."""
+    """Return the seconds for one machine, since shrinking a failure takes minutes; 0 means no limit."""
     return 400 if profile() is PROFILES["default"] else 0
 
 
 class Loss(NamedTuple):
-    """Which reply of a call is lost (0: none), and what somebody else does before the call is repeated."""
+    """The number of the lost reply in a call (0: none), and what another client does before the repetition."""
 
     number: int = 0
     meanwhile: str = ""
@@ -64,11 +64,11 @@ LOOKS: Final = frozenset(
     for script in [load(name)]
     for value in (script.sha, script.source)
 )
-"""Hashes and sources of the scripts that change nothing."""
+"""Hashes and sources of the read-only scripts."""
 
 
 class LossyLink:
-    """A link that on request lets the server do what it was told and then loses the reply."""
+    """A link that executes a command and, on request, loses its reply."""
 
     def __init__(self, inner: Link) -> None:
         self._inner = inner
@@ -76,11 +76,11 @@ class LossyLink:
         self._meanwhile: Callable[[], object] = object
 
     def arm(self, number: int, meanwhile: Callable[[], object]) -> None:
-        """Lose the reply of the *number*-th command from now on that may change the queue; 0 loses none."""
+        """Lose the reply of the *number*-th command that may change the queue, counted from now; 0 loses none."""
         self._until_loss, self._meanwhile = number, meanwhile
 
     def send(self, *command: Argument) -> Any:
-        """Send once. A refused command has no effect, so only those that succeed count."""
+        """Send a command. Only successful commands count, since a refused one has no effect."""
         reply = self._inner.send(*command)
         if self._until_loss and _may_change(command):
             self._until_loss -= 1
@@ -90,7 +90,7 @@ class LossyLink:
         return reply
 
     def send_both(self, first: tuple[Argument, ...], second: tuple[Argument, ...]) -> tuple[Any, Any]:
-        """Send one after the other."""
+        """Send two commands, one after the other."""
         return self.send(*first), self.send(*second)
 
 

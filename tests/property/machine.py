@@ -1,4 +1,4 @@
-"""What both machines have in common: two clients, faults, and the comparison with the model after every step."""
+"""The base of both machines: two clients, faults, and the comparison with the model after every step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ works = st.sampled_from((1, MANY))
 
 
 class Issued(NamedTuple):
-    """What was claimed, and in which life of the queue; most of it is stale."""
+    """A claimed item and the life of the queue in which it was claimed; most leases are stale."""
 
     item: Message | Entry
     life: int
@@ -55,7 +55,7 @@ class Machine(RuleBasedStateMachine):
         self.life = self.serial = self.calls = self.disturbed_at = 0
 
     def teardown(self) -> None:
-        """Close the connections of this example."""
+        """Close the connection of this example."""
         self._direct.close()
 
     # --- what happens to every queue ---
@@ -63,13 +63,13 @@ class Machine(RuleBasedStateMachine):
     @rule(ms=st.sampled_from(TICKS))
     @precondition(lambda self: any(shard.waiting or shard.in_flight for shard, _ in self.parts))
     def tick(self, ms: int) -> None:
-        """Let time pass."""
+        """Move the clock forward."""
         self.clock.now += ms
 
     @rule(flush=st.booleans())
     @precondition(lambda self: self.calls != self.disturbed_at)
     def disturb(self, flush: bool) -> None:
-        """Let the other client make the calls that follow; at times Redis forgets the scripts, as after a restart."""
+        """Swap the clients; with *flush*, Redis forgets the scripts, as after a restart."""
         if flush:
             self.server.script_flush()
         self.clients.reverse()
@@ -78,7 +78,7 @@ class Machine(RuleBasedStateMachine):
     @rule(how=st.sampled_from(DAMAGE), number=st.integers(0, 2))
     @precondition(lambda self: self.seldom() and self.readable_ids())
     def damage(self, how: str, number: int) -> None:
-        """Overwrite or delete the record of a message, wherever it is; only one at a time is missing."""
+        """Overwrite or delete the record of a message in any state; at most one is missing at a time."""
         names = self.readable_ids()
         id_ = names[number % len(names)]
         shard, keys = self.part(id_)
@@ -91,7 +91,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def redis_is_as_the_model_says(self) -> None:
-        """Redis holds what the model holds and nothing else; each live id is in exactly one place."""
+        """Redis holds exactly the data of the model; each stored id is in exactly one state."""
         found = dump(self.server)
         found.pop(b"redis_queue:registry", None)
         for shard, keys in self.parts:
@@ -106,7 +106,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     @precondition(lambda self: self.at_times())
     def letters_are_as_the_model_says(self) -> None:
-        """Pages of dead letters and of quarantined records say what the model says."""
+        """Pages of dead letters and of quarantined records match the model."""
         queue, offset = self.clients[0], self.serial % 2
         letters = sorted((letter for shard, _ in self.parts for letter in shard.letters()), key=by_time)
         assert [letter_seen(letter) for letter in queue.dead_letters(offset=offset)] == letters[offset:]
@@ -116,7 +116,7 @@ class Machine(RuleBasedStateMachine):
     # --- help ---
 
     def both(self, real: Callable[[], Any], model: Callable[[], Any], loss: Loss = NO_LOSS) -> None:
-        """Run *real* and then *model* from the same moment on, losing the same reply, and compare the answers."""
+        """Run *real* and *model* at the same time, with the same lost reply, and compare the answers."""
         self.calls += 1
         start = self.clock.now
         self.link.arm(loss.number, lambda: self.meanwhile_real(loss.meanwhile))
@@ -129,7 +129,7 @@ class Machine(RuleBasedStateMachine):
         assert got == expected, f"the queue answered {got!r}, the model {expected!r}"
 
     def break_off(self, claim: Callable[[], Any]) -> None:
-        """Let Redis refuse, half way through a claim, to write where the claimed goes to: nothing may be taken out."""
+        """Let Redis refuse a write in the middle of a claim: no entry may be lost."""
         self.calls += 1
         self.server.execute_command("ACL", "SETUSER", "default", "-zadd")
         try:
@@ -138,7 +138,7 @@ class Machine(RuleBasedStateMachine):
             self.server.execute_command("ACL", "SETUSER", "default", "+zadd")
 
     def meanwhile_real(self, what: str) -> None:
-        """Do what another client of the queue does while a call waits for its lost reply."""
+        """Act as another client while a call waits for its lost reply."""
         raise NotImplementedError
 
     def meanwhile_model(self, what: str) -> None:
@@ -146,17 +146,17 @@ class Machine(RuleBasedStateMachine):
         raise NotImplementedError
 
     def elsewhere(self) -> dict[str, list[bytes]]:
-        """Return the keys that Redis should hold besides those of the queue."""
+        """Return the expected keys of Redis besides those of the queue."""
         return {}
 
     def part(self, id_: str) -> tuple[ShardModel, Keys]:
-        """Return the model and the keys that hold an id."""
+        """Return the model and the keys of the shard of an id."""
         return self.parts[0]
 
     def pick(self, choices: list[int]) -> tuple[list[Any], list[Held]]:
-        """Return what was claimed at some time, also as the model knows it.
+        """Return claimed items, and their leases in the form of the model.
 
-        A number chooses among what is still held, or what somebody else holds by now, or all that was ever claimed.
+        A number chooses among current leases, stale leases of held items, or all leases.
         """
         valid = [self.part(one.item.id)[0].holds(*self.held(one)) for one in self.issued]
         current = [one for one, mine in zip(self.issued, valid, strict=True) if mine]
@@ -167,26 +167,26 @@ class Machine(RuleBasedStateMachine):
         return [one.item for one in picked], [self.held(one) for one in picked]
 
     def held(self, issued: Issued) -> Held:
-        """Return a lease as the model knows it; one from before destroy() holds nothing."""
+        """Return a lease in the form of the model; a lease from before destroy() is invalid."""
         item, life = issued
         assert item.lease
         return item.id, token_number(item.lease.token) if life == self.life else 0
 
     def storable(self, id_: str) -> str:
-        """Return *id_*, or another one while *id_* stands somewhere without a record."""
+        """Return *id_*, or another id while the record of *id_* is missing."""
         lost = {name for shard, _ in self.parts for name in shard.lost}
         return next(name for name in (id_, *self.alphabet) if name not in lost)
 
     def readable_ids(self) -> list[str]:
-        """Return the ids whose records are as they were written."""
+        """Return the ids with readable records."""
         return sorted(id_ for shard, _ in self.parts for id_ in shard.records if not shard.flaw(id_))
 
     def placed(self) -> list[str]:
-        """Return the ids in all places."""
+        """Return the ids in all states."""
         return [id_ for shard, _ in self.parts for id_ in shard.placed]
 
     def placed_ids(self) -> list[str]:
-        """Return the ids in all places, sorted."""
+        """Return the ids in all states, sorted."""
         return sorted(self.placed())
 
     def in_flight(self) -> bool:
@@ -194,32 +194,32 @@ class Machine(RuleBasedStateMachine):
         return any(shard.in_flight for shard, _ in self.parts)
 
     def expired(self) -> bool:
-        """Tell whether a lease has ended; now and then also if none has."""
+        """Tell whether a lease has ended; at times also without an ended lease."""
         now = self.clock.now
         return any(end <= now for shard, _ in self.parts for end in shard.in_flight.values()) or (
             self.in_flight() and self.seldom()
         )
 
     def room(self) -> bool:
-        """Tell whether an id is free; now and then also one that is not may be stored again."""
+        """Tell whether an id is free; at times also if none is, so that one is stored again."""
         return len(self.placed()) < len(self.alphabet) or self.seldom()
 
     def seldom(self) -> bool:
-        """Tell whether it is the turn of rules that destroy: without others in between little is left to destroy."""
+        """Tell whether destructive rules may run now; if they always ran, little would be left to destroy."""
         return self.calls % 3 == 0
 
     def at_times(self) -> bool:
-        """Tell whether to look by the library's own means too; each look takes a round trip."""
+        """Tell whether to compare by the public reads as well; each takes a round trip."""
         return self.calls % 4 == 1
 
     def body(self) -> Any:
-        """Return a body that no other message has: JSON, at times bytes."""
+        """Return a unique body: JSON, at times bytes."""
         self.serial += 1
         return b"\x00\n%d" % self.serial if self.serial % 3 == 0 else {"n": self.serial, "é": [None, " "]}
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """Return what *call* returns, or the class of the library's error that it raises."""
+    """Return the result of *call*, or the class of the RedisQueueError that it raises."""
     try:
         return call()
     except RedisQueueError as error:
@@ -227,16 +227,16 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 def letter_seen(letter: DeadLetter) -> tuple[str, Any, int, int, str]:
-    """Return what the models know of a dead letter: they do not tell why its record cannot be read."""
+    """Return the attributes of a dead letter that the models know, without the problem of an unreadable record."""
     reason = letter.reason.partition(" (unreadable")[0]
     return letter.id, letter.body, ms(letter.died_at), letter.deliveries, reason
 
 
 def item_seen(item: Quarantined) -> tuple[int, str, str, bytes]:
-    """Return a quarantined record as the models keep it."""
+    """Return a quarantined record in the form of the models."""
     return ms(item.found_at), item.id, told(item.reason), item.raw
 
 
 def by_time(letter: tuple[str, Any, int, int, str]) -> tuple[int, str]:
-    """Return what orders dead letters."""
+    """Return the sort key of a dead letter."""
     return letter[2], letter[0]

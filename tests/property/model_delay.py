@@ -1,4 +1,4 @@
-"""DelayQueue in plain Python."""
+"""A model of DelayQueue in plain Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHUNK = 500
 
 
 class Pushed(NamedTuple):
-    """One entry of a push: due *delay* ms from now, or at *due* if that is given."""
+    """One entry of a push, due after *delay* ms or, if given, at *due*."""
 
     id: str
     payload: Any
@@ -26,7 +26,7 @@ class Pushed(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A claimed entry: the row, its claim, and when it was due."""
+    """A claimed entry: its row, its claim and its due time."""
 
     row: Row
     claim: Claim
@@ -34,10 +34,10 @@ class Taken(NamedTuple):
 
 
 class DelayShard(ShardModel):
-    """What the scripts in lua/delay do."""
+    """A model of the scripts in lua/delay."""
 
     def push(self, entries: Sequence[Pushed], on_conflict: str) -> None:
-        """Store all entries, or none if one exists that must not."""
+        """Store all entries, or none if *on_conflict* refuses one."""
         now = self.clock()
         if self.wire.send(lambda: self._push(entries, on_conflict, now), same) == "exists":
             raise EntryExistsError
@@ -62,7 +62,7 @@ class DelayShard(ShardModel):
         return "stored"
 
     def cancel(self, ids: Sequence[str]) -> list[CancelOutcome]:
-        """Take entries out that wait or are dead."""
+        """Cancel waiting entries and dead letters."""
 
         def effect() -> list[CancelOutcome]:
             flags = []
@@ -79,7 +79,7 @@ class DelayShard(ShardModel):
         return self.wire.send(effect, same)
 
     def reschedule(self, id_: str, delay: int, due: int | None) -> bool:
-        """Change when a waiting entry is due."""
+        """Change the due time of a waiting entry."""
         now = self.clock()
 
         def effect() -> bool:
@@ -90,7 +90,7 @@ class DelayShard(ShardModel):
         return self.wire.send(effect, same)
 
     def claim(self, limit: int, older_than: int) -> list[Taken]:
-        """Claim up to *limit* due entries, again and again as long as unreadable ones take the place of others."""
+        """Claim up to *limit* due entries; claim again for each unreadable one."""
         taken: list[Taken] = []
         while len(taken) < limit:
             due: dict[str, int] = {}
@@ -112,7 +112,7 @@ class DelayShard(ShardModel):
         return self.wire.send(effect, self.held_by)
 
     def move_due(self, limit: int, destinations: dict[str, list[bytes]], broken: set[str]) -> int:
-        """Move due entries to their destinations; what has none is passed over."""
+        """Move due entries to their destinations; skip entries without a destination."""
         offset = total = 0
         while total < limit:
             now, size = self.clock(), min(limit - total, CHUNK)
@@ -147,7 +147,7 @@ class DelayShard(ShardModel):
 
 
 class DelayModel:
-    """What DelayQueue promises: its calls go to the shards that hold the ids, or to all in turn."""
+    """A model of DelayQueue: a call goes to the shards of its ids, or to all shards in turn."""
 
     def __init__(self, wire: Wire, clock: Callable[[], int], settings: Settings) -> None:
         self.shards = [DelayShard(wire, clock, settings, listed=False) for _ in range(settings.shards)]
@@ -156,25 +156,25 @@ class DelayModel:
         self.wire = wire
 
     def shard(self, id_: str) -> DelayShard:
-        """Return the shard that holds an id."""
+        """Return the shard of an id."""
         return self.shards[self.number(id_)]
 
     def number(self, id_: str) -> int:
-        """Return the number of the shard that holds an id."""
+        """Return the number of the shard of an id."""
         return zlib.crc32(id_.encode()) % len(self.shards)
 
     def push(self, entries: Sequence[Pushed], on_conflict: str) -> list[str]:
-        """Store entries, shard by shard; a refused part leaves the parts before it."""
+        """Store entries, shard by shard; a refusal keeps the entries of earlier shards."""
         for shard, group in self._grouped([entry.id for entry in entries]):
             shard.push([entries[index] for index in group], on_conflict)
         return [entry.id for entry in entries]
 
     def cancel(self, ids: Sequence[str]) -> list[CancelOutcome]:
-        """Take entries out."""
+        """Cancel entries."""
         return self._each(ids, lambda shard, group: shard.cancel([ids[index] for index in group]))
 
     def claim(self, turn: int, limit: int, older_than: int) -> list[Taken]:
-        """Claim due entries, beginning with another shard each time."""
+        """Claim due entries, starting with another shard each time."""
         taken: list[Taken] = []
         for offset in range(len(self.shards)):
             if len(taken) < limit:
@@ -189,11 +189,11 @@ class DelayModel:
         return [one for one, mine in zip(taken, kept, strict=True) if mine]
 
     def ack(self, held: Sequence[Held]) -> list[bool]:
-        """Finish what is held."""
+        """Ack leases."""
         return self._each([id_ for id_, _ in held], lambda shard, group: shard.ack([held[index] for index in group]))
 
     def release(self, held: Sequence[Held], *, delay: int, reason: str, dead: bool, counted: bool) -> list[bool]:
-        """Give back what is held."""
+        """Release leases."""
 
         def part(shard: DelayShard, group: list[int]) -> list[bool]:
             some = [held[index] for index in group]
@@ -202,14 +202,14 @@ class DelayModel:
         return self._each([id_ for id_, _ in held], part)
 
     def move_due(self, limit: int) -> int:
-        """Move due entries that have a destination."""
+        """Move due entries with a destination."""
         left = limit
         for shard in self.shards:
             left -= shard.move_due(left, self.destinations, self.broken)
         return limit - left
 
     def put_back(self, limit: int) -> tuple[int, int]:
-        """End expired leases."""
+        """Put back expired leases."""
         returned = died = 0
         for shard in self.shards:
             if (left := limit - returned - died) > 0:
@@ -218,14 +218,14 @@ class DelayModel:
         return returned, died
 
     def redrive(self, ids: Sequence[str] | None, gap: float) -> int:
-        """Bring dead letters back."""
+        """Redrive dead letters."""
         if ids is None:
             return sum(shard.redrive(None, gap * len(self.shards)) for shard in self.shards)
         grouped = self._grouped(ids)
         return sum(shard.redrive([ids[index] for index in group], gap * len(grouped)) for shard, group in grouped)
 
     def purge(self, places: Sequence[str]) -> int:
-        """Delete what stands in some places."""
+        """Delete all entries in the given states."""
         return sum(shard.purge(place) for place in places for shard in self.shards)
 
     def destroy(self) -> None:
@@ -234,7 +234,7 @@ class DelayModel:
             self.wire.send(shard.clear)
 
     def waiting(self) -> list[tuple[int, str]]:
-        """Return due time and id of all that wait, in order."""
+        """Return due time and id of all waiting entries, in order."""
         return sorted((due, id_) for shard in self.shards for id_, due in shard.waiting.items())
 
     def _each(self, ids: Sequence[str], call: Callable[[DelayShard, list[int]], list[Any]]) -> list[Any]:

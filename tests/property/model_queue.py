@@ -1,4 +1,4 @@
-"""RedisQueue in plain Python."""
+"""A model of RedisQueue in plain Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.property.model_shard import MANY, Claim, Row, ShardModel, Wire, make_
 
 
 class Put(NamedTuple):
-    """One message of a put: its id, its delay in ms, its body and headers."""
+    """One message of a put: its id, delay in ms, body and headers."""
 
     id: str
     delay: int
@@ -20,18 +20,18 @@ class Put(NamedTuple):
 
 
 class QueueModel(ShardModel):
-    """What RedisQueue promises, one script call at a time."""
+    """A model of RedisQueue, one script call at a time."""
 
     def __init__(self, wire: Wire, clock: Callable[[], int], settings: Settings) -> None:
         super().__init__(wire, clock, settings, listed=True)
 
     def state(self) -> dict[str, Any]:
-        """Return all that Redis should hold."""
+        """Return the expected content of Redis."""
         found = super().state()
         return {**found, "meta": {**found["meta"], **({"paused": 1} if self.paused else {})}}
 
     def put(self, messages: Sequence[Put]) -> list[str]:
-        """Store all messages whose ids are not there yet, or none of them."""
+        """Store all messages with new ids, or none of them."""
         now = self.clock()
         if self.wire.send(lambda: self._put(messages, now), same) == "full":
             raise QueueFullError
@@ -58,7 +58,7 @@ class QueueModel(ShardModel):
         return "stored"
 
     def get(self, limit: int) -> list[tuple[Row, Claim]]:
-        """Claim; only if that says that something is due, promote and put back, and claim again if that helps."""
+        """Claim; if entries are due, promote and put back; claim again if that made messages ready."""
         found, next_in = self._get_once(limit)
         if next_in > 0:
             return found
@@ -93,7 +93,7 @@ class QueueModel(ShardModel):
         return claim
 
     def promote(self, limit: int) -> int:
-        """Make up to *limit* delayed messages that are due ready; of a call whose reply was lost none are counted."""
+        """Promote up to *limit* due messages; those of a call without a reply are not counted."""
         total = 0
         while total < limit and (moved := self._promote_some(limit - total)):
             total += moved
@@ -114,19 +114,19 @@ class QueueModel(ShardModel):
         return self.wire.send(effect)
 
     def pause(self) -> None:
-        """Let nobody claim."""
+        """Refuse claims."""
         self.wire.send(lambda: setattr(self, "paused", True))
 
     def resume(self) -> None:
-        """Let messages be claimed again. Each call leaves a wake-up token."""
+        """Allow claims again. Each call leaves a wake-up token."""
         self.wire.send(lambda: setattr(self, "paused", False))
         self.wire.send(lambda: setattr(self, "wake", self.wake + 1))
 
     def destroy(self) -> None:
-        """Delete everything."""
+        """Delete the queue."""
         self.wire.send(self.clear)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Reset the model."""
         super().clear()
         self.paused = False

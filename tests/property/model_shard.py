@@ -1,4 +1,4 @@
-"""The part that both models share: what one set of keys holds, and what the scripts for leases do to it."""
+"""The base of both models: the content of one set of keys, and the effect of the scripts for leases on it."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ T = TypeVar("T")
 
 MANY: Final = 1_000_000_000
 END_MS: Final = 253_402_300_799_000
-"""The last second that a datetime can hold."""
+"""The last second that a datetime can represent."""
 
 SCRIPT_FLAWS: Final = ("not a whole record", "record missing")
-"""What the scripts see by themselves."""
+"""The problems that scripts detect."""
 
 UNREADABLE: Final = "unreadable"
-"""Any flaw that only the client finds, when it decodes the record."""
+"""Any problem that only the client detects when it decodes the record."""
 
 Held = tuple[str, int]
 """An id and the number of the claim that leased it."""
 
 
 class Wire:
-    """Counts script calls; the one whose reply is lost is repeated, as the library does."""
+    """Counts script calls, and repeats the one with a lost reply like the library."""
 
     def __init__(self) -> None:
         self._until_loss = 0
         self._meanwhile: Callable[[], object] = object
 
     def arm(self, number: int, meanwhile: Callable[[], object]) -> None:
-        """Lose the reply of call *number* from now on; 0 loses none."""
+        """Lose the reply of call *number*, counted from now; 0 loses none."""
         self._until_loss, self._meanwhile = number, meanwhile
 
     def send(self, effect: Callable[[], T], recall: Callable[[T], T | None] | None = None) -> T:
-        """Return the reply of *effect*; if it is lost, what the call answers when it is repeated.
+        """Return the reply of *effect*, or the answer of the repeated call if the reply is lost.
 
-        *recall* tells what the first reply was; None means that the effect takes place anew.
+        *recall* returns the answer of the repetition; None means that the effect happens again.
         """
         reply = effect()
         if self._until_loss:
@@ -54,7 +54,7 @@ class Wire:
 
 
 class Record(NamedTuple):
-    """A record as Redis keeps it, what it says, and why it cannot be read."""
+    """A record as stored in Redis, its decoded content, and its problem if it is unreadable."""
 
     raw: bytes
     put_at: int
@@ -65,13 +65,13 @@ class Record(NamedTuple):
 
     @property
     def data(self) -> bytes:
-        """The bytes of the body, readable or not; of a whole record."""
+        """The bytes of the body of a complete record, readable or not."""
         size = int(self.raw.partition(b"\n")[0].split(b" ")[4])
         return self.raw[len(self.raw) - size :]
 
 
 def make_record(put_at: int, body: Any, headers: dict[str, Any], destination: str | None = None) -> Record:
-    """Return the record of *body* as it should be written."""
+    """Return the record that the library writes for *body*."""
     kind, data = ("bytes", body) if isinstance(body, bytes) else ("json", _json(body))
     head = _json(headers) if headers else b""
     target = b"" if destination is None else destination.encode()
@@ -81,7 +81,7 @@ def make_record(put_at: int, body: Any, headers: dict[str, Any], destination: st
 
 
 def spoil(record: Record, how: str) -> Record:
-    """Return *record* as a bug, a bad disk or a hand may leave it."""
+    """Return *record* as a bug, a bad disk or a manual edit may leave it."""
     frame, _, rest = record.raw.partition(b"\n")
     version, put_at, _, split, _, *third = frame.split(b" ")
     head, target = rest[: int(split)], rest[int(split) : int(split) + sum(map(int, third))]
@@ -111,12 +111,12 @@ def due_order(places: dict[str, int]) -> list[str]:
 
 
 def same(reply: T) -> T:
-    """Recall the first reply as it was."""
+    """Answer a repeated call like the first one."""
     return reply
 
 
 class Row(NamedTuple):
-    """What a claim returns of one message."""
+    """One message in the answer of a claim."""
 
     id: str
     deliveries: int
@@ -125,7 +125,7 @@ class Row(NamedTuple):
 
 @dataclass
 class Claim:
-    """The outcome of one claim: its number (0: nothing was there), and whether another may find more at once."""
+    """The outcome of one claim: its number (0: empty), and whether another claim may find more at once."""
 
     number: int = 0
     expires: int = 0
@@ -135,27 +135,27 @@ class Claim:
 
 
 class ShardModel:
-    """One queue, or one shard of a DelayQueue."""
+    """A model of one queue, or of one shard of a DelayQueue."""
 
     def __init__(self, wire: Wire, clock: Callable[[], int], settings: Settings, *, listed: bool) -> None:
         self.wire, self.clock, self.settings, self.listed = wire, clock, settings, listed
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Reset the model."""
         self.meta: Counter[str] = Counter()
         self.records: dict[str, Record] = {}
-        self.ready: list[str] = []  # the next one stands last
+        self.ready: list[str] = []  # the next one is last
         self.waiting: dict[str, int] = {}
         self.in_flight: dict[str, int] = {}
-        self.leases: dict[str, tuple[int, int | None]] = {}  # deliveries, number of the claim that holds it
+        self.leases: dict[str, tuple[int, int | None]] = {}  # deliveries, number of the current claim
         self.errors: dict[str, str] = {}
         self.dead: dict[str, int] = {}
         self.quarantine: list[tuple[int, str, str, bytes]] = []  # time, id, reason, bytes
         self.wake = 0
 
     def state(self) -> dict[str, Any]:
-        """Return all that Redis should hold."""
+        """Return the expected content of Redis."""
         return {
             "meta": {name: count for name, count in self.meta.items() if count},
             "records": {id_: record.raw for id_, record in self.records.items()},
@@ -171,24 +171,24 @@ class ShardModel:
 
     @property
     def placed(self) -> list[str]:
-        """The ids in all places."""
+        """The ids in all states."""
         return [*self.ready, *self.waiting, *self.in_flight, *self.dead]
 
     @property
     def lost(self) -> set[str]:
-        """The ids whose record was deleted by hand."""
+        """The ids whose record was deleted."""
         return set(self.placed) - set(self.records)
 
     def due(self, now: int) -> list[str]:
-        """Return the ids whose time has come, the one that is due longest first."""
+        """Return the due ids, the longest due first."""
         return [id_ for id_ in due_order(self.waiting) if self.waiting[id_] <= now]
 
     def flaw(self, id_: str) -> str:
-        """Return why a record cannot be read; "" if it can."""
+        """Return the problem of a record; "" if it is readable."""
         return self.records[id_].flaw if id_ in self.records else SCRIPT_FLAWS[1]
 
     def deliveries(self, id_: str) -> int:
-        """Return how often a message was claimed."""
+        """Return the number of claims of a message."""
         return self.leases.get(id_, (0, None))[0]
 
     def holds(self, id_: str, number: int) -> bool:
@@ -196,7 +196,7 @@ class ShardModel:
         return self.leases.get(id_, (0, None))[1] == number
 
     def ack(self, held: Sequence[Held]) -> list[bool]:
-        """Finish what is held."""
+        """Ack leases."""
 
         def effect() -> list[bool]:
             flags = []
@@ -211,7 +211,7 @@ class ShardModel:
         return self.wire.send(effect, lambda flags: flags if any(flags) else None)
 
     def release(self, held: Sequence[Held], *, delay: int, reason: str, dead: bool, counted: bool) -> list[bool]:
-        """Give back what is held, the last one first, so that the first one ends up in front."""
+        """Release leases, the last first, so that the first is delivered first."""
         now = self.clock()
 
         def effect() -> list[bool]:
@@ -245,7 +245,7 @@ class ShardModel:
             self.waiting[id_] = now + delay
 
     def extend(self, held: Sequence[Held], lease: int) -> list[bool]:
-        """Lengthen leases; 0 only asks."""
+        """Extend leases; 0 only checks them."""
         now = self.clock()
 
         def effect() -> list[bool]:
@@ -258,7 +258,7 @@ class ShardModel:
         return self.wire.send(effect)
 
     def put_back(self, limit: int) -> tuple[int, int]:
-        """End up to *limit* expired leases; return how many messages live and how many died."""
+        """End up to *limit* expired leases; return the number of returned messages and of dead letters."""
         now = self.clock()
         _, returned, died = self.wire.send(lambda: self._put_back(now, limit))
         return returned, died
@@ -289,7 +289,7 @@ class ShardModel:
         return len(ids), returned, died
 
     def redrive(self, ids: Sequence[str] | None, gap: float) -> int:
-        """Bring dead letters back to life, one each *gap* ms."""
+        """Redrive dead letters, one each *gap* ms."""
         now, chosen = self.clock(), due_order(self.dead) if ids is None else ids
         return self.wire.send(lambda: self._redrive(now, chosen, gap), same) if chosen else 0
 
@@ -314,7 +314,7 @@ class ShardModel:
         return moved
 
     def purge(self, place: str) -> int:
-        """Delete what stands in one place; of a quarantine whose reply was lost nothing is counted."""
+        """Delete all entries in one state; a purge of the quarantine without a reply is not counted."""
         standing: list[Any] | dict[str, int] = getattr(self, place)
         size, total = len(standing), 0
         if place == "quarantine":
@@ -337,7 +337,7 @@ class ShardModel:
         return len(ids)
 
     def lease_out(self, ids: Sequence[str], now: int) -> Claim:
-        """Lease *ids*, which stand nowhere any more; what no script can read goes to quarantine."""
+        """Lease *ids*, which were removed from their state; quarantine records that the scripts cannot read."""
         self.meta["claims"] += 1
         claim = Claim(self.meta["claims"], now + self.settings.lease_ms)
         for id_ in ids:
@@ -354,19 +354,19 @@ class ShardModel:
         return claim
 
     def held_by(self, claim: Claim) -> Claim:
-        """Return the answer to a repeated claim: what the first one still holds."""
+        """Return the answer to a repeated claim: the messages that the first one still holds."""
         rows = [self._row(id_) for id_ in due_order(self.in_flight) if self.holds(id_, claim.number)]
         return Claim(claim.number, claim.expires, rows, again=claim.again)
 
     def readable(self, claim: Claim) -> list[Row]:
-        """Return the claimed rows that can be read; the client moves the others to quarantine, one by one."""
+        """Return the readable rows of a claim; the client quarantines the others, one by one."""
         for id_, _, record in claim.rows:
             if record.flaw:
                 self.set_aside(id_, claim.number)
         return [row for row in claim.rows if not row.record.flaw]
 
     def set_aside(self, id_: str, number: int) -> bool:
-        """Send a message to quarantine; a repeated call finds the lease gone."""
+        """Quarantine a message; a repeated call finds no lease."""
         now = self.clock()
 
         def effect() -> bool:
@@ -397,7 +397,7 @@ class ShardModel:
         ]
 
     def put_at(self, id_: str) -> int | None:
-        """Return when a message was put, as far as its record and the calendar tell."""
+        """Return the time of the put, if the record has one that a datetime can represent."""
         found = re.match(rb"v1 (\d+) ", self.records[id_].raw) if id_ in self.records else None
         return min(int(found[1]), END_MS) if found else None
 

@@ -1,4 +1,4 @@
-"""The whole content of a Redis, read in one atomic look, in the shape in which the models tell theirs."""
+"""The whole content of a Redis, read atomically, in the form of the models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def dump(client: redis.Redis) -> dict[bytes, tuple[bytes, list[bytes]]]:
 
 
 def take_shard(found: dict[bytes, tuple[bytes, list[bytes]]], keys: Keys) -> dict[str, Any]:
-    """Take one queue, or one shard, out of a dump; a key of the wrong type or an unknown key stays in it."""
+    """Remove one queue or shard from a dump and return it; unknown keys and keys of a wrong type stay in the dump."""
     slots = keys.slot("")
     for key in [key for key in found if key.startswith(slots)]:
         del found[key]
@@ -54,9 +54,9 @@ def take_shard(found: dict[bytes, tuple[bytes, list[bytes]]], keys: Keys) -> dic
 
 
 def misplaced(state: dict[str, Any], lost: set[str]) -> str:
-    """Return what is wrong with the places of the ids, whatever they are: "" if each live id is in exactly one.
+    """Return an inconsistency between the states of the ids; "" if each stored id is in exactly one state.
 
-    *lost* are the ids whose record was deleted by hand.
+    *lost* are the ids whose record was deleted.
     """
     places = [*state["ready"], *state["waiting"], *state["in_flight"], *state["dead"]]
     if len(places) != len(set(places)):
@@ -72,7 +72,7 @@ def misplaced(state: dict[str, Any], lost: set[str]) -> str:
 
 
 def differences(got: dict[str, Any], expected: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return what Redis holds and what the model holds, for each part in which they differ."""
+    """Return the differing parts, each with the content of Redis and of the model."""
     return {
         part: (got.get(part), expected.get(part)) for part in {**got, **expected} if got.get(part) != expected.get(part)
     }
@@ -83,7 +83,7 @@ def _pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
 
 
 def _scores(flat: list[bytes]) -> dict[str, int]:
-    # A score that is not written as a whole number is a fault of its own.
+    # A score with a fraction is an error.
     return {id_.decode(): int(score) for id_, score in _pairs(flat)}
 
 
@@ -100,5 +100,5 @@ def _quarantined(item: bytes) -> tuple[int, str, str, bytes]:
 
 
 def told(reason: str) -> str:
-    """Return the reason of a quarantined record as the models tell it: without the words of the client."""
+    """Return the reason of a quarantined record in the form of the models, without the words of the client."""
     return reason if reason in SCRIPT_FLAWS or not reason else UNREADABLE

@@ -1,4 +1,4 @@
-"""DelayQueue against its model: any sequence of calls leaves Redis as the model says and answers as the model does."""
+"""DelayQueue against its model: after any sequence of calls, Redis and the answers match the model."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ some_names = st.lists(names, min_size=1, max_size=3)
 conflicts = st.sampled_from(("replace", "keep", "error"))
 ages = st.sampled_from((0, 0, 1, LEASE_MS))
 times = st.tuples(st.sampled_from((0, 0, 1, LEASE_MS)), st.sampled_from((None, None, -1, 0, LEASE_MS + 1)))
-"""A delay in ms, and a due time relative to now that counts instead if it is not None."""
+"""A delay in ms, and a due time relative to now that has precedence if it is not None."""
 
 
 class DelayMachine(Machine):
-    """Two clients of one queue, everything that they and time can do, and a Redis that loses replies and records."""
+    """Two clients of one queue, with the passage of time, lost replies and damaged records."""
 
     alphabet: ClassVar[tuple[str, ...]] = ("a", "b")
     settings: ClassVar = Settings(visibility_timeout=LEASE_MS / 1000, max_deliveries=2)
@@ -54,13 +54,13 @@ class DelayMachine(Machine):
 
     @property
     def queue(self) -> DelayQueue:
-        """The client that calls."""
+        """The client that makes the calls."""
         queue: DelayQueue = self.clients[0]
         return queue
 
     @initialize(dead=st.booleans(), broken=st.booleans())
     def start(self, dead: bool, broken: bool) -> None:
-        """Begin with some in flight, one of them perhaps dead, and one entry that waits for its destination."""
+        """Start with entries in flight, at most one dead letter, and one entry with a destination."""
         *first, last = self.alphabet
         self.push_all([Pushed(name, self.body()) for name in first], "replace", NO_LOSS)
         self.claim(lambda queue: queue.claim(len(first)), len(first), 0, NO_LOSS)
@@ -75,34 +75,34 @@ class DelayMachine(Machine):
     @rule(name=names, at=times, to=st.sampled_from((LISTS[0], None, LISTS[1])), on=conflicts, loss=losses)
     @precondition(Machine.room)
     def push(self, name: int, at: tuple[int, int | None], to: str | None, on: OnConflict, loss: Loss) -> None:
-        """Store one entry under an id that may be known, claimed or dead."""
+        """Store one entry under an id that may be new, waiting, in flight or dead."""
         entry = self.entry(name, at)
         self.push_all([entry._replace(headers={"h": self.serial} if to else {}, destination=to)], on, loss)
 
     @rule(several=some_names, at=times, on=conflicts, loss=losses)
     @precondition(Machine.room)
     def push_many(self, several: list[int], at: tuple[int, int | None], on: OnConflict, loss: Loss) -> None:
-        """Store several entries at once, some of them under the same id."""
+        """Store several entries at once, some with the same id."""
         self.push_all([self.entry(name, at) for name in several], on, loss)
 
     @rule(name=names, loss=losses)
     @precondition(Machine.seldom)
     def cancel(self, name: int, loss: Loss) -> None:
-        """Take an entry out, wherever it is."""
+        """Cancel an entry in any state."""
         id_ = self.known(name)
         self.both(lambda: [self.queue.cancel(id_)], lambda: self.model.cancel([id_]), loss)
 
     @rule(several=some_names, loss=losses)
     @precondition(Machine.seldom)
     def cancel_many(self, several: list[int], loss: Loss) -> None:
-        """Take several entries out, some of them twice."""
+        """Cancel several entries, some of them twice."""
         ids = [self.known(name) for name in several]
         self.both(lambda: self.queue.cancel_many(ids), lambda: self.model.cancel(ids), loss)
 
     @rule(name=names, at=times, loss=losses)
     @precondition(lambda self: self.placed())
     def reschedule(self, name: int, at: tuple[int, int | None], loss: Loss) -> None:
-        """Change when an entry is due, whether it waits, is claimed or is dead."""
+        """Reschedule an entry in any state."""
         id_, (delay, offset) = self.known(name), at
         due = None if offset is None else self.clock.now + offset
         when: dict[str, Any] = {"delay": delay / 1000} if due is None else {"due_at": moment(due)}
@@ -115,7 +115,7 @@ class DelayMachine(Machine):
     @rule(name=names, loss=losses)
     @precondition(lambda self: self.placed())
     def run_now(self, name: int, loss: Loss) -> None:
-        """Make an entry due at once, whether it waits, is claimed or is dead."""
+        """Make an entry in any state due at once."""
         id_ = self.known(name)
         self.both(lambda: self.queue.run_now(id_), lambda: self.model.shard(id_).reschedule(id_, 0, None), loss)
 
@@ -130,13 +130,13 @@ class DelayMachine(Machine):
     @rule()
     @precondition(lambda self: self.due())
     def claim_one(self) -> None:
-        """Claim one entry that is due."""
+        """Claim one due entry."""
         self.claim(lambda queue: queue.claim(), 1, 0, NO_LOSS)
 
     @rule()
     @precondition(lambda self: self.due() and self.readable_ids() == self.placed_ids())
     def claim_broken_off(self) -> None:
-        """Claim where Redis refuses to record who has what."""
+        """Claim while Redis refuses to record the lease."""
         self.turn()
         self.break_off(self.queue.claim)
         for shard in self.model.shards:
@@ -146,7 +146,7 @@ class DelayMachine(Machine):
     @rule(limit=limits, age=ages, loss=losses)
     @precondition(lambda self: self.due() and self.seldom())
     def pop(self, limit: int, age: int, loss: Loss) -> None:
-        """Take several entries for good."""
+        """Pop several entries."""
         turn = self.turn()
         self.compare(
             lambda: self.queue.pop(limit, older_than=age / 1000), lambda: self.model.pop(turn, limit, age), loss
@@ -161,33 +161,33 @@ class DelayMachine(Machine):
     @rule(lease=leases, loss=losses)
     @precondition(lambda self: self.in_flight() or self.seldom())
     def ack(self, lease: int, loss: Loss) -> None:
-        """Finish an entry under any lease there ever was."""
+        """Ack an entry with any lease, current or stale."""
         (entry,), held = self.pick([lease])
         self.both(lambda: [self.queue.ack(entry)], lambda: self.model.ack(held), loss)
 
     @rule(many=st.lists(leases, min_size=2, max_size=4), loss=losses)
     @precondition(Machine.in_flight)
     def ack_many(self, many: list[int], loss: Loss) -> None:
-        """Finish several entries at once, under current and stale leases, some of them twice."""
+        """Ack several entries at once, with current and stale leases, some of them twice."""
         entries, held = self.pick(many)
         self.both(lambda: self.queue.ack_many(entries), lambda: self.model.ack(held), loss)
 
     @rule(many=some_leases, delay=delays, reason=reasons, counted=st.booleans(), loss=losses)
     @precondition(Machine.in_flight)
     def release(self, many: list[int], delay: int, reason: str, counted: bool, loss: Loss) -> None:
-        """Give entries back, under current and stale leases."""
+        """Release entries, with current and stale leases."""
         self.give_back(many, delay, reason, "" if counted else "uncounted", loss)
 
     @rule(lease=leases, reason=reasons, loss=losses)
     @precondition(Machine.in_flight)
     def give_up(self, lease: int, reason: str, loss: Loss) -> None:
-        """Send an entry to the dead letters, under any lease there ever was."""
+        """Bury an entry, with any lease."""
         self.give_back([lease], 0, reason, "dead", loss)
 
     @rule(lease=leases, length=st.sampled_from((1, LEASE_MS, 3 * LEASE_MS)), loss=losses)
     @precondition(Machine.in_flight)
     def extend(self, lease: int, length: int, loss: Loss) -> None:
-        """Lengthen any lease there ever was."""
+        """Extend any lease."""
         (entry,), ((id_, number),) = self.pick([lease])
         self.both(
             lambda: [self.queue.extend(entry, length / 1000)],
@@ -200,13 +200,13 @@ class DelayMachine(Machine):
     @rule(limit=works, loss=losses)
     @precondition(Machine.expired)
     def put_back(self, limit: int, loss: Loss) -> None:
-        """End expired leases, if there are any."""
+        """Put back expired leases, if there are any."""
         self.both(lambda: astuple(self.queue.put_back(limit)), lambda: self.model.put_back(limit), loss)
 
     @rule(several=st.none() | some_names, rate=st.sampled_from((None, 1000.0, 0.3)), loss=losses)
     @precondition(lambda self: any(shard.dead for shard in self.model.shards))
     def redrive(self, several: list[int] | None, rate: float | None, loss: Loss) -> None:
-        """Bring dead letters back."""
+        """Redrive dead letters."""
         ids = None if several is None else [self.known(name) for name in several]
         gap = 1000 / rate if rate else 0.0
         self.both(lambda: self.queue.redrive(ids, rate=rate), lambda: self.model.redrive(ids, gap), loss)
@@ -214,20 +214,20 @@ class DelayMachine(Machine):
     @rule(places=st.sampled_from(((), ("dead",), ("quarantine", "dead"), ("waiting", "quarantine"))), loss=losses)
     @precondition(Machine.seldom)
     def purge(self, places: tuple[Any, ...], loss: Loss) -> None:
-        """Delete what stands in some places."""
+        """Delete all entries in some states."""
         self.both(lambda: self.queue.purge(*places), lambda: self.model.purge(places or ("waiting",)), loss)
 
     @rule(loss=losses)
     @precondition(lambda self: self.life == 0 and self.seldom())
     def destroy(self, loss: Loss) -> None:
-        """Delete the queue, once, while leases from before are still around."""
+        """Delete the queue once, while old leases are still around."""
         self.both(self.queue.destroy, self.model.destroy, loss)
         self.life += 1
 
     @rule(name=st.sampled_from(LISTS))
     @precondition(Machine.seldom)
     def break_destination(self, name: str) -> None:
-        """Put a string where a destination should be, or take it away again."""
+        """Replace a destination by a string, or delete that string."""
         self.break_or_mend(name)
 
     # --- what always holds ---
@@ -240,7 +240,7 @@ class DelayMachine(Machine):
     )
     @precondition(lambda self: self.model.waiting())
     def look(self, cursor: int, limit: int, window: tuple[int | None, int | None], width: int) -> None:
-        """Pages, counts and the forecast say what the model says; a cursor holds when its entry is gone."""
+        """Pages, counts and the forecast match the model; a cursor is valid after its entry is gone."""
         now = self.clock.now
         after, before = (None if offset is None else now + offset for offset in window)
         text = [None, *self.cursors][cursor % (1 + len(self.cursors))]
@@ -268,7 +268,7 @@ class DelayMachine(Machine):
     @invariant()
     @precondition(Machine.at_times)
     def looks_are_as_the_model_says(self) -> None:
-        """Statistics and each single entry say what the model says."""
+        """Statistics and each single entry match the model."""
         shards, waiting, stats = self.model.shards, self.model.waiting(), self.queue.stats()
         places = ("in_flight", "dead", "quarantine")
         sizes = [sum(len(getattr(shard, place)) for shard in shards) for place in places]
@@ -294,7 +294,7 @@ class DelayMachine(Machine):
     # --- help ---
 
     def break_or_mend(self, name: str) -> None:
-        """Put a string where a destination should be, or take it away again."""
+        """Replace a destination by a string, or delete that string."""
         if name in self.model.broken:
             self.model.broken.remove(name)
             self.server.delete(name)
@@ -335,7 +335,7 @@ class DelayMachine(Machine):
         self.issued += [Issued(entry, self.life) for entry in claimed]
 
     def compare(self, real: Callable[[], list[Entry]], model: Callable[[], list[Taken]], loss: Loss) -> None:
-        """Claim on both sides. A repeated claim may answer in another order, and not know when its entries were due."""
+        """Claim on both sides. A repeated claim may have another order and lack the due times."""
         if loss.number:
             self.both(
                 lambda: sorted([seen(entry)[:-1] for entry in real()], key=lambda one: one[0]),
@@ -346,7 +346,7 @@ class DelayMachine(Machine):
             self.both(lambda: list(map(seen, real())), lambda: list(map(taken_seen, model())))
 
     def give_back(self, many: list[int], delay: int, reason: str, verdict: str, loss: Loss) -> None:
-        """Give back on both sides."""
+        """Release on both sides."""
         entries, held = self.pick(many)
         dead, counted = verdict == "dead", verdict != "uncounted"
         self.both(
@@ -356,7 +356,7 @@ class DelayMachine(Machine):
         )
 
     def turn(self, client: int = 0) -> int:
-        """Return the number of a client's next claim: each one begins with another shard."""
+        """Return the number of a client's next claim: each starts with another shard."""
         key = id(self.clients[client])
         self.turns[key] += 1
         return self.turns[key]
@@ -376,11 +376,11 @@ class DelayMachine(Machine):
         return not self.model.shard(id_).flaw(id_)
 
     def due(self) -> list[str]:
-        """Return the ids that are due."""
+        """Return the due ids."""
         return [id_ for due, id_ in self.model.waiting() if due <= self.clock.now]
 
     def part(self, id_: str) -> tuple[DelayShard, Keys]:
-        """Return the model and the keys that hold an id."""
+        """Return the model and the keys of the shard of an id."""
         number = self.model.number(id_)
         return self.model.shards[number], self.parts[number][1]
 
@@ -389,7 +389,7 @@ class DelayMachine(Machine):
         return {**self.model.destinations, **{name: [b"no list"] for name in self.model.broken}}
 
     def meanwhile_real(self, what: str) -> None:
-        """Do what the other client does while a call waits for its lost reply."""
+        """Act as the other client while a call waits for its lost reply."""
         if what == "consume":
             self.clients[1].pop(2)
         elif what == "expire":
@@ -413,7 +413,7 @@ class ShardedDelayMachine(DelayMachine):
 
 
 def seen(entry: Entry) -> Seen:
-    """Return what the model knows of a claimed entry; the due time last."""
+    """Return the attributes of a claimed entry that the model knows; the due time is last."""
     assert entry.lease
     return (
         entry.id,
@@ -429,7 +429,7 @@ def seen(entry: Entry) -> Seen:
 
 
 def taken_seen(taken: Taken) -> Seen:
-    """Return what the model knows of an entry that it claimed; the due time last."""
+    """Return the same attributes of an entry that the model claimed; the due time is last."""
     (id_, deliveries, record), claim, due = taken
     return (
         id_,

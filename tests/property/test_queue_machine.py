@@ -1,4 +1,4 @@
-"""RedisQueue against its model: any sequence of calls leaves Redis as the model says and answers as the model does."""
+"""RedisQueue against its model: after any sequence of calls, Redis and the answers match the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ids = st.sampled_from(IDS)
 
 
 class QueueMachine(Machine):
-    """Two clients of one queue, everything that they and time can do, and a Redis that loses replies and records."""
+    """Two clients of one queue, with the passage of time, lost replies and damaged records."""
 
     alphabet = IDS
     settings: ClassVar = Settings(visibility_timeout=LEASE_MS / 1000, max_deliveries=2, put_back_on_get=1)
@@ -43,13 +43,13 @@ class QueueMachine(Machine):
 
     @property
     def queue(self) -> RedisQueue:
-        """The client that calls."""
+        """The client that makes the calls."""
         queue: RedisQueue = self.clients[0]
         return queue
 
     @initialize(dead=st.booleans())
     def start(self, dead: bool) -> None:
-        """Begin with one message in flight and the other one ready, or the other one dead."""
+        """Start with one message in flight and the other ready, or the other dead."""
         for number, id_ in enumerate(IDS):
             self.store([Put(id_, 0, self.body(), {})], NO_LOSS)
             if number == 0 or dead:
@@ -62,13 +62,13 @@ class QueueMachine(Machine):
     @rule(id_=ids, delay=delays, headers=st.booleans(), loss=losses)
     @precondition(Machine.room)
     def put(self, id_: str, delay: int, headers: bool, loss: Loss) -> None:
-        """Store one message under an id that may be known."""
+        """Store one message under an id that may exist."""
         self.store([Put(self.storable(id_), delay, self.body(), {"h": self.serial} if headers else {})], loss)
 
     @rule(names=st.lists(ids, min_size=1, max_size=3), delay=delays, loss=losses)
     @precondition(Machine.room)
     def put_many(self, names: list[str], delay: int, loss: Loss) -> None:
-        """Store several messages at once, some of them under the same id."""
+        """Store several messages at once, some with the same id."""
         self.store([Put(self.storable(name), delay, self.body(), {}) for name in names], loss)
 
     # --- consumers ---
@@ -88,21 +88,21 @@ class QueueMachine(Machine):
     @rule(limit=limits)
     @precondition(lambda self: self.model.ready and not self.model.paused and self.readable_ids() == self.placed_ids())
     def get_broken_off(self, limit: int) -> None:
-        """Claim where Redis refuses to record who has what."""
+        """Claim while Redis refuses to record the lease."""
         self.break_off(lambda: self.queue.get_many(limit))
         self.model.meta["claims"] += 1
 
     @rule(lease=leases, loss=losses)
     @precondition(lambda self: self.model.in_flight or self.seldom())
     def ack(self, lease: int, loss: Loss) -> None:
-        """Finish a message under any lease there ever was."""
+        """Ack a message with any lease, current or stale."""
         (message,), held = self.pick([lease])
         self.both(lambda: [self.queue.ack(message)], lambda: self.model.ack(held), loss)
 
     @rule(many=st.lists(leases, min_size=2, max_size=4), loss=losses)
     @precondition(Machine.in_flight)
     def ack_many(self, many: list[int], loss: Loss) -> None:
-        """Finish several messages at once, under current and stale leases, some of them twice."""
+        """Ack several messages at once, with current and stale leases, some of them twice."""
         messages, held = self.pick(many)
         self.both(lambda: self.queue.ack_many(messages), lambda: self.model.ack(held), loss)
 
@@ -111,19 +111,19 @@ class QueueMachine(Machine):
     )
     @precondition(Machine.in_flight)
     def nack(self, many: list[int], delay: int, reason: str, counted: bool, loss: Loss) -> None:
-        """Give messages back, under current and stale leases."""
+        """Nack messages, with current and stale leases."""
         self.release(many, delay, reason, "" if counted else "uncounted", loss)
 
     @rule(lease=leases, reason=reasons, loss=losses)
     @precondition(Machine.in_flight)
     def give_up(self, lease: int, reason: str, loss: Loss) -> None:
-        """Send a message to the dead letters, under any lease there ever was."""
+        """Bury a message, with any lease."""
         self.release([lease], 0, reason, "dead", loss)
 
     @rule(lease=leases, length=st.sampled_from((0, 1, LEASE_MS, 3 * LEASE_MS)), loss=losses)
     @precondition(Machine.in_flight)
     def extend(self, lease: int, length: int, loss: Loss) -> None:
-        """Lengthen any lease there ever was, or only ask who holds it."""
+        """Extend any lease, or only check it."""
         (message,), held = self.pick([lease])
         ask, extend = self.queue.still_mine, self.queue.extend
         self.both(
@@ -135,7 +135,7 @@ class QueueMachine(Machine):
     @rule(lease=leases, loss=losses)
     @precondition(lambda self: self.model.in_flight and self.seldom())
     def call_unreadable(self, lease: int, loss: Loss) -> None:
-        """Send a message to quarantine, as a client does that cannot read it, under any lease there ever was."""
+        """Quarantine a message with any lease, as a client does that cannot read it."""
         (message,), ((id_, number),) = self.pick([lease])
         self.both(
             lambda: self.queue._records.quarantine(message, "why"),
@@ -148,26 +148,26 @@ class QueueMachine(Machine):
     @rule(limit=works, loss=losses)
     @precondition(Machine.expired)
     def put_back(self, limit: int, loss: Loss) -> None:
-        """End expired leases, if there are any."""
+        """Put back expired leases, if there are any."""
         self.both(lambda: astuple(self.queue.put_back(limit)), lambda: self.model.put_back(limit), loss)
 
     @rule(limit=works, loss=losses)
     @precondition(lambda self: self.model.due(self.clock.now) or (self.model.waiting and self.seldom()))
     def promote(self, limit: int, loss: Loss) -> None:
-        """Make delayed messages ready, if any are due."""
+        """Promote delayed messages, if any are due."""
         self.both(lambda: self.queue.promote(limit), lambda: self.model.promote(limit), loss)
 
     @rule(names=st.none() | st.lists(ids, max_size=3), rate=st.sampled_from((None, 1000.0, 0.3)), loss=losses)
     @precondition(lambda self: self.model.dead)
     def redrive(self, names: list[str] | None, rate: float | None, loss: Loss) -> None:
-        """Bring dead letters back."""
+        """Redrive dead letters."""
         gap = 1000 / rate if rate else 0.0
         self.both(lambda: self.queue.redrive(names, rate=rate), lambda: self.model.redrive(names, gap), loss)
 
     @rule(places=st.sampled_from(((), ("ready",), ("delayed",), ("dead",), ("quarantine", "dead"))), loss=losses)
     @precondition(lambda self: self.seldom() and (self.model.placed or self.model.quarantine))
     def purge(self, places: tuple[Any, ...], loss: Loss) -> None:
-        """Delete what stands in some places."""
+        """Delete all messages in some states."""
         self.both(
             lambda: self.queue.purge(*places),
             lambda: sum(self.model.purge(PLACES[place]) for place in places or ("ready", "delayed")),
@@ -177,7 +177,7 @@ class QueueMachine(Machine):
     @rule(what=st.sampled_from(("resume", "pause", "destroy")), loss=losses)
     @precondition(lambda self: self.model.paused or self.seldom())
     def administer(self, what: str, loss: Loss) -> None:
-        """Pause or resume the queue; once, delete it while leases from before are still around."""
+        """Pause or resume the queue, or delete it once while old leases are still around."""
         if self.model.paused or (what == "destroy" and self.life):
             what = "resume"
         self.both(getattr(self.queue, what), getattr(self.model, what), loss)
@@ -188,7 +188,7 @@ class QueueMachine(Machine):
     @invariant()
     @precondition(Machine.at_times)
     def looks_are_as_the_model_says(self) -> None:
-        """Whatever can be read without changing anything says the same as the model."""
+        """All reads match the model."""
         model, queue, limit = self.model, self.queue, 1 + self.serial % 2
         ready = [id_ for id_ in model.ready[: -limit - 1 : -1] if not model.flaw(id_)]
         assert [peeked(message) for message in queue.peek(limit)] == [
@@ -206,7 +206,7 @@ class QueueMachine(Machine):
     # --- help ---
 
     def store(self, messages: list[Put], loss: Loss) -> None:
-        """Put on both sides; one message by itself, several in one call."""
+        """Put on both sides: one message with `put`, several with `put_many`."""
         first, seconds, following = messages[0], messages[0].delay / 1000, iter(messages)
         if len(messages) == 1:
             body, head, name = first.body, first.headers or None, first.id
@@ -224,7 +224,7 @@ class QueueMachine(Machine):
             )
 
     def claim(self, real: Callable[[], list[Message]], limit: int, loss: Loss) -> None:
-        """Claim on both sides and keep the leases. A repeated claim may answer in another order."""
+        """Claim on both sides and keep the leases. A repeated claim may have another order."""
         claimed: list[Message] = []
 
         def remember() -> list[Seen]:
@@ -236,7 +236,7 @@ class QueueMachine(Machine):
         self.issued += [Issued(message, self.life) for message in claimed]
 
     def release(self, many: list[int], delay: int, reason: str, verdict: str, loss: Loss) -> None:
-        """Give back on both sides."""
+        """Release on both sides."""
         messages, held = self.pick(many)
         dead, counted = verdict == "dead", verdict != "uncounted"
         self.both(
@@ -246,7 +246,7 @@ class QueueMachine(Machine):
         )
 
     def meanwhile_real(self, what: str) -> None:
-        """Do what the other client does while a call waits for its lost reply."""
+        """Act as the other client while a call waits for its lost reply."""
         other = self.clients[1]
         if what == "consume":
             other.ack_many(other.get_many(2))
@@ -271,12 +271,12 @@ class BoundedQueueMachine(QueueMachine):
 
 
 def peeked(message: Message) -> tuple[str, Any, int, int]:
-    """Return what the model knows of a message that nobody claimed."""
+    """Return the attributes of an unclaimed message that the model knows."""
     return message.id, message.body, ms(message.put_at), message.deliveries
 
 
 def seen(message: Message) -> Seen:
-    """Return what the model knows of a claimed message."""
+    """Return the attributes of a claimed message that the model knows."""
     assert message.lease
     number, expires = token_number(message.lease.token), ms(message.lease.expires_at)
     id_, body, put_at, deliveries = peeked(message)
@@ -284,13 +284,13 @@ def seen(message: Message) -> Seen:
 
 
 def row_seen(row: Row, claim: Claim) -> Seen:
-    """Return what the model knows of a row."""
+    """Return the same attributes of a row of the model."""
     record = row.record
     return row.id, record.body, record.headers, record.put_at, row.deliveries, claim.number, claim.expires
 
 
 def by_id(found: list[Seen]) -> list[Seen]:
-    """Return claimed messages by id."""
+    """Return claimed messages, sorted by id."""
     return sorted(found, key=lambda one: one[0])
 
 
