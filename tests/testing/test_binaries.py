@@ -1,4 +1,4 @@
-"""The server that tests start."""
+"""The Redis server that `redis_queue.testing` finds and starts."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def fake_server(folder: Path, version: str) -> Path:
     return path
 
 
-def test_a_server_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = fake_server(tmp_path / "bin", "7.0.15")
     monkeypatch.setenv("PATH", str(path.parent))
 
     assert find_server() == path
 
 
-def test_an_old_server_on_path_gives_way_to_that_of_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_of_a_wheel_replaces_an_old_server_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     too_old = fake_server(tmp_path / "bin", "6.0.16")
     monkeypatch.setenv("PATH", str(too_old.parent))
 
@@ -42,7 +42,7 @@ def test_an_old_server_on_path_gives_way_to_that_of_a_wheel(tmp_path: Path, monk
 
 
 @pytest.mark.usefixtures("no_wheels")
-def test_without_any_server_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_server_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     too_old = fake_server(tmp_path / "bin", "6.0.16")
     monkeypatch.setenv("PATH", str(too_old.parent))
 

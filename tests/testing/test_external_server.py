@@ -1,4 +1,4 @@
-"""An existing database for tests."""
+"""An existing Redis database for tests."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from tests.support.servers import RedisServer
 
 
 @pytest.fixture
-def given(redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+def existing(redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
     monkeypatch.setenv("REDIS_QUEUE_TEST_URL", f"unix://{redis_server.socket}?db=3")
     monkeypatch.delenv("REDIS_QUEUE_TEST_FLUSH", raising=False)
     yield redis_server
     client.flushall()
 
 
-def test_none_is_given_where_the_variable_is_not_set(given: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_variable_there_is_none(existing: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_QUEUE_TEST_URL", "")
     assert external_server() is None
 
 
 @pytest.mark.parametrize(("worker", "number"), [("", 3), ("gw0", 3), ("gw2", 5)])
-def test_each_worker_gets_a_database(given: RedisServer, worker: str, number: int) -> None:
+def test_each_worker_gets_a_database(existing: RedisServer, worker: str, number: int) -> None:
     found = external_server(worker)
     assert found is not None
-    assert found.url == f"unix://{given.socket}?db={number}"
+    assert found.url == f"unix://{existing.socket}?db={number}"
 
 
-def test_one_that_is_not_empty_is_refused_and_left_alone(given: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with redis.Redis.from_url(f"unix://{given.socket}?db=4") as dear:
-        dear.set("dear", 1)
+def test_a_database_with_keys_is_refused_and_unchanged(existing: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with redis.Redis.from_url(f"unix://{existing.socket}?db=4") as other:
+        other.set("dear", 1)
         with pytest.raises(ConfigurationError, match=r"database 4 holds 1 keys.*REDIS_QUEUE_TEST_FLUSH=1"):
             external_server("gw1")
-        assert dear.get("dear") == b"1"
+        assert other.get("dear") == b"1"
         monkeypatch.setenv("REDIS_QUEUE_TEST_FLUSH", "1")
         assert external_server("gw1") is not None
 
 
 @pytest.mark.parametrize(
-    ("url", "error", "told"),
+    ("url", "error", "text"),
     [
         ("redis://:hush@127.0.0.1:1/x", ConfigurationError, "the number of the database is not a number"),
         ("redis+cluster://:hush@127.0.0.1:1", ConfigurationError, "must be one of"),
@@ -51,10 +51,10 @@ def test_one_that_is_not_empty_is_refused_and_left_alone(given: RedisServer, mon
         ("redis://:hush@127.0.0.1:1/0", StoreUnavailableError, "refused"),
     ],
 )
-def test_a_url_that_cannot_be_used_is_one_clear_error(
-    url: str, error: type[Exception], told: str, given: RedisServer, monkeypatch: pytest.MonkeyPatch
+def test_an_unusable_url_is_a_clear_error(
+    url: str, error: type[Exception], text: str, existing: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REDIS_QUEUE_TEST_URL", url)
-    with pytest.raises(error, match=told) as raised:
+    with pytest.raises(error, match=text) as raised:
         external_server()
     assert "hush" not in str(raised.value)

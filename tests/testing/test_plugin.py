@@ -1,4 +1,4 @@
-"""The pytest plugin, in pytest runs of its own."""
+"""The pytest plugin, in separate pytest runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def report(): ...
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing but this plugin, from this checkout."""
+    """Load only this plugin, from this checkout."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for name in ("REDIS_QUEUE_TEST_URL", "REDIS_QUEUE_TEST_FLUSH", "PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):
@@ -56,7 +56,7 @@ def test_the_docs_run(pytester: pytest.Pytester) -> None:
     for name, codes in files.items():
         (pytester.path / name).write_text("\n\n".join(codes))
 
-    # The message in the docs is what such a test says.
+    # The page shows the message of this assertion.
     pytester.makepyfile(
         test_told="""
         from datetime import datetime, timedelta, timezone
@@ -77,7 +77,7 @@ def test_the_docs_run(pytester: pytest.Pytester) -> None:
     assert message(done) == told.splitlines()
 
 
-def test_what_is_wrong_is_told(pytester: pytest.Pytester) -> None:
+def test_failed_assertions_show_the_scheduled_tasks(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(shop=SHOP)
     pytester.makepyfile(
         """
@@ -118,7 +118,7 @@ def test_what_is_wrong_is_told(pytester: pytest.Pytester) -> None:
     assert message(done) == (GOLDEN / "messages.txt").read_text().splitlines()
 
 
-def test_an_app_that_is_not_there_is_one_clear_error(pytester: pytest.Pytester) -> None:
+def test_a_missing_app_is_a_clear_error(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(delayed_tasks): ...")
 
     done = run(pytester)
@@ -150,7 +150,7 @@ def test_each_worker_of_xdist_has_its_own_server(pytester: pytest.Pytester) -> N
     assert urls["gw0"] != urls["gw1"]
 
 
-def test_where_there_is_no_server_it_says_what_to_install(
+def test_without_a_server_the_error_says_what_to_install(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(pytester.path))
@@ -178,7 +178,7 @@ def test_where_there_is_no_server_it_says_what_to_install(
     assert "Traceback" not in done.stdout.str()
 
 
-def test_where_it_is_not_used_nothing_is_imported(pytester: pytest.Pytester) -> None:
+def test_an_unused_plugin_imports_nothing(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import sys
@@ -193,7 +193,7 @@ def test_where_it_is_not_used_nothing_is_imported(pytester: pytest.Pytester) -> 
     run(pytester).assert_outcomes(passed=1)
 
 
-def test_the_server_is_gone_when_the_tests_are_killed(pytester: pytest.Pytester) -> None:
+def test_the_server_ends_when_the_tests_are_killed(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import threading
@@ -210,12 +210,12 @@ def test_the_server_is_gone_when_the_tests_are_killed(pytester: pytest.Pytester)
     told = pytester.path / "told"
     with subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.DEVNULL) as process:
         try:
-            wait_until(lambda: told.exists() or process.poll() is not None, description="the server")
+            wait_until(lambda: told.exists() or process.poll() is not None, description="the server to start")
             pid, socket = told.read_text().split(" ", 1)
         finally:
             process.send_signal(signal.SIGKILL)
-    wait_until(lambda: not alive(int(pid)), description="the end of the server")
-    wait_until(lambda: not Path(socket).parent.exists(), description="the end of its directory")
+    wait_until(lambda: not alive(int(pid)), description="the server to end")
+    wait_until(lambda: not Path(socket).parent.exists(), description="its folder to be deleted")
 
 
 def alive(pid: int) -> bool:
@@ -226,7 +226,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_a_given_database_is_emptied(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_database_is_emptied(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makepyfile(
         """
         def test_it(redis_queue_redis, redis_queue_server):
@@ -242,12 +242,12 @@ def test_a_given_database_is_emptied(pytester: pytest.Pytester, monkeypatch: pyt
 
 
 def message(done: pytest.RunResult) -> list[str]:
-    """Return what the assertions said."""
+    """Return the messages of the failed assertions."""
     lines: list[str] = []
     indent = 0
     for line in done.outlines:
         if line.startswith("E  "):
-            # Each begins as far to the right as the line of the test that failed.
+            # Each message is indented like the failed line of its test.
             indent = line.index("AssertionError") if "AssertionError" in line else indent
             lines.append(line[indent:])
     return lines

@@ -1,4 +1,4 @@
-"""Timeline: what is delayed waits, what falls due runs at its own time, and the app is as it was afterwards."""
+"""Timeline: delayed tasks wait and run at their due time, and the app is restored afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOUR = timedelta(hours=1)
 NOWHERE = "redis://127.0.0.1:1/0"
 
 Shop = Any
-"""The tasks, the app, and *seen*: what ran, with the test's time since the start in seconds."""
+"""The tasks, the app, and *seen*: the arguments and times of the runs."""
 
 
 def make_app(**options: Any) -> Celery:
@@ -44,7 +44,7 @@ def make_app(**options: Any) -> Celery:
 
 @pytest.fixture
 def app() -> Celery:
-    """An app in eager mode, with a broker and a backend that nobody answers for."""
+    """An app in eager mode, whose broker and backend are unreachable."""
     app = make_app()
     DelayedTasks(app)
     return app
@@ -112,8 +112,8 @@ def timeline(shop: Shop, redis_url: str, client: redis.Redis) -> Iterator[Timeli
         yield timeline
 
 
-class TestWhatIsDelayed:
-    """Waits, whatever part of Celery sends it; plain eager Celery would run it at once."""
+class TestDelayedTasks:
+    """A delayed task waits, whichever part of Celery sends it; plain eager Celery would run it at once."""
 
     def test_countdown(self, shop: Shop, timeline: Timeline) -> None:
         shop.remind.apply_async((42,), countdown=3600)
@@ -161,12 +161,12 @@ class TestWhatIsDelayed:
         timeline.travel(minutes=1)
         assert result.get() == [1, 2, 3]
 
-    def test_a_name_that_is_sent(self, shop: Shop, timeline: Timeline) -> None:
+    def test_a_task_sent_by_name(self, shop: Shop, timeline: Timeline) -> None:
         shop.app.send_task("shop.remind", (42,), countdown=60)
         timeline.travel(minutes=1)
         assert shop.seen == [42]
 
-    def test_many_at_once_and_data_of_the_queue(self, shop: Shop, timeline: Timeline) -> None:
+    def test_push_many_and_push_task(self, shop: Shop, timeline: Timeline) -> None:
         timeline.delayed.push_many([shop.remind.s(1), shop.remind.s(2)], countdown=60)
         push_task(timeline.delayed.queue, shop.remind, (3,), delay=60)
         timeline.assert_scheduled(shop.remind, count=3, in_=60)
@@ -185,12 +185,12 @@ class TestWhatIsDelayed:
         assert [run.state for run in timeline.runs] == ["RETRY", "RETRY", "RETRY", "FAILURE"]
         timeline.assert_not_scheduled()
 
-    def test_a_retry_of_what_was_sent_at_once_waits(self, shop: Shop, timeline: Timeline) -> None:
+    def test_a_retry_of_an_immediate_task_waits(self, shop: Shop, timeline: Timeline) -> None:
         result = shop.charge.delay(60)
         timeline.assert_scheduled(shop.charge, in_=60)
         assert result.state == "RETRY"
 
-    def test_a_retry_without_delay_runs_when_the_try_has_ended(self, shop: Shop, timeline: Timeline) -> None:
+    def test_a_retry_without_a_delay_runs_after_the_attempt(self, shop: Shop, timeline: Timeline) -> None:
         shop.app.conf.task_eager_propagates = False
         result = shop.charge.delay(0)
         assert [run.state for run in timeline.runs] == ["RETRY", "RETRY", "RETRY", "FAILURE"]
@@ -199,7 +199,7 @@ class TestWhatIsDelayed:
     @pytest.mark.parametrize(
         "settings", [{"task_protocol": 1}, {"task_serializer": "yaml"}, {"task_compression": "zlib"}]
     )
-    def test_in_every_form_of_message(self, settings: Any, app: Celery, redis_url: str, client: redis.Redis) -> None:
+    def test_every_message_format(self, settings: Any, app: Celery, redis_url: str, client: redis.Redis) -> None:
         app.conf.update(settings, accept_content=["json", "yaml"])
         shop = make_shop(app)
         with Timeline(app, redis_url) as timeline:
@@ -209,7 +209,7 @@ class TestWhatIsDelayed:
             timeline.travel(minutes=1)
         assert shop.seen == [41, 42]
 
-    def test_what_the_app_does_not_accept_is_not_read(self, shop: Shop, timeline: Timeline) -> None:
+    def test_a_content_type_that_the_app_does_not_accept_is_refused(self, shop: Shop, timeline: Timeline) -> None:
         shop.remind.apply_async((42,), countdown=60, serializer="pickle")
         with pytest.raises(ContentDisallowed):
             timeline.travel(minutes=1)
@@ -217,7 +217,7 @@ class TestWhatIsDelayed:
 
 
 class TestTravel:
-    def test_runs_by_due_time_and_what_was_sent_first_first(self, shop: Shop, timeline: Timeline) -> None:
+    def test_tasks_run_by_due_time_and_then_in_the_order_of_sending(self, shop: Shop, timeline: Timeline) -> None:
         moment = timeline.now + HOUR
         shop.remind.apply_async((9,), countdown=7200)
         for number in range(8):
@@ -226,23 +226,23 @@ class TestTravel:
         timeline.travel(days=1)
         assert shop.seen == [8, *range(8), 9]
 
-    def test_what_tasks_delay_runs_at_its_own_time(self, shop: Shop, timeline: Timeline) -> None:
+    def test_tasks_delayed_by_tasks_run_at_their_due_time(self, shop: Shop, timeline: Timeline) -> None:
         shop.again.apply_async((3,), countdown=60)
         (row,) = timeline.scheduled
         timeline.travel(minutes=3)
         assert shop.seen == [(3, row.due_at), (2, row.due_at + HOUR / 60), (1, row.due_at + HOUR / 30)]
         timeline.assert_scheduled(shop.again, args=(0,), in_=60)
-        # What ran took no time of the test.
+        # Real time does not add to the time of the test.
         assert timeline.now - row.stored_at < timedelta(minutes=3, seconds=30)
 
-    def test_goes_on_from_where_it_stood(self, shop: Shop, timeline: Timeline) -> None:
+    def test_each_travel_starts_at_the_end_of_the_last(self, shop: Shop, timeline: Timeline) -> None:
         start = timeline.now
         timeline.travel(timedelta(days=1), limit=1)
         timeline.travel(3600.0)
         timeline.travel_to(start + timedelta(days=2))
         assert timedelta() <= timeline.now - start - timedelta(days=2) < timedelta(seconds=30)
 
-    def test_what_has_expired_does_not_run(self, shop: Shop, timeline: Timeline) -> None:
+    def test_an_expired_task_does_not_run(self, shop: Shop, timeline: Timeline) -> None:
         heard: list[Any] = []
 
         def hear(sender: Any, request: Any, expired: bool, **_: Any) -> None:
@@ -256,9 +256,7 @@ class TestTravel:
         assert heard == [("shop.remind", result.id, True)]
 
     @pytest.mark.parametrize("by_name", [False, True])
-    def test_a_time_to_live_counts_from_the_time_of_the_test(
-        self, by_name: bool, shop: Shop, timeline: Timeline
-    ) -> None:
+    def test_expires_counts_from_the_time_of_the_test(self, by_name: bool, shop: Shop, timeline: Timeline) -> None:
         timeline.travel(days=1)
         send: Callable[..., Any] = shop.remind.apply_async
         if by_name:
@@ -268,7 +266,7 @@ class TestTravel:
         timeline.travel(minutes=1)
         assert shop.seen == [42]
 
-    def test_what_was_revoked_or_replaced_does_not_run(self, shop: Shop, timeline: Timeline) -> None:
+    def test_a_revoked_or_replaced_task_does_not_run(self, shop: Shop, timeline: Timeline) -> None:
         result = shop.remind.apply_async((1,), countdown=60)
         shop.remind.apply_async((2,), countdown=60, task_id="order-2")
         shop.remind.apply_async((3,), countdown=90, task_id="order-2")
@@ -286,7 +284,7 @@ class TestTravel:
         timeline.travel(hours=1)
         assert shop.seen == [1]
 
-    def test_a_failure_raises_at_its_time_and_the_rest_waits(self, shop: Shop, timeline: Timeline) -> None:
+    def test_a_failure_raises_at_its_due_time_and_later_tasks_wait(self, shop: Shop, timeline: Timeline) -> None:
         start = timeline.now
         shop.broken.apply_async(countdown=60)
         shop.remind.apply_async((42,), countdown=120)
@@ -309,7 +307,7 @@ class TestTravel:
         with pytest.raises(ValueError, match="broken"):
             result.get()
 
-    def test_a_task_that_never_ends_to_delay_is_an_error(self, shop: Shop, timeline: Timeline) -> None:
+    def test_an_endless_series_of_tasks_is_an_error(self, shop: Shop, timeline: Timeline) -> None:
         shop.again.apply_async((1000,), {"delay": 1}, countdown=1)
         with pytest.raises(RuntimeError, match="10 tasks ran"):
             timeline.travel(hours=1, limit=10)
@@ -323,7 +321,7 @@ class TestTravel:
         with pytest.raises(InvalidValueError, match="a task cannot travel"):
             traveller.delay()
 
-    def test_a_serialized_task_takes_turns(self, app: Celery, timeline: Timeline) -> None:
+    def test_a_serialized_task_waits_for_its_lock(self, app: Celery, timeline: Timeline) -> None:
         seen: list[Any] = []
 
         @app.task(name="shop.bill", bind=True, shared=False)
@@ -339,7 +337,7 @@ class TestTravel:
         timeline.travel(minutes=1)
         assert seen == [(7, 0, None), (7, 0, {"tenant": "a"})]
 
-    def test_a_wait_for_a_lock_ends_where_the_clock_stands_still(self, app: Celery, timeline: Timeline) -> None:
+    def test_a_wait_for_a_lock_ends_although_the_clock_is_frozen(self, app: Celery, timeline: Timeline) -> None:
         @app.task(name="shop.bill", shared=False)
         @serialized(key="customer", wait=0.05)
         def bill() -> None: ...
@@ -363,7 +361,7 @@ class TestTravel:
             (((), {"days": -1}), ">= 0"),
         ],
     )
-    def test_a_time_that_cannot_be_is_refused(self, arguments: Any, told: str, timeline: Timeline) -> None:
+    def test_an_invalid_time_is_refused(self, arguments: Any, told: str, timeline: Timeline) -> None:
         before = timeline.now
         with pytest.raises(InvalidDelayError, match=told):
             timeline.travel(*arguments[0], **arguments[1])
@@ -376,8 +374,8 @@ class TestTravel:
             timeline.travel_to(datetime(2050, 1, 1))
 
 
-class TestWhatIsSentAtOnce:
-    def test_runs_and_gives_its_result(self, shop: Shop, timeline: Timeline) -> None:
+class TestImmediateTasks:
+    def test_it_runs_and_has_its_result(self, shop: Shop, timeline: Timeline) -> None:
         result = shop.remind.delay(41)
         assert (shop.seen, result.get(), result.state) == ([41], 42, "SUCCESS")
         assert [row.call for row in timeline.sent] == ["shop.remind(41)"]
@@ -391,7 +389,7 @@ class TestWhatIsSentAtOnce:
 
         assert make.delay().get() is made
 
-    def test_runs_when_its_sender_has_ended(self, shop: Shop, timeline: Timeline) -> None:
+    def test_it_runs_after_the_task_that_sent_it(self, shop: Shop, timeline: Timeline) -> None:
         shop.sender.apply_async(countdown=60)
         timeline.travel(minutes=1)
         assert shop.seen == ["sender ends", 1]
@@ -418,14 +416,14 @@ class TestWhatIsSentAtOnce:
         with pytest.raises(ValueError, match="broken"):
             shop.broken.delay()
 
-    def test_the_result_of_a_task_that_waits_is_an_error_at_once(self, shop: Shop, timeline: Timeline) -> None:
+    def test_getting_the_result_of_a_waiting_task_raises_at_once(self, shop: Shop, timeline: Timeline) -> None:
         result = shop.remind.apply_async((41,), countdown=60)
         with pytest.raises(NoResultError, match="travel to it first"):
             result.get()
         timeline.travel(minutes=1)
         assert result.get() == 42
 
-    def test_a_result_that_nothing_can_bring_is_an_error_at_once(self, shop: Shop, timeline: Timeline) -> None:
+    def test_getting_a_result_that_cannot_come_raises_at_once(self, shop: Shop, timeline: Timeline) -> None:
         @shop.app.task(name="shop.ignored", shared=False)
         def ignored() -> None:
             raise Ignore
@@ -443,16 +441,14 @@ class TestWhatIsSentAtOnce:
         with pytest.raises(NoResultError, match="nothing runs it here"):
             shop.remind.delay(1).get()
 
-    def test_a_result_that_a_worker_in_this_process_may_bring_is_waited_for(
-        self, shop: Shop, timeline: Timeline
-    ) -> None:
+    def test_a_result_of_a_worker_in_this_process_is_waited_for(self, shop: Shop, timeline: Timeline) -> None:
         timeline.eager = False
-        # What celery.contrib.testing.worker does first; a whole worker would leave its marks on other tests.
+        # celery.contrib.testing.worker starts with this; a complete worker would affect other tests.
         shop.app.loader.init_worker()
         with pytest.raises(NoResultError, match="timed out"):
             shop.remind.delay(1).get(timeout=0.01)
 
-    def test_where_it_does_not_run_it_stays_in_a_broker_in_memory(self, shop: Shop, timeline: Timeline) -> None:
+    def test_with_eager_off_it_stays_in_a_broker_in_memory(self, shop: Shop, timeline: Timeline) -> None:
         timeline.eager = False
         result = shop.remind.delay(41)
         shop.sender.apply_async(countdown=60)
@@ -473,7 +469,9 @@ class TestWhatIsSentAtOnce:
             assert connection.default_channel.queue_declare("celery").message_count == 0
 
     @pytest.mark.parametrize("eager", [True, False])
-    def test_the_app_says_whether_it_runs(self, eager: bool, app: Celery, redis_url: str, client: redis.Redis) -> None:
+    def test_the_setting_of_the_app_is_the_default_for_eager(
+        self, eager: bool, app: Celery, redis_url: str, client: redis.Redis
+    ) -> None:
         app.conf.task_always_eager = eager
         shop = make_shop(app)
         with Timeline(app, redis_url) as timeline:
@@ -495,7 +493,7 @@ class TestAssertions:
             {"count": 2},
         ],
     )
-    def test_what_differs_fails(self, wanted: Any, shop: Shop, timeline: Timeline) -> None:
+    def test_a_difference_fails(self, wanted: Any, shop: Shop, timeline: Timeline) -> None:
         shop.remind.apply_async((42,), {"tags": ("a", "b")}, countdown=3600)
         timeline.assert_scheduled(shop.remind, (42,), {"tags": ("a", "b")}, in_=3600, queue="celery")
         with pytest.raises(AssertionError, match=r"scheduled"):
@@ -509,14 +507,14 @@ class TestAssertions:
             timeline.assert_scheduled(shop.remind)
         timeline.assert_not_scheduled(shop.remind)
 
-    def test_a_due_time_counts_from_now(self, shop: Shop, timeline: Timeline) -> None:
+    def test_in_counts_from_the_time_of_the_test(self, shop: Shop, timeline: Timeline) -> None:
         shop.remind.apply_async((42,), countdown=3600)
         timeline.travel(minutes=30)
         timeline.assert_scheduled(shop.remind, in_=timedelta(minutes=30))
         with pytest.raises(AssertionError):
             timeline.assert_scheduled(shop.remind, in_=HOUR)
 
-    def test_a_slow_test_does_not_fail_for_its_slowness(self, shop: Shop, timeline: Timeline) -> None:
+    def test_a_slow_test_does_not_fail(self, shop: Shop, timeline: Timeline) -> None:
         with time_machine.travel(datetime.now(timezone.utc), tick=False) as traveller:
             timeline.travel(minutes=10)
             shop.remind.apply_async((42,), countdown=3600)
@@ -542,14 +540,14 @@ class TestAssertions:
             ({"within": -1}, "within=-1: must be >= 0"),
         ],
     )
-    def test_conditions_that_cannot_be_are_refused(self, arguments: Any, told: str, timeline: Timeline) -> None:
+    def test_invalid_conditions_are_refused(self, arguments: Any, told: str, timeline: Timeline) -> None:
         with pytest.raises(InvalidValueError, match=told):
             timeline.assert_scheduled(**{"task": "shop.remind", **arguments})
 
 
-class TestTheClock:
+class TestClock:
     @pytest.mark.parametrize("frozen", [partial(time_machine.travel, tick=False), freezegun.freeze_time])
-    def test_the_process_follows(self, shop: Shop, timeline: Timeline, frozen: Callable[..., Any]) -> None:
+    def test_the_clock_of_the_process_follows(self, shop: Shop, timeline: Timeline, frozen: Callable[..., Any]) -> None:
         seen: list[Any] = []
 
         @shop.app.task(name="shop.look", shared=False)
@@ -565,7 +563,7 @@ class TestTheClock:
             assert time.time() == start + 3600
             assert timeline.now.timestamp() == start + 3600
 
-    def test_it_goes_with_the_process(self, shop: Shop, timeline: Timeline) -> None:
+    def test_it_follows_the_clock_of_the_process(self, shop: Shop, timeline: Timeline) -> None:
         with time_machine.travel(datetime(2030, 1, 1, tzinfo=timezone.utc), tick=False) as traveller:
             shop.remind.apply_async((42,), countdown=60)
             traveller.shift(61)
@@ -573,9 +571,9 @@ class TestTheClock:
         assert shop.seen == [42]
 
 
-class TestTheApp:
+class TestApp:
     @pytest.mark.parametrize("kind", ["with DelayedTasks", "without", "by its AMQP", "used", "control used"])
-    def test_is_afterwards_as_it_was(self, kind: str, redis_url: str, client: redis.Redis) -> None:
+    def test_is_restored_afterwards(self, kind: str, redis_url: str, client: redis.Redis) -> None:
         app = make_app(**({"amqp": "redis_queue.celery:DelayedAMQP"} if kind == "by its AMQP" else {}))
         if kind in ("with DelayedTasks", "used"):
             DelayedTasks(app)
@@ -596,7 +594,7 @@ class TestTheApp:
         assert state(app) == before
         assert "broadcast" not in vars(app.control) or kind != "control used"
 
-    def test_is_afterwards_as_it_was_when_it_could_not_be_made_ready(self, app: Celery) -> None:
+    def test_is_restored_after_a_failed_start(self, app: Celery) -> None:
         app.conf.redis_queue_unknown = 1
         _ = app.amqp, app.conf.task_always_eager
         before = state(app)
@@ -604,7 +602,7 @@ class TestTheApp:
             pass
         assert state(app) == before
 
-    def test_keeps_the_settings_that_are_its_own(self, app: Celery, redis_url: str, client: redis.Redis) -> None:
+    def test_keeps_its_own_settings(self, app: Celery, redis_url: str, client: redis.Redis) -> None:
         app.conf.update(redis_queue_prefix="mine", redis_queue_min_delay=600, redis_queue_shards=4)
         shop = make_shop(app)
         with Timeline(app, redis_url) as timeline:
@@ -621,14 +619,14 @@ class TestTheApp:
     @pytest.mark.parametrize(
         ("name", "error"), [("os:path", TypeError), ("os:application", AttributeError), ("no_such:app", ImportError)]
     )
-    def test_what_is_no_app_is_refused(self, name: str, error: type[Exception]) -> None:
+    def test_another_object_is_refused(self, name: str, error: type[Exception]) -> None:
         with pytest.raises(error):
             find_app(name)
 
-    def test_is_the_current_one_so_that_shared_tasks_are_its_own(
+    def test_is_the_current_app_for_shared_tasks(
         self, app: Celery, redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # Other tests' apps are not to have the task.
+        # Apps of other tests must not get the task.
         monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
         before = _state.get_current_app(), _state.default_app
 
@@ -637,7 +635,7 @@ class TestTheApp:
 
         with Timeline(app, redis_url) as timeline:
             shared.apply_async(countdown=60)
-            # A thread, such as that of an asynchronous view, has no current app of its own.
+            # A thread, such as that of an asynchronous view, has no current app.
             sender = threading.Thread(target=lambda: shared.apply_async(countdown=60))
             sender.start()
             sender.join()
@@ -646,13 +644,13 @@ class TestTheApp:
         for other in _state._get_active_apps():
             other._tasks.pop("shop.shared", None)
 
-    def test_outside_of_its_with_a_timeline_says_so(self, app: Celery) -> None:
+    def test_a_closed_timeline_raises(self, app: Celery) -> None:
         with pytest.raises(InvalidValueError, match="this Timeline is closed"):
             _ = Timeline(app, NOWHERE).scheduled
 
 
 def state(app: Celery) -> Any:
-    """Return what a Timeline changes in an app."""
+    """Return everything that a Timeline changes in an app."""
     names = (
         "amqp",
         "_pool",
