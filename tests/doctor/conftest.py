@@ -1,4 +1,4 @@
-"""A server that nothing is wrong with, and two queues in it."""
+"""A server without problems, with two queues."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def client(sound: RedisServer) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def stage(client: redis.Redis) -> Stage:
-    """Both queues, filled."""
+    """Both queues with entries in every state."""
     return fill(client)
 
 
 @pytest.fixture
 def setting(client: redis.Redis) -> Iterator[Setting]:
-    """Set an option of the server until the end of the test."""
+    """Change an option of the server until the end of the test."""
     before: dict[str, Any] = {}
 
     def change(name: str, value: Any) -> None:
@@ -49,7 +49,7 @@ def setting(client: redis.Redis) -> Iterator[Setting]:
 
 @pytest.fixture
 def limited(sound: RedisServer, client: redis.Redis) -> Iterator[Limit]:
-    """Return a client of a user with these rules and no others."""
+    """Create a user with the given rules and return its client."""
     clients: list[redis.Redis] = []
 
     def make(rules: str) -> redis.Redis:

@@ -1,4 +1,4 @@
-"""`redis-queue doctor`: what it prints, how it ends."""
+"""The output and the exit codes of `redis-queue doctor`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOSTILE = b"queue:\x1b[2J\x1b]0;owned\x07[bold]x[/bold]\r\nerror: \xe2\x80\xae"
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal in which no line is folded."""
+    """Make the terminal so wide that no line is wrapped."""
     monkeypatch.setenv("COLUMNS", "400")
 
 
@@ -40,20 +40,20 @@ def run(url: str, *arguments: str) -> Result:
 
 
 def doctor(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user does."""
+    """Run the command in a separate process."""
     command = [sys.executable, "-m", "redis_queue", "doctor", *arguments]
     environment = {**os.environ, "REDIS_QUEUE_URL": url}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
 
-def test_nothing_wrong_ends_with_0(stage: Stage, sound: RedisServer) -> None:
+def test_without_problems_the_exit_code_is_0(stage: Stage, sound: RedisServer) -> None:
     done = doctor(sound.url)
     assert (done.returncode, done.stderr) == (0, "")
     assert "0 errors, " in done.stdout
     assert "Redis evicts no keys when memory is short" not in done.stdout
 
 
-def test_checks_that_found_nothing_are_one_line(stage: Stage, sound: RedisServer) -> None:
+def test_passed_checks_are_summarized_in_one_line(stage: Stage, sound: RedisServer) -> None:
     ok = [finding for finding in examine(stage.queue.client) if finding.silent]
     folded, everything = run(sound.url).output, run(sound.url, "--all").output
 
@@ -63,26 +63,26 @@ def test_checks_that_found_nothing_are_one_line(stage: Stage, sound: RedisServer
     assert sum(line.startswith("ok ") for line in everything.splitlines()) == len(ok) > 10
 
 
-def test_what_was_not_looked_at_is_told_though_nothing_is_wrong(sound: RedisServer, capsys: Any) -> None:
+def test_incomplete_checks_are_shown_without_problems(sound: RedisServer, capsys: Any) -> None:
     _show([Finding("coverage", "ok", "read 10,000 fields"), Finding("memory", "ok", "far")], everything=False)
 
-    said = capsys.readouterr().out
-    assert "read 10,000 fields" in said
-    assert "1 checks ok" in said
+    output = capsys.readouterr().out
+    assert "read 10,000 fields" in output
+    assert "1 checks ok" in output
 
 
-def test_it_says_which_redis_it_looked_at(sound: RedisServer) -> None:
+def test_the_output_names_the_redis(sound: RedisServer) -> None:
     assert run(sound.url).output.splitlines()[-1] == f"in {sound.url.partition('?')[0]}"
 
 
-def test_warnings_alone_end_with_0(stage: Stage, sound: RedisServer) -> None:
+def test_with_warnings_the_exit_code_is_0(stage: Stage, sound: RedisServer) -> None:
     stage.queue.pause()
     done = run(sound.url)
     assert done.exit_code == 0
     assert "queue orders is paused" in done.output
 
 
-def test_errors_end_with_1_and_stand_first(stage: Stage, sound: RedisServer) -> None:
+def test_with_errors_the_exit_code_is_1_and_they_come_first(stage: Stage, sound: RedisServer) -> None:
     faults.late_entry(stage)
     done = doctor(sound.url)
     assert done.returncode == 1
@@ -90,7 +90,7 @@ def test_errors_end_with_1_and_stand_first(stage: Stage, sound: RedisServer) -> 
     assert "no dispatcher leads" in done.stdout
 
 
-def test_redis_away_ends_with_1_and_shows_no_password() -> None:
+def test_an_unreachable_redis_is_exit_code_1_without_the_password() -> None:
     done = doctor(f"redis://:{PASSWORD.replace('/', '%2F').replace('@', '%40')}@{HOST}:{free_port()}/0")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: Redis cannot be reached")
@@ -98,7 +98,7 @@ def test_redis_away_ends_with_1_and_shows_no_password() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_password_that_is_wrong_ends_with_1_and_is_not_shown() -> None:
+def test_a_wrong_password_is_exit_code_1_and_not_shown() -> None:
     with RedisServer(tcp=True, password="another") as server:
         done = run(server.url.replace("another", "s3cr3t"))
 
@@ -107,7 +107,7 @@ def test_a_password_that_is_wrong_ends_with_1_and_is_not_shown() -> None:
     assert "s3cr3t" not in done.output
 
 
-def test_a_user_that_may_not_ping_is_told_what_may_be_seen(stage: Stage, limited: Limit) -> None:
+def test_a_user_without_permission_to_ping_sees_other_checks(stage: Stage, limited: Limit) -> None:
     found = examine(limited("+info ~*"))
 
     assert {finding.severity for finding in found if finding.check == "memory"} == {"ok"}
@@ -131,7 +131,7 @@ def test_fix_alone_changes_nothing(stage: Stage, sound: RedisServer) -> None:
     assert "1 would be repaired; nothing was changed" in done.output
 
 
-def test_fix_and_yes_repair(stage: Stage, sound: RedisServer) -> None:
+def test_fix_with_yes_repairs(stage: Stage, sound: RedisServer) -> None:
     faults.record_without_place(stage)
     done = run(sound.url, "--fix", "--yes")
     assert done.exit_code == 0
@@ -147,7 +147,9 @@ def test_yes_alone_is_refused(stage: Stage, sound: RedisServer) -> None:
 
 
 @pytest.mark.parametrize(("options", "extra"), [((), {}), (("--fix",), {"dry_run": True})])
-def test_json_is_one_object(stage: Stage, sound: RedisServer, options: tuple[str, ...], extra: dict[str, Any]) -> None:
+def test_json_output_is_one_object(
+    stage: Stage, sound: RedisServer, options: tuple[str, ...], extra: dict[str, Any]
+) -> None:
     faults.records_that_expire(stage)
     found = json.loads(run(sound.url, "--json", *options).output)
     errors = [finding for finding in found["findings"] if finding["severity"] == "error"]
@@ -165,7 +167,7 @@ def test_json_is_one_object(stage: Stage, sound: RedisServer, options: tuple[str
 
 
 @pytest.mark.parametrize("without_rich", [False, True])
-def test_hostile_names_move_no_cursor(
+def test_control_characters_in_names_are_escaped(
     stage: Stage, sound: RedisServer, monkeypatch: pytest.MonkeyPatch, without_rich: bool
 ) -> None:
     if without_rich:
@@ -187,7 +189,7 @@ def test_another_prefix(stage: Stage, sound: RedisServer) -> None:
 class TestThroughCelery:
     @pytest.fixture
     def app(self, sound: RedisServer, client: redis.Redis) -> Any:
-        """An app with its store in the sound server."""
+        """An app with its store on the sound server."""
         app = Celery("tests", broker=f"redis+socket://{sound.socket}", set_as_current=False)
         yield app
         app.close()
@@ -196,7 +198,7 @@ class TestThroughCelery:
         """Run the command in this process."""
         return CliRunner().invoke(cli.group, ["doctor", *arguments], obj=SimpleNamespace(app=app))
 
-    def test_it_looks_at_the_store_of_the_app(self, stage: Stage, app: Celery) -> None:
+    def test_it_checks_the_store_of_the_app(self, stage: Stage, app: Celery) -> None:
         assert self.run(app).exit_code == 0
         faults.late_entry(stage)
         done = self.run(app)
@@ -208,7 +210,7 @@ class TestThroughCelery:
         assert self.run(app, "--fix").exit_code == 1
         assert self.run(app, "--fix", "--yes").exit_code == 0
 
-    def test_a_store_that_is_away_ends_with_1(self) -> None:
+    def test_an_unreachable_store_is_exit_code_1(self) -> None:
         app = Celery("tests", broker=f"redis://{HOST}:{free_port()}/0", set_as_current=False)
         done = self.run(app)
         assert (done.exit_code, done.stdout) == (1, "")

@@ -1,4 +1,4 @@
-"""What the doctor says of a Celery app: who dispatches, and whether its workers know what waits."""
+"""The checks of the doctor for a Celery app: dispatchers, and tasks that its workers do not know."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ pytestmark = pytest.mark.celery
 
 @pytest.fixture
 def fleet() -> Iterator[Fleet]:
-    """Store and broker in one Redis."""
+    """A fleet with store and broker in one Redis."""
     with fleet_on_one_redis() as fleet:
         yield fleet
 
 
 def found(delayed: DelayedTasks, *, ask: bool = False) -> dict[str, Finding]:
-    """Return what the checks of the app say."""
+    """Return the findings about dispatchers and tasks."""
     findings = examine(AppAccess(delayed.app), ask=ask)
     return {finding.check: finding for finding in findings if finding.check in ("dispatchers", "tasks")}
 
 
-def test_without_a_dispatcher_all_is_not_well_though_nothing_waits(fleet: Fleet) -> None:
+def test_a_missing_dispatcher_is_a_warning_even_without_entries(fleet: Fleet) -> None:
     said = found(fleet.delayed())
 
     assert (said["dispatchers"].severity, said["tasks"].severity) == ("warning", "ok")
@@ -39,7 +39,7 @@ def test_without_a_dispatcher_all_is_not_well_though_nothing_waits(fleet: Fleet)
     assert said["dispatchers"].advice.startswith("start a worker")
 
 
-def test_entries_that_nobody_will_send_are_an_error(fleet: Fleet) -> None:
+def test_entries_without_a_dispatcher_are_an_error(fleet: Fleet) -> None:
     delayed = fleet.delayed()
     send(delayed, 600)
     said = found(delayed)["dispatchers"]
@@ -74,12 +74,12 @@ def test_a_worker_that_does_not_dispatch_is_named(fleet: Fleet) -> None:
     assert "start a worker" not in said.advice
 
 
-def test_workers_are_asked_what_they_know(fleet: Fleet) -> None:
+def test_workers_are_asked_for_their_tasks(fleet: Fleet) -> None:
     delayed = fleet.delayed()
     send(delayed, 600)
     with fleet.worker(pool="solo") as worker:
         worker.wait_for_output("ready.")
-        # This process has no such task, the worker has.
+        # The task is known to the worker, not to this process.
         assert NOTE in found(delayed)["tasks"].found
         assert {finding.severity for finding in found(delayed, ask=True).values()} == {"ok"}
         delayed.app.send_task("shop.gone", countdown=600)

@@ -1,4 +1,4 @@
-"""Repairs lose nothing, are needed once, and change nothing unless asked."""
+"""Repairs lose nothing, work at the first run, and change nothing unless asked to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEFT = [fault for fault, *_ in faults.FAULTS if fault not in MENDED]
 
 
 def everything(stage: Stage) -> set[bytes]:
-    """Return all ids and records that are anywhere."""
+    """Return all ids and records in any state."""
     found: set[bytes] = set()
     for at in (stage.at, stage.delayed_at):
         found |= {*stage.client.hkeys(at.records), *stage.client.hvals(at.records)}
@@ -43,7 +43,7 @@ def everything(stage: Stage) -> set[bytes]:
 
 
 @pytest.mark.parametrize("fault", MENDED)
-def test_a_repair_puts_right_what_is_wrong_and_keeps_everything(stage: Stage, fault: Callable[[Stage], None]) -> None:
+def test_a_repair_removes_the_fault_and_keeps_all_data(stage: Stage, fault: Callable[[Stage], None]) -> None:
     fault(stage)
     before = everything(stage)
     planned = repair(stage.client)
@@ -54,7 +54,7 @@ def test_a_repair_puts_right_what_is_wrong_and_keeps_everything(stage: Stage, fa
     assert {item.severity for item in done} == {"ok"}
     assert {item.severity for item in planned} == {"warning"}
     assert everything(stage) >= before
-    # What went to quarantine or died waits for a person.
+    # Dead letters and quarantined records need a decision.
     assert stage.wrong().keys() <= {"quarantine", "dead letters"}
     assert repair(stage.client, dry_run=False) == []
 
@@ -69,7 +69,7 @@ def test_a_dry_run_changes_nothing(stage: Stage, fault: Callable[[Stage], None])
 
 
 @pytest.mark.parametrize("fault", LEFT)
-def test_what_cannot_be_repaired_is_left_alone(stage: Stage, fault: Callable[[Stage], None]) -> None:
+def test_other_faults_are_left_alone(stage: Stage, fault: Callable[[Stage], None]) -> None:
     fault(stage)
     before = keyspace(stage.client)
     repair(stage.client, dry_run=False)
@@ -77,18 +77,18 @@ def test_what_cannot_be_repaired_is_left_alone(stage: Stage, fault: Callable[[St
 
 
 @pytest.mark.parametrize("fault", MENDED)
-def test_a_finding_that_says_so_is_repairable(stage: Stage, fault: Callable[[Stage], None]) -> None:
+def test_faults_with_a_repair_are_marked_as_repairable(stage: Stage, fault: Callable[[Stage], None]) -> None:
     fault(stage)
     assert all(finding.repairable for finding in examine(stage.client) if finding.severity == "error")
 
 
 @pytest.mark.parametrize("fault", LEFT)
-def test_no_other_finding_says_that_it_is_repairable(stage: Stage, fault: Callable[[Stage], None]) -> None:
+def test_other_faults_are_not_marked_as_repairable(stage: Stage, fault: Callable[[Stage], None]) -> None:
     fault(stage)
     assert not any(finding.repairable for finding in examine(stage.client))
 
 
-def test_a_message_without_a_place_is_delivered_again_with_its_count(stage: Stage) -> None:
+def test_a_lost_message_is_redelivered_with_its_count(stage: Stage) -> None:
     faults.in_flight_without_place(stage)
     repair(stage.client, dry_run=False)
     bodies = {message.id: (message.body, message.deliveries) for message in stage.queue.get_many(100)}
@@ -96,7 +96,7 @@ def test_a_message_without_a_place_is_delivered_again_with_its_count(stage: Stag
     assert bodies["m5"] == ("m5", 1)
 
 
-def test_who_waits_is_woken_by_a_repair(client: redis.Redis) -> None:
+def test_a_repair_wakes_blocked_gets(client: redis.Redis) -> None:
     queue = RedisQueue("orders", client)
     queue.put("lost")
     client.delete(queue._keys.ready)
@@ -106,7 +106,7 @@ def test_who_waits_is_woken_by_a_repair(client: redis.Redis) -> None:
     assert client.llen(queue._keys.wake) == 1
 
 
-def test_the_lost_holder_of_a_message_cannot_ack_it(stage: Stage) -> None:
+def test_the_former_holder_of_a_repaired_message_cannot_ack_it(stage: Stage) -> None:
     message = stage.queue.get(block=False)
     assert message is not None
     stage.client.zrem(stage.at.in_flight, message.id)
@@ -114,7 +114,7 @@ def test_the_lost_holder_of_a_message_cannot_ack_it(stage: Stage) -> None:
     assert not stage.queue.ack(message)
 
 
-def test_an_entry_without_a_due_time_is_not_sent_before_somebody_says_so(stage: Stage) -> None:
+def test_an_entry_without_a_due_time_becomes_a_dead_letter(stage: Stage) -> None:
     faults.entry_without_place(stage)
     repair(stage.client, dry_run=False)
     assert stage.delayed.claim(10) == []
@@ -124,7 +124,7 @@ def test_an_entry_without_a_due_time_is_not_sent_before_somebody_says_so(stage: 
     assert [entry.payload for entry in stage.delayed.claim(10)] == ["e2"]
 
 
-def test_a_place_without_a_record_is_named_in_quarantine(stage: Stage) -> None:
+def test_an_id_without_a_record_is_quarantined(stage: Stage) -> None:
     faults.ready_without_record(stage)
     faults.in_flight_without_record(stage)
     repair(stage.client, dry_run=False)
@@ -143,7 +143,7 @@ def test_put_back_makes_a_message_ready(stage: Stage) -> None:
 @pytest.mark.parametrize("lacking", ["rpush", "lpush", "zadd", "hset", "hdel", "zrem", "lrem"])
 def test_a_missing_permission_loses_nothing(stage: Stage, limited: Limit, lacking: str) -> None:
     for fault in MENDED:
-        # Put-back has tests of its own.
+        # Put-back has its own tests.
         if fault is not faults.forgotten_lease:
             fault(stage)
     before = everything(stage)
@@ -154,14 +154,14 @@ def test_a_missing_permission_loses_nothing(stage: Stage, limited: Limit, lackin
     assert stage.wrong().keys() <= {"quarantine", "dead letters"}
 
 
-def test_a_repair_that_is_not_permitted_is_told(stage: Stage, limited: Limit) -> None:
+def test_a_repair_without_permission_is_an_error(stage: Stage, limited: Limit) -> None:
     faults.record_without_place(stage)
     (finding,) = repair(limited("~* &* +@all -lpush"), dry_run=False)
     assert (finding.check, finding.severity) == ("orphans", "error")
     assert finding.found.startswith("could not be repaired: the Redis user lacks a permission")
 
 
-def test_repairs_beside_work_lose_and_double_nothing(client: redis.Redis) -> None:
+def test_repairs_during_work_lose_and_duplicate_nothing(client: redis.Redis) -> None:
     queue = RedisQueue("busy", client)
     expected = 3000
     queue.put_many(range(expected))

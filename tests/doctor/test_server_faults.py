@@ -1,4 +1,4 @@
-"""What is wrong with a server, and with the way to it, is found by the right check, and by no other."""
+"""Problems of a server and of the connection to it are found by the right check only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.wait import wait_until
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[RedisServer]:
-    """A server of this test alone, whose data are in `tmp_path / "data"`."""
+    """A server for one test, with its data in `tmp_path / "data"`."""
     (tmp_path / "data").mkdir()
     with RedisServer("--dir", str(tmp_path / "data"), tcp=True, aof="everysec") as server:
         yield server
@@ -57,14 +57,14 @@ def test_versions(found: dict[str, str], severity: str) -> None:
 
 
 @pytest.mark.parametrize(("late", "severity"), [(0, "ok"), (3, "warning")])
-def test_a_disk_that_is_slow(late: int, severity: str) -> None:
+def test_a_slow_disk(late: int, severity: str) -> None:
     server = SimpleNamespace(info={"aof_delayed_fsync": str(late)}, label="", number=lambda _: late)
     (finding,) = run("writes to disk", writes_to_disk, [server])  # type: ignore[list-item]
     assert finding.severity == severity
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "redis-7.0"])
-def test_a_sound_server_of_any_kind_is_sound(kind: str) -> None:
+def test_a_healthy_server_has_no_findings(kind: str) -> None:
     with RedisServer(kind=kind, aof="everysec") as server, server.client() as client:
         assert wrong(client) == {}
 
@@ -80,8 +80,8 @@ def test_a_server_that_evicts(stage: Stage, setting: Setting, policy: str, limit
 
 
 @pytest.mark.parametrize(("share", "severity"), [(0.85, "warning"), (0.98, "error")])
-def test_a_server_that_is_nearly_full(stage: Stage, setting: Setting, share: float, severity: str) -> None:
-    stage.wrong()  # what is needed for that is part of it
+def test_a_nearly_full_server(stage: Stage, setting: Setting, share: float, severity: str) -> None:
+    stage.wrong()  # the memory for the check itself counts, too
     setting("maxmemory", round(stage.client.info("memory")["used_memory"] / share))
     assert stage.wrong() == {"memory": severity}
 
@@ -101,12 +101,12 @@ def test_a_snapshot_that_failed(own: RedisServer, tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "data")
         client.bgsave()
         wait_until(
-            lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", description="a failed snapshot"
+            lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", description="the snapshot to fail"
         )
         assert wrong(client) == {"writes to disk": "error"}
 
 
-def test_replicas_that_need_not_answer_and_one_that_is_written_to(own: RedisServer) -> None:
+def test_replication_without_confirmation_and_writes_to_a_replica(own: RedisServer) -> None:
     options = ("--replicaof", HOST, str(own.port))
     with RedisServer(*options, tcp=True, aof="everysec") as replica, own.client() as client, replica.client() as other:
         wait_until(lambda: client.info("replication")["connected_slaves"] == 1, description="a replica")
@@ -119,7 +119,7 @@ def test_replicas_that_need_not_answer_and_one_that_is_written_to(own: RedisServ
 @pytest.mark.parametrize(
     ("skew", "severity"), [(0.9, None), (-1.5, "warning"), (1.5, "warning"), (-31, "error"), (3600, "error")]
 )
-def test_clocks_that_differ(stage: Stage, monkeypatch: pytest.MonkeyPatch, skew: float, severity: str | None) -> None:
+def test_clock_differences(stage: Stage, monkeypatch: pytest.MonkeyPatch, skew: float, severity: str | None) -> None:
     import time
 
     monkeypatch.setattr("redis_queue.doctor.server_info.time", SimpleNamespace(time=lambda: time.time() - skew))
@@ -129,13 +129,13 @@ def test_clocks_that_differ(stage: Stage, monkeypatch: pytest.MonkeyPatch, skew:
 
 
 @pytest.mark.parametrize("limit", [0, 500])
-def test_a_limit_of_scripts_that_is_too_short(stage: Stage, setting: Setting, limit: int) -> None:
+def test_a_too_short_limit_of_scripts(stage: Stage, setting: Setting, limit: int) -> None:
     setting("lua-time-limit", limit)
     assert stage.wrong() == {"script limit": "warning"}
 
 
-def test_a_server_that_is_open_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    # No test opens a port to a network: the second address stands for one of it.
+def test_a_server_open_to_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    # No test opens a port to a network: the second address stands for a network address.
     monkeypatch.setattr(access, "is_local", lambda host: host == HOST)
     options = ("--protected-mode", "no", "--bind", HOST, "127.0.0.2")
     with RedisServer(*options, tcp=True, aof="everysec") as server, server.client() as client:
@@ -166,7 +166,7 @@ def test_a_connection_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert wrong(client) == {}
 
 
-def test_permissions_that_the_present_user_lacks(stage: Stage, limited: Limit) -> None:
+def test_missing_permissions_of_the_current_user(stage: Stage, limited: Limit) -> None:
     user = limited("~* &* +@all -lpush -zadd")
     found = [finding for finding in examine(user) if finding.severity != "ok" and finding.check != "version"]
     assert [(finding.check, finding.severity) for finding in found] == [("permissions", "warning")]
@@ -178,14 +178,14 @@ def test_permissions_that_the_present_user_lacks(stage: Stage, limited: Limit) -
     assert "llen" in next(finding.found for finding in examine(other) if finding.check == "permissions")
 
 
-def test_the_permissions_are_those_of_the_scripts() -> None:
+def test_the_checked_permissions_cover_all_scripts() -> None:
     scripts = " ".join(load(name).source for name in names() if not name.startswith("held/"))
     called = set(re.findall(r"'([A-Z]+)'", " ".join(re.findall(r"redis\.p?call\(([^,)]+)", scripts))))
     listed = {*access.KEY.split(), *access.KEY_AND_ONE.split(), *access.KEY_AND_TWO.split(), "TIME"}
     assert called <= listed
 
 
-def test_what_may_not_be_looked_at_is_told(stage: Stage, limited: Limit) -> None:
+def test_checks_without_permission_are_warnings(stage: Stage, limited: Limit) -> None:
     user = limited("~* &* +@all -info -config -acl -scan -zrange")
     found = {finding.check: finding for finding in examine(user) if finding.severity != "ok"}
     assert found.keys() == {
@@ -197,7 +197,7 @@ def test_what_may_not_be_looked_at_is_told(stage: Stage, limited: Limit) -> None
     assert found["coverage"].found.startswith("only queues in the registry were checked")
 
 
-def test_what_a_provider_keeps_to_himself_is_told_once() -> None:
+def test_commands_disabled_by_a_provider_are_reported_once() -> None:
     commands = ("--rename-command", "CONFIG", "")
     with RedisServer(*commands, tcp=True, aof="everysec") as server, server.client() as client:
         findings = examine(client)
@@ -207,18 +207,18 @@ def test_what_a_provider_keeps_to_himself_is_told_once() -> None:
     assert {"persistence", "script limit", "exposure"}.isdisjoint(finding.check for finding in findings)
 
 
-def test_nothing_may_be_looked_at(stage: Stage, limited: Limit) -> None:
+def test_a_user_with_no_permissions(stage: Stage, limited: Limit) -> None:
     findings = examine(limited("+ping"))
     assert {finding.severity for finding in findings if finding.check != "encryption"} == {"warning"}
     assert "no queue could be checked" in next(item.found for item in findings if item.check == "coverage")
 
 
-def test_redis_is_away() -> None:
+def test_an_unreachable_redis() -> None:
     with redis.Redis(host=HOST, port=free_port(), **client_options()) as client, pytest.raises(StoreUnavailableError):
         examine(client)
 
 
-def test_a_cluster_is_looked_at_node_by_node(cluster_client: redis.RedisCluster) -> None:
+def test_each_node_of_a_cluster_is_checked(cluster_client: redis.RedisCluster) -> None:
     from redis_queue import DelayQueue
 
     delayed = DelayQueue("reminders", cluster_client, shards=8)

@@ -1,4 +1,4 @@
-"""What is wrong with what is stored is found by the right check, and by no other."""
+"""Problems of stored data are found by the right check only."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from tests.support.doctor import faults
 from tests.support.doctor.stage import Stage, wrong
 
 
-def test_nothing_is_wrong_with_a_sound_server(stage: Stage) -> None:
+def test_a_healthy_server_has_no_findings(stage: Stage) -> None:
     assert stage.wrong() == {}
 
 
-def test_nothing_is_wrong_with_an_empty_server(client: redis.Redis) -> None:
+def test_an_empty_server_has_no_findings(client: redis.Redis) -> None:
     assert wrong(client) == {}
     assert client.keys("*") == []
 
 
 @pytest.mark.parametrize(("fault", "check", "severity"), faults.FAULTS, ids=faults.NAMES)
-def test_a_fault_is_found_by_the_right_check_only(
+def test_a_fault_is_found_only_by_its_check(
     stage: Stage, fault: Callable[[Stage], None], check: str, severity: str
 ) -> None:
     fault(stage)
-    # The registry is how queues are known: without it their keys still tell of them.
+    # Without a readable registry, queues are found by their keys.
     also = {"registry": "warning"} if fault is faults.registry_of_a_wrong_type else {}
     assert stage.wrong() == {check: severity, **also}
     assert all(finding.advice for finding in examine(stage.client) if finding.severity != "ok")
 
 
-def test_looking_changes_nothing(stage: Stage) -> None:
+def test_checks_change_nothing(stage: Stage) -> None:
     for fault in (
         faults.record_without_place,
         faults.ready_without_record,
@@ -54,7 +54,7 @@ def test_looking_changes_nothing(stage: Stage) -> None:
     assert {key: stage.client.dump(key) for key in stage.client.keys("*")} == before
 
 
-def test_numbers_and_places_are_told(stage: Stage) -> None:
+def test_findings_have_numbers_and_places(stage: Stage) -> None:
     faults.one_of_each_which_counts_do_not_show(stage)
     faults.late_entry(stage)
     assert stage.delayed.moves.lead("host:1", 60).mine
@@ -67,25 +67,25 @@ def test_numbers_and_places_are_told(stage: Stage) -> None:
     assert found[2].endswith(", and host:1 leads")
 
 
-def test_other_prefixes_are_not_looked_at(stage: Stage) -> None:
+def test_other_prefixes_are_not_checked(stage: Stage) -> None:
     RedisQueue("orders", stage.client, prefix="other").put(1)
     stage.client.delete(Keys("other", "queue", "orders").records)
     assert stage.wrong() == {}
     assert [finding.check for finding in examine(stage.client, "other") if finding.severity == "error"] == ["orphans"]
 
 
-def test_the_schema_is_the_one_of_the_scripts() -> None:
+def test_the_schema_equals_that_of_the_scripts() -> None:
     assert f"local SCHEMA = {SCHEMA}\n" in load("lease/mend").source
     assert f"local SCHEMA = {SCHEMA}\n" in load("queue/get").source
 
 
-def test_what_is_late_for_a_moment_is_not_wrong_yet(stage: Stage) -> None:
+def test_short_delays_are_not_a_problem(stage: Stage) -> None:
     stage.client.zadd(stage.at.in_flight, {"m0": (time.time() - 300) * 1000})
     stage.client.zadd(stage.delayed_at.waiting, {"e0": (time.time() - 30) * 1000})
     assert stage.wrong() == {}
 
 
-def test_what_a_destroyed_queue_leaves_for_a_while_is_not_wrong(stage: Stage) -> None:
+def test_the_temporary_keys_of_a_destroyed_queue_are_not_a_problem(stage: Stage) -> None:
     stage.queue.destroy()
     stage.delayed.destroy()
     stage.client.rpush(stage.at.wake, 1)
@@ -93,7 +93,7 @@ def test_what_a_destroyed_queue_leaves_for_a_while_is_not_wrong(stage: Stage) ->
     assert stage.wrong() == {}
 
 
-def test_every_id_of_a_place_is_read(client: redis.Redis) -> None:
+def test_every_id_is_read(client: redis.Redis) -> None:
     queue = RedisQueue("long", client)
     queue.put_many(range(2345))
     queue.put_many(range(1234), delay=3600)
@@ -104,12 +104,12 @@ def test_every_id_of_a_place_is_read(client: redis.Redis) -> None:
     assert sorted(shard.ready(1000)) == sorted(client.lrange(queue._keys.ready, -1000, -1))
 
 
-def test_a_timeout_that_nobody_has_any_more_disturbs_nobody(stage: Stage) -> None:
+def test_an_outdated_visibility_timeout_is_ignored(stage: Stage) -> None:
     stage.client.zadd(keys.visibility_timeouts(""), {"60": time.time() - 61, "3600": time.time()})
     assert stage.wrong() == {}
 
 
-def test_a_huge_queue_is_looked_at_in_part(client: redis.Redis) -> None:
+def test_a_huge_queue_is_checked_in_part(client: redis.Redis) -> None:
     queue = RedisQueue("huge", client)
     for _ in range(10):
         queue.put_many(range(10_000))
