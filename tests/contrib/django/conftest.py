@@ -1,4 +1,4 @@
-"""The shop of examples/, on a database and a Redis of the test."""
+"""The example shop with the test's database and Redis."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.support.django.project import served_by
 
 @pytest.fixture
 def database(shop: Path) -> str:
-    """Where the tables are; a module overrides it for other databases."""
+    """The path or URL of the database; test modules override it for other databases."""
     return str(shop)
 
 
 @pytest.fixture(scope="session")
 def postgres(shop: Path, postgres_url: str) -> str:
-    """The shop's tables on PostgreSQL."""
+    """A PostgreSQL database with the tables of the shop."""
     from django.core.management import call_command
 
     del shop
@@ -31,7 +31,7 @@ def postgres(shop: Path, postgres_url: str) -> str:
 
 @pytest.fixture
 def tables(client: redis.Redis, database: str) -> Iterator[Any]:
-    """Empty tables and an empty Redis; returns django.db.transaction."""
+    """Empty the tables and Redis; return django.db.transaction."""
     from django.core.management import call_command
     from django.db import connection, transaction
 
@@ -53,7 +53,7 @@ def outbox(tables: Any) -> Any:
 
 @pytest.fixture
 def delayed(tables: Any) -> Any:
-    """The DelayedTasks of the shop, with nothing in them."""
+    """The DelayedTasks of the shop, without entries."""
     from examples.shop.celery import app
     from redis_queue.celery import DelayedTasks
 

@@ -1,4 +1,4 @@
-"""The dashboard as a page of Django: who sees it, who may act, and that its links stay under it."""
+"""The dashboard as a Django view: logins, permissions and links."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def schedule() -> str:
         return str(outbox.schedule("shop.remind", (7,), countdown=600))
 
 
-def test_nobody_and_no_staff_is_sent_to_the_login(browser: Any) -> None:
+def test_anonymous_users_and_users_without_staff_status_must_log_in(browser: Any) -> None:
     assert browser.get("/queues/").status_code == 302
     login(browser, "view_dashboard", staff=False)
     assert browser.get("/queues/").status_code == 302
@@ -49,20 +49,20 @@ def test_nobody_and_no_staff_is_sent_to_the_login(browser: Any) -> None:
     ("urls", "login_page"),
     [("examples.shop.urls", "/admin/login/"), ("tests.support.django.bare_urls", "/accounts/login/")],
 )
-def test_the_login_is_that_of_the_admin_or_else_of_the_project(browser: Any, urls: str, login_page: str) -> None:
+def test_the_login_page_is_that_of_the_admin_or_of_the_project(browser: Any, urls: str, login_page: str) -> None:
     from django.test import override_settings
 
     with override_settings(ROOT_URLCONF=urls, LOGIN_URL="/accounts/login/"):
-        asked = browser.get("/queues/scheduled")
-    assert (asked.status_code, asked["Location"]) == (302, f"{login_page}?next=/queues/scheduled")
+        response = browser.get("/queues/scheduled")
+    assert (response.status_code, response["Location"]) == (302, f"{login_page}?next=/queues/scheduled")
 
 
-def test_staff_needs_the_permission(browser: Any) -> None:
+def test_staff_need_the_permission(browser: Any) -> None:
     login(browser)
     assert browser.get("/queues/").status_code == 403
 
 
-def test_who_may_only_look_sees_no_forms_and_cannot_act(browser: Any) -> None:
+def test_users_with_view_permission_see_no_forms_and_cannot_act(browser: Any) -> None:
     login(browser, "view_dashboard")
     id_ = schedule()
     page = browser.get("/queues/scheduled")
@@ -87,7 +87,7 @@ def test_every_link_stays_under_the_path(browser: Any) -> None:
     assert browser.get("/queues/nowhere").status_code == 404
 
 
-def test_it_may_be_mounted_without_a_slash(browser: Any) -> None:
+def test_it_can_be_mounted_without_a_slash(browser: Any) -> None:
     from django.test import override_settings
 
     login(browser, "view_dashboard")
@@ -98,7 +98,7 @@ def test_it_may_be_mounted_without_a_slash(browser: Any) -> None:
     assert [link for link in links if not link.startswith(("/tasks/", "#"))] == []
 
 
-def test_who_may_change_cancels_with_a_preview_and_is_in_the_audit(browser: Any) -> None:
+def test_users_with_change_permission_can_cancel_and_are_in_the_audit_log(browser: Any) -> None:
     login(browser, "view_dashboard", "change_dashboard")
     id_ = schedule()
     form = {"verb": "cancel", "row": f"delay:celery:{id_}"}

@@ -1,4 +1,4 @@
-"""What is scheduled in a transaction goes with it, and is stored at least once."""
+"""Calls that are scheduled in a transaction are stored with its commit, at least once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def database(request: pytest.FixtureRequest, shop: Path) -> str:
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
-    """A Redis of the test, which holds the tasks of an app that has not asked it for anything yet."""
+    """A Redis for one test, with an app that is not connected to it yet."""
     with RedisServer() as server:
         app = Celery("shop", broker="memory://", set_as_current=False)
         app.conf.redis_queue_url = server.url
@@ -50,7 +50,7 @@ def test_it_is_stored_with_the_commit_and_not_before(tables: Any, outbox: Any, d
     assert rows() == []
 
 
-def test_what_is_rolled_back_was_never_scheduled(tables: Any, outbox: Any, delayed: Any) -> None:
+def test_a_rolled_back_call_is_not_scheduled(tables: Any, outbox: Any, delayed: Any) -> None:
     with tables.atomic():
         outbox.schedule("shop.remind", countdown=60)
         tables.set_rollback(True)
@@ -58,14 +58,14 @@ def test_what_is_rolled_back_was_never_scheduled(tables: Any, outbox: Any, delay
     assert delayed.count() == 0
 
 
-def test_what_was_committed_while_redis_was_away_is_relayed_later(
+def test_a_commit_during_an_outage_of_redis_is_relayed_later(
     tables: Any, outbox: Any, delayed: Any, client: redis.Redis
 ) -> None:
     ids = []
     client.execute_command("CLIENT", "PAUSE", 20_000, "WRITE")
     try:
         with pytest.MonkeyPatch.context() as patch:
-            # As a process that dies right behind its commit.
+            # As if the process died right after its commit.
             patch.setattr("redis_queue.contrib.django.outbox.calls.relay_quietly", lambda **_: None)
             for number in range(3):
                 with tables.atomic():
@@ -77,7 +77,7 @@ def test_what_was_committed_while_redis_was_away_is_relayed_later(
     assert sorted(entry.id for entry in delayed.list()) == sorted(ids)
 
 
-def test_a_process_that_never_saw_redis_schedules_all_the_same(tables: Any, outbox: Any, own: RedisServer) -> None:
+def test_scheduling_works_before_the_first_connection_to_redis(tables: Any, outbox: Any, own: RedisServer) -> None:
     own.kill()
     with tables.atomic():
         id_ = outbox.schedule("shop.remind", (1,), countdown=60)
@@ -101,7 +101,7 @@ def test_many_calls_of_one_transaction_are_relayed_once(
     assert outbox.relay() == outbox.Relayed(moved=20)
 
 
-def test_more_calls_than_one_relay_takes_are_all_relayed_with_their_commit(
+def test_more_calls_than_a_chunk_are_relayed_with_their_commit(
     tables: Any, outbox: Any, delayed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("redis_queue.contrib.django.outbox.transfer.CHUNK", 2)
@@ -112,7 +112,7 @@ def test_more_calls_than_one_relay_takes_are_all_relayed_with_their_commit(
 
 
 @pytest.mark.parametrize("undone", [0, 1, 2])
-def test_the_relay_of_a_transaction_outlives_a_savepoint_that_is_rolled_back(
+def test_the_relay_of_a_transaction_survives_a_rolled_back_savepoint(
     tables: Any, outbox: Any, delayed: Any, undone: int
 ) -> None:
     with tables.atomic():
@@ -125,9 +125,7 @@ def test_the_relay_of_a_transaction_outlives_a_savepoint_that_is_rolled_back(
     assert sorted(entry.id for entry in delayed.list()) == [f"x{number}" for number in range(3) if number != undone]
 
 
-def test_the_relays_of_a_test_that_never_commits_are_captured_each_time(
-    tables: Any, outbox: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_django_test_case_can_capture_each_relay(tables: Any, outbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from django.test import TestCase
 
     relayed: list[Any] = []
@@ -140,9 +138,7 @@ def test_the_relays_of_a_test_that_never_commits_are_captured_each_time(
         tables.set_rollback(True)
 
 
-def test_a_relay_that_died_before_its_commit_changes_nothing_the_second_time(
-    tables: Any, outbox: Any, delayed: Any
-) -> None:
+def test_repeating_a_relay_changes_nothing(tables: Any, outbox: Any, delayed: Any) -> None:
     from redis_queue.contrib.django.outbox.models import Call
 
     Call.objects.create(task_id="x", task="shop.remind", payload={}, due_at=datetime.now(timezone.utc))
@@ -167,7 +163,7 @@ def test_it_is_cancelled_before_and_after_the_relay(tables: Any, outbox: Any, de
     assert delayed.count() == 0
 
 
-def test_a_cancel_that_is_rolled_back_was_none(tables: Any, outbox: Any, delayed: Any) -> None:
+def test_a_rolled_back_cancel_has_no_effect(tables: Any, outbox: Any, delayed: Any) -> None:
     from redis_queue.contrib.django.outbox.models import Call
 
     Call.objects.create(task_id="x", task="shop.remind", payload={}, due_at=datetime.now(timezone.utc))
@@ -190,7 +186,7 @@ def test_a_cancel_that_is_rolled_back_was_none(tables: Any, outbox: Any, delayed
         ({"countdwon": 5}, {}, InvalidValueError),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(
+def test_invalid_arguments_are_refused_before_anything_is_written(
     tables: Any, outbox: Any, arguments: dict[str, Any], options: dict[str, Any], error: type[Exception]
 ) -> None:
     del tables
@@ -199,7 +195,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     assert rows() == []
 
 
-def test_an_id_is_taken_once(tables: Any, outbox: Any) -> None:
+def test_an_id_can_be_used_once(tables: Any, outbox: Any) -> None:
     with tables.atomic():
         outbox.schedule("shop.remind", countdown=60, task_id="x")
         with pytest.raises(EntryExistsError):
@@ -207,14 +203,14 @@ def test_an_id_is_taken_once(tables: Any, outbox: Any) -> None:
     assert rows() == []
 
 
-def test_arguments_of_other_types_are_for_celerys_json_serializer(outbox: Any) -> None:
+def test_arguments_of_other_types_need_celerys_json_serializer(outbox: Any) -> None:
     refused = r"^shop\.remind: args\[1\] of type UUID cannot be stored as JSON: "
     with pytest.raises(InvalidValueError, match=refused):
         outbox.schedule("shop.remind", (1, UUID(int=7)), countdown=60, serializer="yaml")
     assert rows() == []
 
 
-def test_arguments_of_other_types_reach_the_worker_as_by_apply_async(outbox: Any, delayed: Any) -> None:
+def test_arguments_of_other_types_are_sent_like_those_of_apply_async(outbox: Any, delayed: Any) -> None:
     arguments = (UUID(int=7), Decimal("1.10"), date(2030, 1, 2), b"\xff")
     named = {"eta": datetime(2030, 1, 2, 3, 4, 5, 6, tzinfo=timezone.utc)}
     outbox.schedule("shop.remind", arguments, named, countdown=60, task_id="x", expires=named["eta"])
@@ -231,7 +227,7 @@ def test_arguments_of_other_types_reach_the_worker_as_by_apply_async(outbox: Any
     assert delayed.get("x").args == expected.headers["argsrepr"]
 
 
-def test_arguments_arrive_as_they_were(outbox: Any, delayed: Any) -> None:
+def test_arguments_are_unchanged(outbox: Any, delayed: Any) -> None:
     arguments = ["a\x00b", 1e16, 1e300, -0.0, 0.1, 2**70, {"later": 1, "a": [None, True]}, "ü\u2028"]
     id_ = outbox.schedule("shop.remind", arguments, countdown=60)
     assert repr(delayed.queue.get(id_).payload["args"]) == repr(arguments)
@@ -241,7 +237,7 @@ def test_arguments_arrive_as_they_were(outbox: Any, delayed: Any) -> None:
 def test_the_time_does_not_depend_on_the_settings(outbox: Any, delayed: Any, use_tz: bool) -> None:
     from django.test import override_settings
 
-    # The second time at which clocks in New York show half past one.
+    # The second time at which clocks in New York show 01:30.
     eta = datetime(2029, 11, 4, 6, 30, 0, 1000, tzinfo=timezone.utc)
     with override_settings(USE_TZ=use_tz, TIME_ZONE="America/New_York"):
         outbox.schedule("shop.remind", eta=eta, task_id="x")
@@ -250,7 +246,7 @@ def test_the_time_does_not_depend_on_the_settings(outbox: Any, delayed: Any, use
     assert timedelta(seconds=55) < delayed.get("y").due_at - datetime.now(timezone.utc) <= timedelta(seconds=60)
 
 
-def test_a_transaction_that_is_open_is_not_relayed(tables: Any, outbox: Any, delayed: Any) -> None:
+def test_a_relay_in_an_open_transaction_is_refused(tables: Any, outbox: Any, delayed: Any) -> None:
     with tables.atomic():
         outbox.schedule("shop.remind", countdown=60)
         with pytest.raises(RuntimeError):

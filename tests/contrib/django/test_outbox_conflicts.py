@@ -1,4 +1,4 @@
-"""Under the id of a committed call the relay replaces what is older, and keeps what is newer."""
+"""The relay of a committed call replaces an older entry with the same id and keeps a newer one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def database(request: pytest.FixtureRequest, shop: Any) -> str:
 
 @pytest.fixture(params=[-SKEW, 0, SKEW], ids=["behind", "equal", "ahead"])
 def clock(request: pytest.FixtureRequest, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the database's clock be another one than that of Redis; PostgreSQL has its own here."""
+    """Shift the clock of the process against that of Redis; PostgreSQL has its own clock."""
     skewed = SimpleNamespace(time_ns=lambda: time.time_ns() + request.param * 10**9)
     monkeypatch.setattr("redis_queue.contrib.django.outbox.fields.time", skewed)
 
@@ -69,14 +69,14 @@ def test_it_does_not_replace_a_newer_call(tables: Any, outbox: Any, delayed: Any
     assert (state(delayed), rows()) == (("delayed", "shop.new"), [])
 
 
-def test_of_two_calls_that_follow_each_other_the_last_one_stays(tables: Any, outbox: Any, delayed: Any) -> None:
+def test_the_last_of_several_calls_stays(tables: Any, outbox: Any, delayed: Any) -> None:
     for number in range(5):
         with tables.atomic():
             outbox.schedule(f"shop.call{number}", countdown=60, task_id="x")
     assert state(delayed) == ("delayed", "shop.call4")
 
 
-def test_it_sends_no_command_that_the_role_of_a_producer_lacks(
+def test_it_needs_only_the_commands_of_the_producer_role(
     tables: Any, outbox: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (ROOT / "docs" / "security.md").read_text("utf-8")
@@ -91,11 +91,11 @@ def test_it_sends_no_command_that_the_role_of_a_producer_lacks(
             with tables.atomic():
                 outbox.schedule("shop.remind", countdown=60, task_id="x")
         sent = {name.removeprefix("cmdstat_").partition("|")[0] for name in client.info("commandstats")}
-    # Those of the connections, and of this test.
+    # The others are commands of the connections and of this test.
     assert sent - allowed <= {"auth", "client", "eval", "hello", "select", "script", "config", "info", "ping"}
 
 
-def test_under_an_id_that_was_revoked_it_is_known_as_newer(tables: Any, outbox: Any, delayed: Any) -> None:
+def test_a_call_after_a_revoke_counts_as_newer(tables: Any, outbox: Any, delayed: Any) -> None:
     delayed.app.control.revoke("x")
     for _ in range(2):
         with tables.atomic():

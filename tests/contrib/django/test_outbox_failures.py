@@ -1,4 +1,4 @@
-"""A call that cannot be relayed is one failure: it is named and counted, and the others go on."""
+"""A call that cannot be relayed is reported as one failure, and the others are relayed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.servers import RedisServer
 pytestmark = pytest.mark.celery
 
 TOO_LATE = 10**18
-"""Milliseconds: outside the calendar."""
+"""Milliseconds, outside the calendar."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -27,7 +27,7 @@ def database(request: pytest.FixtureRequest, shop: Any) -> str:
 
 @pytest.fixture
 def small(tables: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A Redis that cuts off who sends more than a megabyte at once."""
+    """A client of a Redis that closes connections with commands of more than a megabyte."""
     del tables
     with RedisServer("--proto-max-bulk-len", "1mb") as server, server.client() as client:
         app = Celery("shop", broker="memory://", set_as_current=False)
@@ -41,7 +41,7 @@ def overwrite(task_id: str, column: str, value: Any) -> None:
 
     from redis_queue.contrib.django.outbox.models import Call
 
-    # As somebody else's program would: not through the column's own class.
+    # As another program would, without the conversion of the model's field.
     Call.objects.filter(task_id=task_id).update(**{column: RawSQL("%s", [value])})
 
 
@@ -63,7 +63,7 @@ def status() -> str:
         ("due_at", TOO_LATE),
     ],
 )
-def test_a_row_that_cannot_be_read_is_set_aside(
+def test_an_unreadable_row_is_set_aside(
     outbox: Any, delayed: Any, caplog: pytest.LogCaptureFixture, column: str, value: Any
 ) -> None:
     from redis_queue.contrib.django.outbox.models import Call
@@ -83,7 +83,7 @@ def test_a_row_that_cannot_be_read_is_set_aside(
     )
 
 
-def test_a_row_that_could_never_be_stored_is_set_aside(tables: Any, outbox: Any, delayed: Any) -> None:
+def test_a_row_that_cannot_be_stored_is_set_aside(tables: Any, outbox: Any, delayed: Any) -> None:
     del tables
     write(task_id="bad", due_at=DUE_AT + timedelta(days=365 * 50))
     write(task_id="good")
@@ -91,7 +91,7 @@ def test_a_row_that_could_never_be_stored_is_set_aside(tables: Any, outbox: Any,
     assert [entry.id for entry in delayed.list()] == ["good"]
 
 
-def test_a_call_that_redis_refuses_is_tried_again_behind_the_others(tables: Any, outbox: Any, small: Any) -> None:
+def test_a_call_that_redis_refuses_is_retried_after_the_others(tables: Any, outbox: Any, small: Any) -> None:
     from redis_queue.contrib.django.outbox.models import Call
 
     del tables

@@ -1,4 +1,4 @@
-"""A Redis that does not answer costs commits no time, and locks nobody out of the database."""
+"""A Redis that does not answer delays few commits and locks no rows of the database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.celery
 
 @pytest.fixture
 def redis(redis_tcp_server: RedisServer, tables: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """The Redis of the outbox behind a proxy; the app has not asked it for anything yet."""
+    """The Redis of the outbox through a proxy; the app is not connected to it yet."""
     del tables
     with redis_tcp_server.client() as client:
         client.flushall()
@@ -34,7 +34,7 @@ def redis(redis_tcp_server: RedisServer, tables: Any, monkeypatch: pytest.Monkey
         yield proxy
 
 
-def test_of_many_commits_one_waits_for_a_silent_redis(tables: Any, outbox: Any, redis: FaultProxy) -> None:
+def test_only_one_of_many_commits_waits_for_a_silent_redis(tables: Any, outbox: Any, redis: FaultProxy) -> None:
     redis.mode = "blackhole"
     for number in range(20):
         with tables.atomic():
@@ -46,7 +46,7 @@ def test_of_many_commits_one_waits_for_a_silent_redis(tables: Any, outbox: Any, 
     assert rows() == []
 
 
-def test_commits_store_again_once_redis_answers(
+def test_commits_are_relayed_again_after_an_outage(
     tables: Any, outbox: Any, redis: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("redis_queue.contrib.django.outbox.redis_access.FIRST_PAUSE", 0.0)
@@ -58,7 +58,7 @@ def test_commits_store_again_once_redis_answers(
     assert rows() == []
 
 
-def test_a_relay_that_waits_for_redis_leaves_the_database_to_others(shop: Any, outbox: Any, redis: FaultProxy) -> None:
+def test_a_relay_that_waits_for_redis_does_not_lock_the_database(shop: Any, outbox: Any, redis: FaultProxy) -> None:
     from django.db import connections
 
     def relay() -> Any:
@@ -71,7 +71,7 @@ def test_a_relay_that_waits_for_redis_leaves_the_database_to_others(shop: Any, o
     redis.mode = "blackhole"
     with ThreadPoolExecutor(1) as pool:
         relayed = pool.submit(relay)
-        wait_until(lambda: redis.connections, description="the relay to ask Redis")
+        wait_until(lambda: redis.connections, description="the relay to connect to Redis")
         with sqlite3.connect(shop, timeout=0) as other:
             other.execute("UPDATE redis_queue_outbox_call SET failures = 0")
         other.close()
@@ -80,7 +80,7 @@ def test_a_relay_that_waits_for_redis_leaves_the_database_to_others(shop: Any, o
         assert relayed.result(30) == outbox.Relayed(moved=1)
 
 
-def test_a_cancel_that_waits_for_redis_has_locked_nothing(tables: Any, outbox: Any, redis: FaultProxy) -> None:
+def test_a_cancel_that_waits_for_redis_locks_nothing(tables: Any, outbox: Any, redis: FaultProxy) -> None:
     write(task_id="x")
     redis.mode = "blackhole"
     from django.db import connection
@@ -95,7 +95,7 @@ def test_a_cancel_that_waits_for_redis_has_locked_nothing(tables: Any, outbox: A
     assert [row.task_id for row in rows()] == ["x"]
 
 
-def test_the_pauses_of_a_breaker_grow_and_one_caller_ends_each() -> None:
+def test_the_pauses_of_a_breaker_grow_and_each_allows_one_caller() -> None:
     now = [100.0]
     breaker = Breaker(lambda: now[0])
     assert breaker.allows()

@@ -1,4 +1,4 @@
-"""Transactions, relays and cancels at the same time, on a database that keeps them apart: PostgreSQL."""
+"""Concurrent transactions, relays and cancels on PostgreSQL, which isolates them."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def database(postgres: str) -> str:
 
 @pytest.fixture
 def server(database: str) -> Iterator[psycopg.Connection]:
-    """A connection that is nobody's, to look and to kill."""
+    """A separate connection, to query the server and to end other connections."""
     with psycopg.connect(database, autocommit=True) as connection:
         yield connection
 
 
 @pytest.fixture
 def threads(tables: Any) -> Iterator[Callable[..., Future[Any]]]:
-    """Start something in a thread with database connections of its own."""
+    """Run a function in a thread with its own database connections."""
     from django.db import connections
 
     def run(work: Callable[..., Any], *arguments: Any) -> Any:
@@ -67,8 +67,8 @@ def threads(tables: Any) -> Iterator[Callable[..., Future[Any]]]:
         yield lambda work, *arguments: pool.submit(run, work, *arguments)
 
 
-class Held:
-    """Stops the first relay where its calls are in Redis and its transaction is open."""
+class PausedRelay:
+    """Stops the first relay after it stored its calls in Redis and before its commit."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached = Event()
@@ -86,14 +86,14 @@ class Held:
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    held = Held(monkeypatch)
-    yield held
-    held.go_on.set()
+def paused_relay(monkeypatch: pytest.MonkeyPatch) -> Iterator[PausedRelay]:
+    paused_relay = PausedRelay(monkeypatch)
+    yield paused_relay
+    paused_relay.go_on.set()
 
 
 def write(*ids: str) -> None:
-    """Leave calls in the outbox, as processes that died right behind their commits."""
+    """Write calls to the outbox, as a process leaves them that dies right after its commit."""
     for id_ in ids:
         write_row(task_id=id_)
 
@@ -115,19 +115,21 @@ def relay_and_die(redis_url: str, database: str) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
-def test_two_relays_share_the_work_and_none_waits(outbox: Any, delayed: Any, threads: Any, held: Held) -> None:
+def test_two_relays_share_the_calls_without_waiting(
+    outbox: Any, delayed: Any, threads: Any, paused_relay: PausedRelay
+) -> None:
     ids = [f"x{number}" for number in range(10)]
     write(*ids)
     first = threads(outbox.relay, 4)
-    assert held.reached.wait(20)
+    assert paused_relay.reached.wait(20)
     assert outbox.relay() == outbox.Relayed(moved=6)
     assert not first.done()
-    held.go_on.set()
+    paused_relay.go_on.set()
     assert first.result(20) == outbox.Relayed(moved=4)
     assert (scheduled(delayed), rows()) == (ids, [])
 
 
-def test_a_cancel_in_an_open_transaction_wins_over_a_relay(
+def test_a_relay_skips_a_call_that_an_open_transaction_cancels(
     tables: Any, outbox: Any, delayed: Any, threads: Any
 ) -> None:
     write("x", "y")
@@ -138,7 +140,7 @@ def test_a_cancel_in_an_open_transaction_wins_over_a_relay(
     assert (scheduled(delayed), rows()) == (["y"], [])
 
 
-def test_after_a_cancel_that_is_rolled_back_the_next_relay_moves_it(
+def test_a_call_is_relayed_after_its_cancel_was_rolled_back(
     tables: Any, outbox: Any, delayed: Any, threads: Any
 ) -> None:
     write("x")
@@ -150,39 +152,39 @@ def test_after_a_cancel_that_is_rolled_back_the_next_relay_moves_it(
     assert scheduled(delayed) == ["x"]
 
 
-def test_cancels_wait_for_a_relay_and_take_out_what_it_moved(
-    outbox: Any, delayed: Any, threads: Any, server: psycopg.Connection, held: Held
+def test_cancels_wait_for_a_relay_and_cancel_its_entries(
+    outbox: Any, delayed: Any, threads: Any, server: psycopg.Connection, paused_relay: PausedRelay
 ) -> None:
     from django.db import transaction
 
     write("x", "y")
     relay = threads(outbox.relay)
-    assert held.reached.wait(20)
+    assert paused_relay.reached.wait(20)
 
     def cancel_both() -> list[bool]:
         with transaction.atomic():
             return [outbox.cancel("y"), outbox.cancel("x")]
 
     cancels = threads(cancel_both)
-    wait_until(lambda: server.execute(LOCKED).fetchone() == (1,), description="the cancel to wait")
-    held.go_on.set()
+    wait_until(lambda: server.execute(LOCKED).fetchone() == (1,), description="the cancel to wait for the lock")
+    paused_relay.go_on.set()
     assert relay.result(20) == outbox.Relayed(moved=2)
     assert cancels.result(20) == [True, True]
     assert (scheduled(delayed), rows()) == ([], [])
 
 
-def test_a_relay_that_is_killed_before_its_commit_loses_and_doubles_nothing(
+def test_a_relay_killed_before_its_commit_loses_and_duplicates_nothing(
     redis_url: str, database: str, outbox: Any, delayed: Any
 ) -> None:
     write("x")
     relay_and_die(redis_url, database)
     assert (scheduled(delayed), rows()) == (["x"], ["x"])
-    # The server sees only after a moment that its client is gone.
+    # The server takes a moment to notice that its client is gone.
     wait_until(lambda: outbox.relay().moved, description="the row to be free")
     assert (scheduled(delayed), rows()) == (["x"], [])
 
 
-def test_what_a_killed_relay_left_in_both_places_is_cancelled_in_both(
+def test_a_cancel_after_a_killed_relay_removes_row_and_entry(
     redis_url: str, database: str, outbox: Any, delayed: Any
 ) -> None:
     write("x")
@@ -192,7 +194,7 @@ def test_what_a_killed_relay_left_in_both_places_is_cancelled_in_both(
     assert (scheduled(delayed), rows()) == ([], [])
 
 
-def test_a_cancel_that_cannot_ask_redis_cancels_nothing(
+def test_a_cancel_without_redis_raises_and_cancels_nothing(
     tables: Any, outbox: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from redis_queue.errors import StoreError
@@ -207,7 +209,7 @@ def test_a_cancel_that_cannot_ask_redis_cancels_nothing(
     assert rows() == ["x"]
 
 
-def test_what_a_savepoint_took_back_is_not_scheduled(tables: Any, outbox: Any, delayed: Any) -> None:
+def test_a_call_in_a_rolled_back_savepoint_is_not_scheduled(tables: Any, outbox: Any, delayed: Any) -> None:
     with tables.atomic():
         outbox.schedule("shop.remind", countdown=60, task_id="outer")
         with tables.atomic():
@@ -219,7 +221,9 @@ def test_what_a_savepoint_took_back_is_not_scheduled(tables: Any, outbox: Any, d
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_a_request_is_a_transaction(tables: Any, delayed: Any, monkeypatch: pytest.MonkeyPatch, breaks: bool) -> None:
+def test_atomic_requests_include_the_outbox(
+    tables: Any, delayed: Any, monkeypatch: pytest.MonkeyPatch, breaks: bool
+) -> None:
     from django.db import connections
     from django.test import Client, override_settings
 
@@ -230,7 +234,7 @@ def test_a_request_is_a_transaction(tables: Any, delayed: Any, monkeypatch: pyte
     assert (scheduled(delayed), rows()) == ([] if breaks else ["x"], [])
 
 
-def test_what_commits_late_is_not_passed_over(
+def test_a_late_commit_is_not_skipped(
     tables: Any, outbox: Any, delayed: Any, threads: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("redis_queue.contrib.django.outbox.calls.relay_quietly", lambda **_: None)
@@ -288,7 +292,7 @@ def test_a_hundred_commits_at_once_are_each_moved_once(
     assert (sorted(moved), scheduled(delayed), rows()) == (expected, expected, [])
 
 
-def test_a_commit_stays_one_if_the_connection_is_lost_behind_it(
+def test_a_connection_lost_after_the_commit_does_not_raise(
     tables: Any, outbox: Any, server: psycopg.Connection
 ) -> None:
     from django.db import connection
@@ -300,7 +304,7 @@ def test_a_commit_stays_one_if_the_connection_is_lost_behind_it(
     assert rows() == ["x"]
 
 
-def test_the_relay_goes_on_when_its_connection_is_lost(
+def test_the_relay_continues_after_a_lost_connection(
     redis_url: str, database: str, tables: Any, delayed: Any, server: psycopg.Connection
 ) -> None:
     from django.db import connection
@@ -316,7 +320,7 @@ def test_the_relay_goes_on_when_its_connection_is_lost(
         wait_until(lambda: scheduled(delayed) == ["x"], timeout=40, description="the first call to be relayed")
         connection.close()
         killed = server.execute(KILL_OTHERS).fetchall()
-        # That of this test, which was closed just now, may still be there beside it.
+        # The closed connection of this test may still be in the list.
         assert (True,) in killed
         write("y")
         wait_until(lambda: scheduled(delayed) == ["x", "y"], description="the second call to be relayed")

@@ -1,4 +1,4 @@
-"""The shop run as its users would: checks, commands, views, worker and relay as processes."""
+"""The example shop as its users run it: checks, commands and views, also in separate processes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_settings_of_the_app_are_checked(
         ({}, ["redis_queue.W001"]),
     ],
 )
-def test_which_app_it_is_is_checked(shop: Path, setting: Any, found: list[str]) -> None:
+def test_the_name_of_the_app_is_checked(shop: Path, setting: Any, found: list[str]) -> None:
     from django.test import override_settings
 
     from redis_queue.contrib.django.checks import check_settings
@@ -98,7 +98,7 @@ def test_which_app_it_is_is_checked(shop: Path, setting: Any, found: list[str]) 
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "error"),
     [
         (
             "examples.shop.celery:ap",
@@ -110,7 +110,7 @@ def test_which_app_it_is_is_checked(shop: Path, setting: Any, found: list[str]) 
         ("examples.nowhere:app", "No module named 'examples.nowhere'"),
     ],
 )
-def test_a_wrong_name_of_the_app_is_told_as_what_it_is(shop: Path, name: str, said: str) -> None:
+def test_a_wrong_name_of_the_app_is_explained(shop: Path, name: str, error: str) -> None:
     from django.test import override_settings
 
     from redis_queue.contrib.django.checks import check_settings
@@ -119,18 +119,18 @@ def test_a_wrong_name_of_the_app_is_told_as_what_it_is(shop: Path, name: str, sa
     with override_settings(REDIS_QUEUE={"CELERY_APP": name}):
         (message,) = check_settings()
     assert str(message.msg).startswith(f"REDIS_QUEUE['CELERY_APP']={name!r}")
-    assert str(message.msg).endswith(said)
+    assert str(message.msg).endswith(error)
 
 
 @pytest.mark.parametrize(
-    ("setting", "meant"),
+    ("setting", "expected"),
     [
         ("REDIS_QUEUE_OVERDUE", "CELERY_REDIS_QUEUE_OVERDUE"),
         ("REDIS_QUEUE_OVERDUES", "CELERY_REDIS_QUEUE_OVERDUE"),
         ("REDIS_QUEUE_OF_ANOTHER_PACKAGE", None),
     ],
 )
-def test_a_setting_without_celerys_prefix_is_told(shop: Path, setting: str, meant: str | None) -> None:
+def test_a_setting_without_celerys_prefix_is_a_warning(shop: Path, setting: str, expected: str | None) -> None:
     from django.test import override_settings
 
     from redis_queue.contrib.django.checks import check_settings
@@ -138,10 +138,10 @@ def test_a_setting_without_celerys_prefix_is_told(shop: Path, setting: str, mean
     del shop
     with override_settings(**{setting: "run"}):
         found = [(message.id, message.hint) for message in check_settings()]
-    assert found == ([("redis_queue.W003", f"Write {meant}.")] if meant else [])
+    assert found == ([("redis_queue.W003", f"Write {expected}.")] if expected else [])
 
 
-def test_the_command_is_that_of_celery(redis_url: str, shop: Path, tables: Any) -> None:
+def test_the_command_equals_that_of_celery(redis_url: str, shop: Path, tables: Any) -> None:
     from redis_queue.contrib.django import outbox
 
     with tables.atomic():
@@ -152,14 +152,14 @@ def test_the_command_is_that_of_celery(redis_url: str, shop: Path, tables: Any) 
     assert manage(redis_url, shop, "redis_queue", "scheduled", "show", "nothing").returncode == 1
 
 
-def test_the_command_takes_settings_like_every_command(redis_url: str, shop: Path) -> None:
+def test_the_command_takes_the_options_of_manage_py(redis_url: str, shop: Path) -> None:
     options = ("--pythonpath", ".", "--settings=examples.shop.settings")
     done = manage(redis_url, shop, "redis_queue", "stats", "--json", *options, DJANGO_SETTINGS_MODULE="nowhere")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["prefix"] == "redis_queue"
 
 
-def test_call_command_runs_it_too(tables: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_call_command_runs_the_command(tables: Any, capsys: pytest.CaptureFixture[str]) -> None:
     from django.core.management import call_command
 
     del tables
@@ -169,7 +169,7 @@ def test_call_command_runs_it_too(tables: Any, capsys: pytest.CaptureFixture[str
     assert "prefix" in capsys.readouterr().out
 
 
-def test_the_relay_moves_what_is_there_and_ends(redis_url: str, shop: Path, tables: Any) -> None:
+def test_the_relay_command_with_once(redis_url: str, shop: Path, tables: Any) -> None:
     from datetime import datetime, timezone
 
     from redis_queue.contrib.django.outbox.models import Call
@@ -187,7 +187,7 @@ def test_the_relay_moves_what_is_there_and_ends(redis_url: str, shop: Path, tabl
     assert "--interval 0" in refused.stderr
 
 
-def test_an_order_is_placed_paid_and_broken(tables: Any) -> None:
+def test_views_schedule_and_cancel_with_their_transaction(tables: Any) -> None:
     from django.test import Client
 
     from examples.shop.celery import app

@@ -1,4 +1,4 @@
-"""`manage.py redis_queue_relay` in this process: how it ends."""
+"""Signals during `manage.py redis_queue_relay`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODULE = "redis_queue.contrib.django.outbox.management.commands.redis_queue_rela
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_and_its_handlers_go_with_it(
+def test_a_signal_ends_it_and_its_handlers_are_removed(
     number: signal.Signals, tables: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from django.core.management import call_command
@@ -22,10 +22,10 @@ def test_a_signal_ends_it_and_its_handlers_go_with_it(
 
     del tables
     before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
-    looked = []
+    relayed = []
 
     def signalled(using: str | None) -> Any:
-        looked.append(using)
+        relayed.append(using)
         signal.raise_signal(number)
         return relay(using=using)
 
@@ -33,5 +33,5 @@ def test_a_signal_ends_it_and_its_handlers_go_with_it(
 
     call_command("redis_queue_relay", interval=60.0)
 
-    assert looked == [None]
+    assert relayed == [None]
     assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == before

@@ -1,4 +1,4 @@
-"""redis_queue in a Flask application: settings, tasks of its own class, and the dashboard behind its users."""
+"""redis_queue in a Flask application: settings, tasks with a custom class, and the dashboard with its users."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.celery
 
 
 def broker(url: str) -> str:
-    """Return a Redis URL as kombu reads it."""
+    """Return a Redis URL in the form of kombu."""
     return url.replace("unix://", "redis+socket://").partition("?")[0]
 
 
 @pytest.fixture
 def app(redis_url: str, client: redis.Redis, tmp_path: Path) -> Flask:
-    """The example on the Redis of the test."""
+    """The example application on the Redis of the test."""
     del client
     celery = {"broker_url": broker(redis_url), "redis_queue_url": redis_url, "task_ignore_result": True}
     return create_app(CELERY=celery, OUTBOX=str(tmp_path / "outbox.txt"))
@@ -40,7 +40,7 @@ def login(browser: Any, name: str) -> None:
         session["user"] = name
 
 
-def test_a_notification_is_planned_and_withdrawn(app: Flask) -> None:
+def test_a_notification_is_scheduled_and_withdrawn(app: Flask) -> None:
     browser = app.test_client()
     id_ = browser.post("/notifications", data={"to": "ann", "text": "hello", "in": "60"}).json["id"]
     delayed: DelayedTasks = app.extensions["redis_queue"]
@@ -64,7 +64,7 @@ def test_a_worker_runs_it_in_the_context_of_the_application(tmp_path: Path) -> N
             wait_until(lambda: outbox.exists() and outbox.read_text() == "ann: hello\n", description="the mail")
 
 
-def test_the_dashboard_asks_the_application_who_it_is(app: Flask) -> None:
+def test_the_dashboard_uses_the_users_of_the_application(app: Flask) -> None:
     browser = app.test_client()
     assert browser.get("/queues/").status_code == 403
     login(browser, "ann")
@@ -77,7 +77,7 @@ def test_the_dashboard_asks_the_application_who_it_is(app: Flask) -> None:
     assert browser.post("/notifications", data={"to": "ann", "text": "hello"}).status_code == 201
 
 
-def test_who_may_act_cancels(app: Flask) -> None:
+def test_users_with_write_permission_can_cancel(app: Flask) -> None:
     browser = app.test_client()
     login(browser, "admin")
     id_ = browser.post("/notifications", data={"to": "ann", "text": "hello"}).json["id"]
@@ -89,13 +89,13 @@ def test_who_may_act_cancels(app: Flask) -> None:
     done = browser.post("/queues/act", data=hidden)
     assert (done.status_code, done.headers["Location"]) == (303, "/queues/scheduled")
     assert app.extensions["redis_queue"].count() == 0
-    # The application's own session is as it was.
+    # The session of the application is unchanged.
     with browser.session_transaction() as session:
         assert session["user"] == "admin"
 
 
 def dashboard(redis_url: str, **options: Any) -> Flask:
-    """Return a bare application with a dashboard."""
+    """Return a minimal application with a dashboard."""
     app = Flask("other")
     app.config.update(SECRET_KEY="dev", REDIS_QUEUE_URL=redis_url)
     celery = Celery("other", broker="redis://localhost", set_as_current=False)
@@ -103,17 +103,17 @@ def dashboard(redis_url: str, **options: Any) -> Flask:
     return app
 
 
-def test_the_key_of_the_application_may_be_as_short_as_it_likes(redis_url: str) -> None:
+def test_the_secret_key_of_the_application_may_be_short(redis_url: str) -> None:
     app = dashboard(redis_url, user=lambda: "ann")
     assert app.test_client().get("/queues/").status_code == 200
 
 
 @pytest.mark.parametrize("nobody", [None, False, ""])
-def test_who_is_nobody_is_refused(redis_url: str, nobody: Any) -> None:
+def test_anonymous_users_are_refused(redis_url: str, nobody: Any) -> None:
     assert dashboard(redis_url, user=lambda: nobody).test_client().get("/queues/").status_code == 403
 
 
-def test_whoever_asks_for_the_user_leaves_the_form_alone(redis_url: str) -> None:
+def test_the_user_function_does_not_consume_the_form(redis_url: str) -> None:
     roots: list[str] = []
 
     def user() -> str:
@@ -123,7 +123,7 @@ def test_whoever_asks_for_the_user_leaves_the_form_alone(redis_url: str) -> None
     app = dashboard(redis_url, user=user, may_write=lambda: True)
     browser = app.test_client()
     id_ = app.extensions["redis_queue"].app.send_task("shop.remind", countdown=60).id
-    # Behind a proxy that serves the application under a path.
+    # Like a proxy that serves the application under a path.
     under = {"environ_overrides": {"SCRIPT_NAME": "/shop"}}
     token = re.search(r'name="token" value="([^"]+)"', browser.get("/queues/scheduled", **under).text)
     assert token is not None
@@ -145,7 +145,7 @@ def test_settings_of_the_application_reach_celery(redis_url: str) -> None:
     assert celery.conf.redis_queue_url == redis_url
 
 
-def test_a_setting_that_celery_has_under_a_namespace_wins(redis_url: str) -> None:
+def test_a_setting_in_celerys_namespace_has_precedence(redis_url: str) -> None:
     app = Flask("other")
     app.config.update(REDIS_QUEUE_URL=redis_url, REDIS_QUEUE_MIN_DELAY=5, CELERY_REDIS_QUEUE_MIN_DELAY=2)
     celery = Celery("other", broker="amqp://localhost", set_as_current=False)
@@ -164,6 +164,6 @@ def test_a_setting_that_celery_has_under_a_namespace_wins(redis_url: str) -> Non
         ({}, "no Celery app: set"),
     ],
 )
-def test_what_cannot_be_is_refused(options: dict[str, Any], text: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         FlaskDelayedTasks(Flask("other"), **options)
