@@ -1,4 +1,4 @@
-"""A Redis with something in every state, at a fixed time, and ways to run a command on it."""
+"""A Redis with entries in every state at a fixed time, and fixtures that run commands on it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.servers import RedisServer
 
 @pytest.fixture(autouse=True)
 def local_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Sets the time zone of this process, as TZ names it; at first that is UTC."""
+    """Set the time zone of this process by the value of TZ; it is UTC at first."""
 
     def choose(zone: str) -> None:
         monkeypatch.setenv("TZ", zone)
@@ -40,7 +40,7 @@ def local_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time of every command that runs in this process."""
+    """The clock of every command that runs in this process."""
     clock = Clock(NOW)
     for module in ("redis_queue.cli.access", "redis_queue.operate.access"):
         monkeypatch.setattr(f"{module}.Inspector", functools.partial(Inspector, clock=clock))
@@ -49,7 +49,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def orders(client: redis.Redis, clock: Clock) -> RedisQueue:
-    """A RedisQueue with something in every state."""
+    """A RedisQueue with messages in every state."""
     queue = RedisQueue("orders", client, clock=clock)
     for id_ in ("unreadable", "dead", "held", "first", "second"):
         queue.put({"order": id_}, headers={"trace": "abc"}, dedupe_key=id_)
@@ -64,7 +64,7 @@ def orders(client: redis.Redis, clock: Clock) -> RedisQueue:
 
 @pytest.fixture
 def app(redis_server: RedisServer, client: redis.Redis, clock: Clock) -> Iterator[Celery]:
-    """An app with its broker, its results and its store in the shared Redis."""
+    """An app with broker, result backend and store in the shared Redis."""
     url = f"redis+socket://{redis_server.socket}"
     app = Celery("tests", broker=url, backend=url, set_as_current=False)
     yield app
@@ -73,7 +73,7 @@ def app(redis_server: RedisServer, client: redis.Redis, clock: Clock) -> Iterato
 
 @pytest.fixture
 def tasks(app: Celery, client: redis.Redis, clock: Clock) -> DelayQueue:
-    """The DelayQueue of the app: two tasks, and data that is no task."""
+    """The DelayQueue of the app, with two tasks and an entry that is not a task."""
     delayed = DelayedTasks(app)
     delayed.queue = DelayQueue("celery", client, clock=clock)
     app.send_task("shop.remind", ["secret"], eta=DUE, task_id="00000000-0000-4000-8000-000000000001")
@@ -84,7 +84,7 @@ def tasks(app: Celery, client: redis.Redis, clock: Clock) -> DelayQueue:
 
 @pytest.fixture
 def run(redis_url: str) -> Run:
-    """Runs `redis-queue …` in this process."""
+    """Run `redis-queue …` in this process."""
 
     def run(*arguments: str, **options: Any) -> Result:
         environment = {"REDIS_QUEUE_URL": redis_url, "COLUMNS": "80"}
@@ -95,7 +95,7 @@ def run(redis_url: str) -> Run:
 
 @pytest.fixture
 def run_in_app(app: Celery) -> Run:
-    """Runs `celery -A app redis-queue …` in this process."""
+    """Run `celery -A app redis-queue …` in this process."""
 
     def run(*arguments: str, **options: Any) -> Result:
         place = SimpleNamespace(app=app)

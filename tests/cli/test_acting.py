@@ -1,4 +1,4 @@
-"""Commands that change something: what they do, whom they ask, how they end when they are interrupted."""
+"""Commands that change data: their effects, confirmations and interruptions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ class TestQueue:
     @pytest.mark.parametrize(
         ("places", "gone"), [((), 3), (("ready",), 2), (("delayed",), 1), (("dead", "quarantine"), 2)]
     )
-    def test_purge_deletes_what_it_said(self, places: Sequence[str], gone: int, run: Run, orders: RedisQueue) -> None:
+    def test_purge_deletes_as_many_as_the_dry_run_says(
+        self, places: Sequence[str], gone: int, run: Run, orders: RedisQueue
+    ) -> None:
         said = answer(run("queue", "orders", "purge", *places, "--dry-run", "--json"))
         done = answer(run("queue", "orders", "purge", *places, "--yes", "--json"))
 
@@ -66,7 +68,7 @@ class TestQueue:
         assert orders.stats().in_flight == 1
 
     @pytest.mark.parametrize("line", ["queue orders putback", "putback", "putback --name orders"])
-    def test_put_back_returns_what_expired_leases_hold(
+    def test_put_back_returns_messages_with_expired_leases(
         self, line: str, run: Run, orders: RedisQueue, clock: Clock
     ) -> None:
         clock.now += 61_000
@@ -78,7 +80,7 @@ class TestQueue:
 
 
 class TestPutback:
-    def test_goes_on_behind_a_queue_that_is_broken(
+    def test_continues_after_a_broken_queue(
         self, run: Run, orders: RedisQueue, client: redis.Redis, clock: Clock
     ) -> None:
         DelayQueue("broken", client).push("x")
@@ -92,7 +94,7 @@ class TestPutback:
         assert json.loads(done.stdout)["returned"] == 1
         assert "broken: " in json.loads(done.stdout)["error"]
 
-    def test_of_many_errors_tells_some(self, run: Run, orders: RedisQueue, client: redis.Redis, clock: Clock) -> None:
+    def test_shows_some_of_many_errors(self, run: Run, orders: RedisQueue, client: redis.Redis, clock: Clock) -> None:
         for number in range(9):
             client.hset("redis_queue:registry", f"delay:broken-{number}", b'{"max_deliveries": 1, "shards": 0}')
         clock.now += 61_000
@@ -103,7 +105,7 @@ class TestPutback:
         assert (done.exit_code, told["returned"]) == (1, 1)
         assert (told["error"].count("shards=0"), told["error"].endswith("; 4 more errors")) == (5, True)
 
-    def test_interrupted_tells_how_many_went_back(
+    def test_an_interruption_shows_the_count(
         self, run: Run, orders: RedisQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         clock.now += 61_000
@@ -143,17 +145,17 @@ FILTERS: list[tuple[str, list[str]]] = [
 
 @pytest.mark.parametrize(("options", "expected"), FILTERS)
 class TestFilters:
-    def test_of_the_plain_group(self, options: str, expected: list[str], run: Run, tasks: DelayQueue) -> None:
+    def test_without_an_app(self, options: str, expected: list[str], run: Run, tasks: DelayQueue) -> None:
         found = answer(run("scheduled", "list", *options.split(), "--json"))
 
         assert [entry["id"] for entry in found["entries"]] == expected
 
-    def test_of_an_app(self, options: str, expected: list[str], run_in_app: Run, tasks: DelayQueue) -> None:
+    def test_with_an_app(self, options: str, expected: list[str], run_in_app: Run, tasks: DelayQueue) -> None:
         found = answer(run_in_app("scheduled", "list", *options.split(), "--json"))
 
         assert [entry["id"] for entry in found["entries"]] == expected
 
-    def test_choose_what_is_cancelled(self, options: str, expected: list[str], run: Run, tasks: DelayQueue) -> None:
+    def test_select_the_cancelled_entries(self, options: str, expected: list[str], run: Run, tasks: DelayQueue) -> None:
         before = ids(tasks)
 
         assert answer(run("scheduled", "cancel", *options.split(), "--yes", "--json")) == {"cancelled": len(expected)}
@@ -161,7 +163,7 @@ class TestFilters:
 
 
 class TestParts:
-    """A part of a task's name is enough to look; to act takes all of it."""
+    """Listing accepts a part of a task's name; actions need the complete name."""
 
     @pytest.mark.parametrize(("part", "expected"), [("shop", [TASK, "task-2"]), ("remi", [TASK]), ("nobody", [])])
     def test_a_part_finds(self, part: str, expected: list[str], run: Run, tasks: DelayQueue) -> None:
@@ -169,7 +171,7 @@ class TestParts:
 
         assert [entry["id"] for entry in found["entries"]] == expected
 
-    def test_a_part_changes_nothing_and_the_names_are_told(self, run: Run, tasks: DelayQueue) -> None:
+    def test_a_part_changes_nothing_and_the_name_is_suggested(self, run: Run, tasks: DelayQueue) -> None:
         done = run("scheduled", "cancel", "--task", "remi", "--yes")
 
         assert (done.exit_code, done.stdout) == (0, "0 cancelled\n")
@@ -187,16 +189,18 @@ class TestParts:
         ],
     )
     @pytest.mark.usefixtures("orders", "tasks")
-    def test_a_list_without_rows_says_among_how_many(self, line: str, words: str, run: Run, redis_url: str) -> None:
+    def test_an_empty_list_shows_the_number_of_searched_entries(
+        self, line: str, words: str, run: Run, redis_url: str
+    ) -> None:
         assert run(*line.split()).stdout == words.format(url=redis_url.partition("?")[0]) + "\n"
 
 
 class TestScheduled:
-    def test_cancel_takes_the_entries_that_are_named(self, run: Run, tasks: DelayQueue) -> None:
+    def test_cancel_takes_ids(self, run: Run, tasks: DelayQueue) -> None:
         assert run("scheduled", "cancel", "data", "nobody", "task-2", "--yes").stdout == "2 cancelled\n"
         assert ids(tasks) == [TASK]
 
-    def test_cancel_tells_how_many_may_have_been_sent(self, run: Run, tasks: DelayQueue) -> None:
+    def test_cancel_shows_how_many_may_have_been_sent(self, run: Run, tasks: DelayQueue) -> None:
         assert tasks.run_now("data")
         assert tasks.release_many(tasks.claim(), reason="refused")
         done = run("scheduled", "cancel", "data", "task-2", "--yes")
@@ -229,17 +233,19 @@ class TestScheduled:
 
         assert run("scheduled", "cancel", "mail", "--delay-queue", "mails", "--yes").stdout == "1 cancelled\n"
 
-    def test_so_it_can_with_an_app(self, run_in_app: Run, client: redis.Redis, clock: Clock) -> None:
+    def test_another_delay_queue_can_be_chosen_with_an_app(
+        self, run_in_app: Run, client: redis.Redis, clock: Clock
+    ) -> None:
         DelayQueue("mails", client, clock=clock).push("x", id="mail", delay=5)
 
         done = run_in_app("scheduled", "cancel", "mail", "--delay-queue", "mails", "--yes")
 
         assert done.stdout == "1 cancelled\n"
 
-    def test_an_app_that_never_delayed_anything_has_an_empty_queue(self, run_in_app: Run, client: redis.Redis) -> None:
+    def test_an_app_without_delayed_tasks_has_an_empty_queue(self, run_in_app: Run, client: redis.Redis) -> None:
         assert answer(run_in_app("scheduled", "list", "--json")) == {"entries": [], "more": False}
 
-    def test_what_was_written_by_hand_stays(self, run: Run, tasks: DelayQueue, client: redis.Redis) -> None:
+    def test_entries_with_invalid_ids_stay(self, run: Run, tasks: DelayQueue, client: redis.Redis) -> None:
         keys = "{redis_queue:delay:celery:0}"
         client.hset(f"{keys}:records", "a\nb", client.hget(f"{keys}:records", "data"))
         client.zadd(f"{keys}:waiting", {"a\nb": NOW})
@@ -249,7 +255,7 @@ class TestScheduled:
 
 
 class TestTransfer:
-    def test_what_was_exported_comes_back_as_it_was(
+    def test_an_import_restores_an_export(
         self, run: Run, tasks: DelayQueue, client: redis.Redis, tmp_path: Path
     ) -> None:
         tasks.push(b"\x00\xff", id="bytes", delay=60, headers={"x": [1]}, destination="somewhere")
@@ -266,7 +272,7 @@ class TestTransfer:
         assert list(tasks) == before
         assert run("scheduled", "import", file).stdout == "0 imported\n"
 
-    def test_an_export_that_breaks_off_leaves_the_file_that_was_there(
+    def test_an_interrupted_export_keeps_the_existing_file(
         self, run: Run, tasks: DelayQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         file = tmp_path / "waiting.jsonl"
@@ -287,26 +293,28 @@ class TestTransfer:
         assert run("scheduled", "export", str(file)).exit_code == 0
         assert (file.read_text().count("\n"), file.stat().st_mode & 0o777) == (3, 0o600)
 
-    def test_an_export_of_nothing_is_an_empty_file(self, run: Run, tasks: DelayQueue, tmp_path: Path) -> None:
+    def test_an_export_without_entries_is_an_empty_file(self, run: Run, tasks: DelayQueue, tmp_path: Path) -> None:
         file = tmp_path / "waiting.jsonl"
         file.write_text("of yesterday\n")
         assert run("scheduled", "export", "--task", "shop.nosuch", str(file)).stderr == "0 exported\n"
         assert file.read_text() == ""
 
-    def test_an_export_to_where_nothing_can_be_written_is_one_line(
+    def test_an_export_to_an_unwritable_path_is_a_one_line_error(
         self, run: Run, tasks: DelayQueue, tmp_path: Path
     ) -> None:
         done = run("scheduled", "export", str(tmp_path / "nowhere" / "waiting.jsonl"))
         assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
         assert "No such file or directory" in done.stderr
 
-    def test_an_import_of_another_encoding_is_one_line(self, run: Run, tasks: DelayQueue, tmp_path: Path) -> None:
+    def test_an_import_with_another_encoding_is_a_one_line_error(
+        self, run: Run, tasks: DelayQueue, tmp_path: Path
+    ) -> None:
         file = tmp_path / "latin-1.jsonl"
         file.write_bytes(b'\n{"id": "caf\xe9"}\n')
         done = run("scheduled", "import", str(file))
         assert (done.exit_code, done.stderr) == (2, "error: not UTF-8 at or after line 1; nothing was stored\n")
 
-    def test_goes_through_pipes_and_takes_conditions(self, run: Run, tasks: DelayQueue) -> None:
+    def test_export_and_import_work_with_pipes_and_filters(self, run: Run, tasks: DelayQueue) -> None:
         text = run("scheduled", "export", "--task", "shop.remind").stdout
         assert [json.loads(line)["id"] for line in text.splitlines()] == [TASK]
         tasks.cancel(TASK)
@@ -325,9 +333,7 @@ class TestTransfer:
         ],
         ids=["a list of redis_queue", "a result", "any list"],
     )
-    def test_import_refuses_keys_that_others_keep_for_themselves(
-        self, run: Run, tasks: DelayQueue, line: dict[str, Any], reason: str
-    ) -> None:
+    def test_import_refuses_reserved_keys(self, run: Run, tasks: DelayQueue, line: dict[str, Any], reason: str) -> None:
         before = len(tasks)
         good = {"id": "good", "due_at": "2030-01-01T00:00:00+00:00", "payload": 1}
         text = f"{json.dumps(good)}\n{json.dumps({**good, 'id': 'bad', **line})}\n"
@@ -348,7 +354,7 @@ class TestTransfer:
         ],
         ids=["by its list", "by its queue", "by its exchange", "its own"],
     )
-    def test_import_refuses_what_a_dispatcher_of_the_app_would(
+    def test_import_refuses_entries_that_the_dispatcher_would_refuse(
         self, *, run_in_app: Run, app: Celery, tasks: DelayQueue, options: dict[str, Any], reason: str
     ) -> None:
         app.conf.redis_queue_allowed_queues = []
@@ -360,7 +366,7 @@ class TestTransfer:
         assert (done.exit_code, len(tasks)) == ((2, before) if reason else (0, before + 1)), done.stderr
         assert reason in done.stderr
 
-    def test_import_replaces_or_refuses_where_it_is_told_to(self, run: Run, tasks: DelayQueue) -> None:
+    def test_import_replaces_or_refuses_existing_entries(self, run: Run, tasks: DelayQueue) -> None:
         line = json.dumps({"id": "data", "due_at": DUE.isoformat(), "payload": "new"})
 
         refused = run("scheduled", "import", "--on-conflict", "error", "--json", input=line)
@@ -400,7 +406,7 @@ class TestTransfer:
 class TestDead:
     @pytest.fixture(autouse=True)
     def letters(self, orders: RedisQueue, tasks: DelayQueue, clock: Clock) -> None:
-        """Dead letters in both kinds of queues, one of them a task."""
+        """Dead letters in queues of both kinds, one of them a task."""
         clock.now += 3 * 3_600_000
         for entry in tasks.claim(9):
             tasks.release(entry, dead=True, reason=f"no route for {entry.id}")
@@ -434,7 +440,7 @@ class TestDead:
             ("--reason route --rate 0.5 --yes", 3),
         ],
     )
-    def test_redrive_brings_back_what_it_said(
+    def test_redrive_moves_as_many_as_the_dry_run_says(
         self, arguments: str, number: int, run: Run, orders: RedisQueue, tasks: DelayQueue
     ) -> None:
         assert last_line(run("dead", "redrive", *arguments.split(), "--dry-run")) == f"{number} to be redriven"
@@ -451,20 +457,20 @@ class TestDead:
         ("arguments", "number"),
         [("--reason route", 3), ("--task shop.remind", 1), ("dead nobody data", 2), ("--name orders --id-prefix d", 1)],
     )
-    def test_delete_deletes_what_it_said(
+    def test_delete_deletes_as_many_as_the_dry_run_says(
         self, arguments: str, number: int, run: Run, orders: RedisQueue, tasks: DelayQueue
     ) -> None:
         assert last_line(run("dead", "delete", *arguments.split(), "--dry-run")) == f"{number} to be deleted"
         assert answer(run("dead", "delete", *arguments.split(), "--yes", "--json")) == {"deleted": number}
         assert orders.stats().dead + tasks.stats().dead == 4 - number
 
-    def test_delete_tells_that_there_is_none(self, run: Run) -> None:
+    def test_deleting_an_unknown_id_is_an_error(self, run: Run) -> None:
         done = run("dead", "delete", "nobody", "--yes")
 
         assert (done.exit_code, done.stdout) == (1, "0 deleted\n")
         assert "no dead letter: 'nobody'" in done.stderr
 
-    def test_delete_leaves_what_died_after_the_command_began(
+    def test_delete_keeps_newer_dead_letters(
         self, run: Run, orders: RedisQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         delete: Callable[..., int] = RedisQueue.delete_dead
@@ -497,13 +503,13 @@ MANY = 10_000
 
 @pytest.fixture
 def many(tasks: DelayQueue) -> DelayQueue:
-    """Ten thousand entries more."""
+    """Add ten thousand entries."""
     tasks.push_many(Push("x", id=f"many-{number:05}", delay=7200) for number in range(MANY))
     return tasks
 
 
 class TestMany:
-    def test_are_listed_exported_and_cancelled(self, run: Run, many: DelayQueue) -> None:
+    def test_thousands_are_listed_exported_and_cancelled(self, run: Run, many: DelayQueue) -> None:
         found = answer(run("scheduled", "list", "--id-prefix", "many", "--limit", "10000", "--json"))
         assert len(found["entries"]) == MANY
         assert found["more"] is False
@@ -512,7 +518,7 @@ class TestMany:
         assert run("scheduled", "cancel", "--id-prefix", "many", "--yes").stdout == "10,000 cancelled\n"
         assert len(many) == 3
 
-    def test_an_interruption_ends_the_cancel_behind_a_batch(
+    def test_an_interruption_ends_the_cancel_after_a_batch(
         self, run: Run, many: DelayQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         cancel: Callable[..., list[bool]] = DelayQueue.cancel_many
@@ -535,7 +541,7 @@ class TestMany:
         assert len(many) == MANY + 3 - 1000
         assert signal.getsignal(signal.SIGINT) is before
 
-    def test_an_interruption_in_the_last_batch_leaves_nothing_to_do(
+    def test_an_interruption_in_the_last_batch_is_ignored(
         self, run: Run, tasks: DelayQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         cancel: Callable[..., list[bool]] = DelayQueue.cancel_many
@@ -563,7 +569,7 @@ class TestMany:
         assert done.exit_code == 1
         assert json.loads(done.stdout) == {"cancelled": 0, "error": "interrupted: run it again to go on"}
 
-    def test_an_interruption_of_a_purge_tells_how_many_went(
+    def test_an_interrupted_purge_shows_the_count(
         self, run: Run, client: redis.Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         RedisQueue("orders", client, clock=clock).put_many(range(1200))
@@ -582,7 +588,7 @@ class TestMany:
         assert json.loads(done.stdout) == {"deleted": 500, "error": "interrupted: run it again to go on"}
         assert RedisQueue("orders", client).stats().ready == 700
 
-    def test_an_error_on_the_way_tells_how_many_were_done(
+    def test_an_error_shows_the_count(
         self, run: Run, many: DelayQueue, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         cancel: Callable[..., list[bool]] = DelayQueue.cancel_many
@@ -602,7 +608,7 @@ class TestMany:
 
 
 def on_a_terminal(arguments: Sequence[str], typed: bytes, environment: dict[str, str]) -> tuple[int, str]:
-    """Run a command on a terminal, type *typed*; return its exit code and all that it printed."""
+    """Run a command on a terminal, type *typed*; return the exit code and the output."""
     main, side = pty.openpty()
     os.write(main, typed)
     command = [sys.executable, "-m", "redis_queue", *arguments]
@@ -610,7 +616,7 @@ def on_a_terminal(arguments: Sequence[str], typed: bytes, environment: dict[str,
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=side, stdout=side, stderr=side) as process:
         os.close(side)
         printed = b""
-        # Linux ends the reading with an error once nobody has the other side open.
+        # Linux raises an error at the end of the output, once the other side is closed.
         try:
             while part := os.read(main, 4096):
                 printed += part
@@ -621,9 +627,9 @@ def on_a_terminal(arguments: Sequence[str], typed: bytes, environment: dict[str,
     return code, printed.decode()
 
 
-class TestTheRealCommand:
+class TestProcess:
     @pytest.mark.parametrize(("typed", "left"), [(b"y\n", 0), (b"n\n", 2)])
-    def test_on_a_terminal_asks_with_the_count(
+    def test_asks_with_the_count_on_a_terminal(
         self, typed: bytes, left: int, redis_url: str, client: redis.Redis
     ) -> None:
         queue = DelayQueue("celery", client)
@@ -645,7 +651,7 @@ class TestTheRealCommand:
         assert (done.returncode, done.stderr) == (0, "")
         assert [row["name"] for row in json.loads(done.stdout)["queues"]] == ["orders"]
 
-    def test_a_reader_that_goes_away_is_no_traceback(self, redis_url: str, client: redis.Redis) -> None:
+    def test_a_closed_pipe_is_not_a_traceback(self, redis_url: str, client: redis.Redis) -> None:
         DelayQueue("celery", client).push_many(Push("x" * 100, delay=60) for _ in range(2000))
         command = [sys.executable, "-m", "redis_queue", "scheduled", "export", "--url", redis_url]
 
@@ -657,7 +663,7 @@ class TestTheRealCommand:
             assert process.wait(20) == 1
             assert b"Traceback" not in process.stderr.read()
 
-    def test_tells_an_unknown_name_in_a_line(self, redis_url: str, client: redis.Redis) -> None:
+    def test_an_unknown_name_is_a_one_line_error(self, redis_url: str, client: redis.Redis) -> None:
         command = [sys.executable, "-m", "redis_queue", "queue", "orders", "peek", "--url", redis_url]
 
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -665,7 +671,9 @@ class TestTheRealCommand:
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert done.stderr.startswith("error: no RedisQueue 'orders'")
 
-    def test_through_celery_takes_them_from_the_app(self, redis_server: RedisServer, client: redis.Redis) -> None:
+    def test_through_celery_url_and_prefix_come_from_the_app(
+        self, redis_server: RedisServer, client: redis.Redis
+    ) -> None:
         DelayQueue("celery", client).push("x", id="mine", delay=60)
         environment = {"BROKER": f"redis+socket://{redis_server.socket}", "STORE": redis_server.url}
         command = [
@@ -688,10 +696,10 @@ class TestTheRealCommand:
         assert "--url" in refused.stderr
 
 
-class TestBehindABrokenQueue:
+class TestBrokenQueue:
     @pytest.fixture(autouse=True)
     def broken(self, orders: RedisQueue, client: redis.Redis) -> None:
-        """One whose name comes first, with dead letters that cannot be read, and one that cannot be."""
+        """A queue with unreadable dead letters that is listed first, and one with invalid settings."""
         queue = RedisQueue("a broken one", client)
         queue.put("x")
         message = queue.get(block=False)
@@ -715,7 +723,7 @@ class TestBehindABrokenQueue:
             ("putback --dry-run", "0 expired"),
         ],
     )
-    def test_the_others_are_looked_at_and_it_is_told(self, line: str, what: str, run: Run) -> None:
+    def test_the_others_are_processed_and_the_error_is_shown(self, line: str, what: str, run: Run) -> None:
         done = run(*line.split())
         assert (done.exit_code, what in done.stdout) == (1, True), done.output
         assert done.stderr.startswith("error: ")
@@ -727,7 +735,7 @@ class TestBehindABrokenQueue:
         assert "a broken one" in told["error"]
 
 
-class TestIdsOfNothing:
+class TestUnknownIds:
     @pytest.mark.parametrize(
         ("line", "noun", "verb"),
         [
@@ -747,6 +755,6 @@ class TestIdsOfNothing:
             {verb: 0, "error": f"no {noun} has any of these 2 ids"},
         )
 
-    def test_but_not_if_one_of_them_is_there(self, run: Run, tasks: DelayQueue) -> None:
+    def test_are_ignored_if_one_is_known(self, run: Run, tasks: DelayQueue) -> None:
         done = run("scheduled", "run-now", "nobody", "task-2")
         assert (done.exit_code, done.stdout) == (0, "1 made due\n")

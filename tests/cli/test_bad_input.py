@@ -1,4 +1,4 @@
-"""What people type wrongly, what others stored on purpose, and what happens to a command from outside."""
+"""Typing errors of users, hostile stored data, and signals and closed pipes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEEDS_APP = ("dispatch", "adopt", "release-all")
 
 
 def redis_queue(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `redis-queue …` as a user does."""
+    """Run `redis-queue …` in a separate process."""
     return subprocess.run(
         [sys.executable, "-m", "redis_queue", *arguments],
         cwd=ROOT,
@@ -61,7 +61,7 @@ class TestRedis:
         ],
     )
     @pytest.mark.parametrize("line", ["stats", "top", "doctor", "validate"])
-    def test_that_cannot_be_used_is_one_line_without_the_password(
+    def test_an_unusable_url_is_a_one_line_error_without_the_password(
         self, url: str, words: str, code: int, line: str, run: Run
     ) -> None:
         done = run(line, "--url", url, "--json")
@@ -72,7 +72,7 @@ class TestRedis:
         assert PASSWORD not in done.output
         assert list(json.loads(done.stdout)) == ["error"]
 
-    def test_a_wrong_password_is_told_without_it(self) -> None:
+    def test_a_wrong_password_is_an_error_that_does_not_show_it(self) -> None:
         with RedisServer(tcp=True, password="another") as server:
             done = redis_queue("stats", REDIS_QUEUE_URL=server.url.replace("another", PASSWORD))
 
@@ -81,7 +81,7 @@ class TestRedis:
         assert PASSWORD not in done.stderr
 
     @pytest.mark.parametrize("line", ["stats", "top", "doctor", "scheduled list"])
-    def test_a_database_that_is_not_there_is_one_line(self, line: str, run: Run, redis_url: str) -> None:
+    def test_a_database_that_does_not_exist_is_a_one_line_error(self, line: str, run: Run, redis_url: str) -> None:
         done = run(*line.split(), "--url", redis_url.replace("db=0", "db=9999"))
 
         assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
@@ -102,12 +102,12 @@ class TestRedis:
         assert done.stderr.startswith("Usage: ")
         assert PASSWORD not in done.stderr
 
-    def test_the_url_comes_from_the_environment_the_own_name_first(
+    def test_redis_queue_url_has_precedence_over_redis_url(
         self, run: Run, redis_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
 
-        # It has the URL in REDIS_QUEUE_URL.
+        # `run` sets REDIS_QUEUE_URL.
         assert run("stats").exit_code == 0
         assert redis_queue("stats", REDIS_QUEUE_URL="", REDIS_URL=redis_url).returncode == 0
         assert "the process list shows options" in " ".join(run("stats", "--help").stdout.split())
@@ -141,11 +141,11 @@ def test_a_number_out_of_range_is_refused(line: str, run: Run) -> None:
 PATTERNS = ["*", "?", "[a-z]*", ".*", "(a+)+$", "(" * 5000, "%", "\\"]
 
 
-class TestConditions:
-    """They are compared as they are: no pattern can match more than it says or take long."""
+class TestFilters:
+    """Filters are plain text: no pattern matches more than its text or takes long."""
 
     @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern[:8])
-    def test_are_no_patterns(self, pattern: str, run: Run, tasks: DelayQueue, orders: RedisQueue) -> None:
+    def test_are_not_patterns(self, pattern: str, run: Run, tasks: DelayQueue, orders: RedisQueue) -> None:
         for option in ("--task", "--queue", "--id-prefix"):
             found = run("scheduled", "list", option, pattern, "--json")
             assert json.loads(found.stdout)["entries"] == []
@@ -153,7 +153,7 @@ class TestConditions:
             found = run("dead", "list", option, pattern, "--json")
             assert json.loads(found.stdout)["dead"] == []
 
-    def test_take_no_longer_for_a_nasty_one(self, run: Run, client: redis.Redis) -> None:
+    def test_a_hostile_pattern_takes_no_longer(self, run: Run, client: redis.Redis) -> None:
         queue = DelayQueue("celery", client)
         queue.push_many(Push({"task": "a" * 5000}, id=f"{'a' * 200}{number}", delay=60) for number in range(200))
         began = time.process_time()
@@ -174,7 +174,7 @@ IDS = [
 class TestIdsFile:
     @pytest.fixture
     def dead(self, orders: RedisQueue, tasks: DelayQueue) -> None:
-        """Entries that wait, and a dead letter."""
+        """Waiting entries and a dead letter."""
 
     @pytest.mark.parametrize("line", IDS)
     def test_may_come_from_windows(self, line: str, run: Run, dead: None, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ class TestIdsFile:
             (b"task-2\n\x00\n", "line 2: id="),
         ],
     )
-    def test_with_a_bad_line_is_refused_as_a_whole(  # noqa: PLR0917 - most are fixtures
+    def test_with_an_invalid_line_is_refused_completely(  # noqa: PLR0917 - most are fixtures
         self, line: str, content: bytes, words: str, run: Run, dead: None, client: redis.Redis, tmp_path: Path
     ) -> None:
         file = tmp_path / "ids.txt"
@@ -219,39 +219,39 @@ class TestIdsFile:
 
     @pytest.mark.parametrize("line", IDS)
     @pytest.mark.parametrize("more", ["data", "--all", "--id-prefix x"])
-    def test_goes_with_nothing_else(self, line: str, more: str, run: Run, dead: None) -> None:
+    def test_excludes_ids_and_filters(self, line: str, more: str, run: Run, dead: None) -> None:
         done = run(*line.split(), *more.split(), "--ids-file", "-", input="task-2")
 
         assert (done.exit_code, done.stdout) == (2, "")
 
-    def test_that_is_empty_means_nothing_and_not_everything(self, run: Run, dead: None) -> None:
+    def test_that_is_empty_selects_nothing(self, run: Run, dead: None) -> None:
         for line in IDS:
             done = run(*line.split(), "--json", "--ids-file", "-", input="\r\n")
             assert [*json.loads(done.stdout).values()] == [0]
 
-    def test_asks_for_more_than_somebody_typed(self, run: Run, dead: None) -> None:
+    def test_needs_a_confirmation(self, run: Run, dead: None) -> None:
         done = run("scheduled", "run-now", "--ids-file", "-", input="task-2\ndata\n")
 
         assert done.exit_code == 2
         assert "Run now 2 entries? There is no terminal for the question: add --yes" in done.stderr
 
-    def test_that_is_not_there_is_one_message(self, run: Run) -> None:
+    def test_that_does_not_exist_is_one_message(self, run: Run) -> None:
         done = run("scheduled", "cancel", "--ids-file", "/nowhere", "--yes", "--json")
 
         assert done.exit_code == 2
         assert "/nowhere" in json.loads(done.stdout)["error"]
 
 
-class TestTheApp:
+class TestApp:
     @pytest.mark.parametrize("name", NEEDS_APP)
-    def test_that_is_needed_is_asked_for_in_a_line(self, name: str, run: Run) -> None:
+    def test_that_is_missing_is_a_one_line_error(self, name: str, run: Run) -> None:
         done = run(name, "--json")
 
         assert done.exit_code == 2
         told = json.loads(done.stdout)["error"]
         assert told == f"{name} needs a Celery app: redis-queue -A APP {name}, or celery -A APP redis-queue {name}"
 
-    def test_that_cannot_be_loaded_is_one_line_without_the_password(self, tmp_path: Path) -> None:
+    def test_that_cannot_be_loaded_is_a_one_line_error_without_the_password(self, tmp_path: Path) -> None:
         (tmp_path / "broken.py").write_text(f"raise ValueError('redis://:{PASSWORD}@host/0 \\x1b[2J')")
         for app, words in (("broken", "redis://***@host/0"), ("nowhere", "nowhere")):
             done = redis_queue("-A", app, "queues", PYTHONPATH=str(tmp_path))
@@ -262,7 +262,7 @@ class TestTheApp:
             assert PASSWORD not in done.stderr
             assert "\x1b" not in done.stderr
 
-    def test_says_which_redis_is_meant(self, redis_server: RedisServer, client: redis.Redis) -> None:
+    def test_determines_the_redis(self, redis_server: RedisServer, client: redis.Redis) -> None:
         DelayQueue("celery", client).push("x", id="mine", delay=60)
         environment = {"BROKER": f"redis+socket://{redis_server.socket}", "STORE": redis_server.url}
         app = ("-A", "tests.support.celery.migrating")
@@ -275,7 +275,7 @@ class TestTheApp:
         assert (refused.returncode, "--url" in refused.stderr) == (2, True)
         assert [task["id"] for task in json.loads(released.stdout)["tasks"]] == ["mine"]
 
-    def test_says_which_redis_is_validated(self, run_in_app: Run, app: Celery, client: redis.Redis) -> None:
+    def test_determines_the_validated_redis(self, run_in_app: Run, app: Celery, client: redis.Redis) -> None:
         client.config_resetstat()
 
         done = run_in_app("validate", "--messages", "20", "--lose-every", "0", "--json")
@@ -286,7 +286,7 @@ class TestTheApp:
 
 
 @pytest.mark.parametrize("leaf", leaves(group))
-def test_both_groups_tell_an_unknown_option_in_the_same_way(leaf: str, run: Run, run_in_app: Run) -> None:
+def test_both_groups_refuse_unknown_options(leaf: str, run: Run, run_in_app: Run) -> None:
     words = leaf.split()
     line = [*words[:1], *(["x"] if words[0] == "queue" and len(words) > 1 else []), *words[1:], "--nonsense"]
     assert leaves(celery_cli.group) == leaves(group)
@@ -305,14 +305,14 @@ def test_both_groups_tell_an_unknown_option_in_the_same_way(leaf: str, run: Run,
         ("-A no.such.module stats --json", "cannot load the app"),
     ],
 )
-def test_with_json_whatever_goes_wrong_is_json(line: str, words: str) -> None:
+def test_with_json_all_errors_are_json(line: str, words: str) -> None:
     done = redis_queue(*line.split())
     assert done.returncode == 2
     assert words in json.loads(done.stdout)["error"]
     assert words in done.stderr
 
 
-def test_with_json_an_abort_at_the_question_is_json(
+def test_with_json_an_aborted_confirmation_is_json(
     run: Run, tasks: DelayQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: object, **__: object) -> None:
@@ -322,8 +322,8 @@ def test_with_json_an_abort_at_the_question_is_json(
     assert json.loads(run("scheduled", "cancel", "--all", "--json").stdout) == {"error": "interrupted"}
 
 
-class TestFromOutside:
-    def test_ctrl_c_in_a_purge_leaves_what_it_did_not_delete(self, redis_url: str, client: redis.Redis) -> None:
+class TestEnvironment:
+    def test_ctrl_c_during_a_purge_keeps_the_rest(self, redis_url: str, client: redis.Redis) -> None:
         many = 200_000
         queue = RedisQueue("orders", client)
         for _ in range(many // 10_000):
@@ -333,7 +333,7 @@ class TestFromOutside:
         with subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
-            wait_until(lambda: queue.stats().ready < many, description="a batch to be gone")
+            wait_until(lambda: queue.stats().ready < many, description="the first batch to be deleted")
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=60)
 
@@ -344,7 +344,7 @@ class TestFromOutside:
         assert client.hlen("{redis_queue:queue:orders}:records") == many - told["deleted"]
 
     @pytest.mark.parametrize("line", ["queues", "top", "scheduled list --json"])
-    def test_a_reader_that_went_away_is_no_traceback(self, line: str, redis_url: str, client: redis.Redis) -> None:
+    def test_a_closed_pipe_is_not_a_traceback(self, line: str, redis_url: str, client: redis.Redis) -> None:
         RedisQueue("orders", client).put("x")
         DelayQueue("celery", client).push("x", delay=60)
         environment = {**os.environ, "REDIS_QUEUE_URL": redis_url}
@@ -361,7 +361,7 @@ class TestFromOutside:
             assert process.stderr.read() == b""
             assert process.wait(20) == 1
 
-    def test_a_locale_without_the_letters_gets_them_escaped(self, redis_url: str, client: redis.Redis) -> None:
+    def test_letters_outside_the_locale_are_escaped(self, redis_url: str, client: redis.Redis) -> None:
         queue = RedisQueue("größe-№", client)
         queue.put("x")
         queue.pause()

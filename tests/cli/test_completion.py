@@ -1,4 +1,4 @@
-"""Completion in bash, zsh and fish, asked for as their own functions do."""
+"""Shell completion for bash, zsh and fish, called like their own functions do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMAND = Path(sys.executable).parent / "redis-queue"
 
 
 def complete(shell: str, words: str, *, kind: str = "complete") -> str:
-    """Return what `redis-queue` answers to the completion of *words*, the last of which is not finished."""
+    """Return the answer of `redis-queue` to the completion of *words*, whose last word is incomplete."""
     parts = words.split(" ")
     current = parts[-1] if shell == "fish" else str(len(parts) - 1)
     asked = {"_REDIS_QUEUE_COMPLETE": f"{shell}_{kind}", "COMP_WORDS": words, "COMP_CWORD": current}
@@ -32,9 +32,9 @@ def test_names_of_commands_are_completed(shell: str) -> None:
     assert "scheduled" in complete(shell, "redis-queue sch").replace(",", " ").split()
 
 
-def test_so_are_options_and_an_app_in_front_is_not_loaded() -> None:
+def test_options_are_completed_without_loading_the_app() -> None:
     assert complete("bash", "redis-queue -A no.such.app scheduled cancel --ids").startswith("plain,--ids-file")
 
 
-def test_there_is_a_script_for_the_shell() -> None:
+def test_the_script_for_a_shell_is_printed() -> None:
     assert "_REDIS_QUEUE_COMPLETE=fish_complete" in complete("fish", "", kind="source")

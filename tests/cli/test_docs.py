@@ -1,4 +1,4 @@
-"""docs/cli.md names every command with an example, and each example runs."""
+"""docs/cli.md has an example for every command, and each example runs."""
 
 from __future__ import annotations
 

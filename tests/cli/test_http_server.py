@@ -1,4 +1,4 @@
-"""The server of the dashboard and of the metrics: clients that do not end their requests hold up nobody."""
+"""The server of dashboard and metrics: clients with unfinished requests do not block other clients."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Site:
         self.server.task_dispatcher.shutdown()
 
     def open(self, source: str = HOST) -> socket.socket:
-        """Return a connection from an address of this machine."""
+        """Return a connection from a local address."""
         return socket.create_connection((HOST, self.port), timeout=20, source_address=(source, 0))
 
     def connections(self) -> int:
-        """Return how many are open."""
+        """Return the number of open connections."""
         return sum(isinstance(one, Connection) for one in list(self.server._map.values()))
 
 
@@ -72,7 +72,7 @@ def serving(limits: Limits, app: Any = hello) -> Iterator[Site]:
 
 
 def answered(connection: socket.socket) -> bool:
-    """Send a request; tell whether it was answered."""
+    """Send a request; tell whether the answer is complete."""
     connection.sendall(REQUEST)
     found = b""
     while not found.endswith(b"hello"):
@@ -84,7 +84,7 @@ def answered(connection: socket.socket) -> bool:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Tell whether the server closed it; without waiting."""
+    """Tell without blocking whether the server closed the connection."""
     connection.setblocking(False)
     try:
         return connection.recv(65536) == b""
@@ -96,8 +96,8 @@ def is_closed(connection: socket.socket) -> bool:
         connection.settimeout(20)
 
 
-def test_half_open_requests_hold_up_nobody() -> None:
-    """More than there are places, from one address: others and the same one are answered while these last."""
+def test_unfinished_requests_do_not_block_other_clients() -> None:
+    """More unfinished requests than allowed from one address: other addresses and the same one are still served."""
     limits = Limits(head=LONG, request=LONG, connections=40, per_address=20)
     with serving(limits) as site, contextlib.ExitStack() as ends:
         parts = list(UNFINISHED.values())
@@ -107,21 +107,21 @@ def test_half_open_requests_hold_up_nobody() -> None:
                 connection.sendall(parts[number % len(parts)])
         assert answered(ends.enter_context(site.open("127.0.0.2")))
         assert answered(ends.enter_context(site.open()))
-        # The newest ones stay: an address is not shut out.
-        wait_until(lambda: site.connections() <= 21, description="the oldest ones to be closed")
+        # The newest connections stay, so the address is not locked out.
+        wait_until(lambda: site.connections() <= 21, description="the oldest connections to be closed")
 
 
-def test_many_addresses_together_hold_up_nobody() -> None:
+def test_many_addresses_do_not_block_other_clients() -> None:
     limits = Limits(head=LONG, request=LONG, connections=20, per_address=5)
     with serving(limits) as site, contextlib.ExitStack() as ends:
         for number in range(80):
             ends.enter_context(site.open(f"127.0.1.{number // 5 + 1}"))
         assert answered(ends.enter_context(site.open("127.0.0.2")))
-        wait_until(lambda: site.connections() <= 20, description="the oldest ones to be closed")
+        wait_until(lambda: site.connections() <= 20, description="the oldest connections to be closed")
 
 
 @pytest.mark.parametrize("start", UNFINISHED.values(), ids=UNFINISHED)
-def test_one_byte_now_and_then_does_not_keep_a_connection(start: bytes) -> None:
+def test_single_bytes_do_not_keep_a_connection_open(start: bytes) -> None:
     with serving(Limits(head=0.2, request=0.2)) as site, site.open() as slow:
         slow.sendall(start)
 
@@ -136,7 +136,7 @@ def test_one_byte_now_and_then_does_not_keep_a_connection(start: bytes) -> None:
             assert answered(other)
 
 
-def test_empty_lines_do_not_keep_a_connection() -> None:
+def test_empty_lines_do_not_keep_a_connection_open() -> None:
     with serving(Limits(head=0.2)) as site, site.open() as slow:
 
         def is_cut() -> bool:
@@ -148,7 +148,7 @@ def test_empty_lines_do_not_keep_a_connection() -> None:
         wait_until(is_cut, description="the connection to be closed")
 
 
-def test_a_client_that_does_not_take_its_answer_is_let_go() -> None:
+def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:
     def much(environment: dict[str, Any], start_response: Any) -> list[bytes]:
         start_response("200 OK", [("Content-Type", "text/plain")])
         return [b"x" * 8_000_000]
@@ -158,11 +158,11 @@ def test_a_client_that_does_not_take_its_answer_is_let_go() -> None:
         deaf.connect((HOST, site.port))
         deaf.sendall(REQUEST)
         wait_until(lambda: site.connections() == 1, description="the connection")
-        wait_until(lambda: site.connections() == 0, description="the server to close it")
+        wait_until(lambda: site.connections() == 0, description="the server to close the connection")
 
 
-def test_a_request_that_the_application_works_at_is_not_cut() -> None:
-    """Its time is the application's; the next request on the same connection has its own."""
+def test_a_request_in_progress_is_not_cut() -> None:
+    """The time of the application is not limited; the next request on the same connection has its own limits."""
     entered, go_on = threading.Event(), threading.Event()
 
     def patient(environment: dict[str, Any], start_response: Any) -> list[bytes]:
@@ -174,14 +174,14 @@ def test_a_request_that_the_application_works_at_is_not_cut() -> None:
     with serving(limits, patient) as site, site.open() as connection:
         connection.sendall(REQUEST)
         assert entered.wait(20)
-        # One that comes beyond the limit goes instead: the server looked at its clock in between.
+        # A connection beyond the limit is closed instead, so the server checked its limits meanwhile.
         with site.open() as other:
-            wait_until(lambda: is_closed(other), description="the second one to be refused")
+            wait_until(lambda: is_closed(other), description="the second connection to be closed")
         go_on.set()
         assert b"hello" in connection.recv(65536) + connection.recv(65536)
 
 
-def test_the_same_connection_may_ask_again_and_again() -> None:
+def test_a_connection_can_be_reused() -> None:
     with serving(Limits(per_address=1)) as site, site.open() as connection:
         for _ in range(3):
             assert answered(connection)
@@ -224,5 +224,5 @@ def test_an_ipv6_client_counts_by_its_network(address: str, expected: str) -> No
         ("", False),
     ],
 )
-def test_hosts_that_are_answered(header: str, is_own: bool) -> None:
+def test_accepted_hosts(header: str, is_own: bool) -> None:
     assert is_own_host(header, {"metrics.example.org"}) is is_own

@@ -1,4 +1,4 @@
-"""``redis-queue load-scripts``, once and beside a Redis that forgets."""
+"""``redis-queue load-scripts``, once and repeatedly with a Redis that loses its scripts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.celery
 
 
-def test_it_loads_what_is_missing(run: Run, client: redis.Redis) -> None:
+def test_it_loads_missing_scripts(run: Run, client: redis.Redis) -> None:
     client.script_flush()
     script, *_ = all_scripts()
     client.script_load(script.source)
@@ -34,7 +34,7 @@ def test_it_loads_what_is_missing(run: Run, client: redis.Redis) -> None:
     assert run("load-scripts").stdout == f"0 loaded, {len(all_scripts())} scripts\n"
 
 
-def test_a_user_who_may_not_is_refused(run: Run, client: redis.Redis, redis_url: str) -> None:
+def test_a_user_without_permission_is_refused(run: Run, client: redis.Redis, redis_url: str) -> None:
     client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", "+evalsha")
 
     done = run("load-scripts", "--url", redis_url.replace("://", "://limited:pw@"))
@@ -46,12 +46,12 @@ def test_a_user_who_may_not_is_refused(run: Run, client: redis.Redis, redis_url:
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """A server that may be restarted."""
+    """A server that a test may restart."""
     with RedisServer() as server:
         yield server
 
 
-def test_with_every_it_loads_again_what_redis_forgot(server: RedisServer) -> None:
+def test_with_every_it_loads_lost_scripts_again(server: RedisServer) -> None:
     def loaded() -> bool:
         try:
             with server.client() as client:

@@ -1,4 +1,4 @@
-"""``redis-queue metrics``: real processes that Prometheus could scrape."""
+"""``redis-queue metrics`` in separate processes, as Prometheus would scrape them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.celery
 
 @contextmanager
 def serving(*arguments: str, url: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the command on any port; yield the process and the address that it tells."""
+    """Run the command on a free port; yield the process and the printed address."""
     command = [sys.executable, "-m", "redis_queue", "metrics", "--port", "0", *arguments]
     environment = {**os.environ, "REDIS_QUEUE_URL": url}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
@@ -47,14 +47,14 @@ def serving(*arguments: str, url: str) -> Iterator[tuple[subprocess.Popen[str], 
 
 
 def read(address: str) -> str:
-    with urlopen(address, timeout=20) as reply:  # noqa: S310 - an address of this test's own
+    with urlopen(address, timeout=20) as reply:  # noqa: S310 - an address of this test
         assert reply.status == 200
         assert reply.headers["Content-Type"].startswith("text/plain")
         return str(reply.read().decode())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serves_until_it_is_told_to_stop_though_redis_goes_and_comes(number: signal.Signals) -> None:
+def test_serves_until_a_signal_and_survives_an_outage_of_redis(number: signal.Signals) -> None:
     with RedisServer() as server, server.client() as client:
         RedisQueue("orders", client).put("x")
         with serving(url=server.url) as (process, address):
@@ -64,7 +64,7 @@ def test_serves_until_it_is_told_to_stop_though_redis_goes_and_comes(number: sig
                 assert "redis_queue_up 0.0" in read(address)
                 assert "redis_queue_ready{" not in read(address)
                 server.restart()
-                wait_until(lambda: "redis_queue_up 1.0" in read(address), description="Redis to be read again")
+                wait_until(lambda: "redis_queue_up 1.0" in read(address), description="Redis to be reachable again")
             process.send_signal(number)
             assert process.wait(10) == 0
 
@@ -84,12 +84,12 @@ def test_an_app_has_its_leases_too(run_in_app: Run, app: Celery, client: redis.R
     assert "redis_queue_leases_lost_total 7.0" in done.stdout
 
 
-def test_a_redis_that_is_away_is_told_and_no_error(run: Run) -> None:
+def test_an_unreachable_redis_is_a_metric_and_not_an_error(run: Run) -> None:
     done = run("metrics", "--once", "--url", f"redis://{HOST}:1/0")
     assert (done.exit_code, "redis_queue_up 0.0" in done.stdout) == (0, True)
 
 
-def test_a_port_that_is_taken_is_one_clear_line(run: Run, client: redis.Redis) -> None:
+def test_a_port_in_use_is_a_one_line_error(run: Run, client: redis.Redis) -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         done = run("metrics", "--port", str(port), "--bind", HOST)
@@ -98,7 +98,7 @@ def test_a_port_that_is_taken_is_one_clear_line(run: Run, client: redis.Redis) -
     assert line.startswith(f"Error: cannot listen on {HOST}:{port}: ")
 
 
-def test_a_redis_that_hangs_is_told_before_prometheus_gives_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_redis_is_reported_before_the_scrape_times_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "PATIENCE", 0.2)
     with RedisServer() as server:
         server.pause()
@@ -109,7 +109,7 @@ def test_a_redis_that_hangs_is_told_before_prometheus_gives_up(run: Run, monkeyp
 
 
 @pytest.mark.parametrize("bind", ["no such host", "203.0.113.1", "\x1b[2J", "a" * 300])
-def test_an_address_that_is_none_is_one_clear_line(run: Run, client: redis.Redis, bind: str) -> None:
+def test_an_invalid_address_is_a_one_line_error(run: Run, client: redis.Redis, bind: str) -> None:
     done = run("metrics", "--port", "0", "--bind", bind)
     assert done.exit_code == 1
     (line,) = done.stderr.splitlines()
@@ -118,11 +118,11 @@ def test_an_address_that_is_none_is_one_clear_line(run: Run, client: redis.Redis
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "x"])
-def test_a_port_that_cannot_be_is_refused(run: Run, port: str) -> None:
+def test_an_invalid_port_is_refused(run: Run, port: str) -> None:
     assert run("metrics", "--port", port).exit_code == 2
 
 
-def test_without_the_extra_it_is_named(run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_error_names_it(run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "redis_queue.operate.metrics", raising=False)
     done = run("metrics", "--once")
@@ -132,8 +132,8 @@ def test_without_the_extra_it_is_named(run: Run, client: redis.Redis, monkeypatc
     assert line.endswith("pip install 'celery-redis-queue[metrics]'")
 
 
-def test_a_page_of_another_site_cannot_read_them(client: redis.Redis, redis_url: str) -> None:
-    """A name that somebody else resolves to this machine (DNS rebinding) is not answered."""
+def test_pages_of_other_sites_cannot_read_them(client: redis.Redis, redis_url: str) -> None:
+    """A host name that an attacker resolves to this machine (DNS rebinding) is refused."""
     with serving("--host", "metrics.example.org", url=redis_url) as (_, address):
         for host in ("metrics.example.org", "10.1.2.3:8056"):
             with urlopen(Request(address, headers={"Host": host}), timeout=20) as reply:  # noqa: S310
@@ -144,11 +144,11 @@ def test_a_page_of_another_site_cannot_read_them(client: redis.Redis, redis_url:
             assert (answer.code, b"redis_queue_up" in answer.read()) == (400, False)
 
 
-def test_half_open_requests_do_not_keep_prometheus_out(client: redis.Redis, redis_url: str) -> None:
+def test_unfinished_requests_do_not_block_prometheus(client: redis.Redis, redis_url: str) -> None:
     with serving(url=redis_url) as (process, address), contextlib.ExitStack() as ends:
         port = int(address.split(":")[2].partition("/")[0])
         for _ in range(120):
             ends.enter_context(socket.create_connection((HOST, port))).sendall(b"GET /metrics HTTP/1.1\r\nHost: l")
         assert "redis_queue_up 1.0" in read(address)
-        # Each one had a thread for as long as it lasted.
+        # Otherwise each connection would have a thread.
         assert len(os.listdir(f"/proc/{process.pid}/task")) < 40  # noqa: PTH208

@@ -1,4 +1,4 @@
-"""What every command prints, whatever stands in Redis, and how it ends."""
+"""The output and exit codes of every command, also with hostile data in Redis."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ pytestmark = pytest.mark.celery
 
 @pytest.fixture(autouse=True)
 def filled(orders: RedisQueue, tasks: DelayQueue) -> None:
-    """Both queues are there."""
+    """Fill both queues."""
 
 
 @pytest.mark.parametrize("name", LOOKS)
-def test_a_look_prints_what_it_did_and_changes_nothing(name: str, run: Run, client: redis.Redis) -> None:
+def test_a_read_command_prints_the_expected_output_and_changes_nothing(
+    name: str, run: Run, client: redis.Redis
+) -> None:
     before = snapshot(client)
 
     done = run(*LOOKS[name].split())
@@ -50,7 +52,7 @@ def test_json_is_one_object(name: str, run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, line in LOOKS.items() if "--body" not in line])
-def test_no_body_is_shown_unless_it_is_asked_for(name: str, run: Run) -> None:
+def test_bodies_are_hidden_by_default(name: str, run: Run) -> None:
     for more in ((), ("--json",)):
         done = run(*LOOKS[name].split(), *more)
         assert "secret" not in done.stdout
@@ -58,7 +60,7 @@ def test_no_body_is_shown_unless_it_is_asked_for(name: str, run: Run) -> None:
 
 
 def test_doctor_prints_a_table(run: Run, orders: RedisQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What it says of these differs from machine to machine.
+    # These checks depend on the machine.
     for name in ("version", "clock"):
         monkeypatch.delitem(server.CHECKS, name)
     orders.pause()
@@ -78,7 +80,7 @@ ACTIONS = {
     "dispatch",
     "adopt",
     "release-all",
-    # These have tests of their own.
+    # These have their own tests.
     "doctor",
     "load-scripts",
     "metrics",
@@ -86,7 +88,7 @@ ACTIONS = {
 }
 
 
-def test_every_command_is_looked_at() -> None:
+def test_every_command_is_tested() -> None:
     lines = {line.replace("queue orders", "queue") for line in LOOKS.values()}
     looked = {leaf for leaf in leaves(group) if any(line.startswith(leaf) for line in lines)}
 
@@ -106,7 +108,7 @@ HOSTILE = "\x1b[2J\x07\r\n\u202e[bold]"
 
 
 @pytest.mark.parametrize("name", ["queues", "scheduled-list", "scheduled-list-body", "dead-list", "quarantine-list"])
-def test_what_others_named_moves_no_cursor(name: str, run: Run, client: redis.Redis, clock: Clock) -> None:
+def test_control_characters_in_stored_names_are_escaped(name: str, run: Run, client: redis.Redis, clock: Clock) -> None:
     delays = DelayQueue("celery", client, clock=clock)
     delays.push({"task": f"shop{HOSTILE}", "args": [HOSTILE]}, id="[red]x", delay=60)
     delays.push("x", id="gone[/]")
@@ -127,7 +129,7 @@ def test_what_others_named_moves_no_cursor(name: str, run: Run, client: redis.Re
     assert json.loads(run(*LOOKS[name].split(), "--json").stdout)
 
 
-class TestTheEnd:
+class TestExitCodes:
     @pytest.mark.parametrize(
         ("line", "words"),
         [
@@ -155,7 +157,7 @@ class TestTheEnd:
             ("nonsense", "nonsense"),
         ],
     )
-    def test_what_cannot_be_is_one_message_and_exit_code_2(self, line: str, words: str, run: Run) -> None:
+    def test_invalid_arguments_are_one_message_and_exit_code_2(self, line: str, words: str, run: Run) -> None:
         done = run(*line.split(" "))
 
         assert (done.exit_code, done.stdout) == (2, "")
@@ -176,7 +178,7 @@ class TestTheEnd:
             "quarantine purge",
         ],
     )
-    def test_without_anybody_to_ask_it_refuses_with_exit_code_2(self, line: str, run: Run, client: redis.Redis) -> None:
+    def test_without_a_terminal_a_confirmation_is_exit_code_2(self, line: str, run: Run, client: redis.Redis) -> None:
         before = snapshot(client)
 
         done = run(*line.split())
@@ -187,14 +189,14 @@ class TestTheEnd:
         assert differences(before, snapshot(client)) == []
 
     @pytest.mark.parametrize("line", ["scheduled show nobody", "dead show nobody", "quarantine show nobody"])
-    def test_what_is_not_there_is_exit_code_1(self, line: str, run: Run) -> None:
+    def test_an_unknown_id_is_exit_code_1(self, line: str, run: Run) -> None:
         done = run(*line.split(), "--json")
 
         assert done.exit_code == 1
         assert "nobody" in json.loads(done.stdout)["error"]
 
     @pytest.mark.parametrize("line", LOOKS.values())
-    def test_a_redis_that_is_away_is_exit_code_1_and_shows_no_password(self, line: str, run: Run) -> None:
+    def test_an_unreachable_redis_is_exit_code_1_and_shows_no_password(self, line: str, run: Run) -> None:
         done = run(*line.split(), "--json", "--url", "redis://:secret@127.0.0.1:1/0")
 
         assert done.exit_code == 1, line
@@ -203,7 +205,7 @@ class TestTheEnd:
         assert "secret" not in done.output
 
 
-def test_without_rich_a_table_says_what_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rich_a_table_names_the_missing_package(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
 
     done = run("queues")
@@ -225,7 +227,7 @@ def test_a_broken_queue_does_not_hide_the_others(run: Run, client: redis.Redis) 
     assert list(found["errors"]) == ["queue:orders"]
 
 
-def test_an_empty_prefix_says_so(run: Run, redis_url: str) -> None:
+def test_an_unused_prefix_is_named(run: Run, redis_url: str) -> None:
     said = run("queues", "--prefix", "nope").stdout
 
     assert said.startswith(f"no queues under the prefix 'nope' in {redis_url.partition('?')[0]}\n")
@@ -233,14 +235,14 @@ def test_an_empty_prefix_says_so(run: Run, redis_url: str) -> None:
 
 
 class TestTables:
-    def test_a_number_that_does_not_fit_looks_cut(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_number_that_does_not_fit_is_marked_as_cut(self, capsys: pytest.CaptureFixture[str]) -> None:
         show_table([str(number) for number in range(9)], [[10**12] * 9])
 
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, lines)) <= 80
         assert "…" in lines[1]
 
-    def test_what_the_terminal_cannot_show_is_escaped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_letters_outside_the_encoding_are_escaped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         kept = io.BytesIO()
         monkeypatch.setattr("sys.stdout", io.TextIOWrapper(kept, "ascii"))
         show_table(["näme"], [["größe"]])
@@ -248,7 +250,7 @@ class TestTables:
 
         assert kept.getvalue() == b"n\\xe4me\ngr\\xf6\\xdfe\n"
 
-    def test_a_short_id_stays_whole_and_a_long_one_is_folded(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_short_id_stays_on_one_line_and_a_long_one_is_wrapped(self, capsys: pytest.CaptureFixture[str]) -> None:
         show_table(["id", "text"], [["i" * 36, "t" * 200]], keep=["id"])
         assert "i" * 36 in capsys.readouterr().out
 
@@ -257,7 +259,7 @@ class TestTables:
         assert out.count("i") - 1 == 255
         assert max(map(len, out.splitlines())) <= 80
 
-    def test_what_does_not_fit_stands_below_its_row(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_columns_that_do_not_fit_are_printed_below_the_row(self, capsys: pytest.CaptureFixture[str]) -> None:
         rows = [["i" * 36, "celery", 5, "shop.tasks.send", "why " * 30], ["j", "celery", 1, None, "short"]]
         show_table(["id", "queue", "n", "task", "reason"], rows, keep=["id"], below=["task", "reason"])
 
@@ -271,7 +273,7 @@ class TestTables:
             "    reason: short",
         ]
 
-    def test_wide_names_give_way(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_wide_names_are_wrapped(self, capsys: pytest.CaptureFixture[str]) -> None:
         show_table(["id", "queue", "reason"], [["i" * 36, "界" * 60, "r" * 100]], keep=["id"], below=["reason"])
 
         out = capsys.readouterr().out
@@ -283,5 +285,5 @@ class TestTables:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0s"), (-5, "0s"), (119, "119s"), (120, "2m"), (7200, "2h"), (172_800, "2d")]
 )
-def test_an_age_is_in_its_largest_unit(seconds: float, text: str) -> None:
+def test_an_age_has_its_largest_unit(seconds: float, text: str) -> None:
     assert age(timedelta(seconds=seconds)) == text

@@ -1,4 +1,4 @@
-"""With the rules of docs/security.md: a dashboard may run every look, and what acts needs the other roles."""
+"""The roles of docs/security.md: a dashboard may run all read commands, and actions need other roles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RULES = {role.name: role.rules for role in ROLES}
 
 @pytest.fixture
 def user(client: redis.Redis, orders: RedisQueue, tasks: DelayQueue) -> Iterator[None]:
-    """A user "limited" that may do nothing yet; the queues are filled."""
+    """A user "limited" without permissions; the queues are filled."""
     client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw")
     yield
     client.execute_command("ACL", "DELUSER", "limited")
@@ -36,7 +36,7 @@ def allow(client: redis.Redis, *roles: str) -> None:
 
 @pytest.mark.usefixtures("user")
 class TestRoles:
-    def test_a_dashboard_runs_every_look(self, run: Run, client: redis.Redis, redis_url: str) -> None:
+    def test_a_dashboard_runs_every_read_command(self, run: Run, client: redis.Redis, redis_url: str) -> None:
         allow(client, "dashboard")
         url = redis_url.replace("://", "://limited:pw@")
 
@@ -44,7 +44,7 @@ class TestRoles:
             done = run(*line.split(), "--url", url)
             assert done.exit_code == 0, (line, done.output)
 
-    def test_a_dashboard_changes_nothing(self, run: Run, client: redis.Redis, redis_url: str) -> None:
+    def test_a_dashboard_can_change_nothing(self, run: Run, client: redis.Redis, redis_url: str) -> None:
         allow(client, "dashboard")
 
         done = run("scheduled", "cancel", "data", "--yes", "--url", redis_url.replace("://", "://limited:pw@"))
@@ -55,7 +55,7 @@ class TestRoles:
     def test_all_roles_but_the_worker_run_everything(
         self, run: Run, client: redis.Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # The loader's rules are for load-scripts.
+        # The loader's rules are needed for load-scripts.
         allow(client, "dashboard", "producer", "dispatcher", "admin", "loader")
         monkeypatch.chdir(tmp_path)
 

@@ -1,4 +1,4 @@
-"""`redis-queue top`: what it shows, how it goes on, how it ends."""
+"""`redis-queue top`: its screen, its updates and its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AT = datetime(2030, 1, 1, tzinfo=timezone.utc)
 LEAVES_SCREEN, SHOWS_CURSOR = "\x1b[?1049l", "\x1b[?25h"
 
 
-def ended_well(shown: Terminal) -> bool:
+def ended_cleanly(shown: Terminal) -> bool:
     assert shown.end() == 0, shown.printed
     assert "Traceback" not in shown.printed
     assert shown.printed.rindex(LEAVES_SCREEN) > shown.printed.rindex("\x1b[?1049h")
@@ -38,7 +38,7 @@ def ended_well(shown: Terminal) -> bool:
 
 class TestLive:
     @pytest.mark.parametrize("way", ["q", signal.SIGINT, signal.SIGTERM])
-    def test_goes_on_until_it_is_told_and_leaves_the_terminal_as_it_was(
+    def test_updates_until_a_key_or_signal_and_restores_the_terminal(
         self, way: str | signal.Signals, redis_url: str, client: redis.Redis
     ) -> None:
         RedisQueue("orders", client).put("x")
@@ -53,9 +53,9 @@ class TestLive:
                 shown.type(way)
             else:
                 shown.process.send_signal(way)
-            assert ended_well(shown)
+            assert ended_cleanly(shown)
 
-    def test_goes_on_while_redis_is_away_and_says_so(self) -> None:
+    def test_an_outage_of_redis_is_shown_and_survived(self) -> None:
         with RedisServer(tcp=True, password="s3cr3t") as server:
             with server.client() as client:
                 RedisQueue("orders", client).put("x")
@@ -63,32 +63,32 @@ class TestLive:
                 shown.wait_for("orders")
                 server.kill()
                 shown.wait_for("Redis cannot be reached")
-                # What was seen last stays.
+                # The last known values stay.
                 shown.wait_for("orders")
                 server.restart()
                 with server.client() as client:
                     RedisQueue("after", client).put("x")
                 shown.wait_for("after")
                 shown.type("q")
-                assert ended_well(shown)
+                assert ended_cleanly(shown)
                 assert "s3cr3t" not in shown.printed
 
-    def test_begins_while_redis_is_away_and_ends_after_its_looks(self) -> None:
+    def test_starts_without_redis_and_ends_after_count_updates(self) -> None:
         url = "redis://:s3cr3t@127.0.0.1:1/0"
         with terminal("top", "--interval", "0.2", "--count", "2", REDIS_QUEUE_URL=url) as shown:
-            assert ended_well(shown)
+            assert ended_cleanly(shown)
             assert "Redis cannot be reached" in shown.printed
             assert "s3cr3t" not in shown.printed
 
 
-class TestIntoAPipe:
-    def test_without_a_count_it_looks_once(self, run: Run, orders: RedisQueue) -> None:
+class TestPipe:
+    def test_without_a_count_it_prints_once(self, run: Run, orders: RedisQueue) -> None:
         done = run("top")
 
         assert (done.exit_code, done.stderr) == (0, "")
         assert done.stdout.count("2030-01-01") == 1
 
-    def test_looks_as_often_as_it_was_asked(self, run: Run, orders: RedisQueue) -> None:
+    def test_prints_count_times(self, run: Run, orders: RedisQueue) -> None:
         assert run("top", "--count", "3", "--interval", "0.2").stdout.count("2030-01-01") == 3
 
     def test_json_is_one_object_a_line_with_rates_from_the_second_on(self, redis_url: str, client: redis.Redis) -> None:
@@ -114,13 +114,15 @@ class TestIntoAPipe:
         assert row["rates"] == {"put": pytest.approx(10 / seconds), "acked": 0, "redelivered": 0}
 
     @pytest.mark.parametrize("options", ["--interval 0.1", "--interval 61", "--interval nan", "--count 0", "--sort x"])
-    def test_refuses_what_cannot_be(self, options: str, run: Run) -> None:
+    def test_invalid_options_are_refused(self, options: str, run: Run) -> None:
         done = run("top", *options.split(), "--json")
 
         assert done.exit_code == 2
         assert options.split(maxsplit=1)[0] in json.loads(done.stdout)["error"]
 
-    def test_its_cost_does_not_grow_with_what_is_kept(self, run: Run, client: redis.Redis, clock: Clock) -> None:
+    def test_its_cost_does_not_grow_with_the_number_of_entries(
+        self, run: Run, client: redis.Redis, clock: Clock
+    ) -> None:
         queue, delays = RedisQueue("orders", client, clock=clock), DelayQueue("mails", client, clock=clock)
 
         def calls() -> dict[str, int]:
@@ -131,7 +133,7 @@ class TestIntoAPipe:
         queue.put("x", delay=60)
         queue.put("x")
         delays.push("x", delay=60)
-        # The first one loads the scripts.
+        # The first call loads the scripts.
         calls()
         few = calls()
         queue.put_many(range(2000))
@@ -158,9 +160,9 @@ class TestRates:
         ("before", "now", "expected"),
         [
             (None, Overview(AT, [row("a")]), {}),
-            # The server's clock was set back.
+            # The clock of the server was set back.
             (Overview(AT, [row("a")]), Overview(AT - timedelta(1), [row("a", put=5)]), {}),
-            # The queue was destroyed and filled anew.
+            # The queue was destroyed and filled again.
             (
                 Overview(AT, [row("a", put=100)]),
                 Overview(AT + timedelta(seconds=1), [row("a", put=3)]),
@@ -168,7 +170,9 @@ class TestRates:
             ),
         ],
     )
-    def test_are_never_nonsense(self, before: Overview | None, now: Overview, expected: dict[object, Rates]) -> None:
+    def test_are_plausible_after_a_clock_step_or_a_destroy(
+        self, before: Overview | None, now: Overview, expected: dict[object, Rates]
+    ) -> None:
         assert rates(before, now) == expected
 
 
@@ -191,7 +195,7 @@ class TestFrame:
         ("sort", "first"),
         [("backlog", "queue-099"), ("dead", "queue-000"), ("name", "queue-000"), ("rate", "queue-050")],
     )
-    def test_the_order_is_what_was_asked_for(self, sort: str, first: str) -> None:
+    def test_the_order_can_be_chosen(self, sort: str, first: str) -> None:
         speeds = {("queue", "queue-050"): Rates(5, 0, 0)}
 
         lines = draw("p", Overview(AT, MANY), speeds, sort, height=12)  # type: ignore[arg-type]
@@ -199,7 +203,7 @@ class TestFrame:
         assert lines[4].startswith(first)
         assert lines[-1].startswith("and ")
 
-    def test_a_broken_queue_is_told_below(self) -> None:
+    def test_the_error_of_a_broken_queue_is_shown_below(self) -> None:
         lines = draw("p", Overview(AT, [QueueRow("delay", "bad", error="is a string\x1b"), row("good")]), {}, "name")
 
         assert lines[-1] == "error: delay:bad: is a string\\x1b"
@@ -225,7 +229,7 @@ class TestFrame:
         assert len(text) <= 6
 
 
-def test_a_queue_with_settings_that_cannot_be_does_not_hide_the_others(
+def test_a_queue_with_invalid_settings_does_not_hide_the_others(
     run: Run, orders: RedisQueue, client: redis.Redis
 ) -> None:
     client.hset("redis_queue:registry", "delay:broken", b'{"max_deliveries": 1, "shards": 0}')

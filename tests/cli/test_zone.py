@@ -1,4 +1,4 @@
-"""Times are shown in the zone of the user, which is named; JSON stays in UTC. And every table says of which Redis."""
+"""Times are in the zone of the user, which is named; JSON is in UTC. Every table names its Redis."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Choose = Callable[[str], None]
 
 @pytest.fixture(autouse=True)
 def filled(orders: RedisQueue, tasks: DelayQueue, local_zone: Choose) -> None:
-    """Both queues are there, and the user is in Berlin."""
+    """Fill both queues and set the time zone to Berlin."""
     local_zone(BERLIN)
 
 
@@ -52,9 +52,7 @@ def test_times_are_local_and_the_zone_is_named(line: str, run: Run) -> None:
     assert "UTC" in utc
 
 
-def test_a_table_across_a_change_of_the_clocks_names_the_zone_of_each_time(
-    run: Run, client: redis.Redis, clock: Clock
-) -> None:
+def test_a_table_across_a_clock_change_names_the_zone_of_each_time(run: Run, client: redis.Redis, clock: Clock) -> None:
     summer = DelayQueue("summer", client, clock=clock)
     summer.push("x", id="winter", due_at=datetime(2030, 3, 30, 12, tzinfo=timezone.utc))
     summer.push("x", id="summer", due_at=datetime(2030, 3, 31, 12, tzinfo=timezone.utc))
@@ -73,7 +71,7 @@ def test_json_stays_in_utc(run: Run) -> None:
 
 
 @pytest.mark.parametrize("line", [*LINES, "queues"])
-def test_it_says_which_redis_was_looked_at(line: str, run: Run, redis_url: str) -> None:
+def test_the_output_names_the_redis(line: str, run: Run, redis_url: str) -> None:
     if "show" not in line and "dry-run" not in line:
         assert redis_url.partition("?")[0] in run(*line.split()).stdout
 
@@ -101,7 +99,7 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
     assert url_of(connect(url, check=False)) == shown
 
 
-def test_whoever_is_asked_sees_what_it_is_about(redis_url: str, orders: RedisQueue) -> None:
+def test_a_confirmation_shows_the_selected_entries(redis_url: str, orders: RedisQueue) -> None:
     with terminal("dead", "delete", "dead", "--utc", REDIS_QUEUE_URL=redis_url) as shown:
         shown.wait_for("Delete 1 dead letters?")
         shown.type("n\n")
