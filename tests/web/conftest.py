@@ -1,4 +1,4 @@
-"""The dashboard of a filled Redis, in this process and as a process of its own."""
+"""The dashboard of a filled Redis, in this process and as a separate process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.web.dashboards import KEY, Open, Serve, Served
 
 @pytest.fixture
 def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
-    """An app with its broker, its results and its store in the shared Redis."""
+    """An app with broker, result backend and store in the shared Redis."""
     url = f"redis+socket://{redis_server.socket}"
     app = Celery("tests", broker=url, backend=url, set_as_current=False)
     delayed_of(app, client)
@@ -38,14 +38,14 @@ def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
 
 @pytest.fixture
 def filled(client: redis.Redis, app: Celery) -> redis.Redis:
-    """The shared Redis with something in every state."""
+    """The shared Redis with entries in every state."""
     fill(client, app)
     return client
 
 
 @pytest.fixture
 def open_dashboard(filled: redis.Redis, app: Celery) -> Open:
-    """Returns a browser on a dashboard of the app, or of another source, with these settings."""
+    """Return a browser on a dashboard of the app, or of another source, with the given settings."""
 
     def open_dashboard(source: Any = None, **options: Any) -> Browser:
         headers = options.pop("headers", None)
@@ -58,19 +58,19 @@ def open_dashboard(filled: redis.Redis, app: Celery) -> Open:
 
 @pytest.fixture
 def reader(open_dashboard: Open) -> Browser:
-    """A browser on a dashboard that only shows."""
+    """A browser on a read-only dashboard."""
     return open_dashboard()
 
 
 @pytest.fixture
 def writer(open_dashboard: Open) -> Browser:
-    """A browser on a dashboard that may act."""
+    """A browser on a dashboard with write access."""
     return open_dashboard(allow_write=True)
 
 
 @pytest.fixture(scope="session")
 def serve() -> Iterator[Serve]:
-    """Starts `redis-queue web --port 0` with more arguments; the processes end with the tests."""
+    """Start `redis-queue web --port 0` with more arguments; the processes end with the tests."""
     with contextlib.ExitStack() as ends:
 
         def serve(
@@ -98,7 +98,7 @@ def serve() -> Iterator[Serve]:
                 found = re.search(r"dashboard on http://\S+?:(\d+)/", served.output)
                 return int(found[1]) if found else 0
 
-            served.port = wait_until(port, description="the dashboard to say its port")
+            served.port = wait_until(port, description="the dashboard to print its port")
             return served
 
         yield serve

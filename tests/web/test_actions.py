@@ -1,4 +1,4 @@
-"""Everything that changes something: what the preview says is what happens, once, and it is written down."""
+"""Actions: the effect equals the preview, happens once, and is in the audit log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RULES = {role.name: role.rules for role in ROLES}
 
 
 def audit(client: redis.Redis) -> list[tuple[str, str, str, int, str]]:
-    """Return what was done, without the time, newest first; the one of the filling is left out."""
+    """Return the actions in the audit log without their times, newest first, and without that of the fixture."""
     rows = Audit(client, "redis_queue").last()
     return [(row.user, row.verb, row.queue, row.count, row.detail) for row in rows if row.user != "ann"]
 
@@ -43,7 +43,7 @@ def preview(browser: Browser, path: str, verb: str, **changes: Any) -> Page:
 
 
 def rows(browser: Browser, path: str, *ids: str) -> list[str]:
-    """Return how a form names these ids."""
+    """Return the values of the check boxes of *ids*."""
     boxes = [value for name, value in browser.get(path).form("/preview").boxes if name == "row"]
     return [box for box in boxes if box.split(":")[2] in ids]
 
@@ -54,7 +54,7 @@ def due(client: redis.Redis, id_: str) -> datetime:
     return entry.due_at
 
 
-class TestTicked:
+class TestSelected:
     def test_cancel(self, writer: Browser, filled: redis.Redis, app: Celery) -> None:
         asked = preview(
             writer, "/scheduled?id_prefix=task", "cancel", row=rows(writer, "/scheduled", "task-1", "task-2")
@@ -71,7 +71,7 @@ class TestTicked:
         assert (queue.get("task-1"), queue.get("task-2"), queue.count()) == (None, None, 63)
         assert audit(filled) == [("local", "cancel", "celery", 2, "")]
 
-    def test_cancel_tells_what_may_have_been_sent(self, writer: Browser, filled: redis.Redis) -> None:
+    def test_cancel_shows_how_many_may_have_been_sent(self, writer: Browser, filled: redis.Redis) -> None:
         queue = DelayQueue("celery", filled)
         queue.push("held", id="held")
         queue.release_many(queue.claim(500), delay=60)
@@ -107,7 +107,7 @@ class TestTicked:
         assert audit(filled) == [("local", "reschedule", "celery", 1, when)]
 
     @pytest.mark.parametrize("when", ["", "-2h", "tomorrow", "2030-01-01T00:00", "99999d", "9999-01-01T00:00Z", "\x00"])
-    def test_reschedule_to_what_cannot_be(self, when: str, writer: Browser, filled: redis.Redis) -> None:
+    def test_reschedule_to_an_invalid_time(self, when: str, writer: Browser, filled: redis.Redis) -> None:
         before = everything(filled)
         form = writer.get("/entry?queue=celery&id=task-1").form("/preview")
         page = writer.send(form, ("verb", "reschedule"), when=when)
@@ -149,7 +149,7 @@ class TestTicked:
         assert "1 deleted." in writer.send(asked.form("/act")).text
         assert RedisQueue("orders", filled).dead_letters() == []
 
-    def test_the_audit_names_what_was_changed(
+    def test_the_audit_log_names_the_changed_entries(
         self, writer: Browser, filled: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("INFO", "redis_queue.operate.audit")
@@ -163,20 +163,20 @@ class TestTicked:
         assert set(vars(caplog.records[-1])["ids"]) == {"task-1", "data"}
         assert f"task-1 shop.remind {at.strftime('%Y-%m-%d %H:%M:%S')}" in writer.get("/audit").text
 
-    def test_a_time_that_was_typed_belongs_to_reschedule(self, writer: Browser, filled: redis.Redis) -> None:
+    def test_the_time_is_used_only_by_reschedule(self, writer: Browser, filled: redis.Redis) -> None:
         for verb in ("run-now", "cancel"):
             asked = preview(writer, "/scheduled", verb, row=rows(writer, "/scheduled", "task-1"), when="2h")
             assert "2h" not in asked.text
             assert [name for name, _ in asked.form("/act").fields if name == "when"] == []
 
     @pytest.mark.parametrize("path", ["/scheduled", "/entry?queue=celery&id=task-1"])
-    def test_the_button_that_enter_presses_goes_with_the_field(self, path: str, writer: Browser) -> None:
+    def test_enter_in_the_time_field_presses_reschedule(self, path: str, writer: Browser) -> None:
         assert writer.get(path).form("/preview").buttons[0] == ("verb", "reschedule")
 
-    def test_nothing_ticked(self, writer: Browser) -> None:
+    def test_nothing_selected(self, writer: Browser) -> None:
         assert "Tick some rows first" in preview(writer, "/scheduled", "cancel").text
 
-    def test_what_is_gone_meanwhile_is_told(self, writer: Browser, filled: redis.Redis) -> None:
+    def test_entries_gone_after_the_preview_are_counted(self, writer: Browser, filled: redis.Redis) -> None:
         asked = preview(writer, "/scheduled", "cancel", row=rows(writer, "/scheduled", "task-1", "task-2"))
         DelayQueue("celery", filled).cancel("task-1")
         page = writer.send(asked.form("/act"))
@@ -191,10 +191,10 @@ class TestTicked:
             ("redrive", None, "/dead?name=celery", "dead"),
         ],
     )
-    def test_what_was_replaced_meanwhile_is_not_touched(  # noqa: PLR0917 - most are parameters
+    def test_entries_replaced_after_the_preview_are_not_changed(  # noqa: PLR0917 - most are parameters
         self, verb: str, when: str | None, path: str, id_: str, writer: Browser, filled: redis.Redis
     ) -> None:
-        """Another call under the same id is not the one that the preview counted."""
+        """A replacement under the same id was not part of the preview."""
         row = f"delay:celery:{id_}"
         asked = writer.send(writer.get(path).form("/preview"), ("verb", verb), row=[row], when=when)
         queue = DelayQueue("celery", filled)
@@ -211,8 +211,8 @@ class TestTicked:
         assert "Skipped: 1 (gone, replaced" in page.text
         assert queue.look(id_) == before
 
-    def test_a_page_of_large_ones_is_previewed_whole(self, writer: Browser, filled: redis.Redis) -> None:
-        """Versions are read in several calls where records are large."""
+    def test_a_preview_of_large_entries_is_complete(self, writer: Browser, filled: redis.Redis) -> None:
+        """Large records are read in several calls."""
         queue = DelayQueue("celery", filled, max_body=10_000_000)
         queue.push_many(Push(b"x" * 1_500_000, delay=60, id=f"large-{number}") for number in range(4))
         ids = [f"large-{number}" for number in range(4)]
@@ -237,7 +237,7 @@ class TestTicked:
             "a" * 9000,
         ],
     )
-    def test_rows_that_name_nothing(self, row: str, writer: Browser, filled: redis.Redis) -> None:
+    def test_invalid_rows(self, row: str, writer: Browser, filled: redis.Redis) -> None:
         before = everything(filled)
         page = preview(writer, "/scheduled", "cancel", row=["delay:celery:task-1", row])
         assert page.status in (400, 404)
@@ -245,7 +245,7 @@ class TestTicked:
 
 
 class TestMatching:
-    def test_conditions_choose(self, writer: Browser, filled: redis.Redis) -> None:
+    def test_filters_select(self, writer: Browser, filled: redis.Redis) -> None:
         asked = preview(writer, "/scheduled?task=shop.remind&due_before=1h10s&due_after=1h", "cancel", matching="1")
         found = re.search(r"Cancel (\d+)\?", asked.text)
         assert found is not None
@@ -254,7 +254,7 @@ class TestMatching:
         writer.send(asked.form("/act"))
         assert DelayQueue("celery", filled).count() == 65 - int(found[1])
 
-    def test_no_more_than_was_confirmed(self, writer: Browser, filled: redis.Redis) -> None:
+    def test_only_the_confirmed_number_is_changed(self, writer: Browser, filled: redis.Redis) -> None:
         asked = preview(writer, "/scheduled?task=shop.cancel", "cancel", matching="1")
         queue = DelayQueue("celery", filled)
         call = {"task": "shop.cancel", "args": [], "kwargs": {}, "options": {}}
@@ -262,7 +262,7 @@ class TestMatching:
         assert "1 cancelled." in writer.send(asked.form("/act")).text
         assert queue.count() == 69
 
-    def test_what_was_not_shown_is_not_touched(self, writer: Browser, filled: redis.Redis) -> None:
+    def test_only_shown_entries_are_changed(self, writer: Browser, filled: redis.Redis) -> None:
         asked = preview(writer, "/scheduled?id_prefix=task-1", "cancel", matching="1")
         shown = [value for name, value in asked.form("/act").fields if name == "row"]
         queue = DelayQueue("celery", filled)
@@ -271,7 +271,7 @@ class TestMatching:
         assert queue.get("task-1-earlier") is not None
         assert queue.get("task-19") is None
 
-    def test_what_one_form_cannot_name_is_left_for_the_next(
+    def test_a_form_is_limited_in_size(
         self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(actions, "MOST_FORM_BYTES", 300)
@@ -280,7 +280,7 @@ class TestMatching:
         assert 5 < count < 15
         assert f"This action covers {count};" in asked.text
 
-    def test_the_longest_names_of_all_fit_into_a_form(self, writer: Browser, filled: redis.Redis) -> None:
+    def test_the_longest_ids_fit_into_a_form(self, writer: Browser, filled: redis.Redis) -> None:
         DelayQueue("celery", filled).push_many(
             Push("x", delay=60, id=f"{number:05}" + "é" * 250) for number in range(700)
         )
@@ -327,7 +327,7 @@ class TestMatching:
         ("/dead", "redrive", "/dead"),
     ],
 )
-def test_the_search_is_still_there_afterwards(path: str, verb: str, kept: str, writer: Browser) -> None:
+def test_the_search_is_kept_after_an_action(path: str, verb: str, kept: str, writer: Browser) -> None:
     asked = preview(writer, path, verb, matching="1")
     assert kept in asked.links
     answer = writer.post(asked.form("/act"))
@@ -336,7 +336,7 @@ def test_the_search_is_still_there_afterwards(path: str, verb: str, kept: str, w
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's own
 def test_actions_install_no_hooks_in_the_app(filled: redis.Redis, redis_server: RedisServer) -> None:
-    """Capture, worker steps and control of DelayedTasks belong to the processes that ask for them."""
+    """Only processes that ask for DelayedTasks get its capture, worker steps and control."""
     url = f"redis+socket://{redis_server.socket}"
     app = Celery("plain", broker=url, backend=url, set_as_current=False)
 
@@ -371,7 +371,7 @@ class TestForms:
         assert everything(filled) == before
 
     @pytest.mark.parametrize("operation", [None, "", "x", "x" * 300, "../../../../../../..."])
-    def test_an_act_needs_its_preview(self, operation: str | None, writer: Browser, filled: redis.Redis) -> None:
+    def test_an_action_needs_its_preview(self, operation: str | None, writer: Browser, filled: redis.Redis) -> None:
         before = everything(filled)
         assert writer.post(self.asked(writer), operation=operation).status_code == 400
         assert everything(filled) == before
@@ -385,7 +385,7 @@ class TestForms:
         assert due(filled, "task-1") == at
         assert len(audit(filled)) == 1
 
-    def test_a_form_acts_once_however_many_send_it(
+    def test_a_form_sent_concurrently_acts_once(
         self, writer: Browser, open_dashboard: Open, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(actions, "MOST_AT_ONCE", 10)
@@ -395,21 +395,21 @@ class TestForms:
         browsers = [open_dashboard(allow_write=True) for _ in range(6)]
         for browser in browsers:
             browser.client.set_cookie("redis_queue_session", cookie.value)
-        # Each has a dashboard of its own, as several processes have: they share the key and Redis.
+        # Each browser has its own dashboard, like several processes: they share the key and Redis.
         before = DelayQueue("celery", filled).count()
         with ThreadPoolExecutor(6) as pool:
             codes = sorted(pool.map(lambda browser: browser.post(form).status_code, browsers))
         assert codes == [303, 409, 409, 409, 409, 409]
         assert DelayQueue("celery", filled).count() == before - 10
 
-    def test_fields_that_came_twice(self, writer: Browser, filled: redis.Redis) -> None:
+    def test_duplicate_fields_are_refused(self, writer: Browser, filled: redis.Redis) -> None:
         before, form = everything(filled), self.asked(writer)
         for name in ("verb", "confirmed", "when", "operation"):
             value = dict(form.fields).get(name, "1")
             assert writer.post(form, **{name: [value, value]}).status_code == 400
         assert everything(filled) == before
 
-    def test_verbs_that_are_none(self, writer: Browser, filled: redis.Redis) -> None:
+    def test_invalid_verbs_are_refused(self, writer: Browser, filled: redis.Redis) -> None:
         before, form = everything(filled), self.asked(writer)
         for verb in ("purge", "", "__class__", "cancel,redrive"):
             assert writer.post(form, verb=verb).status_code == 400
@@ -442,7 +442,7 @@ class TestQueues:
             ("putback", "Put back expired leases of orders?", "1 leases have expired"),
         ],
     )
-    def test_begins_with_a_preview(
+    def test_starts_with_a_preview(
         self, verb: str, question: str, told: str, writer: Browser, filled: redis.Redis
     ) -> None:
         filled.zadd("{redis_queue:queue:orders}:in_flight", {"held": 1})
@@ -459,7 +459,7 @@ class TestQueues:
         assert [writer.post(form).status_code for _ in range(2)] == [303, 409]
         assert [row[1] for row in audit(filled)] == [verb]
 
-    def test_a_preview_of_nothing_has_no_form(self, writer: Browser, filled: redis.Redis) -> None:
+    def test_a_preview_without_an_effect_has_no_form(self, writer: Browser, filled: redis.Redis) -> None:
         for name, verb, told in (
             ("orders", "putback", "No lease has expired."),
             ("orders", "resume", "It is not paused."),
@@ -470,7 +470,7 @@ class TestQueues:
             assert told in asked.text
             assert asked.forms == []
 
-    def test_no_more_leases_than_the_preview_counted(self, writer: Browser, filled: redis.Redis) -> None:
+    def test_only_the_leases_of_the_preview_are_put_back(self, writer: Browser, filled: redis.Redis) -> None:
         queue = RedisQueue("many", filled)
         queue.put_many(range(3))
         held = queue.get_many(3)
@@ -482,7 +482,7 @@ class TestQueues:
         assert "1 returned, 0 dead." in writer.send(asked.form("/queue")).text
         assert queue.stats().in_flight == 2
 
-    def test_what_cannot_be_done_with_one(self, writer: Browser, filled: redis.Redis) -> None:
+    def test_invalid_actions_are_refused(self, writer: Browser, filled: redis.Redis) -> None:
         before = everything(filled)
         for verb in ("pause", "purge", ""):
             assert self.button(writer, "kind=delay&name=celery", verb).status == 400
@@ -504,7 +504,7 @@ class TestAudit:
         text = browser.get("/audit").text
         assert "carla cancel celery 1" in text
 
-    def test_a_name_makes_no_line_of_the_log(
+    def test_a_user_name_cannot_forge_a_log_line(
         self, open_dashboard: Open, filled: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO, "redis_queue.operate.audit")
@@ -514,7 +514,7 @@ class TestAudit:
         (record,) = [record for record in caplog.records if record.name == "redis_queue.operate.audit"]
         assert record.getMessage() == "cancel by carla\\ncancel by admin: 9 of celery: 1 of celery"
 
-    def test_says_what_was_done_before_it_broke(
+    def test_has_the_changes_before_an_error(
         self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run_now: Callable[..., bool] = DelayQueue.run_now
@@ -559,12 +559,12 @@ class TestRoles:
             client.close()
         filled.execute_command("ACL", "DELUSER", "limited")
 
-    def test_the_rules_of_a_dashboard_show_every_page(self, limited: Any) -> None:
+    def test_the_dashboard_role_can_open_every_page(self, limited: Any) -> None:
         pages = crawl(limited("dashboard"), 3)
         assert [path for path, page in pages.items() if page.status != 200] == []
         assert set(SCREENS) <= set(pages)
 
-    def test_they_change_nothing_and_lose_nothing(self, limited: Any, filled: redis.Redis) -> None:
+    def test_the_dashboard_role_can_change_nothing(self, limited: Any, filled: redis.Redis) -> None:
         browser = limited("dashboard")
         filled.zadd("{redis_queue:queue:orders}:in_flight", {"held": 1})
         before = everything(filled)
@@ -602,16 +602,16 @@ class TestRoles:
 
 
 class TestWorkers:
-    def test_asking_needs_a_token_and_no_permission(self, reader: Browser) -> None:
+    def test_asking_needs_a_token_but_no_permission(self, reader: Browser) -> None:
         form = reader.get("/workers").form("/workers")
         assert "No worker answered within a second." in reader.send(form).text
         assert reader.post(form, token="x").status_code == 403
 
-    def test_without_an_app_there_is_nobody_to_ask(self, open_dashboard: Open, filled: redis.Redis) -> None:
+    def test_without_an_app_workers_cannot_be_asked(self, open_dashboard: Open, filled: redis.Redis) -> None:
         browser = open_dashboard(filled)
         assert [form for form in browser.get("/workers").forms if form.method == "post"] == []
 
-    def test_a_broker_that_is_away(self, client: redis.Redis, redis_url: str, tmp_path: Any) -> None:
+    def test_an_unreachable_broker(self, client: redis.Redis, redis_url: str, tmp_path: Any) -> None:
         app = Celery("away", broker="amqp://ann:hunter2@127.0.0.1:1//", set_as_current=False)
         app.conf.redis_queue_url = redis_url
         app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}

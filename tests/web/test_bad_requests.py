@@ -1,4 +1,4 @@
-"""What no browser sends, byte by byte, to a dashboard in a process of its own."""
+"""Raw requests that no browser sends, to a dashboard in a separate process."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ HOST = b"Host: localhost\r\nConnection: close\r\n"
 
 @pytest.fixture(scope="module")
 def served(serve: Serve, redis_url: str) -> Served:
-    """A dashboard that may act."""
+    """A dashboard with write access."""
     return serve("--allow-write", url=redis_url)
 
 
 def send(served: Served, *parts: bytes) -> bytes:
-    """Send these bytes and return all that comes back."""
+    """Send *parts* and return the complete answer."""
     with socket.create_connection(("127.0.0.1", served.port), timeout=10) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for part in parts:
@@ -43,18 +43,18 @@ def status(answer: bytes) -> int:
 
 
 def refused(answer: bytes, *codes: int) -> bool:
-    """Tell whether this was refused; who goes on sending may find the connection closed before it reads why."""
+    """Tell whether the request was refused; a client that is still sending may only see a closed connection."""
     return not answer or status(answer) in codes
 
 
 def get(served: Served, target: bytes, method: bytes = b"GET") -> bytes:
-    """Ask for *target* as it is."""
+    """Request *target* unchanged."""
     return send(served, method + b" " + target + b" HTTP/1.1\r\n" + HOST + b"\r\n")
 
 
 @pytest.fixture(autouse=True)
 def _nothing_changes(served: Served, filled: redis.Redis) -> object:
-    """After each test Redis is as it was, the dashboard answers, and its log knows no failure."""
+    """Check after each test that Redis is unchanged and that the dashboard answers and logged no exception."""
     before = everything(filled)
     yield
     assert everything(filled) == before
@@ -67,7 +67,7 @@ class TestMethods:
     def test_unknown_ones(self, method: bytes, served: Served) -> None:
         assert status(get(served, b"/queues", method)) in (400, 403, 405)
 
-    def test_head_says_what_get_says_without_the_page(self, served: Served) -> None:
+    def test_head_has_the_headers_of_get(self, served: Served) -> None:
         for path in (b"/queues", b"/", b"/nosuch", b"/static/style.css"):
             head, _, body = get(served, path, b"HEAD").partition(b"\r\n\r\n")
             full = get(served, path).partition(b"\r\n\r\n")[0]
@@ -76,7 +76,7 @@ class TestMethods:
             assert status(head) == status(full)
             assert names == [line.split(b":")[0] for line in full.split(b"\r\n")[1:]]
 
-    def test_options_says_what_may_be_asked(self, served: Served) -> None:
+    def test_options_lists_the_methods(self, served: Served) -> None:
         answer = get(served, b"/act", b"OPTIONS")
         assert status(answer) == 200
         assert re.search(rb"\r\nAllow: (OPTIONS, POST|POST, OPTIONS)\r\n", answer)
@@ -94,7 +94,7 @@ class TestHost:
     def test_an_address_in_the_request_line(self, served: Served) -> None:
         assert b"evil" not in get(served, b"http://evil.example/queues").split(b"\r\n\r\n")[0]
 
-    def test_forwarded_names_are_not_believed(self, served: Served) -> None:
+    def test_forwarded_headers_are_ignored(self, served: Served) -> None:
         forged = (
             b"X-Forwarded-Host: evil.example\r\nX-Forwarded-Prefix: //evil.example\r\nForwarded: host=evil.example\r\n"
         )
@@ -110,11 +110,11 @@ class TestSizes:
         assert refused(get(served, b"/?" + b"x" * 17_000), 414, 431)
 
     @pytest.mark.parametrize("length", [b"1048577", b"99999999999999999999", b"-1", b"x", b"1e3", b""])
-    def test_a_body_that_is_too_large_or_of_no_length(self, length: bytes, served: Served) -> None:
+    def test_a_body_with_an_invalid_length(self, length: bytes, served: Served) -> None:
         head = b"POST /act HTTP/1.1\r\n" + HOST + b"Content-Length: " + length + b"\r\n\r\n"
         assert refused(send(served, head, b"x" * 1000), 400, 403, 413)
 
-    def test_a_body_in_chunks_that_goes_on(self, served: Served) -> None:
+    def test_an_endless_body_in_chunks(self, served: Served) -> None:
         head = b"POST /act HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
         answer = send(served, head, *[b"10000\r\n" + b"x" * 65536 + b"\r\n"] * 20)
         assert refused(answer, 413)
@@ -131,7 +131,7 @@ class TestSizes:
 
 
 class TestSlowness:
-    def test_clients_that_never_finish_hold_up_nobody(self, served: Served) -> None:
+    def test_unfinished_requests_do_not_block_other_clients(self, served: Served) -> None:
         with contextlib.ExitStack() as open_ones:
             for number in range(60):
                 slow = open_ones.enter_context(socket.create_connection(("127.0.0.1", served.port)))
@@ -141,7 +141,7 @@ class TestSlowness:
             assert status(get(served, b"/queues")) == 200
             assert time.monotonic() - start < 5
 
-    def test_clients_that_do_not_read_hold_up_nobody(self, served: Served) -> None:
+    def test_clients_that_do_not_read_do_not_block_others(self, served: Served) -> None:
         with contextlib.ExitStack() as open_ones:
             for _ in range(20):
                 deaf = open_ones.enter_context(socket.socket())
@@ -174,7 +174,7 @@ class TestTargets:
             b"/%0d%0aSet-Cookie:%20zq1=1",
         ],
     )
-    def test_there_is_nothing_there(self, target: bytes, served: Served) -> None:
+    def test_invalid_paths(self, target: bytes, served: Served) -> None:
         head, _, body = get(served, target).partition(b"\r\n\r\n")
         assert status(head) in (400, 404)
         assert b"\r\nLocation:" not in head
@@ -218,7 +218,7 @@ class TestTargets:
             b"/doctor?fix=1",
         ],
     )
-    def test_questions_that_cannot_be(self, target: bytes, served: Served) -> None:
+    def test_invalid_parameters(self, target: bytes, served: Served) -> None:
         answer = get(served, target)
         assert status(answer) == 400
         assert re.search(rb'<p class="problem">[^<]{10,}</p>', answer)
@@ -226,10 +226,10 @@ class TestTargets:
     @pytest.mark.parametrize(
         "target", [b"/scheduled?task=%ff%fe", b"/scheduled?task=\xff", b"/scheduled?%ff=1", b"/entry?id=%ff"]
     )
-    def test_what_is_no_text(self, target: bytes, served: Served) -> None:
+    def test_parameters_with_invalid_utf_8(self, target: bytes, served: Served) -> None:
         assert status(get(served, target)) in (200, 400, 404)
 
-    def test_a_redirect_keeps_what_it_was_given_in_one_line(self, served: Served) -> None:
+    def test_a_redirect_cannot_be_split_into_headers(self, served: Served) -> None:
         page = get(served, b"/scheduled")
         cookie = re.search(rb"Set-Cookie: ([^;]+)", page)
         token = re.search(rb'name="token" value="([^"]+)"', page)
@@ -246,6 +246,6 @@ class TestTargets:
 @pytest.mark.parametrize(
     "line", [b"", b"\x16\x03\x01\x02\x00\x01\x00", b"GET", b"\xff" * 500, b"* * *", b" / HTTP/1.1"]
 )
-def test_what_is_no_http(line: bytes, served: Served) -> None:
+def test_requests_that_are_not_http(line: bytes, served: Served) -> None:
     answer = send(served, line + b"\r\n" + HOST + b"\r\n")
     assert b" 200 " not in answer[:20]

@@ -1,4 +1,4 @@
-"""Numbers as shapes."""
+"""The geometry of the charts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redis_queue.web.charts import HEIGHT, LEVELS, WIDTH, bars, level, nice
 
 
 class TestBars:
-    def test_are_as_high_as_their_values(self) -> None:
+    def test_have_the_height_of_their_values(self) -> None:
         assert [bar.height for bar in bars([0, 5, 10], 10)] == [0, HEIGHT / 2, HEIGHT]
         assert all(bar.y + bar.height == HEIGHT for bar in bars([0, 5, 10], 10))
 
@@ -19,13 +19,13 @@ class TestBars:
         assert all(a.x + a.width <= b.x for a, b in itertools.pairwise(found))
         assert found[-1].x + found[-1].width <= WIDTH < found[-1].x + found[-1].width + WIDTH / 60
 
-    def test_what_is_there_is_seen(self) -> None:
+    def test_small_values_are_visible(self) -> None:
         assert bars([1, 1_000_000])[0].height > 1
 
-    def test_nothing_leaves_the_chart(self) -> None:
+    def test_values_above_the_maximum_are_cut(self) -> None:
         assert bars([30], 10)[0].height == HEIGHT
 
-    def test_nothing_at_all(self) -> None:
+    def test_no_values(self) -> None:
         assert bars([]) == []
         assert [bar.height for bar in bars([0, 0])] == [0, 0]
 

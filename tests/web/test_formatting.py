@@ -1,4 +1,4 @@
-"""How values are written: what is hidden, what is cut, what cannot move the text beside it."""
+"""Formatting of values: secrets are hidden, long text is cut, control characters are escaped."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TestRedacted:
     def test_leaves_other_text_alone(self, text: str) -> None:
         assert formatting.redacted(text) == text
 
-    def test_keeps_what_stands_beside(self) -> None:
+    def test_keeps_the_text_around_a_secret(self) -> None:
         assert formatting.redacted("{'a': 1, 'token': 'x', 'b': 2}") == f"{{'a': 1, 'token': {HIDDEN}, 'b': 2}}"
 
     @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ class TestBody:
         assert len(formatting.body(value)) < formatting.MAX_BODY + 100
         assert "characters)" in formatting.body(value)
 
-    def test_may_be_nested_as_deeply_as_it_likes(self) -> None:
+    def test_may_be_nested_deeply(self) -> None:
         value: list[Any] = []
         for _ in range(50_000):
             value = [value]
@@ -115,10 +115,10 @@ class TestTimes:
 
 
 class TestHarmless:
-    def test_writes_out_what_moves_text(self) -> None:
+    def test_escapes_control_characters(self) -> None:
         assert formatting.harmless("a\u202eb\x1b[2J\u200b\ud800\x00") == r"a\u202eb\x1b[2J\u200b\ud800\x00"
 
-    def test_leaves_the_rest(self) -> None:
+    def test_keeps_other_text(self) -> None:
         kept = Markup("<b>\u202e</b>")
         for value in ("plain ä 中\n\tx", 3, None, kept):
             assert formatting.harmless(value) is value or formatting.harmless(value) == value

@@ -1,4 +1,4 @@
-"""Who gets in, from where, and what every answer says to the browser."""
+"""Logins, tokens and hosts of the dashboard, and the security headers of every answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def paused(client: redis.Redis, name: str = "orders") -> bool:
 
 
 def pause(browser: Browser, **options: Any) -> int:
-    """Send a form that would pause a queue; return the status."""
+    """Send a form that pauses a queue; return the status."""
     form = browser.get("/queue?kind=queue&name=orders").form("/queue/preview")
     data = {**dict(form.fields), **PAUSE, **options.pop("data", {})}
     kept = {name: value for name, value in data.items() if value is not None}
@@ -65,10 +65,10 @@ class TestUsers:
     @pytest.mark.parametrize(
         "header", ["Basic", "Basic ????", "Basic /w==", "Bearer x", "Basic YW5u", "\x00", "x" * 9000]
     )
-    def test_headers_that_are_none(self, header: str, open_dashboard: Open) -> None:
+    def test_invalid_headers(self, header: str, open_dashboard: Open) -> None:
         assert open_dashboard(users=USERS).raw("/", headers={"Authorization": header}).status_code == 401
 
-    def test_passwords_are_compared_in_the_same_time(
+    def test_passwords_are_compared_in_constant_time(
         self, open_dashboard: Open, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         compared: list[bytes] = []
@@ -85,7 +85,9 @@ class TestUsers:
             browser.raw("/", auth=login)
         assert compared == [b"wrong one", b"wrong one"]
 
-    def test_wrong_passwords_end(self, open_dashboard: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_wrong_passwords_lock_the_login_for_a_while(
+        self, open_dashboard: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         now = [1000.0]
         monkeypatch.setattr(guard.time, "monotonic", lambda: now[0])
         browser = open_dashboard(users=USERS)
@@ -100,7 +102,7 @@ class TestUsers:
         now[0] += guard.WRONG_IN + 1
         assert ask(USERS["ann"]) == 200
 
-    def test_addresses_of_one_ipv6_network_are_one(self, open_dashboard: Open) -> None:
+    def test_an_ipv6_network_counts_as_one_address(self, open_dashboard: Open) -> None:
         browser = open_dashboard(users=USERS)
 
         def ask(password: str, address: str) -> int:
@@ -112,8 +114,8 @@ class TestUsers:
         assert ask(USERS["ann"], "2001:db8:0:1:ffff::1") == 429
         assert ask(USERS["ann"], "2001:db8:0:2::1") == 200
 
-    def test_many_addresses_together_guess_no_faster(self, open_dashboard: Open) -> None:
-        """Each name has its limit; where its user came in before, they still do."""
+    def test_the_limit_of_a_name_holds_for_many_addresses(self, open_dashboard: Open) -> None:
+        """The limit is per name; known addresses of the user are exempt."""
         browser = open_dashboard(users=USERS)
 
         def ask(name: str, password: str, address: str) -> int:
@@ -126,7 +128,7 @@ class TestUsers:
         assert ask("ann", USERS["ann"], "10.0.0.1") == 200
         assert ask("ben", USERS["ben"], "10.1.0.1") == 200
 
-    def test_one_user_does_not_lock_out_the_others_behind_a_proxy(self, open_dashboard: Open) -> None:
+    def test_a_user_does_not_lock_out_others_with_the_same_address(self, open_dashboard: Open) -> None:
         browser = open_dashboard(users={**USERS, "zoe": "another long one"})
         for _ in range(guard.MOST_WRONG):
             browser.raw("/audit", auth=("ann", "wrong one"))
@@ -134,9 +136,7 @@ class TestUsers:
         assert browser.raw("/audit", auth=("zoe", "another long one")).status_code == 200
         assert browser.raw("/audit").status_code == 401
 
-    def test_addresses_and_names_do_not_fill_the_memory(
-        self, open_dashboard: Open, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_memory_for_failures_is_limited(self, open_dashboard: Open, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(guard, "MOST_REMEMBERED", 3)
         wrong = guard._Failures(3)
         for number in range(20):
@@ -159,13 +159,13 @@ class TestUsers:
             {"label": "x" * 41},
         ],
     )
-    def test_settings_that_cannot_be(self, options: dict[str, Any]) -> None:
+    def test_invalid_settings(self, options: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError):
             WebSettings(**options)
 
 
 class TestCallables:
-    def test_an_application_says_who_it_is(self, open_dashboard: Open, filled: redis.Redis) -> None:
+    def test_an_application_identifies_the_user(self, open_dashboard: Open, filled: redis.Redis) -> None:
         def identify(environment: Mapping[str, object]) -> str | None:
             return environment.get("REMOTE_USER")  # type: ignore[return-value]
 
@@ -175,7 +175,7 @@ class TestCallables:
         page = browser.open("/audit", environ_overrides={"REMOTE_USER": "carla"})
         assert (page.status, "carla" in page.text) == (200, True)
 
-    def test_some_may_write(self, open_dashboard: Open, filled: redis.Redis) -> None:
+    def test_may_write_decides_for_each_request(self, open_dashboard: Open, filled: redis.Redis) -> None:
         browser = open_dashboard(
             users=USERS, allow_write=True, may_write=lambda env: "YW5u" in env["HTTP_AUTHORIZATION"]
         )
@@ -190,31 +190,31 @@ class TestCallables:
             assert browser.raw("/queue", method="POST", auth=login, data=data).status_code == status
         assert paused(filled)
 
-    def test_nobody_may_write_where_nothing_may_be_written(self, open_dashboard: Open) -> None:
+    def test_may_write_needs_allow_write(self, open_dashboard: Open) -> None:
         browser = open_dashboard(may_write=lambda _: True)
         assert "read-only" in browser.get().text
         assert browser.raw("/act", method="POST").status_code == 403
 
 
 class TestForms:
-    def test_one_that_is_ours(self, writer: Browser, filled: redis.Redis) -> None:
+    def test_with_a_valid_token(self, writer: Browser, filled: redis.Redis) -> None:
         assert pause(writer) == 303
         assert paused(filled)
 
     @pytest.mark.parametrize("token", [None, "", "x", "x" * 32, "\u00e4"])
-    def test_one_without_our_token(self, token: str | None, writer: Browser, filled: redis.Redis) -> None:
+    def test_without_a_valid_token(self, token: str | None, writer: Browser, filled: redis.Redis) -> None:
         assert pause(writer, data={"token": token}) == 403
         assert not paused(filled)
 
-    def test_one_with_the_token_of_another_browser(
+    def test_with_the_token_of_another_browser(
         self, writer: Browser, open_dashboard: Open, filled: redis.Redis
     ) -> None:
         other = dict(open_dashboard(allow_write=True).get("/scheduled").form("/preview").fields)["token"]
         assert pause(writer, data={"token": other}) == 403
         assert not paused(filled)
 
-    def test_one_that_another_user_was_given(self, open_dashboard: Open, filled: redis.Redis) -> None:
-        """The same browser, cookie and all: after another login the form is not that user's."""
+    def test_with_the_token_of_another_user(self, open_dashboard: Open, filled: redis.Redis) -> None:
+        """With the same browser and cookie, a form is invalid after a login as another user."""
         browser = open_dashboard(users=USERS, allow_write=True)
         fields = dict(browser.open("/scheduled", auth=("ann", USERS["ann"])).form("/preview").fields)
         data = {"token": fields["token"], "queue": "celery", "verb": "cancel", "row": "delay:celery:task-1"}
@@ -222,16 +222,14 @@ class TestForms:
             answer = browser.raw("/preview", method="POST", auth=(name, USERS[name]), data=data)
             assert answer.status_code == status, name
 
-    def test_one_that_was_open_for_too_long(
-        self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_with_an_expired_token(self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         form = writer.get("/scheduled").form("/preview")
         row = "delay:celery:task-1"
         assert writer.post(form, ("verb", "cancel"), row=row).status_code == 200
         later = time.time() + guard.TOKEN_SECONDS + 1
         monkeypatch.setattr(guard.time, "time", lambda: later)
         assert writer.post(form, ("verb", "cancel"), row=row).status_code == 403
-        # Its end is a part of what is signed.
+        # The expiry is signed.
         token = dict(form.fields)["token"]
         longer = f"{int(later) + 100}.{token.partition('.')[2]}"
         assert writer.post(form, ("verb", "cancel"), row=row, token=longer).status_code == 403
@@ -254,22 +252,22 @@ class TestForms:
             ({"Origin": "http://evil.example", "Referer": "http://localhost/"}, 403),
         ],
     )
-    def test_where_the_browser_says_that_one_is_from(
+    def test_origin_and_referer(
         self, headers: dict[str, str], status: int, writer: Browser, filled: redis.Redis
     ) -> None:
-        """With the right token, and for browsers that do not send Sec-Fetch-Site."""
+        """With a valid token, in browsers that do not send Sec-Fetch-Site."""
         del writer.headers["Sec-Fetch-Site"]
         assert pause(writer, headers=headers) == status
         assert paused(filled) is (status == 303)
 
-    def test_one_without_a_cookie(self, writer: Browser, open_dashboard: Open, filled: redis.Redis) -> None:
+    def test_without_a_cookie(self, writer: Browser, open_dashboard: Open, filled: redis.Redis) -> None:
         token = dict(writer.get("/scheduled").form("/preview").fields)["token"]
         data = {"kind": "queue", "name": "orders", "verb": "pause", "token": token}
         assert open_dashboard(allow_write=True).raw("/queue", method="POST", data=data).status_code == 403
         assert not paused(filled)
 
     @pytest.mark.parametrize("site", ["cross-site", "same-site", "none", "SAME-ORIGIN", ""])
-    def test_one_from_another_site(self, site: str, writer: Browser, filled: redis.Redis) -> None:
+    def test_from_another_site(self, site: str, writer: Browser, filled: redis.Redis) -> None:
         assert pause(writer, headers={"Sec-Fetch-Site": site}) == 403
         assert not paused(filled)
 
@@ -279,7 +277,7 @@ class TestForms:
         assert writer.raw("/queue", method="POST", data=data).status_code == 403
         assert not paused(filled)
 
-    def test_a_dashboard_that_only_shows_takes_none(self, open_dashboard: Open, filled: redis.Redis) -> None:
+    def test_a_read_only_dashboard_refuses_all(self, open_dashboard: Open, filled: redis.Redis) -> None:
         reader, before = open_dashboard(), everything(filled)
         token = dict(reader.get("/workers").form("/workers").fields)["token"]
         for path in ("/preview", "/act", "/queue", "/queue/preview"):
@@ -308,7 +306,7 @@ class TestHosts:
             ("<script>alert(1)</script>", 400),
         ],
     )
-    def test_only_those_that_are_named(self, host: str, status: int, open_dashboard: Open) -> None:
+    def test_only_configured_hosts_are_accepted(self, host: str, status: int, open_dashboard: Open) -> None:
         browser = open_dashboard(hosts=["localhost", "queues.example.org"])
         page = browser.open("/audit", headers={"Host": host})
         assert page.status == status
@@ -316,7 +314,7 @@ class TestHosts:
 
 
 class TestHeaders:
-    def test_every_answer_has_them(self, open_dashboard: Open) -> None:
+    def test_every_answer_has_the_headers(self, open_dashboard: Open) -> None:
         browser = open_dashboard(users=USERS)
         ann = ("ann", USERS["ann"])
         paths = [*SCREENS, "/nosuch", "/entry?id=nosuch", "/queue", "/static/style.css", "/static/nosuch"]
@@ -327,12 +325,12 @@ class TestHeaders:
         kept = [answer.headers.get("Cache-Control") != "no-store" for answer in answers]
         assert kept == [path == "/static/style.css" for path in paths] + [False, False]
 
-    def test_the_policy_lets_nothing_in(self) -> None:
+    def test_the_policy_allows_only_own_resources(self) -> None:
         rules = dict(rule.split(" ", 1) for rule in guard.POLICY.split("; "))
         assert (rules["default-src"], rules["script-src"], rules["frame-ancestors"]) == ("'none'", "'self'", "'none'")
         assert set(rules.values()) == {"'none'", "'self'"}
 
-    def test_pages_need_no_more_than_the_policy(self, writer: Browser) -> None:
+    def test_pages_comply_with_the_policy(self, writer: Browser) -> None:
         for path in (*SCREENS, "/queue?kind=queue&name=orders", "/entry?queue=celery&id=task-1&body=1"):
             for tag, attributes in writer.get(path).tags:
                 assert "style" not in attributes
@@ -342,13 +340,13 @@ class TestHeaders:
                     assert attributes in [{"src": f"/static/{name}.js", "defer": ""} for name in ("refresh", "zone")]
 
     @pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example", ".", "a" * 300])
-    def test_what_is_no_host_name(self, host: str, open_dashboard: Open) -> None:
+    def test_invalid_host_names(self, host: str, open_dashboard: Open) -> None:
         for options in ({}, {"hosts": ["localhost"]}):
             answer = open_dashboard(**options).raw("/audit", headers={"Host": host})
             assert answer.status_code == 400, options
             assert answer.headers["Content-Security-Policy"]
 
-    def test_two_dashboards_on_one_host_have_a_cookie_each(self, open_dashboard: Open) -> None:
+    def test_dashboards_on_other_ports_have_their_own_cookies(self, open_dashboard: Open) -> None:
         names = []
         for port in (8055, 8056):
             browser = open_dashboard(allow_write=True, headers={"Host": f"localhost:{port}"})
@@ -362,10 +360,10 @@ class TestHeaders:
 
     def test_tls(self, writer: Browser) -> None:
         answer = writer.raw("/scheduled", base_url="https://localhost")
-        # That is for the application around it to say: it serves the rest of the host.
+        # The surrounding application must set it, since it serves the rest of the host.
         assert "Strict-Transport-Security" not in answer.headers
         parts = {part.strip() for part in answer.headers["Set-Cookie"].split(";")[1:]}
         assert parts == {"Secure", "HttpOnly", "Path=/", "SameSite=Lax"}
 
-    def test_pages_that_offer_nothing_set_no_cookie(self, reader: Browser, app: Celery) -> None:
+    def test_pages_without_forms_set_no_cookie(self, reader: Browser, app: Celery) -> None:
         assert [path for path in SCREENS if "Set-Cookie" in reader.raw(path).headers] == ["/workers"]

@@ -1,4 +1,4 @@
-"""What others wrote into Redis is shown on every page, and run on none."""
+"""Hostile data in Redis is shown as text on every page and never executed."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ legend li link main meta nav ol option p pre rect script section select small sp
 th thead time title tr ul
 """
 KNOWN = frozenset(_TAGS.split())
-UNSEEN = ("\u202e", "\u2066", "\x1b[2J", "\x00", "\r\nSet-Cookie: zq1=1\r\n", "\u200b", "\ud800", "\x7f", "\u2028")
+INVISIBLE = ("\u202e", "\u2066", "\x1b[2J", "\x00", "\r\nSet-Cookie: zq1=1\r\n", "\u200b", "\ud800", "\x7f", "\u2028")
 
 
 def check(page: Page) -> None:
-    """Raise AssertionError for a page on which something is run, or that somebody else shaped."""
+    """Raise AssertionError for a page that executes or is shaped by stored data."""
     assert page.status == 200, page.text
     for tag, attributes in page.tags:
         assert tag in KNOWN, tag
@@ -59,7 +59,7 @@ def check(page: Page) -> None:
                 assert attributes in [{"src": f"/static/{name}.js", "defer": ""} for name in ("refresh", "zone")]
             if tag == "meta":
                 assert "http-equiv" not in attributes
-    # What a template would make of {{7*191}}; tokens of forms are hexadecimal.
+    # The result of {{7*191}} in a template; the tokens of forms are hexadecimal.
     assert not re.search(r"(?<![0-9a-f])1337(?![0-9a-f])", page.source)
     for char in page.source:
         assert char.isprintable() or char in "\n\t", ascii(char)
@@ -72,7 +72,7 @@ def shown(text: str, page: Page) -> bool:
 
 class TestMarkup:
     @pytest.mark.parametrize("text", CORPUS)
-    def test_is_shown_and_not_run(self, text: str, client: redis.Redis) -> None:
+    def test_is_shown_and_not_executed(self, text: str, client: redis.Redis) -> None:
         fill_queue(client, f"orders{text}", text)
         fill_delayed(client, f"celery{text}", text, 2)
         fill_audit(client, text)
@@ -94,7 +94,7 @@ class TestMarkup:
             assert shown(f"{field}{text}", everywhere["/dead"]), field
 
     @pytest.mark.parametrize("text", CORPUS)
-    def test_a_form_brings_it_to_the_act_unchanged(self, text: str, client: redis.Redis) -> None:
+    def test_forms_submit_it_unchanged(self, text: str, client: redis.Redis) -> None:
         queue = fill_delayed(client, f"celery{text}", text, 2)
         dead = fill_queue(client, f"orders{text}", text)
         browser = Browser(dashboard(client, secret_key=KEY, allow_write=True))
@@ -118,7 +118,7 @@ class TestMarkup:
         check(browser.get("/audit"))
 
     @pytest.mark.parametrize("text", CORPUS)
-    def test_what_is_asked_for_is_not_run_either(self, text: str, client: redis.Redis) -> None:
+    def test_parameters_are_not_executed(self, text: str, client: redis.Redis) -> None:
         fill_delayed(client, count=2)
         browser = Browser(dashboard(client, secret_key=KEY))
         for path, name in (
@@ -139,9 +139,9 @@ class TestMarkup:
             check(page)
 
 
-class TestUnseen:
-    @pytest.mark.parametrize("text", UNSEEN, ids=ascii)
-    def test_is_written_out(self, text: str, client: redis.Redis) -> None:
+class TestInvisible:
+    @pytest.mark.parametrize("text", INVISIBLE, ids=ascii)
+    def test_is_escaped(self, text: str, client: redis.Redis) -> None:
         queue = fill_delayed(client, count=2)
         raw = text.encode(errors="surrogatepass")
         keys = Keys("redis_queue", "delay", queue.name, 0)
@@ -191,7 +191,7 @@ BODIES = (
 
 
 @pytest.mark.parametrize("kind", ["json", "bytes", "pickle"])
-def test_any_payload_is_shown_or_told_to_be_unreadable(kind: str, client: redis.Redis) -> None:
+def test_any_payload_is_shown_or_marked_as_unreadable(kind: str, client: redis.Redis) -> None:
     queue, delayed = RedisQueue("orders", client), DelayQueue("celery", client)
     queues = (Keys("redis_queue", "queue", "orders"), Keys("redis_queue", "delay", "celery", 0))
     for number, body in enumerate(BODIES):

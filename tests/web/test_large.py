@@ -1,4 +1,4 @@
-"""Large bodies: a page reads no more of Redis than it shows, within a budget."""
+"""Large bodies: each page has a limit for the bytes that it reads from Redis."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ LARGEST = 3_000_000
 ALL = COUNT * SIZE
 
 PAGE = 200_000
-"""Bytes that Redis sends for a page beside bodies: ids, reasons, counts."""
+"""Bytes that Redis sends for a page without bodies: ids, reasons, counts."""
 
 
 @pytest.fixture
 def large(client: redis.Redis) -> redis.Redis:
-    """A Redis with so many large bodies in every state."""
+    """A Redis with large bodies in every state."""
     queue, delayed = RedisQueue("orders", client, max_body=10**8), DelayQueue("celery", client, max_body=10**8)
     call = {"task": "shop.report", "args": ["x" * SIZE], "kwargs": {}, "options": {}}
     delayed.push_many(Push(call, delay=60 + number, id=f"waits-{number}") for number in range(COUNT))
@@ -68,14 +68,14 @@ def sent(client: redis.Redis) -> int:
         ("/entry?id=waits-1&body=1", entry.MOST_BYTES),
     ],
 )
-def test_a_page_reads_within_its_budget(path: str, most: int, large: redis.Redis) -> None:
+def test_a_page_stays_within_its_limit(path: str, most: int, large: redis.Redis) -> None:
     browser = Browser(dashboard(large, secret_key=KEY))
     before = sent(large)
     browser.get(path)
     assert sent(large) - before < most + PAGE < ALL
 
 
-def test_what_is_not_read_is_shown_with_its_size(large: redis.Redis) -> None:
+def test_large_bodies_are_shown_with_their_size(large: redis.Redis) -> None:
     browser = Browser(dashboard(large, secret_key=KEY))
     page = browser.get("/scheduled")
     assert page.text.count("shop.report") == pages.LOOK_BYTES // SIZE
@@ -87,8 +87,8 @@ def test_what_is_not_read_is_shown_with_its_size(large: redis.Redis) -> None:
     assert "bytes, too large to read here" in browser.get("/entry?id=largest").text
 
 
-def test_a_search_goes_on_where_its_budget_ended(large: redis.Redis) -> None:
-    """It finds all that it can read, page by page, and says what it cannot."""
+def test_a_search_continues_where_its_limit_ended(large: redis.Redis) -> None:
+    """It finds all readable entries, page by page, and counts the others."""
     conditions, queue = Conditions(task="shop.report"), DelayQueue("celery", large, max_body=10**8)
     access = Access(Inspector(large))
     found, place, unread = [], None, 0
@@ -106,7 +106,7 @@ def test_a_search_goes_on_where_its_budget_ended(large: redis.Redis) -> None:
     assert "1 of them are too large to search here" in shown.text
 
 
-def test_the_command_line_reads_all_of_them_few_at_a_time(large: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_reads_all_in_small_batches(large: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = DelayQueue("celery", large, max_body=10**8)
     looks: list[int] = []
     listed = DelayQueue.list
@@ -124,7 +124,7 @@ def test_the_command_line_reads_all_of_them_few_at_a_time(large: redis.Redis, mo
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_a_budget_is_kept_in_every_shard(shards: int, client: redis.Redis) -> None:
+def test_a_limit_holds_for_all_shards(shards: int, client: redis.Redis) -> None:
     queue = DelayQueue("many", client, shards=shards)
     queue.push_many(Push(b"x" * 1000, delay=60, id=f"id-{number}") for number in range(30))
     for budget, least, most in ((0, 0, 0), (10_000, 3, 9), (None, 30, 30)):

@@ -1,4 +1,4 @@
-"""A registry with very many names, or with rows that claim very many shards: pages and scrapes stay bounded."""
+"""A registry with many names, or with rows that claim many shards: pages and scrapes stay bounded."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def register(client: redis.Redis, count: int, *, kind: str = "queue", shards: in
 
 
 def processed(client: redis.Redis) -> int:
-    """Return how many commands Redis carried out, those of scripts too."""
+    """Return the number of executed commands, including those of scripts."""
     return sum(int(row["calls"]) for row in client.info("commandstats").values())
 
 
 @pytest.fixture
 def crowded(client: redis.Redis) -> redis.Redis:
-    """A Redis whose registry has so many names, half of each kind, and a few queues with something in them."""
+    """A Redis with many registered names, half of each kind, and two queues with entries."""
     register(client, NAMES // 2)
     register(client, NAMES // 2, kind="delay")
     RedisQueue("zz-last", client).put("x")
@@ -49,12 +49,12 @@ SEEN = (*SCREENS, "/queues?offset=100", "/queues?name=zz", "/queue?kind=queue&na
 
 
 @pytest.mark.parametrize("path", [path for path in SEEN if path != "/doctor"])
-def test_a_page_looks_at_few_of_them(path: str, crowded: redis.Redis) -> None:
+def test_a_page_reads_few_queues(path: str, crowded: redis.Redis) -> None:
     browser = Browser(dashboard(crowded, secret_key=KEY))
     browser.get(path)
     before = processed(crowded)
     browser.get(path)
-    # Each queue takes about ten.
+    # Each queue takes about ten commands.
     assert processed(crowded) - before < 4000 < NAMES
 
 
@@ -89,8 +89,8 @@ def test_dead_letters_of_the_last_queue_are_found_page_by_page(crowded: redis.Re
     assert pages == NAMES // 200
 
 
-def test_rows_that_claim_many_shards_cost_a_page_little(client: redis.Redis) -> None:
-    """Those that do not fit say so, and hide no other."""
+def test_rows_with_many_shards_are_not_counted(client: redis.Redis) -> None:
+    """Rows with too many shards are marked as not counted and do not hide others."""
     register(client, 20, kind="delay", shards=1024)
     RedisQueue("orders", client).put("x")
     DelayQueue("zz", client).push("x", delay=60)
@@ -98,7 +98,7 @@ def test_rows_that_claim_many_shards_cost_a_page_little(client: redis.Redis) -> 
     browser.get("/queues")
     before = processed(client)
     page = browser.get("/queues")
-    # Nine for each shard.
+    # Nine commands for each shard.
     assert processed(client) - before < 12 * MOST_SHARDS
     assert page.text.count("not counted: its 1,024 shards") == 20 - MOST_SHARDS // 1024
     rows = {row.name: row for row in Inspector(client).queues()}
@@ -112,18 +112,18 @@ def scraped(collector: Collector) -> str:
     return generate_latest(registry).decode()
 
 
-def test_a_scrape_reads_few_of_them_and_says_how_many_it_left_out(crowded: redis.Redis) -> None:
+def test_a_scrape_reads_few_queues_and_exports_how_many_it_left_out(crowded: redis.Redis) -> None:
     collector = Collector(Inspector(crowded), most_queues=10, most_read=100)
     scraped(collector)
     before = processed(crowded)
     text = scraped(collector)
     assert processed(crowded) - before < 2500
     assert f"redis_queue_left_out_queues {NAMES + 2 - 100:.1f}" in text
-    # Without a limit all are counted, and those that had a label keep it.
+    # Without a limit all are counted, and labels are kept.
     assert "redis_queue_left_out_queues 0.0" in scraped(Collector(Inspector(crowded), most_read=NAMES + 2))
 
 
-def test_those_that_had_a_label_keep_it_as_others_come(client: redis.Redis) -> None:
+def test_queues_keep_their_label_when_others_come(client: redis.Redis) -> None:
     collector = Collector(Inspector(client), most_queues=1, most_read=5)
     RedisQueue("zz-last", client).put("x")
     assert 'redis_queue_ready{kind="queue",queue="zz-last"} 1.0' in scraped(collector)
@@ -148,7 +148,7 @@ def test_counts_take_few_round_trips(client: redis.Redis, monkeypatch: pytest.Mo
     assert len(sent) <= 2
 
 
-def test_more_names_than_are_looked_at(client: redis.Redis) -> None:
+def test_more_names_than_are_listed(client: redis.Redis) -> None:
     register(client, MOST_FIELDS + 500)
     listing = Inspector(client).catalog.listing()
     assert (len(listing.known), listing.total, listing.unseen) == (MOST_ROWS, MOST_FIELDS, 500)
@@ -156,8 +156,8 @@ def test_more_names_than_are_looked_at(client: redis.Redis) -> None:
     assert "500 more are not listed" in page.text
 
 
-def test_a_broken_one_hides_no_other(client: redis.Redis) -> None:
-    """Though all of them are counted in one round trip."""
+def test_a_broken_queue_does_not_hide_others(client: redis.Redis) -> None:
+    """Although all are counted in one round trip."""
     for name in ("a", "b", "c"):
         RedisQueue(name, client).put("x")
     client.set(Keys("redis_queue", "queue", "b").dead, "no sorted set")

@@ -1,4 +1,4 @@
-"""The dashboard under a path of another application, and behind a proxy."""
+"""The dashboard under a path of another application, and with a proxy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.celery
 
 
 def in_flask(pages: Any) -> Any:
-    """Return a Flask application with the dashboard at /queues, as docs/dashboard.md says."""
+    """Return a Flask application with the dashboard at /queues, as in docs/dashboard.md."""
     app = Flask("shop")
     app.add_url_rule("/hello", view_func=lambda: "hello from Flask")
     app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/queues": pages})  # type: ignore[method-assign]
@@ -49,7 +49,7 @@ class TestMounted:
         answer = browser.raw("/queues")
         assert (answer.status_code, answer.headers["Location"]) == (308, "/queues/")
 
-    def test_acts(self, mount: Callable[[Any], Any], filled: redis.Redis, app: Celery) -> None:
+    def test_actions(self, mount: Callable[[Any], Any], filled: redis.Redis, app: Celery) -> None:
         browser = Browser(mount(dashboard(app, allow_write=True, secret_key=KEY)), prefix="/queues")
         page = browser.get("/queue?kind=queue&name=orders")
         assert "Path=/queues/" in browser.raw("/queues/scheduled").headers.get("Set-Cookie", "Path=/queues/")
@@ -66,7 +66,7 @@ class TestMounted:
 
 
 class TestProxy:
-    """The process behind a proxy that speaks TLS and takes a path off."""
+    """A separate process with a proxy that terminates TLS and removes a path."""
 
     FORWARDED: Final = {
         "Host": "127.0.0.1",
@@ -85,7 +85,7 @@ class TestProxy:
         finally:
             connection.close()
 
-    def test_what_it_says_is_believed(self, serve: Serve, filled: redis.Redis, redis_url: str) -> None:
+    def test_its_headers_are_used(self, serve: Serve, filled: redis.Redis, redis_url: str) -> None:
         password = {"REDIS_QUEUE_WEB_PASSWORD": "correct horse"}
         options = ("--trust-proxy", "--host", "ops.example.org", "--allow-write")
         served = serve(*options, url=redis_url, environment=password)
@@ -116,7 +116,9 @@ class TestProxy:
         forged = {**login, "X-Forwarded-Host": "evil.example"}
         assert self.ask(served.port, "/queues", headers=forged)[0] == 400
 
-    def test_without_the_option_it_is_not(self, serve: Serve, filled: redis.Redis, redis_url: str) -> None:
+    def test_without_the_option_its_headers_are_ignored(
+        self, serve: Serve, filled: redis.Redis, redis_url: str
+    ) -> None:
         served = serve("--host", "ops.example.org", url=redis_url)
         status, headers, page = self.ask(served.port, "/", headers=self.FORWARDED)
         assert status == 200

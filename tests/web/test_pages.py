@@ -1,4 +1,4 @@
-"""Every screen: what it shows, and that looking changes nothing."""
+"""The content of every page; reading changes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.celery
 BROKEN = "another Redis type"
 
 
-class TestLooking:
+class TestReading:
     @pytest.mark.parametrize("allow_write", [False, True])
     def test_every_link_works_and_changes_nothing(
         self, allow_write: bool, open_dashboard: Open, filled: redis.Redis
@@ -38,7 +38,7 @@ class TestLooking:
         assert {urlsplit(address).path for address in pages} == {*SCREENS, "/queue", "/entry"}
         assert everything(filled) == before
 
-    def test_what_a_get_may_not_do(self, writer: Browser, filled: redis.Redis) -> None:
+    def test_a_get_cannot_act(self, writer: Browser, filled: redis.Redis) -> None:
         before = everything(filled)
         for path in ("/preview", "/act", "/queue?verb=pause&kind=queue&name=orders&token=x"):
             assert writer.raw(path).status_code in (400, 405)
@@ -62,7 +62,7 @@ class TestLooking:
         assert "0 are due" in browser.get("/forecast").text
         assert client.dbsize() == 0
 
-    def test_each_page_says_where_one_is(self, reader: Browser) -> None:
+    def test_each_page_marks_its_link(self, reader: Browser) -> None:
         for path in SCREENS:
             page = reader.get(path)
             here = [attributes["href"] for tag, attributes in page.tags if attributes.get("aria-current") == "page"]
@@ -78,23 +78,23 @@ class TestLooking:
 
 
 class TestOverview:
-    def test_adds_up_what_is_where(self, reader: Browser) -> None:
+    def test_has_totals(self, reader: Browser) -> None:
         text = reader.get().text
         for fact in ("Delayed 65", "In flight 2", "Dead 2", "Quarantined 2", "no such queue", "Timeout"):
             assert fact in text, fact
 
-    def test_plots_what_was_dispatched(self, reader: Browser) -> None:
+    def test_plots_dispatches(self, reader: Browser) -> None:
         page = reader.get()
         rects = [attributes["class"] for tag, attributes in page.tags if tag == "rect"]
         assert (rects.count("sent"), rects.count("late")) == (60, 60)
         assert "9 sent, 1 refused" in page.text
 
-    def test_a_queue_whose_dispatches_were_all_refused(self, reader: Browser, filled: redis.Redis) -> None:
+    def test_a_queue_with_only_refused_dispatches(self, reader: Browser, filled: redis.Redis) -> None:
         DelayQueue("unlucky", filled).push("x")
         DelayQueue("unlucky", filled).dispatch_log.note(Dispatches(0, 3))
         assert "0 sent, 3 refused; lateness p50 -" in reader.get().text
 
-    def test_a_broken_queue_hides_no_other(self, reader: Browser) -> None:
+    def test_a_broken_queue_does_not_hide_others(self, reader: Browser) -> None:
         text = reader.get().text
         assert BROKEN in text
         assert "orders" in text
@@ -102,7 +102,7 @@ class TestOverview:
 
 KEYS = Keys("redis_queue", "delay", "torn", 0)
 SHARDLESS = '{"max_deliveries": 5, "shards": 0}'
-TEARS: list[tuple[str, Callable[[redis.Redis], Any]]] = [
+DAMAGES: list[tuple[str, Callable[[redis.Redis], Any]]] = [
     ("no shards", lambda client: client.hset(registry("redis_queue"), "delay:torn", SHARDLESS)),
     ("no number", lambda client: client.hset(KEYS.meta, "put", "abc")),
     ("errors", lambda client: client.set(KEYS.errors, "x")),
@@ -110,15 +110,15 @@ TEARS: list[tuple[str, Callable[[redis.Redis], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("what", "tear"), TEARS, ids=[what for what, _ in TEARS])
-def test_whatever_is_torn_hides_nothing_else(
-    what: str, tear: Callable[[redis.Redis], Any], reader: Browser, filled: redis.Redis
+@pytest.mark.parametrize(("what", "damage"), DAMAGES, ids=[what for what, _ in DAMAGES])
+def test_broken_data_does_not_hide_other_data(
+    what: str, damage: Callable[[redis.Redis], Any], reader: Browser, filled: redis.Redis
 ) -> None:
     torn = DelayQueue("torn", filled)
     torn.push_many("xy")
     torn.release(torn.claim(1)[0], dead=True, reason="x")
     filled.delete(KEYS.errors)
-    tear(filled)
+    damage(filled)
     assert "Timeout" in reader.get("/").text
     assert "Timeout" in reader.get("/dead").text
     assert "leads" in reader.get("/workers").text
@@ -137,7 +137,7 @@ class TestForecast:
         assert int(found[1]) == count
         assert int(found[1]) + int(found[2]) == 65
 
-    def test_a_cell_leads_to_what_it_counts(self, reader: Browser) -> None:
+    def test_a_cell_links_to_its_entries(self, reader: Browser) -> None:
         page = reader.get("/forecast?span=day")
         cells = [link for link in page.links if "due_before" in link]
         counted = [int(text) for text in re.findall(r"due_before[^>]*>([\d,]+)</a>", page.source)]
@@ -145,7 +145,7 @@ class TestForecast:
         for link, count in zip(cells, counted, strict=True):
             assert f"{count:,} waiting entries." in reader.get(link).text
 
-    def test_tells_the_tasks_apart(self, reader: Browser) -> None:
+    def test_counts_by_task(self, reader: Browser) -> None:
         page = reader.get("/forecast")
         rows = dict(
             re.findall(r'<th scope="row">(?:<a [^>]*>)?([^<]*)(?:</a>)?</th><td class="number">~?(\d+)', page.source)
@@ -157,7 +157,7 @@ class TestScheduled:
     def rows(self, page: Page) -> list[str]:
         return re.findall(r'<th scope="row"><a [^>]*>([^<]*)</a>', page.source)
 
-    def test_walks_through_all_pages(self, reader: Browser) -> None:
+    def test_all_pages_can_be_visited(self, reader: Browser) -> None:
         page, seen = reader.get("/scheduled?limit=10"), []
         while True:
             seen += self.rows(page)
@@ -185,13 +185,13 @@ class TestScheduled:
         assert self.rows(page) == found
         assert ("No match among " in page.text) == (not found)
 
-    def test_a_part_of_a_task_name_finds_and_a_name_that_is_near_is_told(self, reader: Browser) -> None:
+    def test_a_part_of_a_task_name_is_found_and_a_near_name_suggested(self, reader: Browser) -> None:
         assert self.rows(reader.get("/scheduled?task=canc")) == ["task-of-app"]
         said = reader.get("/scheduled?task=cancle").text
         assert re.search(r"No match among \d+ entries; did you mean 'shop\.cancel'\?", said)
         assert "No match among 2 dead letters; did you mean 'shop.remind'?" in reader.get("/dead?task=remnd").text
 
-    def test_arguments_are_hidden_until_asked_for_and_secrets_always(self, reader: Browser) -> None:
+    def test_arguments_are_hidden_by_default_and_secrets_always(self, reader: Browser) -> None:
         for path in ("/scheduled?", f"/entry?queue=celery&id={TASK}", "/dead?", "/entry?queue=celery&id=task-1"):
             assert "secret" not in reader.get(path).text
             assert "argument" not in reader.get(path).text.replace("Show arguments", "")
@@ -200,7 +200,7 @@ class TestScheduled:
         assert "argument" in shown
         assert "hunter2" not in shown
 
-    def test_ids_that_no_call_takes_do_not_end_the_list(self, reader: Browser, filled: redis.Redis) -> None:
+    def test_invalid_ids_do_not_end_the_list(self, reader: Browser, filled: redis.Redis) -> None:
         keys = Keys("redis_queue", "delay", "celery", 0)
         for id_ in (b"\xff\xfe", b"with space ", b"\x1b[2J", b"line\nfeed", b"x" * 400):
             filled.hset(keys.records, id_, filled.hget(keys.records, "far"))
@@ -220,7 +220,7 @@ class TestScheduled:
 
 
 class TestQueue:
-    def test_shows_what_is_in_flight_and_next(self, reader: Browser) -> None:
+    def test_shows_messages_in_flight_and_the_next_ones(self, reader: Browser) -> None:
         text = reader.get("/queue?kind=queue&name=orders").text
         for fact in ("Ready 2", "Delayed 1", "In flight 1", "Dead 1", "Quarantined 1", "held", "first", "second"):
             assert fact in text, fact
@@ -230,7 +230,7 @@ class TestQueue:
         for fact in ("Due 1", "Delayed 64", "held", "overdue", "not a whole record"):
             assert fact in text, fact
 
-    def test_pages_what_is_in_flight(self, reader: Browser, filled: redis.Redis) -> None:
+    def test_messages_in_flight_are_paged(self, reader: Browser, filled: redis.Redis) -> None:
         busy = RedisQueue("busy", filled)
         busy.put_many(range(120))
         busy.get_many(120)
@@ -243,17 +243,17 @@ class TestQueue:
             page = reader.get(following[0])
         assert seen == 120
 
-    def test_what_is_dispatched_is_not_acked(self, reader: Browser) -> None:
+    def test_a_delay_queue_shows_dispatched_instead_of_acked(self, reader: Browser) -> None:
         page = reader.get("/queue?kind=delay&name=celery").text
         assert ("Dispatched 9" in page, "Acked" in page) == (True, False)
         assert "Acked 0" in reader.get("/queue?kind=queue&name=orders").text
 
-    def test_a_broken_one_is_told(self, reader: Browser) -> None:
+    def test_a_broken_queue_shows_its_error(self, reader: Browser) -> None:
         page = reader.get("/queue?kind=queue&name=broken")
         assert BROKEN in page.text
 
     @pytest.mark.parametrize("query", ["", "kind=queue", "kind=queue&name=nosuch", "kind=delay&name=orders"])
-    def test_one_that_is_not_there(self, query: str, reader: Browser) -> None:
+    def test_an_unknown_queue(self, query: str, reader: Browser) -> None:
         page = reader.open(f"/queue?{query}")
         assert page.status == 404
         assert "name is missing" in page.text or "no RedisQueue" in page.text or "no DelayQueue" in page.text
@@ -266,13 +266,13 @@ class TestDead:
             page = reader.get(f"/dead?{query}")
             assert sum("/entry?" in link for link in page.links) == count, query
 
-    def test_a_broken_queue_hides_no_other_and_is_told(self, reader: Browser) -> None:
+    def test_a_broken_queue_does_not_hide_others_and_shows_its_error(self, reader: Browser) -> None:
         page = reader.get("/dead")
         assert "broken" in page.text
         assert BROKEN in page.text
         assert "Timeout" in page.text
 
-    def test_walks_through_all_pages(self, reader: Browser, filled: redis.Redis) -> None:
+    def test_all_pages_can_be_visited(self, reader: Browser, filled: redis.Redis) -> None:
         queue = RedisQueue("failing", filled)
         queue.put_many(range(55))
         queue.nack_many(queue.get_many(55), dead=True, reason="again")
@@ -285,7 +285,7 @@ class TestDead:
             page = reader.get(following[0])
         assert seen == 57
 
-    def test_ids_that_no_call_takes(self, reader: Browser, filled: redis.Redis) -> None:
+    def test_invalid_ids(self, reader: Browser, filled: redis.Redis) -> None:
         keys = Keys("redis_queue", "queue", "orders")
         for id_ in (b"\xff\xfe", b"\x1b[2J"):
             filled.zadd(keys.dead, {id_: 1})
@@ -308,18 +308,18 @@ class TestEntry:
             ("kind=queue&queue=orders&id=dead", ("State dead", "Last reason Timeout")),
         ],
     )
-    def test_tells_everything(self, query: str, facts: tuple[str, ...], reader: Browser) -> None:
+    def test_shows_all_attributes(self, query: str, facts: tuple[str, ...], reader: Browser) -> None:
         for body in ("", "&body=1"):
             text = reader.get(f"/entry?{query}{body}").text
             for fact in facts:
                 assert fact in text, fact
 
-    def test_what_cannot_be_read(self, reader: Browser, filled: redis.Redis) -> None:
+    def test_an_unreadable_entry(self, reader: Browser, filled: redis.Redis) -> None:
         filled.hset(Keys("redis_queue", "queue", "orders").records, "first", "v9 from the future")
         for body in ("", "&body=1"):
             assert "cannot be read: " in reader.get(f"/entry?kind=queue&queue=orders&id=first{body}").text
 
-    def test_one_that_is_gone(self, reader: Browser) -> None:
+    def test_an_unknown_entry(self, reader: Browser) -> None:
         page = reader.open("/entry?queue=celery&id=gone")
         assert (page.status, "it has run, was cancelled, or never existed" in page.text) == (404, True)
 
@@ -335,7 +335,7 @@ class TestOthers:
         for fact in ("worker", "leads", "refused"):
             assert fact in text
 
-    def test_a_broken_delay_queue_hides_no_dispatcher(self, reader: Browser, filled: redis.Redis) -> None:
+    def test_a_broken_delay_queue_does_not_hide_dispatchers(self, reader: Browser, filled: redis.Redis) -> None:
         DelayQueue("torn", filled).push("x")
         filled.set(Keys("redis_queue", "delay", "torn", 0).dispatchers, "x")
         text = reader.get("/workers").text
@@ -347,7 +347,7 @@ class TestOthers:
         assert re.search(r"\d+ errors, \d+ warnings", text)
         assert re.search(r"\d+ checks without a finding", text)
 
-    def test_the_audit_leaves_out_what_it_cannot_read(self, reader: Browser) -> None:
+    def test_the_audit_log_leaves_out_unreadable_rows(self, reader: Browser) -> None:
         page = reader.get("/audit")
         assert "cancel" in page.text
         assert page.source.count("<tr>") == 2

@@ -1,4 +1,4 @@
-"""`redis-queue web`: where it listens, whom it lets in, how it ends."""
+"""`redis-queue web`: addresses, logins, signals and errors."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def ask(served: Served, login: str = "") -> int:
 
 class TestRefusals:
     @pytest.mark.parametrize("bind", ["0.0.0.0", "", "::", "10.1.2.3", "0", "::ffff:0.0.0.0"])  # noqa: S104
-    def test_no_other_address_without_users(self, bind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_other_addresses_need_users(self, bind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("REDIS_QUEUE_WEB_PASSWORD", raising=False)
         done = CliRunner().invoke(group, ["web", "--bind", bind])
         assert done.exit_code == 2
         assert "everyone who can reach this address could use it" in done.output
 
     @pytest.mark.parametrize(("bind", "is_own"), [("127.0.0.1", True), ("::1", True), ("127.9.9.9", True), ("", False)])
-    def test_what_counts_as_this_machine(self, bind: str, is_own: bool) -> None:
+    def test_loopback_addresses(self, bind: str, is_own: bool) -> None:
         assert is_loopback(bind) is is_own
 
     @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ class TestRefusals:
             (":long enough\n", "printable name"),
         ],
     )
-    def test_files_of_users_that_cannot_be(self, text: str, said: str, tmp_path: Path) -> None:
+    def test_invalid_files_of_users(self, text: str, said: str, tmp_path: Path) -> None:
         users = tmp_path / "users"
         users.write_text(text)
         done = CliRunner().invoke(group, ["web", "--auth-file", str(users)], catch_exceptions=True)
@@ -68,21 +68,21 @@ class TestRefusals:
         assert (done.exit_code, "cannot be read: it is not UTF-8" in done.output) == (2, True)
 
     @pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0"])  # noqa: S104
-    def test_no_acting_for_everybody_behind_a_proxy(self, bind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_write_access_with_a_proxy_needs_users(self, bind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("REDIS_QUEUE_WEB_PASSWORD", raising=False)
         done = CliRunner().invoke(group, ["web", "--trust-proxy", "--allow-write", "--bind", bind])
         assert done.exit_code == 2
         assert "--auth-file" in done.output
 
     @pytest.mark.parametrize(("mode", "is_told"), [(0o600, False), (0o400, False), (0o640, True), (0o604, True)])
-    def test_a_file_of_users_that_others_can_read_is_told(self, mode: int, is_told: bool, tmp_path: Path) -> None:
+    def test_a_file_of_users_that_others_can_read_is_warned_of(self, mode: int, is_told: bool, tmp_path: Path) -> None:
         users = tmp_path / "users"
         users.write_text("ann:short\n")
         users.chmod(mode)
         done = CliRunner().invoke(group, ["web", "--auth-file", str(users)], catch_exceptions=True)
         assert ("is not private: chmod 600" in done.output) is is_told
 
-    def test_a_port_that_is_taken(self, serve: Serve, client: redis.Redis, redis_url: str) -> None:
+    def test_a_port_in_use(self, serve: Serve, client: redis.Redis, redis_url: str) -> None:
         port = serve(url=redis_url).port
         command = [sys.executable, "-m", "redis_queue", "web", "--port", str(port), "--url", redis_url]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -111,7 +111,7 @@ class TestServing:
         assert served.process.wait(10) in (0, 130)
         assert "Traceback" not in served.output
 
-    def test_redis_that_is_away_is_told_on_the_page(self, serve: Serve, tmp_path: Path) -> None:
+    def test_an_unreachable_redis_is_shown_on_the_page(self, serve: Serve, tmp_path: Path) -> None:
         url = f"unix://:hunter2@{tmp_path}/nobody?db=0"
         served = serve(url=url)
         assert ask(served) == 503

@@ -1,4 +1,4 @@
-"""Many entries: each page costs what it shows, and holds up nobody else."""
+"""With many entries, the cost of a page depends on what it shows, and other clients do not wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.web.dashboards import KEY
 pytestmark = pytest.mark.celery
 
 MANY = int(os.environ.get("REDIS_QUEUE_TEST_MANY", "200000"))
-"""Entries in each place; `make million` takes a million."""
+"""Entries in each state; `make million` uses a million."""
 MOST_SECONDS = 0.1
 MOST_WAIT = 0.02
 
@@ -37,12 +37,12 @@ for number = first, last do
   redis.call('ZADD', KEYS[4], now + number, id)
 end
 """
-"""Nothing waits, is dead and in flight at once; for what a page costs it makes no difference, and memory is saved."""
+"""Every entry is in three states at once, which saves memory and does not change the cost of a page."""
 
 
 @pytest.fixture(scope="module")
 def crowded() -> Iterator[redis.Redis]:
-    """A server with so many entries in each place of one DelayQueue."""
+    """A server with many entries in each state of one DelayQueue."""
     with RedisServer() as server, server.client(socket_timeout=60) as client:
         fill_audit(client)
         fill_delayed(client, count=2)
@@ -56,7 +56,7 @@ def crowded() -> Iterator[redis.Redis]:
 
 @pytest.fixture(scope="module")
 def browser(crowded: redis.Redis) -> Browser:
-    """A browser on its dashboard, with all templates and scripts loaded."""
+    """A browser on its dashboard, after templates and scripts were loaded."""
     browser = Browser(dashboard(crowded, secret_key=KEY, allow_write=True))
     for path in ("/", "/scheduled", "/dead", "/queue?kind=delay&name=celery", "/forecast", "/entry?id=task-1"):
         browser.get(path)
@@ -86,7 +86,7 @@ PAGES = (
 
 
 def spent(client: redis.Redis) -> float:
-    """Return the seconds that this process and Redis worked so far: what else the machine does is not counted."""
+    """Return the CPU seconds of this process and of Redis; other load of the machine is not counted."""
     cpu = client.info("cpu")
     return time.process_time() + float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
 
@@ -101,7 +101,7 @@ def test_each_page_takes_less_than_a_tenth_of_a_second(path: str, browser: Brows
     assert statistics.median(took) < MOST_SECONDS
 
 
-def test_nobody_else_waits(browser: Browser, crowded: redis.Redis) -> None:
+def test_other_clients_do_not_wait(browser: Browser, crowded: redis.Redis) -> None:
     waits: list[float] = []
     over = threading.Event()
 
@@ -127,7 +127,7 @@ def test_nobody_else_waits(browser: Browser, crowded: redis.Redis) -> None:
     assert statistics.quantiles(waits, n=100)[98] < MOST_WAIT
 
 
-def test_what_is_acted_on_is_bounded(browser: Browser, crowded: redis.Redis) -> None:
+def test_the_size_of_an_action_is_limited(browser: Browser, crowded: redis.Redis) -> None:
     queue = DelayQueue("celery", crowded)
     before = queue.count()
     asked = browser.send(browser.get("/scheduled").form("/preview"), ("verb", "cancel"), matching="1")

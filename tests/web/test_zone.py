@@ -1,4 +1,4 @@
-"""Times on pages: in the zone that the dashboard was given, with UTC in the title of each."""
+"""Times on pages are in the configured zone, with UTC in their titles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATHS = ("/scheduled", "/dead", "/audit", "/forecast", "/workers", "/entry?queue
 
 
 def times(browser: Browser, path: str) -> list[tuple[datetime, str, str]]:
-    """Return what a machine reads, what stands in the title and what is shown, of each time on a page."""
+    """Return the machine-readable time, the title and the text of each time on a page."""
     found = re.findall(r'<time datetime="([^"]+)" title="([^"]+)"[^>]*>([^<]+)</time>', browser.get(path).source)
     assert found, path
     return [(datetime.fromisoformat(machine), title, shown) for machine, title, shown in found]
@@ -36,7 +36,7 @@ def test_the_zone_of_the_dashboard(path: str, open_dashboard: Open) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_without_one_it_is_utc_until_the_browser_knows_better(path: str, reader: Browser) -> None:
+def test_without_a_zone_the_page_has_utc_for_the_browser_to_convert(path: str, reader: Browser) -> None:
     for at, _, shown in times(reader, path):
         assert at.astimezone(timezone.utc).strftime("%H:%M") in shown
     assert "data-timezone" not in reader.get(path).source

@@ -1,4 +1,4 @@
-"""Chromium, and a dashboard that may act for it to look at."""
+"""Chromium, and a dashboard with write access."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.web.chromium import EXECUTABLE, NewTab, Tab
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """A browser without a window; for one module, since it leaves an event loop in this thread."""
+    """A browser without a window, for one module, since it leaves an event loop in the thread."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=EXECUTABLE, args=["--no-sandbox"])
         yield browser
@@ -27,7 +27,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def address(filled: redis.Redis, app: Celery) -> Iterator[str]:
-    """Where a dashboard of the filled Redis is served by this process."""
+    """The URL of a dashboard of the filled Redis, served by this process."""
     server = make_server("127.0.0.1", 0, dashboard(app, allow_write=True), threaded=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -39,7 +39,7 @@ def address(filled: redis.Redis, app: Celery) -> Iterator[str]:
 
 @pytest.fixture
 def new_tab(chromium: Browser, address: str) -> Iterator[NewTab]:
-    """Opens a tab; at the end none of them may have complained: no error, no breach of the policy."""
+    """Open tabs; afterwards no tab may have logged an error or a violation of the content policy."""
     contexts: list[BrowserContext] = []
     tabs: list[Tab] = []
 

@@ -1,4 +1,4 @@
-"""Makes the images of docs/images: `python -m tests.web.browser.screenshots`, or `make screenshots`."""
+"""Write the images of docs/images: `python -m tests.web.browser.screenshots`, or `make screenshots`."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ PAGES = {
 
 
 def call(chance: random.Random, number: int) -> dict[str, object]:
-    """Return a task that a shop would delay."""
+    """Return a task that a shop might delay."""
     task = chance.choices(TASKS, (50, 25, 12, 8, 5))[0]
     options = {"queue": task.partition(".")[0]}
     return {"task": task, "args": [number], "kwargs": {"customer": 7000 + number % 900}, "options": options}
 
 
 def fill(client: redis.Redis) -> None:
-    """Fill Redis with a day of a shop."""
+    """Fill Redis with the data of one day of a shop."""
     chance = random.Random(7)
     delayed = DelayQueue("celery", client)
     delays = [abs(chance.gauss(6, 4)) * 3600 + 60 * math.floor(chance.random() * 3) for _ in range(6000)]
@@ -67,7 +67,7 @@ def fill(client: redis.Redis) -> None:
 
 
 def note(client: redis.Redis, chance: random.Random) -> None:
-    """Say what was dispatched in the last hour, minute by minute."""
+    """Log the dispatches of the last hour, minute by minute."""
     now = round(time.time() * 1000)
     for minute in range(60):
         past = DelayQueue("celery", client, clock=lambda minute=minute: now - (59 - minute) * 60_000)
@@ -81,15 +81,15 @@ def note(client: redis.Redis, chance: random.Random) -> None:
         DelayQueue("celery", client).dispatch_log.note(Dispatches(), dispatcher=row)
 
 
-def squeezed(png: bytes) -> bytes:
-    """Return the same image in 64 colours: a third of the bytes, and nobody sees it."""
+def compressed(png: bytes) -> bytes:
+    """Return the image in 64 colours, with a third of the bytes and no visible difference."""
     small = io.BytesIO()
     Image.open(io.BytesIO(png)).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
     return small.getvalue()
 
 
 def main() -> None:
-    """Write all images, those of the overview in both colour schemes."""
+    """Write all images; the overview in both colour schemes."""
     IMAGES.mkdir(exist_ok=True)
     with RedisServer(aof="everysec") as server, server.client() as client, sync_playwright() as playwright:
         fill(client)
@@ -101,7 +101,7 @@ def main() -> None:
             page = browser.new_page(viewport={"width": 1200, "height": 800}, color_scheme=scheme)
             page.goto(f"http://127.0.0.1:{web.server_port}{path}")
             image = IMAGES / f"{name}.png"
-            image.write_bytes(squeezed(page.screenshot()))
+            image.write_bytes(compressed(page.screenshot()))
             assert image.stat().st_size < MOST_BYTES, image
             page.close()
         browser.close()

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: with and without scripts, by keyboard, on a phone, in the dark."""
+"""The dashboard in a real browser: with and without scripts, by keyboard, on a phone, in dark mode."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ PAGES = (
 
 
 def fits(page: Page) -> bool:
-    """Tell whether nothing sticks out to the right."""
+    """Tell whether the page needs no horizontal scrolling."""
     return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
 
 
-def blocked(page: Page) -> list[str]:
-    """Return what keeps somebody from using the page, by axe."""
+def accessibility_problems(page: Page) -> list[str]:
+    """Return the serious accessibility problems that axe finds."""
     found = Axe().run(page).response["violations"]
     serious = [violation for violation in found if violation["impact"] in ("serious", "critical")]
     return [f"{item['id']}: {node['html']}" for item in serious for node in item["nodes"]]
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_every_page_can_be_used_by_everybody(path: str, new_tab: NewTab, filled: redis.Redis) -> None:
+def test_every_page_is_accessible(path: str, new_tab: NewTab, filled: redis.Redis) -> None:
     queue = RedisQueue("orders", filled)
     queue.put("x", dedupe_key=WIDE)
     DelayQueue("celery", filled).push({"task": WIDE, "args": [WIDE], "kwargs": {}, "options": {}}, id=WIDE, delay=60)
@@ -46,7 +46,7 @@ def test_every_page_can_be_used_by_everybody(path: str, new_tab: NewTab, filled:
     for scheme in ("light", "dark"):
         tab.page.emulate_media(color_scheme=scheme)
         tab.open(path)
-        assert blocked(tab.page) == [], scheme
+        assert accessibility_problems(tab.page) == [], scheme
         assert fits(tab.page)
     tab.page.set_viewport_size({"width": 375, "height": 700})
     assert fits(tab.page)
@@ -55,7 +55,7 @@ def test_every_page_can_be_used_by_everybody(path: str, new_tab: NewTab, filled:
 SEEN = "document.activeElement === document.body || getComputedStyle(document.activeElement).outlineStyle !== 'none'"
 
 
-def test_the_dark_is_dark(new_tab: NewTab) -> None:
+def test_the_dark_scheme_is_dark(new_tab: NewTab) -> None:
     page = new_tab().open("/")
     found = []
     for scheme in ("light", "dark"):
@@ -65,7 +65,7 @@ def test_the_dark_is_dark(new_tab: NewTab) -> None:
 
 
 class TestKeyboard:
-    def test_the_first_stop_skips_what_is_on_every_page(self, new_tab: NewTab) -> None:
+    def test_the_first_link_skips_the_navigation(self, new_tab: NewTab) -> None:
         page = new_tab().open("/scheduled")
         page.keyboard.press("Tab")
         expect(page.locator(":focus")).to_have_text("Skip to the content")
@@ -73,7 +73,7 @@ class TestKeyboard:
         page.keyboard.press("Tab")
         assert page.evaluate("document.querySelector('main').contains(document.activeElement)")
 
-    def test_every_control_can_be_reached_and_shows_that_it_is(self, new_tab: NewTab) -> None:
+    def test_every_control_can_be_focused_and_shows_the_focus(self, new_tab: NewTab) -> None:
         page = new_tab().open("/scheduled?limit=2")
         count = page.locator("a:visible, button:visible, input:visible, select:visible, [tabindex='0']:visible").count()
         seen = set()
@@ -81,7 +81,7 @@ class TestKeyboard:
             page.keyboard.press("Tab")
             seen.add(page.evaluate("[...document.querySelectorAll('*')].indexOf(document.activeElement)"))
             assert page.evaluate(SEEN)
-        # The skip link counts once it has the focus; the body comes round at the end.
+        # The skip link is visible only with focus; in the end the body has the focus.
         assert len(seen) >= count
 
 
@@ -170,7 +170,7 @@ class TestActions:
         page.get_by_role("button", name="Ask the workers").click()
         expect(page.get_by_text("No worker answered within a second.")).to_be_visible()
 
-    def test_go_from_the_forecast_to_what_it_counts(self, scripts: bool, new_tab: NewTab) -> None:
+    def test_go_from_the_forecast_to_the_entries(self, scripts: bool, new_tab: NewTab) -> None:
         page = new_tab(java_script_enabled=scripts).open("/forecast")
         page.get_by_label("Span").select_option("week")
         page.get_by_role("button", name="Show").click()
@@ -180,15 +180,15 @@ class TestActions:
         expect(page.get_by_text(f"{count} wait.")).to_be_visible()
 
 
-def fetched(page: Page) -> list[str]:
-    """Return what the page asks for by itself from now on."""
+def fetched_urls(page: Page) -> list[str]:
+    """Return a list of all URLs that the page fetches from now on."""
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if request.resource_type == "fetch" else None)
     return asked
 
 
 class TestRefresh:
-    """Time is the tab's own: it stands still until it is moved."""
+    """The clock of the tab is stopped and moved by the test."""
 
     def tick(self, page: Page) -> None:
         with page.expect_response(lambda response: response.request.resource_type == "fetch"):
@@ -213,9 +213,9 @@ class TestRefresh:
         self.tick(page)
         expect(page.get_by_role("cell", name="brand new", exact=True)).to_be_visible()
 
-    def test_not_while_a_box_is_ticked(self, new_tab: NewTab, filled: redis.Redis) -> None:
+    def test_no_update_while_a_box_is_checked(self, new_tab: NewTab, filled: redis.Redis) -> None:
         page = self.open(new_tab, "/dead")
-        asked = fetched(page)
+        asked = fetched_urls(page)
         box = page.get_by_role("checkbox", name="Choose dead").first
         box.check()
         box.blur()
@@ -228,17 +228,17 @@ class TestRefresh:
         self.tick(page)
         expect(page.get_by_role("cell", name="brand new", exact=True)).to_be_visible()
 
-    def test_not_while_somebody_types(self, new_tab: NewTab, filled: redis.Redis) -> None:
+    def test_no_update_while_a_field_has_the_focus(self, new_tab: NewTab, filled: redis.Redis) -> None:
         page = self.open(new_tab, "/dead")
-        asked = fetched(page)
+        asked = fetched_urls(page)
         page.get_by_label("Reason contains").fill("half a wor")
         page.clock.fast_forward(20_000)
         assert page.evaluate("document.activeElement.value") == "half a wor"
         assert asked == []
 
-    def test_what_was_typed_stays_when_the_focus_goes(self, new_tab: NewTab, filled: redis.Redis) -> None:
+    def test_no_update_while_a_field_has_content(self, new_tab: NewTab, filled: redis.Redis) -> None:
         page = self.open(new_tab, "/scheduled")
-        asked = fetched(page)
+        asked = fetched_urls(page)
         field = page.get_by_label("To", exact=True)
         for act, undo in (
             (lambda: field.fill("2h"), lambda: field.fill("")),
@@ -256,18 +256,18 @@ class TestRefresh:
         page.evaluate("document.activeElement.blur()")
         self.tick(page)
 
-    def test_it_can_be_paused_for_all_pages(self, new_tab: NewTab, filled: redis.Redis) -> None:
+    def test_updates_can_be_paused_for_all_pages(self, new_tab: NewTab, filled: redis.Redis) -> None:
         page = self.open(new_tab, "/dead")
         page.get_by_role("button", name="Pause updates").press("Enter")
         page.get_by_role("link", name="Overview").click()
-        asked = fetched(page)
+        asked = fetched_urls(page)
         page.clock.fast_forward(20_000)
         assert page.evaluate("1") == 1
         assert asked == []
         page.get_by_role("button", name="Resume updates").press("Enter")
         self.tick(page)
 
-    def test_what_was_done_stays_told(self, new_tab: NewTab, filled: redis.Redis) -> None:
+    def test_the_result_of_an_action_stays_visible(self, new_tab: NewTab, filled: redis.Redis) -> None:
         page = self.open(new_tab, "/queue?kind=queue&name=orders")
         page.get_by_role("button", name="Pause…", exact=True).click()
         page.get_by_role("button", name="Pause", exact=True).click()
@@ -275,7 +275,7 @@ class TestRefresh:
         self.tick(page)
         expect(page.get_by_role("status")).to_have_text("orders paused.")
 
-    def test_a_server_that_is_away_leaves_the_page_as_it_is(self, new_tab: NewTab, filled: redis.Redis) -> None:
+    def test_an_outage_keeps_the_page_and_is_shown(self, new_tab: NewTab, filled: redis.Redis) -> None:
         tab = new_tab()
         tab.page.clock.install()
         page = tab.open("/dead")
@@ -284,7 +284,7 @@ class TestRefresh:
         self.tick(page)
         expect(page.get_by_text("not updated since")).to_be_visible()
         expect(page.get_by_role("cell", name="Timeout", exact=True)).to_be_visible()
-        wait_until(lambda: page.evaluate("1") and tab.complaints, description="the browser to tell the status")
+        wait_until(lambda: page.evaluate("1") and tab.complaints, description="the browser to log the status")
         assert "503" in tab.complaints.pop()
         page.reload()
         assert page.title() != title
@@ -297,7 +297,7 @@ class TestRefresh:
 
 
 class TestZone:
-    """Times are in the zone of the browser, and stay so when the page updates itself."""
+    """Times are in the zone of the browser, also after an update of the page."""
 
     @pytest.mark.parametrize("path", ["/scheduled", "/dead", "/forecast", "/"])
     def test_of_the_browser(self, path: str, new_tab: NewTab) -> None:
@@ -323,7 +323,7 @@ class TestZone:
 
         expect(page.locator("main > time")).to_have_text("2030-01-01 09:00:00")
 
-    def test_that_of_the_server_counts_more(self, new_tab: NewTab) -> None:
+    def test_the_zone_of_the_server_has_precedence(self, new_tab: NewTab) -> None:
         tab = new_tab(timezone_id="Asia/Tokyo")
 
         def as_given(route: Route) -> None:
@@ -336,7 +336,7 @@ class TestZone:
         expect(page.locator(".zone").first).to_have_text("UTC")
 
 
-def test_without_scripts_there_is_nothing_that_needs_them(new_tab: NewTab) -> None:
+def test_without_scripts_controls_that_need_them_are_hidden(new_tab: NewTab) -> None:
     page = new_tab(java_script_enabled=False).open("/")
     expect(page.get_by_role("button", name="Pause updates")).to_have_count(0)
     expect(page.get_by_role("img", name="Tasks dispatched")).to_be_visible()
