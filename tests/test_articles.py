@@ -493,7 +493,7 @@ class TestDelayForAJobQueue:
         assert ids == set(client.hkeys(TIMED.records))
         assert DelayQueue("orders", client).move_due() == len(ids)
 
-    def test_a_timer_that_is_killed_neither_loses_nor_doubles(self, client: redis.Redis, redis_url: str) -> None:
+    def test_a_killed_timer_neither_loses_nor_duplicates(self, client: redis.Redis, redis_url: str) -> None:
         """The recipe's timer removes the id and enqueues the job afterwards: a kill in between loses the job."""
         timed = DelayQueue("orders", client)
         timed.push_many([Push(number, destination="target") for number in range(5000)])

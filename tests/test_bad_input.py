@@ -826,7 +826,7 @@ class TestForeignLeases:
         assert live.extend(message, lease)
         assert live.client.zscore(Keys("redis_queue", "queue", "live").in_flight, message.id) == ends
 
-    def test_after_a_purge_it_settles_what_is_in_flight(self, live: RedisQueue, message: Message) -> None:
+    def test_after_a_purge_messages_in_flight_can_be_settled(self, live: RedisQueue, message: Message) -> None:
         assert live.purge("ready", "delayed", "dead", "quarantine") == 1
         assert live.ack(message)
 

@@ -174,7 +174,7 @@ def test_a_request_in_progress_is_not_cut() -> None:
     with serving(limits, patient) as site, site.open() as connection:
         connection.sendall(REQUEST)
         assert entered.wait(20)
-        # A connection beyond the limit is closed instead, so the server checked its limits meanwhile.
+        # The server closes a connection beyond the limit instead: it has checked its limits by then.
         with site.open() as other:
             wait_until(lambda: is_closed(other), description="the second connection to be closed")
         go_on.set()

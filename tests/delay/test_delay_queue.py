@@ -668,7 +668,7 @@ class TestDeadLetters:
         assert timed.redrive(rate=2) == 10
         due = sorted((entry.due_at - when(10)).total_seconds() for entry in timed)
         assert due[0] == 0
-        assert 3 <= due[-1] <= 7.5, "ten at two per second take about five seconds"
+        assert 3 <= due[-1] <= 7.5, "ten entries at two per second must take about five seconds"
         assert len(timed.claim(10)) <= 3
 
     def test_purge_deletes_one_state(self, timed: DelayQueue, dead: list[str], client: redis.Redis) -> None:

@@ -61,10 +61,10 @@ def test_the_targets_of_edges_match_their_script(script: str) -> None:
     ends = {edge.target for edge in ALL if edge.script == script}
     placed = touched(script, PLACED)
     for place in placed:
-        assert STATES[place] & ends, f"{script} puts something into {place}"
+        assert STATES[place] & ends, f"{script} writes to {place}: no edge ends there"
     reachable = {state for place in placed for state in STATES[place]} | {"gone"}
     assert ends <= reachable
-    assert "gone" not in ends or deletes_records(script), f"{script} takes nothing out for good"
+    assert "gone" not in ends or deletes_records(script), f"{script} deletes no records"
 
 
 @pytest.mark.parametrize("script", movers())
@@ -72,7 +72,7 @@ def test_the_sources_of_edges_match_their_script(script: str) -> None:
     starts = {edge.source for edge in ALL if edge.script == script and edge.source not in ("new", "nowhere")}
     removed = touched(script, REMOVED) - UNDONE.get(script, set())
     for place in removed:
-        assert STATES[place] & starts, f"{script} takes something out of {place}"
+        assert STATES[place] & starts, f"{script} removes from {place}: no edge starts there"
     # A source without removal is allowed for an edge that ends where it starts.
     stays = {edge.source for edge in ALL if edge.script == script and edge.source == edge.target}
     assert starts <= {state for place in removed for state in STATES[place]} | stays

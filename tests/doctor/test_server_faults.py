@@ -135,7 +135,7 @@ def test_a_too_short_limit_of_scripts(stage: Stage, setting: Setting, limit: int
 
 
 def test_a_server_open_to_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    # No test opens a port to a network: the second address stands for a network address.
+    # No test opens a port to a network: the second address counts as a network address here.
     monkeypatch.setattr(access, "is_local", lambda host: host == HOST)
     options = ("--protected-mode", "no", "--bind", HOST, "127.0.0.2")
     with RedisServer(*options, tcp=True, aof="everysec") as server, server.client() as client:

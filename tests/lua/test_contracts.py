@@ -103,7 +103,7 @@ def test_each_key_has_the_type_of_the_key_table(text: Text) -> None:
         elif label == "wake" and text.name.startswith("delay/"):
             assert rest.startswith("CHANNEL")
         elif text.name.startswith("held/"):
-            assert rest.split()[0] in ("ZSET", "HASH"), "kombu's own keys, and the one beside them"
+            assert rest.split()[0] in ("ZSET", "HASH"), "keys of kombu, and the index of timeouts"
         else:
             assert rest.split()[0] == table[label], label
 

@@ -91,7 +91,7 @@ def test_brackets_of_all_expressions_are_balanced() -> None:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_every_alert_is_complete_and_says_what_to_do(rule: dict[str, Any]) -> None:
+def test_every_alert_is_complete(rule: dict[str, Any]) -> None:
     assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
     assert re.fullmatch(r"RedisQueue[A-Z]\w+", rule["alert"])
     assert metrics_in(rule["expr"]) <= samples()

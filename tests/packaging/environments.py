@@ -68,7 +68,7 @@ class Environments:
         return Environment(once(self._folder / "-".join(["venv", *extras.split(",")]), install))
 
     def add(self, environment: Environment, extras: str, *beside: str) -> None:
-        """Also install *extras* and the packages *beside*; only for a test that does not share the environment."""
+        """Install the wheel with *extras*, and the packages *beside*, into an environment that no other test uses."""
         wheel = f"{self._wheel}[{extras}]" if extras else str(self._wheel)
         python = str(environment.scripts / "python")
         subprocess.run([UV, "pip", "install", "--quiet", "--python", python, wheel, *beside], check=True, timeout=200)

@@ -58,7 +58,7 @@ class Machine(RuleBasedStateMachine):
         """Close the connection of this example."""
         self._direct.close()
 
-    # --- what happens to every queue ---
+    # --- faults and invariants of both queues ---
 
     @rule(ms=st.sampled_from(TICKS))
     @precondition(lambda self: any(shard.waiting or shard.in_flight for shard, _ in self.parts))
@@ -113,7 +113,7 @@ class Machine(RuleBasedStateMachine):
         items = [item for shard, _ in self.parts for item in shard.quarantine]
         assert list(map(item_seen, queue.quarantined(offset=offset, limit=2))) == items[offset : offset + 2]
 
-    # --- help ---
+    # --- helpers ---
 
     def both(self, real: Callable[[], Any], model: Callable[[], Any], loss: Loss = NO_LOSS) -> None:
         """Run *real* and *model* at the same time, with the same lost reply, and compare the answers."""

@@ -230,7 +230,7 @@ class DelayMachine(Machine):
         """Replace a destination by a string, or delete that string."""
         self.break_or_mend(name)
 
-    # --- what always holds ---
+    # --- invariants ---
 
     @rule(
         cursor=st.integers(0, 9),
@@ -291,7 +291,7 @@ class DelayMachine(Machine):
                     record.destination,
                 )
 
-    # --- help ---
+    # --- helpers ---
 
     def break_or_mend(self, name: str) -> None:
         """Replace a destination by a string, or delete that string."""

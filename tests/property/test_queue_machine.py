@@ -183,7 +183,7 @@ class QueueMachine(Machine):
         self.both(getattr(self.queue, what), getattr(self.model, what), loss)
         self.life += what == "destroy"
 
-    # --- what always holds ---
+    # --- invariants ---
 
     @invariant()
     @precondition(Machine.at_times)
@@ -203,7 +203,7 @@ class QueueMachine(Machine):
         oldest = stats.oldest_ready_at
         assert (ms(oldest) if oldest else None) == (model.put_at(model.ready[-1]) if model.ready else None)
 
-    # --- help ---
+    # --- helpers ---
 
     def store(self, messages: list[Put], loss: Loss) -> None:
         """Put on both sides: one message with `put`, several with `put_many`."""

@@ -793,7 +793,7 @@ class TestLease:
                     )
                 )
             assert queue.put_back() == PutBack()
-            assert ends[-1] - ends[0] > 300, "longer than one lease"
+            assert ends[-1] - ends[0] > 300, "the lease must be extended past its length"
         assert queue.stats().acked == 1
         assert not [thread for thread in threading.enumerate() if thread.name == "redis-queue-heartbeat"]
 
@@ -832,7 +832,7 @@ class TestConsume:
         assert list(live.consume(timeout=0.2)) == []
         assert 0.2 <= time.monotonic() - begin < 1.5
 
-    def test_the_lease_is_extended_meanwhile(self, client: redis.Redis) -> None:
+    def test_the_lease_is_extended_while_the_loop_works(self, client: redis.Redis) -> None:
         queue = RedisQueue("orders", client, visibility_timeout=0.3)
         queue.put("a")
         for message in queue.consume(timeout=0.01):
@@ -908,7 +908,7 @@ class TestConsume:
         with pytest.raises(StoreUnavailableError):
             next(loop)
 
-    def test_a_lost_lease_is_logged_and_the_loop_goes_on(
+    def test_a_lost_lease_is_logged_and_the_loop_continues(
         self, queue: RedisQueue, clock: Clock, caplog: pytest.LogCaptureFixture
     ) -> None:
         queue.put_many(range(2))

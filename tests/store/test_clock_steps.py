@@ -58,7 +58,7 @@ class TestForward:
     ) -> None:
         held, late = queue.get_many(2)
         server.set_clock(HOUR)
-        assert queue.ack(late), "nobody put it back yet"
+        assert queue.ack(late), "it was not put back yet"
         assert queue.put_back().returned == 1
         assert not queue.still_mine(held)
         assert not queue.ack(held)
@@ -93,7 +93,7 @@ class TestForward:
     ) -> None:
         held, late = sorted(timed.claim(2), key=lambda entry: entry.id)
         server.set_clock(HOUR)
-        assert timed.ack(late), "nobody put it back yet"
+        assert timed.ack(late), "it was not put back yet"
         assert timed.put_back().returned == 1
         assert not timed.ack(held)
         assert not timed.release(held)

@@ -311,7 +311,7 @@ class TestBlockedGet:
             message = future.result(10)
             assert message is not None
             assert message.body == "kept"
-            assert caplog.text.count("Redis is away") < 20, "no busy loop"
+            assert caplog.text.count("Redis is away") < 20, "the attempts must have pauses"
 
     def test_consume_survives_restarts_of_the_server(self, pool: ThreadPoolExecutor) -> None:
         with RedisServer(aof="always") as server, server.client() as client:
@@ -464,7 +464,7 @@ def test_parent_and_forked_children_use_the_same_queue_objects(client: redis.Red
 
 
 @pytest.mark.usefixtures("without_pauses")
-def test_a_claim_whose_reply_is_lost_is_found_beside_many_longer_leases(
+def test_a_claim_without_a_reply_is_found_among_many_longer_leases(
     client: redis.Redis, proxy: FaultProxy, through: redis.Redis
 ) -> None:
     queue = RedisQueue("orders", client)

@@ -594,7 +594,7 @@ def test_the_queues_work_after_a_flushall(
     assert [entry.payload for entry in timed.claim(5)] == ["new"]
 
 
-def test_a_consumer_goes_on_after_a_flushall(client: redis.Redis) -> None:
+def test_a_consumer_continues_after_a_flushall(client: redis.Redis) -> None:
     queue = RedisQueue("orders", client, poll_interval=0.05)
     seen: list[Any] = []
     release = threading.Event()

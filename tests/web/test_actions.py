@@ -490,7 +490,7 @@ class TestQueues:
 
 
 class TestAudit:
-    def test_names_who_did_it_and_writes_a_log(
+    def test_names_the_user_and_writes_a_log(
         self, open_dashboard: Open, filled: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO, "redis_queue.operate.audit")

@@ -38,7 +38,7 @@ def pause(browser: Browser, **options: Any) -> int:
 
 
 class TestUsers:
-    def test_nobody_gets_in_without_a_name(self, open_dashboard: Open) -> None:
+    def test_every_request_needs_a_login(self, open_dashboard: Open) -> None:
         browser = open_dashboard(users=USERS)
         for path in (*SCREENS, "/entry", "/nosuch", "/static/style.css"):
             for method in ("GET", "POST", "HEAD", "OPTIONS", "PUT"):
