@@ -67,11 +67,11 @@ class Environments:
 
         return Environment(once(self._folder / "-".join(["venv", *extras.split(",")]), install))
 
-    def add(self, environment: Environment, extras: str, *beside: str) -> None:
-        """Install the wheel with *extras*, and the packages *beside*, into an environment that no other test uses."""
+    def add(self, environment: Environment, extras: str, *packages: str) -> None:
+        """Install the wheel with *extras* and *packages* into an environment that no other test uses."""
         wheel = f"{self._wheel}[{extras}]" if extras else str(self._wheel)
         python = str(environment.scripts / "python")
-        subprocess.run([UV, "pip", "install", "--quiet", "--python", python, wheel, *beside], check=True, timeout=200)
+        subprocess.run([UV, "pip", "install", "--quiet", "--python", python, wheel, *packages], check=True, timeout=200)
 
 
 def once(folder: Path, make: Callable[[Path], None]) -> Path:
