@@ -1,4 +1,4 @@
-"""StopEvent: an event that a signal handler may set."""
+"""StopEvent: an event that signal handlers can set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ print("ended")
 
 
 def test_a_signal_handler_may_set_it_at_any_moment_of_a_wait() -> None:
-    # The same loop with threading.Event hangs within some hundred rounds.
+    # With threading.Event, this loop hangs within a few hundred rounds.
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "ended\n"
 
@@ -41,7 +41,7 @@ def test_it_wakes_every_waiting_thread() -> None:
     assert event.wait(60)
 
 
-def test_a_wait_ends_without_it() -> None:
+def test_a_wait_ends_after_its_timeout() -> None:
     event = StopEvent()
     assert not event.wait(0.001)
     assert not event.is_set()
