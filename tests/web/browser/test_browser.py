@@ -177,7 +177,7 @@ class TestActions:
         cell = page.locator("td a").first
         count = cell.text_content()
         cell.click()
-        expect(page.get_by_text(f"{count} wait.")).to_be_visible()
+        expect(page.get_by_text(f"{count} waiting entries.")).to_be_visible()
 
 
 def fetched_urls(page: Page) -> list[str]:
