@@ -22,7 +22,7 @@ from redis_queue.celery import DelayedTasks
 from tests.support.celery.brokers import Broker
 from tests.support.celery.fleet import Fleet
 from tests.support.celery.processes import CeleryProcess
-from tests.support.celery.serial_names import GATHER, HOLD, LEASE, MEET, RETRY_ONCE, ROWS, WRITE, told
+from tests.support.celery.serial_names import GATHER, HOLD, LEASE, MEET, RETRY_ONCE, ROWS, WRITE, finish_key
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -173,9 +173,9 @@ class TestDeferred:
         # Who is gone is passed over.
         DelayedTasks(app).cancel(ids[1])
         for before, after in ((ids[0], ids[2]), (ids[2], ids[3])):
-            fleet.client.rpush(told(before), "1")
+            fleet.client.rpush(finish_key(before), "1")
             fleet.wait_for_row("start", after)
-        fleet.client.rpush(told(ids[3]), "1")
+        fleet.client.rpush(finish_key(ids[3]), "1")
         fleet.wait_for_row("end", ids[3])
         check_turns(fleet.rows, "hold:woken", 3)
 
@@ -229,7 +229,7 @@ def test_a_holder_that_stops_or_dies_holds_no_longer_than_its_lease(alone: Seria
         os.kill(one.pid, signal.SIGSTOP)
         second = app.send_task(HOLD, ("a",), **theirs).id
         after = alone.wait_for_row("start", second)
-        alone.client.rpush(told(first), "1")
+        alone.client.rpush(finish_key(first), "1")
         os.kill(one.pid, signal.SIGCONT)
         late = alone.wait_for_row("end", first)
         assert late["lost"]
@@ -237,7 +237,7 @@ def test_a_holder_that_stops_or_dies_holds_no_longer_than_its_lease(alone: Seria
         one.wait_for_output("lock hold:a was lost")
         # What it gave back was not its any more.
         assert lock_of(app, "hold:a").acquire() is None
-        alone.client.rpush(told(second), "1")
+        alone.client.rpush(finish_key(second), "1")
         assert not alone.wait_for_row("end", second)["lost"]
 
         third = app.send_task(HOLD, ("b",), **ours).id

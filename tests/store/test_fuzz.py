@@ -21,14 +21,14 @@ from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import check_name
 from redis_queue.store.records import _read_quarantined
 from redis_queue.store.registry import Known, Registry
-from tests.support.mutations import dumped, framed, fuzzed, json_values, like, mutated, outcome
+from tests.support.mutations import as_json, damaged_bytes, framed_records, fuzzed, json_values, objects_with, outcome
 
 CODEC = Codec(JSON, 2**20)
 
 
 class TestRecord:
     @fuzzed
-    @given(st.binary(max_size=200) | framed() | mutated(framed()))
+    @given(st.binary(max_size=200) | framed_records() | damaged_bytes(framed_records()))
     def test_is_read_or_unreadable(self, record: bytes) -> None:
         found = outcome(lambda: CODEC.decode(record), UnreadableError)
         assert isinstance(found, Record) or str(found)
@@ -75,7 +75,7 @@ class TestQuarantine:
     @example(b"5 -3 1\nabc")
     @example(b"5 2 2\nabc")
     @fuzzed
-    @given(st.binary(max_size=60) | mutated(quarantined))
+    @given(st.binary(max_size=60) | damaged_bytes(quarantined))
     def test_of_any_bytes_is_read_without_losing_any(self, raw: bytes) -> None:
         found = _read_quarantined(raw, len(raw))
         assert isinstance(found, Quarantined)
@@ -95,7 +95,7 @@ class Row:
         return [self._field] if verb == "HKEYS" else [self._value]
 
 
-limits = like(max_deliveries=st.integers(-5, 5), shards=st.integers(-5, 5))
+limits = objects_with(max_deliveries=st.integers(-5, 5), shards=st.integers(-5, 5))
 fields = st.binary(max_size=20) | st.builds(
     lambda kind, name: f"{kind}:{name}".encode("utf-8", "surrogatepass"),
     st.sampled_from(["queue", "delay", "other"]),
@@ -107,7 +107,7 @@ fields = st.binary(max_size=20) | st.builds(
 @example(b"delay:x", b'{"max_deliveries": 1, "shards": 1e999}')
 @example(b"delay:x", b"[" * 100_000)
 @fuzzed
-@given(fields, st.none() | st.binary(max_size=40) | dumped(limits) | mutated(dumped(limits)))
+@given(fields, st.none() | st.binary(max_size=40) | as_json(limits) | damaged_bytes(as_json(limits)))
 def test_a_row_of_the_registry_is_a_queue_or_ignored(field: bytes, value: bytes | None) -> None:
     scripts: Any = Row(field, value)
     for known in Registry(scripts, "redis_queue").all():
@@ -142,7 +142,9 @@ URLS = [
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @fuzzed
-@given(st.text(max_size=40) | mutated(st.sampled_from(URLS)).map(lambda url: url.decode(errors="surrogateescape")))
+@given(
+    st.text(max_size=40) | damaged_bytes(st.sampled_from(URLS)).map(lambda url: url.decode(errors="surrogateescape"))
+)
 def test_a_url_gives_a_client_or_a_clear_error_without_the_password(url: str) -> None:
     made = outcome(lambda: connect(url, check=False), ConfigurationError)
     assert isinstance(made, redis.Redis) or "s%40cret!" not in str(made)
@@ -159,7 +161,7 @@ class TestKeeperLine:
         assert at == (None if score is None else pytest.approx(score, abs=1e-6))
 
     @fuzzed
-    @given(st.binary(max_size=40) | mutated(st.builds(write_line, st.text(max_size=10), st.none() | st.floats())))
+    @given(st.binary(max_size=40) | damaged_bytes(st.builds(write_line, st.text(max_size=10), st.none() | st.floats())))
     def test_is_read_or_refused(self, line: bytes) -> None:
         found = outcome(lambda: read_line(line), InvalidValueError)
         if isinstance(found, tuple):

@@ -18,7 +18,7 @@ from redis_queue.delay.model import Push
 from redis_queue.store.ids import id_bytes
 from redis_queue.store.keys import Keys
 from redis_queue.times import END_OF_CALENDAR_MS
-from tests.support.mutations import framed, fuzzed, mutated
+from tests.support.mutations import damaged_bytes, framed_records, fuzzed
 from tests.support.store.stage import VERBS, Stage
 from tests.support.wait import wait_until
 
@@ -474,7 +474,7 @@ edited = settings(
 )
 rows = st.dictionaries(
     st.binary(min_size=1, max_size=20),
-    st.binary(max_size=80) | framed() | mutated(framed()) | mutated(st.just(WHOLE)),
+    st.binary(max_size=80) | framed_records() | damaged_bytes(framed_records()) | damaged_bytes(st.just(WHOLE)),
     min_size=1,
     max_size=6,
 )

@@ -22,7 +22,7 @@ CALL = re.compile(r"redis\.p?call\(([^,)]+)")
 
 @dataclass(frozen=True)
 class Role:
-    """Keys, scripts and plain commands of a role, and an act that needs all of them."""
+    """A role: its keys, scripts and plain commands, and a function that needs all of them."""
 
     name: str
     keys: tuple[str, ...]
@@ -32,14 +32,14 @@ class Role:
 
     @property
     def allowed(self) -> list[str]:
-        """The commands that the role needs."""
+        """Return the commands that the role needs."""
         calls = " ".join(call for name in self.scripts for call in CALL.findall(load(name).source))
         found = {command.lower() for command in re.findall(r"'([A-Z]+)'", calls)}
         return sorted({*found, *self.commands, *(["evalsha"] if self.scripts else [])})
 
     @property
     def rules(self) -> str:
-        """The line of the document."""
+        """Return the ACL line as the document has it."""
         return " ".join([*self.keys, *(f"+{command}" for command in self.allowed)])
 
 
@@ -57,7 +57,7 @@ def produce(queue: RedisQueue, delayed: DelayQueue) -> None:
 
 
 def consume(queue: RedisQueue, _: DelayQueue) -> None:
-    """Take, extend, give back, settle."""
+    """Take, extend, give back and settle messages."""
     message = queue.get(block=False)
     assert message is not None
     queue.extend(message)
@@ -69,7 +69,7 @@ def consume(queue: RedisQueue, _: DelayQueue) -> None:
 
 
 def dispatch(queue: RedisQueue, delayed: DelayQueue) -> None:
-    """Move, claim, settle, put back."""
+    """Move, claim, settle and put back entries."""
     delayed.moves.lead("me", 10)
     delayed.moves.due_in()
     delayed.move_due()
@@ -87,7 +87,7 @@ def dispatch(queue: RedisQueue, delayed: DelayQueue) -> None:
 
 
 def take_turns(queue: RedisQueue, _: DelayQueue) -> None:
-    """Take a lock, wait for it, extend it, give it back."""
+    """Acquire a lock, wait for it, extend and release it."""
     lock = Lock("customer:1", queue.client)
     with lock.hold() as held:
         lock.acquire(id="next")
@@ -96,7 +96,7 @@ def take_turns(queue: RedisQueue, _: DelayQueue) -> None:
 
 
 def watch(queue: RedisQueue, delayed: DelayQueue) -> None:
-    """Look at everything."""
+    """Read counts, pages and metrics."""
     queue.stats()
     queue.peek()
     queue.dead_letters()
@@ -124,7 +124,7 @@ def watch(queue: RedisQueue, delayed: DelayQueue) -> None:
 
 
 def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
-    """Redrive, pause, empty, delete."""
+    """Redrive, pause, empty and delete queues."""
     queue.redrive()
     delayed.redrive()
     queue.delete_dead(["gone"])
@@ -139,7 +139,7 @@ def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
 
 
 def operate(queue: RedisQueue, _: DelayQueue) -> None:
-    """Begin an act once, note it, read what was noted."""
+    """Run an action once, write it to the audit log, read the log."""
     audit = Audit(queue.client, "redis_queue")
     assert audit.begin("form")
     assert not audit.begin("form")
@@ -148,7 +148,6 @@ def operate(queue: RedisQueue, _: DelayQueue) -> None:
 
 
 def load_them(queue: RedisQueue, _: DelayQueue) -> None:
-    """Load the scripts."""
     load_scripts(queue.client)
 
 
@@ -223,5 +222,4 @@ ROLES = [
 
 
 def rules_of(name: str) -> str:
-    """Return the rules of the role *name*."""
     return next(role.rules for role in ROLES if role.name == name)

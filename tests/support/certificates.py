@@ -38,7 +38,7 @@ COMMANDS = (
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files of a certificate for loopback and of the authority that signed it."""
+    """Paths of a loopback certificate and of the certificate of its authority."""
 
     authority: Path
     certificate: Path
@@ -46,7 +46,7 @@ class Certificates:
 
 
 def make_certificates(directory: Path) -> Certificates:
-    """Make an authority and a certificate for 127.0.0.1 and localhost in `directory`; raises MissingPartError."""
+    """Create an authority and a certificate for 127.0.0.1 and localhost in `directory`; raises MissingPartError."""
     openssl = require("openssl")
     (directory / "tls.cnf").write_text(CONFIGURATION)
     for command in COMMANDS:

@@ -1,4 +1,4 @@
-"""Time that stands still until a test moves it."""
+"""A clock that stands still until a test moves it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ START: Final = 1_700_000_000_000
 
 
 class Clock:
-    """The `clock` of a queue, in ms since the epoch. It stands still until it is set."""
+    """The `clock` of a queue, in ms since the epoch."""
 
     def __init__(self, now: int = START) -> None:
         self.now = now
 
     def __call__(self) -> int:
-        """Return the time."""
         return self.now
 
     def forward(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward."""
         self.now += round(seconds * 1000)
 
 
 def when(seconds: float) -> datetime:
-    """Return the time so long after `START`."""
+    """Return the time *seconds* after `START`."""
     return datetime.fromtimestamp(START / 1000, timezone.utc) + timedelta(seconds=seconds)

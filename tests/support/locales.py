@@ -1,4 +1,4 @@
-"""A locale that compares text as people do, for a server."""
+"""A server locale with language-specific string collation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ NAME = "en_US.UTF-8"
 
 
 def environment_with_locale(directory: Path) -> Mapping[str, str]:
-    """Return what makes a process sort as in English, with what this host has; elsewhere it sorts by bytes.
+    """Return the environment of a process that sorts as in English if this host allows it, else by bytes.
 
-    A host may have the locale, or only its sources, from which it is made in *directory*; or neither.
+    A host may have the locale, or only its sources, from which it is compiled into *directory*, or neither.
     """
     listed = subprocess.run(["locale", "-a"], capture_output=True, text=True, check=True).stdout.split()
     if any(name.lower().replace("-", "") == "en_us.utf8" for name in listed):

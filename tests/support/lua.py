@@ -1,4 +1,4 @@
-"""The Lua scripts, cut into the parts that their contracts are about."""
+"""Lua scripts, split into header, argument bindings and body, for tests of their contracts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def includes() -> list[Path]:
 
 
 class Text:
-    """One script with its includes: its header, the statements that bind its arguments, and the rest."""
+    """A script with its includes: header, statements that bind its arguments, and the rest."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -43,7 +43,7 @@ class Text:
         self.order = [kind for kind, *_ in found]
 
     def bound(self) -> dict[str, str]:
-        """Return what each KEYS[n] and ARGV[n] is bound to by the first statements, constants left out."""
+        """Return the variable of each KEYS[n] and ARGV[n], from the first statements without constants."""
         found: dict[str, str] = {}
         for line in self.bindings:
             match = re.fullmatch(r"local ([\w, ]+) = (.+)", line)

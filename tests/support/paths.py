@@ -1,4 +1,4 @@
-"""Where the files of the checkout are."""
+"""Paths of the checkout."""
 
 from __future__ import annotations
 

@@ -7,16 +7,16 @@ import socket
 
 HOST = "127.0.0.1"
 LOWEST_PORT, HIGHEST_PORT = 10_240, 22_000
-"""Below those that the system gives to clients: else one takes the port of a server that is killed and starts again.
+"""Below the ephemeral ports: a client could otherwise get the port of a killed server before it restarts.
 
-Low enough for a cluster bus 10000 above, and that is below them, too.
+Low enough that a cluster bus port, 10000 higher, is below the ephemeral ports, too.
 """
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody used a moment ago, low enough for a cluster bus 10000 above it.
+    """Return a TCP port that was free a moment ago, low enough for a cluster bus 10000 above it.
 
-    Somebody else may take it before the caller does: whoever binds it must be ready to ask again.
+    Another process may take it first: the caller must retry with another port if binding fails.
     """
     while True:
         port = random.randint(LOWEST_PORT, HIGHEST_PORT)

@@ -23,7 +23,7 @@ PACKAGE_USER: Final = "postgres"
 
 
 class PostgresServer(Running):
-    """One server in its own temporary directory, on a free port; nothing in it outlives the end of `with`."""
+    """A server in its own temporary directory, on a free port; nothing remains after `with`."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -32,11 +32,11 @@ class PostgresServer(Running):
 
     @property
     def url(self) -> str:
-        """The URL of its first database; no password is needed."""
+        """The URL of its first database, without a password."""
         return f"postgresql://postgres@{HOST}:{self.port}/postgres"
 
     def start(self) -> None:
-        """Start with an empty directory; return when the server takes connections."""
+        """Start with an empty directory; return when the server accepts connections."""
         programs = Path(require("postgresql")).resolve().parent
         self._directory = Path(tempfile.mkdtemp(prefix="postgres-"))
         self.port = free_port()
@@ -72,13 +72,13 @@ class PostgresServer(Running):
                 **user,
             )
         self._guard = DeathGuard(self._process.pid, self._directory)
-        wait_until(self._answers, description=f"an answer of PostgreSQL on port {self.port}")
+        wait_until(self._answers, description=f"PostgreSQL to answer on port {self.port}")
 
     def stop(self) -> None:
         """Stop the server and remove its directory."""
         if self._process is None:
             return
-        self._process.send_signal(signal.SIGQUIT)  # it ends its children, too
+        self._process.send_signal(signal.SIGQUIT)  # immediate shutdown, with its child processes
         if self._guard is not None:
             self._guard.dismiss()
         self._process.wait()

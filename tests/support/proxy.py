@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks the connection to a server on demand."""
+"""A TCP proxy that injects connection faults between a client and a server."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ANSWER_TIMEOUT = 10.0
 class FaultProxy(Running):
     """A port on 127.0.0.1 in front of `target`, which is host and port or the path of a unix socket.
 
-    A fault is in force once the call or assignment that asks for it has returned. The modes:
+    A fault is active once the call or assignment that requests it has returned. The modes:
 
-    - `pass`: bytes go both ways, unchanged.
-    - `refuse`: new connections are refused, as by a host without a server; open ones stay (see `cut()`).
-    - `blackhole`: everything stays open and nothing arrives, new connections included. What was sent meanwhile arrives
-      with the next mode, as TCP would send it again: also the request of a client that has given up.
-    - `drop_replies`: requests arrive and are executed, replies are thrown away. A connection that lost a reply is reset
-      instead of passing a later one.
+    - `pass`: bytes are forwarded both ways, unchanged.
+    - `refuse`: new connections are refused, as by a host without a server; open ones remain (see `cut()`).
+    - `blackhole`: connections, also new ones, stay open and nothing arrives. Bytes sent meanwhile arrive
+      with the next mode, as after a TCP retransmission: also the request of a client that has given up.
+    - `drop_replies`: requests arrive and are executed, replies are dropped. A connection that lost a reply is reset
+      instead of forwarding a later one.
     """
 
     port: int
@@ -50,12 +50,12 @@ class FaultProxy(Running):
 
     @property
     def url(self) -> str:
-        """A URL for `redis.Redis.from_url()`; a target with a password or TLS needs more than this."""
+        """A URL for `redis.Redis.from_url()`; a target with a password or TLS needs more options."""
         return f"redis://{HOST}:{self.port}/0"
 
     @property
     def mode(self) -> Mode:
-        """What happens to connections at present."""
+        """The current mode."""
         return self._faults.mode
 
     @mode.setter
@@ -64,7 +64,7 @@ class FaultProxy(Running):
 
     @property
     def latency(self) -> float:
-        """Seconds that a round trip takes longer than without the proxy."""
+        """Seconds that the proxy adds to each round trip."""
         return self._faults.latency
 
     @latency.setter
@@ -73,76 +73,76 @@ class FaultProxy(Running):
 
     @property
     def connections(self) -> int:
-        """How many connections were accepted so far."""
+        """Number of accepted connections so far."""
         return self._accepted
 
     @property
     def open_connections(self) -> int:
-        """How many connections are open now."""
+        """Number of open connections."""
         return len(self._relays)
 
     @property
     def bytes_to_server(self) -> int:
-        """How many bytes of requests were passed on so far."""
+        """Number of request bytes forwarded so far."""
         return self._faults.bytes_to_server
 
     @property
     def bytes_to_client(self) -> int:
-        """How many bytes of replies were passed on so far."""
+        """Number of reply bytes forwarded so far."""
         return self._faults.bytes_to_client
 
     @property
     def bytes_dropped(self) -> int:
-        """How many bytes of replies were thrown away so far."""
+        """Number of reply bytes dropped so far."""
         return self._faults.bytes_dropped
 
     @property
     def pending_drops(self) -> int:
-        """How many exchanges the last planned fault is still waiting for: 0 when all of them have been hit."""
+        """Number of exchanges that the last planned fault still waits for: 0 when all of them have been hit."""
         return self._faults.cuts
 
     def drop_next_reply(self, n: int = 1, *, matching: bytes = b"") -> None:
         """Let the server execute the next `n` exchanges that contain `matching`, and reset the connection each time.
 
         An exchange is what a client sends without a pause of 50 ms: a command or a pipeline. The client sees the reset
-        after the server has executed all of it. What a client says to introduce itself (HELLO, AUTH, CLIENT, SELECT,
-        READONLY) passes and does not count. `matching` is looked for in each piece of up to 64 KiB as it comes in. Only
-        the last planned fault of this and the following four kinds is in force.
+        after the server has executed all of it. Commands of the connection setup (HELLO, AUTH, CLIENT, SELECT,
+        READONLY) pass and do not count. `matching` is searched in each chunk of up to 64 KiB as it is received. Only
+        the last planned fault of this and the following four kinds is active.
         """
         self._run(self._plan(LOST_REPLY, n, matching))
 
     def cut_next_reply(self, n: int = 1, *, matching: bytes = b"", after: int | None = None) -> None:
-        """Do the same, but let the client have the first `after` bytes, or half of them."""
+        """Like `drop_next_reply()`, but forward the first `after` bytes of the reply, or half of it."""
         self._run(self._plan(Cut("reply", after=after), n, matching))
 
     def cut_next_request(self, n: int = 1, *, matching: bytes = b"", before: bytes = b"") -> None:
-        """Reset the connection instead of passing such an exchange on; only what stands before `before` arrives."""
+        """Reset the connection instead of forwarding such an exchange; only the bytes in front of `before` arrive."""
         self._run(self._plan(Cut("request", before=before), n, matching))
 
     def hold_next_request(self, n: int = 1, *, matching: bytes = b"") -> None:
-        """Keep such an exchange back until `release()`, after which it arrives though its client may be gone."""
+        """Hold such an exchange back until `release()`; then it arrives even if its client has gone."""
         self._run(self._plan(Cut("hold"), n, matching))
 
     def mute_next(self, *, matching: bytes = b"") -> None:
-        """Let nothing more arrive on the connection of the next such exchange, once that has passed; it stays open."""
+        """Forward the next such exchange, then nothing more on its connection, which stays open."""
         self._run(self._plan(Cut("mute"), 1, matching))
 
     def release(self) -> None:
-        """Let what is held arrive."""
+        """Forward the requests that are held back."""
         self._run(self._release())
 
     def cut(self) -> None:
-        """Reset all open connections, towards the client and the target; new ones are as welcome as the mode says."""
+        """Reset all open connections, on both sides; new ones are handled according to the mode."""
         self._run(self._cut())
 
     def mute(self) -> None:
-        """Let nothing more arrive on the connections that are open now; they stay open, and new ones pass."""
+        """Forward nothing more on the current connections, which stay open; new ones pass."""
         self._run(self._mute())
 
     def start(self) -> None:
         """Listen on a new port."""
         self._faults = Faults()
-        # Bound but never listening: it keeps the port while connections to it are refused.
+        # Bound but never listening: reserves the port while connections to it are refused.
         self._placeholder = _socket_on(0)
         self.port = self._placeholder.getsockname()[1]
         self._loop = asyncio.new_event_loop()
@@ -183,7 +183,7 @@ class FaultProxy(Running):
         self._listener = _socket_on(self.port)
         self._listener.setblocking(False)
         self._listener.listen()
-        # No task in sock_accept(): cancelling one may lose a connection that was just accepted.
+        # No task waits in sock_accept(): cancelling it may lose a connection that was just accepted.
         self._loop.add_reader(self._listener, self._accept, self._listener)
 
     async def _stop_listening(self) -> None:
@@ -200,7 +200,7 @@ class FaultProxy(Running):
             await asyncio.wait(relays)
 
     def _accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # the client may be gone already
+        with contextlib.suppress(OSError):  # the client may have gone already
             client, _ = listener.accept()
             client.setblocking(False)
             self._accepted += 1

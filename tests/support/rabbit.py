@@ -1,4 +1,4 @@
-"""A private RabbitMQ node as a child process, to be killed and started again."""
+"""A private RabbitMQ node as a child process, which tests kill and restart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START_TIMEOUT = 60.0
 
 
 class RabbitServer(Running):
-    """One node in its own temporary directory, on a free port; it keeps port and durable messages over `restart()`."""
+    """A node in its own temporary directory, on a free port; port and durable messages survive `restart()`."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -33,14 +33,14 @@ class RabbitServer(Running):
 
     @property
     def url(self) -> str:
-        """What kombu needs to get in."""
+        """The URL for kombu."""
         return f"amqp://guest:guest@{HOST}:{self.port}//"
 
     def start(self) -> None:
-        """Start with an empty directory; return when the node takes connections."""
+        """Start with an empty directory; return when the node accepts connections."""
         self._directory = Path(tempfile.mkdtemp(prefix="rabbit-"))
         self.port, self._distribution_port = free_port(), free_port()
-        # Instead of the machine's own, which may name another port.
+        # Replaces the configuration of the host, which may set another port.
         (self._directory / "rabbitmq.conf").write_text(f"listeners.tcp.local = {HOST}:{self.port}\n")
         (self._directory / "environment").touch()
         try:
@@ -55,7 +55,7 @@ class RabbitServer(Running):
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def kill(self) -> None:
-        """End the node by SIGKILL."""
+        """Kill the node with SIGKILL."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -66,7 +66,7 @@ class RabbitServer(Running):
         self._process = self._guard = None
 
     def restart(self) -> None:
-        """Kill the node and start it in the same place."""
+        """Kill the node and start it with the same directory and port."""
         self.kill()
         self._launch()
 
@@ -83,7 +83,7 @@ class RabbitServer(Running):
                 start_new_session=True,
             )
         self._guard = DeathGuard(self._process.pid, self._directory)
-        wait_until(self._answers, timeout=START_TIMEOUT, description=f"an answer of RabbitMQ on port {self.port}")
+        wait_until(self._answers, timeout=START_TIMEOUT, description=f"RabbitMQ to answer on port {self.port}")
 
     def _environment(self) -> dict[str, str]:
         place = str(self._directory)

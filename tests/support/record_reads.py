@@ -1,4 +1,4 @@
-"""Which records the scripts of a server read."""
+"""Record which records the scripts of a server read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ READS = ("HGET", "HMGET", "HVALS", "HGETALL")
 
 @contextlib.contextmanager
 def record_reads(client: redis.Redis) -> Iterator[list[str]]:
-    """Yield a list which at the end of the block has the ids of the records that scripts read within it."""
+    """Yield a list that receives, at the end of the block, the ids of the records that scripts read in it."""
     found: list[str] = []
     with client.monitor() as monitor:
         yield found

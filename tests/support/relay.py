@@ -1,4 +1,4 @@
-"""One connection through a `FaultProxy`."""
+"""A single connection through a `FaultProxy`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ HANDSHAKE = re.compile(rb"\*\d+\r\n\$\d+\r\n(?:HELLO|AUTH|CLIENT|SELECT|READONLY
 
 @dataclass(frozen=True)
 class Cut:
-    """Where an exchange breaks off.
+    """The point at which an exchange is cut.
 
-    `request`: what stands before `before` arrives, nothing if that is empty. `reply`: all is executed and the client
-    gets `after` bytes, half of the first piece if that is None. `hold`: the request waits until it is released. `mute`:
-    it passes, and nothing after it does.
+    `request`: only the bytes in front of `before` arrive, none if it is empty. `reply`: all is executed and the client
+    gets `after` bytes, half of the first chunk if it is None. `hold`: the request waits until it is released. `mute`:
+    the request passes, and nothing after it.
     """
 
     what: Literal["request", "reply", "hold", "mute"]
@@ -33,11 +33,11 @@ class Cut:
     after: int | None = 0
 
     def request_part(self, request: bytes) -> bytes:
-        """Return what arrives of `request`."""
+        """Return the part of `request` that arrives."""
         return request[: request.index(self.before)] if self.before else b""
 
     def reply_part(self, reply: bytes) -> bytes:
-        """Return what the client gets of `reply`."""
+        """Return the part of `reply` that the client gets."""
         return reply[: len(reply) // 2 if self.after is None else self.after]
 
 
@@ -45,7 +45,7 @@ LOST_REPLY = Cut("reply")
 
 
 class Faults:
-    """What goes wrong at present and what went through so far, shared by all connections of a proxy."""
+    """Active faults and byte counts, shared by all connections of a proxy."""
 
     def __init__(self) -> None:
         self.mode: Mode = "pass"
@@ -61,7 +61,7 @@ class Faults:
         self.released = asyncio.Event()
 
     def set_mode(self, mode: Mode) -> None:
-        """Change the mode; a black hole holds bytes back until the next change."""
+        """Change the mode; `blackhole` holds bytes back until the next change."""
         self.mode = mode
         if mode == "blackhole":
             self.passable.clear()
@@ -69,7 +69,7 @@ class Faults:
             self.passable.set()
 
     async def delay(self) -> None:
-        """Take half of the latency, as long as a way through a black hole takes."""
+        """Wait half of the latency, or as long as the black hole lasts."""
         if self.latency:
             await asyncio.sleep(self.latency / 2)
         await self.passable.wait()
@@ -80,7 +80,7 @@ class Faults:
         self.released.clear()
 
     def cut_for(self, request: bytes) -> Cut | None:
-        """Return how the exchange of `request` is to be cut; each uses up one."""
+        """Return the cut for the exchange of `request`, if one is planned for it; each cut is used once."""
         if not self.cuts or HANDSHAKE.match(request) or self.cuts_matching not in request:
             return None
         self.cuts -= 1
@@ -88,7 +88,7 @@ class Faults:
 
 
 class Relay:
-    """Carries bytes between a client and the target until one of them ends."""
+    """Forward bytes between a client and the target until one of them ends."""
 
     def __init__(self, client: socket.socket, target: Target, faults: Faults) -> None:
         self._loop = asyncio.get_running_loop()
@@ -106,7 +106,7 @@ class Relay:
         self.muted = False
 
     async def run(self) -> None:
-        """Connect to the target and carry; `close()` is the caller's, as a cancelled task may never have begun."""
+        """Connect and forward. The caller must call `close()`, because a cancelled task may never have started."""
         with contextlib.suppress(OSError):
             await self._faults.passable.wait()
             await self._loop.sock_connect(self._server, self._target)
@@ -118,7 +118,7 @@ class Relay:
                 await asyncio.wait({requests})
 
     def close(self) -> None:
-        """Close both sides: with a reset unless the server ended the connection."""
+        """Close both sides; with a reset unless the server ended the connection."""
         for side in (self._client, self._server):
             if not self._ended_well:
                 with contextlib.suppress(OSError):
@@ -142,7 +142,7 @@ class Relay:
 
     async def _carry_request(self, request: bytes) -> None:
         await self._delay()
-        # A client may send one pipeline in many pieces.
+        # A client may send a pipeline in several chunks.
         cut = None if self._cut else self._faults.cut_for(request)
         if cut and cut.what == "hold":
             await self._faults.released.wait()
@@ -158,7 +158,7 @@ class Relay:
         await self._loop.sock_sendall(self._server, request)
 
     async def _carry_replies(self) -> bool:
-        """Carry until the server ends; return False if the client must see a reset instead of an end."""
+        """Forward until the server ends; return False if the client must see a reset instead of an end."""
         while reply := await self._loop.sock_recv(self._server, CHUNK):
             await self._delay()
             if self._cut:
@@ -172,17 +172,17 @@ class Relay:
                 self._faults.bytes_dropped += len(reply)
                 self._lost_reply = True
                 continue
-            if self._lost_reply:  # the client would take this reply for the lost one
+            if self._lost_reply:  # the client would mistake this reply for the lost one
                 return False
             self._faults.bytes_to_client += len(reply)
             await self._loop.sock_sendall(self._client, reply)
         return not self._lost_reply
 
     async def _let_server_finish(self) -> None:
-        # The first reply may come before the last request: redis-py sends a pipeline in pieces of 6 kB.
+        # The first reply may come before the last request: redis-py sends a pipeline in chunks of 6 kB.
         while self._carrying_request or self._loop.time() < self._last_request_at + PAUSE:
             await asyncio.sleep(PAUSE / 10)
-        # A reset now would discard requests that the server has not read: its own end comes after all of them.
+        # A reset now would discard requests that the server has not read; it closes the connection after all of them.
         self._end_requests()
         while reply := await self._loop.sock_recv(self._server, CHUNK):
             self._faults.bytes_dropped += len(reply)

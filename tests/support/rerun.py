@@ -1,6 +1,6 @@
-"""Run pytest; run the failed tests once more, alone, and name those that pass then as flaky.
+"""Run pytest, run failed tests again alone, and report those that pass then as flaky.
 
-``python -m tests.support.rerun [arguments of pytest]`` ends with the exit code of the second run, where there was one.
+``python -m tests.support.rerun [arguments of pytest]`` exits with the code of the second run, if there was one.
 Its last lines are ``FLAKY: name``, one for each test that failed in the first run only. They are appended to the file
 that ``REDIS_QUEUE_TEST_FLAKY`` names, too, so that several runs can end with one list.
 """
@@ -19,16 +19,16 @@ from typing import Final
 from tests.support.services import shared
 
 MOST: Final = 10
-"""More failed tests than this are not chance: they are not run again."""
+"""Do not run the failed tests again if there are more than this: so many failures are not random."""
 
 TESTS_FAILED: Final = 1
-"""pytest's exit code where tests failed, and nothing else."""
+"""pytest's exit code for failed tests."""
 
 FILE_VARIABLE: Final = "REDIS_QUEUE_TEST_FLAKY"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run pytest with *arguments*, then the failed tests; return the exit code."""
+    """Run pytest with *arguments*, then the failed tests again; return the exit code."""
     with shared() as services, tempfile.TemporaryDirectory() as directory:
         os.environ.update(services)
         cache = Path(directory)

@@ -1,4 +1,4 @@
-"""What is started and stopped by `with`."""
+"""Base class of servers that `with` starts and stops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Running:
-    """Starts at the beginning of `with` and stops at its end."""
+    """Calls `start()` on entering `with` and `stop()` on leaving it."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -19,9 +19,9 @@ class Running:
         self.stop()
 
     def start(self) -> None:
-        """Start; return when it works."""
+        """Start; return when it is ready."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Stop, whatever state it is in."""
+        """Stop, in any state."""
         raise NotImplementedError

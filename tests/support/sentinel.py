@@ -16,7 +16,7 @@ from .settle import wait_until_settled
 MASTER_NAME = "primary"
 REPLICAS = 2
 SENTINELS = 3
-# Sentinel pings once a second, and a second late after each switch: less than two means false alarms.
+# Sentinel pings once a second, and one second later after each failover: less than two seconds causes false alarms.
 DOWN_AFTER_MS = 2000
 DATA_OPTIONS = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
 CONFIGURATION = """\
@@ -33,7 +33,7 @@ sentinel parallel-syncs {name} {replicas}
 
 
 class SentinelServer(RedisServer):
-    """One Sentinel process; a restart goes on with what it had learnt."""
+    """A Sentinel process; it keeps its state over a restart."""
 
     def __init__(self, primary: RedisServer) -> None:
         super().__init__(kind=primary.kind, tcp=True)
@@ -66,7 +66,7 @@ class SentinelServer(RedisServer):
 
 
 class SentinelSet(Running):
-    """One primary, two replicas and three sentinels that know all of them once `start()` or `with` has returned."""
+    """One primary, two replicas and three sentinels, which know all of them after `start()` or on entering `with`."""
 
     master_name = MASTER_NAME
 
@@ -88,16 +88,16 @@ class SentinelSet(Running):
 
     @property
     def primary(self) -> RedisServer:
-        """The server that all sentinels that run name as the primary, dead or not; waits while they disagree."""
+        """The server that all running sentinels report as primary, dead or alive; waits while they disagree."""
         return wait_until_settled(self._named_primary, "the sentinels to agree on a primary")
 
     def client(self, **options: Any) -> redis.Redis:
-        """Return a new client of whoever is primary, with `client_options()`; the caller closes it."""
+        """Return a new client of the current primary, with `client_options()`; the caller closes it."""
         client: redis.Redis = Sentinel(self.nodes, **client_options(**options)).master_for(self.master_name)
         return client
 
     def start(self) -> None:
-        """Start the servers, then the sentinels; return when all know each other and the replicas are in step."""
+        """Start the servers, then the sentinels; wait until all know each other and the replicas are in sync."""
         try:
             primary = self._start_server()
             for _ in range(REPLICAS):
@@ -117,9 +117,9 @@ class SentinelSet(Running):
         self.sentinels, self.servers = [], []
 
     def fail_over(self) -> RedisServer:
-        """Kill the primary; return the new one when all sentinels name it and the other replica follows it.
+        """Kill the primary; return the new one when all sentinels report it and the other replica follows it.
 
-        What the new primary had not received yet is lost, as in any failover. `heal()` brings the killed server back.
+        Writes that the new primary had not received are lost, as in any failover. `heal()` restarts the killed server.
         """
         self.primary.kill()
         primary = self._wait_for_primary()
@@ -127,7 +127,7 @@ class SentinelSet(Running):
         return primary
 
     def heal(self) -> None:
-        """Resume and restart what is frozen or dead; return when the set is whole, whoever is primary by then."""
+        """Resume and restart all processes; return when the set is healthy, with any server as primary."""
         for process in (*self.sentinels, *self.servers):
             if process.running:
                 process.resume()
@@ -143,7 +143,7 @@ class SentinelSet(Running):
         self._wait_until_whole()
 
     def flush(self) -> None:
-        """Delete all keys of a set that is whole."""
+        """Delete all keys of a healthy set."""
         with self.primary.client() as client:
             client.flushall()
 
@@ -214,6 +214,6 @@ def _follows(server: RedisServer, primary: RedisServer) -> bool:
 
 
 def _make_replica(server: RedisServer, primary: RedisServer) -> None:
-    # The sentinels do the same, but take ten seconds to make up their minds.
+    # The sentinels do the same, but only after ten seconds.
     with server.client() as client:
         client.replicaof(HOST, primary.port)

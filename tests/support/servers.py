@@ -25,13 +25,13 @@ PORT_ATTEMPTS = 10
 
 
 class RedisServer(Running):
-    """One server in its own temporary directory, always on a unix socket, on request on a TCP port of 127.0.0.1 too.
+    """A server in its own temporary directory, on a unix socket and optionally a TCP port of 127.0.0.1.
 
-    It answers once `start()` or `with` has returned, and is gone, directory included, after `stop()`, the end of `with`
+    It answers once `start()` or `with` has returned, and is removed with its directory by `stop()`, the end of `with`
     or the death of this process. Nothing is saved to disk unless `aof` names an fsync policy (`always`, `everysec`,
-    `no`). `args` are further server options and win over those set here. `tls` implies a TCP port, which speaks TLS
-    only, and needs a server built with TLS. `kind` is one of `server_binary()`; if it is None, the environment chooses.
-    `environment` is added to that of this process.
+    `no`). `args` are further server options and override those set here. `tls` implies a TCP port, which accepts TLS
+    only, and needs a server built with TLS. `kind` is one of `server_binary()`; the environment sets its default.
+    `environment` extends that of this process.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class RedisServer(Running):
 
     @property
     def directory(self) -> Path:
-        """The server's own directory, from the first start on."""
+        """The server's own directory, available after the first start."""
         if self._directory is None:
             raise _not_running()
         return self._directory
 
     @property
     def socket(self) -> Path:
-        """The unix socket."""
+        """Path of the unix socket."""
         return socket_of(self.directory)
 
     @property
@@ -76,7 +76,7 @@ class RedisServer(Running):
 
     @property
     def url(self) -> str:
-        """What `redis.Redis.from_url()` needs to get in: password and certificate authority included."""
+        """URL for `redis.Redis.from_url()`, with password and certificate authority."""
         user = f":{quote(self._password, safe='')}@" if self._password else ""
         if not self._tcp:
             return f"unix://{user}{self.socket}?db=0"
@@ -91,7 +91,7 @@ class RedisServer(Running):
 
     @property
     def running(self) -> bool:
-        """Whether the server's process exists; a paused one does."""
+        """Whether the process of the server exists; true for a paused one."""
         return self._process is not None and self._process.running
 
     @property
@@ -115,7 +115,7 @@ class RedisServer(Running):
             raise
 
     def kill(self) -> None:
-        """End the server by SIGKILL and return when it is dead; its directory, port and socket path stay reserved."""
+        """Kill the server with SIGKILL and wait for its end; it keeps its directory, port and socket path."""
         if self._process is not None:
             self._process.kill()
         self._process = None
@@ -129,17 +129,17 @@ class RedisServer(Running):
             self._directory = None
 
     def restart(self) -> None:
-        """Kill the server if it runs and start it in the same place; with `aof` its data is there again."""
+        """Kill the server if it runs and start it with the same directory and port; with `aof` its data is loaded."""
         self.kill()
         self._launch()
 
     def pause(self) -> None:
-        """Freeze the server: connections stay open, nothing answers."""
+        """Freeze the server: connections stay open without answers."""
         self._running_process().process.send_signal(signal.SIGSTOP)
         self._paused = True
 
     def resume(self) -> None:
-        """Let a frozen server go on with what came in meanwhile; harmless if it was not frozen."""
+        """Let a frozen server continue with pending requests; no-op if it is not frozen."""
         self._running_process().process.send_signal(signal.SIGCONT)
         self._paused = False
 
@@ -181,7 +181,7 @@ class RedisServer(Running):
 
 
 def client_options(**options: Any) -> dict[str, Any]:
-    """Return redis-py's options for a client that gives up soon and retries nothing, overridden by `options`."""
+    """Return redis-py options with short timeouts and without retries, overridden by `options`."""
     return {"retry": Retry(NoBackoff(), 0), "socket_timeout": 5.0, **options}
 
 

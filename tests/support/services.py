@@ -1,4 +1,4 @@
-"""The RabbitMQ and the PostgreSQL of a test run: those of the environment or of this machine, else private ones."""
+"""The RabbitMQ and PostgreSQL of a test run: from the environment, on this host, or private ones."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ POSTGRES_DEFAULT: Final = "postgresql://postgres@127.0.0.1:5432/postgres"
 
 @contextmanager
 def rabbitmq() -> Iterator[str]:
-    """Yield the URL of a RabbitMQ; raises MissingPartError where none runs and none can be started."""
+    """Yield the URL of a RabbitMQ; raises MissingPartError if none runs and none can be started."""
     with _service(RABBITMQ_VARIABLE, RABBITMQ_DEFAULT, _rabbitmq_answers, RabbitServer) as url:
         yield url
 
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """Yield the URL of a PostgreSQL; raises MissingPartError where none runs and none can be started."""
+    """Yield the URL of a PostgreSQL; raises MissingPartError if none runs and none can be started."""
     with _service(POSTGRES_VARIABLE, POSTGRES_DEFAULT, _postgres_answers, PostgresServer) as url:
         yield url
 
 
 @contextmanager
 def shared() -> Iterator[dict[str, str]]:
-    """Yield the variables by which all processes of a run use the same servers."""
+    """Yield the environment variables through which all processes of a run share the servers."""
     with ExitStack() as stack:
         found = {}
         for variable, service in ((RABBITMQ_VARIABLE, rabbitmq), (POSTGRES_VARIABLE, postgres)):

@@ -1,4 +1,4 @@
-"""Waiting for a set of servers to come to rest."""
+"""Wait until a set of servers has reached a stable state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SETTLE_TIMEOUT = 30.0
 
 
 def wait_until_settled(check: Callable[[], T | None], description: str) -> T:
-    """Return the first truthy value of `check`; a server that does not answer, or still loads, means not yet."""
+    """Wait for the first truthy value of `check`; a server that is down or loading counts as not ready."""
 
     def attempt() -> T | None:
         try:

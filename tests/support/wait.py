@@ -1,4 +1,4 @@
-"""Waiting for a fact instead of for time to pass."""
+"""Wait for a condition instead of sleeping."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ POLL_INTERVAL = 0.005
 
 
 def wait_until(predicate: Callable[[], T | None], *, timeout: float = 30.0, description: str) -> T:
-    """Return the first truthy value of `predicate`, asked every few milliseconds.
+    """Poll `predicate` every few milliseconds and return its first truthy value.
 
-    An exception of `predicate` passes through. Raises AssertionError that names `description` when no truthy value came
-    within `timeout` seconds; `predicate` is asked at least once, and once more after the time is up.
+    Exceptions of `predicate` propagate. Raises AssertionError with `description` if there is no truthy value
+    within `timeout` seconds; `predicate` is called at least once, and once more after the timeout.
     """
     deadline = time.monotonic() + timeout
     while True:

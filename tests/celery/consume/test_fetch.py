@@ -19,7 +19,7 @@ from kombu.messaging import Consumer
 
 from redis_queue.celery.brokers import timeouts
 from redis_queue.store.script_cache import load_scripts
-from tests.support.celery import taking
+from tests.support.celery import kombu_consumer
 from tests.support.celery.fetching import Taker, connected, publish
 from tests.support.celery.leasing import Leasing
 from tests.support.celery.leasing_names import WAIT
@@ -56,7 +56,7 @@ def peek(end: socket.socket) -> bytes:
 def run_and_wait(server: RedisServer, kind: str) -> int:
     """Run a consumer of that kind to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "tests.support.celery.taking", server.url, kind], cwd=ROOT, check=False
+        [sys.executable, "-m", "tests.support.celery.kombu_consumer", server.url, kind], cwd=ROOT, check=False
     ).returncode
 
 
@@ -65,18 +65,19 @@ def test_a_message_whose_taker_is_killed_at_once_is_lost_by_kombu_and_not_by_a_f
     server: RedisServer, client: redis.Redis, kind: str, *, lost: bool
 ) -> None:
     with connected(server) as connection:
-        publish(connection, "precious", taking.QUEUE)
+        publish(connection, "precious", kombu_consumer.QUEUE)
     assert run_and_wait(server, kind) < 0
-    assert client.llen(taking.QUEUE) == 0
+    assert client.llen(kombu_consumer.QUEUE) == 0
     assert client.hlen("unacked") == (0 if lost else 1)
     if lost:
         return
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.celery.taking", server.url, "drain"], cwd=ROOT
+        [sys.executable, "-m", "tests.support.celery.kombu_consumer", server.url, "drain"], cwd=ROOT
     ) as drain:
         try:
             wait_until(
-                lambda: client.lrange(taking.DONE, 0, -1) == [b"precious"], description="the message to come back"
+                lambda: client.lrange(kombu_consumer.DONE, 0, -1) == [b"precious"],
+                description="the message to come back",
             )
             wait_until(lambda: not client.hlen("unacked"), description="it to be settled")
         finally:
@@ -260,13 +261,13 @@ class TestAFetch:
         )
         with leasing.worker("one", pool="threads") as one:
             one.wait_for_output("ready.")
-            leasing.tell("one")
+            leasing.end_task("one")
             leasing.send(WAIT)
             leasing.wait_for_ends(1)
             # It ends before it is acknowledged, and would run twice.
             leasing.wait_until_settled()
             client.client_kill_filter(_type=kind, skipme=True)
-            leasing.tell("one")
+            leasing.end_task("one")
             leasing.send(WAIT)
             leasing.wait_for_ends(2)
             leasing.wait_until_settled()

@@ -36,7 +36,7 @@ def test_a_long_task_runs_once(tmp_path: Path, offset: int) -> None:
         with leasing.busy("one"), leasing.worker("two") as two:
             two.wait_for_output("ready.")
             wait_for_lease_at(leasing, now(leasing) + 2 * TIMEOUT)
-            leasing.tell("one")
+            leasing.end_task("one")
             leasing.wait_for_ends(1)
             leasing.wait_until_settled()
             assert leasing.started == leasing.ended

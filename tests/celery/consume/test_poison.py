@@ -109,7 +109,7 @@ class TestATaskThatKills:
     @pytest.mark.thorough
     def test_does_not_count_for_what_waits_beside_it(self, one_redis: Leasing) -> None:
         one_redis.settings["worker_prefetch_multiplier"] = 4
-        one_redis.tell("one")
+        one_redis.end_task("one")
         kills = one_redis.send(DIE).id
         waits = one_redis.send(WAIT).id
         with one_redis.worker("one", pool="prefork"):

@@ -22,7 +22,7 @@ from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.errors import ConfigurationError
 from redis_queue.keeper import socket_timeout
 from tests.support.celery.brokers import Broker
-from tests.support.celery.trusting import Trusting
+from tests.support.celery.fake_leases import FakeLeases
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -151,7 +151,7 @@ class TestALeaseClient:
             proxy.mute()
 
     def test_acknowledges_by_a_new_connection(self, proxy: FaultProxy, connection: Any, client: redis.Redis) -> None:
-        lease_channels(connection.transport, Trusting())  # type: ignore[arg-type]
+        lease_channels(connection.transport, FakeLeases())  # type: ignore[arg-type]
         got: list[Any] = []
         with Consumer(connection.default_channel, [Queue("q")], on_message=got.append, prefetch_count=2):
             for number in range(3):
@@ -167,7 +167,7 @@ class TestALeaseClient:
                 connection.close()
 
     def test_does_not_hang_in_a_sweep(self, proxy: FaultProxy, connection: Any, client: redis.Redis) -> None:
-        lease_channels(connection.transport, Trusting())  # type: ignore[arg-type]
+        lease_channels(connection.transport, FakeLeases())  # type: ignore[arg-type]
         qos = connection.default_channel.qos
         qos.restore_visible()
         proxy.mute()

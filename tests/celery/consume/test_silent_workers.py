@@ -22,7 +22,7 @@ def test_a_worker_goes_on_by_a_new_connection_and_ends_without_any(*, atomic: bo
         # Celery itself sends its heartbeats again and again while a broker is away, and does nothing else meanwhile.
         with behind.worker("one", "--without-heartbeat", pool="threads") as one:
             one.wait_for_output("ready.")
-            leasing.tell("one")
+            leasing.end_task("one")
             leasing.send(WAIT)
             leasing.wait_for_ends(1)
             leasing.wait_until_settled()
@@ -30,7 +30,7 @@ def test_a_worker_goes_on_by_a_new_connection_and_ends_without_any(*, atomic: bo
             if not atomic:
                 # Until then Redis may answer a BRPOP of kombu's that nobody hears.
                 one.wait_for_output("dropping stale connection")
-            leasing.tell("one")
+            leasing.end_task("one")
             leasing.send(WAIT)
             leasing.wait_for_ends(2)
             leasing.wait_until_settled()

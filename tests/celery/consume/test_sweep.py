@@ -19,7 +19,7 @@ from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.store.keys import sweeping
-from tests.support.celery.trusting import Trusting
+from tests.support.celery.fake_leases import FakeLeases
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.celery
@@ -33,7 +33,7 @@ def channel(redis_server: RedisServer, client: redis.Redis) -> Iterator[Any]:
     assert client.dbsize() == 0
     options = {"visibility_timeout": TIMEOUT}
     with Connection(f"redis+socket://{redis_server.socket}", transport_options=options) as connection:
-        lease_channels(connection.transport, Trusting())  # type: ignore[arg-type]
+        lease_channels(connection.transport, FakeLeases())  # type: ignore[arg-type]
         yield connection.default_channel
 
 
@@ -183,7 +183,7 @@ def test_who_died_in_kombus_own_look_holds_nobody_up(channel: Any, client: redis
 def test_its_mark_goes_with_it_and_stands_under_the_prefix_of_the_broker(redis_server: RedisServer) -> None:
     options = {"visibility_timeout": TIMEOUT, "global_keyprefix": "shop:"}
     with Connection(f"redis+socket://{redis_server.socket}", transport_options=options) as connection:
-        lease_channels(connection.transport, Trusting())  # type: ignore[arg-type]
+        lease_channels(connection.transport, FakeLeases())  # type: ignore[arg-type]
         with redis_server.client() as client:
             client.flushall()
             client.set(sweeping("shop:"), "somebody", ex=300)
@@ -201,7 +201,7 @@ def test_what_ran_out_goes_back_under_the_prefix_of_the_broker(redis_server: Red
         Connection(f"redis+socket://{redis_server.socket}", transport_options=options) as connection,
         redis_server.client() as client,
     ):
-        lease_channels(connection.transport, Trusting())  # type: ignore[arg-type]
+        lease_channels(connection.transport, FakeLeases())  # type: ignore[arg-type]
         client.flushall()
         hold(client, "out", TIMEOUT + 2)
         for key in ("unacked", "unacked_index"):

@@ -102,7 +102,7 @@ class TestATaskLongerThanTheVisibilityTimeout:
             with leasing.worker("two") as two:
                 two.wait_for_output("ready.")
                 leasing.wait_for_renewal(tag, since, 2)
-                leasing.tell("one")
+                leasing.end_task("one")
                 assert leasing.wait_for_ends(1) == [id_]
                 leasing.wait_until_settled()
             assert leasing.started == [id_]
@@ -140,7 +140,7 @@ class TestATaskLongerThanTheVisibilityTimeout:
             leasing.wait_for_renewal(tag, since, 1)
             with leasing.worker("two") as two:
                 two.wait_for_output("ready.")
-                leasing.tell("one")
+                leasing.end_task("one")
                 assert one.wait() == 0
                 leasing.wait_until_settled()
             assert leasing.started == leasing.ended == [id_]
@@ -161,8 +161,8 @@ class TestATaskLongerThanTheVisibilityTimeout:
                 two.wait_for_output("ready.")
                 for tag in leasing.held():
                     leasing.wait_for_renewal(tag, since, 1.5)
-                leasing.tell("one")
-                leasing.tell("one")
+                leasing.end_task("one")
+                leasing.end_task("one")
                 assert leasing.wait_for_ends(2) == ids
             assert leasing.started == ids
 
@@ -184,8 +184,8 @@ class TestAColdShutdown:
             one.wait()
         assert leasing.held() == {}
         assert leasing.client.llen(leasing.queue) == 2
-        leasing.tell("two")
-        leasing.tell("two")
+        leasing.end_task("two")
+        leasing.end_task("two")
         with leasing.worker("two", leases=leases):
             assert sorted(leasing.wait_for_ends(2)) == sorted(ids)
 
@@ -207,7 +207,7 @@ class TestADeadWorker:
                 killed = time.monotonic()
                 assert leasing.wait_for_starts(2) == [id_, id_]
                 elapsed = time.monotonic() - killed
-                leasing.tell("two")
+                leasing.end_task("two")
                 assert leasing.wait_for_ends(1) == [id_]
                 leasing.wait_until_settled()
         assert elapsed <= TIMEOUT + HUB + 3, f"{elapsed:.1f} s"
@@ -224,13 +224,13 @@ class TestAStoppedWorker:
                 assert leasing.wait_for_starts(2) == [id_, id_]
                 tag, since = only(leasing.held())
                 os.kill(one.pid, signal.SIGCONT)
-                leasing.tell("one")
+                leasing.end_task("one")
                 one.wait_for_output("lost the lease of task")
                 one.wait_for_output("succeeded in")
                 # The other one's record stands, and it renews it.
                 leasing.wait_for_renewal(tag, since, 1)
                 assert leasing.client.hexists("unacked", tag)
-                leasing.tell("two")
+                leasing.end_task("two")
                 leasing.wait_for_ends(2)
                 leasing.wait_until_settled()
                 assert "lost the lease" not in two.output
@@ -251,11 +251,11 @@ class TestAStoppedWorker:
                 leasing.wait_for_leases(2, after=stopped + TIMEOUT / 4)
                 os.kill(one.pid, signal.SIGTERM)
                 os.kill(one.pid, signal.SIGCONT)
-                leasing.tell("one")
+                leasing.end_task("one")
                 assert one.wait() == 0
                 assert len(leasing.held()) == 2
-                leasing.tell("two")
-                leasing.tell("two")
+                leasing.end_task("two")
+                leasing.end_task("two")
                 leasing.wait_for_ends(3)
                 leasing.wait_until_settled()
             assert sorted(leasing.started) == sorted([ids[0], *ids])
@@ -272,8 +272,8 @@ class TestAStoppedWorker:
             ended = time.time() + 2 * TIMEOUT
             wait_until(lambda: time.time() > ended, timeout=3 * TIMEOUT, description="the leases to run out")
             os.kill(one.pid, signal.SIGCONT)
-            leasing.tell("one")
-            leasing.tell("one")
+            leasing.end_task("one")
+            leasing.end_task("one")
             leasing.wait_for_ends(2)
             leasing.wait_until_settled()
             assert one.finish() == 0
@@ -294,16 +294,16 @@ class TestAStoppedWorker:
                 # A renewal may have been on its way when the worker was stopped; leases of another worker begin later.
                 leasing.wait_for_leases(2, after=stopped + TIMEOUT / 4)
                 os.kill(one.pid, signal.SIGCONT)
-                leasing.tell("one")
+                leasing.end_task("one")
                 one.wait_for_output(f"{waits} is not started")
-                leasing.tell("two")
-                leasing.tell("two")
+                leasing.end_task("two")
+                leasing.end_task("two")
                 leasing.wait_for_ends(3)
                 leasing.wait_until_settled()
                 # It goes on with others.
                 third = leasing.send(WAIT).id
-                leasing.tell("one")
-                leasing.tell("two")
+                leasing.end_task("one")
+                leasing.end_task("two")
                 leasing.wait_for_ends(4)
                 leasing.wait_until_settled()
             assert one.finish() == 0
@@ -360,7 +360,7 @@ class TestTheKeeper:
                 with split.worker("two") as two:
                     two.wait_for_output("ready.")
                     split.wait_for_renewal(tag, since, 2)
-                    split.tell("one")
+                    split.end_task("one")
                     assert split.wait_for_ends(1) == [id_]
                     split.wait_until_settled()
                 assert one.finish() == 0
@@ -393,7 +393,7 @@ class TestNames:
         with leasing.busy("one"):
             tag, since = only(leasing.held())
             leasing.wait_for_renewal(tag, since, 1.5)
-            leasing.tell("one")
+            leasing.end_task("one")
             leasing.wait_until_settled()
         assert leasing.client.exists("shop:redis_queue:visibility_timeouts")
 
@@ -410,8 +410,8 @@ class TestNames:
                 since = max(leasing.held().values())
                 for tag in leasing.held():
                     leasing.wait_for_renewal(tag, since, 1)
-                leasing.tell("one")
-                leasing.tell("one")
+                leasing.end_task("one")
+                leasing.end_task("one")
                 assert sorted(leasing.wait_for_ends(2)) == sorted(ids)
                 leasing.wait_until_settled()
 
@@ -422,7 +422,7 @@ class TestNames:
             with leasing.busy("one"):
                 tag, since = only(leasing.held())
                 leasing.wait_for_renewal(tag, since, 1)
-                leasing.tell("one")
+                leasing.end_task("one")
                 leasing.wait_until_settled()
 
     def test_a_set_of_sentinels_is_asked(self) -> None:
@@ -432,7 +432,7 @@ class TestNames:
             with leasing.busy("one"):
                 tag, since = only(leasing.held())
                 leasing.wait_for_renewal(tag, since, 1.5)
-                leasing.tell("one")
+                leasing.end_task("one")
                 leasing.wait_until_settled()
 
 

@@ -40,14 +40,14 @@ from redis_queue.celery.settings import NAMESPACE, Overdue
 from redis_queue.model import Entry
 from tests.support.celery.brokers import declared, exchange_of
 from tests.support.celery.messages import envelopes, message
-from tests.support.mutations import dumped, fuzzed, json_values, like, mutated, outcome
+from tests.support.mutations import as_json, damaged_bytes, fuzzed, json_values, objects_with, outcome
 
 pytestmark = pytest.mark.celery
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
 APP = Celery("fuzz", broker="memory://", set_as_current=False)
 
-headers = like(
+headers = objects_with(
     id=st.text(max_size=5),
     task=st.text(max_size=5),
     eta=st.just("2030-01-01T00:00:00"),
@@ -56,16 +56,16 @@ headers = like(
     stamps=st.dictionaries(st.text(max_size=3), json_values),
     compression=st.just("application/x-gzip"),
 )
-properties = like(
+properties = objects_with(
     correlation_id=st.text(max_size=5),
     priority=st.integers(),
     body_encoding=st.just("base64"),
     delivery_tag=st.text(max_size=5),
     expiration=st.just("5000"),
-    delivery_info=like(exchange=st.just(""), routing_key=st.just("celery")),
+    delivery_info=objects_with(exchange=st.just(""), routing_key=st.just("celery")),
 )
-embedded = like(chord=st.dictionaries(st.text(max_size=3), json_values, max_size=2))
-bodies = st.tuples(json_values, json_values, embedded).map(json.dumps) | like(
+embedded = objects_with(chord=st.dictionaries(st.text(max_size=3), json_values, max_size=2))
+bodies = st.tuples(json_values, json_values, embedded).map(json.dumps) | objects_with(
     task=st.just("shop.add"), eta=st.just("2030-01-01T00:00:00"), args=st.just([1]), retries=st.integers()
 ).map(json.dumps)
 elements = st.fixed_dictionaries(
@@ -78,11 +78,11 @@ elements = st.fixed_dictionaries(
         "properties": properties | json_values,
     },
 )
-kept = like(declare=st.lists(json_values, max_size=2), expires_at=st.integers())
+kept = objects_with(declare=st.lists(json_values, max_size=2), expires_at=st.integers())
 
 
 packed = envelopes().map(Envelope.pack)
-payloads = mutated(packed) | packed | st.binary(max_size=60) | dumped(elements).map(lambda data: VERSION + data)
+payloads = damaged_bytes(packed) | packed | st.binary(max_size=60) | as_json(elements).map(lambda data: VERSION + data)
 
 
 def protocol_1(body: bytes) -> Envelope:
@@ -105,7 +105,9 @@ class TestAStoredMessage:
     @example(message().pack(), "id", {"declare": 5})
     @example(message().pack(), "id", {"expires_at": "soon"})
     @fuzzed
-    @given(payloads | json_values | like(task=st.text(), args=st.lists(json_values)), st.text(max_size=12), kept)
+    @given(
+        payloads | json_values | objects_with(task=st.text(), args=st.lists(json_values)), st.text(max_size=12), kept
+    )
     def test_is_shown_whatever_it_is(self, payload: Any, entry_id: str, head: Any) -> None:
         entry = Entry(entry_id, payload, head, NOW, NOW)
         shown = TaskEntry.of(entry)
@@ -117,7 +119,7 @@ class TestAStoredMessage:
 
 
 @fuzzed
-@given(json_values | like(task=st.text(), args=st.lists(json_values), kwargs=json_values, options=json_values))
+@given(json_values | objects_with(task=st.text(), args=st.lists(json_values), kwargs=json_values, options=json_values))
 def test_a_stored_call_is_read_or_refused(payload: Any) -> None:
     found = outcome(lambda: TaskCall.from_payload(payload), InvalidValueError)
     assert isinstance(found, TaskCall) or str(found)
@@ -131,7 +133,7 @@ def virtual() -> Iterator[Broker]:
 
 
 @fuzzed
-@given(st.lists(json_values | like(queue=st.text(), exchange=like(name=st.text())), max_size=2))
+@given(st.lists(json_values | objects_with(queue=st.text(), exchange=objects_with(name=st.text())), max_size=2))
 def test_whatever_a_message_has_declared_it_is_sent_or_refused(virtual: Broker, declare: list[Any]) -> None:
     found: list[Any] = []
     stored = message()
@@ -178,7 +180,7 @@ def backlog() -> KombuBacklog:
 
 class TestWhatStockWorkersLeft:
     @fuzzed
-    @given(st.binary(max_size=40) | dumped(elements) | mutated(dumped(elements)))
+    @given(st.binary(max_size=40) | as_json(elements) | damaged_bytes(as_json(elements)))
     def test_in_a_list_is_found_or_left(self, backlog: KombuBacklog, element: bytes) -> None:
         replies: Any = {"LLEN": 1, "LRANGE": [element]}
         backlog._send = lambda verb, *_: replies[verb]
@@ -188,7 +190,7 @@ class TestWhatStockWorkersLeft:
     @fuzzed
     @given(
         st.binary(max_size=20),
-        st.binary(max_size=40) | dumped(st.tuples(elements, json_values, json_values)) | dumped(json_values),
+        st.binary(max_size=40) | as_json(st.tuples(elements, json_values, json_values)) | as_json(json_values),
         st.none() | st.floats(allow_nan=False),
     )
     def test_unacknowledged_is_found_or_left(
@@ -210,7 +212,7 @@ class Fetching(FetchingChannel, Channel):
 @example(b"[" * 100_000)
 @example(b'{"properties":{"x":{"__type__":"decimal","__value__":"x"}}}')
 @fuzzed
-@given(st.binary(max_size=40) | dumped(elements) | mutated(dumped(elements)) | mutated(packed))
+@given(st.binary(max_size=40) | as_json(elements) | damaged_bytes(as_json(elements)) | damaged_bytes(packed))
 def test_a_fetched_message_is_handed_on_or_put_aside_with_its_bytes(item: bytes) -> None:
     aside: list[Any] = []
     handed: list[Any] = []
@@ -225,7 +227,7 @@ def test_a_fetched_message_is_handed_on_or_put_aside_with_its_bytes(item: bytes)
 
 
 @fuzzed
-@given(st.binary(max_size=40) | dumped(json_values) | dumped(like(host=st.text(), at=st.floats())))
+@given(st.binary(max_size=40) | as_json(json_values) | as_json(objects_with(host=st.text(), at=st.floats())))
 def test_a_start_of_a_task_can_be_shown_whatever_was_kept(row: bytes) -> None:
     start = _read_start(row)
     assert isinstance(start["host"], str)

@@ -27,7 +27,7 @@ from redis_queue.celery.tracing import DUE_AT
 from tests.support.celery.brokers import Broker
 from tests.support.celery.delaying_names import NOTE, STUBBORN
 from tests.support.celery.processes import CeleryProcess
-from tests.support.celery.spans import Recorder, Shown, read, recording
+from tests.support.celery.spans import Recorder, SpanRow, read, recording
 from tests.support.celery.tracing_names import AGAIN, FAILING
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
@@ -83,22 +83,22 @@ def serve(
     return CeleryProcess("-A", "tests.support.celery.tracing_app", "worker", *options, environment=environment)
 
 
-def one(found: Sequence[Shown]) -> Shown:
+def one(found: Sequence[SpanRow]) -> SpanRow:
     assert len(found) == 1, found
     return found[0]
 
 
-def named(path: Path, name: str, count: int = 1) -> list[Shown]:
+def named(path: Path, name: str, count: int = 1) -> list[SpanRow]:
     """Return the spans of *name* in a worker's file once there are *count*."""
 
-    def enough() -> list[Shown] | None:
+    def enough() -> list[SpanRow] | None:
         found = [span for span in read(path) if span.name == name]
         return found if len(found) >= count else None
 
     return wait_until(enough, description=f"{count} spans {name!r}, got {[s.name for s in read(path)]}")
 
 
-def about(span: Shown, *names: str) -> dict[str, Any]:
+def about(span: SpanRow, *names: str) -> dict[str, Any]:
     return {name: span.attributes.get(name) for name in names}
 
 

@@ -1,4 +1,4 @@
-"""A broker that tests share with others: queue names of their own, and a look at what was published."""
+"""A broker shared with other test runs: unique queue names, and a way to read published messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ exchange_of: Any = Exchange
 
 
 class Broker:
-    """One Redis or RabbitMQ. Every queue is named by `name()` and deleted at the end of `with`."""
+    """A Redis or RabbitMQ broker; queues named by `name()` are deleted on exit."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -45,13 +45,13 @@ class Broker:
                 connection.default_channel.exchange_delete(name)
 
     def name(self, label: str = "queue") -> str:
-        """Return a new name for a queue or exchange."""
+        """Return a unique name for a queue or exchange."""
         name = f"test-{label}-{uuid.uuid4()}"
         self._names.append(name)
         return name
 
     def forget_later(self, *names: str) -> None:
-        """Delete further queues and exchanges at the end."""
+        """Delete more queues and exchanges on exit."""
         self._names += names
 
     @property
@@ -61,13 +61,13 @@ class Broker:
         return (parts.hostname, parts.port or AMQP_PORT) if parts.hostname else parts.path
 
     def url_at(self, port: int) -> str:
-        """Return the URL of the broker with another port of this machine."""
+        """Return the URL of the broker with another port on this host."""
         login, _, _ = urlsplit(self.url).netloc.rpartition("@")
         database = 1 if "virtual_host=1" in self.url else 0
         return f"amqp://{login}@{HOST}:{port}//" if login else f"redis://{HOST}:{port}/{database}"
 
     def settings(self, **settings: Any) -> dict[str, Any]:
-        """Return the settings of an app on this broker, with a default queue of its own."""
+        """Return the settings of an app on this broker, with its own default queue."""
         return {
             "broker_url": self.url,
             "broker_transport_options": self.options,
@@ -83,7 +83,7 @@ class Broker:
         return app
 
     def bind(self, queue: str, exchange: str, routing_key: str) -> None:
-        """Make a queue that gets what is published to a direct *exchange* with *routing_key*."""
+        """Create *queue* and bind it to the direct *exchange* with *routing_key*."""
         with connect(self.url) as connection:
             channel = connection.default_channel
             channel.exchange_declare(exchange, "direct", durable=True, auto_delete=False)
@@ -91,18 +91,18 @@ class Broker:
             channel.queue_bind(queue, exchange, routing_key)
 
     def forget_exchanges(self) -> None:
-        """Forget the types of exchanges, which kombu's virtual transports keep for the whole process."""
+        """Clear the types of exchanges, which kombu's virtual transports keep for the whole process."""
         with connect(self.url) as connection:
             if not self.url.startswith("amqp"):
                 connection.default_channel.state.exchanges.clear()
 
     def take(self, queue: str) -> list[Any]:
-        """Take every message out of *queue*, in order; none if the queue does not exist."""
+        """Remove and return all messages of *queue*, in order; an empty list if the queue does not exist."""
         with connect(self.url) as connection, contextlib.suppress(*connection.channel_errors):
             bound = declared(queue, channel=connection.default_channel)
             return list(iter(lambda: bound.get(no_ack=True), None))
         return []
 
     def take_ids(self, queue: str) -> list[str]:
-        """Take every message out of *queue* and return the task ids."""
+        """Remove all messages of *queue* and return their task ids."""
         return [message.headers["id"] for message in self.take(queue)]

@@ -1,6 +1,6 @@
 """An app whose tasks are delayed in Redis, for a client and for a real worker.
 
-The worker finds its settings as JSON in the variable CANVAS_SETTINGS.
+The worker reads its settings as JSON from the variable CANVAS_SETTINGS.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VARIABLE = "CANVAS_SETTINGS"
 
 
 class TooSoonError(Exception):
-    """The task has not been tried often enough."""
+    """Raised until the task has been tried often enough."""
 
 
 def add(_: Task, x: float, y: float) -> float:
@@ -46,14 +46,14 @@ def tell(self: Task, *_: Any) -> dict[str, Any]:
 
 
 def retry(self: Task, times: int, countdown: float) -> list[Any]:
-    """Retry so many times."""
+    """Retry *times* times, then return."""
     if self.request.retries < times:
         raise self.retry(countdown=countdown)
     return [self.request.retries, self.request.id, CALL in vars(self.request)]
 
 
 def autoretry(self: Task, times: int) -> int:
-    """Fail so many times."""
+    """Fail *times* times, then return."""
     if self.request.retries < times:
         raise TooSoonError
     return int(self.request.retries)
@@ -64,7 +64,7 @@ def fail(_: Task) -> None:
 
 
 def append(_: Task, value: Any, path: str) -> None:
-    """Write a line into a file."""
+    """Append a line to a file."""
     with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123 - appending
         file.write(f"{value}\n")
 
@@ -87,11 +87,11 @@ def make(settings: dict[str, Any]) -> Celery:
 
 
 def close_results(app: Celery) -> None:
-    """End the subscriptions of *app* to results: a result that is collected later would look for a lost server."""
+    """End the subscriptions of *app* to results: a result collected later would connect to a dead server."""
     consumer: Any = getattr(app.backend, "result_consumer", None)
     if getattr(consumer, "_connection", None) or getattr(consumer, "_pubsub", None):
         consumer.stop()
-        # It would subscribe again, to end its subscription.
+        # A result that is collected later would subscribe again in order to unsubscribe.
         consumer._pubsub = None
 
 

@@ -1,4 +1,4 @@
-"""Time that tests move by hand."""
+"""A clock that tests advance by hand."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ManualClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Let *seconds* pass."""
+        """Move the clock forward."""
         self._now += round(seconds * 1000)
 
     def after(self, seconds: float) -> datetime:
-        """Return the moment *seconds* from now."""
+        """Return the time *seconds* from now."""
         return datetime.fromtimestamp(self._now / 1000 + seconds, timezone.utc)

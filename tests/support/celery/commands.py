@@ -1,4 +1,4 @@
-"""`celery -A tests.support.celery.migrating redis-queue …`, as a user runs it."""
+"""Run `celery -A tests.support.celery.migrating redis-queue …` as a user does."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from tests.support.paths import ROOT
 
 
 def command(*arguments: str) -> list[str]:
-    """Return the command line."""
     return [sys.executable, "-m", "celery", "-A", "tests.support.celery.migrating", "redis-queue", *arguments]
 
 
 def start_command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Start the command; its output can be read."""
+    """Start the command with its output piped."""
     return subprocess.Popen(
         command(*arguments),
         cwd=ROOT,
@@ -27,7 +26,7 @@ def start_command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
+    """Run the command and wait until it ends."""
     return subprocess.run(
         command(*arguments),
         cwd=ROOT,

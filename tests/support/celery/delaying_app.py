@@ -1,8 +1,8 @@
 """An app whose tasks are delayed in Redis, for real workers: `celery -A tests.support.celery.delaying_app worker`.
 
-What differs between tests comes from the environment: BROKER_URL, STORE_URL, QUEUE, SETTINGS as JSON, and TICKS: the
-seconds between two ticks of beat, which go to the queue with "-ticks" after its name. Tasks write their notes into
-NOTES_URL if it is set, else into the store.
+Tests configure it with environment variables: BROKER_URL, STORE_URL, QUEUE, SETTINGS as JSON, and TICKS: the
+seconds between two ticks of beat, which go to the queue named QUEUE + "-ticks". Tasks record their runs in
+NOTES_URL if it is set, else in the store.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def _store() -> redis.Redis:
 
 @app.task(bind=True, name=NOTE, shared=False)  # type: ignore[untyped-decorator]
 def note(self: Any, due: float = 0.0) -> str:
-    """Record that this task ran, and when."""
+    """Record the due time and the time at which this task ran."""
     _store().rpush(RAN, json.dumps({"id": self.request.id, "due": due, "ran": time.time()}))
     return str(self.request.id)
 
 
 @app.task(bind=True, name=STUBBORN, shared=False, max_retries=5)  # type: ignore[untyped-decorator]
 def stubborn(self: Any, times: int, countdown: float) -> int:
-    """Retry so many times."""
+    """Retry *times* times, then return."""
     if self.request.retries < times:
         raise self.retry(countdown=countdown)
     note.run()

@@ -1,8 +1,8 @@
-"""A process that dispatches, and may die while it does: `python -m tests.support.celery.dispatch <task as JSON>`.
+"""A dispatcher process that can kill itself midway: `python -m tests.support.celery.dispatch <task as JSON>`.
 
-It says "ready" once everything is loaded, waits for a line of input, dispatches what is due and prints how many were
-sent. Keys of the task: `settings` of the app, `redis`, `batch`, and `dies`: the number of the ack before which it kills
-itself by SIGKILL; 0 is before the first publish.
+It prints "ready" once everything is loaded, waits for a line of input, dispatches due entries and prints how many it
+sent. Keys of the task: `settings` of the app, `redis`, `batch`, and `dies`: the number of the ack before which it
+kills itself with SIGKILL; 0 means before the first publish.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from redis_queue.model import Entry
 
 
 class DeadlyQueue(DelayQueue):
-    """A DelayQueue that ends its process at a given point."""
+    """A DelayQueue that kills its process at a given point."""
 
     def __init__(self, *arguments: Any, dies: int) -> None:
         super().__init__(*arguments)
@@ -37,7 +37,7 @@ class DeadlyQueue(DelayQueue):
         return claimed
 
     def ack_many(self, entries: Sequence[Entry]) -> list[bool]:
-        """Ack, or die before if that is the point."""
+        """Ack, or die first if this is the point."""
         self._pass()
         return super().ack_many(entries)
 

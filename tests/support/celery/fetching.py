@@ -12,7 +12,7 @@ from kombu.messaging import Consumer
 
 from redis_queue.celery.consume.fetch import FetchingChannel
 from redis_queue.celery.consume.qos import lease_channels
-from tests.support.celery.trusting import Trusting
+from tests.support.celery.fake_leases import FakeLeases
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -21,7 +21,7 @@ class Taker:
     """A consumer of *queues* that keeps what it receives."""
 
     def __init__(self, connection: Any, queues: list[str], prefetch: int, *, no_ack: bool = False) -> None:
-        self.leases = Trusting()
+        self.leases = FakeLeases()
         self.got: list[Any] = []
         self.messages: list[Any] = []
         self._connection = connection

@@ -31,13 +31,13 @@ class Fleet:
     apps: list[Celery] = field(default_factory=list)
 
     def close(self) -> None:
-        """Close what the apps of this process have open: a collector that came to a socket first would complain."""
+        """Close the connections of the apps of this process; a garbage-collected open socket would raise a warning."""
         for app in self.apps:
             app.close()
 
     @property
     def result_url(self) -> str:
-        """URL of the results: files, which outlive a server that a test kills."""
+        """URL of a result backend in files, so that results survive a killed server."""
         return f"file://{self.store.directory}"
 
     def worker(
@@ -49,7 +49,7 @@ class Fleet:
         app: str = "tests.support.celery.delaying_app",
         mingle: bool = False,
     ) -> CeleryProcess:
-        """Return a worker that is not started yet; with *mingle*, a second slower, it asks others for revoked ids."""
+        """Return a worker, not started yet; with *mingle*, it asks others for revoked ids (one second slower)."""
         options = ("--pool", pool, "--concurrency", "2", "--loglevel", "INFO", "--hostname", f"{name}@%h")
         return CeleryProcess(
             *("-A", app, "worker"),
@@ -68,7 +68,7 @@ class Fleet:
         )
 
     def environment(self, *, delayed: bool = True) -> dict[str, str]:
-        """Return the environment variables for the app of a process."""
+        """Return the environment variables for a worker or dispatcher."""
         return {
             "BROKER_URL": self.broker_url,
             "STORE_URL": self.store.url,
@@ -79,7 +79,7 @@ class Fleet:
         }
 
     def app(self, **settings: Any) -> Celery:
-        """Return an app of the same name, as a view would use it; without DelayedTasks."""
+        """Return an app with the same name as the workers', without DelayedTasks."""
         app = Celery("delaying", broker=self.broker_url, backend=self.result_url, set_as_current=False)
         app.conf.update(
             redis_queue_url=self.store.url,
@@ -97,11 +97,11 @@ class Fleet:
 
     @property
     def ran(self) -> list[dict[str, Any]]:
-        """The tasks that have run: id, due and ran."""
+        """Return the executed tasks: id, due and run time."""
         return [json.loads(row) for row in self.client.lrange(RAN, 0, -1)]
 
     def wait_for(self, count: int, *, timeout: float = 40.0) -> list[dict[str, Any]]:
-        """Return the tasks that have run, once they are at least *count*."""
+        """Wait for at least *count* executed tasks and return them."""
         wait_until(lambda: len(self.ran) >= count, timeout=timeout, description=f"{count} tasks to run")
         return self.ran
 
@@ -118,6 +118,6 @@ def fleet_on_one_redis() -> Iterator[Fleet]:
 
 
 def send(delayed: DelayedTasks, countdown: float, **options: Any) -> Any:
-    """Delay one note and return its result."""
+    """Delay one `note` task and return its result."""
     due = time.time() + countdown
     return delayed.app.send_task(NOTE, kwargs={"due": due}, countdown=countdown, **options)

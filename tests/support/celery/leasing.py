@@ -13,7 +13,7 @@ import redis
 from celery import Celery
 
 from redis_queue.celery import TaskLeases
-from tests.support.celery.leasing_names import ENDED, STARTED, WAIT, told
+from tests.support.celery.leasing_names import ENDED, STARTED, WAIT, finish_key
 from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -24,7 +24,7 @@ TIMEOUT = 2.0
 
 @dataclass
 class Leasing:
-    """Where workers and a client of one app meet; *index* is kombu's index of what is in flight.
+    """Broker and store for the workers and the client of one app; *index* is kombu's index of messages in flight.
 
     *broker* is a client of the broker, if that is another Redis than the store.
     """
@@ -40,7 +40,7 @@ class Leasing:
 
     @property
     def result_url(self) -> str:
-        """URL of the results: files, which outlive a server that a test kills."""
+        """URL of a result backend in files, so that results survive a killed server."""
         return f"file://{self.store.directory}"
 
     def worker(
@@ -65,7 +65,7 @@ class Leasing:
 
     @contextmanager
     def busy(self, name: str, **options: Any) -> Iterator[CeleryProcess]:
-        """Run a worker and yield it once its first task has started, which waits until the worker is told."""
+        """Run a worker and yield it once its first task has started; the task runs until `end_task()` is called."""
         with self.worker(name, **options) as worker:
             worker.wait_for_output("ready.")
             self.send(WAIT)
@@ -76,12 +76,12 @@ class Leasing:
         """Return the settings of the workers."""
         if self.broker_url.startswith("amqp"):
             return self.settings
-        # kombu before 5.7 does not know the second one.
+        # kombu before 5.7 does not know `unacked_restore_interval`.
         options = {"visibility_timeout": timeout, "unacked_restore_interval": 1, **self.options}
         return {"broker_transport_options": options, **self.settings}
 
     def app(self) -> Celery:
-        """Return an app of the same name, as a view would use it."""
+        """Return an app with the same name as the workers'."""
         app = Celery("leasing", broker=self.broker_url, backend=self.result_url, set_as_current=False)
         app.conf.update(redis_queue_url=self.store.url, task_default_queue=self.queue, **self.all_settings())
         return app
@@ -94,32 +94,32 @@ class Leasing:
         """Send a task and return its result."""
         return self.app().send_task(task, args, **options)
 
-    def tell(self, worker: str) -> None:
+    def end_task(self, worker: str) -> None:
         """Let a waiting task of *worker* end."""
-        self.client.rpush(told(worker), "1")
+        self.client.rpush(finish_key(worker), "1")
 
     @property
     def started(self) -> list[str]:
-        """The ids of the tasks that started, in order."""
+        """Return the ids of the started tasks, in order."""
         return texts(self.client, STARTED)
 
     @property
     def ended(self) -> list[str]:
-        """The ids of the tasks that ended, in order."""
+        """Return the ids of the ended tasks, in order."""
         return texts(self.client, ENDED)
 
     def wait_for_starts(self, count: int, *, timeout: float = 40.0) -> list[str]:
-        """Return the ids of started tasks, once they are at least that many."""
+        """Wait for at least *count* started tasks and return their ids."""
         wait_until(lambda: len(self.started) >= count, timeout=timeout, description=f"{count} tasks to start")
         return self.started
 
     def wait_for_ends(self, count: int, *, timeout: float = 40.0) -> list[str]:
-        """Return the ids of ended tasks, once they are at least that many."""
+        """Wait for at least *count* ended tasks and return their ids."""
         wait_until(lambda: len(self.ended) >= count, timeout=timeout, description=f"{count} tasks to end")
         return self.ended
 
     def held(self) -> dict[bytes, float]:
-        """Return the messages in flight: delivery tag -> the time from which its lease counts."""
+        """Return the messages in flight: delivery tag -> start of the lease."""
         rows: Any = (self.broker or self.client).zrange(self.index, 0, -1, withscores=True)
         return dict(rows)
 
@@ -133,7 +133,7 @@ class Leasing:
         wait_until(all_held, description=f"{count} messages to be held")
 
     def wait_for_renewal(self, tag: bytes, since: float, timeouts: float) -> None:
-        """Return once the lease of *tag* counts from so many visibility timeouts after *since*."""
+        """Wait until the lease of *tag* starts at least *timeouts* visibility timeouts after *since*."""
         wait_until(
             lambda: self.held().get(tag, 0.0) >= since + timeouts * TIMEOUT,
             timeout=timeouts * TIMEOUT + 15,
@@ -141,8 +141,8 @@ class Leasing:
         )
 
     def wait_until_settled(self) -> None:
-        """Return once nothing is in flight."""
-        wait_until(lambda: not self.held(), description="everything to be settled")
+        """Wait until no message is in flight."""
+        wait_until(lambda: not self.held(), description="all messages to be settled")
 
 
 def keeper_of(worker: CeleryProcess) -> psutil.Process:
@@ -156,6 +156,6 @@ def keeper_of(worker: CeleryProcess) -> psutil.Process:
 
 
 def texts(client: redis.Redis, key: str) -> list[str]:
-    """Return the items of the list *key* as text."""
+    """Return the items of the list *key* as strings."""
     rows: Any = client.lrange(key, 0, -1)
     return [row.decode() for row in rows]

@@ -1,6 +1,6 @@
-"""An app with tasks that take long or die, for real workers: `celery -A tests.support.celery.leasing_app worker`.
+"""An app with tasks that run long or kill their process: `celery -A tests.support.celery.leasing_app worker`.
 
-What differs between tests comes from the environment: BROKER_URL, STORE_URL, RESULT_URL, QUEUE, LEASES, and SETTINGS as
+Tests configure it with environment variables: BROKER_URL, STORE_URL, RESULT_URL, QUEUE, LEASES, and SETTINGS as
 JSON.
 """
 
@@ -17,7 +17,7 @@ from celery import Celery
 
 from redis_queue.celery import TaskLeases
 from redis_queue.store.connection import connect
-from tests.support.celery.leasing_names import DIE, DIE_TWICE, ENDED, HEALED, HOLD, STARTED, WAIT, told
+from tests.support.celery.leasing_names import DIE, DIE_TWICE, ENDED, HEALED, HOLD, STARTED, WAIT, finish_key
 
 app = Celery("leasing", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"], set_as_current=False)
 app.conf.update(
@@ -44,10 +44,10 @@ def _store() -> redis.Redis:
 
 @app.task(bind=True, name=WAIT, shared=False)  # type: ignore[untyped-decorator]
 def wait(self: Any) -> str:
-    """Run until this worker is told."""
+    """Run until the test calls `end_task()` for this worker."""
     client = _store()
     client.rpush(STARTED, self.request.id)
-    while client.blpop([told(self.request.hostname.partition("@")[0])], timeout=1) is None:
+    while client.blpop([finish_key(self.request.hostname.partition("@")[0])], timeout=1) is None:
         pass
     client.rpush(ENDED, self.request.id)
     return str(self.request.id)
@@ -55,16 +55,16 @@ def wait(self: Any) -> str:
 
 @app.task(bind=True, name=HOLD, shared=False)  # type: ignore[untyped-decorator]
 def hold_interpreter(self: Any, seconds: int) -> None:
-    """Let no other thread of the process run for *seconds*."""
+    """Hold the GIL for *seconds*."""
     _store().rpush(STARTED, self.request.id)
-    # A library called by PyDLL keeps the interpreter to itself.
+    # A function called through PyDLL does not release the GIL.
     ctypes.PyDLL(None).sleep(seconds)
     _store().rpush(ENDED, self.request.id)
 
 
 @app.task(bind=True, name=DIE, shared=False)  # type: ignore[untyped-decorator]
 def die(self: Any) -> None:
-    """Kill the process that runs this, unless it is healed."""
+    """Kill the process of this task unless the key "healed" is set."""
     _store().rpush(STARTED, self.request.id)
     if not _store().exists(HEALED):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Names in `tests.support.celery.leasing_app`, which can only be imported inside a worker."""
+"""Names used by `tests.support.celery.leasing_app`, a module that only workers can import."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ ENDED: Final = "tests:ended"
 HEALED: Final = "tests:healed"
 
 
-def told(worker: str) -> str:
-    """Return the list that lets the tasks of *worker* end, one for each element."""
+def finish_key(worker: str) -> str:
+    """Return the list whose elements let the tasks of *worker* end, one task for each element."""
     return f"tests:told:{worker}"

@@ -1,4 +1,4 @@
-"""Messages for tests: an ordinary one, and strategies that make unusual ones."""
+"""Celery messages for tests: an ordinary one, and Hypothesis strategies for unusual ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kombu.utils.json import dumps
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.packing import PHRASES
 
-# Pieces that stand for something in the stored form, or are written there in a way of their own.
+# Values with a meaning of their own in the stored form, or with a special encoding.
 AWKWARD = [
     *(chr(code) for code in (0, 0x1F, 0x22, 0x5C, 0x7F, 0x80, 0x81, 0x82, 0x9D, 0xFF, 0x2028, 0xD800, 0x1F40D)),
     r"\u0080",
@@ -29,7 +29,7 @@ texts = st.lists(st.one_of(st.text(max_size=8), st.sampled_from(AWKWARD)), max_s
 task_ids = st.one_of(
     st.uuids().map(str),
     st.text(min_size=1, max_size=30),
-    # Ids that other parts of a message hold as well.
+    # Ids that also occur in other parts of a message.
     st.sampled_from(["application", "delivery_tag", "properties", "u0081u0081", "null, null", "celery.ping"]),
 )
 scalars = st.one_of(
@@ -52,7 +52,7 @@ values = st.recursive(
 
 @st.composite
 def envelopes(draw: st.DrawFn, ids: st.SearchStrategy[str] = task_ids) -> Envelope:
-    """Draw a message as Celery would send it, or a stranger one."""
+    """Draw a message as Celery sends it, or one with unusual fields."""
     task_id = draw(ids)
     headers: dict[str, Any] = draw(st.dictionaries(texts, values, max_size=4))
     if draw(st.booleans()):
@@ -90,7 +90,7 @@ def envelopes(draw: st.DrawFn, ids: st.SearchStrategy[str] = task_ids) -> Envelo
 
 
 def message(**changes: Any) -> Envelope:
-    """Return an ordinary message of Celery."""
+    """Return an ordinary Celery message."""
     task_id = str(uuid.uuid4())
     headers: Mapping[str, Any] = {
         "lang": "py",

@@ -1,6 +1,6 @@
-"""An app on its way to redis_queue, for `celery -A tests.support.celery.migrating`: stock at first.
+"""An app before and after its migration to redis_queue, for `celery -A tests.support.celery.migrating`.
 
-`BROKER` and `STORE` are URLs; `MIGRATED` makes its delayed tasks durable. Its task notes its id and the time.
+`BROKER` and `STORE` are URLs; without `MIGRATED` it is plain Celery. Its task records its id and the time.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ if os.environ.get("MIGRATED"):
 
 @app.task(name="migrating.note", bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
 def note(self: Any) -> None:
-    """Note that it ran."""
+    """Record the id and the time of this run."""
     with redis.Redis.from_url(os.environ["STORE"]) as client:
         client.rpush("noted", f"{self.request.id} {time.time()}")

@@ -1,6 +1,6 @@
-"""The reference application with queues and exchanges of its own, for a RabbitMQ that is shared with others.
+"""The reference application with its own queues and exchanges, for a shared RabbitMQ.
 
-The prefix of the names comes from the environment; everything else is as in `tasks` and its configuration.
+The prefix of the names comes from the environment; the rest is that of `tasks` and `celeryconfig`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processes of Celery's tests: a dispatcher that may die, and real workers."""
+"""Processes for Celery tests: a dispatcher that may kill itself, and real workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DispatchProcess:
-    """A process of `tests.support.celery.dispatch`, which explains the *task*."""
+    """A process of `tests.support.celery.dispatch`; see there for *task*."""
 
     def __init__(self, **task: Any) -> None:
         self._process = subprocess.Popen(
@@ -41,7 +41,6 @@ class DispatchProcess:
         self._process.communicate()
 
     def wait_until_ready(self) -> None:
-        """Wait until everything is loaded."""
         assert self._process.stdout
         assert self._process.stdout.readline() == "ready\n"
 
@@ -52,15 +51,15 @@ class DispatchProcess:
         self._process.stdin.flush()
 
     def finish(self) -> tuple[int, str]:
-        """Wait for its end; return its exit code and the number of sent entries that it printed."""
+        """Wait for the end; return the exit code and the printed number of sent entries."""
         sent, _ = self._process.communicate(timeout=60)
         return self._process.returncode, sent.strip()
 
 
 class CeleryProcess:
-    """`celery` with the given arguments, started in the repository; *environment* is added to the one of the tests.
+    """`celery` with the given arguments, run in the repository root; *environment* extends that of the tests.
 
-    Ended by SIGKILL with all its children at the end of `with`, or when the tests die.
+    It is killed with all its children at the end of `with`, or when the test process dies.
     """
 
     def __init__(self, *arguments: str, environment: dict[str, str], beat: bool = True) -> None:
@@ -70,9 +69,9 @@ class CeleryProcess:
 
     def __enter__(self) -> Self:
         self._directory = Path(tempfile.mkdtemp(prefix="celery-"))
-        # Its own temporary files go with the directory, even if it is killed.
+        # Its temporary files are removed with the directory, even if it is killed.
         environment = {**os.environ, **self._environment, "TMPDIR": str(self._directory)}
-        # A worker with beat keeps its schedule in a file.
+        # Beat keeps its schedule in a file.
         schedule = ["--schedule", str(self._directory / "schedule")] if self._beat else []
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -98,11 +97,11 @@ class CeleryProcess:
 
     @property
     def output(self) -> str:
-        """Its output so far."""
+        """Return the output so far."""
         return self._log.read_text(errors="replace")
 
     def wait_for_output(self, text: str, *, timeout: float = 40.0) -> None:
-        """Wait until its output contains *text*."""
+        """Wait until the output contains *text*."""
 
         def written() -> bool:
             assert self._process.poll() is None, f"ended with code {self._process.returncode}:\n{self.output}"
@@ -112,27 +111,26 @@ class CeleryProcess:
 
     @property
     def pid(self) -> int:
-        """The id of the process."""
         return self._process.pid
 
     def kill(self) -> None:
-        """End it and its children by SIGKILL."""
+        """Kill the process and its children with SIGKILL."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(10)
 
     def wait(self, *, timeout: float = 60.0) -> int:
-        """Wait for its own end and return the exit code."""
+        """Wait for the end and return the exit code."""
         return self._process.wait(timeout)
 
     def finish(self, *, timeout: float = 60.0) -> int:
-        """Ask for a warm shutdown by SIGTERM and return the exit code."""
+        """Request a warm shutdown with SIGTERM and return the exit code."""
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(timeout)
 
     def finish_between_ticks(self) -> int:
-        """Do the same just after a task has ended: a signal during a task may take Celery half a minute."""
+        """Like `finish()`, but right after a task has ended: a signal during one may block Celery for half a minute."""
         ended = self.output.count("succeeded in")
-        # Ticks that come late expire; on a busy machine several do.
+        # Late ticks expire; on a busy machine several do.
         wait_until(lambda: self.output.count("succeeded in") > ended, timeout=40, description="the end of a tick")
         return self.finish()
 

@@ -11,7 +11,7 @@ from celery.signals import worker_process_init
 from redis_queue import current_lock
 from redis_queue.celery import serialized
 from tests.support.celery.delaying_app import _store, app
-from tests.support.celery.serial_names import GATHER, HOLD, LEASE, MEET, RETRY_ONCE, ROWS, WRITE, told
+from tests.support.celery.serial_names import GATHER, HOLD, LEASE, MEET, RETRY_ONCE, ROWS, WRITE, finish_key
 
 client = _store()
 
@@ -22,7 +22,7 @@ def _own_connections(**_: Any) -> None:
 
 
 def note(request: Any, what: str, **more: Any) -> None:
-    """Record a step of this task; the list has the order of the steps of all tasks."""
+    """Record a step of this task in one list for all tasks, in order."""
     lock = current_lock()
     assert lock is not None
     row = {"id": request.id, "what": what, "lock": lock.lock.name, "fence": lock.fence, "lost": lock.lost}
@@ -32,7 +32,7 @@ def note(request: Any, what: str, **more: Any) -> None:
 @app.task(bind=True, name=WRITE, shared=False, autoretry_for=(Exception,))  # type: ignore[untyped-decorator]
 @serialized(key="customer:{customer}", retry_in=1.0)
 def write(self: Any, customer: str, number: int = 0) -> int:
-    """Do something that takes a moment."""
+    """Record a start and an end with a short pause between."""
     note(self.request, "start")
     client.blpop(["nothing"], timeout=0.02)
     note(self.request, "end")
@@ -42,7 +42,7 @@ def write(self: Any, customer: str, number: int = 0) -> int:
 @app.task(name=MEET, shared=False)  # type: ignore[untyped-decorator]
 @serialized(key=lambda mine, **_: f"meet:{mine}")
 def meet(mine: str, other: str) -> bool:
-    """Tell whether another task runs at the same time."""
+    """Return whether another task runs at the same time."""
     client.rpush(f"tests:met:{other}", "1")
     return client.blpop([f"tests:met:{mine}"], timeout=20) is not None
 
@@ -50,9 +50,9 @@ def meet(mine: str, other: str) -> bool:
 @app.task(bind=True, name=HOLD, shared=False, acks_late=True)  # type: ignore[untyped-decorator]
 @serialized(key="hold:{customer}", retry_in=lambda _, later=0.2: later, lease=LEASE)
 def hold(self: Any, customer: str, later: float = 0.2) -> None:
-    """Hold the lock until told."""
+    """Hold the lock until the test calls for the end."""
     note(self.request, "start")
-    while client.blpop([told(self.request.id)], timeout=1) is None:
+    while client.blpop([finish_key(self.request.id)], timeout=1) is None:
         pass
     note(self.request, "end")
 
@@ -60,7 +60,7 @@ def hold(self: Any, customer: str, later: float = 0.2) -> None:
 @app.task(bind=True, name=RETRY_ONCE, shared=False, max_retries=1)  # type: ignore[untyped-decorator]
 @serialized(key="customer:{customer}", retry_in=0.1)
 def retry_once(self: Any, customer: str) -> int:
-    """Retry once, and tell how often."""
+    """Retry once and return the number of retries."""
     note(self.request, "start")
     if not self.request.retries:
         raise self.retry(countdown=0.05)

@@ -1,4 +1,4 @@
-"""Names in `tests.support.celery.serial_app`, which can only be imported inside a worker."""
+"""Names used by `tests.support.celery.serial_app`, a module that only workers can import."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ LEASE: Final = 1.0
 """Seconds of the lease of HOLD."""
 
 
-def told(task_id: str) -> str:
-    """Return the list that lets a task end."""
+def finish_key(task_id: str) -> str:
+    """Return the list whose first element lets the task end."""
     return f"tests:told:{task_id}"

@@ -9,5 +9,5 @@ from celery import shared_task
 
 @shared_task(name="tests.work", ignore_result=True)  # type: ignore[untyped-decorator]
 def work(seconds: float) -> None:
-    """Be busy for a number of seconds."""
+    """Sleep for *seconds*."""
     time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Spans of tests: kept in this process, or written to a file by a worker, and read back as plain rows."""
+"""OpenTelemetry spans for tests: recorded in this process, or written to a file by a worker and read back as rows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace.sampling import Sampler
 
 
 @dataclass(frozen=True)
-class Shown:
-    """One span as a backend has it. A context is trace id and span id, in one text."""
+class SpanRow:
+    """A span as a backend stores it. A context is the trace id and the span id in one string."""
 
     name: str
     kind: str
@@ -31,12 +31,11 @@ class Shown:
 
     @property
     def trace_id(self) -> str:
-        """The trace it belongs to."""
         return self.context.partition("-")[0]
 
     @classmethod
-    def of(cls, span: ReadableSpan) -> Shown:
-        """Return a span of the SDK as a row."""
+    def of(cls, span: ReadableSpan) -> SpanRow:
+        """Return a row for a span of the SDK."""
         return cls(
             name=span.name,
             kind=span.kind.name,
@@ -54,41 +53,40 @@ def _text(context: trace.SpanContext | None) -> str:
 
 
 class FileExporter(SpanExporter):
-    """Appends each span to a file as one line of JSON, also from processes forked later."""
+    """Appends each span to a file as one line of JSON; also works in forked processes."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Write *spans*."""
         with self._path.open("a") as file:
-            file.write("".join(json.dumps(asdict(Shown.of(span))) + "\n" for span in spans))
+            file.write("".join(json.dumps(asdict(SpanRow.of(span))) + "\n" for span in spans))
         return SpanExportResult.SUCCESS
 
 
-def read(path: Path) -> list[Shown]:
-    """Return the spans that a worker has written, without an incomplete line."""
+def read(path: Path) -> list[SpanRow]:
+    """Return the spans in a worker's file, without an incomplete last line."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [Shown(**json.loads(line)) for line in lines if line.endswith("\n")]
+    return [SpanRow(**json.loads(line)) for line in lines if line.endswith("\n")]
 
 
 class Recorder:
-    """The spans that ended in this process."""
+    """The finished spans of this process."""
 
     def __init__(self, exporter: InMemorySpanExporter) -> None:
         self._exporter = exporter
 
-    def __iter__(self) -> Iterator[Shown]:
-        return map(Shown.of, self._exporter.get_finished_spans())
+    def __iter__(self) -> Iterator[SpanRow]:
+        return map(SpanRow.of, self._exporter.get_finished_spans())
 
-    def named(self, name: str) -> list[Shown]:
-        """Return the spans of one name."""
+    def named(self, name: str) -> list[SpanRow]:
+        """Return the spans with this name."""
         return [span for span in self if span.name == name]
 
 
 @contextmanager
 def recording(monkeypatch: Any, *, sampler: Sampler | None = None) -> Iterator[Recorder]:
-    """Be the process's tracer provider for a while: the API lets it be set only once."""
+    """Install a tracer provider for this process and remove it afterwards: the API allows setting it only once."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))

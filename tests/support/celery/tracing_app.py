@@ -1,7 +1,7 @@
 """The delaying app in workers that write their spans to the file SPANS.
 
-INSTRUMENTED says whether OpenTelemetry's own instrumentation of Celery is on, and since when: "" (no), "links" (before
-the app is made, with its span links) or "parent" (after that).
+INSTRUMENTED says whether and when OpenTelemetry's own instrumentation of Celery is installed: "" (not), "links" (before
+the app is created, with its span links) or "parent" (after that).
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ if os.environ["INSTRUMENTED"] == "parent":
 
 @app.task(name=FAILING, shared=False)  # type: ignore[untyped-decorator]
 def failing() -> None:
-    """Fail."""
     raise LookupError("nothing is there")
 
 

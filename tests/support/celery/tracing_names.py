@@ -1,4 +1,4 @@
-"""Names in `tests.support.celery.tracing_app`, which can only be imported inside a worker."""
+"""Names used by `tests.support.celery.tracing_app`, a module that only workers can import."""
 
 from __future__ import annotations
 

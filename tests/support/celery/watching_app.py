@@ -1,4 +1,4 @@
-"""The delaying app, in processes that write down every module that a thread other than the first one imports."""
+"""The delaying app in processes that record every module that is imported outside the main thread."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ __all__ = ["app", "delayed"]
 
 
 class Watch:
-    """Asked first by every import of a module that is not loaded yet; finds nothing itself."""
+    """A meta path finder that records each first import and finds nothing itself."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        """Record *name*."""
         del path, target
         if threading.current_thread() is not threading.main_thread():
             sys.stderr.write(f"{IMPORTED}: {name}\n")

@@ -1,4 +1,4 @@
-"""Command lines for tests: all commands that only read, and the examples of docs/cli.md."""
+"""Command lines for tests: all read-only commands, and the examples of docs/cli.md."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ LOOKS: dict[str, str] = {
     "quarantine-purge-dry": "quarantine purge --dry-run",
     "putback-dry": "putback --dry-run",
 }
-"""Commands that change nothing, by the name of their golden file."""
+"""Read-only commands, by the name of their golden file."""
 
 DOCS = (ROOT / "docs" / "cli.md").read_text()
 EXAMPLES = re.findall(r"^\| `redis-queue ([^`]+)`", DOCS, re.MULTILINE)
 
 
 def leaves(command: object, path: tuple[str, ...] = ()) -> list[str]:
-    """Return the full names of all commands without subcommands."""
+    """Return the full names of all commands that have no subcommands."""
     found = getattr(command, "commands", None)
     if found is None:
         return [" ".join(path)]

@@ -1,4 +1,4 @@
-"""Expected output of commands, in files: set REDIS_QUEUE_WRITE_GOLDEN to write them anew, and read the difference."""
+"""Compare output of commands with golden files: set REDIS_QUEUE_WRITE_GOLDEN to update them, then review the diff."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILES = ROOT / "tests" / "cli" / "golden"
 
 
 def check(name: str, text: str) -> None:
-    """Compare *text* with the file *name*, except for the URL of Redis; every line fits into 80 columns."""
+    """Compare *text* with the file *name*, without the URL of Redis; no line may exceed 80 columns."""
     text = _SOCKET.sub("unix:///redis.sock", text)
     path = FILES / f"{name}.txt"
     if os.environ.get("REDIS_QUEUE_WRITE_GOLDEN"):

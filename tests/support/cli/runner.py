@@ -16,6 +16,6 @@ Run = Callable[..., Result]
 
 
 def runner() -> CliRunner:
-    """Return a runner that separates stdout and stderr, the default since click 8.2."""
+    """Return a runner with separate stdout and stderr, the default since click 8.2."""
     apart: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
     return CliRunner(**apart)

@@ -19,7 +19,7 @@ from tests.support.wait import wait_until
 
 
 class Terminal:
-    """A command on a terminal of 80 columns and 24 lines; *printed* is its output so far."""
+    """A command on a terminal of 80 columns and 24 lines; *printed* is the output so far."""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self._main, self._side = pty.openpty()
@@ -42,7 +42,7 @@ class Terminal:
         return termios.tcgetattr(self._side)
 
     def type(self, keys: str) -> None:
-        """Press *keys*."""
+        """Send *keys* as typed input."""
         os.write(self._main, keys.encode())
 
     def wait_for(self, text: str) -> None:
@@ -51,9 +51,9 @@ class Terminal:
         wait_until(lambda: text in self._read()[start:], description=f"{text!r} on the terminal")
 
     def end(self) -> int:
-        """Wait for the end of the command; return its exit code."""
-        # It may wait for its output to be read.
-        wait_until(lambda: (self._read(), self.process.poll() is not None)[1], description="its end")
+        """Wait until the command ends; return its exit code."""
+        # The command may block until its output is read.
+        wait_until(lambda: (self._read(), self.process.poll() is not None)[1], description="the command to end")
         self._read()
         return self.process.returncode
 
@@ -74,7 +74,7 @@ class Terminal:
 
 @contextmanager
 def terminal(*arguments: str, **environment: str) -> Iterator[Terminal]:
-    """Run `redis-queue …` on a terminal; it is killed at the end of the block."""
+    """Run `redis-queue …` on a terminal and kill it at the end of the block."""
     made = Terminal(*arguments, **environment)
     try:
         yield made

@@ -1,4 +1,4 @@
-"""Django in the process of the tests, configured once."""
+"""Django, configured once for the test process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SETTINGS = "examples.shop.settings"
 
 
 def environment(redis_url: str, database: Path | str) -> dict[str, str]:
-    """Return what the settings of the shop read."""
-    # kombu knows a unix socket by another name than redis-py.
+    """Return the environment variables that the settings of the shop read."""
+    # kombu and redis-py use different URL schemes for a unix socket.
     broker = redis_url.replace("unix://", "redis+socket://").partition("?")[0]
     return {
         "DJANGO_SETTINGS_MODULE": SETTINGS,
@@ -28,9 +28,9 @@ def environment(redis_url: str, database: Path | str) -> dict[str, str]:
 
 
 def configure(redis_url: str, folder: Path) -> Path:
-    """Set Django up with the settings of the shop, make its tables, and return its database."""
+    """Configure Django with the settings of the shop, create its tables and return its database."""
     database = folder / "shop.sqlite3"
-    # Neither may the shop's app become that of other tests, nor its environment theirs.
+    # Keep the app of the shop and its environment variables out of other tests.
     before = _state.default_app
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(redis_url, database).items():
@@ -49,7 +49,7 @@ def configure(redis_url: str, folder: Path) -> Path:
 
 @contextmanager
 def served_by(database: str) -> Iterator[None]:
-    """Make *database*, as the settings of the shop name it, the default one of this process."""
+    """Make *database*, given as in the settings of the shop, the default database of this process."""
     from django.contrib.contenttypes.models import ContentType
     from django.db import connections
 
@@ -70,14 +70,14 @@ def served_by(database: str) -> Iterator[None]:
 
 
 def rows() -> list[Any]:
-    """Return what is in the outbox."""
+    """Return the rows of the outbox."""
     from redis_queue.contrib.django.outbox.models import Call
 
     return list(Call.objects.all())
 
 
 def write(**fields: Any) -> None:
-    """Leave a call in the outbox, as a process that died right behind its commit."""
+    """Leave a row in the outbox, like a process that died right after its commit."""
     from redis_queue.contrib.django.outbox.models import Call
 
     Call.objects.create(**{"task": "shop.remind", "payload": {}, "due_at": DUE_AT, **fields})
@@ -87,6 +87,6 @@ DUE_AT = datetime(2030, 1, 1, tzinfo=timezone.utc)
 
 
 def use_app(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the outbox use *app* instead of the one of the shop."""
+    """Let the outbox use *app* instead of the app of the shop."""
     for module in ("transfer", "calls"):
         monkeypatch.setattr(f"redis_queue.contrib.django.outbox.{module}.celery_app", lambda: app)

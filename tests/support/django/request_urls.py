@@ -1,4 +1,4 @@
-"""A view that knows nothing of transactions."""
+"""A view without transaction handling of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from redis_queue.contrib.django import outbox
 
 
 def place(request: HttpRequest) -> HttpResponse:
-    """Schedule, and fail if told to."""
+    """Schedule a task, then fail if the request asks for it."""
     outbox.schedule("shop.remind", countdown=60, task_id="x")
     if request.POST.get("fail"):
         raise RuntimeError("the view broke down")

@@ -1,4 +1,4 @@
-"""Faults in what is stored: each breaks a sound stage in one way."""
+"""Faults in stored data: each function breaks a healthy stage in one way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sound server with two queues in it, and what the doctor says about it."""
+"""A healthy server with two queues, and the findings of the doctor about it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Setting = Callable[[str, Any], None]
 """Set an option of the server until the end of the test."""
 
 Limit = Callable[[str], redis.Redis]
-"""Return a client of a user with these rules and no others."""
+"""Return a client of a user with exactly these ACL rules."""
 
 LATER = 3600
 
@@ -32,12 +32,12 @@ class Stage:
     delayed_at: Keys
 
     def wrong(self) -> dict[str, str]:
-        """Return severities of what is found, by check."""
+        """Return the severity of each finding, by check."""
         return wrong(self.client)
 
 
 def wrong(client: redis.Redis) -> dict[str, str]:
-    """Return severities of what is found, by check; the version is what the machine has."""
+    """Return the severity of each finding, by check, without the check of the server version."""
     return {
         finding.check: finding.severity
         for finding in examine(client)
@@ -46,7 +46,7 @@ def wrong(client: redis.Redis) -> dict[str, str]:
 
 
 def fill(client: redis.Redis) -> Stage:
-    """Put both queues into Redis."""
+    """Fill both queues."""
     queue = RedisQueue("orders", client, visibility_timeout=LATER)
     delayed = DelayQueue("reminders", client, visibility_timeout=LATER)
     queue.put_many([f"m{number}" for number in range(8)], dedupe_key=str)
@@ -62,5 +62,5 @@ def fill(client: redis.Redis) -> Stage:
 
 
 def keyspace(client: redis.Redis) -> dict[Any, tuple[bytes | None, bool]]:
-    """Return all that is stored, and what of it has a TTL."""
+    """Return the dump of each key and whether it has a TTL."""
     return {key: (client.dump(key), client.pttl(key) >= 0) for key in client.keys("*")}

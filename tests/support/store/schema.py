@@ -1,4 +1,4 @@
-"""What the first release wrote, byte for byte: every later one has to read it."""
+"""The stored data of the first release, byte for byte: every later release must read it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import redis
 FILE = Path(__file__).with_name("schema_1.json")
 
 MOMENT = 1_700_000_000_000
-"""When it was written, in ms."""
+"""When the data was written, in ms."""
 
 
 def write_schema_1(client: redis.Redis) -> None:
-    """Put it into an empty Redis."""
+    """Write this data into an empty Redis."""
     for name, found in json.loads(FILE.read_text()).items():
         key, value = name.encode("latin-1"), found["value"]
         if found["type"] == "hash":
@@ -26,5 +26,5 @@ def write_schema_1(client: redis.Redis) -> None:
 
 
 def raw(text: str) -> bytes:
-    """Return the bytes that JSON cannot hold."""
+    """Return the bytes of *text*: JSON cannot hold bytes."""
     return text.encode("latin-1")

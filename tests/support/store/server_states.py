@@ -1,4 +1,4 @@
-"""Real servers that take no calls for a while, each for a reason of its own."""
+"""Put real servers into states in which they refuse calls."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ READS = frozenset(
         *("minutes", "dispatchers"),
     }
 )
-"""The calls that write nothing."""
+"""Read-only calls."""
 
 
 @contextlib.contextmanager
 def configured(server: RedisServer, inside: dict[str, Any], after: dict[str, Any]) -> Iterator[None]:
-    """Set options of *server* for a while."""
+    """Set options of *server* for the block."""
     with server.client() as client:
         for name, value in inside.items():
             client.config_set(name, value)
@@ -41,7 +41,7 @@ def configured(server: RedisServer, inside: dict[str, Any], after: dict[str, Any
 
 @contextlib.contextmanager
 def read_only(server: RedisServer) -> Iterator[None]:
-    """Let it follow a primary that does not exist."""
+    """Make it a read-only replica of a primary that does not exist."""
     with server.client() as client:
         client.replicaof(HOST, 1)
         try:
@@ -52,7 +52,7 @@ def read_only(server: RedisServer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def cut_off(server: RedisServer) -> Iterator[None]:
-    """Let it follow a primary that does not exist, and not answer from what it has."""
+    """Make it a replica of a primary that does not exist, and refuse to serve stale data."""
     name = "replica-serve-stale-data"
     with configured(server, {name: "no"}, {name: "yes"}), read_only(server):
         yield
@@ -85,7 +85,7 @@ def busy(server: RedisServer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unsaved(server: RedisServer) -> Iterator[None]:
-    """Let a snapshot fail."""
+    """Make snapshots fail."""
     dump = server.directory / "dump.rdb"
 
     def failed() -> bool:
@@ -103,7 +103,7 @@ def unsaved(server: RedisServer) -> Iterator[None]:
 
 
 class State(NamedTuple):
-    """How to bring a server into it, what calls raise then and in which words, and whether reads are answered."""
+    """A server state: how to enter it, the exception and message of calls in it, and whether reads are answered."""
 
     enter: Callable[[RedisServer], AbstractContextManager[None]]
     error: type[StoreError]
@@ -113,7 +113,7 @@ class State(NamedTuple):
 
 STATES = {
     "read-only": State(read_only, StoreUnavailableError, "read-only replica", reads=True),
-    # A plain write is refused for the one reason, a script for the other.
+    # The first message is that of plain writes, the second that of scripts.
     "cut off": State(cut_off, StoreUnavailableError, "not ready|read-only replica"),
     "loading": State(loading, StoreUnavailableError, "not ready"),
     "busy": State(busy, StoreUnavailableError, "not ready"),

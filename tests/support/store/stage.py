@@ -1,4 +1,4 @@
-"""Both queues in a rich state, everything that can be done to them, and what must be true afterwards."""
+"""Both queues in many states, all operations on them, and the invariants after each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from redis_queue.store.script_files import load
 from tests.support.clock import START, Clock
 
 LATER = 10**6
-"""Milliseconds after the first moment at which every lease here has ended."""
+"""Milliseconds after which every lease here has expired."""
 
 SOMEBODY = DispatcherRow("me", datetime(2026, 1, 1, tzinfo=timezone.utc), True, "1", 1, 0, "")
 
@@ -25,7 +25,7 @@ Snapshot = dict[bytes, Any]
 
 
 def snapshot(client: redis.Redis) -> Snapshot:
-    """Return everything in Redis but the counter of claims, which may have gaps."""
+    """Return all data in Redis without the claim counter, which may have gaps."""
     readers: dict[Any, Callable[[bytes], Any]] = {
         b"string": client.get,
         b"hash": client.hgetall,
@@ -41,7 +41,7 @@ def snapshot(client: redis.Redis) -> Snapshot:
 
 
 def state(client: redis.Redis) -> dict[bytes, Any]:
-    """Return everything in Redis but what differs between two calls of one kind: tokens and kept outcomes."""
+    """Return all data in Redis without tokens and stored outcomes, which differ between two identical calls."""
     found = {key: value for key, value in snapshot(client).items() if b":slot:" not in key}
     for key, value in found.items():
         if key.endswith(b":leases"):
@@ -50,7 +50,7 @@ def state(client: redis.Redis) -> dict[bytes, Any]:
 
 
 def differences(before: Snapshot, after: Snapshot) -> list[str]:
-    """Return the keys that are not as they were."""
+    """Return the keys whose values differ."""
     return sorted(key.decode() for key in before.keys() | after.keys() if before.get(key) != after.get(key))
 
 
@@ -58,7 +58,7 @@ Raised = TypeVar("Raised", bound=Exception)
 
 
 def raised(kind: type[Raised], call: Callable[[], Any]) -> Raised | None:
-    """Return what *call* raises if it is a *kind*, or None if it raises nothing."""
+    """Return the exception of *call* if it is a *kind*, or None if it raises nothing."""
     try:
         call()
     except kind as error:
@@ -67,7 +67,7 @@ def raised(kind: type[Raised], call: Callable[[], Any]) -> Raised | None:
 
 
 def drain(client: redis.Redis) -> list[Any]:
-    """Return the bodies of all that can still be had from the queue and the delay queue, whatever state it is in."""
+    """Return the bodies of everything that can still be taken from both queues, in any state."""
 
     def clock() -> int:
         return START + 2 * LATER
@@ -86,7 +86,7 @@ def drain(client: redis.Redis) -> list[Any]:
 
 
 class Stage:
-    """Both queues of one server in a rich state: something ready, delayed, due, in flight, expired and dead."""
+    """Both queues of one server with items ready, delayed, due, in flight, expired and dead."""
 
     def __init__(self, client: redis.Redis) -> None:
         self.clock = Clock()
@@ -113,7 +113,7 @@ class Stage:
         timed.push("waiting", id="waiting", delay=60)
 
     def on(self, client: redis.Redis, *, later: int = 0) -> Stage:
-        """Return the same stage seen through another client, *later* ms after."""
+        """Return the same stage for another client, *later* ms later."""
         other = object.__new__(Stage)
         other.__dict__.update(self.__dict__)
         other.clock = Clock(START + later)
@@ -123,11 +123,11 @@ class Stage:
 
 
 KEPT = ["dead", "dead", "delayed", "due", "held", "held", "ready", "ready 2", "waiting"]
-"""What is in a stage, sorted."""
+"""The bodies in a stage, sorted."""
 
 
 class Verb(NamedTuple):
-    """One call: what it does, the script behind it, how much later it happens, and the bodies that it may remove."""
+    """A call: the operation, its script, the delay before it, and the bodies that it may remove."""
 
     call: Callable[[Stage], Any]
     script: str
@@ -215,7 +215,7 @@ COUNTS = (
     *("promote", "put_back", "timed put_back", "purge", "purge dead", "redrive", "redrive slowly", "timed redrive"),
     *("move_due", "bury_overdue", "delete dead", "timed delete dead"),
 )
-"""What is done once whoever asks: a second call answers what was left to do."""
+"""Calls that return how many items they processed; a repeated call returns only the rest."""
 
 
 def load_scripts(client: redis.Redis) -> None:
@@ -226,21 +226,21 @@ def load_scripts(client: redis.Redis) -> None:
 
 
 class Copy:
-    """Everything in Redis, as it is now."""
+    """A snapshot of everything in Redis."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._dumps: dict[bytes, Any] = {key: client.dump(key) for key in client.scan_iter()}
 
     def restore(self) -> None:
-        """Make it so again."""
+        """Write the snapshot back."""
         self._client.flushdb()
         for key, value in self._dumps.items():
             self._client.restore(key, 0, value)
 
 
 def drain_of_a_copy(client: redis.Redis) -> list[Any]:
-    """Return what drain() finds and leave everything as it is."""
+    """Return the result of drain() and restore everything afterwards."""
     copy = Copy(client)
     try:
         return drain(client)
@@ -249,7 +249,7 @@ def drain_of_a_copy(client: redis.Redis) -> list[Any]:
 
 
 def lost(client: redis.Redis, verb: Verb) -> list[str]:
-    """Return which bodies can no longer be had though *verb* did not take them."""
+    """Return the bodies that are no longer in a queue, except those that *verb* takes."""
     found = drain_of_a_copy(client)
     return sorted({body for body in KEPT if body not in verb.takes and found.count(body) < KEPT.count(body)})
 

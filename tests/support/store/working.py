@@ -1,6 +1,6 @@
-"""A process that works until the data is not its own any more: ``python -m tests.support.store.working ROLE URL``.
+"""A process that works until its data is replaced: ``python -m tests.support.store.working ROLE URL``.
 
-It writes down what it did, says why it ends and exits with 3.
+It records each step, prints why it ends and exits with 3.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from redis_queue import DelayQueue, RedisQueue, SchemaError
 
 
 def work(role: str, client: redis.Redis) -> None:
-    """Do the work of *role* until it fails."""
+    """Run *role* until it fails."""
     queue, timed = RedisQueue("orders", client, poll_interval=0.1), DelayQueue("orders", client)
     mine = os.getpid() * 1_000_000
     if role == "consume":

@@ -1,4 +1,4 @@
-"""A small browser: it reads pages, follows links and sends forms, over any WSGI application."""
+"""A small browser for WSGI applications: reads pages, follows links and submits forms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Attributes = dict[str, str]
 
 @dataclass
 class Form:
-    """A form: where it goes, its fields as a browser would send them, and its buttons with a name."""
+    """A form: its target, its fields as a browser would submit them, and its named buttons."""
 
     action: str
     method: str
@@ -26,7 +26,7 @@ class Form:
 
 
 class Page(HTMLParser):
-    """What stands on a page: tags with their attributes, text, forms. What is no HTML raises AssertionError."""
+    """A parsed page: tags with attributes, text, forms. Invalid HTML raises AssertionError."""
 
     VOID = frozenset({"meta", "link", "input", "br"})
 
@@ -42,29 +42,29 @@ class Page(HTMLParser):
         self._select: tuple[str, str | None] | None = None
         self.feed(self.source)
         self.close()
-        assert self._open == [], f"left open: {self._open}"
+        assert self._open == [], f"unclosed tags: {self._open}"
 
     @property
     def text(self) -> str:
-        """What is read, with single spaces."""
+        """The visible text, with single spaces."""
         return " ".join(" ".join(self.pieces).split())
 
     @property
     def links(self) -> list[str]:
-        """Where links lead."""
+        """The targets of all links."""
         return [attributes["href"] for tag, attributes in self.tags if tag == "a" and "href" in attributes]
 
     def link(self, text: str) -> str:
-        """Return where the link leads whose address has *text* in it."""
+        """Return the target of the link whose address contains *text*."""
         return next(link for link in self.links if text in link)
 
     def form(self, action: str) -> Form:
-        """Return the form that goes to an address which ends with *action*."""
+        """Return the form whose target ends with *action*."""
         return next(form for form in self.forms if form.action.endswith(action))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note a tag."""
-        assert len({name for name, _ in attrs}) == len(attrs), f"an attribute twice: {attrs}"
+        """Record a start tag."""
+        assert len({name for name, _ in attrs}) == len(attrs), f"duplicate attribute: {attrs}"
         found = {name: value or "" for name, value in attrs}
         self.tags.append((tag, found))
         if tag not in self.VOID:
@@ -92,9 +92,9 @@ class Page(HTMLParser):
             form.fields.append(pair)
 
     def handle_endtag(self, tag: str) -> None:
-        """Note that a tag ends."""
-        assert self._open, f"</{tag}> ends nothing"
-        assert self._open[-1] == tag, f"</{tag}> ends {self._open[-1:]}"
+        """Record an end tag."""
+        assert self._open, f"</{tag}> without a start tag"
+        assert self._open[-1] == tag, f"</{tag}> closes {self._open[-1:]}"
         self._open.pop()
         if tag == "select" and self._select is not None:
             name, chosen = self._select
@@ -103,12 +103,12 @@ class Page(HTMLParser):
             self._select = None
 
     def handle_data(self, data: str) -> None:
-        """Note text."""
+        """Record text."""
         self.pieces.append(data)
 
 
 class Browser:
-    """Keeps cookies and says from which site its forms come; *prefix* is where the application is mounted."""
+    """Keeps cookies and sends Origin headers with forms; *prefix* is the mount point of the application."""
 
     def __init__(self, application: Any, *, prefix: str = "", headers: Mapping[str, str] | None = None) -> None:
         self.client = Client(application, Response)
@@ -116,26 +116,26 @@ class Browser:
         self.headers = {"Host": "localhost", "Sec-Fetch-Site": "same-origin", **(headers or {})}
 
     def open(self, path: str, *, method: str = "GET", **options: Any) -> Page:
-        """Ask for an address and read the page."""
+        """Request an address and parse the page."""
         return Page(self.raw(path, method=method, **options))
 
     def raw(self, path: str, *, method: str = "GET", **options: Any) -> Response:
-        """Ask for an address."""
+        """Request an address."""
         headers = {**self.headers, **options.pop("headers", {})}
         return self.client.open(path, method=method, headers=headers, buffered=True, **options)
 
     def get(self, path: str = "/") -> Page:
-        """Return a page that is there."""
+        """Return a page; it must exist."""
         page = self.open(self.prefix + path)
         assert page.status == 200, (path, page.text)
         return page
 
     def send(self, form: Form, button: tuple[str, str] | None = None, **changes: Any) -> Page:
-        """Send a form and follow where it leads; *changes* are values of fields, lists for several, None for none."""
+        """Submit a form and follow the redirect; *changes* are field values: lists for several, None to omit one."""
         return self.follow(self.post(form, button, **changes), form.action)
 
     def post(self, form: Form, button: tuple[str, str] | None = None, **changes: Any) -> Response:
-        """Send a form."""
+        """Submit a form."""
         kept = [(name, value) for name, value in form.fields if name not in changes]
         given = [(n, v) for n, values in changes.items() for v in (values if isinstance(values, list) else [values])]
         data: dict[str, list[str]] = {}
@@ -147,7 +147,7 @@ class Browser:
         return self.raw(form.action, method="POST", data=data)
 
     def follow(self, response: Response, base: str = "/") -> Page:
-        """Return the page that a redirect leads to, or the one that it is."""
+        """Return the page of *response*, after its redirect if there is one."""
         if response.status_code != 303:
             return Page(response)
         target = urlsplit(urljoin(base, response.headers["Location"]))

@@ -1,4 +1,4 @@
-"""Chromium, and a tab of it that keeps its complaints."""
+"""A tab of Chromium that records its errors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ EXECUTABLE = "/usr/bin/chromium"
 
 @dataclass
 class Tab:
-    """A tab, and what it complained about."""
+    """A tab and its recorded errors."""
 
     page: Page
     address: str
     complaints: list[str] = field(default_factory=list)
 
     def open(self, path: str) -> Page:
-        """Go there."""
+        """Open a path of the dashboard."""
         self.page.goto(self.address + path)
         return self.page
 

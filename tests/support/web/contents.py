@@ -1,4 +1,4 @@
-"""A Redis with everything in it that a page can show."""
+"""Data for all pages of the dashboard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASK = "00000000-0000-4000-8000-000000000001"
 
 
 def fill_queue(client: redis.Redis, name: str = "orders", text: str = "") -> RedisQueue:
-    """Fill a RedisQueue with something in every state; *text* is in every field that a caller can choose."""
+    """Fill a RedisQueue with items in every state; *text* is part of every field that callers can set."""
     queue = RedisQueue(name, client, max_deliveries=2)
     body, headers = {f"body{text}": f"value{text}"}, {f"header{text}": f"value{text}"}
     for id_ in ("unreadable", f"dead{text}", f"held{text}", f"first{text}", f"second{text}"):
@@ -35,7 +35,7 @@ def fill_queue(client: redis.Redis, name: str = "orders", text: str = "") -> Red
 
 
 def fill_delayed(client: redis.Redis, name: str = "celery", text: str = "", count: int = 60) -> DelayQueue:
-    """Fill a DelayQueue with something in every state, and say that something was dispatched."""
+    """Fill a DelayQueue with items in every state, and record dispatches."""
     queue = DelayQueue(name, client)
     call = {
         "task": f"shop.remind{text}",
@@ -62,13 +62,13 @@ def fill_delayed(client: redis.Redis, name: str = "celery", text: str = "", coun
 
 
 def fill_audit(client: redis.Redis, text: str = "") -> None:
-    """Write down what somebody did."""
+    """Write an entry to the audit log."""
     action = Action(datetime.now(timezone.utc), f"ann{text}", f"cancel{text}", f"celery{text}", 3, f"to 2h{text}")
     Audit(client, "redis_queue").add(action)
 
 
 def fill(client: redis.Redis, app: Celery | None = None) -> None:
-    """Fill all; with *app*, two of its tasks, too."""
+    """Fill all queues; with *app*, also with two of its tasks."""
     client.flushall()
     fill_queue(client)
     fill_delayed(client)
@@ -85,8 +85,8 @@ def fill(client: redis.Redis, app: Celery | None = None) -> None:
 
 
 def everything(client: redis.Redis) -> dict[bytes, Any]:
-    """Return each key with its value and whether it ends, those that end by themselves too."""
-    # A hash has no order: Redis may be in the middle of moving its fields.
+    """Return each key with its value and whether it has a TTL, including temporary keys."""
+    # The order of fields in a hash is undefined: Redis may be rehashing it.
     return {
         key: (client.hgetall(key) if client.type(key) == b"hash" else client.dump(key), client.pttl(key) >= 0)
         for key in client.scan_iter(count=1000)
@@ -94,7 +94,7 @@ def everything(client: redis.Redis) -> dict[bytes, Any]:
 
 
 def delayed_of(app: Celery, client: redis.Redis) -> DelayedTasks:
-    """Return the DelayedTasks of *app*, which keeps its entries in the Redis of *client*."""
+    """Return the DelayedTasks of *app*, with its entries in the Redis of *client*."""
     delayed = DelayedTasks(app)
     delayed.queue = DelayQueue("celery", client)
     return delayed

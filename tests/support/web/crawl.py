@@ -1,4 +1,4 @@
-"""Crawl a dashboard: open every page that links and search forms lead to."""
+"""Crawl a dashboard: open every page that links and search forms point to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SCREENS = ("/", "/forecast", "/scheduled", "/queues", "/dead", "/workers", "/doc
 
 
 def crawl(browser: Browser, each: int = 6) -> dict[str, Page]:
-    """Open every address that links and search forms lead to; of those that differ in values only, *each*."""
+    """Open every address in links and search forms; at most *each* of those that differ only in values."""
     found: dict[str, Page] = {}
     waiting = [*SCREENS]
     kinds: dict[tuple[str, ...], int] = {}

@@ -19,7 +19,7 @@ Open = Callable[..., Browser]
 
 @dataclass
 class Served:
-    """A dashboard in a process of its own."""
+    """A dashboard in its own process."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -27,12 +27,11 @@ class Served:
 
     @property
     def url(self) -> str:
-        """Its address."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def output(self) -> str:
-        """What it wrote so far."""
+        """The log so far."""
         return self.log.read_text(errors="replace")
 
 
@@ -41,7 +40,7 @@ Serve = Callable[..., Served]
 
 
 def read_all(connection: Any, timeout: float = 5.0) -> bytes:
-    """Return what comes until the other side closes, or says nothing for *timeout* seconds."""
+    """Return all bytes until the other side closes, or sends nothing for *timeout* seconds."""
     found = b""
     while select.select([connection], [], [], timeout)[0] and (part := connection.recv(65536)):
         found += part

@@ -1,7 +1,7 @@
-"""A consumer of kombu in a process of its own: ``python -m tests.support.celery.taking URL KIND``.
+"""Run a kombu consumer in its own process: ``python -m tests.support.celery.kombu_consumer URL KIND``.
 
-It writes down and settles what it takes. The kinds: ``stock`` and ``atomic`` end by SIGKILL just when Redis has given
-them their first message; ``drain`` lives.
+It records and settles each message. The kinds: ``stock`` and ``atomic`` kill themselves as soon as Redis has returned
+the first message; ``drain`` keeps running.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ TIMEOUT = 1
 
 
 def die(*_: Any, **__: Any) -> None:
-    """Leave no time for anything."""
+    """Kill this process without any cleanup."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main(url: str, kind: str) -> None:
-    """Take messages."""
+    """Consume messages."""
     client = redis.Redis.from_url(url)
     connection: Any = Connection(
         url.replace("unix://", "redis+socket://"), transport_options={"visibility_timeout": TIMEOUT}
