@@ -55,12 +55,12 @@ def work(app: Celery, delayed: DelayedTasks) -> Iterator[Dispatcher]:
 
 
 def elsewhere(broker: Broker, redis_url: str, **settings: Any) -> DelayedTasks:
-    """Return the delayed tasks of another app, whose queues the dispatching one does not know."""
+    """Return the DelayedTasks of another app, whose queues the dispatching app does not know."""
     return DelayedTasks(broker.app(redis_queue_url=redis_url, **settings))
 
 
 def dispatched(app: Celery) -> Dispatched:
-    """Dispatch what is due."""
+    """Dispatch due entries."""
     dispatcher = Dispatcher(app, DelayedTasks(app).queue)
     try:
         return dispatcher.run()
@@ -69,13 +69,13 @@ def dispatched(app: Celery) -> Dispatched:
 
 
 def send_due(delayed: DelayedTasks, name: str = "shop.remind", **options: Any) -> str:
-    """Delay a task and make it due."""
+    """Store a delayed task and make it due."""
     result = delayed.app.send_task(name, countdown=60, **options)
     assert delayed.run_now(result.id)
     return str(result.id)
 
 
-def test_each_kind_of_broker_is_told_apart(app: Celery, broker: Broker, client: redis.Redis) -> None:
+def test_broker_class_fits_the_kind_of_broker(app: Celery, broker: Broker, client: redis.Redis) -> None:
     opened = open_broker(app, client)
     try:
         if broker.url.startswith("amqp"):
@@ -89,7 +89,7 @@ def test_each_kind_of_broker_is_told_apart(app: Celery, broker: Broker, client: 
     assert not list(client.scan_iter("*probe*"))
 
 
-def test_a_dispatcher_leaves_the_queues_of_its_app_alone(
+def test_dispatcher_does_not_change_the_queues_of_its_app(
     app: Celery, broker: Broker, delayed: DelayedTasks, redis_url: str
 ) -> None:
     other = broker.app(redis_queue_url=redis_url)
@@ -103,7 +103,7 @@ def test_a_dispatcher_leaves_the_queues_of_its_app_alone(
     assert broker.take_ids(elsewhere) == [sent]
 
 
-def test_a_store_is_told_apart_by_keys_of_its_prefix(
+def test_same_store_is_recognised_by_keys_under_its_prefix(
     broker: Broker, redis_url: str, redis_server: RedisServer, client: redis.Redis
 ) -> None:
     app = broker.app(redis_queue_url=redis_url, redis_queue_prefix="shop")
@@ -119,7 +119,7 @@ def test_a_store_is_told_apart_by_keys_of_its_prefix(
         client.execute_command("ACL", "DELUSER", "limited")
 
 
-def test_an_exchange_that_leads_nowhere_makes_a_dead_letter_and_blocks_nobody(
+def test_unroutable_message_becomes_a_dead_letter_and_blocks_no_others(
     app: Celery, broker: Broker, delayed: DelayedTasks, work: Dispatcher
 ) -> None:
     exchange = broker.name("topic")
@@ -137,7 +137,7 @@ def test_an_exchange_that_leads_nowhere_makes_a_dead_letter_and_blocks_nobody(
     assert broker.take_ids(app.conf.task_default_queue) == [good]
 
 
-def test_an_exchange_that_is_not_there_makes_a_dead_letter(
+def test_missing_exchange_makes_a_dead_letter(
     app: Celery, broker: Broker, delayed: DelayedTasks, work: Dispatcher
 ) -> None:
     send_due(delayed, exchange=broker.name("missing"), routing_key="x", declare=[])
@@ -147,7 +147,7 @@ def test_an_exchange_that_is_not_there_makes_a_dead_letter(
 
 
 @pytest.mark.parametrize("configured", [True, False], ids=["in the configuration", "by name"])
-def test_a_queue_that_exists_with_other_arguments_is_used_as_it_is(
+def test_existing_queue_with_other_arguments_is_used_unchanged(
     *, broker: Broker, redis_url: str, caplog: pytest.LogCaptureFixture, configured: bool
 ) -> None:
     name = broker.name("other")
@@ -166,7 +166,7 @@ def test_a_queue_that_exists_with_other_arguments_is_used_as_it_is(
 
 
 class TestAppsThatShareADelayQueue:
-    """The app that dispatches does not know the queues of the one that sends."""
+    """The dispatching app does not know the queues of the sending app."""
 
     @pytest.fixture
     def other(self, broker: Broker, redis_url: str) -> Iterator[Dispatcher]:
@@ -182,13 +182,13 @@ class TestAppsThatShareADelayQueue:
         queue = make_queue(name, make_exchange(name), routing_key=name, max_priority=5, max_length_bytes=10_000)
         app = broker.app(redis_queue_url=redis_url, task_queues=[queue])
         delayed = DelayedTasks(app)
-        # Its workers were never up, so nobody has made it.
+        # Its workers have never run, so the queue does not exist.
         sent = send_due(delayed, queue=name)
 
         assert other.run() == Dispatched(sent=1)
 
         with app.connection_for_write() as connection:
-            # RabbitMQ refuses a declaration that differs from what is there.
+            # RabbitMQ refuses a declaration that differs from the existing queue.
             queue(connection.default_channel).declare()
         assert broker.take_ids(name) == [sent]
 
@@ -203,7 +203,7 @@ class TestAppsThatShareADelayQueue:
         with app.connection_for_write() as connection:
             queue(connection.default_channel).declare()
         delayed = DelayedTasks(app)
-        # As in the process of another app, which has declared no exchange.
+        # The same state as in the process of another app, which has declared no exchange.
         broker.forget_exchanges()
         sent = send_due(delayed, queue=name, exchange=events, routing_key="order.late")
 
@@ -213,9 +213,7 @@ class TestAppsThatShareADelayQueue:
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_a_queue_object_is_bound_as_it_says_only_where_the_setting_names_it(
-    *, broker: Broker, redis_url: str, allowed: bool
-) -> None:
+def test_queue_object_is_bound_only_if_the_setting_allows_it(*, broker: Broker, redis_url: str, allowed: bool) -> None:
     exchange, second, name = broker.name("exchange"), broker.name("second"), broker.name("bound")
     queue = make_queue(
         name,
@@ -228,7 +226,7 @@ def test_a_queue_object_is_bound_as_it_says_only_where_the_setting_names_it(
     setting = {"redis_queue_allowed_queues": ["test-*", "celery"]} if allowed else {}
     app = broker.app(redis_queue_url=redis_url, **setting)
     delayed = elsewhere(broker, redis_url)
-    # So that an exchange of others is there already, which has messages for the queue.
+    # So that an exchange of another app exists, with messages for the queue.
     broker.bind(broker.name("others"), second, "paid")
     id_ = send_due(delayed, exchange=exchange, routing_key="order.late", declare=[queue])
     plain = send_due(delayed, exchange=second, routing_key="paid", declare=[queue])
@@ -239,7 +237,7 @@ def test_a_queue_object_is_bound_as_it_says_only_where_the_setting_names_it(
     assert sorted(broker.take_ids(name)) == (sorted([id_, plain]) if allowed else [])
 
 
-def test_a_queue_object_that_is_not_to_be_declared_is_not(
+def test_queue_object_with_no_declare_is_not_declared(
     broker: Broker, app: Celery, delayed: DelayedTasks, work: Dispatcher
 ) -> None:
     name = broker.name("foreign")
@@ -266,7 +264,7 @@ FORBIDDEN = {
 
 
 class TestAForbiddenDestination:
-    def test_is_a_dead_letter_with_a_reason_and_the_others_go(
+    def test_makes_a_dead_letter_with_a_reason_and_blocks_no_others(
         self,
         *,
         broker: Broker,
@@ -289,7 +287,9 @@ class TestAForbiddenDestination:
         assert sum(record.count for record in told) == len(bad)  # type: ignore[attr-defined]
         assert broker.take_ids(other.app.conf.task_default_queue) == [good]
 
-    def test_in_the_record_alone_is_one_too(self, *, broker: Broker, redis_url: str, client: redis.Redis) -> None:
+    def test_only_in_the_record_makes_a_dead_letter_too(
+        self, *, broker: Broker, redis_url: str, client: redis.Redis
+    ) -> None:
         app = broker.app(redis_queue_url=redis_url, redis_queue_allowed_queues=[])
         delayed = DelayedTasks(app)
         push = late(app)
@@ -299,14 +299,14 @@ class TestAForbiddenDestination:
 
         done = dispatched(app)
 
-        # RabbitMQ has no lists: what a record says of one is not looked at.
+        # RabbitMQ has no lists: the list in a record is ignored.
         amqp = broker.url.startswith("amqp")
         assert done == (Dispatched(sent=4) if amqp else Dispatched(sent=1, failed=3))
         assert {letter.id for letter in delayed.queue.dead_letters()} == (set() if amqp else keys)
         assert len(broker.take(app.conf.task_default_queue)) == done.sent
         assert not client.exists(*keys)
 
-    def test_of_a_stored_call_stays_forbidden_however_often_it_is_tried(
+    def test_of_a_stored_call_is_refused_at_every_attempt(
         self, app: Celery, delayed: DelayedTasks, work: Dispatcher, client: redis.Redis
     ) -> None:
         for _ in range(2):
@@ -316,9 +316,7 @@ class TestAForbiddenDestination:
         assert [letter.id for letter in delayed.queue.dead_letters()] == ["bad"]
         assert not client.exists("redis_queue:audit")
 
-    def test_is_any_other_queue_where_the_setting_names_those_that_are_allowed(
-        self, broker: Broker, redis_url: str
-    ) -> None:
+    def test_is_any_queue_outside_the_allowed_queues(self, broker: Broker, redis_url: str) -> None:
         named, other = broker.name("named"), broker.name("other")
         app = broker.app(redis_queue_url=redis_url, redis_queue_allowed_queues=["test-named-*"])
         delayed = elsewhere(broker, redis_url, task_default_queue=app.conf.task_default_queue)
@@ -335,7 +333,7 @@ class TestAForbiddenDestination:
         assert all("redis_queue_allowed_queues" in letter.reason for letter in letters)
 
     @pytest.mark.parametrize("as_call", [True, False], ids=["a call", "a message"])
-    def test_is_named_at_release_and_stays_stored(
+    def test_is_reported_at_release_and_stays_stored(
         self, *, app: Celery, broker: Broker, delayed: DelayedTasks, redis_url: str, as_call: bool
     ) -> None:
         if as_call:
@@ -351,7 +349,7 @@ class TestAForbiddenDestination:
         assert "is reserved" in release.refused[id_]
 
 
-def test_a_queue_of_the_configuration_may_be_called_anything(broker: Broker, redis_url: str) -> None:
+def test_queue_of_the_configuration_may_have_any_name(broker: Broker, redis_url: str) -> None:
     name = f"{broker.name('unusual')}.pidbox"
     broker.forget_later(name)
     app = broker.app(redis_queue_url=redis_url, task_queues=[make_queue(name, routing_key=name)])
@@ -363,7 +361,7 @@ def test_a_queue_of_the_configuration_may_be_called_anything(broker: Broker, red
     assert broker.take_ids(name) == [sent]
 
 
-def test_a_queue_that_refuses_is_tried_again_with_growing_pauses_and_blocks_nobody(
+def test_refusing_queue_is_retried_with_backoff_and_blocks_no_others(
     *,
     broker: Broker,
     app: Celery,
@@ -377,7 +375,7 @@ def test_a_queue_that_refuses_is_tried_again_with_growing_pauses_and_blocks_nobo
     full = make_queue(name, make_exchange(name), routing_key=name, queue_arguments=arguments)
     app.conf.task_queues = [full, make_queue(app.conf.task_default_queue)]
     if not broker.url.startswith("amqp"):
-        # A Redis refuses where something else has the name of the list.
+        # Redis refuses a push if the key of the list holds another type.
         number = 1 if "virtual_host" in broker.url else 0
         with redis.Redis(unix_socket_path=client.connection_pool.connection_kwargs["path"], db=number) as other:
             other.set(name, "not a list")
@@ -407,7 +405,7 @@ def test_many_messages_arrive_in_order_and_once(
 ) -> None:
     signatures = [app.signature("shop.remind", (number,)) for number in range(1200)]
     ids = [result.id for result in delayed.push_many(signatures, countdown=0.001)]
-    wait_until(lambda: delayed.queue.stats().due == 1200, description="all to be due")
+    wait_until(lambda: delayed.queue.stats().due == 1200, description="all entries to be due")
     assert work.run() == Dispatched(sent=1200)
     assert sorted(broker.take_ids(app.conf.task_default_queue)) == sorted(ids)
     assert delayed.queue.stats().in_flight == 0
@@ -428,7 +426,7 @@ def test_an_entry_of_a_later_version_is_left_alone(
 
 
 def damaged(packed: bytes) -> dict[str, tuple[bytes, bytes, dict[str, Any] | None]]:
-    """Return ids, payloads and headers of records as somebody edited them; *packed* is a message that is fine."""
+    """Return ids, payloads and headers of records after manual edits; *packed* is a valid message."""
     return {
         "an unknown phrase": (b"bad-entry", packed.replace(b"\x81", b"\xfe"), None),
         "half a message": (b"bad-entry", packed[: len(packed) // 2], None),
@@ -443,7 +441,7 @@ def damaged(packed: bytes) -> dict[str, tuple[bytes, bytes, dict[str, Any] | Non
 
 
 @pytest.mark.parametrize("what", damaged(b""))
-def test_an_entry_that_was_edited_is_a_dead_letter_with_its_bytes_and_holds_nobody_up(
+def test_edited_entry_becomes_a_dead_letter_with_its_bytes_and_blocks_no_others(
     *, app: Celery, delayed: DelayedTasks, work: Dispatcher, broker: Broker, client: redis.Redis, what: str
 ) -> None:
     default, keys = app.conf.task_default_queue, Keys("redis_queue", "delay", "celery", 0)
@@ -451,7 +449,7 @@ def test_an_entry_that_was_edited_is_a_dead_letter_with_its_bytes_and_holds_nobo
     entry = delayed.queue.get(good[0])
     assert entry is not None
     id_, payload, headers = damaged(entry.payload)[what]
-    # A whole message that has its list in its record is moved as it is, looked at or not.
+    # A complete message with a list in its record is moved unchanged, whether or not it is read.
     looked_at = what.startswith("an id") or (what == "an unknown phrase" and "virtual_host" in broker.url)
     destination = default if looked_at else None
     record = b"v1 1700000000000 " + Codec(JSON, 2**20).encode(payload, headers, destination)
@@ -467,7 +465,7 @@ def test_an_entry_that_was_edited_is_a_dead_letter_with_its_bytes_and_holds_nobo
     assert delayed.count() == 0
 
 
-def test_what_expired_before_it_was_due_still_reaches_a_worker_which_revokes_it(
+def test_task_that_expired_before_its_due_time_is_sent_and_revoked_by_the_worker(
     app: Celery, broker: Broker, delayed: DelayedTasks, work: Dispatcher
 ) -> None:
     id_ = send_due(delayed, expires=0.001)
@@ -478,13 +476,13 @@ def test_what_expired_before_it_was_due_still_reaches_a_worker_which_revokes_it(
 
 
 class TestOverdue:
-    def test_run_sends_all_at_once(self, broker: Broker, redis_url: str) -> None:
+    def test_run_sends_all_entries(self, broker: Broker, redis_url: str) -> None:
         app = broker.app(redis_queue_url=redis_url)
         delayed = DelayedTasks(app)
         delayed.queue.push_many([late(app) for _ in range(30)])
         assert dispatched(app) == Dispatched(sent=30)
 
-    def test_skip_makes_dead_letters_of_what_is_too_late(self, broker: Broker, redis_url: str) -> None:
+    def test_skip_makes_dead_letters_of_overdue_entries(self, broker: Broker, redis_url: str) -> None:
         app = broker.app(redis_queue_url=redis_url, redis_queue_overdue="skip:3600")
         delayed = DelayedTasks(app)
         old = ManualClock()
@@ -497,7 +495,7 @@ class TestOverdue:
         assert [letter.reason for letter in letters] == ["overdue by more than 3600 s"] * 3
         assert delayed.queue.redrive() == 3
 
-    def test_spread_lets_so_many_per_second_go_and_what_is_fresh_at_once(
+    def test_spread_limits_overdue_entries_per_second_and_sends_new_ones_at_once(
         self, broker: Broker, redis_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         app = broker.app(redis_queue_url=redis_url, redis_queue_overdue="spread:10")
@@ -519,7 +517,7 @@ class TestOverdue:
 
 
 def late(app: Celery) -> Push:
-    """Return a message as it is stored."""
+    """Return a stored message."""
     envelope = Envelope(
         body=b"[[], {}, {}]",
         content_type="application/json",

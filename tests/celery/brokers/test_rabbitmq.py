@@ -12,15 +12,13 @@ pytestmark = [pytest.mark.celery, pytest.mark.parametrize("broker", ["rabbitmq"]
 
 
 def send_due(delayed: DelayedTasks, **options: object) -> str:
-    """Delay a task and make it due."""
+    """Store a delayed task and make it due."""
     result = delayed.app.send_task("shop.remind", countdown=60, **options)
     assert delayed.run_now(result.id)
     return str(result.id)
 
 
-def test_an_exchange_that_goes_away_refuses_its_messages_and_no_others(
-    broker: Broker, redis_url: str, client: object
-) -> None:
+def test_deleted_exchange_refuses_only_its_own_messages(broker: Broker, redis_url: str, client: object) -> None:
     app = broker.app(redis_queue_url=redis_url)
     delayed = DelayedTasks(app)
     work = Dispatcher(app, delayed.queue)
@@ -33,14 +31,14 @@ def test_an_exchange_that_goes_away_refuses_its_messages_and_no_others(
     ids = [send_due(delayed) for _ in range(3)]
     lost = send_due(delayed, exchange=exchange, routing_key="x", declare=[])
     ids += [send_due(delayed) for _ in range(3)]
-    # RabbitMQ closes the channel for all; which one it was shows when they go one by one.
+    # RabbitMQ closes the channel for all messages; sending them one by one shows which one it refused.
     assert work.run() == Dispatched(sent=6, failed=1)
     assert set(broker.take_ids(app.conf.task_default_queue)) == set(ids)
     assert [entry.id for entry in delayed.list()] == [lost]
     work.close()
 
 
-def test_a_queue_that_goes_away_is_declared_again(broker: Broker, redis_url: str, client: object) -> None:
+def test_deleted_queue_is_declared_again(broker: Broker, redis_url: str, client: object) -> None:
     app = broker.app(redis_queue_url=redis_url)
     delayed = DelayedTasks(app)
     work = Dispatcher(app, delayed.queue)
@@ -57,12 +55,12 @@ def test_a_queue_that_goes_away_is_declared_again(broker: Broker, redis_url: str
     work.close()
 
 
-def test_headers_that_no_frame_takes_are_refused_and_no_others(broker: Broker, redis_url: str) -> None:
+def test_headers_larger_than_a_frame_refuse_only_their_message(broker: Broker, redis_url: str) -> None:
     app = broker.app(redis_queue_url=redis_url)
     delayed = DelayedTasks(app)
     work = Dispatcher(app, delayed.queue)
     first = send_due(delayed)
-    # RabbitMQ would close the connection: to a client, a broker that went away.
+    # RabbitMQ would close the connection, which looks like an outage to a client.
     large = send_due(delayed, headers={"note": "x" * 140_000})
     last = send_due(delayed, headers={"note": "x" * 120_000})
     assert work.run() == Dispatched(sent=2, failed=1)
@@ -74,7 +72,7 @@ def test_headers_that_no_frame_takes_are_refused_and_no_others(broker: Broker, r
     work.close()
 
 
-def test_the_largest_frame_is_taken_and_one_byte_more_is_not(broker: Broker) -> None:
+def test_largest_frame_is_accepted_and_one_byte_more_is_refused(broker: Broker) -> None:
     app = broker.app()
     with app.connection_for_write() as connection:
         channel = connection.default_channel
@@ -90,5 +88,5 @@ def test_the_largest_frame_is_taken_and_one_byte_more_is_not(broker: Broker) -> 
                     channel.basic_publish(message, routing_key=queue)
             else:
                 channel.basic_publish(message, routing_key=queue)
-        # The connection lives.
+        # The connection is still open.
         assert channel.queue_declare(queue, passive=True).message_count >= 0
