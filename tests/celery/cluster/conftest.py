@@ -1,7 +1,7 @@
-"""pytest-celery's cluster of nodes, here a Redis and a worker of the reference application.
+"""The cluster of nodes of pytest-celery: a Redis and a worker of the reference application.
 
-The other tests use the in-process fixtures of celery.contrib.pytest, whose celery_worker pytest-celery would shadow. So
-that plugin is not loaded; its fixtures are imported here and hold in this folder only.
+The other tests use the in-process fixtures of celery.contrib.pytest, whose celery_worker pytest-celery would shadow.
+Therefore that plugin is not loaded; its fixtures are imported here, for this folder only.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ __all__ = [
 
 
 class DurableRedis(RedisContainer):  # type: ignore[misc]
-    """A Redis that has its data after a kill."""
+    """A Redis that keeps its data after a kill."""
 
     @classmethod
     def command(cls, *args: str, **kwargs: Any) -> list[str]:
-        """Keep every write in the append-only file."""
+        """Write every change to the append-only file."""
         command: list[str] = super().command(*args, **kwargs)
         command[command.index("--appendonly") + 1] = "yes"
         return [*command, "--appendfsync", "always"]
@@ -88,20 +88,19 @@ class ReferenceWorker(CeleryWorkerContainer):  # type: ignore[misc]
 
     @classmethod
     def command(cls, *args: str, **_: Any) -> list[str]:
-        """Run the reference application."""
         quick = ("--concurrency", "2", "--without-mingle", "--without-gossip")
         return ["celery", "-A", "tasks", "worker", "--beat", "--loglevel", "INFO", *quick, *args]
 
     @classmethod
     def initial_env(cls, celery_worker_cluster_config: dict[str, Any], *_: Any) -> dict[str, str]:
-        """Point the application to the broker's node."""
+        """Use the Redis node as broker and store."""
         (url,) = celery_worker_cluster_config["celery_broker_cluster_config"]["urls"]
         return {"REDIS_URL": url, "CELERY_BROKER_URL": url, "CELERY_RESULT_BACKEND": "", "REDIS_QUEUE_PREFIX": "shop"}
 
 
 def _engine() -> docker.DockerClient | None:
-    """Return the Docker engine of this machine, if there is one."""
-    # Asked first: docker leaves a socket open where nobody listens.
+    """Return the Docker engine of this host, or None."""
+    # Checked first: the docker client leaves a socket open if no engine listens.
     if "DOCKER_HOST" not in os.environ and not Path("/var/run/docker.sock").exists():
         return None
     try:
@@ -117,19 +116,19 @@ ENGINE = _engine()
 
 @pytest.fixture(scope="session", params=["processes", *(["containers"] if ENGINE else [])])
 def docker_client(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Processes of this machine, and containers where it has a Docker engine."""
+    """A client for processes of this host, or for containers if it has a Docker engine."""
     if request.param == "containers":
         yield ENGINE
         return
     with pytest.MonkeyPatch.context() as patch:
-        # The nodes listen on this machine's loopback, whether or not the tests themselves run in a container.
+        # The nodes listen on the loopback of this host, whether or not the tests run in a container.
         patch.setattr(pytest_docker_tools.wrappers.container, "tests_inside_container", lambda: False)
         yield ProcessClient()
 
 
 @pytest.fixture(scope="session")
 def worker_image(docker_client: Any) -> str:
-    """What the worker's node runs; processes need none."""
+    """The image of the worker's node; processes need none."""
     return "tasks" if isinstance(docker_client, ProcessClient) else build_image(docker_client)
 
 
@@ -146,18 +145,18 @@ def default_redis_broker_command(default_redis_broker_cls: type[RedisContainer])
 
 @pytest.fixture
 def celery_broker(celery_redis_broker: CeleryTestBroker) -> CeleryTestBroker:
-    """One broker, which is the store as well."""
+    """One broker, which is also the store."""
     return celery_redis_broker
 
 
 @pytest.fixture
 def celery_backend_cluster() -> None:
-    """Nobody asks for results."""
+    """No backend: these tests read no results."""
 
 
 @pytest.fixture
 def celery_backend_cluster_config() -> None:
-    """Nobody asks for results."""
+    """No backend: these tests read no results."""
 
 
 @pytest.fixture
@@ -177,7 +176,6 @@ default_worker_container = container(
 
 @pytest.fixture
 def celery_worker(celery_setup_worker: CeleryTestWorker) -> CeleryTestWorker:
-    """One worker."""
     return celery_setup_worker
 
 

@@ -1,4 +1,4 @@
-"""Processes of this machine in the place of containers: as much of a Docker client as pytest-celery needs."""
+"""Run processes instead of containers: the part of a Docker client that pytest-celery needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REDIS_PORT = "6379/tcp"
 
 
 class ProcessContainer:
-    """One process that is started, killed and restarted as a container is.
+    """A process that is started, killed and restarted like a container.
 
     Its directory lives as long as the container, so that data outlive a kill. `redis-server` listens on a free port
     instead of the one inside a container; `celery` runs in the repository.
@@ -55,7 +55,7 @@ class ProcessContainer:
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """What `docker inspect` would tell: the address at which other containers find this one, and the ports."""
+        """The part of `docker inspect` with the address for other containers and the ports."""
         port = self._ports.get(REDIS_PORT)
         published = {inside: [{"HostPort": str(outside)}] for inside, outside in self._ports.items()}
         return {
@@ -65,14 +65,14 @@ class ProcessContainer:
         }
 
     def reload(self) -> None:
-        """Do nothing: what is asked for is always up to date."""
+        """No-op: all attributes are always current."""
 
     def logs(self, **_: Any) -> bytes:
-        """Return what the process wrote since the container was made."""
+        """Return all output since the container was created."""
         return self._log.read_bytes()
 
     def kill(self, signal: str | int | None = None) -> None:
-        """Send a signal to the first process; SIGKILL ends all of them, as in a container."""
+        """Send a signal to the first process; SIGKILL ends all processes, as in a container."""
         assert self._process is not None
         number = _number(signal)
         if number != _number("SIGKILL"):
@@ -81,7 +81,7 @@ class ProcessContainer:
         self._end()
 
     def restart(self, timeout: float = 10, **_: Any) -> None:
-        """Ask the process to end, kill it after *timeout* seconds, and start it again."""
+        """Request the end of the process, kill it after *timeout* seconds, and start it again."""
         if self.status == "running" and self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -96,11 +96,11 @@ class ProcessContainer:
         return True
 
     def wait(self, **_: Any) -> dict[str, int]:
-        """Return the exit code; the process has ended already."""
+        """Return the exit code of a process that has ended."""
         return {"StatusCode": 0}
 
     def exec_run(self, command: str, **_: Any) -> tuple[int, bytes]:
-        """Answer the one question that is asked inside a container: which ports are listened on."""
+        """Answer the only command that is run in a container: the list of listening ports."""
         assert command == "cat /proc/net/tcp /proc/net/tcp6", command
         table = b"".join(Path(file).read_bytes() for file in command.split()[1:])
         for inside, outside in self._ports.items():
@@ -143,7 +143,7 @@ class ProcessContainer:
 
 
 class ProcessClient:
-    """Stands in for `docker.DockerClient`: runs containers and knows networks by name only."""
+    """A stand-in for `docker.DockerClient`: runs containers and knows networks by name only."""
 
     def __init__(self) -> None:
         self.containers = SimpleNamespace(run=ProcessContainer)

@@ -1,4 +1,4 @@
-"""An image of the reference application, for nodes that are containers."""
+"""Build an image of the reference application for nodes in containers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUN pip install --quiet *.whl
 
 
 def build_image(engine: Any) -> str:
-    """Build it with the wheel of this checkout on *engine*, a docker client; return its id."""
+    """Build the image with the wheel of this checkout on *engine*, a docker client; return its id."""
     with tempfile.TemporaryDirectory(prefix="image-") as name:
         folder = Path(name)
         build(folder, ROOT, "--wheel")

@@ -1,4 +1,4 @@
-"""A cluster whose nodes die while entries fall due: nothing is lost, nothing runs twice."""
+"""A cluster whose nodes die while entries become due: no entry is lost or executed twice."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PREFIX = "shop"
 
 
 class Orders:
-    """Reminders in the delay queue of a cluster, and what was executed."""
+    """Reminders in the delay queue of a cluster, and the executed ones."""
 
     def __init__(self, setup: CeleryTestSetup) -> None:
         self._redis: redis.Redis = redis.Redis.from_url(setup.broker.config()["host_url"])
         self.queue = DelayQueue("celery", self._redis, prefix=PREFIX)
 
     def push(self, count: int) -> list[str]:
-        """Store so many reminders that fall due one after the other, from two to three seconds from now."""
+        """Store *count* reminders, due one after the other between two and three seconds from now."""
         ids = []
         for number in range(count):
             delay = 2 + number / count
@@ -38,17 +38,17 @@ class Orders:
 
     @property
     def executed(self) -> list[dict[str, Any]]:
-        """What ran, in order."""
+        """The executed reminders, in order."""
         return [json.loads(row) for row in self._redis.lrange(f"{PREFIX}:orders:executed", 0, -1)]
 
     def assert_each_ran_once(self, ids: list[str]) -> None:
-        """Check that these ran, none of them early or twice."""
+        """Check that each of *ids* was executed once and not early."""
         wait_until(lambda: len(self.executed) >= len(ids), description="all reminders to run")
         assert Counter(row["id"] for row in self.executed) == Counter(ids)
         assert all(row["ran"] >= row["due"] for row in self.executed)
 
 
-def test_entries_that_fall_due_while_the_only_worker_is_dead_run_after_its_restart(setup: CeleryTestSetup) -> None:
+def test_entries_due_while_the_only_worker_is_dead_run_after_its_restart(setup: CeleryTestSetup) -> None:
     orders = Orders(setup)
     ids = orders.push(30)
     setup.worker.kill()
@@ -60,7 +60,7 @@ def test_entries_that_fall_due_while_the_only_worker_is_dead_run_after_its_resta
     orders.assert_each_ran_once(ids)
 
 
-def test_entries_outlive_a_redis_that_is_killed_and_run_on_time_by_the_worker_that_stayed(
+def test_entries_survive_a_killed_redis_and_run_on_time_on_the_running_worker(
     setup: CeleryTestSetup,
 ) -> None:
     orders = Orders(setup)
