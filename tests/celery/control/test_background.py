@@ -1,4 +1,4 @@
-"""Background: calls that do not block the event loop of a worker."""
+"""Background: run calls in a thread so that the event loop of a worker never blocks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.celery
 
 
-def test_calls_run_in_order_and_one_that_fails_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_calls_run_in_order_and_a_failure_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     done: list[int] = []
     beside = Background()
     for number in range(3):
         beside.run(lambda number=number: done.append(number // (number != 1)))
-    wait_until(lambda: done == [0, 2], description="the others")
+    wait_until(lambda: done == [0, 2], description="the other calls")
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_thread_ends_without_work_and_another_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_thread_ends_and_a_later_call_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aside, "IDLE", 0.01)
     beside = Background()
     for number in range(2):

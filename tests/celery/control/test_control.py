@@ -1,4 +1,4 @@
-"""Revoke and inspect reach stored tasks, without a live worker and after a restart of all workers."""
+"""Revoke and inspect stored tasks, without a running worker and after a restart of all workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def delayed(fleet: Fleet) -> DelayedTasks:
 
 
 def stamped(delayed: DelayedTasks, **stamps: Any) -> Any:
-    """Delay one note with stamps."""
+    """Delay a note with stamped headers."""
     signature = delayed.app.signature(NOTE)
     signature.stamp(**stamps)
     return signature.apply_async(countdown=60)
@@ -62,7 +62,7 @@ class TestRevokeWithNoWorkerAlive:
         ],
         ids=["result", "control", "several", "terminate", "group", "cancel"],
     )
-    def test_cancels_and_the_state_says_so(
+    def test_cancels_and_sets_the_state(
         self, delayed: DelayedTasks, revoke: Callable[[DelayedTasks, Any], Any]
     ) -> None:
         kept, result = send(delayed, 60), send(delayed, 60)
@@ -90,7 +90,7 @@ class TestRevokeWithNoWorkerAlive:
             assert [row["id"] for row in fleet.ran] == [kept.id]
         assert gone.state == "REVOKED"
 
-    def test_the_store_away_is_an_error_of_revoke(self) -> None:
+    def test_unavailable_store_is_an_error_of_revoke(self) -> None:
         with RedisServer(tcp=True) as store, store.client() as client, RedisServer() as broker:
             fleet = Fleet(store, client, f"redis+socket://{broker.socket}", "delaying")
             delayed = fleet.delayed()
@@ -105,9 +105,9 @@ class TestRevokeWithNoWorkerAlive:
             fleet.close()
 
 
-class TestOddRequests:
+class TestUnusualRequests:
     @pytest.mark.parametrize("odd", ["a\nb", "x" * 300, "\x00", "", 5, None])
-    def test_an_id_under_which_nothing_can_be_stored_reaches_the_workers(
+    def test_id_that_cannot_be_stored_is_broadcast_to_workers(
         self, fleet: Fleet, delayed: DelayedTasks, odd: Any
     ) -> None:
         result = send(delayed, 60)
@@ -138,7 +138,7 @@ class TestOddRequests:
         ],
         ids=str,
     )
-    def test_of_a_foreign_client_leave_the_workers_own_answer(
+    def test_of_a_foreign_client_keep_the_own_answer_of_the_worker(
         self, delayed: DelayedTasks, monkeypatch: pytest.MonkeyPatch, command: str, arguments: dict[str, Any]
     ) -> None:
         own: Any = {"query_task": {}, "scheduled": []}.get(command, "own")
@@ -150,9 +150,7 @@ class TestOddRequests:
         assert type(answer) is type(own)
         assert delayed.get(kept.id)
 
-    def test_do_not_keep_a_worker_waiting_for_its_store(
-        self, delayed: DelayedTasks, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_do_not_block_a_worker_on_its_store(self, delayed: DelayedTasks, monkeypatch: pytest.MonkeyPatch) -> None:
         answered, asked = Event(), list[list[str]]()
 
         def revoke_many(ids: list[str]) -> None:
@@ -165,26 +163,26 @@ class TestOddRequests:
             assert wrapped(SimpleNamespace(app=delayed.app), task_id=id_) == "own"
         assert asked == []
         answered.set()
-        wait_until(lambda: asked == [["a"], ["b"]], description="both to be cancelled")
+        wait_until(lambda: asked == [["a"], ["b"]], description="both tasks to be cancelled")
 
     @pytest.mark.parametrize(("store", "kept"), [("redis_queue:celery", 1), ("redis_queue:other", 0)])
-    def test_of_one_who_cancelled_by_himself_are_not_carried_out_twice(
+    def test_of_a_client_that_has_cancelled_are_not_executed_twice(
         self, delayed: DelayedTasks, store: str, kept: int
     ) -> None:
         state = SimpleNamespace(app=delayed.app)
         stamped(delayed, tenant="acme")
         wrapped = control._COMMANDS["revoke_by_stamped_headers"](lambda *_, **__: "own")
         wrapped(state, headers={"tenant": "acme"}, stored_cancelled=store)
-        # Calls are carried out in order.
+        # Calls run in order.
         gone = send(delayed, 60)
         control._COMMANDS["revoke"](lambda *_, **__: "own")(state, task_id=gone.id)
         wait_until(lambda: delayed.get(gone.id) is None, description="the last call")
         assert delayed.count() == kept
 
 
-class TestWhoAnswersForTheStore:
+class TestInspectReplyForTheStore:
     @pytest.mark.parametrize(("leader", "each"), [(None, True), ("host:1:abc", True), ("worker@host:1:abc", False)])
-    def test_is_the_worker_that_leads_or_each_if_none_does(
+    def test_comes_from_the_leader_or_from_each_worker_without_a_leader(
         self, delayed: DelayedTasks, leader: str | None, *, each: bool
     ) -> None:
         if leader:
@@ -193,13 +191,13 @@ class TestWhoAnswersForTheStore:
 
 
 class TestWithAWorker:
-    def test_a_foreign_client_revokes_what_is_stored(self, fleet: Fleet, delayed: DelayedTasks) -> None:
+    def test_foreign_client_revokes_stored_tasks(self, fleet: Fleet, delayed: DelayedTasks) -> None:
         with fleet.worker() as worker:
             worker.wait_for_output("ready.")
             result = send(delayed, 60)
-            # As Flower does, started with the broker alone.
+            # Like Flower, which is started with the URL of the broker only.
             fleet.app().control.revoke(result.id)
-            wait_until(lambda: result.state == "REVOKED", description="the state to tell")
+            wait_until(lambda: result.state == "REVOKED", description="the state REVOKED")
             wait_until(lambda: delayed.count() == 0, description="the store to be empty")
 
     def test_the_command_line_revokes_too(self, fleet: Fleet, delayed: DelayedTasks) -> None:
@@ -220,7 +218,7 @@ class TestWithAWorker:
             assert done.returncode == 0
             assert delayed.count() == 0
 
-    def test_inspect_shows_what_is_stored_a_page_at_a_time(self, fleet: Fleet, delayed: DelayedTasks) -> None:
+    def test_inspect_shows_stored_tasks_in_pages(self, fleet: Fleet, delayed: DelayedTasks) -> None:
         results = [send(delayed, 60 + number) for number in range(5)]
         with fleet.worker(name="one") as one, fleet.worker(name="two") as two:
             one.wait_for_output("ready.")
@@ -232,7 +230,7 @@ class TestWithAWorker:
                 return [row["request"]["id"] for rows in replies.values() for row in rows]
 
             assert (delayed.queue.moves.leader() or "worker@").startswith("worker@")
-            # One of the two leads and answers for the store.
+            # The leader of the two workers answers for the store.
             wait_until(lambda: len(listed()) == 5, description="each entry once")
             assert listed(limit=2) == [result.id for result in results[:2]]
             after = delayed.queue.cursor(delayed.queue.list(limit=2)[-1])
@@ -243,8 +241,8 @@ class TestWithAWorker:
             assert (state, info["name"], info["stored"]) == ("scheduled", NOTE, True)
 
 
-class TestLooking:
-    def test_get_tells_everything(self, delayed: DelayedTasks) -> None:
+class TestReading:
+    def test_get_returns_all_fields(self, delayed: DelayedTasks) -> None:
         result = delayed.app.send_task(NOTE, (1,), {"due": 2.0}, countdown=60, priority=3, queue="mail", expires=120)
         entry = delayed.get(result.id)
         assert entry is not None
@@ -318,9 +316,9 @@ def test_an_app_without_the_extension_is_untouched(fleet: Fleet) -> None:
     assert "send_task_message" not in vars(app.amqp)
 
 
-@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's own
-def test_a_chord_learns_that_its_parts_were_cancelled(fleet: Fleet, redis_server: RedisServer) -> None:
-    # On the shared server: Celery's results unsubscribe long after this test.
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # from Celery itself
+def test_chord_fails_after_its_parts_were_cancelled(fleet: Fleet, redis_server: RedisServer) -> None:
+    # On the shared server: Celery's results unsubscribe long after this test has ended.
     app = fleet.app(result_backend=f"redis+socket://{redis_server.socket}")
     delayed = DelayedTasks(app)
     parts = [app.signature(NOTE, options={"countdown": 60}) for _ in range(2)]
@@ -331,7 +329,7 @@ def test_a_chord_learns_that_its_parts_were_cancelled(fleet: Fleet, redis_server
     assert isinstance(result.result, ChordError)
 
 
-def test_a_result_backend_that_is_away_does_not_keep_a_task_from_being_cancelled(
+def test_task_is_cancelled_without_a_result_backend(
     delayed: DelayedTasks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     result = send(delayed, 60)

@@ -1,4 +1,4 @@
-"""A revoked task id can be used again: the new call runs, and does not have the state of the old one."""
+"""Reuse of a revoked task id: the new call runs, without the state of the old call."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def delayed(fleet: Fleet) -> DelayedTasks:
 
 @pytest.fixture
 def heard(fleet: Fleet) -> Iterator[PubSub]:
-    """The broadcasts to workers."""
+    """The broadcasts to the workers."""
     with fleet.client.pubsub() as pubsub:
         pubsub.psubscribe("*pidbox*")
         assert pubsub.get_message(timeout=5)
@@ -50,31 +50,31 @@ def heard(fleet: Fleet) -> Iterator[PubSub]:
 
 @pytest.fixture(autouse=True)
 def memory() -> Iterator[None]:
-    """The revoked ids that a worker of this process remembers."""
+    """The set of revoked ids of a worker in this process."""
     yield
     state.revoked.clear()
 
 
 def send(delayed: DelayedTasks, countdown: float = 600) -> Any:
-    """Store a call under the one id and return its result."""
+    """Store a call with the shared id and return its result."""
     return delayed.app.send_task(NOTE, task_id=ORDER, countdown=countdown)
 
 
 def message(delayed: DelayedTasks) -> Any:
-    """Return the message that a worker receives of the stored call."""
+    """Return the message of the stored call as a worker receives it."""
     (entry,) = delayed.queue.list()
     envelope = Envelope.unpack(entry.payload, entry.id, entry.headers)
     return SimpleNamespace(headers=dict(envelope.headers), properties=dict(envelope.properties))
 
 
 def handled(delayed: DelayedTasks, found: Any) -> bool:
-    """Let a worker that remembers the id get *found*; tell whether it still does then."""
+    """Let a worker with the revoked id receive *found*; return whether the id is still revoked afterwards."""
     state.revoked.add(ORDER)
     wrap_handler(delayed.app, lambda _: None)(found)
     return ORDER in state.revoked
 
 
-class TestWhatNeverLeftTheStore:
+class TestCallThatNeverLeftTheStore:
     @pytest.mark.parametrize(
         "revoke",
         [
@@ -90,16 +90,14 @@ class TestWhatNeverLeftTheStore:
         result = send(delayed)
         revoke(delayed, result)
         assert result.state == "REVOKED"
-        # A result keeps the state in which it ended.
+        # A result never changes its final state.
         assert send(delayed).state == "PENDING"
         delayed.app.control.revoke("another")
-        # The first that comes is the last that was sent.
+        # The last broadcast sent is received first.
         data = wait_until(lambda: heard.get_message(timeout=0.1), description="the broadcast")["data"]
         assert ORDER.encode() not in data
 
-    def test_is_broadcast_where_a_worker_shall_terminate_it_or_answer(
-        self, delayed: DelayedTasks, heard: PubSub
-    ) -> None:
+    def test_is_broadcast_if_a_worker_must_terminate_it_or_reply(self, delayed: DelayedTasks, heard: PubSub) -> None:
         send(delayed)
         delayed.app.control.revoke(ORDER, terminate=True)
         wait_until(lambda: heard.get_message(timeout=0.1), description="the broadcast")
@@ -108,7 +106,9 @@ class TestWhatNeverLeftTheStore:
         wait_until(lambda: heard.get_message(timeout=0.1), description="the broadcast")
 
     @pytest.mark.parametrize("before", ["a retry", "a delivery"])
-    def test_is_told_from_what_may_be_in_a_worker(self, delayed: DelayedTasks, heard: PubSub, before: str) -> None:
+    def test_a_call_that_may_be_in_a_worker_is_broadcast(
+        self, delayed: DelayedTasks, heard: PubSub, before: str
+    ) -> None:
         if before == "a retry":
             delayed.app.send_task(NOTE, task_id=ORDER, countdown=600, retries=1)
         else:
@@ -120,23 +120,21 @@ class TestWhatNeverLeftTheStore:
         assert data
 
 
-class TestANewerCall:
-    def test_is_not_discarded_by_a_worker_that_remembers_the_id(self, delayed: DelayedTasks) -> None:
+class TestNewerCall:
+    def test_is_not_discarded_by_a_worker_with_the_revoked_id(self, delayed: DelayedTasks) -> None:
         delayed.app.control.revoke(ORDER)
         send(delayed)
         assert not handled(delayed, message(delayed))
 
     @pytest.mark.parametrize("on_conflict", ["replace", "keep", "error"])
-    def test_that_becomes_a_message_when_it_is_due_is_not_discarded_either(
-        self, delayed: DelayedTasks, fleet: Fleet, on_conflict: Any
-    ) -> None:
+    def test_is_not_discarded_after_its_dispatch(self, delayed: DelayedTasks, fleet: Fleet, on_conflict: Any) -> None:
         delayed.app.control.revoke(ORDER)
         push_task(delayed.queue, NOTE, id=ORDER, on_conflict=on_conflict)
         assert Dispatcher(delayed.app, delayed.queue).run().sent == 1
         (element,) = fleet.client.lrange(delayed.app.conf.task_default_queue, 0, -1)
         assert not handled(delayed, SimpleNamespace(**json.loads(element)))
 
-    def test_leaves_the_older_one_revoked(self, delayed: DelayedTasks) -> None:
+    def test_leaves_the_older_call_revoked(self, delayed: DelayedTasks) -> None:
         send(delayed)
         older = message(delayed)
         delayed.app.control.revoke(ORDER, terminate=True)
@@ -144,21 +142,21 @@ class TestANewerCall:
         assert handled(delayed, older)
         assert not handled(delayed, message(delayed))
 
-    def test_can_be_revoked_as_well(self, delayed: DelayedTasks) -> None:
+    def test_can_be_revoked(self, delayed: DelayedTasks) -> None:
         delayed.app.control.revoke(ORDER)
         send(delayed)
         newer = message(delayed)
         wait_until(lambda: delayed.app.control.revoke(ORDER) or handled(delayed, newer), description="a later ms")
 
     @pytest.mark.parametrize("headers", [None, {}, {CALL: 5}, {CALL: "x"}, {CALL: "unknown-call"}, {"id": [ORDER]}])
-    def test_is_not_taken_for_one_without_its_name(self, delayed: DelayedTasks, headers: Any) -> None:
+    def test_is_not_mistaken_for_a_message_without_its_name(self, delayed: DelayedTasks, headers: Any) -> None:
         delayed.app.control.revoke(ORDER)
         send(delayed)
         found = message(delayed)
         found.headers = headers
         assert handled(delayed, found)
 
-    def test_is_revoked_where_the_store_cannot_be_asked(
+    def test_is_revoked_if_the_store_is_unavailable(
         self, delayed: DelayedTasks, fleet: Fleet, caplog: pytest.LogCaptureFixture
     ) -> None:
         delayed.app.control.revoke(ORDER)
@@ -168,7 +166,7 @@ class TestANewerCall:
         assert handled(delayed, found)
         assert "newer than its revoke" in caplog.text
 
-    def test_that_a_worker_holds_is_not_revoked_by_a_broadcast_that_comes_late(self, delayed: DelayedTasks) -> None:
+    def test_in_a_worker_is_not_revoked_by_a_late_broadcast(self, delayed: DelayedTasks) -> None:
         delayed.app.control.revoke(ORDER)
         send(delayed)
         state.requests[ORDER] = SimpleNamespace(request_dict=message(delayed).headers)
@@ -183,10 +181,10 @@ class TestANewerCall:
         result = delayed.app.AsyncResult
         wait_until(lambda: result(ORDER).state == "PENDING", description="the state to be cleared")
 
-    def test_runs_on_real_workers_whenever_they_start(self, fleet: Fleet, delayed: DelayedTasks) -> None:
+    def test_runs_on_workers_started_before_and_after(self, fleet: Fleet, delayed: DelayedTasks) -> None:
         with fleet.worker(name="one", mingle=True) as one:
             one.wait_for_output("ready.")
-            # No delay: the broker has it, and whoever revokes it has to tell the workers.
+            # Without a delay the message is in the broker, so a revoke must be broadcast to the workers.
             delayed.app.control.revoke(ORDER)
             one.wait_for_output(f"Tasks flagged as revoked: {ORDER}")
             with fleet.worker(name="two", mingle=True) as two:
@@ -197,7 +195,7 @@ class TestANewerCall:
                 assert fleet.wait_for(1)[0]["id"] == ORDER
 
 
-def test_notes_of_revoked_ids_are_forgotten_after_a_day(delayed: DelayedTasks, fleet: Fleet) -> None:
+def test_records_of_revoked_ids_expire_after_a_day(delayed: DelayedTasks, fleet: Fleet) -> None:
     queue = delayed.queue
     queue.calls.note_revoked(f"id-{number}" for number in range(600))
     key = queue._shards[0].keys.revoked
@@ -208,9 +206,7 @@ def test_notes_of_revoked_ids_are_forgotten_after_a_day(delayed: DelayedTasks, f
 
 
 @pytest.mark.parametrize("backend", ["disabled://", "rpc://"])
-def test_a_result_backend_that_forgets_nothing_is_no_trouble(
-    fleet: Fleet, backend: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_result_backend_without_forget_is_ignored(fleet: Fleet, backend: str, caplog: pytest.LogCaptureFixture) -> None:
     delayed = fleet.delayed(result_backend=backend)
     send(delayed)
     assert delayed.cancel(ORDER)
