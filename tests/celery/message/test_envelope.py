@@ -1,4 +1,4 @@
-"""Envelope: the stored form of a message loses nothing, in Python and in Redis; unreadable ones are refused."""
+"""Envelope: packing a message is lossless, in Python and in Redis; unreadable messages are refused."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ VERSION_BYTE = VERSION[0]
 
 
 def as_json(value: Any) -> Any:
-    """Return *value* as JSON holds it, without types of its own."""
+    """Return *value* after a round trip through JSON."""
     return json.loads(dumps(value))
 
 
 class TestPacked:
     @given(envelopes())
     @settings(deadline=None, max_examples=150)
-    def test_comes_back_as_it_was(self, envelope: Envelope) -> None:
+    def test_round_trip_is_lossless(self, envelope: Envelope) -> None:
         found = Envelope.unpack(envelope.pack(), envelope.id, envelope.storage_headers())
 
         plain = replace(envelope, headers=as_json(envelope.headers), properties=as_json(envelope.properties))
@@ -50,12 +50,12 @@ class TestPacked:
 
     @given(envelopes())
     @settings(deadline=None, max_examples=100)
-    def test_expands_to_the_very_element_of_a_list(self, envelope: Envelope) -> None:
+    def test_expands_to_the_exact_list_element(self, envelope: Envelope) -> None:
         assert expand(envelope.pack(), envelope.id).replace(TAG, "a tag") == envelope.element("a tag")
 
     @given(envelopes(task_ids.filter(lambda found: found.isprintable() and found.isascii())))
     @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    def test_is_expanded_by_redis_as_in_python(self, client: redis.Redis, envelope: Envelope) -> None:
+    def test_redis_and_python_expand_it_to_the_same_bytes(self, client: redis.Redis, envelope: Envelope) -> None:
         assume(not needs_reading(envelope.element("")))
         queue = DelayQueue("celery", client)
         queue.push_many([Push(envelope.pack(), id=envelope.id, destination="list")])
@@ -67,7 +67,7 @@ class TestPacked:
         assert tag
         assert element.decode() == envelope.element(tag)
 
-    def test_gives_each_message_a_tag_of_its_own(self, client: redis.Redis) -> None:
+    def test_gives_each_message_its_own_delivery_tag(self, client: redis.Redis) -> None:
         queue = DelayQueue("celery", client)
         queue.push_many([Push(message().pack(), destination="list") for _ in range(1100)])
 
@@ -77,7 +77,7 @@ class TestPacked:
         assert len({json.loads(element)["properties"]["delivery_tag"] for element in elements}) == 1100
 
     @pytest.mark.parametrize("piece", ["the id", *PHRASES[:3]], ids=["the id", "one", "two", "three"])
-    def test_leaves_out_only_so_much_of_a_message_that_repeats_itself(self, piece: Any) -> None:
+    def test_limits_the_abbreviations_in_a_repetitive_message(self, piece: Any) -> None:
         envelope = message()
         text = envelope.id if piece == "the id" else json.loads(f'"{_quoted(piece)}"')
         envelope = replace(envelope, body=(text * 5000).encode())
@@ -87,7 +87,7 @@ class TestPacked:
         assert len(packed.translate(None, bytes(range(128)))) <= MOST_CODES
         assert Envelope.unpack(packed, envelope.id) == envelope
 
-    def test_is_a_fraction_of_the_message(self) -> None:
+    def test_is_much_smaller_than_the_message(self) -> None:
         envelope = message()
 
         assert len(envelope.pack()) * 4 < len(envelope.element("a" * 36))
@@ -101,31 +101,31 @@ class TestPacked:
 
 
 def _quoted(phrase: bytes) -> str:
-    """Return *phrase* as the inside of a JSON string."""
+    """Return *phrase* as the contents of a JSON string."""
     return json.dumps(phrase.decode("latin-1"))[1:-1]
 
 
-class TestWhatCannotBeRead:
+class TestUnreadableMessage:
     @pytest.mark.parametrize("first", [code for code in range(32) if code != VERSION_BYTE])
-    def test_a_later_version_is_told_from_garbage(self, first: int) -> None:
+    def test_later_version_differs_from_garbage(self, first: int) -> None:
         with pytest.raises(UnknownVersionError, match="the form that this version reads"):
             Envelope.unpack(bytes([first]) + message().pack()[1:], "id")
 
     @pytest.mark.parametrize("data", [b"", b"{}", b"\x80", b" \x01"])
-    def test_what_is_no_version_is_garbage(self, data: bytes) -> None:
+    def test_invalid_version_is_garbage(self, data: bytes) -> None:
         with pytest.raises(InvalidValueError) as caught:
             Envelope.unpack(data, "id")
         assert type(caught.value) is InvalidValueError
 
     @given(st.binary(max_size=200))
     @settings(deadline=None, max_examples=100)
-    def test_garbage_is_a_clear_error(self, data: bytes) -> None:
+    def test_garbage_raises_a_clear_error(self, data: bytes) -> None:
         with pytest.raises(InvalidValueError):
             Envelope.unpack(VERSION + data, "id")
 
     @given(st.data())
     @settings(deadline=None, max_examples=100)
-    def test_a_damaged_message_is_read_or_a_clear_error(self, data: st.DataObject) -> None:
+    def test_damaged_message_is_read_or_raises_a_clear_error(self, data: st.DataObject) -> None:
         packed = bytearray(data.draw(envelopes()).pack())
         for _ in range(data.draw(st.integers(1, 4))):
             packed[data.draw(st.integers(1, len(packed) - 1))] = data.draw(st.integers(0, 255))
@@ -145,18 +145,18 @@ class TestWhatCannotBeRead:
         ],
         ids=["too deep", "a typed value", "too large", "no body"],
     )
-    def test_so_is_json_that_is_no_message(self, value: str) -> None:
+    def test_json_that_is_not_a_message_raises_a_clear_error(self, value: str) -> None:
         with pytest.raises(InvalidValueError, match="cannot be read"):
             Envelope.unpack(VERSION + value.encode(), "id")
 
     @pytest.mark.parametrize("headers", ["5", "null", '"text"', "[1]"])
-    def test_so_are_headers_that_are_none(self, headers: str) -> None:
+    def test_invalid_headers_raise_a_clear_error(self, headers: str) -> None:
         text = message(headers={}).element("tag").replace('"headers":{}', f'"headers":{headers}')
 
         with pytest.raises(InvalidValueError, match="cannot be read"):
             Envelope.unpack(VERSION + text.encode(), "id")
 
-    def test_types_of_headers_are_plain_until_they_are_asked_for(self) -> None:
+    def test_typed_headers_stay_plain_until_converted(self) -> None:
         headers = {
             "at": datetime(2027, 1, 1, tzinfo=timezone.utc),
             "price": Decimal("1.10"),
@@ -186,7 +186,7 @@ class TestWhatCannotBeRead:
         ],
         ids=lambda value: str(value)[:60],
     )
-    def test_types_that_may_be_of_any_size_or_are_none_stay_as_they_are(self, value: Any) -> None:
+    def test_unbounded_or_invalid_types_stay_plain(self, value: Any) -> None:
         register_type(_Fragile, "fragile", str, _break)
 
         assert restore_types({"x": [value]}) == {"x": [value]}

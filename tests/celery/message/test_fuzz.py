@@ -1,6 +1,6 @@
-"""Any bytes in a broker, in the store or in a request are read, refused or left, and nothing else happens.
+"""Fuzzing: arbitrary bytes in the broker, the store or a request are read, refused or left unchanged.
 
-REDIS_QUEUE_HYPOTHESIS_PROFILE=thorough takes thirty times as many.
+REDIS_QUEUE_HYPOTHESIS_PROFILE=thorough runs thirty times as many examples.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def protocol_1(body: bytes) -> Envelope:
     return message(headers={}, body=body)
 
 
-class TestAStoredMessage:
+class TestStoredMessage:
     @fuzzed
     @given(payloads, st.text(max_size=12), kept)
     def test_is_read_or_refused(self, payload: bytes, entry_id: str, head: Any) -> None:
@@ -108,7 +108,7 @@ class TestAStoredMessage:
     @given(
         payloads | json_values | objects_with(task=st.text(), args=st.lists(json_values)), st.text(max_size=12), kept
     )
-    def test_is_shown_whatever_it_is(self, payload: Any, entry_id: str, head: Any) -> None:
+    def test_is_shown_with_any_contents(self, payload: Any, entry_id: str, head: Any) -> None:
         entry = Entry(entry_id, payload, head, NOW, NOW)
         shown = TaskEntry.of(entry)
         assert (shown.id, shown.due_at) == (entry_id, NOW)
@@ -134,7 +134,7 @@ def virtual() -> Iterator[Broker]:
 
 @fuzzed
 @given(st.lists(json_values | objects_with(queue=st.text(), exchange=objects_with(name=st.text())), max_size=2))
-def test_whatever_a_message_has_declared_it_is_sent_or_refused(virtual: Broker, declare: list[Any]) -> None:
+def test_message_with_any_declaration_is_sent_or_refused(virtual: Broker, declare: list[Any]) -> None:
     found: list[Any] = []
     stored = message()
     envelope = outcome(lambda: Envelope.unpack(stored.pack(), stored.id, {"declare": declare}), InvalidValueError)
@@ -159,7 +159,7 @@ def test_whatever_a_message_has_declared_it_is_sent_or_refused(virtual: Broker, 
         },
     ),
 )
-def test_a_queue_comes_back_as_it_was_described(name: str, kind: str, options: dict[str, Any]) -> None:
+def test_queue_description_round_trip(name: str, kind: str, options: dict[str, Any]) -> None:
     queue = declared(name, exchange_of(f"exchange of {name}", kind), routing_key=name, **options)
     description = json.loads(json.dumps(describe(queue, APP)))
     if isinstance(description, str):
@@ -178,10 +178,10 @@ def backlog() -> KombuBacklog:
     return backlog
 
 
-class TestWhatStockWorkersLeft:
+class TestMessageOfStockWorkers:
     @fuzzed
     @given(st.binary(max_size=40) | as_json(elements) | damaged_bytes(as_json(elements)))
-    def test_in_a_list_is_found_or_left(self, backlog: KombuBacklog, element: bytes) -> None:
+    def test_in_a_list_is_found_or_left_in_place(self, backlog: KombuBacklog, element: bytes) -> None:
         replies: Any = {"LLEN": 1, "LRANGE": [element]}
         backlog._send = lambda verb, *_: replies[verb]
         for page in backlog._in_list("celery", "celery"):
@@ -193,7 +193,7 @@ class TestWhatStockWorkersLeft:
         st.binary(max_size=40) | as_json(st.tuples(elements, json_values, json_values)) | as_json(json_values),
         st.none() | st.floats(allow_nan=False),
     )
-    def test_unacknowledged_is_found_or_left(
+    def test_unacknowledged_is_found_or_left_in_place(
         self, backlog: KombuBacklog, tag: bytes, value: bytes, score: float | None
     ) -> None:
         replies: Any = {"HSCAN": (b"0", [tag, value]), "ZMSCORE": [score]}
@@ -206,14 +206,14 @@ class Fetching(FetchingChannel, Channel):
     """A channel without a connection."""
 
     def __del__(self) -> None:
-        """Close nothing."""
+        """Close nothing: there is no connection."""
 
 
 @example(b"[" * 100_000)
 @example(b'{"properties":{"x":{"__type__":"decimal","__value__":"x"}}}')
 @fuzzed
 @given(st.binary(max_size=40) | as_json(elements) | damaged_bytes(as_json(elements)) | damaged_bytes(packed))
-def test_a_fetched_message_is_handed_on_or_put_aside_with_its_bytes(item: bytes) -> None:
+def test_fetched_message_is_delivered_or_quarantined_with_its_bytes(item: bytes) -> None:
     aside: list[Any] = []
     handed: list[Any] = []
     channel = object.__new__(Fetching)
@@ -228,7 +228,7 @@ def test_a_fetched_message_is_handed_on_or_put_aside_with_its_bytes(item: bytes)
 
 @fuzzed
 @given(st.binary(max_size=40) | as_json(json_values) | as_json(objects_with(host=st.text(), at=st.floats())))
-def test_a_start_of_a_task_can_be_shown_whatever_was_kept(row: bytes) -> None:
+def test_start_record_with_any_contents_can_be_shown(row: bytes) -> None:
     start = _read_start(row)
     assert isinstance(start["host"], str)
     assert _stamp(start["at"]).endswith(" UTC")
@@ -251,7 +251,7 @@ values = st.recursive(
 
 
 def written(kind: Any, **options: Any) -> bytes | str:
-    """Return the stored form of a message, or its refusal."""
+    """Return the stored form of a message, or the exception."""
     try:
         return bytes(kind("body", **options)._serialize_properties())
     except Exception:  # noqa: BLE001 - both may refuse, each in its own words
@@ -271,7 +271,7 @@ def test_a_message_for_rabbitmq_is_written_or_refused_as_py_amqp_does(table: Any
     assert ours == theirs
 
 
-class TestAConfiguration:
+class TestConfiguration:
     @fuzzed
     @given(
         st.dictionaries(
@@ -280,7 +280,7 @@ class TestAConfiguration:
             max_size=2,
         )
     )
-    def test_is_taken_or_refused_by_a_name(self, values: dict[str, Any]) -> None:
+    def test_is_accepted_or_refused_with_the_name_of_the_setting(self, values: dict[str, Any]) -> None:
         app = Celery("fuzz", broker="memory://", set_as_current=False)
         app.conf.update({f"{NAMESPACE}{name}": value for name, value in values.items()})
         found = outcome(lambda: CelerySettings.of(app), ConfigurationError)
@@ -291,7 +291,7 @@ class TestAConfiguration:
         st.text(max_size=12)
         | st.builds("{}:{}".format, st.sampled_from(["run", "spread", "skip"]), st.floats() | st.text(max_size=5))
     )
-    def test_of_what_is_overdue_is_taken_or_refused(self, text: str) -> None:
+    def test_of_overdue_entries_is_accepted_or_refused(self, text: str) -> None:
         found = outcome(lambda: Overdue.parse(text), ConfigurationError)
         if isinstance(found, Overdue):
             assert math.isfinite(found.amount)
@@ -301,25 +301,24 @@ class TestAConfiguration:
 
 
 class NoStore:
-    """In place of DelayedTasks where requests are read: an invalid id is a fault of the reader."""
+    """A DelayedTasks without a store, for readers of requests: it asserts that ids are valid."""
 
     def cancel_many(self, ids: list[str]) -> None:
-        """Take ids as the store does."""
+        """Check the ids as the store does."""
         assert all(isinstance(id_, str) and id_.isprintable() and 0 < len(id_) < 256 for id_ in ids)
 
     settings = SimpleNamespace(prefix="redis_queue", delay_queue="celery")
 
     def cancel_matching(self, *, stamp: Any) -> None:
-        """Take a stamp."""
+        """Accept any stamp."""
 
     def get(self, id_: str) -> None:
-        """Take an id."""
         self.cancel_many([id_])
 
 
 @fuzzed
 @given(st.sampled_from(list(control._COMMANDS)), json_values, json_values)
-def test_a_request_of_a_foreign_client_leaves_the_workers_own_answer(name: str, first: Any, second: Any) -> None:
+def test_request_of_a_foreign_client_keeps_the_own_answer_of_the_worker(name: str, first: Any, second: Any) -> None:
     app = SimpleNamespace(delayed_tasks=NoStore(), redis_queue_loop=SimpleNamespace(leads=True))
     own: Any = {"scheduled": [], "query_task": {}}.get(name, "own")
     command = control._COMMANDS[name](lambda *_, **__: own)

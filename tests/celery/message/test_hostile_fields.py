@@ -1,4 +1,4 @@
-"""Any value in any field of a stored message: each reader accepts or refuses it, in little time and memory.
+"""Any value in any field of a stored message: each reader accepts or refuses it within limits of time and memory.
 
 Each test gives a reader every field with every value, and measures its own processor time, not that of its neighbours.
 """
@@ -81,11 +81,11 @@ IN_RECORD: Final = ("declare", "expires_at")
 HOLE: Final = "the place of the value"
 
 SECONDS, MEGABYTES = 0.5, 200
-"""What a reader may take for one message, and all of them together. A reader that makes the decimal takes minutes."""
+"""Limits of CPU seconds per message and of memory for all messages. A reader that expands the decimal takes minutes."""
 
 
 def element(field: str, value: str) -> str:
-    """Return an ordinary message with *value*, which is JSON, in place of *field*."""
+    """Return an ordinary message whose *field* is *value*, given as JSON."""
     found: Any = json.loads(message(body=b'[[1], {}, {"chord": null}]').element(""))
     *path, last = field.split(".")
     place = found
@@ -96,7 +96,7 @@ def element(field: str, value: str) -> str:
 
 
 def records() -> Iterator[tuple[str, bytes, bytes]]:
-    """Yield the description of each record, its payload and the JSON of its headers."""
+    """Yield the description of each record, with its payload and the JSON of its headers."""
     for kind, value in HOSTILE.items():
         for field in IN_MESSAGE:
             yield f"{field}: {kind}", VERSION + element(field, value).encode(), b""
@@ -112,7 +112,7 @@ def records() -> Iterator[tuple[str, bytes, bytes]]:
 
 @pytest.fixture(scope="module")
 def entries() -> dict[str, Entry]:
-    """All records that can be read as records, as a queue hands them out."""
+    """All valid records, as a queue returns them."""
     codec, found = Codec(JSON, 2**30), {}
     for number, (what, payload, headers) in enumerate(records()):
         try:
@@ -136,7 +136,7 @@ def framed(payload: bytes, headers: bytes, destination: bytes = b"") -> bytes:
 
 
 def measured(what: str, call: Callable[[], Any]) -> Any:
-    """Return the result of *call*; raises AssertionError if it takes long."""
+    """Return the result of *call*; raises AssertionError if it takes too long."""
     before = time.process_time()
     found = call()
     taken = time.process_time() - before
@@ -161,7 +161,7 @@ def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
 
 
 def store(app: Celery, client: redis.Redis, destination: str = "") -> int:
-    """Store all records as due; return how many."""
+    """Store all records as due; return their number."""
     keys = Keys("redis_queue", "delay", "celery", 0)
     DelayedTasks(app).queue.push("to be known", id="gone")
     DelayedTasks(app).queue.cancel("gone")
@@ -177,7 +177,7 @@ def store(app: Celery, client: redis.Redis, destination: str = "") -> int:
     return len(rows)
 
 
-def test_a_row_of_the_dashboard(entries: dict[str, Entry]) -> None:
+def test_dashboard_row(entries: dict[str, Entry]) -> None:
     def shown(entry: Entry) -> None:
         row = TaskEntry.of(entry)
         assert row.id == entry.id
@@ -189,7 +189,7 @@ def test_a_row_of_the_dashboard(entries: dict[str, Entry]) -> None:
         measured(what, lambda: shown(entry))  # noqa: B023
 
 
-def test_an_envelope_is_whole_or_refused(entries: dict[str, Entry]) -> None:
+def test_envelope_is_complete_or_refused(entries: dict[str, Entry]) -> None:
     taken = set()
     for what, entry in entries.items():
         try:
@@ -206,7 +206,7 @@ def test_an_envelope_is_whole_or_refused(entries: dict[str, Entry]) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["into its list", "without a list"])
-def test_a_dispatcher_is_done_with_all_of_them(
+def test_dispatcher_handles_all_records(
     app: Celery, client: redis.Redis, caplog: pytest.LogCaptureFixture, *, named: bool
 ) -> None:
     list_name = app.conf.task_default_queue
@@ -230,7 +230,7 @@ def test_a_dispatcher_is_done_with_all_of_them(
     assert [found for found in elements if good.encode() in found]
     assert max(map(len, elements)) < 2 * LONG + MOST_CODES
     for found in elements:
-        measured(str(found[:200]), lambda: take_in(found))  # noqa: B023
+        measured(str(found[:200]), lambda: read_as_worker(found))  # noqa: B023
 
 
 def server_seconds(client: redis.Redis) -> float:
@@ -242,10 +242,10 @@ class Fetching(FetchingChannel, Channel):
     """A channel without a connection."""
 
     def __del__(self) -> None:
-        """Close nothing."""
+        """Close nothing: there is no connection."""
 
 
-def take_in(item: bytes) -> None:
+def read_as_worker(item: bytes) -> None:
     """Read *item* as a worker does, and find the list to which it would be returned."""
     channel = object.__new__(Fetching)
     channel._qos = SimpleNamespace(put_aside=lambda *_: None, record=lambda *_: None)
@@ -254,14 +254,14 @@ def take_in(item: bytes) -> None:
         channel._get_message_priority(payload)
 
 
-def test_a_worker_takes_in_what_others_put_into_its_list(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_reads_messages_written_by_others(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "redis_queue")
     for kind, value in HOSTILE.items():
         for field in IN_MESSAGE:
-            measured(f"{field}: {kind}", lambda: take_in(element(field, value).encode()))  # noqa: B023
+            measured(f"{field}: {kind}", lambda: read_as_worker(element(field, value).encode()))  # noqa: B023
 
 
-def test_the_list_of_the_command_line(app: Celery, client: redis.Redis) -> None:
+def test_command_line_list(app: Celery, client: redis.Redis) -> None:
     store(app, client)
 
     def listed() -> Any:

@@ -1,4 +1,4 @@
-"""Delayed tasks that the first release stored are sent by this one."""
+"""Send delayed tasks that the first release stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN = "0d1f0f7e-5d0a-4f3c-9c55-0e0a8a1e7c11"
 ROUTED = "0d1f0f7e-5d0a-4f3c-9c55-0e0a8a1e7c12"
 
 
-def test_what_the_first_release_stored_is_listed_and_sent(broker: Broker, redis_url: str, client: redis.Redis) -> None:
+def test_entries_of_the_first_release_are_listed_and_sent(broker: Broker, redis_url: str, client: redis.Redis) -> None:
     write_schema_1(client)
     broker.forget_later("mail")
     broker.bind("mail", "news", "eu.mail")

@@ -1,4 +1,4 @@
-"""TaskCall and push_task: calls that an entry can hold, and calls that are refused before they are stored."""
+"""TaskCall and push_task: valid calls are stored, invalid calls are refused before anything is stored."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TestTaskCall:
         ],
         ids=["name only", "arguments", "keywords", "everything"],
     )
-    def test_comes_back_from_json_as_it_was(self, call: TaskCall) -> None:
+    def test_json_round_trip(self, call: TaskCall) -> None:
         back = TaskCall.from_payload(json.loads(json.dumps(call.payload())))
 
         assert (back.task, list(back.args), back.kwargs, back.options) == (
@@ -55,7 +55,7 @@ class TestTaskCall:
         assert TaskCall("shop.remind", options={name: None}).options == {name: None}
 
     @pytest.mark.parametrize("name", ["countdown", "eta"])
-    def test_refuses_celerys_own_delays_and_says_what_to_use(self, name: str) -> None:
+    def test_refuses_celery_delay_options_with_a_hint(self, name: str) -> None:
         with pytest.raises(InvalidValueError, match=rf"'{name}'.*\bdelay") as refused:
             TaskCall("shop.remind", options={name: 5})
         assert "due_at" in str(refused.value)
@@ -75,23 +75,23 @@ class TestTaskCall:
             TaskCall("shop.remind", options={wrong: 1})
 
     @pytest.mark.parametrize("name", ["task_id", "link", "link_error", "chord", "group_id", "zzz"])
-    def test_names_the_known_options_where_none_is_near(self, name: str) -> None:
+    def test_lists_the_known_options_if_none_is_similar(self, name: str) -> None:
         with pytest.raises(InvalidValueError, match=f"'{name}'.*serializer.*time_limit"):
             TaskCall("shop.remind", options={name: 1})
 
     @pytest.mark.parametrize("task", ["", None, 5, b"shop.remind", ["shop.remind"]])
-    def test_refuses_a_task_that_is_no_name(self, task: Any) -> None:
+    def test_refuses_an_invalid_task_name(self, task: Any) -> None:
         with pytest.raises(InvalidValueError, match="task="):
             TaskCall(task)
 
     @pytest.mark.parametrize("args", ["abc", b"abc", None, 5, {"a": 1}, {1, 2}, iter([1])])
-    def test_refuses_arguments_that_are_no_list(self, args: Any) -> None:
+    def test_refuses_arguments_that_are_not_a_list(self, args: Any) -> None:
         with pytest.raises(InvalidValueError, match="args="):
             TaskCall("shop.remind", args)
 
     @pytest.mark.parametrize("value", [None, "abc", 5, [("a", 1)], {1: "a"}, {None: 1}])
     @pytest.mark.parametrize("name", ["kwargs", "options"])
-    def test_refuses_keywords_and_options_that_are_no_mapping_of_names(self, name: str, value: Any) -> None:
+    def test_refuses_keywords_and_options_that_are_not_a_mapping_of_names(self, name: str, value: Any) -> None:
         with pytest.raises(InvalidValueError, match=f"{name}="):
             TaskCall("shop.remind", **{name: value})
 
@@ -112,11 +112,11 @@ class TestTaskCall:
             {"task": "shop.remind", "extra": 1},
         ],
     )
-    def test_is_not_read_from_what_holds_none(self, payload: Any) -> None:
+    def test_is_not_read_from_invalid_payloads(self, payload: Any) -> None:
         with pytest.raises(InvalidValueError):
             TaskCall.from_payload(payload)
 
-    def test_is_read_from_a_payload_with_nothing_but_the_name(self) -> None:
+    def test_is_read_from_a_payload_with_only_a_name(self) -> None:
         assert TaskCall.from_payload({"task": "shop.remind"}) == TaskCall("shop.remind")
 
 
@@ -150,12 +150,12 @@ class TestPushTask:
         (entry,) = queue.list()
         assert (entry.payload["args"], entry.payload["kwargs"]) == (["42"], {"tone": "kind"})
 
-    def test_takes_a_moment_instead_of_a_delay(self, queue: DelayQueue, clock: ManualClock) -> None:
+    def test_takes_a_due_time_instead_of_a_delay(self, queue: DelayQueue, clock: ManualClock) -> None:
         push_task(queue, "shop.remind", due_at=clock.after(3600))
 
         assert queue.next_due() == clock.after(3600)
 
-    def test_replaces_the_call_that_waits_under_the_same_id(self, queue: DelayQueue, clock: ManualClock) -> None:
+    def test_replaces_the_waiting_call_with_the_same_id(self, queue: DelayQueue, clock: ManualClock) -> None:
         for number in range(3):
             assert push_task(queue, "shop.save", [number], id="form-7", delay=10 + number) == "form-7"
 
@@ -163,7 +163,7 @@ class TestPushTask:
         assert entry.payload["args"] == [2]
         assert entry.due_at == clock.after(12)
 
-    def test_keeps_or_refuses_the_same_id_where_that_is_asked_for(self, queue: DelayQueue) -> None:
+    def test_keeps_or_refuses_the_same_id_on_request(self, queue: DelayQueue) -> None:
         push_task(queue, "shop.save", [1], id="form-7", delay=10)
         push_task(queue, "shop.save", [2], id="form-7", delay=10, on_conflict="keep")
         with pytest.raises(EntryExistsError, match="form-7"):
@@ -231,7 +231,7 @@ class TestPushTask:
             ({"on_conflict": "maybe"}, InvalidValueError, "maybe"),
         ],
     )
-    def test_refuses_bad_values_before_it_asks_redis(
+    def test_refuses_invalid_values_before_it_calls_redis(
         self, refused: dict[str, Any], error: type[Exception], named: str
     ) -> None:
         nowhere = DelayQueue("celery", redis.Redis(unix_socket_path="/nonexistent/redis.sock"))
