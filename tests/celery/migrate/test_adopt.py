@@ -1,4 +1,4 @@
-"""Adoption: delayed tasks of stock workers move from the broker into the store; none is lost or doubled."""
+"""Adoption: delayed tasks of stock workers move from the broker into the store, without loss or duplicates."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MakeApp = Callable[..., Celery]
 
 @pytest.fixture
 def make(redis_server: RedisServer, client: redis.Redis) -> Iterator[MakeApp]:
-    """Makes apps on the shared Redis; *stock* ones have no DelayedTasks."""
+    """Makes apps on the shared Redis; *stock* apps have no DelayedTasks."""
     made: list[Celery] = []
 
     def app(*, stock: bool = False, **settings: Any) -> Celery:
@@ -61,7 +61,7 @@ def make(redis_server: RedisServer, client: redis.Redis) -> Iterator[MakeApp]:
 
 @pytest.fixture(params=["the broker's Redis", "another Redis"])
 def store(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[dict[str, Any]]:
-    """The setting that says where the store is."""
+    """The setting with the URL of the store."""
     if request.param == "the broker's Redis":
         yield {"redis_queue_url": redis_server.url}
     else:
@@ -74,7 +74,7 @@ def stored(app: Celery) -> DelayQueue:
 
 
 def fetch(client: redis.Redis, key: str = "celery", *, prefix: str = "", unacked: str = "unacked") -> None:
-    """Do what a worker does with the next message before it dies; the one before it died as well."""
+    """Fetch the next message like a worker that then dies; the worker before it has died as well."""
     message = json.loads(client.rpop(f"{prefix}{key}"))  # type: ignore[arg-type]
     route = message["properties"]["delivery_info"]
     message["headers"]["redelivered"] = route["redelivered"] = True
@@ -84,7 +84,7 @@ def fetch(client: redis.Redis, key: str = "celery", *, prefix: str = "", unacked
 
 
 def settled(entry: Entry) -> tuple[Any, ...]:
-    """Return what two entries of the same call have in common."""
+    """Return the fields that two entries of the same call have in common."""
     envelope = Envelope.unpack(entry.payload, entry.id, entry.headers)
     headers = {name: value for name, value in envelope.headers.items() if name != CALL}
     payload = re.sub(rb"T\d\d:\d\d:\d\d\.\d+", b"", replace(envelope, headers=headers).pack())
@@ -92,14 +92,14 @@ def settled(entry: Entry) -> tuple[Any, ...]:
 
 
 def adopted(app: Celery) -> tuple[int, int]:
-    """Adopt; return how many were adopted and only removed."""
+    """Adopt; return the numbers of adopted and of only removed messages."""
     adoption = Adoption(app)
     adoption.run()
     assert adoption.left == []
     return adoption.adopted, adoption.removed
 
 
-def test_what_stock_workers_left_waits_and_runs_once(client: redis.Redis, redis_server: RedisServer) -> None:
+def test_tasks_of_stock_workers_wait_and_run_once(client: redis.Redis, redis_server: RedisServer) -> None:
     environment = {"BROKER": f"redis+socket://{redis_server.socket}", "STORE": redis_server.url}
     worker: tuple[str, ...] = (
         "-A",
@@ -120,7 +120,7 @@ def test_what_stock_workers_left_waits_and_runs_once(client: redis.Redis, redis_
         for number in range(len(due), len(due) + count):
             due[f"task-{number}"] = eta = LATER + timedelta(seconds=number)
             sender.send_task("migrating.note", eta=eta, task_id=f"task-{number}")
-        wait_until(lambda: client.hlen("unacked") == len(due), description="a worker that holds them all")
+        wait_until(lambda: client.hlen("unacked") == len(due), description="a worker that holds all messages")
 
     with CeleryProcess(*worker, environment=environment) as killed:
         killed.wait_for_output("ready.")
@@ -145,7 +145,7 @@ def test_what_stock_workers_left_waits_and_runs_once(client: redis.Redis, redis_
     assert {entry.id: entry.due_at for entry in delayed.list()} == due
     assert all(delayed.run_now(id_) for id_ in due)
     with CeleryProcess(*worker, environment={**environment, "MIGRATED": "1"}):
-        wait_until(lambda: client.llen("noted") >= 6, description="six tasks that ran")
+        wait_until(lambda: client.llen("noted") >= 6, description="six executed tasks")
         ran = [str(row, "utf-8").split() for row in client.lrange("noted", 0, -1)]  # type: ignore[arg-type]
     assert Counter(id_ for id_, _ in ran) == Counter(list(due))
     sender.close()
@@ -153,10 +153,10 @@ def test_what_stock_workers_left_waits_and_runs_once(client: redis.Redis, redis_
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
-def test_it_stores_exactly_what_a_capture_would_have_stored(
+def test_adopted_entries_equal_captured_entries(
     protocol: int, make: MakeApp, store: dict[str, Any], client: redis.Redis
 ) -> None:
-    # kombu remembers its bindings for as long as the process lives, whatever becomes of the Redis.
+    # kombu caches its bindings for the lifetime of the process, even if the Redis is emptied.
     mail = f"mail-{uuid.uuid4()}"
     settings = {
         **store,
@@ -185,9 +185,7 @@ def test_it_stores_exactly_what_a_capture_would_have_stored(
     assert len(captured) == 4
 
 
-def test_all_queues_and_priorities_under_other_names_are_searched(
-    make: MakeApp, store: dict[str, Any], client: redis.Redis
-) -> None:
+def test_all_queues_and_priorities_are_searched(make: MakeApp, store: dict[str, Any], client: redis.Redis) -> None:
     settings = {
         **store,
         "broker_transport_options": {
@@ -215,7 +213,7 @@ def test_all_queues_and_priorities_under_other_names_are_searched(
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_of_a_long_list_only_the_delayed_ones_go_and_the_others_keep_their_order(
+def test_long_list_loses_only_its_delayed_messages_and_keeps_its_order(
     shards: int, make: MakeApp, store: dict[str, Any], client: redis.Redis
 ) -> None:
     settings = {**store, "redis_queue_shards": shards}
@@ -232,7 +230,7 @@ def test_of_a_long_list_only_the_delayed_ones_go_and_the_others_keep_their_order
     assert {entry.id for entry in stored(app)} == {f"task-{number:04}" for number in range(1200) if number % 3}
 
 
-def test_a_list_that_moves_while_it_is_read_loses_nothing(
+def test_list_that_changes_during_the_search_loses_nothing(
     make: MakeApp, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, store: dict[str, Any]
 ) -> None:
     stock = make(stock=True)
@@ -259,7 +257,7 @@ def test_a_list_that_moves_while_it_is_read_loses_nothing(
     assert {entry.id for entry in stored(app)} == {f"task-{number}" for number in (1, 3, 5, 7, 9)}
 
 
-def test_the_places_in_one_list_are_right_for_each_shard(client: redis.Redis) -> None:
+def test_positions_in_one_list_are_correct_for_each_shard(client: redis.Redis) -> None:
     queue = DelayQueue("celery", client, shards=3)
     rows = [f"element-{number}".encode() for number in range(600)]
     client.rpush("foreign", *rows)
@@ -279,11 +277,11 @@ def test_the_places_in_one_list_are_right_for_each_shard(client: redis.Redis) ->
 
 
 def shares(app: Celery, client: redis.Redis) -> bool:
-    """Tell whether the store of *app* is the Redis of *client*."""
+    """Return whether the store of *app* is the Redis of *client*."""
     return bool(app.conf.redis_queue_url.endswith(f"{client.connection_pool.connection_kwargs['path']}?db=0"))
 
 
-def test_finding_them_changes_nothing(make: MakeApp, client: redis.Redis) -> None:
+def test_find_changes_nothing(make: MakeApp, client: redis.Redis) -> None:
     stock = make(stock=True)
     for number in range(3):
         stock.send_task("shop.remind", eta=LATER, task_id=f"task-{number}")
@@ -300,7 +298,7 @@ def test_finding_them_changes_nothing(make: MakeApp, client: redis.Redis) -> Non
     assert {key: client.dump(key) for key in client.keys("*")} == before
 
 
-def test_a_crash_between_the_two_steps_doubles_nothing(
+def test_crash_between_the_two_steps_duplicates_nothing(
     make: MakeApp, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with RedisServer() as other:
@@ -325,7 +323,7 @@ def crash(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_one_that_goes_elsewhere_between_the_two_steps_is_not_stored(
+def test_message_removed_between_the_two_steps_is_not_stored(
     make: MakeApp, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with RedisServer() as other:
@@ -345,7 +343,7 @@ def test_one_that_goes_elsewhere_between_the_two_steps_is_not_stored(
         assert adoption.left == [RemainingTask("the-task", "unacked", "a worker has just fetched it")]
 
 
-def test_what_a_worker_fetches_again_meanwhile_stays(
+def test_message_fetched_again_by_a_worker_stays(
     make: MakeApp, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, store: dict[str, Any]
 ) -> None:
     make(stock=True).send_task("shop.remind", countdown=3600, task_id="the-task")
@@ -364,7 +362,7 @@ def test_what_a_worker_fetches_again_meanwhile_stays(
     assert (adoption.adopted, client.hlen("unacked")) == (0, 1)
 
 
-class TestAnIdThatIsStored:
+class TestStoredId:
     @pytest.fixture
     def app(self, make: MakeApp, store: dict[str, Any]) -> Celery:
         return make(**store)
@@ -373,9 +371,7 @@ class TestAnIdThatIsStored:
     def stock(self, make: MakeApp) -> Celery:
         return make(stock=True)
 
-    def test_of_the_same_message_is_taken_out_of_the_broker(
-        self, app: Celery, stock: Celery, client: redis.Redis
-    ) -> None:
+    def test_of_the_same_message_removes_the_message(self, app: Celery, stock: Celery, client: redis.Redis) -> None:
         stock.send_task("shop.remind", eta=LATER, task_id="the-task")
         copy = client.lindex("celery", 0)
         assert adopted(app) == (1, 0)
@@ -387,7 +383,7 @@ class TestAnIdThatIsStored:
         assert [entry.due_at for entry in stored(app)] == [LATER + timedelta(days=1)]
         assert client.llen("celery") == 0
 
-    def test_of_a_later_attempt_covers_the_message(self, app: Celery, stock: Celery, client: redis.Redis) -> None:
+    def test_of_a_later_attempt_removes_the_message(self, app: Celery, stock: Celery, client: redis.Redis) -> None:
         stock.send_task("shop.remind", eta=LATER, task_id="the-task", retries=1)
         fetch(client)
         app.send_task("shop.remind", eta=LATER, task_id="the-task", retries=2)
@@ -399,7 +395,7 @@ class TestAnIdThatIsStored:
         assert client.exists("unacked") == 0
 
     @pytest.mark.parametrize("last_first", [True, False])
-    def test_among_several_attempts_in_the_broker_is_that_of_the_last(
+    def test_among_several_attempts_keeps_the_last(
         self, last_first: bool, app: Celery, stock: Celery, client: redis.Redis
     ) -> None:
         for retries in (2, 1) if last_first else (1, 2):
@@ -410,7 +406,7 @@ class TestAnIdThatIsStored:
         assert [entry.retries for entry in DelayedTasks(app).list()] == [2]
         assert client.exists("celery") == 0
 
-    def test_of_another_call_leaves_both_where_they_are(self, app: Celery, stock: Celery, client: redis.Redis) -> None:
+    def test_of_another_call_keeps_both(self, app: Celery, stock: Celery, client: redis.Redis) -> None:
         stock.send_task("shop.remind", ["stock"], eta=LATER, task_id="the-task")
         app.send_task("shop.remind", ["stored"], eta=LATER, task_id="the-task")
 
@@ -420,7 +416,7 @@ class TestAnIdThatIsStored:
         assert adoption.left == [RemainingTask("the-task", "celery", "another task with its id is stored")]
         assert (client.llen("celery"), [entry.args for entry in DelayedTasks(app).list()]) == (1, ["['stored']"])
 
-    def test_of_a_dead_letter_leaves_both_where_they_are(self, app: Celery, stock: Celery, client: redis.Redis) -> None:
+    def test_of_a_dead_letter_keeps_both(self, app: Celery, stock: Celery, client: redis.Redis) -> None:
         stock.send_task("shop.remind", eta=LATER, task_id="the-task")
         app.send_task("shop.remind", eta=LATER, task_id="the-task")
         (entry,) = stored(app).moves.claim_batch(early=True).entries
@@ -433,7 +429,7 @@ class TestAnIdThatIsStored:
         assert (client.llen("celery"), stored(app).stats().dead) == (1, 1)
 
 
-def test_what_cannot_be_read_stays_and_does_not_stand_in_the_way(make: MakeApp, client: redis.Redis) -> None:
+def test_unreadable_messages_stay_and_block_no_others(make: MakeApp, client: redis.Redis) -> None:
     stock = make(stock=True)
     for number in range(3):
         stock.send_task("shop.remind", eta=LATER, task_id=f"task-{number}")
@@ -452,7 +448,7 @@ def test_what_cannot_be_read_stays_and_does_not_stand_in_the_way(make: MakeApp, 
     assert client.llen("celery") == 5
 
 
-def test_a_worker_that_does_not_answer_is_not_taken_for_dead(
+def test_silent_worker_is_not_treated_as_dead(
     make: MakeApp, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_workers, "PATIENCE", 0.2)
@@ -469,12 +465,12 @@ def test_a_worker_that_does_not_answer_is_not_taken_for_dead(
     assert adopted(make()) == (1, 0)
 
 
-def test_what_a_worker_lists_from_the_store_is_not_in_its_memory() -> None:
+def test_stored_tasks_in_a_worker_reply_do_not_count_as_held() -> None:
     rows = [{"request": {"id": "stored", "stored": True}}, {"request": {"id": "waits"}}, {"id": "runs"}]
 
     assert list(live_workers.listed(rows)) == ["waits", "runs"]
 
 
-def test_a_broker_that_is_no_redis_is_refused(rabbitmq_url: str, redis_server: RedisServer) -> None:
+def test_broker_other_than_redis_is_refused(rabbitmq_url: str, redis_server: RedisServer) -> None:
     with Broker(rabbitmq_url) as broker, pytest.raises(ConfigurationError, match="must be Redis"):
         Adoption(broker.app(redis_queue_url=redis_server.url)).run()

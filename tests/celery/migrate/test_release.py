@@ -47,7 +47,7 @@ def default(app: Celery) -> str:
 
 @pytest.fixture
 def stored(app: Celery) -> DelayQueue:
-    """What holds the app's delayed tasks."""
+    """The store of the app's delayed tasks."""
     return DelayedTasks(app).queue
 
 
@@ -58,11 +58,11 @@ def released(app: Celery) -> Release:
 
 
 def waiting(queue: DelayQueue) -> dict[str, tuple[datetime, int]]:
-    """Return when each entry is due and how often it was delivered."""
+    """Return the due time and the number of deliveries of each entry."""
     return {entry.id: (entry.due_at, entry.deliveries) for entry in queue}
 
 
-def test_all_go_with_their_time_and_what_is_due_goes_without(
+def test_all_tasks_go_with_an_eta_and_due_ones_without(
     app: Celery, broker: Broker, stored: DelayQueue, default: str
 ) -> None:
     options: dict[str, Any] = {"priority": 7, "headers": {"tenant": "ä"}, "expires": LATER + timedelta(days=1)}
@@ -85,7 +85,7 @@ def test_all_go_with_their_time_and_what_is_due_goes_without(
     assert later.headers["expires"] == (LATER + timedelta(days=1)).isoformat()
 
 
-def test_protocol_1_gets_it_in_the_body(app: Celery, broker: Broker, stored: DelayQueue, default: str) -> None:
+def test_protocol_1_has_the_eta_in_the_body(app: Celery, broker: Broker, stored: DelayQueue, default: str) -> None:
     app.conf.task_protocol = 1
     app.send_task("shop.remind", ["ü"], eta=LATER, task_id="the-task")
 
@@ -96,7 +96,7 @@ def test_protocol_1_gets_it_in_the_body(app: Celery, broker: Broker, stored: Del
     assert "eta" not in message.headers
 
 
-def test_a_body_that_cannot_take_it_stays_until_it_is_due(
+def test_task_whose_body_cannot_hold_the_eta_stays_until_it_is_due(
     app: Celery, broker: Broker, stored: DelayQueue, default: str
 ) -> None:
     app.conf.update(task_protocol=1, task_serializer="pickle")
@@ -113,9 +113,7 @@ def test_a_body_that_cannot_take_it_stays_until_it_is_due(
     assert message.properties["correlation_id"] == "goes"
 
 
-def test_what_the_broker_refuses_stays_and_does_not_stand_in_the_way(
-    app: Celery, broker: Broker, stored: DelayQueue, default: str
-) -> None:
+def test_refused_tasks_stay_and_block_no_others(app: Celery, broker: Broker, stored: DelayQueue, default: str) -> None:
     nowhere = broker.name("nowhere")
     first = LATER - timedelta(days=1)
     app.send_task("shop.remind", eta=first, task_id="refused", exchange=nowhere, routing_key="x")
@@ -132,7 +130,7 @@ def test_what_the_broker_refuses_stays_and_does_not_stand_in_the_way(
 
 
 def failing_after(count: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let both kinds of brokers take *count* messages and then raise *error*."""
+    """Let both kinds of brokers accept *count* messages and then raise *error*."""
     for kind in (RedisBroker, AmqpBroker):
         monkeypatch.setattr(kind, "at_once", count)
     calls: list[str] = []
@@ -151,7 +149,7 @@ def failing_after(count: int, error: BaseException, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("error", "raised"), [(OperationalError("gone"), BrokerUnavailableError), (KeyboardInterrupt(), KeyboardInterrupt)]
 )
-def test_what_was_not_taken_before_the_end_stays_as_it_was(
+def test_tasks_not_sent_before_an_abort_stay_unchanged(
     error: BaseException, raised: type[BaseException], app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = DelayedTasks(app).queue
@@ -171,9 +169,7 @@ def test_what_was_not_taken_before_the_end_stays_as_it_was(
     assert sorted(broker.take_ids(app.conf.task_default_queue)) == sorted(due)
 
 
-def test_a_broker_that_cannot_be_reached_leaves_everything_as_it_was(
-    app: Celery, stored: DelayQueue, redis_server: RedisServer
-) -> None:
+def test_unreachable_broker_changes_nothing(app: Celery, stored: DelayQueue, redis_server: RedisServer) -> None:
     app.send_task("shop.remind", eta=LATER, task_id="the-task")
     away = Celery("away", broker="redis://127.0.0.1:1/0", set_as_current=False)
     away.conf.redis_queue_url = redis_server.url
@@ -184,7 +180,7 @@ def test_a_broker_that_cannot_be_reached_leaves_everything_as_it_was(
     assert waiting(stored) == {"the-task": (LATER, 0)}
 
 
-def test_beside_dispatchers_nothing_is_lost_or_doubled(
+def test_concurrent_dispatchers_lose_and_duplicate_nothing(
     app: Celery, broker: Broker, stored: DelayQueue, default: str
 ) -> None:
     count = 3000
@@ -212,17 +208,17 @@ def test_beside_dispatchers_nothing_is_lost_or_doubled(
     assert len(stored) == stored.stats().in_flight == 0
 
 
-class TestAnEntryClaimedEarly:
+class TestEntryClaimedEarly:
     @pytest.fixture
     def moments(self, queue: DelayQueue, clock: ManualClock) -> tuple[DelayQueue, ManualClock]:
-        """A queue with an entry due in an hour that was claimed, and its clock."""
+        """A queue with a claimed entry that is due in an hour, and its clock."""
         queue.push("later", delay=3600, id="later")
         (entry,) = queue.moves.claim_batch(early=True).entries
         assert entry.lease
         assert entry.lease.expires_at == clock.after(60)
         return queue, clock
 
-    def test_comes_back_when_it_is_due_not_when_the_lease_ends(self, moments: tuple[DelayQueue, ManualClock]) -> None:
+    def test_returns_at_its_due_time_not_at_the_end_of_the_lease(self, moments: tuple[DelayQueue, ManualClock]) -> None:
         queue, clock = moments
         clock.advance(3599)
         assert queue.put_back().returned == 0
@@ -230,7 +226,7 @@ class TestAnEntryClaimedEarly:
         assert queue.put_back().returned == 1
         assert [entry.id for entry in queue.claim()] == ["later"]
 
-    def test_tells_when_it_is_due(self, queue: DelayQueue, clock: ManualClock) -> None:
+    def test_has_its_due_time(self, queue: DelayQueue, clock: ManualClock) -> None:
         queue.push_many([Push(number, id=str(number), delay=number) for number in (600, 0, 60)])
 
         assert [(entry.id, entry.due_at) for entry in queue.moves.claim_batch(early=True).entries] == [
@@ -239,7 +235,7 @@ class TestAnEntryClaimedEarly:
             ("600", clock.after(600)),
         ]
 
-    def test_is_not_given_an_earlier_time_by_a_repeated_call(
+    def test_repeated_call_does_not_set_an_earlier_time(
         self, moments: tuple[DelayQueue, ManualClock], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         queue, clock = moments
@@ -253,7 +249,7 @@ class TestAnEntryClaimedEarly:
 
 
 def _twice(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Lose the first reply of each call."""
+    """Lose the first reply of each call, so that it is repeated."""
 
     def again(name: str, **arguments: Any) -> Any:
         script = call.__self__._numbered.script(name)  # type: ignore[attr-defined]
