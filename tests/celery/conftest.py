@@ -1,4 +1,4 @@
-"""Brokers and stores for Celery's tests."""
+"""Brokers and stores for the Celery tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.celery.brokers import Broker
 from tests.support.celery.clocks import ManualClock
 from tests.support.servers import RedisServer
 
-# Older versions of kombu have no atomic fetch (the tests of leases show that it is refused), and do not check idle
+# Older versions of kombu have no atomic fetch (the tests of leases cover the error) and do not check idle
 # connections.
 NEED_FETCH = ["test_fetch.py", "test_handing_on.py", "test_silent_workers.py"]
 collect_ignore = [] if can_fetch() else [f"consume/{name}" for name in NEED_FETCH]
@@ -22,9 +22,9 @@ collect_ignore = [] if can_fetch() else [f"consume/{name}" for name in NEED_FETC
 
 @pytest.fixture(params=["redis", "rabbitmq"])
 def broker(request: pytest.FixtureRequest, redis_server: RedisServer, client: redis.Redis) -> Iterator[Broker]:
-    """A broker, once a Redis (the shared one, empty, where the store is) and once a RabbitMQ.
+    """A broker, once a Redis (the shared server, emptied, which is also the store) and once a RabbitMQ.
 
-    The parameter "another redis" is another database: for the store, another Redis.
+    The parameter "another redis" is another database, which the store treats as another Redis.
     """
     socket = f"redis+socket://{redis_server.socket}"
     urls = {"redis": lambda: socket, "another redis": lambda: f"{socket}?virtual_host=1"}
@@ -40,7 +40,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def delayed(client: redis.Redis, clock: ManualClock) -> Callable[..., DelayQueue]:
-    """Makes the DelayQueue "celery", on the manual clock."""
+    """Makes the DelayQueue "celery" with the manual clock."""
 
     def make(**settings: Any) -> DelayQueue:
         return DelayQueue("celery", client, clock=clock, **settings)
@@ -50,5 +50,5 @@ def delayed(client: redis.Redis, clock: ManualClock) -> Callable[..., DelayQueue
 
 @pytest.fixture
 def queue(delayed: Callable[..., DelayQueue]) -> DelayQueue:
-    """The DelayQueue "celery", on the manual clock."""
+    """The DelayQueue "celery" with the manual clock."""
     return delayed()
