@@ -54,7 +54,7 @@ def stored(app: Celery) -> list[str]:
 
 
 def refused(client: redis.Redis, kind: type[RedisQueueError], named: str, call: Callable[[], Any]) -> None:
-    """Check that *call* raises exactly *kind*, in one line that contains *named*, and stores nothing."""
+    """Check that *call* raises exactly *kind*, with one line that contains *named*, and stores nothing."""
     with pytest.raises(kind) as caught:
         call()
     assert type(caught.value) is kind
@@ -65,7 +65,7 @@ def refused(client: redis.Redis, kind: type[RedisQueueError], named: str, call: 
 
 
 def deliver(app: Celery) -> int:
-    """Make all stored entries due and dispatch them; return how many were sent."""
+    """Make all stored entries due and dispatch them; return the number of sent entries."""
     delayed = DelayedTasks(app)
     for id_ in stored(app):
         assert delayed.run_now(id_)
@@ -113,7 +113,7 @@ def test_an_impossible_countdown_is_refused(app: Celery, client: redis.Redis, wa
 
 @on_redis
 @pytest.mark.parametrize("protocol", [1, 2])
-def test_so_it_is_in_either_protocol(app: Celery, client: redis.Redis, protocol: int) -> None:
+def test_an_impossible_countdown_is_refused_in_both_protocols(app: Celery, client: redis.Redis, protocol: int) -> None:
     app.conf.task_protocol = protocol
     for delay in ({"countdown": math.nan}, {"eta": "tomorrow"}):
         refused(client, InvalidDelayError, next(iter(delay)), lambda delay=delay: WAYS["apply_async"](app, **delay))
@@ -161,22 +161,22 @@ def test_push_many_refuses_an_impossible_countdown_for_all(app: Celery, client: 
 
 @on_redis
 @pytest.mark.parametrize("value", ["5", True, math.nan, math.inf])
-def test_push_many_refuses_one_of_many_like_the_first(app: Celery, client: redis.Redis, value: Any) -> None:
+def test_push_many_refuses_the_last_of_many_like_the_first(app: Celery, client: redis.Redis, value: Any) -> None:
     add = app.tasks["shop.add"]
     signatures = [add.s(1, 2).set(countdown=5), add.s(1, 2).set(countdown=value)]
     refused(client, InvalidDelayError, f"={value!r}", lambda: DelayedTasks(app).push_many(signatures))
 
 
 @on_redis
-class TestADelayThatIsFine:
+class TestValidDelay:
     @pytest.mark.parametrize("way", WAYS)
-    def test_comes_as_a_timedelta(self, app: Celery, way: str) -> None:
+    def test_may_be_a_timedelta(self, app: Celery, way: str) -> None:
         WAYS[way](app, countdown=timedelta(minutes=5))
 
         (entry,) = DelayedTasks(app).list()
         assert entry.due_at - entry.stored_at == timedelta(minutes=5)
 
-    def test_differs_from_signature_to_signature(self, app: Celery) -> None:
+    def test_may_differ_between_signatures(self, app: Celery) -> None:
         add = app.tasks["shop.add"]
         DelayedTasks(app).push_many([add.s(1, 2).set(countdown=timedelta(minutes=n)) for n in (1, 2)])
 
@@ -184,21 +184,21 @@ class TestADelayThatIsFine:
         assert waits == [timedelta(minutes=1), timedelta(minutes=2)]
 
     @pytest.mark.parametrize("value", [-1, -1e-9, -1e12, timedelta(days=-1), timedelta.min])
-    def test_is_over_and_goes_at_once(self, app: Celery, broker: Broker, value: Any) -> None:
+    def test_in_the_past_is_sent_at_once(self, app: Celery, broker: Broker, value: Any) -> None:
         app.send_task("shop.add", countdown=value)
 
         assert stored(app) == []
         assert len(broker.take(app.conf.task_default_queue)) == 1
 
     @pytest.mark.parametrize("delay", [{"countdown": value} for value in (0, 0.0, False, "")] + [{"eta": ""}])
-    def test_is_none_where_celery_knows_none(self, app: Celery, broker: Broker, delay: dict[str, Any]) -> None:
+    def test_is_none_for_falsy_values_as_in_celery(self, app: Celery, broker: Broker, delay: dict[str, Any]) -> None:
         app.send_task("shop.add", **delay)
 
         assert stored(app) == []
         assert len(broker.take(app.conf.task_default_queue)) == 1
 
     @pytest.mark.parametrize("value", [1e-9, 1, TEN_YEARS])
-    def test_is_short_or_long(self, app: Celery, value: float) -> None:
+    def test_may_be_short_or_long(self, app: Celery, value: float) -> None:
         app.send_task("shop.add", countdown=value, task_id="order-42")
 
         assert stored(app) == ["order-42"]
@@ -206,20 +206,20 @@ class TestADelayThatIsFine:
     @pytest.mark.parametrize(
         "value", [datetime(1, 1, 1), datetime(1, 1, 1, tzinfo=timezone.utc), "1969-12-31T00:00:00"]
     )
-    def test_is_long_over_and_due_at_once(self, app: Celery, value: Any) -> None:
+    def test_long_past_is_due_at_once(self, app: Celery, value: Any) -> None:
         app.send_task("shop.add", eta=value, task_id="order-42")
 
         (entry,) = DelayedTasks(app).list()
         assert entry.due_at == datetime(1970, 1, 1, 0, 0, 0, 1000, tzinfo=timezone.utc)
 
-    def test_in_the_gap_of_its_zone_means_the_moment_that_worldwide_clocks_show(self, app: Celery) -> None:
-        # At 02:00 the clocks go to 03:00: 02:30 counts from the hour before.
+    def test_eta_in_the_gap_of_a_clock_change_uses_the_earlier_offset(self, app: Celery) -> None:
+        # At 02:00 the clocks jump to 03:00: 02:30 is read with the offset of the hour before.
         app.send_task("shop.add", eta=datetime(2030, 3, 31, 2, 30, tzinfo=ZoneInfo("Europe/Berlin")))
 
         (entry,) = DelayedTasks(app).list()
         assert entry.due_at == datetime(2030, 3, 31, 1, 30, tzinfo=timezone.utc)
 
-    def test_crosses_a_change_of_clocks(self, app: Celery) -> None:
+    def test_may_span_a_clock_change(self, app: Celery) -> None:
         app.conf.timezone = "Europe/Berlin"
         app.send_task("shop.add", countdown=300 * 86400)
 
@@ -232,14 +232,14 @@ BAD_IDS = ["\x00", "a\r\nb", "a\tb", "\x1b]0;x\x07", "\ud800", "x" * 256, "x" * 
 
 @on_redis
 @pytest.mark.parametrize("value", BAD_IDS, ids=lambda value: ascii(value)[:20])
-def test_a_task_id_that_cannot_be_kept_is_refused(app: Celery, client: redis.Redis, value: Any) -> None:
+def test_invalid_task_id_is_refused(app: Celery, client: redis.Redis, value: Any) -> None:
     named = f"task_id={ascii(value)[:80]}"
     refused(client, InvalidNameError, named, lambda: app.send_task("shop.add", countdown=5, task_id=value))
 
 
 @on_redis
 @pytest.mark.parametrize("value", ["{x}", "a:b*?", "é№", "x" * 255, " ", '"\\', "application", "null"])
-def test_a_strange_task_id_goes_its_way(app: Celery, broker: Broker, value: str) -> None:
+def test_unusual_task_id_is_kept(app: Celery, broker: Broker, value: str) -> None:
     app.send_task("shop.add", countdown=5, task_id=value)
 
     assert stored(app) == [value]
@@ -248,7 +248,7 @@ def test_a_strange_task_id_goes_its_way(app: Celery, broker: Broker, value: str)
 
 
 @on_redis
-def test_an_empty_task_id_is_none(app: Celery) -> None:
+def test_empty_task_id_is_replaced(app: Celery) -> None:
     result = app.send_task("shop.add", countdown=5, task_id="")
 
     assert stored(app) == [result.id]
@@ -256,13 +256,13 @@ def test_an_empty_task_id_is_none(app: Celery) -> None:
 
 @on_redis
 @pytest.mark.parametrize("value", ["x" * 513, "x" * 1_000_000, "\ud800"], ids=lambda value: ascii(value)[:12])
-def test_a_queue_that_no_list_can_be_named_after_is_refused(app: Celery, client: redis.Redis, value: str) -> None:
+def test_queue_with_an_invalid_list_name_is_refused(app: Celery, client: redis.Redis, value: str) -> None:
     refused(client, InvalidValueError, "destination=", lambda: app.send_task("shop.add", countdown=5, queue=value))
 
 
 @on_redis
 @pytest.mark.parametrize("value", [" ", "\x06\x16", "{}", "}{", "a:b", "*?[a]", "%s", "№", "a\r\nb", "x" * 500])
-def test_a_strange_queue_gets_its_message(app: Celery, client: redis.Redis, value: str) -> None:
+def test_unusual_queue_name_gets_its_message(app: Celery, client: redis.Redis, value: str) -> None:
     app.send_task("shop.add", countdown=5, queue=value)
 
     assert deliver(app) == 1
@@ -271,7 +271,7 @@ def test_a_strange_queue_gets_its_message(app: Celery, client: redis.Redis, valu
 
 @on_redis
 @pytest.mark.parametrize("value", [0, 9, 99, -1, "5", "high", 1.5, True, math.nan, 10**30])
-def test_a_priority_leads_into_the_list_where_kombu_puts_it(app: Celery, client: redis.Redis, value: Any) -> None:
+def test_priority_selects_the_same_list_as_kombu(app: Celery, client: redis.Redis, value: Any) -> None:
     queue = app.conf.task_default_queue
     app.send_task("shop.add", priority=value)
     (expected,) = client.keys(f"{queue}*")
@@ -285,7 +285,7 @@ def test_a_priority_leads_into_the_list_where_kombu_puts_it(app: Celery, client:
 
 @pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
 @pytest.mark.parametrize("options", [{"priority": 256}, {"queue": "x" * 300}])
-def test_what_rabbitmq_cannot_take_goes_back_and_holds_nobody_up(
+def test_message_that_rabbitmq_refuses_is_put_back_and_blocks_no_others(
     app: Celery, broker: Broker, client: redis.Redis, options: dict[str, Any]
 ) -> None:
     for number, more in enumerate(({}, options, {})):
@@ -298,7 +298,7 @@ def test_what_rabbitmq_cannot_take_goes_back_and_holds_nobody_up(
 
 @on_redis
 @pytest.mark.parametrize("argument", [object(), {1}, open], ids=lambda value: type(value).__name__)
-def test_an_argument_that_cannot_be_written_is_refused_as_without_a_delay(
+def test_argument_that_cannot_be_serialized_is_refused_as_without_a_delay(
     app: Celery, client: redis.Redis, argument: Any
 ) -> None:
     for delay in ({}, {"countdown": 5}):
@@ -309,7 +309,7 @@ def test_an_argument_that_cannot_be_written_is_refused_as_without_a_delay(
 
 @on_redis
 @pytest.mark.parametrize("argument", [math.nan, -math.inf, b"\xff\x00", "\ud800", 10**300])
-def test_an_argument_that_celery_writes_arrives(app: Celery, broker: Broker, argument: Any) -> None:
+def test_argument_that_celery_serializes_arrives(app: Celery, broker: Broker, argument: Any) -> None:
     app.send_task("shop.add", [argument], countdown=5)
 
     assert deliver(app) == 1
@@ -338,7 +338,7 @@ def test_a_forecast_of_no_buckets_is_refused(app: Celery, client: redis.Redis, v
 
 @contextmanager
 def running(task: Task, task_id: str, *args: Any) -> Iterator[None]:
-    """Run as if a worker were running *task*."""
+    """Act like a worker that is running *task*."""
     _task_stack.push(task)
     task.push_request(id=task_id, args=args, kwargs={}, called_directly=False, is_eager=False)
     try:
@@ -349,7 +349,7 @@ def running(task: Task, task_id: str, *args: Any) -> Iterator[None]:
 
 
 @on_redis
-class TestARetry:
+class TestRetry:
     """Celery drops a task whose retry raises, so an unstorable retry goes to the broker."""
 
     @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ class TestARetry:
         ],
         ids=["a strange id", "a long id", "a long time", "a far day"],
     )
-    def test_that_cannot_be_stored_waits_in_the_broker(
+    def test_unstorable_retry_waits_in_the_broker(
         self, app: Celery, broker: Broker, caplog: pytest.LogCaptureFixture, task_id: str, delay: dict[str, Any]
     ) -> None:
         task = app.tasks["shop.add"]
@@ -377,7 +377,7 @@ class TestARetry:
         (record,) = (found for found in caplog.records if vars(found).get("action") == "store_refused")
         assert vars(record)["task_id"] == task_id
 
-    def test_that_is_too_large_waits_in_the_broker(
+    def test_too_large_retry_waits_in_the_broker(
         self, app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("redis_queue.celery.store.MAX_BODY", 2000)
@@ -389,7 +389,7 @@ class TestARetry:
         assert broker.take_ids(app.conf.task_default_queue) == ["order-42"]
 
     @pytest.mark.parametrize("delay", [{"countdown": 60, "eta": NOW}, {"countdown": True}, {"eta": date(2030, 1, 1)}])
-    def test_is_taken_as_celery_takes_it(self, app: Celery, delay: dict[str, Any]) -> None:
+    def test_delay_is_read_as_in_celery(self, app: Celery, delay: dict[str, Any]) -> None:
         task = app.tasks["shop.add"]
 
         with running(task, "order-42", 1, 2), pytest.raises(Retry):
@@ -397,7 +397,7 @@ class TestARetry:
 
         assert stored(app) == ["order-42"]
 
-    def test_gives_no_licence_to_another_task_sent_within_it(self, app: Celery, client: redis.Redis) -> None:
+    def test_other_tasks_sent_within_a_retry_are_still_checked(self, app: Celery, client: redis.Redis) -> None:
         with running(app.tasks["shop.add"], "order-42", 1, 2):
             refused(client, InvalidDelayError, "countdown=True", lambda: app.send_task("other", countdown=True))
             refused(client, InvalidNameError, "task_id", lambda: app.send_task("other", countdown=5, task_id="a\nb"))

@@ -1,4 +1,4 @@
-"""push_many makes the same messages as sending one by one, through Celery or not."""
+"""push_many stores the same messages as single calls, whether they pass through Celery or not."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def comparable(envelope: Envelope) -> Any:
 
 
 def signatures(app: Celery) -> list[Any]:
-    """Return signatures of several kinds, each kind more than once."""
+    """Return signatures of several kinds, at least two of each kind."""
     remind, quiet = app.tasks["shop.remind"], app.tasks["shop.quiet"]
     return [
         *(remind.s(number, tone="é") for number in range(3)),
@@ -67,7 +67,7 @@ def signatures(app: Celery) -> list[Any]:
 
 
 @pytest.mark.parametrize("listened", [False, True])
-def test_each_message_is_what_one_by_one_would_have_stored(app: Celery, *, listened: bool) -> None:
+def test_each_message_equals_that_of_a_single_call(app: Celery, *, listened: bool) -> None:
     delayed = DelayedTasks(app)
     seen: list[str] = []
 
@@ -90,14 +90,14 @@ def test_each_message_is_what_one_by_one_would_have_stored(app: Celery, *, liste
 
 
 def comparable_without_expiry(envelope: Envelope) -> Any:
-    """Return the same without its expiry, and without the ids of later tasks."""
+    """Return the same fields without the expiry and without the ids of later tasks."""
     headers, properties, body, *rest = comparable(envelope)
     followed = b'"chain": null' not in body or b'"callbacks": null' not in body
     return {**headers, "expires": bool(headers["expires"])}, properties, b"" if followed else body, rest
 
 
 def by_override(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the class of the app a send_task of its own."""
+    """Override send_task in the class of the app."""
     del monkeypatch
 
     def send_task(self: Celery, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
@@ -107,7 +107,7 @@ def by_override(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_attribute(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace send_task of this one app."""
+    """Replace send_task of this app only."""
     send_task = app.send_task
 
     def with_priority(name: str, args: Any, kwargs: Any, **options: Any) -> Any:
@@ -129,7 +129,7 @@ def by_wrapper(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_message(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrap the creation of messages of this one app."""
+    """Wrap the creation of messages of this app only."""
     create = app.amqp.create_task_message
 
     def create_task_message(task_id: str, name: str, args: Any = None, *rest: Any, **named: Any) -> Any:
@@ -141,7 +141,7 @@ def by_message(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_shadow_name(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each call have a name of its own, but the first one."""
+    """Give each call except the first its own shadow name."""
 
     def shadow_name(self: Task, args: Any, *_: Any) -> str | None:
         return f"{self.name} {args[0]}" if args[0] else None
@@ -150,7 +150,7 @@ def by_shadow_name(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_model(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Treat arguments as Celery does with pydantic=True."""
+    """Convert arguments like Celery with pydantic=True."""
     dump = staticmethod(lambda args, kwargs: ([{"model": arg} for arg in args], kwargs))
     monkeypatch.setattr(type(app.tasks["shop.remind"]), "_dump_pydantic_arguments", dump, raising=False)
 
@@ -193,7 +193,7 @@ def of_one_kind(app: Celery) -> list[Any]:
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__ if change else "none")
 @pytest.mark.parametrize("at", ["before", "after"])
-def test_whatever_changes_messages_changes_each(
+def test_customization_applies_to_each_message(
     app: Celery, monkeypatch: pytest.MonkeyPatch, change: Any, at: str
 ) -> None:
     if at == "after":
@@ -216,7 +216,7 @@ def test_whatever_changes_messages_changes_each(
         )
 
 
-def test_what_nothing_changes_goes_through_celery_once(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_customization_celery_is_called_once(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     delayed = DelayedTasks(app)
     sent: list[Any] = []
     collect = delayed._collect
@@ -232,12 +232,12 @@ def test_wrong_arguments_are_refused_as_by_apply_async(app: Celery) -> None:
         delayed.push_many([remind.s(1), remind.s(2), remind.s(1, 2, 3, 4)], countdown=60)
 
 
-def test_one_connection_is_enough(app: Celery) -> None:
+def test_one_connection_is_sufficient(app: Celery) -> None:
     app.conf.broker_pool_limit = 1
     assert len(DelayedTasks(app).push_many(signatures(app) * 2, countdown=60)) == 2 * len(signatures(app))
 
 
-def test_a_function_that_routes_sees_every_call(app: Celery, broker: Broker) -> None:
+def test_route_function_gets_every_call(app: Celery, broker: Broker) -> None:
     low, high = broker.name("low"), broker.name("high")
 
     def route(name: str, args: Any, *_: Any, **__: Any) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""DelayedTasks: every delayed publish is stored unchanged, and arrives as if it had not been delayed."""
+"""DelayedTasks: every delayed publish is stored unchanged, and the sent message equals one without a delay."""
 
 from __future__ import annotations
 
@@ -124,14 +124,14 @@ def seconds_left(entry: Entry) -> float:
 
 
 def due_in_an_hour(app: Celery) -> bool:
-    """Tell whether entries are stored and all of them are due in an hour."""
+    """Return whether entries exist and all are due in an hour."""
     found = entries(app)
     return bool(found) and all(HOUR - 30 < seconds_left(entry) <= HOUR + 1 for entry in found)
 
 
 @contextmanager
 def running(task: Task, task_id: str, **request: Any) -> Iterator[None]:
-    """Run as if a worker were running *task*."""
+    """Act like a worker that is running *task*."""
     _task_stack.push(task)
     task.push_request(id=task_id, args=[1, 2], kwargs={}, called_directly=False, is_eager=False, **request)
     try:
@@ -143,7 +143,7 @@ def running(task: Task, task_id: str, **request: Any) -> Iterator[None]:
 
 @contextmanager
 def listening(signal: Any, receiver: Callable[..., None]) -> Iterator[None]:
-    """Connect *receiver* for a while."""
+    """Connect *receiver* for the block."""
     signal.connect(receiver)
     try:
         yield
@@ -176,7 +176,7 @@ def add(app: Celery, *args: Any) -> Any:
     return app.tasks["shop.add"].s(*args)
 
 
-# Each with the names of what is stored at once.
+# Each way to publish, with the names of the tasks that are stored at once.
 WAYS: dict[str, tuple[Callable[[Celery], Any], list[str]]] = {
     "apply_async": (lambda app: app.tasks["shop.add"].apply_async((1, 2), countdown=HOUR), ["shop.add"]),
     "send_task": (lambda app: app.send_task("shop.elsewhere", (1, 2), countdown=HOUR), ["shop.elsewhere"]),
@@ -212,7 +212,7 @@ WAYS: dict[str, tuple[Callable[[Celery], Any], list[str]]] = {
 }
 
 
-class TestAConnectionOfItsOwn:
+class TestExplicitConnection:
     @pytest.fixture
     def other(self, redis_server: RedisServer) -> Iterator[Broker]:
         """Another database of the same Redis."""
@@ -220,7 +220,7 @@ class TestAConnectionOfItsOwn:
             yield broker
 
     @pytest.mark.parametrize("how", ["connection", "producer"])
-    def test_that_leads_elsewhere_sends_there_with_and_without_a_delay(
+    def test_to_another_broker_sends_there_with_and_without_a_delay(
         self, app: Celery, other: Broker, on_redis: Broker, how: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         queue = other.name()
@@ -240,7 +240,7 @@ class TestAConnectionOfItsOwn:
         told = [record for record in caplog.records if "wait there" in record.getMessage()]
         assert [record.action for record in told] == ["other_broker"]
 
-    def test_that_leads_to_the_broker_stores(self, app: Celery, on_redis: Broker) -> None:
+    def test_to_the_same_broker_stores(self, app: Celery, on_redis: Broker) -> None:
         with connect(on_redis.url) as connection:
             app.send_task("shop.add", (1, 2), countdown=HOUR, connection=connection)
         with app.connection_for_write() as connection, app.amqp.Producer(connection) as producer:
@@ -248,7 +248,7 @@ class TestAConnectionOfItsOwn:
 
         assert len(entries(app)) == 2
 
-    def test_that_leads_elsewhere_is_refused_to_push_many(self, app: Celery, other: Broker) -> None:
+    def test_to_another_broker_is_refused_by_push_many(self, app: Celery, other: Broker) -> None:
         signature = app.tasks["shop.add"].s(1, 2)
         with connect(other.url) as connection, pytest.raises(InvalidValueError, match="own broker"):
             DelayedTasks(app).push_many([signature.set(connection=connection)], countdown=HOUR)
@@ -272,14 +272,14 @@ class TestAConnectionOfItsOwn:
         ("memory://", "memory://", True),
     ],
 )
-def test_a_broker_is_known_by_where_it_is(own: str, given: str, same: bool) -> None:
+def test_brokers_are_compared_by_address(own: str, given: str, same: bool) -> None:
     app = Celery("tests", broker=own, set_as_current=False)
     broker = OwnBroker(app)
     with connect(given) as connection:
         assert [broker.is_that_of(connection) for _ in range(2)] == [same, same]
 
 
-def test_a_connection_of_the_pool_leads_to_the_broker_wherever_it_went_meanwhile() -> None:
+def test_connection_of_the_pool_belongs_to_the_broker_after_a_failover() -> None:
     app = Celery("tests", broker="redis://one/0;redis://two/0", set_as_current=False)
     broker = OwnBroker(app)
     with app.connection_for_write() as connection:
@@ -288,7 +288,7 @@ def test_a_connection_of_the_pool_leads_to_the_broker_wherever_it_went_meanwhile
             assert broker.is_that_of(pooled)
 
 
-def test_the_same_server_with_other_names_of_queues_is_another_broker() -> None:
+def test_same_server_with_other_queue_names_is_another_broker() -> None:
     app = Celery("tests", broker="redis://one/0", set_as_current=False)
     app.conf.broker_transport_options = {"global_keyprefix": "a:"}
     broker = OwnBroker(app)
@@ -337,7 +337,7 @@ class TestEveryWayToPublish:
         assert tasks(app) == ["shop.add"]
         assert due_in_an_hour(app)
 
-    def test_without_a_delay_goes_its_way(self, app: Celery, on_redis: Broker) -> None:
+    def test_without_a_delay_is_sent_at_once(self, app: Celery, on_redis: Broker) -> None:
         for options in ({}, {"countdown": 0}, {"countdown": None}, {"eta": None}):
             add(app, 1, 2).apply_async(**options)
 
@@ -353,13 +353,13 @@ class TestEveryWayToPublish:
         (message,) = on_redis.take(default_of(app))
         assert (message.headers["id"], message.payload[0]) == ("form-7", [2, 2])
 
-    def test_an_eta_after_a_countdown_of_the_same_id_is_heard(self, app: Celery) -> None:
+    def test_eta_replaces_a_countdown_of_the_same_id(self, app: Celery) -> None:
         add(app, 1, 1).apply_async(task_id="form-7", countdown=60)
         add(app, 1, 1).apply_async(task_id="form-7", eta=datetime.now(timezone.utc) + timedelta(hours=1))
 
         assert due_in_an_hour(app)
 
-    def test_a_message_that_was_made_elsewhere_is_due_at_its_eta(self, app: Celery) -> None:
+    def test_message_created_by_other_code_is_due_at_its_eta(self, app: Celery) -> None:
         add(app, 1, 1).apply_async(task_id="form-7", countdown=60)
         message = app.amqp.as_task_v2("order-42", "shop.add", (1, 2), {}, eta=seconds_from_now(HOUR))
         with app.producer_pool.acquire(block=True) as producer:
@@ -390,7 +390,7 @@ class TestDue:
         add(app, 1, 2).apply_async(task_id="text", eta=etas["winter"].isoformat())
 
         due = {entry.id: entry.due_at for entry in entries(app)}
-        # A worker takes a naive eta for UTC, whatever the zone of the app.
+        # A worker reads a naive eta as UTC, in any time zone of the app.
         expected = {name: eta.replace(tzinfo=timezone.utc) for name, eta in naive.items()}
         expected |= {name: eta.astimezone(timezone.utc) for name, eta in etas.items()}
         assert due == expected | {"text": etas["winter"].astimezone(timezone.utc)}
@@ -436,12 +436,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def without_own(headers: dict[str, Any]) -> dict[str, Any]:
-    """Return the headers without those of the extension."""
+    """Return the headers without those that the extension adds."""
     return {name: value for name, value in headers.items() if name not in OWN}
 
 
 def facts(message: Any) -> dict[str, Any]:
-    """Return everything about a message that must not depend on its delay."""
+    """Return the parts of a message that must not depend on its delay."""
     body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)
     properties = {
         name: value
@@ -461,10 +461,10 @@ def facts(message: Any) -> dict[str, Any]:
     }
 
 
-class TestADeliveredMessage:
+class TestDeliveredMessage:
     @pytest.mark.parametrize("option", OPTIONS)
     @pytest.mark.parametrize("protocol", [1, 2])
-    def test_is_what_the_same_publish_would_have_sent_without_a_delay(
+    def test_equals_the_message_without_a_delay(
         self, broker: Broker, redis_url: str, option: str, protocol: int
     ) -> None:
         at_once = plain(broker, task_protocol=protocol)
@@ -488,7 +488,7 @@ class TestADeliveredMessage:
         (message,) = on_redis.take(default_of(app))
         assert message.payload[0] == [arguments, arguments]
 
-    def test_has_the_time_to_live_that_is_left(self, broker: Broker, redis_url: str) -> None:
+    def test_has_the_remaining_time_to_live(self, broker: Broker, redis_url: str) -> None:
         app = capturing(broker, redis_url)
         add(app, 1, 2).apply_async(countdown=60, expires=HOUR)
 
@@ -500,7 +500,7 @@ class TestADeliveredMessage:
         if broker.url.startswith("amqp"):
             assert (HOUR - 30) * 1000 < int(message.properties["expiration"]) <= HOUR * 1000
 
-    def test_that_has_expired_still_reaches_a_worker(self, broker: Broker, redis_url: str) -> None:
+    def test_is_sent_to_a_worker_even_if_expired(self, broker: Broker, redis_url: str) -> None:
         app = capturing(broker, redis_url)
         add(app, 1, 2).apply_async(countdown=60, expires=0.001)
         wait_until(lambda: envelopes(app)[0].expires_at, description="an expiry")
@@ -530,7 +530,7 @@ class TestRoutes:
         ],
         ids=["dict", "function"],
     )
-    def test_of_the_app_are_followed(self, broker: Broker, redis_url: str, routes: Any) -> None:
+    def test_of_the_app_apply(self, broker: Broker, redis_url: str, routes: Any) -> None:
         mail = broker.name("mail")
         app = capturing(broker, redis_url, task_routes=routes(mail))
 
@@ -626,7 +626,7 @@ class TestRoutes:
         assert deliver(app).sent == 1
         assert len(broker.take(own)) == 1
 
-    def test_go_past_the_native_delay_of_rabbitmq(self, on_rabbitmq: Broker, redis_url: str) -> None:
+    def test_bypass_the_native_delay_of_rabbitmq(self, on_rabbitmq: Broker, redis_url: str) -> None:
         mail, exchange = on_rabbitmq.name("mail"), on_rabbitmq.name("topic")
         quorum = {"x-queue-type": "quorum"}
         queue = declared(mail, exchange_of(exchange, "topic"), routing_key=mail, queue_arguments=quorum)
@@ -655,7 +655,7 @@ class TestRoutes:
 
 @contextmanager
 def native_delay(broker: Broker, queue: Any) -> Iterator[Callable[[], list[Any]]]:
-    """Bind *queue* as a worker does, and yield a function that returns the messages RabbitMQ would delay."""
+    """Bind *queue* like a worker, and yield a function that returns the messages delayed by RabbitMQ."""
     spy = broker.name("spy")
     with connect(broker.url) as connection:
         channel = connection.default_channel
@@ -669,8 +669,8 @@ def native_delay(broker: Broker, queue: Any) -> Iterator[Callable[[], list[Any]]
     yield lambda: broker.take(spy)
 
 
-class TestTheMomentOfScheduling:
-    def test_is_when_signals_fire_once_and_with_the_real_eta(self, app: Celery) -> None:
+class TestTimeOfScheduling:
+    def test_signals_fire_once_with_the_real_eta(self, app: Celery) -> None:
         before: list[Any] = []
         after: list[Any] = []
 
@@ -689,7 +689,7 @@ class TestTheMomentOfScheduling:
         assert fired == [([("shop.add", eta.isoformat(), (1, 2), "order-42")], [("shop.add", eta.isoformat())])]
         assert (len(before), len(after)) == (1, 1)
 
-    def test_is_when_tracing_headers_are_put_in(self, broker: Broker, redis_url: str) -> None:
+    def test_tracing_headers_are_added(self, broker: Broker, redis_url: str) -> None:
         app = capturing(broker, redis_url)
 
         def inject(headers: Any, **_: Any) -> None:
@@ -704,9 +704,7 @@ class TestTheMomentOfScheduling:
         assert message.headers["traceparent"].startswith("00-4bf9")
         assert message.headers["baggage"] == {"tenant": "acme"}
 
-    def test_is_when_the_task_sent_event_goes_out_once(
-        self, broker: Broker, redis_url: str, client: redis.Redis
-    ) -> None:
+    def test_task_sent_event_is_sent_once(self, broker: Broker, redis_url: str, client: redis.Redis) -> None:
         events, seen = broker.name("events"), broker.name("seen")
         app = capturing(broker, redis_url, task_send_sent_event=True, event_exchange=events)
         with connect(broker.url) as connection, client.pubsub() as pubsub:
@@ -736,7 +734,7 @@ def published(pubsub: Any, exchange: str) -> list[bytes]:
     return found
 
 
-class TestWhatIsLeftAlone:
+class TestNotCaptured:
     @pytest.mark.parametrize("form", [lambda s: {"countdown": s}, lambda s: {"eta": seconds_from_now(s)}])
     def test_delays_up_to_min_delay(self, on_redis: Broker, redis_url: str, form: Callable[[float], Any]) -> None:
         app = capturing(on_redis, redis_url, redis_queue_min_delay=60)
@@ -760,7 +758,7 @@ class TestWhatIsLeftAlone:
         assert add(app, 1, 2).apply_async(countdown=HOUR).get() == 3
         assert entries(app) == []
 
-    def test_apps_without_it(self, app: Celery, on_redis: Broker) -> None:
+    def test_apps_without_the_extension(self, app: Celery, on_redis: Broker) -> None:
         other = plain(on_redis)
 
         add(other, 1, 2).apply_async(countdown=HOUR)
@@ -773,10 +771,10 @@ def seconds_from_now(seconds: float) -> datetime:
     return datetime.now(timezone.utc) + timedelta(seconds=seconds)
 
 
-class TestAStoreThatIsAway:
+class TestUnavailableStore:
     @pytest.fixture
     def nowhere(self) -> Iterator[str]:
-        """The URL of a store that was killed."""
+        """The URL of a killed store."""
         with RedisServer(tcp=True) as server:
             url = server.url
             server.kill()
@@ -793,7 +791,7 @@ class TestAStoreThatIsAway:
             add(app, 1, 2).apply_async(countdown=HOUR, **options)
         assert on_redis.take(default_of(app)) == []
 
-    def test_leaves_a_delay_to_the_broker_if_so_set(
+    def test_sends_a_delay_to_the_broker_if_configured(
         self, on_redis: Broker, nowhere: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         app = capturing(on_redis, nowhere, redis_queue_on_store_error="broker")
@@ -806,7 +804,7 @@ class TestAStoreThatIsAway:
         assert warnings_of(caplog) == ["order-42"]
 
     @pytest.mark.parametrize("policy", [None, "broker"])
-    def test_leaves_a_retry_to_the_broker(
+    def test_sends_a_retry_to_the_broker(
         self, on_redis: Broker, nowhere: str, caplog: pytest.LogCaptureFixture, policy: str | None
     ) -> None:
         app = capturing(on_redis, nowhere, redis_queue_on_store_error=policy)
@@ -820,7 +818,7 @@ class TestAStoreThatIsAway:
         assert datetime.fromisoformat(message.headers["eta"]) > seconds_from_now(HOUR - 60)
         assert warnings_of(caplog) == ["order-42"]
 
-    def test_drops_a_retry_if_so_set(self, on_redis: Broker, nowhere: str) -> None:
+    def test_drops_a_retry_if_configured(self, on_redis: Broker, nowhere: str) -> None:
         app = capturing(on_redis, nowhere, redis_queue_on_store_error="raise")
         task = app.tasks["shop.add"]
 
@@ -828,20 +826,20 @@ class TestAStoreThatIsAway:
             task.retry(countdown=HOUR)
         assert on_redis.take(default_of(app)) == []
 
-    def test_is_an_error_for_another_task_sent_within_one(self, on_redis: Broker, nowhere: str) -> None:
+    def test_is_an_error_for_another_task_sent_within_a_retry(self, on_redis: Broker, nowhere: str) -> None:
         app = capturing(on_redis, nowhere)
 
         with running(app.tasks["shop.add"], "order-42"), pytest.raises(OperationalError):
             add(app, 1, 2).apply_async(countdown=HOUR)
 
-    def test_is_asked_again_by_what_publishes_again(
+    def test_is_tried_again_by_a_later_publish(
         self, on_redis: Broker, redis_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         app = plain(on_redis, redis_queue_url=redis_url)
         send = app.amqp.send_task_message
 
         def send_again(*args: Any, **options: Any) -> Any:
-            # As Celery does for the callbacks of a task.
+            # Like Celery for the callbacks of a task.
             with suppress(OperationalError):
                 return send(*args, **options)
             return send(*args, **options)
@@ -862,14 +860,14 @@ class TestAStoreThatIsAway:
         assert [entry.id for entry in entries(app)] == ["order-42"]
         assert on_redis.take(default_of(app)) == []
 
-    def test_that_is_full_is_an_operational_error(self, on_redis: Broker) -> None:
+    def test_full_store_is_an_operational_error(self, on_redis: Broker) -> None:
         with RedisServer() as server, server.client() as admin:
             app = capturing(on_redis, server.url)
             admin.config_set("maxmemory", "1")
             with pytest.raises(OperationalError):
                 add(app, 1, 2).apply_async(countdown=HOUR, retry=False)
 
-    def test_nowhere_at_all_is_a_configuration_error(self, on_rabbitmq: Broker) -> None:
+    def test_missing_store_is_a_configuration_error(self, on_rabbitmq: Broker) -> None:
         app = capturing(on_rabbitmq, "")
 
         with pytest.raises(ConfigurationError, match="redis_queue_url"):
@@ -902,7 +900,7 @@ class TestPushMany:
         assert on_redis.take(default_of(app)) == []
 
     @pytest.mark.parametrize("countdown", [HOUR, timedelta(hours=1)])
-    def test_fills_in_the_countdown_where_none_is(self, app: Celery, countdown: Any) -> None:
+    def test_adds_the_countdown_where_it_is_missing(self, app: Celery, countdown: Any) -> None:
         eta = datetime(2027, 1, 15, 12, tzinfo=timezone.utc)
         signatures = [add(app, 1, 2), add(app, 1, 2).set(countdown=60), add(app, 1, 2).set(eta=eta)]
 
@@ -924,7 +922,9 @@ class TestPushMany:
         assert tasks(app) == ["shop.add"] * 4
 
     @pytest.mark.parametrize("several", [False, True])
-    def test_refuses_what_has_no_delay_and_sends_nothing(self, app: Celery, on_redis: Broker, *, several: bool) -> None:
+    def test_refuses_calls_without_a_delay_and_sends_nothing(
+        self, app: Celery, on_redis: Broker, *, several: bool
+    ) -> None:
         signature = group(add(app, n, n) for n in range(3)) if several else add(app, 1, 2)
 
         with pytest.raises(InvalidValueError, match=r"shop\.add has no countdown"):
@@ -955,7 +955,7 @@ class TestInstalling:
         assert len(entries(app)) == 2
         app.close()
 
-    def test_twice_is_harmless(self, app: Celery) -> None:
+    def test_twice_is_a_no_op(self, app: Celery) -> None:
         first = DelayedTasks(app)
         assert DelayedTasks(app) is first
 
@@ -982,7 +982,7 @@ class TestInstalling:
         assert delayed.count() == 1
         app.close()
 
-    def test_keeps_what_others_put_around_the_publish(self, on_redis: Broker, redis_url: str) -> None:
+    def test_keeps_wrappers_of_the_publish_method(self, on_redis: Broker, redis_url: str) -> None:
         app = plain(on_redis, redis_queue_url=redis_url)
         send, seen = app.amqp.send_task_message, []
 
@@ -997,7 +997,7 @@ class TestInstalling:
         assert seen == ["shop.add"]
         assert len(entries(app)) == 1
 
-    def test_stores_in_the_broker_unless_told_where(self, on_redis: Broker, client: redis.Redis) -> None:
+    def test_stores_in_the_broker_by_default(self, on_redis: Broker, client: redis.Redis) -> None:
         app = plain(on_redis)
         delayed = DelayedTasks(app)
 
