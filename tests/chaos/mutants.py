@@ -187,7 +187,7 @@ MUTANTS: Final = [
     Mutant(
         "start what another worker has",
         (Edit("celery/consume/start_guard.py", "        if ours:\n", "        if True:\n"),),
-        "tests/celery/consume/test_task_leases.py -k does_not_start_what",
+        "tests/celery/consume/test_task_leases.py -k does_not_start_lost",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""Counters of what became of leases: read from the broker, and never in the way."""
+"""Lease counters: read from the broker; a failed write never disturbs a worker."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ def app_on(server: RedisServer, **options: str) -> Celery:
     return Celery("tests", broker=url, set_as_current=False, broker_transport_options=options)
 
 
-def test_nothing_counted_is_zeros_and_a_look_writes_nothing(redis_server: RedisServer, client: redis.Redis) -> None:
+def test_missing_counters_are_zero_and_reading_writes_nothing(redis_server: RedisServer, client: redis.Redis) -> None:
     assert read(app_on(redis_server)) == LeaseCounters(0, 0, 0, 0)
     assert client.dbsize() == 0
 
 
-def test_what_was_counted_is_read_under_the_prefix_of_the_broker(
-    redis_server: RedisServer, client: redis.Redis
-) -> None:
+def test_counters_are_read_under_the_prefix_of_the_broker(redis_server: RedisServer, client: redis.Redis) -> None:
     app = app_on(redis_server, global_keyprefix="shop-")
     with app.connection() as connection:
         counted = Counters.of(connection.default_channel)
@@ -43,30 +41,30 @@ def test_what_was_counted_is_read_under_the_prefix_of_the_broker(
     assert read(app_on(redis_server)) == LeaseCounters()
 
 
-def test_what_somebody_else_wrote_is_zero(redis_server: RedisServer, client: redis.Redis) -> None:
+def test_invalid_counters_are_zero(redis_server: RedisServer, client: redis.Redis) -> None:
     client.hset(counters(""), mapping={"lost": "many", "dead": -1, "dropped": 2})
     assert read(app_on(redis_server)) == LeaseCounters(dropped=2)
 
 
 @pytest.mark.parametrize("trouble", ["another type", "away"])
-def test_counting_raises_nothing(redis_server: RedisServer, client: redis.Redis, trouble: str) -> None:
+def test_counting_never_raises(redis_server: RedisServer, client: redis.Redis, trouble: str) -> None:
     client.set(counters(""), "not a hash")
     away = redis.Redis(host=HOST, port=1)
     Counters(away if trouble == "away" else client, "").add("lost")
     assert client.get(counters("")) == b"not a hash"
 
 
-def test_a_broker_that_is_no_redis_has_none() -> None:
+def test_broker_other_than_redis_has_no_counters() -> None:
     assert read(Celery("tests", broker="memory://", set_as_current=False)) is None
 
 
-def test_a_broker_that_is_away_is_an_error() -> None:
+def test_unavailable_broker_is_an_error() -> None:
     app = Celery("tests", broker=f"redis://{HOST}:1/0", set_as_current=False)
     with pytest.raises((OperationalError, *RedisErrors)):
         read(app)
 
 
-def test_a_broker_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_broker_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in counters_module.PATIENCE:
         monkeypatch.setitem(counters_module.PATIENCE, name, 0.2)
     with RedisServer() as server:

@@ -1,4 +1,4 @@
-"""What defers a task keeps its message as it came, and never loses it; a decorator refuses what cannot be."""
+"""Deferral: a deferred task keeps its message unchanged and is never lost; the decorator refuses invalid arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.celery
 
 
 def take(app: Celery) -> Message:
-    """Take the next message out of the app's queue, as a worker would."""
+    """Take the next message from the app's queue, like a worker."""
     with app.connection_for_read() as connection:
         queue = app.amqp.queues[app.conf.task_default_queue].bind(connection.default_channel)
         message = queue.get(no_ack=True)
@@ -38,7 +38,7 @@ def take(app: Celery) -> Message:
 
 
 def shown(message: Message) -> dict[str, Any]:
-    """Return everything that a worker sees of a message."""
+    """Return the parts of a message that a worker sees."""
     properties = {
         name: value
         for name, value in message.properties.items()
@@ -54,7 +54,7 @@ def shown(message: Message) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("options", [{}, {"serializer": "pickle"}, {"compression": "zlib"}])
-def test_a_message_goes_back_as_it_came(broker: Broker, redis_url: str, client: redis.Redis, options: Any) -> None:
+def test_message_is_returned_unchanged(broker: Broker, redis_url: str, client: redis.Redis, options: Any) -> None:
     app = broker.app(redis_queue_url=redis_url, accept_content=["json", "pickle"])
     delayed = DelayedTasks(app)
     result = app.send_task(
@@ -86,7 +86,7 @@ def test_a_message_goes_back_as_it_came(broker: Broker, redis_url: str, client: 
 
 
 def dispatch(app: Celery, delayed: DelayedTasks) -> None:
-    """Send what is due."""
+    """Dispatch due entries."""
     dispatcher = Dispatcher(app, delayed.queue)
     dispatcher.run()
     dispatcher.close()
@@ -105,7 +105,7 @@ class TestConflicts:
         """Its DelayedTasks."""
         return DelayedTasks(app)
 
-    def test_another_call_that_waits_under_the_id_stays_and_both_run(self, app: Celery, delayed: DelayedTasks) -> None:
+    def test_waiting_call_with_the_same_id_stays_and_both_run(self, app: Celery, delayed: DelayedTasks) -> None:
         app.send_task("shop.remind", ("old",), task_id="one-customer")
         came = take(app)
         app.send_task("shop.remind", ("new",), task_id="one-customer", countdown=60)
@@ -119,7 +119,7 @@ class TestConflicts:
         dispatch(app, delayed)
         assert {take(app).headers["id"] for _ in range(2)} == {"one-customer"}
 
-    def test_an_attempt_of_the_same_call_that_waits_stays(self, app: Celery, delayed: DelayedTasks) -> None:
+    def test_waiting_attempt_of_the_same_call_stays(self, app: Celery, delayed: DelayedTasks) -> None:
         app.send_task("shop.remind", ("x",), task_id="one-customer", countdown=60)
         delayed.run_now("one-customer")
         dispatch(app, delayed)
@@ -130,20 +130,20 @@ class TestConflicts:
         assert entry.due_at < datetime.now(timezone.utc) + timedelta(seconds=120)
 
     @pytest.mark.parametrize("same", [True, False])
-    def test_what_a_dispatcher_still_holds_is_replaced_if_it_is_the_same_call(
+    def test_entry_held_by_a_dispatcher_is_replaced_if_it_is_the_same_call(
         self, app: Celery, delayed: DelayedTasks, same: bool
     ) -> None:
         result = app.send_task("shop.remind", ("x",), countdown=60)
         delayed.run_now(result.id)
         (held,) = delayed.queue.claim(1)
-        # Published, not acked yet: the worker may be faster.
+        # Published but not acked yet: the worker may be faster than the dispatcher.
         headers = envelope_of_entry(app, held, Destinations(app)).headers if same else {}
         app.send_task("shop.remind", ("x",), task_id=result.id, headers={CALL: headers[CALL]} if same else None)
         defer(delayed, take(app), 60)
         assert delayed.queue.ack(held) is not same
         assert [entry.id for entry in delayed.list()] == [result.id if same else f"{result.id}~retry"]
 
-    def test_only_one_that_waits_as_it_was_deferred_is_woken(self, app: Celery, delayed: DelayedTasks) -> None:
+    def test_only_an_unchanged_deferred_entry_is_woken(self, app: Celery, delayed: DelayedTasks) -> None:
         changes: dict[str, Any] = {
             "waits": lambda _: None,
             "replaced": lambda id_: app.send_task("shop.remind", task_id=id_, countdown=3600),
@@ -160,24 +160,24 @@ class TestConflicts:
 
 
 def remind(*_: Any) -> None:
-    """Stand for a task."""
+    """A task body that does nothing."""
 
 
 class Recorded(Request):  # type: ignore[misc]
-    """A class of requests of somebody's own."""
+    """A custom class of requests."""
 
     seen: list[Any]
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
-        """Note what Celery would do."""
+        """Record the arguments."""
         error = exc_info.exception.exc
         type(self).seen.append((type(error), getattr(error, "requeue", None)))
 
 
-class TestStoreAway:
+class TestUnavailableStore:
     @pytest.fixture
     def request_of(self, client: redis.Redis, redis_url: str, proxy: FaultProxy) -> Any:
-        """Makes the request of a task whose store is behind the proxy."""
+        """Makes the request of a task whose store is reached through the proxy."""
         app = Celery("defer", broker=f"redis+socket://{redis_url.removeprefix('unix://').partition('?')[0]}")
         app.conf.redis_queue_url = proxy.url
         DelayedTasks(app)
@@ -192,22 +192,22 @@ class TestStoreAway:
         return make
 
     @pytest.mark.parametrize("early", [False, True])
-    def test_a_store_that_is_away_loses_nothing(self, request_of: Any, proxy: FaultProxy, early: bool) -> None:
+    def test_unavailable_store_loses_no_task(self, request_of: Any, proxy: FaultProxy, early: bool) -> None:
         request = request_of()
         request.acknowledged = early
         proxy.mode = "refuse"
         proxy.cut()
         request.on_failure(info(Deferred("customer:1", 1.0)))
         ((kind, requeue),) = Recorded.seen
-        # Back to the broker; what the broker has forgotten fails where it can be seen.
+        # Returned to the broker; if the broker has lost it too, the task fails visibly.
         assert (kind.__name__, requeue) == (("StoreUnavailableError", None) if early else ("Reject", True))
 
-    def test_other_failures_pass(self, request_of: Any) -> None:
+    def test_other_failures_propagate(self, request_of: Any) -> None:
         request = request_of()
         request.on_failure(info(Ignore()))
         assert Recorded.seen == [(Ignore, None)]
 
-    def test_the_mark_is_in_no_header_that_a_retry_would_copy(self, request_of: Any) -> None:
+    def test_mark_is_not_in_headers_that_a_retry_copies(self, request_of: Any) -> None:
         request = request_of(headers={"tenant": "a"})
         assert request.request_dict["properties"][DEFERS]
         assert request._context.headers == {"tenant": "a"}
@@ -215,7 +215,7 @@ class TestStoreAway:
 
 
 def info(error: Exception) -> Any:
-    """Return *error* as a pool hands it over."""
+    """Return *error* as the pool reports it."""
     try:
         raise error
     except type(error):
@@ -254,7 +254,7 @@ class TestWithoutAWorker:
         def run(customer: int, again: bool = False) -> str:
             lock = current_lock()
             assert lock is not None
-            # A task that calls itself would wait for itself.
+            # A task that calls itself would wait for its own lock.
             return run(customer) if again else lock.lock.name
 
         assert run(1) == run.delay(1).get() == run(customer=1, again=True) == "customer:1"
@@ -264,7 +264,7 @@ class TestWithoutAWorker:
                 call(1)
         assert run(2) == "customer:2"
 
-    def test_a_bound_and_a_method_give_the_same_key(self, app: Celery) -> None:
+    def test_direct_and_delayed_calls_of_a_bound_task_give_the_same_key(self, app: Celery) -> None:
         @app.task(bind=True, shared=False)
         @serialized(key=lambda customer, size=1: f"c{customer}:{size}")
         def bound(self: Any, customer: int, size: int = 1) -> str:
@@ -275,7 +275,7 @@ class TestWithoutAWorker:
         assert bound(3) == "c3:1"
         assert bound.delay(3, size=2).get() == "c3:2"
 
-    def test_celery_checks_the_arguments_as_ever(self, app: Celery) -> None:
+    def test_celery_still_checks_the_arguments(self, app: Celery) -> None:
         @app.task(shared=False)
         @serialized(key="customer:{customer}")
         def run(customer: int) -> None: ...
@@ -284,7 +284,7 @@ class TestWithoutAWorker:
         with pytest.raises(TypeError, match="positional argument"):
             run.delay(1, 2, 3)
 
-    def test_what_cannot_be_is_one_clear_error_at_the_decorator(self, app: Celery) -> None:
+    def test_invalid_arguments_are_a_clear_error_of_the_decorator(self, app: Celery) -> None:
         def run(customer: int) -> None: ...
 
         with pytest.raises(InvalidValueError, match="unknown argument 'client': run takes customer"):
@@ -308,7 +308,7 @@ class TestWithoutAWorker:
 
         if delayed:
             DelayedTasks(app)
-        # As a worker does that knows nothing of all this.
+        # Like a worker without the extension.
         trace = build_tracer(once.name, once, app=app)
         result = trace("id", (), {}, {"id": "id", "is_eager": False, "properties": {}}).retval
         assert isinstance(result, ExceptionInfo)
@@ -318,7 +318,7 @@ class TestWithoutAWorker:
             "define it before the worker starts" if delayed else "its app needs DelayedTasks(app)"
         )
 
-    def test_what_began_does_not_go_back(self, app: Celery, taken: HeldLock) -> None:
+    def test_started_task_is_not_deferred(self, app: Celery, taken: HeldLock) -> None:
         @app.task(bind=True, shared=False, name="shop.twice", autoretry_for=(Exception,))
         @serialized(key="customer:{customer}")
         def twice(self: Any, customer: int) -> str:

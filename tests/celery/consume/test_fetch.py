@@ -1,4 +1,4 @@
-"""Atomic fetch: a message is in flight from the moment in which it leaves its queue."""
+"""Atomic fetch: one script takes a message from its queue and records it as in flight."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
 
 
 def peek(end: socket.socket) -> bytes:
-    """Return what can be read from *end*, and leave it there."""
+    """Return the readable bytes of the socket *end* without consuming them."""
     try:
         return end.recv(65536, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -54,14 +54,14 @@ def peek(end: socket.socket) -> bytes:
 
 
 def run_and_wait(server: RedisServer, kind: str) -> int:
-    """Run a consumer of that kind to its end."""
+    """Run a consumer of this kind until it ends."""
     return subprocess.run(
         [sys.executable, "-m", "tests.support.celery.kombu_consumer", server.url, kind], cwd=ROOT, check=False
     ).returncode
 
 
 @pytest.mark.parametrize(("kind", "lost"), [("stock", True), ("atomic", False)])
-def test_a_message_whose_taker_is_killed_at_once_is_lost_by_kombu_and_not_by_a_fetch(
+def test_killed_consumer_loses_its_message_with_kombu_but_not_with_atomic_fetch(
     server: RedisServer, client: redis.Redis, kind: str, *, lost: bool
 ) -> None:
     with connected(server) as connection:
@@ -79,7 +79,7 @@ def test_a_message_whose_taker_is_killed_at_once_is_lost_by_kombu_and_not_by_a_f
                 lambda: client.lrange(kombu_consumer.DONE, 0, -1) == [b"precious"],
                 description="the message to come back",
             )
-            wait_until(lambda: not client.hlen("unacked"), description="it to be settled")
+            wait_until(lambda: not client.hlen("unacked"), description="the message to be settled")
         finally:
             drain.kill()
 
@@ -102,8 +102,8 @@ UNREADABLE = [
 ]
 
 
-class TestAFetch:
-    def test_takes_what_is_there_by_priority_and_records_it(self, server: RedisServer, client: redis.Redis) -> None:
+class TestFetch:
+    def test_takes_messages_by_priority_and_records_them(self, server: RedisServer, client: redis.Redis) -> None:
         with connected(server) as connection:
             for number, priority in enumerate([9, 0, 3, 0]):
                 publish(connection, number, priority=priority)
@@ -122,7 +122,7 @@ class TestAFetch:
             assert taker.leases.held == {}
 
     @pytest.mark.parametrize("priority", [0, 6])
-    def test_is_told_when_something_comes(self, server: RedisServer, priority: int) -> None:
+    def test_is_notified_of_new_messages(self, server: RedisServer, priority: int) -> None:
         with connected(server) as connection, connected(server) as other:
             taker = Taker(connection, ["a", "b"], 1)
             for number, queue in enumerate(["a", "b", "b", "a"]):
@@ -133,7 +133,7 @@ class TestAFetch:
                 assert taker.take(number + 1)[-1] == number
                 taker.settle()
 
-    def test_hears_all_that_is_told_at_once(self, server: RedisServer) -> None:
+    def test_reads_a_reply_and_a_notification_together(self, server: RedisServer) -> None:
         with connected(server) as connection, connected(server) as other:
             taker = Taker(connection, ["q"], 1)
             for _ in range(2):
@@ -141,27 +141,25 @@ class TestAFetch:
                     connection.drain_events(timeout=0.1)
             for number in range(4):
                 publish(other, number)
-            # It is told that something came, and asks before it hears of that: both are in one read of the socket.
+            # It is notified and, before reading that, asks Redis: both replies are in one read of the socket.
             taker.channel.look_again()
             end = taker.channel.client.connection._sock
             wait_until(
                 lambda: {b"pong", b"invalidate"} <= set(re.findall(b"pong|invalidate", peek(end))),
-                description="an answer and what Redis tells by itself",
+                description="a reply and a notification",
             )
             for count in range(1, 5):
                 assert taker.take(count) == list(range(count))
                 taker.settle()
 
-    def test_without_the_script_and_without_eval_the_worker_tries_again(
-        self, server: RedisServer, client: redis.Redis
-    ) -> None:
+    def test_missing_script_without_eval_permission_is_retried(self, server: RedisServer, client: redis.Redis) -> None:
         with connected(server) as connection:
             publish(connection, 1)
             client.script_flush()
             client.execute_command("ACL", "SETUSER", "default", "-eval")
             try:
                 taker = Taker(connection, ["q"], 1)
-                # One of those after which kombu connects again.
+                # One of the errors after which kombu connects again.
                 with pytest.raises(connection.connection_errors, match="run `redis-queue load-scripts`"):
                     connection.drain_events(timeout=5)
                 load_scripts(client)
@@ -206,7 +204,7 @@ class TestAFetch:
             assert sorted(got + taker.got) == list(range(40))
             assert client.hlen("unacked") == 0
 
-    def test_gives_back_to_its_own_queue_what_is_rejected(self, server: RedisServer, client: redis.Redis) -> None:
+    def test_returns_rejected_messages_to_their_own_queue(self, server: RedisServer, client: redis.Redis) -> None:
         with connected(server) as connection:
             publish(connection, "again")
             taker = Taker(connection, ["q"], 1)
@@ -226,7 +224,7 @@ class TestAFetch:
             taker.settle()
             assert client.hlen("shop:unacked") == 0
 
-    def test_puts_aside_what_nobody_can_read_and_goes_on(self, server: RedisServer) -> None:
+    def test_quarantines_unreadable_messages_and_continues(self, server: RedisServer) -> None:
         with connected(server) as connection, server.client() as client:
             client.lpush("q", *UNREADABLE)
             publish(connection, "good")
@@ -234,14 +232,14 @@ class TestAFetch:
             assert taker.take(1) == ["good"]
             assert taker.leases.aside == UNREADABLE
 
-    def test_leaves_consumers_that_acknowledge_nothing_to_kombu(self, server: RedisServer, client: redis.Redis) -> None:
+    def test_leaves_no_ack_consumers_to_kombu(self, server: RedisServer, client: redis.Redis) -> None:
         with connected(server) as connection:
             publish(connection, 1)
             taker = Taker(connection, ["q"], 1, no_ack=True)
             assert taker.take(1) == [1]
             assert client.hlen("unacked") == 0
 
-    def test_gives_a_silent_connection_up(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_gives_up_a_silent_connection(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(timeouts, "LEAST", 0.5)
         with FaultProxy(str(server.socket)) as proxy, Connection(proxy.url) as connection:
             timeouts.add_timeouts(connection, 3)
@@ -255,7 +253,9 @@ class TestAFetch:
                 fetch.take([("q", '"", "q"')], 1)
 
     @pytest.mark.parametrize("kind", ["normal", "pubsub"])
-    def test_goes_on_after_its_connections_were_cut(self, server: RedisServer, client: redis.Redis, kind: str) -> None:
+    def test_continues_after_its_connections_were_cut(
+        self, server: RedisServer, client: redis.Redis, kind: str
+    ) -> None:
         leasing = Leasing(
             server, client, f"redis+socket://{server.socket}", settings={"redis_queue_atomic_fetch": True}
         )
@@ -264,7 +264,7 @@ class TestAFetch:
             leasing.end_task("one")
             leasing.send(WAIT)
             leasing.wait_for_ends(1)
-            # It ends before it is acknowledged, and would run twice.
+            # The task ends before its acknowledgement, so it would run twice.
             leasing.wait_until_settled()
             client.client_kill_filter(_type=kind, skipme=True)
             leasing.end_task("one")

@@ -1,4 +1,4 @@
-"""What atomic fetch took goes to the worker one by one, and is nobody's secret when the channel ends."""
+"""Atomic fetch delivers its messages to the worker one by one and returns the rest when the channel closes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
 
 
 def held(taker: Taker) -> int:
-    """Return how many messages its channel took and did not hand on."""
+    """Return the number of messages that the channel took and did not deliver."""
     return len(taker.channel._received)
 
 
-def test_a_turn_hands_on_one_and_the_others_wait_on_record(server: RedisServer, client: redis.Redis) -> None:
+def test_one_message_is_delivered_per_turn_and_the_others_stay_recorded(
+    server: RedisServer, client: redis.Redis
+) -> None:
     with connected(server) as connection:
         for number in range(4):
             publish(connection, number)
@@ -45,7 +47,7 @@ def test_a_turn_hands_on_one_and_the_others_wait_on_record(server: RedisServer, 
     assert client.zcard("unacked_index") == 0
 
 
-def test_what_was_not_handed_on_goes_back_with_the_channel(server: RedisServer, client: redis.Redis) -> None:
+def test_undelivered_messages_are_returned_when_the_channel_closes(server: RedisServer, client: redis.Redis) -> None:
     with connected(server) as connection:
         for number in range(4):
             publish(connection, number)
@@ -57,9 +59,7 @@ def test_what_was_not_handed_on_goes_back_with_the_channel(server: RedisServer, 
     assert taker.leases.held == {}
 
 
-def test_an_answer_that_comes_after_the_last_queue_was_cancelled_is_no_error(
-    server: RedisServer, client: redis.Redis
-) -> None:
+def test_reply_after_the_last_queue_was_cancelled_is_not_an_error(server: RedisServer, client: redis.Redis) -> None:
     with connected(server) as connection:
         taker = Taker(connection, ["q"], prefetch=4)
         publish(connection, "first")
@@ -75,7 +75,7 @@ def test_an_answer_that_comes_after_the_last_queue_was_cancelled_is_no_error(
         taker.settle()
 
 
-def test_answers_do_not_pile_up_while_there_is_work(server: RedisServer, client: redis.Redis) -> None:
+def test_replies_do_not_accumulate_under_load(server: RedisServer, client: redis.Redis) -> None:
     with connected(server) as connection:
         taker = Taker(connection, ["q", "other"], prefetch=0)
         for number in range(50):
@@ -84,13 +84,11 @@ def test_answers_do_not_pile_up_while_there_is_work(server: RedisServer, client:
         asked = client.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"]
         taker.take(100)
         taker.settle()
-        # One for each that was handed on, and one for the look that finds nothing.
+        # One request for each delivered message, and one that finds nothing.
         assert client.info("commandstats")["cmdstat_ping"]["calls"] - asked <= 102
 
 
-def test_redis_pys_own_check_of_idle_connections_does_not_end_the_look(
-    server: RedisServer, client: redis.Redis
-) -> None:
+def test_health_check_of_redis_py_does_not_end_the_polling(server: RedisServer, client: redis.Redis) -> None:
     with connected(server, health_check_interval=1) as connection:
         taker = Taker(connection, ["q"], prefetch=1)
         publish(connection, "first")

@@ -1,4 +1,4 @@
-"""TaskLeases where the clock of the Redis host is an hour off: a living worker keeps its task all the same."""
+"""TaskLeases with a clock of the Redis host that is an hour off: a living worker still keeps its task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOUR = 3600
 
 
 def wait_for_lease_at(leasing: Leasing, second: float) -> None:
-    """Return once the one lease counts from *second* by the clock of Redis, or later."""
+    """Wait until the lease starts at *second* by the clock of Redis, or later."""
     wait_until(
         lambda: [since for since in leasing.held().values() if 0 <= since - second < HOUR / 2],
         description="the lease to be renewed",
@@ -24,7 +24,7 @@ def wait_for_lease_at(leasing: Leasing, second: float) -> None:
 
 
 def now(leasing: Leasing) -> int:
-    """Return the second on the clock of Redis."""
+    """Return the time of the Redis clock in seconds."""
     return int(leasing.client.eval("return redis.call('TIME')[1] + 0", 0))
 
 

@@ -1,4 +1,4 @@
-"""WorkerLeases: how the process beside a worker starts, and what becomes of one that does not live."""
+"""WorkerLeases: start of the keeper process, and its replacement after it has died."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Begin = Callable[..., WorkerLeases]
 
 @pytest.fixture
 def begin(redis_server: RedisServer, client: redis.Redis) -> Iterator[Begin]:
-    """Starts WorkerLeases for a broker with these options of its transport."""
+    """Starts WorkerLeases for a broker with these transport options."""
     made: list[tuple[Any, WorkerLeases]] = []
 
     def start(**options: Any) -> WorkerLeases:
@@ -48,17 +48,17 @@ def begin(redis_server: RedisServer, client: redis.Redis) -> Iterator[Begin]:
 
 
 def wait_for_renewal(client: redis.Redis) -> None:
-    """Return once a keeper has been at work."""
+    """Wait until a keeper has renewed."""
     client.delete(visibility_timeouts(""))
     wait_until(lambda: client.exists(visibility_timeouts("")), description="a keeper that renews")
 
 
 def break_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every keeper that starts from now on die at once."""
+    """Make every keeper that is started from now on exit at once."""
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
 
 
-def test_a_keeper_finds_what_its_worker_found(
+def test_keeper_uses_the_import_path_of_its_worker(
     begin: Begin, client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "found_by_path_only.py").write_text("class Name(str):\n    pass\n")
@@ -70,13 +70,13 @@ def test_a_keeper_finds_what_its_worker_found(
     wait_for_renewal(client)
 
 
-def test_a_keeper_that_never_comes_up_lets_no_worker_start(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_does_not_start_if_its_keeper_does_not(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     break_python(monkeypatch)
     with pytest.raises(ConfigurationError, match="ended with 1 before it was up"):
         begin()
 
 
-def test_an_interpreter_that_cannot_be_started_lets_no_worker_start(
+def test_worker_does_not_start_without_an_interpreter_for_the_keeper(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
@@ -84,7 +84,7 @@ def test_an_interpreter_that_cannot_be_started_lets_no_worker_start(
         begin()
 
 
-def test_keepers_that_die_one_after_the_other_are_replaced_ever_more_slowly(
+def test_crashing_keepers_are_replaced_with_backoff(
     begin: Begin, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(keeper_process, "RESTART_AFTER", 0.01)

@@ -1,4 +1,4 @@
-"""DeliveryLimit: a task that takes its worker down again and again becomes a dead letter."""
+"""DeliveryLimit: a task that repeatedly kills its worker becomes a dead letter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
 
 @pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.matrix)])
 def leasing(request: pytest.FixtureRequest) -> Iterator[Leasing]:
-    """The store is a Redis; so is the broker, or it is a RabbitMQ."""
+    """The store is a Redis; the broker is the same Redis or a RabbitMQ."""
     with RedisServer() as store, store.client() as client:
         if request.param == "redis":
             yield Leasing(store, client, f"redis+socket://{store.socket}")
@@ -51,16 +51,16 @@ def one_redis() -> Iterator[Leasing]:
 
 
 def own_keys(leasing: Leasing) -> set[bytes]:
-    """Return the keys that count starts."""
+    """Return the keys with the counts of starts."""
     return {key for key in leasing.client.scan_iter() if b":starts:" in key}
 
 
 def nothing() -> None:
-    """What a task of these tests does."""
+    """The body of the task."""
 
 
-class TestATaskThatKills:
-    def test_is_a_dead_letter_after_five_deliveries_and_runs_again_after_a_redrive(self, leasing: Leasing) -> None:
+class TestTaskThatKillsItsWorker:
+    def test_becomes_a_dead_letter_after_five_deliveries_and_runs_after_a_redrive(self, leasing: Leasing) -> None:
         with leasing.worker("one", pool="prefork") as one:
             one.wait_for_output("ready.")
             result = leasing.send(DIE)
@@ -84,7 +84,7 @@ class TestATaskThatKills:
             assert leases.dead_letters() == []
             assert own_keys(leasing) == set()
 
-    def test_has_all_its_deliveries_again_after_a_redrive(self, one_redis: Leasing) -> None:
+    def test_starts_with_zero_deliveries_after_a_redrive(self, one_redis: Leasing) -> None:
         with one_redis.worker("one", pool="prefork") as one:
             one.wait_for_output("ready.")
             id_ = one_redis.send(DIE_TWICE).id
@@ -95,7 +95,7 @@ class TestATaskThatKills:
             wait_until(leases.dead_letters, description="a dead letter again")
             assert one_redis.started == [id_] * 4
 
-    def test_counts_workers_that_die_as_a_whole_and_those_of_other_hosts(self, one_redis: Leasing) -> None:
+    def test_counts_killed_workers_on_all_hosts(self, one_redis: Leasing) -> None:
         id_ = one_redis.send(DIE_TWICE).id
         for name in ("one", "two"):
             with one_redis.worker(name) as worker:
@@ -107,7 +107,7 @@ class TestATaskThatKills:
             assert one_redis.client.hlen("unacked") == 0
 
     @pytest.mark.thorough
-    def test_does_not_count_for_what_waits_beside_it(self, one_redis: Leasing) -> None:
+    def test_does_not_count_for_waiting_tasks(self, one_redis: Leasing) -> None:
         one_redis.settings["worker_prefetch_multiplier"] = 4
         one_redis.end_task("one")
         kills = one_redis.send(DIE).id
@@ -119,7 +119,7 @@ class TestATaskThatKills:
             assert [letter.id for letter in leases.dead_letters()] == [kills]
             assert one_redis.started.count(waits) == 1
 
-    def test_counts_only_what_was_started_in_a_worker_that_died(self, one_redis: Leasing) -> None:
+    def test_counts_only_tasks_that_a_killed_worker_had_started(self, one_redis: Leasing) -> None:
         one_redis.settings["worker_prefetch_multiplier"] = 2
         ids = [one_redis.send(WAIT).id for _ in range(2)]
         for name, starts in (("one", 1), ("two", 2)):
@@ -134,7 +134,7 @@ class TestATaskThatKills:
         assert limit.starts(waited) == []
 
     @pytest.mark.thorough
-    def test_is_run_again_and_again_without_the_limit(self, one_redis: Leasing) -> None:
+    def test_runs_repeatedly_without_the_limit(self, one_redis: Leasing) -> None:
         with one_redis.worker("one", leases=False, pool="prefork") as one:
             one.wait_for_output("ready.")
             id_ = one_redis.send(DIE_TWICE).id
@@ -142,14 +142,14 @@ class TestATaskThatKills:
 
 
 class TestBury:
-    def test_keeps_what_waits_under_the_same_id(self, one_redis: Leasing) -> None:
+    def test_keeps_a_waiting_entry_with_the_same_id(self, one_redis: Leasing) -> None:
         delayed = DelayedTasks(one_redis.app())
         later = delayed.app.send_task(WAIT, countdown=600, task_id="again")
         assert not delayed.queue.foreign.bury(Push(b"old", id=later.id), reason="died", deliveries=5)
         assert delayed.queue.dead_letters() == []
         assert delayed.count() == 1
 
-    def test_replaces_what_died_under_the_same_id(self, one_redis: Leasing) -> None:
+    def test_replaces_a_dead_letter_with_the_same_id(self, one_redis: Leasing) -> None:
         queue = DelayedTasks(one_redis.app()).queue
         for number in (1, 2):
             assert queue.foreign.bury(Push(f"{number}", id="same"), reason=f"reason {number}", deliveries=number)
@@ -158,7 +158,7 @@ class TestBury:
         assert queue.stats().dead == 1
 
 
-def test_what_may_only_have_waited_is_no_dead_letter(one_redis: Leasing) -> None:
+def test_task_that_may_not_have_started_is_not_a_dead_letter(one_redis: Leasing) -> None:
     app = one_redis.app()
     limit = DeliveryLimit(app)
     task = app.task(nothing, name="tests.nothing", shared=False, max_deliveries=1)
@@ -168,7 +168,7 @@ def test_what_may_only_have_waited_is_no_dead_letter(one_redis: Leasing) -> None
     assert len(limit.exceeded(message, task) or []) == 1
 
 
-def test_a_store_that_is_away_lets_tasks_run(one_redis: Leasing) -> None:
+def test_tasks_run_without_the_store(one_redis: Leasing) -> None:
     app = one_redis.app()
     limit = DeliveryLimit(app)
     task = app.task(nothing, name="tests.nothing", shared=False)
@@ -187,7 +187,7 @@ def test_a_store_that_is_away_lets_tasks_run(one_redis: Leasing) -> None:
 
 
 def redelivered(app: Celery, connection: Connection, task_id: str, **options: Any) -> Any:
-    """Send `tests.nothing` and return its message as *connection* gets it again."""
+    """Send `tests.nothing` and return its message as redelivered to *connection*."""
     app.task(nothing, name="tests.nothing", shared=False, max_deliveries=2)
     app.send_task("tests.nothing", task_id=task_id, **options)
     message = app.amqp.queues[app.conf.task_default_queue].bind(connection.default_channel).get()
@@ -196,13 +196,13 @@ def redelivered(app: Celery, connection: Connection, task_id: str, **options: An
 
 
 def expire(app: Celery, task_id: str) -> None:
-    """Let a worker of *app* find that a redelivered task has expired."""
+    """Let a worker of *app* find an expired, redelivered task."""
     with app.connection_for_write() as connection:
         message = redelivered(app, connection, task_id, expires=datetime(2020, 1, 1, tzinfo=timezone.utc))
         assert Request(message, app=app, task=app.tasks["tests.nothing"]).revoked()
 
 
-class TestATaskThatMayNotBeStartedAgain:
+class TestTaskAtItsLimit:
     @pytest.fixture
     def connection(self, one_redis: Leasing) -> Iterator[Connection]:
         """A connection to the broker."""
@@ -211,7 +211,7 @@ class TestATaskThatMayNotBeStartedAgain:
 
     @pytest.fixture
     def meet(self, one_redis: Leasing) -> Callable[[DelayedTasks, Any], tuple[list[Any], list[str]]]:
-        """Let a worker meet a message; return what it started, and what it counted."""
+        """Let a worker receive a message; return the started tasks and the counters."""
 
         def meet(delayed: DelayedTasks, message: Any) -> tuple[list[Any], list[str]]:
             started: list[Any] = []
@@ -228,7 +228,7 @@ class TestATaskThatMayNotBeStartedAgain:
 
         return meet
 
-    def test_is_a_dead_letter_beside_a_newer_call_of_its_id(
+    def test_becomes_a_dead_letter_beside_a_newer_call_with_its_id(
         self, one_redis: Leasing, connection: Connection, meet: Any
     ) -> None:
         delayed = DelayedTasks(one_redis.app(), leases=True)
@@ -248,7 +248,7 @@ class TestATaskThatMayNotBeStartedAgain:
         assert again.headers["id"] == "order-42"
 
     @pytest.mark.parametrize("trouble", ["taken", "away"])
-    def test_is_started_once_more_where_there_is_no_dead_letter(
+    def test_is_started_again_if_no_dead_letter_can_be_stored(
         self, one_redis: Leasing, connection: Connection, meet: Any, trouble: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         delayed = DelayedTasks(one_redis.app(), leases=True)
@@ -265,7 +265,7 @@ class TestATaskThatMayNotBeStartedAgain:
         assert not message.acknowledged
         assert "cannot make a dead letter" in caplog.text
 
-    def test_does_not_pass_its_starts_on_to_a_newer_call_of_its_id(
+    def test_does_not_count_for_a_newer_call_with_its_id(
         self, one_redis: Leasing, connection: Connection, meet: Any
     ) -> None:
         delayed = DelayedTasks(one_redis.app(), leases=True)
@@ -274,8 +274,8 @@ class TestATaskThatMayNotBeStartedAgain:
         assert meet(delayed, message) == ([message], [])
 
 
-class TestATaskThatIsRevoked:
-    def test_is_no_error_in_an_app_without_the_extension(
+class TestRevokedTask:
+    def test_is_not_an_error_in_an_app_without_the_extension(
         self, one_redis: Leasing, caplog: pytest.LogCaptureFixture
     ) -> None:
         app = one_redis.app()
@@ -285,7 +285,7 @@ class TestATaskThatIsRevoked:
 
         assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
-    def test_is_counted_no_more(self, one_redis: Leasing, caplog: pytest.LogCaptureFixture) -> None:
+    def test_is_no_longer_counted(self, one_redis: Leasing, caplog: pytest.LogCaptureFixture) -> None:
         leases = one_redis.leases()
         leases.limit.add_start("some")
 
@@ -295,7 +295,7 @@ class TestATaskThatIsRevoked:
         assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_the_limit_is_that_of_the_task_or_the_app() -> None:
+def test_limit_of_the_task_overrides_that_of_the_app() -> None:
     app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
     app.conf.redis_queue_max_deliveries = 7
     assert TaskLeases(app) is TaskLeases(app)
@@ -308,7 +308,7 @@ def test_the_limit_is_that_of_the_task_or_the_app() -> None:
 @pytest.mark.parametrize(
     "headers", [None, {}, {"task": "tests.nothing"}, {"id": "x", "task": ["a"]}, {"id": "x", "task": 5}]
 )
-def test_a_message_that_is_no_task_is_left_to_celery(headers: Any) -> None:
+def test_message_that_is_not_a_task_is_left_to_celery(headers: Any) -> None:
     app = Celery("tests", broker="memory://", set_as_current=False)
     app.task(nothing, name="tests.nothing", shared=False)
     message = SimpleNamespace(headers=headers, delivery_info={"redelivered": True})
@@ -322,7 +322,7 @@ def test_a_message_that_is_no_task_is_left_to_celery(headers: Any) -> None:
 @pytest.mark.parametrize(
     "row", [b"", b"[]", b"{}", b"\xff", b'{"host": 5, "at": "soon"}', b'{"host": "a", "at": 1e400}']
 )
-def test_a_start_that_was_edited_counts(one_redis: Leasing, row: bytes) -> None:
+def test_edited_start_record_counts(one_redis: Leasing, row: bytes) -> None:
     app = one_redis.app()
     limit = DeliveryLimit(app)
     one_redis.client.rpush(keys.starts("redis_queue", "some"), row)

@@ -1,4 +1,4 @@
-"""The request of a delayed task's run is that of stock Celery, and its retries are attempts of the same call."""
+"""The request of a delayed task equals that of stock Celery, and its retries are attempts of the same call."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ ETA_OF_TEST = datetime(2027, 1, 15, 12, tzinfo=timezone(timedelta(hours=1)))
 
 @pytest.fixture
 def broker(redis_url: str, client: redis.Redis) -> Iterator[Broker]:
-    """A Redis broker, the same that stores."""
+    """A Redis that is both broker and store."""
     with Broker(f"redis+socket://{redis_url.removeprefix('unix://').partition('?')[0]}") as broker:
         yield broker
 
 
 @pytest.fixture
 def make(broker: Broker, redis_url: str) -> Iterator[Callable[..., Celery]]:
-    """Makes apps with one task, `shop.note`, that notes its request and retries if told so."""
+    """Makes apps with one task, `shop.note`, that records its request and retries if asked to."""
     apps: list[Celery] = []
 
     def make(**settings: Any) -> Celery:
@@ -66,7 +66,7 @@ def app(make: Callable[..., Celery]) -> Celery:
 
 
 def run(app: Celery, message: Any) -> dict[str, Any]:
-    """Run a message as a worker does; return what its task saw."""
+    """Run a message like a worker; return the request that the task saw."""
     headers: dict[str, Any] = message.headers
     body: Any = None
     if "task" not in headers:
@@ -80,7 +80,7 @@ def run(app: Celery, message: Any) -> dict[str, Any]:
 
 
 def due(app: Celery, broker: Broker) -> list[Any]:
-    """Make everything due, dispatch it, and return the messages."""
+    """Make all entries due, dispatch them and return the messages."""
     delayed = DelayedTasks(app)
     for entry in delayed.list():
         assert delayed.run_now(entry.id)
@@ -91,7 +91,7 @@ def due(app: Celery, broker: Broker) -> list[Any]:
 
 
 def stored(app: Celery) -> dict[str, Envelope]:
-    """Return what is stored by the id of its entry."""
+    """Return the stored calls by the id of their entry."""
     return {entry.id: Envelope.unpack(entry.payload, entry.id, entry.headers) for entry in DelayedTasks(app).queue}
 
 
@@ -112,17 +112,17 @@ class TestEta:
 
         assert run(app, message) == run(stock, expected)
         assert app.seen[0]["eta"] == ETA_OF_TEST.isoformat()
-        # A worker without the extension finds none, and so does not wait for it a second time.
+        # A worker without the extension finds no eta, so it does not wait a second time.
         assert not message.headers.get("eta")
 
-    def test_of_a_countdown_is_when_the_client_meant_it_to_run(self, app: Celery, broker: Broker) -> None:
+    def test_of_a_countdown_is_the_time_that_the_client_intended(self, app: Celery, broker: Broker) -> None:
         app.send_task("shop.note", countdown=HOUR)
         (message,) = due(app, broker)
         eta = datetime.fromisoformat(run(app, message)["eta"])
         assert abs(eta - datetime.now(timezone.utc) - timedelta(hours=1)) < timedelta(minutes=5)
 
     @pytest.mark.parametrize("again", [HOUR, 0])
-    def test_of_a_retry_is_its_own(self, app: Celery, broker: Broker, again: int) -> None:
+    def test_of_a_retry_is_that_of_the_retry(self, app: Celery, broker: Broker, again: int) -> None:
         app.send_task("shop.note", kwargs={"retry_in": again}, eta=ETA_OF_TEST)
         (first,) = due(app, broker)
         run(app, first)
@@ -132,20 +132,20 @@ class TestEta:
         assert eta != app.seen[0]["eta"]
         assert bool(OWN & set(second.headers)) is (again > 0)
 
-    def test_of_a_stored_call_is_when_it_was_due(self, app: Celery, broker: Broker) -> None:
+    def test_of_a_stored_call_is_its_due_time(self, app: Celery, broker: Broker) -> None:
         push_task(DelayedTasks(app).queue, "shop.note", due_at=datetime(2020, 1, 1, tzinfo=timezone.utc))
         (message,) = due(app, broker)
         assert run(app, message)["eta"][:4] in ("2020", str(datetime.now(timezone.utc).year))
 
     @pytest.mark.parametrize("eta", [5, "x" * 100, None, ["2027"]])
-    def test_that_is_none_is_left_out(self, app: Celery, broker: Broker, eta: Any) -> None:
+    def test_without_a_value_is_omitted(self, app: Celery, broker: Broker, eta: Any) -> None:
         app.send_task("shop.note", headers={ETA: eta})
         (message,) = broker.take(app.conf.task_default_queue)
         assert run(app, message)["eta"] is None
 
 
-class TestARetry:
-    def test_leaves_a_newer_call_of_its_id_and_both_run(self, app: Celery, broker: Broker) -> None:
+class TestRetry:
+    def test_keeps_a_newer_call_with_its_id_and_both_run(self, app: Celery, broker: Broker) -> None:
         app.send_task("shop.note", (HOUR,), task_id="order-42", countdown=60)
         (message,) = due(app, broker)
         app.send_task("shop.note", kwargs={"newer": True}, task_id="order-42", countdown=HOUR)
@@ -160,7 +160,7 @@ class TestARetry:
         assert {envelope.id for envelope in found.values()} == {"order-42"}
         assert sorted(message.headers["kwargsrepr"] for message in due(app, broker)) == ["{'newer': True}", "{}"]
 
-    def test_of_a_task_that_was_never_delayed_leaves_what_waits(self, app: Celery, broker: Broker) -> None:
+    def test_of_an_undelayed_task_keeps_the_waiting_entry(self, app: Celery, broker: Broker) -> None:
         app.send_task("shop.note", (HOUR,), task_id="order-42")
         (message,) = broker.take(app.conf.task_default_queue)
         app.send_task("shop.note", task_id="order-42", countdown=HOUR)
@@ -168,11 +168,11 @@ class TestARetry:
         assert set(stored(app)) == {"order-42", "order-42~retry"}
 
     @pytest.mark.parametrize("delay", [None, 60])
-    def test_that_was_stored_before_a_crash_is_replaced(self, app: Celery, broker: Broker, delay: int | None) -> None:
+    def test_stored_before_a_crash_is_replaced(self, app: Celery, broker: Broker, delay: int | None) -> None:
         app.send_task("shop.note", (HOUR,), task_id="order-42", countdown=delay)
         (message,) = due(app, broker) if delay else broker.take(app.conf.task_default_queue)
         run(app, message)
-        # Its worker died before the acknowledgement.
+        # The worker died before the acknowledgement.
         message.delivery_info["redelivered"] = True
         run(app, message)
         assert set(stored(app)) == {"order-42"}
@@ -187,7 +187,7 @@ class TestARetry:
         assert [envelope.id for envelope in stored(app).values()] == ["order-42"] * 4
         assert len({envelope.headers[CALL] for envelope in stored(app).values()}) == 4
 
-    def test_beside_another_call_is_cancelled_with_it(self, app: Celery, broker: Broker) -> None:
+    def test_is_cancelled_with_another_call_of_the_same_id(self, app: Celery, broker: Broker) -> None:
         app.send_task("shop.note", (HOUR,), task_id="order-42", countdown=60)
         (message,) = due(app, broker)
         app.send_task("shop.note", task_id="order-42", countdown=HOUR)
@@ -195,9 +195,7 @@ class TestARetry:
         assert DelayedTasks(app).cancel("order-42")
         assert stored(app) == {}
 
-    def test_beside_a_call_that_is_on_its_way_is_taken_out_and_that_call_may_run(
-        self, app: Celery, broker: Broker
-    ) -> None:
+    def test_is_removed_by_a_cancel_and_a_dispatched_call_may_run(self, app: Celery, broker: Broker) -> None:
         app.send_task("shop.note", (HOUR,), task_id="order-42", countdown=60)
         (message,) = due(app, broker)
         app.send_task("shop.note", task_id="order-42", countdown=60)
@@ -208,7 +206,7 @@ class TestARetry:
         assert delayed.cancel("order-42") is CancelOutcome.MAYBE_SENT
         assert stored(app) == {}
 
-    def test_leaves_a_dead_letter_of_another_call(self, app: Celery, broker: Broker) -> None:
+    def test_keeps_a_dead_letter_of_another_call(self, app: Celery, broker: Broker) -> None:
         app.send_task("shop.note", (HOUR,), task_id="order-42", countdown=60)
         (message,) = due(app, broker)
         app.send_task("shop.note", task_id="order-42", countdown=HOUR)
@@ -221,7 +219,7 @@ class TestARetry:
 
 
 @pytest.mark.parametrize("length", [8, 255])
-def test_an_entry_beside_another_fits_any_id(app: Celery, broker: Broker, length: int) -> None:
+def test_second_entry_of_an_id_has_a_valid_id(app: Celery, broker: Broker, length: int) -> None:
     task_id = "x" * length
     app.send_task("shop.note", (HOUR,), task_id=task_id, countdown=60)
     (message,) = due(app, broker)

@@ -1,4 +1,4 @@
-"""Connections that fall silent, as where packets get lost: whoever uses one gives it up in time and goes on."""
+"""Connections that receive no data, as after packet loss: each user closes one after a timeout and continues."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.support.wait import wait_until
 pytestmark = [pytest.mark.celery, pytest.mark.timeout(90)]
 
 TIMEOUT = 3.0
-"""The visibility timeout; a keeper gives a connection up after half a second."""
+"""The visibility timeout; a keeper closes a silent connection after half a second."""
 
 TAG = "tag"
 
 
 @pytest.fixture
 def proxy(redis_server: RedisServer, client: redis.Redis) -> Iterator[FaultProxy]:
-    """The way to an empty Redis."""
+    """A proxy in front of an empty Redis."""
     assert client.dbsize() == 0
     with FaultProxy(str(redis_server.socket)) as proxy:
         yield proxy
@@ -68,7 +68,7 @@ def app_at(url: str, **options: Any) -> Celery:
 
 
 def hold(client: redis.Redis, kept: WorkerLeases) -> float:
-    """Let a worker hold one message; return the time of its lease."""
+    """Hold one message like a worker; return the time of its lease."""
     score = float(client.time()[0])
     client.hset("unacked", TAG, "[]")
     client.zadd("unacked_index", {TAG: score})
@@ -85,22 +85,22 @@ def wait_for_renewal(client: redis.Redis, since: float) -> float:
 
 
 def process_of(kept: WorkerLeases) -> psutil.Process:
-    """Return the keeper."""
+    """Return the keeper process."""
     assert kept._keeper._process is not None
     return psutil.Process(kept._keeper._process.pid)
 
 
-class TestAKeeper:
-    def test_renews_by_a_new_connection(self, proxy: FaultProxy, client: redis.Redis, kept: WorkerLeases) -> None:
+class TestKeeper:
+    def test_renews_on_a_new_connection(self, proxy: FaultProxy, client: redis.Redis, kept: WorkerLeases) -> None:
         renewed = wait_for_renewal(client, hold(client, kept))
         process = process_of(kept)
         proxy.mute()
-        # The first one may be under way.
+        # The first renewal may still be on its way.
         wait_for_renewal(client, wait_for_renewal(client, renewed))
         assert process_of(kept) == process
         assert kept.lost == 0
 
-    def test_that_hangs_is_replaced(
+    def test_hanging_keeper_is_replaced(
         self, kept: WorkerLeases, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(kept._keeper, "_stale", 1.5)
@@ -112,7 +112,7 @@ class TestAKeeper:
         assert not process.is_running()
         assert "renewed nothing for" in caplog.text
 
-    def test_that_says_why_it_cannot_renew_is_left_alone_and_heard_once(
+    def test_keeper_that_reports_an_error_is_kept_and_logged_once(
         self,
         proxy: FaultProxy,
         kept: WorkerLeases,
@@ -135,22 +135,22 @@ class TestAKeeper:
         assert process_of(kept) == process
 
     @pytest.mark.timeout(30)
-    def test_that_hangs_does_not_hold_up_the_end_of_its_worker(self, kept: WorkerLeases) -> None:
+    def test_hanging_keeper_does_not_delay_the_end_of_its_worker(self, kept: WorkerLeases) -> None:
         process = process_of(kept)
         process.suspend()
         kept.close()
         wait_until(lambda: not process.is_running(), description="the keeper to be gone")
 
 
-class TestALeaseClient:
-    def test_settles_by_a_new_connection(self, proxy: FaultProxy, client: redis.Redis, kept: WorkerLeases) -> None:
+class TestLeaseClient:
+    def test_settles_on_a_new_connection(self, proxy: FaultProxy, client: redis.Redis, kept: WorkerLeases) -> None:
         for _ in range(2):
             hold(client, kept)
             kept.settle(TAG)
             assert not client.exists("unacked", "unacked_index")
             proxy.mute()
 
-    def test_acknowledges_by_a_new_connection(self, proxy: FaultProxy, connection: Any, client: redis.Redis) -> None:
+    def test_acknowledges_on_a_new_connection(self, proxy: FaultProxy, connection: Any, client: redis.Redis) -> None:
         lease_channels(connection.transport, FakeLeases())  # type: ignore[arg-type]
         got: list[Any] = []
         with Consumer(connection.default_channel, [Queue("q")], on_message=got.append, prefetch_count=2):
@@ -177,7 +177,7 @@ class TestALeaseClient:
         qos._swept_at = 0.0
         qos.restore_visible()
 
-    def test_does_not_hang_while_it_puts_a_message_aside(
+    def test_does_not_hang_while_it_quarantines_a_message(
         self, proxy: FaultProxy, client: redis.Redis, kept: WorkerLeases
     ) -> None:
         hold(client, kept)
@@ -189,9 +189,9 @@ class TestALeaseClient:
         assert not client.exists("unacked", "unacked_index")
 
 
-class TestADispatcher:
+class TestDispatcher:
     @pytest.mark.parametrize("broker", ["another redis", "rabbitmq"], indirect=True)
-    def test_sends_by_a_new_connection(
+    def test_sends_on_a_new_connection(
         self, broker: Broker, redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(timeouts, "LEAST", 0.5)
@@ -210,33 +210,33 @@ class TestADispatcher:
         assert len(broker.take(app.conf.task_default_queue)) == 2
 
 
-class TestTheTimeouts:
+class TestTimeouts:
     @pytest.mark.parametrize(("lease", "seconds"), [(3, 0.5), (30, 5), (60, 10), (3600, 10)])
     def test_are_a_sixth_of_the_lease(self, lease: float, seconds: float) -> None:
         assert socket_timeout(lease) == seconds
 
-    def test_are_those_of_each_connection_of_the_app(self) -> None:
+    def test_apply_to_each_connection_of_the_app(self) -> None:
         app = app_at("redis://localhost:1", visibility_timeout=30)
         for connect in (app.connection_for_read, app.connection_for_write, app.connection):
             options = connect().transport_options
             assert options["socket_timeout"] == options["socket_connect_timeout"] == 5
             assert options["socket_keepalive"]
 
-    def test_are_those_of_the_user_where_there_are_some(self) -> None:
+    def test_do_not_override_those_of_the_user(self) -> None:
         options = app_at("redis://localhost:1", socket_timeout=1, socket_keepalive=False).connection().transport_options
         assert options["socket_timeout"] == 1
         assert not options["socket_keepalive"]
 
-    def test_count_for_the_sentinels_too(self) -> None:
+    def test_apply_to_sentinels_too(self) -> None:
         app = app_at("sentinel://localhost:1", master_name="m", sentinel_kwargs={"password": "x"})
         asked = app.connection().transport_options["sentinel_kwargs"]
         assert asked["socket_timeout"] == timeouts.LEAST
         assert asked["password"] == "x"
 
-    def test_are_not_given_to_another_broker(self) -> None:
+    def test_do_not_apply_to_other_brokers(self) -> None:
         assert "socket_timeout" not in app_at("amqp://localhost:1").connection().transport_options
 
     @pytest.mark.parametrize("value", ["60", 0, -1, None, float("nan"), True])
-    def test_of_an_invalid_visibility_timeout_are_a_clear_error(self, value: Any) -> None:
+    def test_invalid_visibility_timeout_is_a_clear_error(self, value: Any) -> None:
         with pytest.raises(ConfigurationError, match=r"visibility_timeout'\]=.*must be a number"):
             app_at("redis://localhost:1", visibility_timeout=value).connection()

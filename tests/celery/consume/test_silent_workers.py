@@ -1,4 +1,4 @@
-"""A worker whose connections fall silent takes tasks by new ones, and ends where there are none."""
+"""A worker whose connections receive no data takes tasks on new connections, and shuts down without any."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
 
 
 @pytest.mark.parametrize("atomic", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["pop", "atomic fetch"])
-def test_a_worker_goes_on_by_a_new_connection_and_ends_without_any(*, atomic: bool) -> None:
+def test_worker_continues_on_a_new_connection_and_shuts_down_without_any(*, atomic: bool) -> None:
     with RedisServer() as store, store.client() as client, FaultProxy(str(store.socket)) as proxy:
         leasing = Leasing(store, client, f"redis+socket://{store.socket}")
         behind = replace(leasing, broker_url=proxy.url, settings={"redis_queue_atomic_fetch": atomic})
-        # Celery itself sends its heartbeats again and again while a broker is away, and does nothing else meanwhile.
+        # Without a broker Celery retries its heartbeats again and again, and does nothing else meanwhile.
         with behind.worker("one", "--without-heartbeat", pool="threads") as one:
             one.wait_for_output("ready.")
             leasing.end_task("one")
@@ -28,7 +28,7 @@ def test_a_worker_goes_on_by_a_new_connection_and_ends_without_any(*, atomic: bo
             leasing.wait_until_settled()
             proxy.mute()
             if not atomic:
-                # Until then Redis may answer a BRPOP of kombu's that nobody hears.
+                # Until then Redis may answer a BRPOP of kombu whose reply is lost.
                 one.wait_for_output("dropping stale connection")
             leasing.end_task("one")
             leasing.send(WAIT)

@@ -1,4 +1,4 @@
-"""Tasks that wait in a worker and whose leases were lost are dropped, however many they are."""
+"""Tasks that wait in a worker are dropped after their leases were lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.celery
 
 
 class Waiting:
-    """A task that waits for a place in the pool."""
+    """A task that waits for a slot in the pool."""
 
     def __init__(self, number: int, tag: str) -> None:
         self.number, self.id, self.message = number, str(number), SimpleNamespace(delivery_tag=tag)
@@ -26,14 +26,14 @@ class Waiting:
 
 
 def consumer_of(worker: Any) -> Any:
-    """Return the consumer of a worker whose pool counts places."""
+    """Return the consumer of a worker whose pool has a semaphore."""
     return SimpleNamespace(
         controller=worker, on_task_request=None, connection_errors=(OSError,), channel_errors=(redis.ResponseError,)
     )
 
 
 @pytest.mark.parametrize("error", [OSError("away"), redis.OutOfMemoryError("full")])
-def test_while_nobody_can_tell_tasks_are_started(error: Exception) -> None:
+def test_tasks_start_if_their_lease_cannot_be_checked(error: Exception) -> None:
     def ask(_tag: str) -> bool:
         raise error
 
@@ -44,7 +44,7 @@ def test_while_nobody_can_tell_tasks_are_started(error: Exception) -> None:
     assert started == [7]
 
 
-def test_any_number_of_lost_tasks_can_wait_for_one_place() -> None:
+def test_any_number_of_lost_tasks_can_wait_for_one_slot() -> None:
     ready: deque[Any] = deque()
     places = LaxBoundedSemaphore(1)
     started: list[int] = []

@@ -1,4 +1,4 @@
-"""The sweep of leased channels: what ran out goes back, by the clock of Redis, whatever the worker's clock says."""
+"""The sweep of leased channels: expired messages are put back, by the clock of Redis, not by that of the worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TIMEOUT = 60
 
 @pytest.fixture
 def channel(redis_server: RedisServer, client: redis.Redis) -> Iterator[Any]:
-    """A channel of an empty Redis whose leases are kept."""
+    """A channel with leases on an empty Redis."""
     assert client.dbsize() == 0
     options = {"visibility_timeout": TIMEOUT}
     with Connection(f"redis+socket://{redis_server.socket}", transport_options=options) as connection:
@@ -38,7 +38,7 @@ def channel(redis_server: RedisServer, client: redis.Redis) -> Iterator[Any]:
 
 
 def hold(client: redis.Redis, tag: str, age: float) -> None:
-    """Put a message in flight that was taken *age* seconds ago."""
+    """Add a message in flight, taken *age* seconds ago."""
     properties = {"delivery_tag": tag, "delivery_info": {"exchange": "", "routing_key": "q"}, "priority": 0}
     message = {"body": tag, "headers": {}, "properties": properties}
     client.hset("unacked", tag, json.dumps([message, "", "q"]))
@@ -46,11 +46,11 @@ def hold(client: redis.Redis, tag: str, age: float) -> None:
 
 
 def back(client: redis.Redis) -> list[str]:
-    """Return what is in the queue again."""
+    """Return the messages that are in the queue again."""
     return [json.loads(row)["body"] for row in client.lrange("q", 0, -1)]
 
 
-def test_what_ran_out_goes_back_and_nothing_else(channel: Any, client: redis.Redis) -> None:
+def test_only_expired_messages_are_put_back(channel: Any, client: redis.Redis) -> None:
     for tag, age in (("fresh", 0), ("just", TIMEOUT - 2), ("out", TIMEOUT + 2), ("long", 9999)):
         hold(client, tag, age)
     channel.qos.restore_visible(num=None)
@@ -61,7 +61,7 @@ def test_what_ran_out_goes_back_and_nothing_else(channel: Any, client: redis.Red
 
 
 @pytest.mark.parametrize("wrong", [-3600, 3600])
-def test_the_clock_of_the_worker_does_not_matter(
+def test_clock_of_the_worker_is_ignored(
     channel: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, wrong: int
 ) -> None:
     hold(client, "fresh", 0)
@@ -74,7 +74,7 @@ def test_the_clock_of_the_worker_does_not_matter(
 
 
 @pytest.mark.parametrize("wrong", [-90, 90])
-def test_a_message_is_in_flight_by_the_clock_of_redis_from_the_start(
+def test_message_in_flight_has_the_time_of_redis_from_the_start(
     channel: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, wrong: int
 ) -> None:
     now = time.time
@@ -93,7 +93,7 @@ def test_a_message_is_in_flight_by_the_clock_of_redis_from_the_start(
     channel.qos._swept_at = 0.0
     channel.qos.restore_visible()
     assert client.llen("q") == 0
-    # It goes back as kombu puts it back.
+    # kombu puts it back in the same way.
     message.reject(requeue=True)
     assert channel.basic_get("q").delivery_info["redelivered"]
 
@@ -118,7 +118,7 @@ def test_a_message_is_recorded_and_settled_without_scripts(
         client.execute_command("ACL", "DELUSER", "plain")
 
 
-def test_a_client_returns_nothing_by_its_clock(
+def test_client_puts_nothing_back_by_its_own_clock(
     redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold(client, "fresh", 0)
@@ -127,14 +127,14 @@ def test_a_client_returns_nothing_by_its_clock(
     TaskLeases(app)
     now = time.time
     monkeypatch.setattr("kombu.transport.redis.time", lambda: now() + 90)
-    # A probe of Kubernetes does this.
+    # A Kubernetes probe does this.
     app.control.ping(timeout=0.2)
     app.close()
     assert back(client) == []
     assert client.hexists("unacked", "fresh")
 
 
-def test_a_worker_returns_as_many_at_once_as_the_app_says() -> None:
+def test_app_sets_the_limit_of_a_sweep() -> None:
     app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
     TaskLeases(app)
     assert worker_connection(app, None).transport_options[SWEEP_LIMIT] is None
@@ -143,9 +143,7 @@ def test_a_worker_returns_as_many_at_once_as_the_app_says() -> None:
     assert app.connection_for_write().transport_options[SWEEP_LIMIT] == 0
 
 
-def test_it_looks_no_more_often_than_it_should(
-    channel: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweeps_are_limited_in_rate(channel: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [1000.0]
     monkeypatch.setattr(qos.time, "monotonic", lambda: seconds[0])
     channel.qos.restore_visible()
@@ -158,14 +156,14 @@ def test_it_looks_no_more_often_than_it_should(
     assert back(client) == ["out"]
 
 
-def test_no_more_than_the_limit_goes_back_at_once(channel: Any, client: redis.Redis) -> None:
+def test_at_most_the_limit_is_put_back_at_once(channel: Any, client: redis.Redis) -> None:
     for number in range(5):
         hold(client, f"out-{number}", TIMEOUT + 2)
     channel.qos.restore_visible(num=3)
     assert len(back(client)) == 3
 
 
-def test_only_one_looks_at_a_time_and_a_dead_one_does_not_block_for_long(channel: Any, client: redis.Redis) -> None:
+def test_only_one_worker_sweeps_at_a_time_and_a_dead_one_blocks_briefly(channel: Any, client: redis.Redis) -> None:
     hold(client, "out", TIMEOUT + 2)
     client.set(sweeping(""), "somebody", ex=300)
     channel.qos.restore_visible()
@@ -173,14 +171,14 @@ def test_only_one_looks_at_a_time_and_a_dead_one_does_not_block_for_long(channel
     assert qos.MUTEX_EXPIRE <= TIMEOUT / 3
 
 
-def test_who_died_in_kombus_own_look_holds_nobody_up(channel: Any, client: redis.Redis) -> None:
+def test_mutex_of_a_killed_kombu_worker_does_not_block(channel: Any, client: redis.Redis) -> None:
     hold(client, "out", TIMEOUT + 2)
     client.set("unacked_mutex", "somebody who just started", ex=300)
     channel.qos.restore_visible()
     assert back(client) == ["out"]
 
 
-def test_its_mark_goes_with_it_and_stands_under_the_prefix_of_the_broker(redis_server: RedisServer) -> None:
+def test_mutex_is_released_and_has_the_prefix_of_the_broker(redis_server: RedisServer) -> None:
     options = {"visibility_timeout": TIMEOUT, "global_keyprefix": "shop:"}
     with Connection(f"redis+socket://{redis_server.socket}", transport_options=options) as connection:
         lease_channels(connection.transport, FakeLeases())  # type: ignore[arg-type]
@@ -195,7 +193,7 @@ def test_its_mark_goes_with_it_and_stands_under_the_prefix_of_the_broker(redis_s
             assert client.keys() == []
 
 
-def test_what_ran_out_goes_back_under_the_prefix_of_the_broker(redis_server: RedisServer) -> None:
+def test_expired_messages_are_put_back_under_the_prefix_of_the_broker(redis_server: RedisServer) -> None:
     options = {"visibility_timeout": TIMEOUT, "global_keyprefix": "shop:"}
     with (
         Connection(f"redis+socket://{redis_server.socket}", transport_options=options) as connection,
@@ -206,14 +204,14 @@ def test_what_ran_out_goes_back_under_the_prefix_of_the_broker(redis_server: Red
         hold(client, "out", TIMEOUT + 2)
         for key in ("unacked", "unacked_index"):
             client.rename(key, f"shop:{key}")
-        # That of another app, which has no prefix.
+        # A message of another app, which has no prefix.
         hold(client, "foreign", TIMEOUT + 2)
         connection.default_channel.qos.restore_visible()
         assert [json.loads(row)["body"] for row in client.lrange("shop:q", 0, -1)] == ["out"]
         assert client.hkeys("unacked") == [b"foreign"]
 
 
-def test_what_it_holds_itself_it_does_not_give_back(channel: Any, client: redis.Redis) -> None:
+def test_own_messages_are_not_put_back(channel: Any, client: redis.Redis) -> None:
     hold(client, "own", TIMEOUT + 2)
     hold(client, "out", TIMEOUT + 2)
     channel.qos.leases.hold("own", 1.0, 1.0)
@@ -221,7 +219,7 @@ def test_what_it_holds_itself_it_does_not_give_back(channel: Any, client: redis.
     assert back(client) == ["out"]
 
 
-def test_what_cannot_be_read_is_put_aside_and_hides_nothing(channel: Any, client: redis.Redis) -> None:
+def test_unreadable_messages_are_quarantined_and_block_no_others(channel: Any, client: redis.Redis) -> None:
     for tag in ("bad", "odd", "out"):
         hold(client, tag, TIMEOUT + 2)
     client.hset("unacked", mapping={"bad": b"\xff not JSON", "odd": b"[1]"})

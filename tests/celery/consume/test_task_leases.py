@@ -1,4 +1,4 @@
-"""TaskLeases: what a living worker holds stays its own for any time; what a dead one held comes back soon."""
+"""TaskLeases: a living worker keeps its messages for any time; those of a dead worker are put back soon."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.wait import wait_until
 pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
 
 HUB = 10
-"""Seconds between two looks that kombu's event loop takes unless it is told otherwise."""
+"""Seconds between two sweeps in kombu's event loop by default."""
 
 
 POP, ATOMIC = "pop and record", "atomic fetch"
@@ -40,15 +40,15 @@ POP, ATOMIC = "pop and record", "atomic fetch"
 FETCHES = [POP, *([ATOMIC] if can_fetch() else [])]
 """Ways to take messages; the oldest supported kombu has only its own."""
 
-# Celery 5.5 forgets a prefork pool's results when it connects again, so nothing settles them.
+# Celery 5.5 discards the results of a prefork pool when it connects again, so those tasks are never settled.
 RECONNECTING = [(POP, "solo"), *([(POP, "prefork"), (ATOMIC, "prefork")] if can_fetch() else [])]
 
-# What waits does so before the pool, or before the worker.
+# Waiting tasks are held in front of the pool, or in front of the worker.
 HOLDING_BACK = [(POP, "prefork"), *([(ATOMIC, "solo")] if can_fetch() else [])]
 
 
 def first(cases: list[Any]) -> list[Any]:
-    """Return *cases*; all but the first one are in the matrix."""
+    """Return *cases*; all but the first run in the matrix only."""
     return [
         case if not number else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.matrix)
         for number, case in enumerate(cases)
@@ -67,18 +67,18 @@ def leasing(request: pytest.FixtureRequest) -> Iterator[Leasing]:
 
 
 def only(held: dict[bytes, float]) -> tuple[bytes, float]:
-    """Return the one that is held."""
+    """Return the single message in flight."""
     ((tag, since),) = held.items()
     return tag, since
 
 
 def said(monitor: Any) -> Iterator[str]:
-    """Yield the commands that a server gets."""
+    """Yield the commands that a server receives."""
     while True:
         yield monitor.next_command()["command"]
 
 
-class TestATaskLongerThanTheVisibilityTimeout:
+class TestTaskLongerThanTheVisibilityTimeout:
     @pytest.mark.parametrize(
         ("leasing", "pool"),
         [
@@ -98,7 +98,7 @@ class TestATaskLongerThanTheVisibilityTimeout:
             (id_,) = leasing.started
             tag, since = only(leasing.held())
             leasing.wait_for_renewal(tag, since, 1)
-            # A worker looks for lost leases when it starts, and then again and again.
+            # A worker sweeps for lost leases on startup, and then periodically.
             with leasing.worker("two") as two:
                 two.wait_for_output("ready.")
                 leasing.wait_for_renewal(tag, since, 2)
@@ -120,7 +120,7 @@ class TestATaskLongerThanTheVisibilityTimeout:
             with leasing.worker("two", leases=False):
                 assert leasing.wait_for_starts(2) == [id_, id_]
 
-    def test_runs_once_though_no_other_thread_of_its_worker_runs(self, leasing: Leasing) -> None:
+    def test_runs_once_while_it_holds_the_interpreter(self, leasing: Leasing) -> None:
         with leasing.worker("one") as one, leasing.worker("two") as two:
             one.wait_for_output("ready.")
             two.wait_for_output("ready.")
@@ -147,13 +147,13 @@ class TestATaskLongerThanTheVisibilityTimeout:
             wait_until(lambda: not keeper.is_running(), description="the keeper to end")
 
     @pytest.mark.parametrize("late", [True, False], ids=["acknowledged late", "acknowledged at the start"])
-    def test_that_waits_in_a_busy_worker_runs_once(self, leasing: Leasing, *, late: bool) -> None:
+    def test_waiting_in_a_busy_worker_runs_once(self, leasing: Leasing, *, late: bool) -> None:
         leasing.settings |= {"worker_prefetch_multiplier": 2 if late else 1, "task_acks_late": late}
         with leasing.worker("one", pool="prefork") as one:
             one.wait_for_output("ready.")
             ids = [leasing.send(WAIT).id for _ in range(2)]
             leasing.wait_for_starts(1)
-            wait_until(lambda: len(leasing.held()) == (2 if late else 1), description="what waits to be held")
+            wait_until(lambda: len(leasing.held()) == (2 if late else 1), description="the waiting task to be held")
             since = max(leasing.held().values())
             for tag in leasing.held():
                 leasing.wait_for_renewal(tag, since, 1)
@@ -168,12 +168,12 @@ class TestATaskLongerThanTheVisibilityTimeout:
 
 
 @pytest.mark.thorough
-class TestAColdShutdown:
+class TestColdShutdown:
     @pytest.mark.parametrize(
         ("leasing", "leases"), [(POP, False), *((fetch, True) for fetch in FETCHES)], indirect=["leasing"]
     )
     @pytest.mark.parametrize("soft", [0.0, 1.0], ids=["at once", "after a soft one"])
-    def test_gives_back_what_runs_and_what_waits(self, leasing: Leasing, soft: float, *, leases: bool) -> None:
+    def test_puts_back_running_and_waiting_tasks(self, leasing: Leasing, soft: float, *, leases: bool) -> None:
         leasing.settings |= {"worker_prefetch_multiplier": 2, "worker_soft_shutdown_timeout": soft}
         with leasing.worker("one", leases=leases, pool="prefork") as one:
             one.wait_for_output("ready.")
@@ -190,11 +190,11 @@ class TestAColdShutdown:
             assert sorted(leasing.wait_for_ends(2)) == sorted(ids)
 
 
-class TestADeadWorker:
+class TestDeadWorker:
     @pytest.mark.parametrize(
         ("leasing", "pool"), first([(FETCHES[-1], "solo"), (POP, "prefork")]), indirect=["leasing"]
     )
-    def test_gives_its_task_to_another_one_soon(self, leasing: Leasing, pool: str) -> None:
+    def test_its_task_soon_runs_on_another_worker(self, leasing: Leasing, pool: str) -> None:
         leasing.options["unacked_restore_interval"] = HUB
         with leasing.busy("one", pool=pool) as one:
             (id_,) = leasing.started
@@ -214,9 +214,9 @@ class TestADeadWorker:
         wait_until(lambda: not keeper.is_running(), description="the keeper to end")
 
 
-class TestAStoppedWorker:
+class TestStoppedWorker:
     @both_fetches
-    def test_notices_its_loss_and_leaves_the_record_of_the_other_run_alone(self, leasing: Leasing) -> None:
+    def test_notices_the_lost_lease_and_keeps_the_record_of_the_other_run(self, leasing: Leasing) -> None:
         with leasing.busy("one") as one:
             (id_,) = leasing.started
             os.kill(one.pid, signal.SIGSTOP)
@@ -227,7 +227,7 @@ class TestAStoppedWorker:
                 leasing.end_task("one")
                 one.wait_for_output("lost the lease of task")
                 one.wait_for_output("succeeded in")
-                # The other one's record stands, and it renews it.
+                # The record of the other worker remains, and that worker renews it.
                 leasing.wait_for_renewal(tag, since, 1)
                 assert leasing.client.hexists("unacked", tag)
                 leasing.end_task("two")
@@ -236,7 +236,7 @@ class TestAStoppedWorker:
                 assert "lost the lease" not in two.output
             assert one.finish() == 0
 
-    def test_does_not_give_back_what_it_lost(self, leasing: Leasing) -> None:
+    def test_does_not_put_back_lost_tasks(self, leasing: Leasing) -> None:
         leasing.settings["worker_prefetch_multiplier"] = 2
         with leasing.worker("one", pool="prefork") as one:
             one.wait_for_output("ready.")
@@ -262,7 +262,7 @@ class TestAStoppedWorker:
 
     @pytest.mark.thorough
     @both_fetches
-    def test_keeps_what_nobody_took_meanwhile(self, leasing: Leasing) -> None:
+    def test_keeps_tasks_that_no_other_worker_took(self, leasing: Leasing) -> None:
         leasing.settings["worker_prefetch_multiplier"] = 2
         ids = [leasing.send(WAIT).id for _ in range(2)]
         with leasing.worker("one", pool="prefork") as one:
@@ -280,9 +280,9 @@ class TestAStoppedWorker:
         assert sorted(leasing.started) == sorted(ids)
 
     @pytest.mark.parametrize(("leasing", "pool"), first(HOLDING_BACK), indirect=["leasing"])
-    def test_does_not_start_what_it_lost(self, leasing: Leasing, pool: str) -> None:
+    def test_does_not_start_lost_tasks(self, leasing: Leasing, pool: str) -> None:
         leasing.settings["worker_prefetch_multiplier"] = 2
-        # Both are there at once: a worker of the solo pool takes nothing while it runs one.
+        # Send both at once: a worker of the solo pool takes nothing while it runs a task.
         runs, waits = (leasing.send(WAIT).id for _ in range(2))
         with leasing.worker("one", pool=pool) as one:
             assert leasing.wait_for_starts(1) == [runs]
@@ -300,7 +300,7 @@ class TestAStoppedWorker:
                 leasing.end_task("two")
                 leasing.wait_for_ends(3)
                 leasing.wait_until_settled()
-                # It goes on with others.
+                # The worker continues with other tasks.
                 third = leasing.send(WAIT).id
                 leasing.end_task("one")
                 leasing.end_task("two")
@@ -311,7 +311,7 @@ class TestAStoppedWorker:
         assert counters.read(leasing.app()) == LeaseCounters(lost=2, restored=2, dropped=1)
 
 
-class TestTheKeeper:
+class TestKeeper:
     @pytest.mark.thorough
     def test_sends_one_command_each_third_of_the_timeout_for_a_thousand_tasks(self, leasing: Leasing) -> None:
         leasing.settings["worker_prefetch_multiplier"] = 1000
@@ -346,7 +346,7 @@ class TestTheKeeper:
             assert "starting another one" in one.output
 
     @pytest.mark.parametrize(("leasing", "pool"), first(RECONNECTING[::-1]), indirect=["leasing"])
-    def test_keeps_what_runs_while_redis_is_away_for_a_moment(self, leasing: Leasing, pool: str) -> None:
+    def test_keeps_running_tasks_during_a_short_outage_of_redis(self, leasing: Leasing, pool: str) -> None:
         with RedisServer(aof="always") as broker, broker.client() as client:
             split = replace(leasing, broker_url=f"redis+socket://{broker.socket}", broker=client)
             with split.busy("one", pool=pool) as one:
@@ -368,7 +368,7 @@ class TestTheKeeper:
             assert client.hlen("unacked") == 0
             assert client.llen(split.queue) == 0
 
-    def test_gives_back_what_celery_cancels_when_redis_was_away(self, leasing: Leasing) -> None:
+    def test_puts_back_tasks_that_celery_cancels_after_an_outage_of_redis(self, leasing: Leasing) -> None:
         leasing.settings["worker_cancel_long_running_tasks_on_connection_loss"] = True
         with RedisServer(aof="always") as broker, broker.client() as client:
             split = replace(leasing, broker_url=f"redis+socket://{broker.socket}", broker=client)
@@ -377,7 +377,7 @@ class TestTheKeeper:
                 id_, again = split.wait_for_starts(2)
                 assert id_ == again
 
-    def test_tells_at_the_start_that_another_app_has_a_shorter_timeout(self, leasing: Leasing) -> None:
+    def test_logs_on_startup_if_another_app_has_a_shorter_timeout(self, leasing: Leasing) -> None:
         with leasing.worker("short") as short:
             short.wait_for_output("ready.")
             with leasing.worker("long", timeout=60) as long:
@@ -415,7 +415,7 @@ class TestNames:
                 assert sorted(leasing.wait_for_ends(2)) == sorted(ids)
                 leasing.wait_until_settled()
 
-    def test_tls_is_spoken(self) -> None:
+    def test_tls_is_used(self) -> None:
         with RedisServer(tls=True) as store, store.client() as client:
             url = f"rediss://{HOST}:{store.port}/0?ssl_cert_reqs=none"
             leasing = Leasing(store, client, url)
@@ -425,7 +425,7 @@ class TestNames:
                 leasing.end_task("one")
                 leasing.wait_until_settled()
 
-    def test_a_set_of_sentinels_is_asked(self) -> None:
+    def test_sentinels_are_used(self) -> None:
         with SentinelSet() as sentinels, sentinels.client() as client:
             url = ";".join(f"sentinel://{host}:{port}" for host, port in sentinels.nodes)
             leasing = Leasing(sentinels.primary, client, url, options={"master_name": sentinels.master_name})
@@ -462,7 +462,7 @@ def test_several_brokers_are_refused_with_a_clear_error(
 
 
 @pytest.mark.parametrize("urls", [[ONE], [ONE, ONE], SENTINELS, ["amqp://one", "amqp://two"]])
-def test_what_is_one_broker_or_keeps_its_own_leases_is_not_refused(urls: list[str]) -> None:
+def test_single_brokers_and_those_with_own_leases_are_accepted(urls: list[str]) -> None:
     for broker in (urls, ";".join(urls)):
         check_broker(Celery("tests", broker=broker, set_as_current=False))
 
