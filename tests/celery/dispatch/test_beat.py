@@ -1,4 +1,4 @@
-"""The two periodic tasks: their names, their entries in the beat schedule, and their work in a worker."""
+"""The two periodic tasks: names, entries in the beat schedule, and execution in a worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def periodic_tasks(app: Celery) -> set[str]:
     return {name for name in app.tasks if name.startswith("tasks.")}
 
 
-class TestTheSchedule:
+class TestSchedule:
     def test_puts_back_every_five_minutes_and_dispatches_every_second(self) -> None:
         tasks = {entry["task"]: entry for entry in beat_schedule().values()}
 
@@ -37,11 +37,11 @@ class TestTheSchedule:
         assert tasks[PUTBACK]["schedule"] == 300
         assert tasks[DELAY_DISPATCH]["schedule"] == 1
 
-    def test_lets_ticks_expire_so_that_they_do_not_pile_up(self) -> None:
+    def test_ticks_expire_so_that_they_do_not_accumulate(self) -> None:
         for entry in beat_schedule().values():
             assert entry["schedule"] <= entry["options"]["expires"] <= max(entry["schedule"], 10)
 
-    def test_leaves_the_queue_to_the_apps_routes_unless_it_is_told(self) -> None:
+    def test_routes_of_the_app_choose_the_queue_by_default(self) -> None:
         assert all("queue" not in entry["options"] for entry in beat_schedule().values())
         assert {entry["options"]["queue"] for entry in beat_schedule(queue="ticks").values()} == {"ticks"}
 
@@ -57,7 +57,7 @@ class TestInstall:
         assert set(app.conf.beat_schedule) == {"report", *beat_schedule()}
         assert app.conf.beat_schedule["redis-queue-putback"]["options"]["queue"] == "ticks"
 
-    def test_keeps_entries_of_the_user_with_the_same_names(self) -> None:
+    def test_keeps_user_entries_with_the_same_names(self) -> None:
         app = Celery("shop", broker="memory://", set_as_current=False)
         mine = {"task": DELAY_DISPATCH, "schedule": 0.2}
         app.conf.beat_schedule = {"redis-queue-delay-dispatch": mine}
@@ -66,7 +66,7 @@ class TestInstall:
 
         assert app.conf.beat_schedule["redis-queue-delay-dispatch"] == mine
 
-    def test_leaves_the_tasks_of_other_apps_alone(self) -> None:
+    def test_does_not_change_the_tasks_of_other_apps(self) -> None:
         app, other = (Celery("shop", broker="memory://", set_as_current=False) for _ in range(2))
 
         install(app)
@@ -74,8 +74,8 @@ class TestInstall:
         assert periodic_tasks(other) == set()
 
 
-class TestTheTasks:
-    def test_have_their_names_and_answer_what_they_did(self, redis_url: str, client: redis.Redis) -> None:
+class TestTasks:
+    def test_have_names_and_return_their_results(self, redis_url: str, client: redis.Redis) -> None:
         app = Celery("shop", broker="memory://", set_as_current=False)
         app.conf.redis_queue_url = redis_url
         putback, dispatch = register_putback(app), register_delay_dispatch(app)
@@ -91,7 +91,7 @@ class TestTheTasks:
             "queue:lines": {"returned": 0, "dead": 0, "promoted": 0},
         }
 
-    def test_leave_no_connections_behind(self, redis_url: str, client: redis.Redis) -> None:
+    def test_close_their_connections(self, redis_url: str, client: redis.Redis) -> None:
         app = Celery("shop", broker="memory://", set_as_current=False)
         app.conf.redis_queue_url = redis_url
         putback, dispatch = register_putback(app), register_delay_dispatch(app)
@@ -111,7 +111,7 @@ class TestTheTasks:
 
 
 class Executions:
-    """What a worker executed."""
+    """The tasks that a worker executed."""
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
@@ -144,7 +144,7 @@ class Executions:
 class TestInAWorker:
     @pytest.fixture
     def quiet(self) -> Any:
-        """Keep the worker's own log out of the test's."""
+        """Keep the log of the worker out of the log of the test."""
         logging.getLogger("celery").setLevel(logging.ERROR)
         yield
         logging.getLogger("celery").setLevel(logging.NOTSET)
@@ -172,7 +172,7 @@ class TestInAWorker:
 
     @pytest.fixture
     def tasks(self, celery_app: Celery, queues: dict[str, str]) -> Executions:
-        """The app's tasks, and what became of them."""
+        """The app's tasks, and a record of their executions."""
         done = Executions()
 
         @celery_app.task(name="shop.remind", shared=False, bind=True)  # type: ignore[untyped-decorator]
@@ -184,7 +184,7 @@ class TestInAWorker:
 
     @pytest.fixture
     def tick(self, celery_app: Celery, queues: dict[str, str]) -> Callable[[str], Any]:
-        """Send one of the periodic tasks as beat does."""
+        """Send one of the periodic tasks like beat."""
 
         def send(name: str) -> Any:
             (entry,) = (entry for entry in celery_app.conf.beat_schedule.values() if entry["task"] == name)
@@ -196,7 +196,7 @@ class TestInAWorker:
     def delay_queue(self, celery_app: Celery) -> DelayQueue:
         return Store.of(celery_app).delay_queue()
 
-    def test_a_due_call_runs_with_everything_it_was_pushed_with(
+    def test_due_call_runs_with_all_its_options(
         self, delay_queue: DelayQueue, tasks: Executions, tick: Callable[[str], Any], queues: dict[str, str]
     ) -> None:
         push_task(
@@ -225,7 +225,7 @@ class TestInAWorker:
         expires = datetime.fromisoformat(request["expires"]) - before
         assert timedelta(seconds=60) <= expires < timedelta(seconds=90)
 
-    def test_a_call_stems_from_nobody_though_a_tick_sent_it(
+    def test_call_has_no_parent_although_a_tick_sent_it(
         self, delay_queue: DelayQueue, tasks: Executions, tick: Callable[[str], Any]
     ) -> None:
         push_task(delay_queue, "shop.remind", id="order-42")
@@ -244,14 +244,14 @@ class TestInAWorker:
 
         for _ in range(6):
             tick(DELAY_DISPATCH)
-        # Celery 5.5 takes from RabbitMQ in steps of a second now and then.
+        # Sometimes Celery 5.5 takes from RabbitMQ only once a second.
         wait_until(lambda: len(tasks.ids) >= 300, timeout=80, description="all calls to run")
         wait_until(lambda: not delay_queue.stats().in_flight, description="all calls to be acked")
 
         assert len(delay_queue) == 0
         assert Counter(tasks.ids) == Counter(ids)
 
-    def test_a_tick_puts_back_what_a_dead_dispatcher_held_and_the_next_one_sends_it(
+    def test_tick_puts_back_entries_of_a_dead_dispatcher_and_the_next_sends_them(
         self, client: redis.Redis, clock: ManualClock, tasks: Executions, tick: Callable[[str], Any]
     ) -> None:
         clock.advance(-3600)
@@ -270,7 +270,7 @@ class TestInAWorker:
 
         assert tasks.ids == ["held"]
 
-    def test_a_tick_that_waited_too_long_is_dropped(
+    def test_expired_tick_is_dropped(
         self, celery_app: Celery, delay_queue: DelayQueue, tasks: Executions, queues: dict[str, str]
     ) -> None:
         push_task(delay_queue, "shop.remind", id="waits")
@@ -279,7 +279,7 @@ class TestInAWorker:
 
         celery_app.send_task(DELAY_DISPATCH, **late)
         celery_app.send_task("shop.remind", ["behind it"], task_id="behind", queue=queues["ticks"])
-        wait_until(lambda: tasks.ids, description="the task behind the tick to run")
+        wait_until(lambda: tasks.ids, description="the task after the tick to run")
 
         assert tasks.ids == ["behind"]
         assert delay_queue.stats().due == 1

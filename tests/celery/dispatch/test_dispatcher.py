@@ -1,4 +1,4 @@
-"""Dispatcher: due entries become messages in Celery queues, with all options of their push."""
+"""Dispatcher: due entries become messages in Celery queues, with all options of the push."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def call(number: int = 0, **options: Any) -> dict[str, Any]:
     return {"task": "shop.remind", "args": [number], "kwargs": {}, "options": options}
 
 
-class TestAMessage:
+class TestMessage:
     def test_has_name_arguments_and_the_entrys_id_as_task_id(
         self, app: Celery, broker: Broker, queue: DelayQueue, default: str
     ) -> None:
@@ -100,7 +100,7 @@ class TestAMessage:
         expires = datetime.fromisoformat(message.headers["expires"]) - before
         assert timedelta(seconds=60) <= expires < timedelta(seconds=90)
 
-    def test_goes_through_the_exchange_and_routing_key_it_names(self, broker: Broker, queue: DelayQueue) -> None:
+    def test_uses_its_exchange_and_routing_key(self, broker: Broker, queue: DelayQueue) -> None:
         mail, events = broker.name("mail"), broker.name("events")
         broker.bind(mail, events, "order.late")
         push_task(queue, "shop.remind", exchange=events, routing_key="order.late")
@@ -112,7 +112,7 @@ class TestAMessage:
         assert message.delivery_info["routing_key"] == "order.late"
 
     @pytest.mark.parametrize("most", [3, 2], ids=["in one step", "to more than one step takes"])
-    def test_goes_to_all_queues_of_its_exchange(
+    def test_reaches_all_queues_of_its_exchange(
         self, app: Celery, broker: Broker, queue: DelayQueue, monkeypatch: pytest.MonkeyPatch, most: int
     ) -> None:
         monkeypatch.setattr("redis_queue.celery.brokers.redis.MAX_LISTS", most)
@@ -125,7 +125,7 @@ class TestAMessage:
 
         assert [broker.take_ids(name) for name in names] == [ids] * 3
 
-    def test_goes_through_the_topic_exchange_of_its_queue(self, broker: Broker, queue: DelayQueue) -> None:
+    def test_uses_the_topic_exchange_of_its_queue(self, broker: Broker, queue: DelayQueue) -> None:
         mail, events = broker.name("mail"), broker.name("events")
         app = broker.app(task_queues=[declared(mail, exchange_of(events, "topic"), routing_key="order.*")])
         push_task(queue, "shop.remind", queue=mail, routing_key="order.late")
@@ -150,7 +150,7 @@ class TestAMessage:
         assert broker.take_ids(slow) == ["told"]
         assert broker.take_ids(app.conf.task_default_queue) == ["other"]
 
-    def test_expires_so_many_seconds_after_the_dispatch_however_long_it_waited(
+    def test_expires_counted_from_the_dispatch(
         self, app: Celery, broker: Broker, queue: DelayQueue, clock: ManualClock, default: str
     ) -> None:
         push_task(queue, "shop.remind", delay=3600, expires=60)
@@ -163,8 +163,8 @@ class TestAMessage:
         assert datetime.fromisoformat(message.headers["expires"]) >= before + timedelta(seconds=60)
 
 
-class TestWhatIsSent:
-    def test_nothing_goes_before_it_is_due(
+class TestSelection:
+    def test_nothing_is_sent_before_it_is_due(
         self, app: Celery, broker: Broker, queue: DelayQueue, clock: ManualClock, default: str
     ) -> None:
         push_task(queue, "shop.remind", id="soon", delay=10)
@@ -183,7 +183,7 @@ class TestWhatIsSent:
         assert work.run() == Dispatched(sent=1)
         assert broker.take_ids(default) == ["later"]
 
-    def test_what_is_due_longest_goes_first(
+    def test_oldest_due_entry_is_sent_first(
         self, app: Celery, broker: Broker, queue: DelayQueue, clock: ManualClock, default: str
     ) -> None:
         for delay in (3, 1, 2):
@@ -194,7 +194,7 @@ class TestWhatIsSent:
 
         assert broker.take_ids(default) == ["after 1", "after 2", "after 3"]
 
-    def test_of_calls_with_the_same_id_only_the_last_goes(
+    def test_of_calls_with_the_same_id_only_the_last_is_sent(
         self, app: Celery, broker: Broker, queue: DelayQueue, clock: ManualClock, default: str
     ) -> None:
         for number in range(3):
@@ -207,7 +207,7 @@ class TestWhatIsSent:
         (message,) = broker.take(default)
         assert (message.headers["id"], message.payload[0]) == ("form-7", [2])
 
-    def test_a_cancelled_call_never_goes(
+    def test_cancelled_call_is_never_sent(
         self, app: Celery, broker: Broker, queue: DelayQueue, clock: ManualClock, default: str
     ) -> None:
         id_ = push_task(queue, "shop.remind", delay=10)
@@ -217,7 +217,7 @@ class TestWhatIsSent:
         assert Dispatcher(app, queue).run() == Dispatched()
         assert broker.take_ids(default) == []
 
-    def test_a_call_that_was_replaced_while_it_was_being_sent_goes_again_as_it_is_now(
+    def test_call_replaced_during_its_publish_is_sent_again_with_its_new_contents(
         self,
         *,
         app: Celery,
@@ -243,7 +243,7 @@ class TestWhatIsSent:
         clock.advance(5)
         Dispatcher(app, queue).run_once()
 
-        # Into a Redis that is the store, too, what was replaced does not go at all.
+        # If the Redis of the broker is also the store, a replaced call is not sent at all.
         old = [["old"]] if broker.url.startswith("amqp") else []
         assert [message.payload[0] for message in broker.take(default)] == [*old, ["new"]]
 
@@ -257,14 +257,14 @@ class TestWhatIsSent:
         assert sorted(broker.take_ids(default)) == sorted(ids)
 
 
-class TestARun:
-    def test_goes_on_until_nothing_is_due(self, app: Celery, broker: Broker, queue: DelayQueue, default: str) -> None:
+class TestRun:
+    def test_continues_until_nothing_is_due(self, app: Celery, broker: Broker, queue: DelayQueue, default: str) -> None:
         ids = queue.push_many([call(number) for number in range(230)])
 
         assert Dispatcher(app, queue, batch=50).run() == Dispatched(sent=230)
         assert broker.take_ids(default) == ids
 
-    def test_goes_on_where_a_claim_ends_for_the_size_of_its_entries(
+    def test_continues_after_a_claim_that_ended_at_its_size_limit(
         self, app: Celery, broker: Broker, delayed: Callable[..., DelayQueue], default: str
     ) -> None:
         queue = delayed(max_body=2**20)
@@ -273,7 +273,7 @@ class TestARun:
         assert Dispatcher(app, queue, batch=50).run() == Dispatched(sent=9)
         assert broker.take_ids(default) == ids
 
-    def test_looks_at_no_more_entries_without_a_list_than_it_claims(
+    def test_reads_no_more_entries_without_a_list_than_it_claims(
         self, app: Celery, queue: DelayQueue, client: redis.Redis
     ) -> None:
         queue.push_many([call(number) for number in range(200)])
@@ -281,11 +281,11 @@ class TestARun:
         assert dispatcher.run_once().sent == 10
         client.config_resetstat()
         assert dispatcher.run_once().sent == 10
-        # Where a move comes before the claim, both look at the same ones.
+        # A move before the claim sees the same entries.
         stats: Any = client.info("commandstats")
         assert stats["cmdstat_zrangebyscore"]["calls"] <= 2
 
-    def test_ends_with_its_budget_and_leaves_the_rest_due(
+    def test_ends_after_its_time_budget_and_leaves_the_rest_due(
         self, app: Celery, queue: DelayQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         queue.push_many([call(number) for number in range(10)])
@@ -306,7 +306,7 @@ class TestARun:
         assert Dispatcher(app, queue).run(budget=0) == Dispatched()
         assert queue.stats().due == 1
 
-    def test_stops_sending_at_half_of_the_lease_and_gives_the_rest_back_uncounted(
+    def test_stops_at_half_of_the_lease_and_releases_the_rest_uncounted(
         self,
         app: Celery,
         broker: Broker,
@@ -318,7 +318,7 @@ class TestARun:
         ids = queue.push_many([call(number) for number in range(5)])
         for kind in (AmqpBroker, RedisBroker):
             monkeypatch.setattr(kind, "at_once", 1)
-        # Claimed at 0, then a look at the time before each publish, and one at when it was sent.
+        # One reading at the claim, then one before each publish and one after it.
         looks = iter([0.0, 10.0, 11.0, 29.0, 30.0, 31.0])
         clock = SimpleNamespace(monotonic=lambda: next(looks))
         for module in (dispatcher, claims, delivery, outcome):
@@ -331,7 +331,7 @@ class TestARun:
         assert [(entry.id, entry.deliveries) for entry in queue.claim(10)] == [(id_, 1) for id_ in ids[2:]]
 
     @pytest.mark.parametrize("batch", [0, -1, 501, 1.5, True])
-    def test_needs_a_batch_size_that_one_claim_can_take(self, queue: DelayQueue, batch: Any) -> None:
+    def test_batch_size_is_limited_to_that_of_a_claim(self, queue: DelayQueue, batch: Any) -> None:
         with pytest.raises(InvalidValueError, match=r"batch="):
             Dispatcher(Celery("tests", set_as_current=False), queue, batch=batch)
 
@@ -377,13 +377,13 @@ class TestOverlap:
         assert Counter(broker.take_ids(settings["task_default_queue"])) == Counter(ids)
 
 
-class TestWhatCannotBeSent:
+class TestUnsendableEntry:
     @pytest.mark.parametrize(
         "payload",
         ["text", 5, None, [1], b"bytes", {}, {"task": ""}, {"task": "shop.remind", "options": {"countdown": 5}}],
         ids=repr,
     )
-    def test_an_entry_that_is_no_task_call_is_dead_at_once_and_the_others_go(
+    def test_invalid_task_call_is_dead_at_once_and_blocks_no_others(
         self,
         *,
         app: Celery,
@@ -417,7 +417,7 @@ class TestWhatCannotBeSent:
         ],
         ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
     )
-    def test_a_call_that_celery_refuses_is_tried_again_later_and_the_others_go(
+    def test_call_that_celery_refuses_is_retried_later_and_blocks_no_others(
         self,
         *,
         app: Celery,
@@ -451,7 +451,7 @@ class TestWhatCannotBeSent:
         assert (dead.id, dead.deliveries) == ("bad", 3)
         assert re.search(reason, dead.reason), dead.reason
 
-    def test_a_queue_that_the_app_does_not_know_is_refused_where_it_may_not_be_made(
+    def test_unknown_queue_is_refused_if_it_must_not_be_created(
         self, broker: Broker, delayed: Callable[..., DelayQueue]
     ) -> None:
         app = broker.app(task_create_missing_queues=False)
@@ -464,7 +464,7 @@ class TestWhatCannotBeSent:
         assert "queue 'elsewhere' is not in the app's configuration" in dead.reason
 
     @pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
-    def test_with_confirms_an_exchange_that_rabbitmq_does_not_have_is_refused(
+    def test_missing_exchange_is_refused_with_confirms(
         self, broker: Broker, delayed: Callable[..., DelayQueue]
     ) -> None:
         app = broker.app(broker_transport_options={"confirm_publish": True})
@@ -480,7 +480,7 @@ class TestWhatCannotBeSent:
         assert "test-no-such-exchange" in dead.reason
 
     @pytest.mark.parametrize("broker", ["redis"], indirect=True)
-    def test_a_queue_whose_key_holds_something_else_does_not_block_the_others(
+    def test_queue_whose_key_has_another_type_blocks_no_others(
         self, app: Celery, broker: Broker, queue: DelayQueue, client: redis.Redis, default: str
     ) -> None:
         client.hset("taken", "by", "something else")
@@ -491,7 +491,7 @@ class TestWhatCannotBeSent:
         assert broker.take_ids(default) == ["good"]
         assert [entry.id for entry in queue] == ["bad"]
 
-    def test_a_dead_call_that_was_mended_goes_after_a_redrive(
+    def test_dead_call_is_sent_after_its_cause_was_fixed_and_a_redrive(
         self, broker: Broker, delayed: Callable[..., DelayQueue]
     ) -> None:
         queue, name = delayed(max_deliveries=1), broker.name("late")
@@ -504,7 +504,7 @@ class TestWhatCannotBeSent:
         assert broker.take_ids(name) == ["call"]
 
 
-def test_a_call_for_a_task_of_this_app_keeps_the_options_of_the_task(
+def test_call_of_a_task_of_this_app_keeps_the_options_of_the_task(
     app: Celery, broker: Broker, queue: DelayQueue, default: str
 ) -> None:
     @app.task(name="shop.remind", shared=False, serializer="pickle", time_limit=30)  # type: ignore[untyped-decorator]

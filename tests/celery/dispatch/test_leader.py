@@ -28,7 +28,7 @@ Make = Callable[[], DispatchLoop]
 
 @pytest.fixture
 def make(redis_url: str, client: redis.Redis) -> Iterator[Make]:
-    """Make loops of apps on the shared server; each connection that they open is closed in the end."""
+    """Makes dispatch loops of apps on the shared server; their connections are closed at the end."""
     with ExitStack() as stack:
 
         def make() -> DispatchLoop:
@@ -53,28 +53,28 @@ def running(loop: DispatchLoop) -> Iterator[None]:
 
 
 def of_dead_process() -> str:
-    """Return the name of a dispatcher whose process is no more."""
+    """Return the name of a dispatcher whose process has ended."""
     with subprocess.Popen(["true"]) as process:
         process.wait()
     return f"worker@{HOST}:{process.pid}:0123abcd"
 
 
 def of_earlier_container() -> str:
-    """Return the name of a dispatcher that had the number of this process in a container before it was restarted."""
+    """Return the name of a dispatcher with this process id in an earlier run of the container."""
     return f"worker@{HOST}:{os.getpid()}:0123abcd"
 
 
 @pytest.mark.parametrize("leader", [of_dead_process, of_earlier_container])
-def test_the_place_of_a_process_that_is_no_more_is_taken_at_once(
+def test_leader_whose_process_has_ended_is_replaced_at_once(
     leader: Callable[[], str], make: Make, client: redis.Redis
 ) -> None:
     key = Keys("redis_queue", "delay", "celery", 0).leader
     client.set(key, leader(), ex=LONG)
     loop = make()
     with running(loop):
-        wait_until(lambda: loop.leads, description="it to lead")
+        wait_until(lambda: loop.leads, description="the loop to lead")
         assert client.get(key) == loop.name.encode()
-        # For as long as any leader, so that others can take its place.
+        # For the usual time, so that others can replace it.
         assert client.ttl(key) < 60
 
 
@@ -90,20 +90,20 @@ def test_the_place_of_a_process_that_is_no_more_is_taken_at_once(
         pytest.param(lambda: f"{HOST}", id="no name of a dispatcher"),
     ],
 )
-def test_no_other_one_loses_its_place(leader: Callable[[], str], make: Make, client: redis.Redis) -> None:
+def test_other_leaders_are_not_replaced(leader: Callable[[], str], make: Make, client: redis.Redis) -> None:
     key, name = Keys("redis_queue", "delay", "celery", 0).leader, leader()
     client.set(key, name, ex=LONG)
     loop = make()
     with running(loop):
-        # It writes that it is there after it has looked who leads.
+        # It registers itself after it has read who leads.
         rows = key.replace(b"leader", b"dispatchers")
-        wait_until(lambda: client.hexists(rows, loop.name), description="it to follow")
+        wait_until(lambda: client.hexists(rows, loop.name), description="the loop to follow")
         assert not loop.leads
     assert client.get(key) == name.encode()
 
 
-def test_two_that_take_each_other_for_dead_do_not_take_turns(make: Make, client: redis.Redis) -> None:
-    """Containers may share a host name and see none of each other's processes."""
+def test_two_dispatchers_do_not_replace_each_other_in_turn(make: Make, client: redis.Redis) -> None:
+    """Containers may share a host name but not see each other's processes."""
     key = Keys("redis_queue", "delay", "celery", 0).leader
     loop = make()
     assert loop._leader.take().mine

@@ -1,4 +1,4 @@
-"""DispatchLoop: a leader also sends entries that a dead dispatcher held, and a broken shard stops no other shard."""
+"""DispatchLoop: a leader also sends entries of a dead dispatcher, and a broken shard does not block others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-def test_what_a_dead_dispatcher_held_is_sent_without_the_beat_task(
+def test_entries_of_a_dead_dispatcher_are_sent_without_the_beat_task(
     broker: Broker, redis_url: str, client: object
 ) -> None:
     app = broker.app(redis_queue_url=redis_url)
@@ -43,7 +43,7 @@ def test_what_a_dead_dispatcher_held_is_sent_without_the_beat_task(
     assert broker.take_ids(app.conf.task_default_queue) == [result.id]
 
 
-def test_a_broken_shard_keeps_no_other_from_being_dispatched(
+def test_broken_shard_does_not_block_other_shards(
     broker: Broker, redis_url: str, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = broker.app(redis_queue_url=redis_url, redis_queue_shards=3)
@@ -51,7 +51,7 @@ def test_a_broken_shard_keeps_no_other_from_being_dispatched(
     ids = {app.send_task("shop.remind", countdown=60).id for _ in range(20)}
     shards = delayed.queue._shards
     broken = {id_ for id_ in ids if delayed.queue._shards.of(id_) is shards[0]}
-    # A put-back, which a leader begins with, a claim and a move cannot do without them.
+    # A put-back, with which a leader begins, a claim and a move need them.
     for key in (shards[0].keys.in_flight, shards[0].keys.errors):
         client.set(key, "something else")
     for id_ in ids:
@@ -68,11 +68,11 @@ def test_a_broken_shard_keeps_no_other_from_being_dispatched(
     assert set(broker.take_ids(app.conf.task_default_queue)) == ids - broken
 
 
-def test_a_run_that_ends_at_its_time_limit_is_followed_by_the_next_one_at_once(
+def test_run_that_ends_at_its_time_limit_is_followed_by_another_at_once(
     broker: Broker, redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(dispatcher: Dispatcher, _budget: float, *, due: bool) -> Dispatched:
-        """End after the first batch, as where it takes all the time that there is."""
+        """Stop after the first batch, as at the time limit."""
         return dispatcher.run_once(due=due)
 
     monkeypatch.setattr(Dispatcher, "run", run)

@@ -29,7 +29,7 @@ SECONDS = 2.0
 
 @pytest.fixture(params=["one redis", "two redis"])
 def broker(request: pytest.FixtureRequest, store: RedisServer) -> Iterator[Broker]:
-    """A broker: the store, or another database, which is another Redis to it."""
+    """A broker: the store, or another database, which the store treats as another Redis."""
     socket = f"redis+socket://{store.socket}"
     with Broker(socket if request.param == "one redis" else f"{socket}?virtual_host=1") as broker:
         yield broker
@@ -37,14 +37,13 @@ def broker(request: pytest.FixtureRequest, store: RedisServer) -> Iterator[Broke
 
 @pytest.fixture
 def store() -> Iterator[RedisServer]:
-    """The store."""
     with RedisServer() as store:
         yield store
 
 
 @pytest.fixture
 def fleet(broker: Broker, store: RedisServer) -> Iterator[Fleet]:
-    """An app without a worker for its tasks: they stay where they were sent."""
+    """An app without a worker for its tasks: they stay in their queue."""
     with store.client() as client:
         queue = broker.name("delaying")
         broker.forget_later(f"{queue}-ticks", f"{queue}-control.pidbox", f"{queue}-events")
@@ -54,7 +53,7 @@ def fleet(broker: Broker, store: RedisServer) -> Iterator[Fleet]:
 
 @contextlib.contextmanager
 def ticking(fleet: Fleet) -> Iterator[None]:
-    """Run two beats and a worker that does what they ask for, which has begun."""
+    """Run two beats and a worker of the periodic tasks; return after the first ticks."""
     environment = {**fleet.environment(), "TICKS": "0.1"}
     app = ("-A", "tests.support.celery.delaying_app")
     with contextlib.ExitStack() as running:
@@ -75,7 +74,7 @@ def ticking(fleet: Fleet) -> Iterator[None]:
 
 
 def dispatch(fleet: Fleet, stored: threading.Event) -> int:
-    """Dispatch until all tasks were *stored* and none is left; return how many were sent."""
+    """Dispatch until all tasks are *stored* and none is left; return the number of sent tasks."""
     sent = 0
     with fleet.store.client() as client:
         queue = DelayQueue("celery", client)
@@ -91,7 +90,7 @@ def test_each_task_is_sent_once(fleet: Fleet, broker: Broker) -> None:
     with ticking(fleet), ThreadPoolExecutor(DISPATCHERS) as pool:
         notes = [delayed.app.signature(NOTE, countdown=0.2 + SECONDS * number / TASKS) for number in range(TASKS)]
         stored = threading.Event()
-        # Before the push: on a busy machine the periodic task may have sent everything after it.
+        # Before the push: on a busy machine the periodic task may send everything after it.
         dispatchers = [pool.submit(dispatch, fleet, stored) for _ in range(DISPATCHERS)]
         try:
             ids = [result.id for result in delayed.push_many(notes)]
@@ -99,6 +98,6 @@ def test_each_task_is_sent_once(fleet: Fleet, broker: Broker) -> None:
             stored.set()
         sent = [dispatcher.result(50) for dispatcher in dispatchers]
     assert Counter(broker.take_ids(fleet.queue)) == Counter(ids)
-    assert sum(count > 0 for count in sent) > 1, "several had a part in it"
+    assert sum(count > 0 for count in sent) > 1, "expected several dispatchers to send tasks"
     stats = delayed.queue.stats()
     assert (stats.waiting, stats.in_flight, stats.dead) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""Dispatcher: no entry is lost if the broker or the store is away, or if a dispatcher dies."""
+"""Dispatcher: no entry is lost if the broker or the store is unavailable, or if a dispatcher dies."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ CALLS = 150
 
 @pytest.fixture
 def proxy(broker: Broker) -> Iterator[FaultProxy]:
-    """The way to the broker."""
+    """A proxy in front of the broker."""
     with FaultProxy(broker.address) as proxy:
         yield proxy
 
 
 @pytest.fixture
 def app(broker: Broker, proxy: FaultProxy) -> Celery:
-    """An app that reaches its broker through the proxy."""
+    """An app that uses its broker through the proxy."""
     return broker.app(broker_url=broker.url_at(proxy.port))
 
 
@@ -56,7 +56,7 @@ def interrupt(proxy: FaultProxy) -> None:
 
 @contextmanager
 def before_publish(number: int, action: Callable[[], None]) -> Iterator[None]:
-    """Call *action* before the publish of that number, counted from 0."""
+    """Call *action* before publish *number*, counted from 0."""
     seen: list[str] = []
 
     def count(sender: str, **_: Any) -> None:
@@ -72,7 +72,7 @@ def before_publish(number: int, action: Callable[[], None]) -> Iterator[None]:
 
 
 def push(queue: DelayQueue, count: int, **options: Any) -> list[str]:
-    """Store so many calls that are due now; return their ids in the order in which they are due."""
+    """Store *count* calls that are due now; return their ids in due order."""
     return queue.push_many([TaskCall("shop.remind", [number], options=options).payload() for number in range(count)])
 
 
@@ -81,8 +81,8 @@ def deliveries(queue: DelayQueue) -> list[int]:
 
 
 @pytest.mark.parametrize("broker", ["another redis", "rabbitmq"], indirect=True)
-class TestABrokerThatIsAway:
-    def test_from_the_start_leaves_every_entry_due_and_uncounted(self, broker: Broker, queue: DelayQueue) -> None:
+class TestUnavailableBroker:
+    def test_from_the_start_keeps_all_entries_due_and_uncounted(self, broker: Broker, queue: DelayQueue) -> None:
         ids = push(queue, 3)
         nowhere = broker.app(broker_url=broker.url_at(free_port()))
 
@@ -97,7 +97,7 @@ class TestABrokerThatIsAway:
         assert broker.take_ids(app.conf.task_default_queue) == ids
 
     @pytest.mark.parametrize("options", [{}, {"retry": False}], ids=["with retries", "without retries"])
-    def test_between_two_runs_gets_everything_when_it_is_back(
+    def test_between_two_runs_gets_all_entries_afterwards(
         self,
         *,
         app: Celery,
@@ -123,7 +123,7 @@ class TestABrokerThatIsAway:
         assert work.run() == Dispatched(sent=3)
         assert broker.take_ids(default) == ["first", *ids]
 
-    def test_that_goes_before_the_batch_is_sent_gets_all_of_it_later(
+    def test_during_a_batch_gets_all_of_it_afterwards(
         self, app: Celery, proxy: FaultProxy, broker: Broker, queue: DelayQueue, default: str
     ) -> None:
         ids = push(queue, 5)
@@ -140,7 +140,7 @@ class TestABrokerThatIsAway:
         assert work.run() == Dispatched(sent=5)
         assert broker.take_ids(default) == ids
 
-    def test_that_goes_while_the_next_batch_is_claimed_gets_that_later_too(
+    def test_during_the_next_claim_gets_that_batch_afterwards_too(
         self,
         *,
         app: Celery,
@@ -182,7 +182,7 @@ class TestABrokerThatIsAway:
         assert Counter(broker.take_ids(default)) >= Counter(ids)
 
 
-class TestARedisBrokerThatTakesNoWrites:
+class TestRedisBrokerThatRefusesWrites:
     @pytest.mark.parametrize(
         ("refuse", "accept"),
         [
@@ -191,7 +191,7 @@ class TestARedisBrokerThatTakesNoWrites:
         ],
         ids=["because it is full", "because it is a replica"],
     )
-    def test_leaves_every_entry_due_and_uncounted_and_gets_it_later(
+    def test_keeps_all_entries_due_and_uncounted_and_gets_them_afterwards(
         self, queue: DelayQueue, refuse: tuple[str, ...], accept: tuple[str, ...]
     ) -> None:
         ids = push(queue, 3)
@@ -209,7 +209,7 @@ class TestARedisBrokerThatTakesNoWrites:
 
 
 @pytest.mark.parametrize("broker", ["another redis", "rabbitmq"], indirect=True)
-class TestAStoreThatIsAway:
+class TestUnavailableStore:
     def test_is_a_clear_error(self, broker: Broker) -> None:
         with RedisServer(tcp=True) as server, server.client() as client:
             queue = DelayQueue("celery", client)
@@ -218,7 +218,7 @@ class TestAStoreThatIsAway:
             with pytest.raises(StoreUnavailableError, match="Redis"):
                 Dispatcher(broker.app(), queue).run()
 
-    def test_after_the_publish_lets_the_calls_go_again_with_the_same_ids(
+    def test_after_the_publish_sends_the_calls_again_with_the_same_ids(
         self, broker: Broker, redis_server: RedisServer, queue: DelayQueue, clock: ManualClock
     ) -> None:
         app = broker.app()
@@ -242,7 +242,7 @@ class TestAStoreThatIsAway:
         ids = push(queue, 3)
         with FaultProxy(str(redis_server.socket)) as proxy:
             through = DelayQueue("celery", proxy.url, clock=clock)
-            # The ack is executed and its reply lost: it must not be taken for a lost lease, nor sent a second time.
+            # The ack is executed and its reply is lost: it must not count as a lost lease, and nothing is sent twice.
             with before_publish(2, lambda: proxy.drop_next_reply(matching=b"EVALSHA")):
                 assert Dispatcher(app, through).run() == Dispatched(sent=3)
 
@@ -250,7 +250,7 @@ class TestAStoreThatIsAway:
         assert broker.take_ids(app.conf.task_default_queue) == ids
 
 
-class TestADispatcherThatIsKilled:
+class TestKilledDispatcher:
     @pytest.mark.parametrize(
         ("broker", "dies", "published", "acked"),
         [
@@ -261,7 +261,7 @@ class TestADispatcherThatIsKilled:
         ],
         indirect=["broker"],
     )
-    def test_leaves_its_calls_to_the_next_one_which_sends_them_with_the_same_ids(
+    def test_its_calls_are_sent_by_the_next_dispatcher_with_the_same_ids(
         self,
         *,
         broker: Broker,
@@ -296,7 +296,7 @@ class TestADispatcherThatIsKilled:
         assert (queue.stats().in_flight, len(queue)) == (0, 0)
 
     @pytest.mark.parametrize("broker", ["another redis", "rabbitmq"], indirect=True)
-    def test_leaves_calls_of_which_a_cancel_says_that_they_may_have_been_sent(
+    def test_cancel_reports_its_calls_as_possibly_sent(
         self, broker: Broker, queue: DelayQueue, clock: ManualClock, redis_url: str
     ) -> None:
         (id_,) = push(queue, 1)

@@ -30,7 +30,7 @@ def app(redis_url: str) -> Celery:
 
 @pytest.fixture
 def past(clock: ManualClock) -> ManualClock:
-    """A clock of an hour ago: the leases of what it claims have ended."""
+    """A clock one hour behind: the leases of claims with it have expired."""
     clock.advance(-3600)
     return clock
 
@@ -40,7 +40,7 @@ def counts(returned: int = 0, dead: int = 0, promoted: int = 0) -> dict[str, int
 
 
 def claim(queue: RedisQueue | DelayQueue, number: int) -> None:
-    """Put so many into *queue* and claim them."""
+    """Put *number* messages into *queue* and claim them."""
     if isinstance(queue, RedisQueue):
         queue.put_many(range(number))
         assert len(queue.get_many(number)) == number
@@ -49,7 +49,9 @@ def claim(queue: RedisQueue | DelayQueue, number: int) -> None:
         assert len(queue.claim(number)) == number
 
 
-def test_every_known_queue_is_served_with_its_own_settings(app: Celery, client: redis.Redis, past: ManualClock) -> None:
+def test_each_registered_queue_is_swept_with_its_own_settings(
+    app: Celery, client: redis.Redis, past: ManualClock
+) -> None:
     claim(RedisQueue("once", client, clock=past, max_deliveries=1), 3)
     claim(RedisQueue("often", client, clock=past, max_deliveries=5), 4)
     claim(DelayQueue("sharded", client, clock=past, shards=4), 20)
@@ -74,7 +76,7 @@ def test_every_known_queue_is_served_with_its_own_settings(app: Celery, client: 
     assert DelayQueue("strict", client).stats().dead == 2
 
 
-def test_nothing_is_known_at_first(app: Celery, client: redis.Redis) -> None:
+def test_registry_is_empty_at_first(app: Celery, client: redis.Redis) -> None:
     assert put_back_all(app) == {}
 
 
@@ -87,20 +89,20 @@ def test_delayed_messages_that_are_due_are_promoted(app: Celery, client: redis.R
     assert (queue.stats().ready, queue.stats().delayed) == (3, 1)
 
 
-def test_names_with_special_characters_are_served(app: Celery, client: redis.Redis, past: ManualClock) -> None:
+def test_queues_with_special_characters_are_swept(app: Celery, client: redis.Redis, past: ManualClock) -> None:
     claim(RedisQueue("a:b {c} é*", client, clock=past), 1)
 
     assert put_back_all(app) == {"queue:a:b {c} é*": counts(returned=1)}
 
 
-def test_other_prefixes_are_left_alone(app: Celery, client: redis.Redis, past: ManualClock) -> None:
+def test_queues_of_other_prefixes_are_ignored(app: Celery, client: redis.Redis, past: ManualClock) -> None:
     claim(RedisQueue("work", client, clock=past, prefix="other"), 2)
 
     assert put_back_all(app) == {}
     assert RedisQueue("work", client, prefix="other").stats().in_flight == 2
 
 
-def test_a_broken_queue_does_not_stop_the_others_and_its_error_comes_at_the_end(
+def test_broken_queue_does_not_stop_the_others_and_its_error_is_raised_at_the_end(
     app: Celery, client: redis.Redis, past: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("a", "m", "z"):
@@ -117,9 +119,7 @@ def test_a_broken_queue_does_not_stop_the_others_and_its_error_comes_at_the_end(
     assert "queue:m" in caplog.text
 
 
-def test_a_queue_whose_settings_were_edited_does_not_stop_the_others(
-    app: Celery, client: redis.Redis, past: ManualClock
-) -> None:
+def test_edited_settings_of_a_queue_do_not_stop_the_others(app: Celery, client: redis.Redis, past: ManualClock) -> None:
     for name in ("a", "z"):
         claim(RedisQueue(name, client, clock=past), 1)
     rows: dict[bytes, bytes] = {
@@ -141,7 +141,7 @@ def test_a_queue_whose_settings_were_edited_does_not_stop_the_others(
     assert put_back_all(app) == {"queue:a": counts(returned=1), "queue:z": counts(returned=1)}
 
 
-def test_settings_out_of_range_are_an_error_at_the_end(app: Celery, client: redis.Redis, past: ManualClock) -> None:
+def test_settings_out_of_range_raise_an_error_at_the_end(app: Celery, client: redis.Redis, past: ManualClock) -> None:
     claim(RedisQueue("z", client, clock=past), 1)
     client.hset("redis_queue:registry", "delay:a", b'{"max_deliveries": 1, "shards": 0}')
 
@@ -150,7 +150,7 @@ def test_settings_out_of_range_are_an_error_at_the_end(app: Celery, client: redi
     assert RedisQueue("z", client).stats().ready == 1
 
 
-def test_many_at_once_double_nothing(app: Celery, client: redis.Redis, past: ManualClock) -> None:
+def test_concurrent_sweeps_duplicate_nothing(app: Celery, client: redis.Redis, past: ManualClock) -> None:
     work = RedisQueue("work", client, clock=past)
     entries = DelayQueue("entries", client, clock=past, shards=2)
     for _ in range(4):
@@ -180,7 +180,7 @@ def test_many_at_once_double_nothing(app: Celery, client: redis.Redis, past: Man
     assert {message.deliveries for message in got} == {2}
 
 
-def test_a_queue_that_was_destroyed_is_no_longer_known(app: Celery, client: redis.Redis) -> None:
+def test_destroyed_queue_is_no_longer_registered(app: Celery, client: redis.Redis) -> None:
     queue = RedisQueue("gone", client)
     queue.put("x")
     assert list(put_back_all(app)) == ["queue:gone"]
@@ -189,7 +189,7 @@ def test_a_queue_that_was_destroyed_is_no_longer_known(app: Celery, client: redi
     assert put_back_all(app) == {}
 
 
-def test_every_queue_of_a_large_registry_is_served(app: Celery, client: redis.Redis) -> None:
+def test_every_queue_of_a_large_registry_is_swept(app: Celery, client: redis.Redis) -> None:
     registry = Registry(Scripts(client), "redis_queue")
     for number in range(300):
         registry.add("queue", f"work-{number}", RedisQueue("work", client).settings)
@@ -197,7 +197,7 @@ def test_every_queue_of_a_large_registry_is_served(app: Celery, client: redis.Re
     assert len(put_back_all(app)) == 300
 
 
-def test_a_store_that_is_away_is_a_clear_error() -> None:
+def test_unavailable_store_is_a_clear_error() -> None:
     with RedisServer(tcp=True) as server:
         app = Celery("tests", broker="memory://", set_as_current=False)
         app.conf.redis_queue_url = server.url

@@ -1,4 +1,4 @@
-"""DispatchReport: counts of all dispatchers can be read, and a failed write never stops a dispatch."""
+"""DispatchReport: counts of all dispatchers are readable, and a failed write never stops a dispatch."""
 
 from __future__ import annotations
 
@@ -44,10 +44,8 @@ def running(*loops: DispatchLoop) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("broker", PLACES, indirect=True)
-class TestEveryWay:
-    def test_a_loop_counts_what_it_sent_and_shows_itself(
-        self, broker: Broker, redis_url: str, client: redis.Redis
-    ) -> None:
+class TestEachDispatcher:
+    def test_loop_counts_sent_entries_and_is_listed(self, broker: Broker, redis_url: str, client: redis.Redis) -> None:
         app = broker.app(redis_queue_url=redis_url)
         delayed = DelayedTasks(app)
         queue = delayed.queue
@@ -55,11 +53,11 @@ class TestEveryWay:
         with running(loop):
             wait_until(
                 lambda: [row.name for row in queue.dispatch_log.dispatchers()] == [loop.name],
-                description="it to be seen",
+                description="the dispatcher to be listed",
             )
             for _ in range(5):
                 app.send_task("shop.remind", countdown=0.05)
-            wait_until(lambda: queue.dispatch_log.totals().sent == 5, description="all to be counted")
+            wait_until(lambda: queue.dispatch_log.totals().sent == 5, description="all entries to be counted")
             (row,) = queue.dispatch_log.dispatchers()
             assert row.leads
             assert row.error == ""
@@ -69,9 +67,11 @@ class TestEveryWay:
         (minute,) = [minute for minute in queue.dispatch_log.minutes(2) if minute.sent]
         assert minute.sent == 5
         assert minute.worst_seconds <= minute.late_seconds <= 5 * minute.worst_seconds
-        assert queue.dispatch_log.dispatchers() == [], "one that stops leaves"
+        assert queue.dispatch_log.dispatchers() == [], "expected a stopped dispatcher to be removed"
 
-    def test_the_beat_task_counts_and_shows_itself(self, broker: Broker, redis_url: str, client: redis.Redis) -> None:
+    def test_beat_task_counts_sent_entries_and_is_listed(
+        self, broker: Broker, redis_url: str, client: redis.Redis
+    ) -> None:
         app = broker.app(redis_queue_url=redis_url)
         delayed = DelayedTasks(app)
         result = app.send_task("shop.remind", countdown=60)
@@ -81,9 +81,7 @@ class TestEveryWay:
         (row,) = delayed.queue.dispatch_log.dispatchers()
         assert (row.name.endswith(":task"), row.leads, row.sent) == (True, False, 1)
 
-    def test_lateness_is_what_passed_since_the_due_time(
-        self, broker: Broker, redis_url: str, client: redis.Redis
-    ) -> None:
+    def test_lateness_is_counted_from_the_due_time(self, broker: Broker, redis_url: str, client: redis.Redis) -> None:
         app = broker.app(redis_queue_url=redis_url)
         delayed = DelayedTasks(app)
         result = app.send_task("shop.remind", countdown=60)
@@ -95,11 +93,11 @@ class TestEveryWay:
 
 
 @one_place
-def test_what_is_delivered_or_published_is_counted_like_what_is_moved(broker: Broker, client: redis.Redis) -> None:
+def test_delivered_and_published_entries_are_counted_like_moved_ones(broker: Broker, client: redis.Redis) -> None:
     app = broker.app()
     delayed = DelayedTasks(app)
     ids = [app.send_task("shop.remind", countdown=60).id]
-    # Where it goes is not known before it is looked at.
+    # The destination is known only after the entry has been read.
     ids += [delayed.queue.push({"task": "shop.remind"}, delay=60) for _ in range(2)]
     past = ManualClock()
     for id_ in ids:
@@ -110,18 +108,18 @@ def test_what_is_delivered_or_published_is_counted_like_what_is_moved(broker: Br
 
 
 @one_place
-def test_a_follower_shows_itself_too(broker: Broker, redis_url: str, client: redis.Redis) -> None:
+def test_follower_is_listed_too(broker: Broker, redis_url: str, client: redis.Redis) -> None:
     app = broker.app()
     queue = DelayedTasks(app).queue
     loops = DispatchLoop(app), DispatchLoop(app)
     with running(*loops):
-        wait_until(lambda: len(queue.dispatch_log.dispatchers()) == 2, description="both to be seen")
+        wait_until(lambda: len(queue.dispatch_log.dispatchers()) == 2, description="both dispatchers to be listed")
         assert sorted(row.leads for row in queue.dispatch_log.dispatchers()) == [False, True]
     assert queue.dispatch_log.dispatchers() == []
 
 
 @one_place
-def test_redriving_counts(broker: Broker, client: redis.Redis) -> None:
+def test_redriven_entries_are_counted(broker: Broker, client: redis.Redis) -> None:
     app = broker.app()
     delayed = DelayedTasks(app, leases=True)
     result = app.send_task("shop.remind", countdown=60)
@@ -136,12 +134,12 @@ def test_redriving_counts(broker: Broker, client: redis.Redis) -> None:
 class TestTime:
     @pytest.fixture
     def now(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-        """The monotonic clock of the report, to be set."""
+        """The monotonic clock of the report, set by the test."""
         now = [1000.0]
         monkeypatch.setattr("redis_queue.celery.dispatch.report.time.monotonic", lambda: now[0])
         return now
 
-    def test_a_write_comes_at_most_once_a_second_and_a_sign_of_life_every_ten(
+    def test_counts_are_written_at_most_once_a_second_and_a_heartbeat_every_ten(
         self, client: redis.Redis, now: list[float]
     ) -> None:
         queue = DelayQueue("celery", client)
@@ -163,7 +161,7 @@ class TestTime:
 
 
 @one_place
-def test_what_cannot_be_noted_stops_no_dispatch_and_is_said_once(
+def test_failed_write_stops_no_dispatch_and_is_logged_once(
     broker: Broker, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = broker.app()
@@ -179,11 +177,11 @@ def test_what_cannot_be_noted_stops_no_dispatch_and_is_said_once(
     result = app.send_task("shop.remind", countdown=60)
     assert delayed.run_now(result.id)
     dispatch_due(app)
-    assert delayed.queue.dispatch_log.totals().sent == 4, "what could not be written is kept for later"
+    assert delayed.queue.dispatch_log.totals().sent == 4, "expected unwritten counts to be kept"
 
 
 @pytest.mark.parametrize("broker", ["another redis"], indirect=True)
-def test_a_dispatcher_whose_broker_is_away_says_so(client: redis.Redis, redis_url: str, broker: Broker) -> None:
+def test_dispatcher_reports_an_unavailable_broker(client: redis.Redis, redis_url: str, broker: Broker) -> None:
     app = broker.app(redis_queue_url=redis_url)
     delayed = DelayedTasks(app)
     result = app.send_task("shop.remind", countdown=60)
@@ -193,5 +191,5 @@ def test_a_dispatcher_whose_broker_is_away_says_so(client: redis.Redis, redis_ur
     with running(loop):
         wait_until(
             lambda: any(row.error for row in delayed.queue.dispatch_log.dispatchers()),
-            description="the error to be seen",
+            description="the error to be listed",
         )

@@ -24,31 +24,31 @@ pytestmark = pytest.mark.celery
 TIMEOUT = 0.5
 
 PATIENCE = 20 * SILENT_ATTEMPTS * TIMEOUT
-"""Seconds that are more than a busy machine needs and less than the timeouts of anything else."""
+"""Seconds: more than a busy machine needs, less than any other timeout."""
 
 
 @pytest.fixture
 def proxy(redis_server: RedisServer, client: redis.Redis) -> Iterator[FaultProxy]:
-    """A way to the shared server."""
+    """A proxy in front of the shared server."""
     with FaultProxy(redis_server.address) as proxy:
         yield proxy
 
 
 @pytest.fixture
 def app(proxy: FaultProxy) -> Iterator[Celery]:
-    """An app whose broker and store are behind the proxy."""
+    """An app whose broker and store are reached through the proxy."""
     with Celery("tests", set_as_current=False) as app:
         app.conf.broker_url = proxy.url
         yield app
 
 
-class TestAPublish:
+class TestPublish:
     @pytest.fixture(autouse=True)
     def hasty(self, app: Celery) -> None:
         app.conf.broker_transport_options = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT}
 
     def publish(self, app: Celery, proxy: FaultProxy) -> int:
-        """Publish while nothing arrives; return how many connections were made."""
+        """Publish while no data arrives; return the number of new connections."""
         before = proxy.connections
         proxy.mode = "blackhole"
         started = time.monotonic()
@@ -57,19 +57,19 @@ class TestAPublish:
         assert time.monotonic() - started < PATIENCE
         return proxy.connections - before
 
-    def test_ends_with_the_second_timeout(self, app: Celery, proxy: FaultProxy) -> None:
+    def test_fails_after_the_second_timeout(self, app: Celery, proxy: FaultProxy) -> None:
         DelayedTasks(app)
         app.send_task("shop.remind", countdown=60)
         assert self.publish(app, proxy) == SILENT_ATTEMPTS - 1
 
-    def test_that_is_the_first_one_does_so_too(self, app: Celery, proxy: FaultProxy) -> None:
+    def test_fails_in_the_same_way_if_it_is_the_first(self, app: Celery, proxy: FaultProxy) -> None:
         DelayedTasks(app)
         assert self.publish(app, proxy) == SILENT_ATTEMPTS
 
 
 @contextmanager
 def dispatching(app: Celery) -> Iterator[DispatchLoop]:
-    """Run a loop in a thread."""
+    """Run a dispatch loop in a thread."""
     loop = DispatchLoop(app)
     thread = threading.Thread(target=loop.run)
     thread.start()
@@ -81,11 +81,11 @@ def dispatching(app: Celery) -> Iterator[DispatchLoop]:
 
 
 def listeners(client: redis.Redis) -> set[Any]:
-    """Return the ids of the connections that are subscribed to something."""
+    """Return the ids of the connections with a subscription."""
     return {row["id"] for row in client.client_list(_type="pubsub")}
 
 
-class TestTheWakeUp:
+class TestWakeUpConnection:
     def test_is_replaced_when_it_is_silent(
         self, app: Celery, proxy: FaultProxy, client: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -96,22 +96,20 @@ class TestTheWakeUp:
         with dispatching(app):
             first = wait_until(lambda: listeners(client) - others, description="the first subscription")
             assert proxy.pending_drops == 0
-            wait_until(
-                lambda: listeners(client) - others - first, timeout=10, description="another subscription in its place"
-            )
+            wait_until(lambda: listeners(client) - others - first, timeout=10, description="a new subscription instead")
         assert "the wake-up subscription does not answer" in caplog.text
 
-    def test_stays_while_it_answers(self, app: Celery, client: redis.Redis) -> None:
+    def test_is_kept_while_it_answers(self, app: Celery, client: redis.Redis) -> None:
         app.conf.redis_queue_dispatch_interval = 1.0
         DelayedTasks(app)
         others = listeners(client)
         with dispatching(app):
             first = wait_until(lambda: listeners(client) - others, description="the subscription")
             before = pings(client)
-            wait_until(lambda: pings(client) >= before + 2, description="two questions")
+            wait_until(lambda: pings(client) >= before + 2, description="two pings")
             assert listeners(client) - others == first
 
 
 def pings(client: redis.Redis) -> int:
-    """Return how often the server was asked for a sign of life."""
+    """Return the number of PINGs that the server has received."""
     return int(client.info("commandstats").get("cmdstat_ping", {}).get("calls", 0))

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.celery
 
 @pytest.mark.parametrize("hours", [-1, 1])
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
-def test_an_hour_does_not_matter(
+def test_skew_of_an_hour_is_ignored(
     broker: Broker, redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     app = broker.app(redis_queue_url=redis_url)
@@ -28,8 +28,8 @@ def test_an_hour_does_not_matter(
     assert entry is not None
     assert abs(entry.due_at - datetime.now(timezone.utc) - timedelta(seconds=60)) < timedelta(seconds=10)
     work = Dispatcher(app, delayed.queue)
-    wait_until(lambda: work.run().sent == 1, description="the first to be due")
+    wait_until(lambda: work.run().sent == 1, description="the first task to be due")
     (message,) = broker.take(app.conf.task_default_queue)
     assert message.headers["id"] == soon.id
-    # A worker whose clock is wrong would keep a message with an eta, or run it early.
+    # A worker with a wrong clock would hold a message with an eta, or run it early.
     assert message.headers["eta"] is None

@@ -1,4 +1,4 @@
-"""The dispatch thread of a worker: on time, after any failure, and no longer than it should."""
+"""The dispatch thread of a worker: punctual, robust against failures, and stopped with its worker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.celery
     params=["one redis", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("two redis", "rabbitmq"))]
 )
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    """Store and broker in one Redis, in two, or the broker a RabbitMQ."""
+    """Store and broker in one Redis, in two Redis servers, or with RabbitMQ as the broker."""
     with RedisServer() as store, store.client() as client:
         socket = f"redis+socket://{store.socket}"
         urls = {"one redis": lambda: socket, "two redis": lambda: f"{socket}?virtual_host=1"}
@@ -44,14 +44,14 @@ def one_redis() -> Iterator[Fleet]:
 
 
 def leader(client: redis.Redis) -> bytes | None:
-    """Return who leads."""
+    """Return the name of the leader."""
     found = client.get("{redis_queue:delay:celery:0}:leader")
     assert found is None or isinstance(found, bytes)
     return found
 
 
-def test_no_thread_imports_what_a_fork_would_find_half_loaded() -> None:
-    # A child that is forked then looks up host names in vain for as long as it lives: "unknown encoding: idna".
+def test_no_thread_but_the_first_imports_modules() -> None:
+    # In a child forked during such an import, host lookups fail forever: "unknown encoding: idna".
     with RedisServer(tcp=True) as store, store.client() as client:
         # Only the dispatcher looks up a host.
         fleet = Fleet(store, client, f"redis+socket://{store.socket}", "delaying")
@@ -63,7 +63,7 @@ def test_no_thread_imports_what_a_fork_would_find_half_loaded() -> None:
 
 
 class TestOnTime:
-    def test_each_runs_once_never_early_and_nothing_stays_behind(self, fleet: Fleet) -> None:
+    def test_each_task_runs_once_and_not_early_and_nothing_remains(self, fleet: Fleet) -> None:
         delayed = fleet.delayed()
         with fleet.worker() as worker:
             worker.wait_for_output("ready.")
@@ -72,7 +72,7 @@ class TestOnTime:
             assert Counter(row["id"] for row in ran) == Counter(result.id for result in results)
             assert all(row["ran"] >= row["due"] for row in ran)
             late = sorted(row["ran"] - row["due"] for row in ran)
-            # Far below the interval after which a dispatcher looks by itself.
+            # Much less than the interval after which a dispatcher polls.
             assert late[20] < 2, f"median lateness {late[20]:.3f} s"
             assert results[0].get(timeout=5) == results[0].id
             assert worker.finish() == 0
@@ -80,7 +80,7 @@ class TestOnTime:
         assert delayed.queue.stats().in_flight == 0
         assert leader(fleet.client) is None
 
-    def test_what_is_stored_while_no_worker_lives_runs_when_one_starts(self, fleet: Fleet) -> None:
+    def test_tasks_stored_without_a_worker_run_when_one_starts(self, fleet: Fleet) -> None:
         delayed = fleet.delayed()
         ids = [send(delayed, 0.01).id for _ in range(5)]
         with fleet.worker() as worker:
@@ -109,7 +109,7 @@ class TestOnTime:
             result = delayed.app.send_task(STUBBORN, (2, 0.1))
             assert result.get(timeout=60) == 2
 
-    def test_something_earlier_wakes_a_sleeping_dispatcher(self, one_redis: Fleet) -> None:
+    def test_earlier_task_wakes_a_sleeping_dispatcher(self, one_redis: Fleet) -> None:
         one_redis.settings["redis_queue_dispatch_interval"] = 60.0
         delayed = one_redis.delayed()
         with one_redis.worker() as worker:
@@ -124,7 +124,7 @@ class TestOnTime:
 
 class TestWithoutDispatch:
     @pytest.mark.parametrize("how", ["option", "setting"])
-    def test_a_worker_leaves_due_entries_alone(self, one_redis: Fleet, how: str) -> None:
+    def test_worker_does_not_send_due_entries(self, one_redis: Fleet, how: str) -> None:
         if how == "setting":
             one_redis.settings["redis_queue_dispatch"] = False
         delayed = one_redis.delayed()
@@ -154,7 +154,7 @@ class TestFaults:
             results = [send(delayed, 0.1) for _ in range(5)]
             assert Counter(row["id"] for row in one_redis.wait_for(5)) == Counter(result.id for result in results)
 
-    def test_a_store_that_restarts_is_waited_for(self) -> None:
+    def test_restarting_store_is_waited_for(self) -> None:
         with RedisServer(tcp=True, aof="always") as store, store.client() as client, RedisServer() as other:
             fleet = Fleet(store, client, f"redis+socket://{other.socket}", "delaying")
             fleet.settings["redis_queue_dispatch_interval"] = 0.2
@@ -170,7 +170,7 @@ class TestFaults:
                 fleet.wait_for(2)
                 assert worker.finish() == 0
 
-    def test_a_worker_may_start_while_the_store_is_away(self) -> None:
+    def test_worker_starts_without_the_store(self) -> None:
         with RedisServer(tcp=True, aof="always") as store, store.client() as client, RedisServer() as other:
             fleet = Fleet(store, client, f"redis+socket://{other.socket}", "delaying")
             fleet.settings["redis_queue_dispatch_interval"] = 0.2
@@ -184,7 +184,7 @@ class TestFaults:
                 fleet.wait_for(1)
                 assert worker.finish() == 0
 
-    def test_a_broker_that_restarts_is_waited_for(self) -> None:
+    def test_restarting_broker_is_waited_for(self) -> None:
         with RedisServer() as store, store.client() as client, RedisServer(tcp=True) as other:
             fleet = Fleet(store, client, other.url, "delaying")
             fleet.settings["redis_queue_dispatch_interval"] = 0.2
@@ -202,14 +202,14 @@ class TestFaults:
                 wait_until(lambda: delayed.queue.stats().in_flight == 0, description="nothing in flight")
                 assert delayed.queue.stats().dead == 0
 
-    def test_wrong_settings_stop_the_worker_with_a_clear_line(self, one_redis: Fleet) -> None:
+    def test_invalid_settings_stop_the_worker_with_a_clear_message(self, one_redis: Fleet) -> None:
         one_redis.settings["redis_queue_min_dealy"] = 3
         with one_redis.worker() as worker:
             assert worker.wait() != 0
             assert "unknown setting redis_queue_min_dealy: did you mean redis_queue_min_delay?" in worker.output
 
     @pytest.mark.thorough
-    def test_dispatchers_killed_at_any_time_lose_and_double_nothing_in_one_redis(self, one_redis: Fleet) -> None:
+    def test_killed_dispatchers_lose_and_duplicate_nothing_in_one_redis(self, one_redis: Fleet) -> None:
         one_redis.settings["redis_queue_dispatch_interval"] = 0.2
         delayed = one_redis.delayed()
         delayed.push_many([delayed.app.signature(NOTE) for _ in range(8_000)], countdown=0.05)
@@ -219,11 +219,11 @@ class TestFaults:
                 before = one_redis.client.llen("delaying")
                 wait_until(
                     lambda: one_redis.client.llen("delaying") > before or not delayed.count(),  # noqa: B023
-                    description="some to move",
+                    description="some entries to move",
                 )
                 dispatcher.kill()
         with one_redis.dispatcher():
-            wait_until(lambda: not delayed.count(), description="the rest to move")
+            wait_until(lambda: not delayed.count(), description="the other entries to move")
         moved = (json.loads(raw)["headers"]["id"] for raw in one_redis.client.lrange("delaying", 0, -1))
         assert Counter(moved) == Counter(ids)
         assert len(ids) == 8_000
