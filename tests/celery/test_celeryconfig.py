@@ -1,4 +1,4 @@
-"""celeryconfig.py: the settings that the reference application reads from the environment."""
+"""celeryconfig.py: the settings of the reference application from environment variables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VARIABLES = (
 
 
 def configured_app(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Celery:
-    """Return an app with this configuration in this environment."""
+    """Return an app with this configuration and these environment variables."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -37,11 +37,11 @@ def configured_app(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Celer
 
 
 def configured(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Any:
-    """Return the settings of the app in this environment."""
+    """Return the settings of the app with these environment variables."""
     return configured_app(monkeypatch, **environment).conf
 
 
-def test_everything_is_in_one_local_redis_unless_it_is_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_is_one_local_redis_for_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     conf = configured(monkeypatch)
 
     assert conf.redis_queue_url == conf.broker_url == "redis://localhost:6379/0"
@@ -50,7 +50,7 @@ def test_everything_is_in_one_local_redis_unless_it_is_told_otherwise(monkeypatc
     assert conf.timezone == "UTC"
 
 
-def test_the_environment_names_store_backend_time_zone_and_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_sets_store_backend_time_zone_and_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     conf = configured(
         monkeypatch,
         REDIS_URL="redis://one:1/2",
@@ -65,13 +65,13 @@ def test_the_environment_names_store_backend_time_zone_and_prefix(monkeypatch: p
     assert conf.redis_queue_prefix == "shop"
 
 
-def test_the_time_zone_is_the_one_of_the_beat_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_zone_applies_to_the_beat_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     app = configured_app(monkeypatch, CELERY_TIMEZONE="Asia/Tokyo")
 
     assert app.now().utcoffset().total_seconds() == 9 * 3600
 
 
-def test_a_rabbitmq_broker_confirms_what_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rabbitmq_broker_uses_publisher_confirms(monkeypatch: pytest.MonkeyPatch) -> None:
     for url in ("amqp://guest:guest@rabbit//", "pyamqp://rabbit//", "amqps://rabbit//"):
         conf = configured(monkeypatch, REDIS_URL="redis://one:1/2", CELERY_BROKER_URL=url)
 
@@ -79,7 +79,7 @@ def test_a_rabbitmq_broker_confirms_what_it_got(monkeypatch: pytest.MonkeyPatch)
         assert conf.broker_transport_options["confirm_publish"] is True
 
 
-def test_a_redis_behind_a_unix_socket_is_broker_and_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redis_on_a_unix_socket_is_broker_and_store(monkeypatch: pytest.MonkeyPatch) -> None:
     conf = configured(monkeypatch, REDIS_URL="unix:///run/redis.sock?db=0")
 
     assert conf.redis_queue_url == "unix:///run/redis.sock?db=0"
@@ -107,7 +107,7 @@ def test_beat_ticks_every_second_and_puts_back_every_five_minutes(monkeypatch: p
         assert entry["options"]["expires"] >= entry["schedule"]
 
 
-def test_the_ticks_queue_is_reached_by_nothing_but_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ticks_queue_is_reached_only_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     app = configured_app(monkeypatch)
 
     bindings = {name: (queue.exchange.name, queue.routing_key) for name, queue in app.amqp.queues.items()}

@@ -1,4 +1,4 @@
-"""`celery -A app redis-queue …`: what it prints, how it ends."""
+"""`celery -A app redis-queue …`: output and exit codes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LATER_SHOWN = LATER.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 @pytest.fixture
 def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
-    """An app with its broker and its store in the shared Redis."""
+    """An app whose broker and store are the shared Redis."""
     app = Celery("tests", broker=f"redis+socket://{redis_server.socket}", set_as_current=False)
     yield app
     app.close()
@@ -56,14 +56,14 @@ def stock(app: Celery) -> Celery:
 
 
 class TestEveryCommand:
-    def test_is_found_by_celery(self, environment: dict[str, str]) -> None:
+    def test_is_registered_with_celery(self, environment: dict[str, str]) -> None:
         done = run_command("--help", **environment)
 
         assert done.returncode == 0, done.stderr
         assert all(name in done.stdout for name in ("dispatch", "adopt", "release-all", "doctor"))
 
     @pytest.mark.parametrize("name", ["dispatch", "adopt", "release-all", "doctor"])
-    def test_explains_itself_and_its_exit_codes(self, name: str, app: Celery) -> None:
+    def test_help_lists_the_exit_codes(self, name: str, app: Celery) -> None:
         done = run(app, name, "--help")
 
         assert done.exit_code == 0
@@ -71,7 +71,7 @@ class TestEveryCommand:
         assert "Exit code 0" in done.output
 
     @pytest.mark.parametrize("name", ["dispatch", "adopt", "release-all", "doctor"])
-    def test_tells_in_a_line_what_is_wrong_with_the_settings(self, name: str, app: Celery) -> None:
+    def test_reports_invalid_settings_in_one_line(self, name: str, app: Celery) -> None:
         app.conf.redis_queue_shard = 3
 
         done = run(app, name)
@@ -81,7 +81,7 @@ class TestEveryCommand:
         assert done.stderr.count("\n") == 1
 
     @pytest.mark.parametrize("name", ["dispatch", "adopt", "release-all", "doctor"])
-    def test_tells_in_a_line_that_the_store_is_away(self, name: str) -> None:
+    def test_reports_an_unavailable_store_in_one_line(self, name: str) -> None:
         done = run(Celery("tests", broker="redis://:secret@127.0.0.1:1/0", set_as_current=False), name)
 
         assert (done.exit_code, done.stdout) == (1, "")
@@ -89,12 +89,12 @@ class TestEveryCommand:
         assert "secret" not in done.stderr
 
     @pytest.mark.parametrize("arguments", [["dispatch", "-l", "loud"], ["adopt", "--dryrun"], ["release"]])
-    def test_refuses_what_it_does_not_know(self, arguments: list[str], app: Celery) -> None:
+    def test_refuses_unknown_arguments(self, arguments: list[str], app: Celery) -> None:
         assert run(app, *arguments).exit_code == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_dispatch_sends_what_is_due_until_it_is_told_to_stop(
+def test_dispatch_sends_due_tasks_until_it_is_stopped(
     number: signal.Signals, environment: dict[str, str], client: redis.Redis, app: Celery
 ) -> None:
     DelayedTasks(app)
@@ -105,13 +105,13 @@ def test_dispatch_sends_what_is_due_until_it_is_told_to_stop(
         told = time.monotonic()
         process.send_signal(number)
         out, _ = process.communicate(timeout=60)
-    # The process itself takes a moment to go; what waits an hour does not hold it up.
+    # The process takes a moment to exit; a task that is due in an hour does not delay it.
     assert time.monotonic() - told < 4
     assert (process.returncode, json.loads(out)) == (0, {"sent": 1, "failed": 0})
 
 
 class TestAdopt:
-    def test_lists_what_it_would_do(self, app: Celery, client: redis.Redis) -> None:
+    def test_dry_run_lists_the_tasks(self, app: Celery, client: redis.Redis) -> None:
         stock(app).send_task("shop.remind", eta=LATER, task_id="the-task")
 
         done = run(app, "adopt", "--dry-run", "--utc")
@@ -123,7 +123,7 @@ class TestAdopt:
         assert done.exit_code == as_json.exit_code == 0
         assert client.llen("celery") == 1
 
-    def test_tells_what_it_did(self, app: Celery) -> None:
+    def test_reports_its_result(self, app: Celery) -> None:
         stock(app).send_task("shop.remind", eta=LATER, task_id="the-task")
 
         done = run(app, "adopt")
@@ -131,7 +131,7 @@ class TestAdopt:
         assert (done.exit_code, done.stderr) == (0, "")
         assert done.stdout == "1 adopted, 0 taken out that were stored already, 0 left in the broker\n"
 
-    def test_ends_with_1_and_the_reason_where_something_is_left(self, app: Celery) -> None:
+    def test_exits_with_1_and_the_reason_if_tasks_remain(self, app: Celery) -> None:
         DelayedTasks(app)
         app.send_task("shop.remind", [1], eta=LATER, task_id="the-task")
         stock(app).send_task("shop.remind", [2], eta=LATER, task_id="the-task")
@@ -141,7 +141,7 @@ class TestAdopt:
         assert done.exit_code == 1
         assert done.stdout.splitlines()[0] == "the-task  celery  another task with its id is stored"
 
-    def test_ends_with_2_where_it_refuses(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_exits_with_2_if_it_refuses(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         stock(app).send_task("shop.remind", eta=LATER)
 
         def held(self: Any, known: Any) -> None:
@@ -156,7 +156,7 @@ class TestAdopt:
         assert as_json.exit_code == 2
         assert json.loads(as_json.stdout) == {"adopted": 0, "removed": 0, "left": [], "error": "stop them first"}
 
-    def test_interrupted_tells_how_far_it_came(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_interrupted_run_reports_its_progress(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         stock(app).send_task("shop.remind", eta=LATER)
         before = signal.getsignal(signal.SIGTERM)
 
@@ -168,7 +168,7 @@ class TestAdopt:
         done = run(app, "adopt")
 
         assert (done.exit_code, done.stderr) == (1, "error: interrupted: run it again to go on\n")
-        # It ends what it was at.
+        # The current batch is completed.
         assert done.stdout.startswith("1 adopted")
         assert signal.getsignal(signal.SIGTERM) is before
 
@@ -188,7 +188,7 @@ class TestReleaseAll:
         app.send_task("shop.remind", eta=datetime(2020, 1, 1, tzinfo=timezone.utc), task_id="due")
         app.send_task("shop.remind", eta=LATER, task_id="later")
 
-    def test_lists_what_it_would_do(self, app: Celery, client: redis.Redis) -> None:
+    def test_dry_run_lists_the_tasks(self, app: Celery, client: redis.Redis) -> None:
         done = run(app, "release-all", "--dry-run", "--utc")
         as_json = json.loads(run(app, "release-all", "--dry-run", "--json").stdout)
 
@@ -197,20 +197,20 @@ class TestReleaseAll:
         assert [task["id"] for task in as_json["tasks"]] == ["due", "later"]
         assert client.exists("celery") == 0
 
-    def test_tells_what_it_did(self, app: Celery, client: redis.Redis) -> None:
+    def test_reports_its_result(self, app: Celery, client: redis.Redis) -> None:
         done = run(app, "release-all")
 
         assert (done.exit_code, done.stderr) == (0, "")
         assert done.stdout == "2 released, 1 of them due; 0 stay, and 0 dead letters\n"
         assert client.llen("celery") == 2
 
-    def test_works_as_a_user_runs_it(self, environment: dict[str, str], client: redis.Redis) -> None:
+    def test_works_as_a_process(self, environment: dict[str, str], client: redis.Redis) -> None:
         done = run_command("release-all", "--json", **environment)
 
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout) == {"released": 2, "due": 1, "left": [], "staying": 0, "dead": 0}
 
-    def test_ends_with_1_and_the_reason_where_something_stays(self, app: Celery, client: redis.Redis) -> None:
+    def test_exits_with_1_and_the_reason_if_tasks_stay(self, app: Celery, client: redis.Redis) -> None:
         client.set("celery", "not a list")
 
         done = run(app, "release-all", "--json")
@@ -221,7 +221,7 @@ class TestReleaseAll:
         assert [row["id"] for row in report["left"]] == ["due", "later"]
         assert "expected a list" in report["left"][0]["reason"]
 
-    def test_ends_with_1_where_the_broker_is_away(self, redis_server: RedisServer) -> None:
+    def test_exits_with_1_if_the_broker_is_unavailable(self, redis_server: RedisServer) -> None:
         app = Celery("tests", broker="redis://:secret@127.0.0.1:1/0", set_as_current=False)
         app.conf.redis_queue_url = redis_server.url
 
@@ -235,10 +235,10 @@ class TestReleaseAll:
 HOSTILE = ["\x1b]0;owned\x07", "\x1b[2J", "a\rb", "a\nb", "\u202eevil", "\x9b31m", "\udcff"]
 
 
-class TestWhatOthersNamed:
+class TestHostileNames:
     @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
     @pytest.mark.parametrize("verb", ["adopt", "release-all"])
-    def test_reaches_the_terminal_escaped_and_json_whole(
+    def test_are_escaped_on_the_terminal_and_unchanged_in_json(
         self, app: Celery, client: redis.Redis, verb: str, name: str
     ) -> None:
         if verb == "release-all":
@@ -254,7 +254,7 @@ class TestWhatOthersNamed:
         assert done.stdout.count("\n") == 2
         assert as_json["tasks"][0]["task"] == f"task {name}"
 
-    def test_may_be_an_id_that_is_no_text(self, app: Celery, client: redis.Redis) -> None:
+    def test_may_be_an_id_that_is_not_utf_8(self, app: Celery, client: redis.Redis) -> None:
         delayed = DelayedTasks(app)
         app.send_task("shop.remind", eta=LATER, task_id="the-task")
         keys = Keys("redis_queue", "delay", "celery", 0)
@@ -267,7 +267,7 @@ class TestWhatOthersNamed:
         assert r"\udcff\x1b" in done.stdout
         assert delayed.cancel_matching(due_after=datetime(2029, 1, 1, tzinfo=timezone.utc)) == 1
 
-    def test_in_a_reason_is_escaped_too(self, app: Celery) -> None:
+    def test_are_escaped_in_a_reason(self, app: Celery) -> None:
         DelayedTasks(app)
         app.send_task("shop.remind", [1], eta=LATER, task_id="x" * 9)
         stock(app).send_task("shop.remind", eta=LATER, task_id="bad\x1b[2J")
@@ -278,7 +278,7 @@ class TestWhatOthersNamed:
         assert "\x1b" not in done.stdout
         assert r"bad\x1b[2J" in done.stdout
 
-    def test_in_an_error_is_escaped_too(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_are_escaped_in_an_error(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         stock(app).send_task("shop.remind", eta=LATER)
 
         def held(self: Any, known: Any) -> None:
@@ -290,15 +290,15 @@ class TestWhatOthersNamed:
         assert json.loads(run(app, "adopt", "--json").stdout)["error"] == "such as \x1b[2J"
 
 
-class TestAsAUserRunsIt:
+class TestProcess:
     @pytest.fixture(autouse=True)
     def waiting(self, app: Celery) -> None:
-        """Tasks that wait, with a name that is not ASCII."""
+        """Waiting tasks, one with a name that is not ASCII."""
         DelayedTasks(app)
         for number in range(5):
             app.send_task("лавка.№", eta=LATER, task_id=f"the-task-{number}")
 
-    def test_in_a_locale_without_the_letters_it_escapes_them(self, environment: dict[str, str]) -> None:
+    def test_escapes_letters_that_the_locale_lacks(self, environment: dict[str, str]) -> None:
         plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
         done = run_command("release-all", "--dry-run", **environment, **plain)
@@ -306,7 +306,7 @@ class TestAsAUserRunsIt:
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(r"the-task-0  \u043b\u0430\u0432\u043a\u0430.\u2116  ")
 
-    def test_a_reader_that_goes_away_ends_it_without_a_traceback(self, environment: dict[str, str]) -> None:
+    def test_closed_output_ends_it_without_a_traceback(self, environment: dict[str, str]) -> None:
         with start_command("release-all", "--dry-run", **environment) as process:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -330,6 +330,6 @@ class TestAsAUserRunsIt:
         assert report["released"] + report["staying"] == 20_005
         sent = {json.loads(element)["headers"]["id"].encode() for element in client.lrange("celery", 0, -1)}
         stored = set(client.hkeys(Keys("redis_queue", "delay", "celery", 0).records))
-        # What it was at may be in both: it goes again with the same id.
+        # The current batch may be in both; it is sent again with the same ids.
         assert len(sent | stored) == 20_005
         assert len(sent & stored) <= CHUNK

@@ -1,4 +1,4 @@
-"""DelayedTasks with a real worker: a delayed task runs once, not before it is due, and returns its result."""
+"""DelayedTasks with a real worker: a delayed task runs once, not early, and returns its result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.wait import wait_until
 
 pytestmark = [
     pytest.mark.celery,
-    # Celery's own call, where it marks a task as revoked.
+    # Celery's own call when it marks a task as revoked.
     pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning"),
 ]
 
@@ -33,10 +33,10 @@ Sign = Callable[..., Any]
 
 
 def serve(server: RedisServer, broker: Broker, backend: str) -> Iterator[Celery]:
-    """Yield a client's app while a worker of the same app runs."""
+    """Yield the app of a client while a worker of the same app runs."""
     settings = broker.settings(
         redis_queue_url=server.url,
-        # Each app has entries of its own: a worker sends what is due to its own broker.
+        # Each app has its own delay queue: a worker sends due entries to its own broker.
         redis_queue_delay_queue=broker.name("delayed"),
         result_backend=backend,
         accept_content=["json", "yaml", "msgpack"],
@@ -60,7 +60,7 @@ def serve(server: RedisServer, broker: Broker, backend: str) -> Iterator[Celery]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    """A server that nobody empties while a worker runs."""
+    """A server that no fixture flushes while a worker runs."""
     with RedisServer() as server:
         yield server
 
@@ -75,14 +75,14 @@ def redis_app(server: RedisServer) -> Iterator[Celery]:
 
 @pytest.fixture(scope="module")
 def rabbitmq_app(server: RedisServer, rabbitmq_url: str) -> Iterator[Celery]:
-    """RabbitMQ, and results by messages."""
+    """RabbitMQ as the broker, results as messages."""
     with Broker(rabbitmq_url) as broker:
         yield from serve(server, broker, "rpc://")
 
 
 @pytest.fixture(scope="module")
 def database_app(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Celery]:
-    """Redis, and results in a database."""
+    """Redis as the broker, results in a database."""
     path = tmp_path_factory.mktemp("results") / "results.sqlite"
     with Broker(f"redis+socket://{server.socket}") as broker:
         yield from serve(server, broker, f"db+sqlite:///{path}")
@@ -106,7 +106,7 @@ def anywhere(request: pytest.FixtureRequest) -> Celery:
 
 
 class TestAnywhere:
-    def test_a_result_can_be_awaited_and_comes_not_before_its_time(self, anywhere: Celery) -> None:
+    def test_result_can_be_awaited_and_is_not_early(self, anywhere: Celery) -> None:
         due = time.time() + 0.5
 
         told = signing(anywhere)("tell").apply_async(countdown=0.5).get(timeout=WITHIN)
@@ -135,7 +135,7 @@ class TestAnywhere:
         assert told["stored"]
         assert told["parent"] == told["root"]
 
-    def test_what_expires_before_it_is_due_is_revoked_and_does_not_run(self, anywhere: Celery, tmp_path: Path) -> None:
+    def test_task_that_expires_before_its_due_time_is_revoked(self, anywhere: Celery, tmp_path: Path) -> None:
         file = tmp_path / "ran"
         result = signing(anywhere)("append", 1, str(file)).apply_async(countdown=0.6, expires=0.1)
 
@@ -194,7 +194,7 @@ class TestOptions:
         ],
         ids=lambda found: "-".join(found.values()),
     )
-    def test_every_form_of_body_is_read(self, anywhere: Celery, options: dict[str, Any]) -> None:
+    def test_every_encoding_of_the_body_is_read(self, anywhere: Celery, options: dict[str, Any]) -> None:
         result = signing(anywhere)("add", "№ \x81", " ✓").apply_async(countdown=0.05, **options)
 
         assert result.get(timeout=WITHIN) == "№ \x81 ✓"
@@ -225,10 +225,10 @@ class TestOptions:
         )
 
         wait_until(file.exists, timeout=WITHIN, description="a callback")
-        wait_until(lambda: file.read_text().endswith("\n"), description="its line")
+        wait_until(lambda: file.read_text().endswith("\n"), description="the line of the callback")
         assert file.read_text() == ("3\n" if name == "add" else "failed\n")
 
-    def test_ignored_results_are_not_kept(self, sign: Sign, tmp_path: Path) -> None:
+    def test_ignored_results_are_not_stored(self, sign: Sign, tmp_path: Path) -> None:
         file = tmp_path / "ran"
         result = sign("append", 1, str(file)).apply_async(countdown=SOON, ignore_result=True)
 
@@ -237,7 +237,7 @@ class TestOptions:
         assert result.state == "PENDING"
 
 
-def test_the_same_id_again_runs_once_and_the_last_one(sign: Sign, redis_app: Celery, tmp_path: Path) -> None:
+def test_same_id_again_runs_only_the_last_call(sign: Sign, redis_app: Celery, tmp_path: Path) -> None:
     file = tmp_path / "saved"
     for number in range(5):
         sign("append", number, str(file)).apply_async(task_id="form-7", countdown=0.3)

@@ -1,4 +1,4 @@
-"""A task of Django that is sent on commit is stored on commit, and never after a rollback."""
+"""A Django task sent on commit is stored on commit, and never after a rollback."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def remind() -> None:
     """Do nothing."""
 
 
-def test_it_is_stored_with_the_commit(delayed: DelayedTasks) -> None:
+def test_task_is_stored_on_commit(delayed: DelayedTasks) -> None:
     task = delayed.app.task(remind, name="shop.remind", shared=False)
     with transaction.atomic():
         task.apply_async_on_commit(countdown=60)
@@ -38,7 +38,7 @@ def test_it_is_stored_with_the_commit(delayed: DelayedTasks) -> None:
     assert [entry.task for entry in delayed.list()] == ["shop.remind"]
 
 
-def test_it_is_not_stored_after_a_rollback(delayed: DelayedTasks) -> None:
+def test_task_is_not_stored_after_a_rollback(delayed: DelayedTasks) -> None:
     task = delayed.app.task(remind, name="shop.remind", shared=False)
     with transaction.atomic():
         task.apply_async_on_commit(countdown=60)

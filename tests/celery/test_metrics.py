@@ -25,7 +25,7 @@ def registry_of(client: redis.Redis) -> CollectorRegistry:
     return registry
 
 
-def test_fifty_delayed_tasks_are_fifty_dispatches_in_time() -> None:
+def test_fifty_delayed_tasks_count_as_fifty_punctual_dispatches() -> None:
     with RedisServer() as store, store.client() as client:
         fleet = Fleet(store, client, f"redis+socket://{store.socket}", "delaying")
         registry = registry_of(client)
@@ -39,7 +39,7 @@ def test_fifty_delayed_tasks_are_fifty_dispatches_in_time() -> None:
             for _ in range(50):
                 send(delayed, 0.5)
             fleet.wait_for(50)
-            wait_until(lambda: value("dispatched_total") == 50, description="all to be counted")
+            wait_until(lambda: value("dispatched_total") == 50, description="all tasks to be counted")
             assert value("dispatch_failed_total") == 0
             assert value("dispatch_lateness_seconds_count") == 50
             assert value("dispatch_lateness_seconds_bucket", le="+Inf") == 50
@@ -60,7 +60,7 @@ sys.stdin.read()
 """
 
 
-def test_a_killed_consumer_is_one_put_back(redis_server: RedisServer, client: redis.Redis) -> None:
+def test_killed_consumer_counts_as_one_put_back(redis_server: RedisServer, client: redis.Redis) -> None:
     queue = RedisQueue("orders", client)
     queue.put("x")
     command = [sys.executable, "-c", TAKE_AND_HANG, redis_server.url]
@@ -68,7 +68,7 @@ def test_a_killed_consumer_is_one_put_back(redis_server: RedisServer, client: re
         assert consumer.stdout is not None
         assert consumer.stdout.readline() == "taken\n"
         consumer.kill()
-    wait_until(lambda: queue.put_back().returned, description="the lease to run out")
+    wait_until(lambda: queue.put_back().returned, description="the lease to expire")
     registry, labels = registry_of(client), {"kind": "queue", "queue": "orders"}
     found = {name: registry.get_sample_value(f"redis_queue_{name}_total", labels) for name in ("put_back", "acked")}
     assert found == {"put_back": 1, "acked": 0}

@@ -1,4 +1,4 @@
-"""The reference application as a user runs it: `celery -A tasks worker --beat`, on Redis and on RabbitMQ."""
+"""The reference application in real processes: `celery -A tasks worker --beat`, on Redis and on RabbitMQ."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CANCEL = "tasks.orders.cancel_unpaid"
 
 @dataclass
 class Installation:
-    """An empty Redis, a broker, and the environment that points the reference application to them."""
+    """An empty Redis, a broker, and the environment variables of the reference application."""
 
     client: redis.Redis
     broker_url: str
@@ -42,7 +42,7 @@ class Installation:
     environment: dict[str, str] = field(default_factory=dict)
 
     def celery(self, *arguments: str, **environment: str) -> CeleryProcess:
-        """Return the application's `celery` with these arguments."""
+        """Return a `celery` process of the application with these arguments."""
         environment = {"REDIS_QUEUE_PREFIX": PREFIX, **self.environment, **environment}
         return CeleryProcess("-A", self.module, *arguments, environment=environment)
 
@@ -56,18 +56,18 @@ class Installation:
 
     @property
     def executed(self) -> list[dict[str, Any]]:
-        """The records of the tasks, in order."""
+        """The records of the executed tasks, in order."""
         return [json.loads(row) for row in self.client.lrange(f"{PREFIX}:orders:executed", 0, -1)]
 
     def wait_for(self, count: int, *, timeout: float = 40.0) -> list[dict[str, Any]]:
-        """Return the executed tasks, once they are at least that many."""
+        """Wait for at least *count* executed tasks and return them."""
         wait_until(lambda: len(self.executed) >= count, timeout=timeout, description=f"{count} executed tasks")
         return self.executed
 
 
 @pytest.fixture
 def own_redis() -> Iterator[Installation]:
-    """Everything in one Redis, on a unix socket."""
+    """Broker, store and results in one Redis, on a unix socket."""
     with RedisServer() as server, server.client() as client:
         broker_url = f"redis+socket://{server.socket}"
         yield Installation(client, broker_url, environment={"REDIS_URL": server.url})
@@ -75,7 +75,7 @@ def own_redis() -> Iterator[Installation]:
 
 @pytest.fixture
 def own_rabbitmq(rabbitmq_url: str) -> Iterator[Installation]:
-    """The broker is a RabbitMQ, with names of its own."""
+    """RabbitMQ as the broker, with queue names of its own."""
     with RedisServer(tcp=True) as server, server.client() as client, Broker(rabbitmq_url) as broker:
         prefix = broker.name("reference")
         broker.forget_later(f"{prefix}-celery", f"{prefix}-redis_queue", f"{prefix}-control.pidbox", f"{prefix}-events")
@@ -90,11 +90,11 @@ def installation(request: pytest.FixtureRequest) -> Installation:
 
 
 def order(number: int) -> dict[str, Any]:
-    """Return the keywords of an order's task that is due now."""
+    """Return the keyword arguments for the task of an order that is due now."""
     return {"order": f"order-{number}", "due": time.time()}
 
 
-def test_entries_run_when_they_are_due_leases_are_put_back_and_sigterm_is_a_warm_shutdown(
+def test_due_entries_run_leases_are_put_back_and_sigterm_is_a_warm_shutdown(
     installation: Installation, clock: ManualClock
 ) -> None:
     clock.advance(-3600)
@@ -126,7 +126,7 @@ def test_entries_run_when_they_are_due_leases_are_put_back_and_sigterm_is_a_warm
     assert names == {PUTBACK, DELAY_DISPATCH, REMIND, CANCEL}
 
 
-def test_beat_sends_ticks_that_expire_into_a_queue_of_their_own(own_redis: Installation) -> None:
+def test_beat_sends_expiring_ticks_to_their_own_queue(own_redis: Installation) -> None:
     with own_redis.celery("beat", "--loglevel", "INFO", "--pidfile", "") as celery:
         wait_until(lambda: own_redis.client.llen("redis_queue") >= 2, description="two ticks")
         celery.finish()
@@ -139,7 +139,7 @@ def test_beat_sends_ticks_that_expire_into_a_queue_of_their_own(own_redis: Insta
     assert own_redis.client.llen("celery") == 0
 
 
-def test_a_backlog_of_slow_tasks_does_not_hold_the_ticks_up(own_redis: Installation) -> None:
+def test_backlog_of_slow_tasks_does_not_delay_the_ticks(own_redis: Installation) -> None:
     with Celery("client", broker=own_redis.broker_url, set_as_current=False) as client:
         for _ in range(60):
             client.send_task("tests.work", [1.0])
@@ -152,13 +152,13 @@ def test_a_backlog_of_slow_tasks_does_not_hold_the_ticks_up(own_redis: Installat
         assert own_redis.client.llen("celery") > 0
 
 
-def test_two_workers_with_beats_of_their_own_run_each_entry_once(own_redis: Installation) -> None:
+def test_two_workers_with_their_own_beats_run_each_entry_once(own_redis: Installation) -> None:
     ids = own_redis.delayed.push_many(
         [{"task": REMIND, "args": [], "kwargs": order(number), "options": {}} for number in range(200)]
     )
     with own_redis.celery(*WORKER, "-n", "one@%h") as one, own_redis.celery(*WORKER, "-n", "two@%h") as two:
         own_redis.wait_for(200)
-        # Both have looked for what is due at least once more.
+        # Both have checked for due entries at least once more.
         one.wait_for_output("'sent': 0")
         two.wait_for_output("'sent': 0")
 

@@ -1,4 +1,4 @@
-"""Tasks with one key take turns on real workers; a task that finds the lock taken waits in the store."""
+"""Tasks with the same key take turns on real workers; a task that finds the lock taken waits in the store."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ APP = "tests.support.celery.serial_app"
 
 
 class SerialFleet(Fleet):
-    """A fleet whose results are in the store's Redis, where chords work."""
+    """A fleet whose results are in the Redis of the store, which chords need."""
 
     @property
     def result_url(self) -> str:
-        """URL of the results."""
         return f"redis+socket://{self.store.socket}?virtual_host=2"
 
     def start(self, name: str, pool: str, *arguments: str, **options: Any) -> CeleryProcess:
-        """Return a worker of the serialized tasks, not started yet."""
+        """Return a worker for the serialized tasks, not started yet."""
         return self.worker(*arguments, name=name, pool=pool, app=APP, **options)
 
     @property
@@ -49,7 +48,7 @@ class SerialFleet(Fleet):
         return [json.loads(row) for row in self.client.lrange(ROWS, 0, -1)]
 
     def wait_for_row(self, what: str, task_id: str) -> dict[str, Any]:
-        """Return the record of a task at its start or end."""
+        """Return the record of the start or end of a task."""
         return wait_until(
             lambda: next((row for row in self.rows if (row["id"], row["what"]) == (task_id, what)), None),
             description=f"the {what} of task {task_id}",
@@ -63,20 +62,20 @@ def fleet_on(store: RedisServer, broker: Broker) -> Iterator[SerialFleet]:
     broker.forget_later(f"{queue}-control.pidbox", f"{queue}-events")
     with store.client() as client:
         yield SerialFleet(store, client, broker.url, queue)
-        # A result that ends after its backend complains.
+        # A result that is collected after its backend would raise a warning.
         gc.collect()
 
 
 @pytest.fixture
 def alone() -> Iterator[SerialFleet]:
-    """A store that is the broker as well; no workers."""
+    """A store that is also the broker, without workers."""
     with RedisServer() as store, Broker(f"redis+socket://{store.socket}") as broker, fleet_on(store, broker) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[SerialFleet]:
-    """Two workers of two processes."""
+    """Two workers with two processes each."""
     with (
         RedisServer() as store,
         Broker(f"redis+socket://{store.socket}") as broker,
@@ -91,17 +90,17 @@ def fleet() -> Iterator[SerialFleet]:
 
 @pytest.fixture
 def app(fleet: SerialFleet) -> Celery:
-    """The client of the workers."""
+    """The app of the client."""
     return fleet.delayed().app
 
 
 def lock_of(app: Celery, name: str) -> Lock:
-    """Return a lock of the app's store, to be held by a test."""
+    """Return a lock of the app's store for a test to hold."""
     return Lock(name, DelayedTasks(app).store.client)
 
 
 def check_turns(rows: list[dict[str, Any]], lock: str, count: int) -> None:
-    """Fail unless so many tasks ran under *lock*, one after the other, each once and none as a retry."""
+    """Check that *count* tasks ran under *lock*, one after the other, each once and none as a retry."""
     mine = [row for row in rows if row["lock"] == lock]
     assert len(mine) == 2 * count
     for start, end in zip(mine[::2], mine[1::2], strict=True):
@@ -115,13 +114,13 @@ def check_turns(rows: list[dict[str, Any]], lock: str, count: int) -> None:
 
 
 def parked(app: Celery, task_id: str) -> Any:
-    """Return the stored entry of a task, once it is there."""
+    """Wait for the stored entry of a deferred task and return it."""
     delayed = DelayedTasks(app)
     return wait_until(lambda: delayed.queue.get(task_id), description=f"task {task_id} to be deferred")
 
 
 class TestTurns:
-    def test_forty_tasks_of_one_key_run_one_after_the_other(self, fleet: SerialFleet, app: Celery) -> None:
+    def test_forty_tasks_with_one_key_run_one_after_the_other(self, fleet: SerialFleet, app: Celery) -> None:
         results = [app.send_task(WRITE, ("forty", number)) for number in range(40)]
         assert [result.get(timeout=50) for result in results] == list(range(40))
         check_turns(fleet.rows, "customer:forty", 40)
@@ -130,13 +129,13 @@ class TestTurns:
         assert {result.state for result in results} == {"SUCCESS"}
         assert DelayedTasks(app).count() == 0
 
-    def test_other_keys_run_at_the_same_time(self, app: Celery) -> None:
+    def test_tasks_with_other_keys_run_at_the_same_time(self, app: Celery) -> None:
         ours, theirs = uuid.uuid4().hex, uuid.uuid4().hex
         met = [{"mine": ours, "other": theirs}, {"mine": theirs, "other": ours}]
         pair = [app.send_task(MEET, (), kwargs) for kwargs in met]
         assert [result.get(timeout=60) for result in pair] == [True, True]
 
-    def test_chords_groups_and_chains_wait_for_who_was_deferred(self, fleet: SerialFleet, app: Celery) -> None:
+    def test_chords_groups_and_chains_wait_for_deferred_tasks(self, fleet: SerialFleet, app: Celery) -> None:
         header = [app.signature(WRITE, ("chord", number)) for number in range(6)]
         body = chord(header, app.signature(GATHER))
         steps = chain(app.signature(WRITE, ("chord", 7)), app.signature(GATHER, ([8],), immutable=True))
@@ -144,7 +143,7 @@ class TestTurns:
         assert [result.get(timeout=40) for result in results] == [list(range(6)), [8]]
         check_turns(fleet.rows, "customer:chord", 7)
 
-    def test_a_retry_of_its_own_counts_and_gives_the_lock_back(self, fleet: SerialFleet, app: Celery) -> None:
+    def test_own_retry_is_counted_and_releases_the_lock(self, fleet: SerialFleet, app: Celery) -> None:
         with lock_of(app, "customer:retry").hold():
             result = app.send_task(RETRY_ONCE, ("retry",))
             parked(app, result.id)
@@ -153,7 +152,7 @@ class TestTurns:
 
 
 class TestDeferred:
-    def test_revoke_reaches_one_that_waits(self, fleet: SerialFleet, app: Celery) -> None:
+    def test_waiting_task_can_be_revoked(self, fleet: SerialFleet, app: Celery) -> None:
         with lock_of(app, "customer:revoked").hold():
             result = app.send_task(WRITE, ("revoked", 1))
             parked(app, result.id)
@@ -164,13 +163,13 @@ class TestDeferred:
         assert DelayedTasks(app).get(result.id) is None
         assert not [row for row in fleet.rows if row["id"] == result.id]
 
-    def test_who_waits_longest_runs_as_soon_as_the_lock_is_free(self, fleet: SerialFleet, app: Celery) -> None:
+    def test_longest_waiting_task_runs_as_soon_as_the_lock_is_free(self, fleet: SerialFleet, app: Celery) -> None:
         ids = [app.send_task(HOLD, ("woken",)).id]
         fleet.wait_for_row("start", ids[0])
         for _ in range(3):
             ids.append(app.send_task(HOLD, ("woken", 600.0)).id)
             parked(app, ids[-1])
-        # Who is gone is passed over.
+        # An entry whose task is gone is skipped.
         DelayedTasks(app).cancel(ids[1])
         for before, after in ((ids[0], ids[2]), (ids[2], ids[3])):
             fleet.client.rpush(finish_key(before), "1")
@@ -179,7 +178,7 @@ class TestDeferred:
         fleet.wait_for_row("end", ids[3])
         check_turns(fleet.rows, "hold:woken", 3)
 
-    def test_one_that_expires_meanwhile_is_revoked(self, fleet: SerialFleet, app: Celery) -> None:
+    def test_task_that_expires_meanwhile_is_revoked(self, fleet: SerialFleet, app: Celery) -> None:
         with lock_of(app, "customer:expired").hold():
             result = app.send_task(WRITE, ("expired", 1), expires=0.5)
             parked(app, result.id)
@@ -204,7 +203,7 @@ def test_any_pool_and_broker_defers(redis_server: RedisServer, broker: Broker, p
                 entry = parked(app, held.id)
                 assert held.state == "PENDING"
                 assert entry.deliveries == 0
-                # The worker is free for others.
+                # The worker is free for other tasks.
                 assert app.send_task(WRITE, ("other", 2)).get(timeout=60) == 2
             more = [app.send_task(WRITE, ("pool", number)) for number in (3, 4)]
             assert [result.get(timeout=60) for result in (held, *more)] == [1, 3, 4]
@@ -214,9 +213,9 @@ def test_any_pool_and_broker_defers(redis_server: RedisServer, broker: Broker, p
         assert not fleet.client.exists("unacked")
 
 
-def test_a_holder_that_stops_or_dies_holds_no_longer_than_its_lease(alone: SerialFleet) -> None:
+def test_stopped_or_dead_holder_loses_the_lock_with_its_lease(alone: SerialFleet) -> None:
     app = alone.delayed().app
-    # Each has a queue of its own, so that the test knows who runs what.
+    # Each worker has its own queue, so that the test controls which one runs a task.
     ours, theirs = {"queue": f"{alone.queue}-one"}, {"queue": f"{alone.queue}-two"}
     with (
         alone.start("one", "solo", "--without-dispatch", "-Q", ours["queue"]) as one,
@@ -235,7 +234,7 @@ def test_a_holder_that_stops_or_dies_holds_no_longer_than_its_lease(alone: Seria
         assert late["lost"]
         assert late["fence"] < after["fence"]
         one.wait_for_output("lock hold:a was lost")
-        # What it gave back was not its any more.
+        # The lock was no longer its own when it released it.
         assert lock_of(app, "hold:a").acquire() is None
         alone.client.rpush(finish_key(second), "1")
         assert not alone.wait_for_row("end", second)["lost"]
@@ -247,5 +246,5 @@ def test_a_holder_that_stops_or_dies_holds_no_longer_than_its_lease(alone: Seria
         one.kill()
         killed = time.monotonic()
         assert alone.wait_for_row("start", fourth)["fence"] > before["fence"]
-        # The last beat was a third of the lease ago at most.
+        # The last heartbeat was at most a third of the lease ago.
         assert LEASE / 2 < time.monotonic() - killed < LEASE + 5

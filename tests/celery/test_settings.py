@@ -36,7 +36,7 @@ FORMS = ["plain", "namespaced", "object", "namespaced object", "argument"]
 
 
 def app_with(form: str, **settings: Any) -> Celery:
-    """Return an app that was given `redis_queue_*` settings in one of FORMS."""
+    """Return an app configured with `redis_queue_*` settings in one of FORMS."""
     names = {f"redis_queue_{name}": value for name, value in settings.items()}
     if form == "argument":
         return Celery("tests", set_as_current=False, **names)
@@ -83,18 +83,18 @@ class TestEveryFormOfConfiguration:
 
         assert asdict(CelerySettings.of(app_with(form, **given))) == given
 
-    def test_falls_back_to_defaults_where_a_value_is_empty(self, form: str) -> None:
+    def test_empty_values_mean_the_default(self, form: str) -> None:
         assert asdict(CelerySettings.of(app_with(form, url="", prefix=None))) == DEFAULTS
 
     @pytest.mark.parametrize(
         ("wrong", "right"),
         [("min_dely", "min_delay"), ("on_store_eror", "on_store_error"), ("dispatch_bach", "dispatch_batch")],
     )
-    def test_names_the_nearest_of_an_unknown_setting(self, form: str, wrong: str, right: str) -> None:
+    def test_suggests_the_nearest_name_for_an_unknown_setting(self, form: str, wrong: str, right: str) -> None:
         with pytest.raises(ConfigurationError, match=rf"redis_queue_{wrong}: did you mean redis_queue_{right}\?"):
             CelerySettings.of(app_with(form, **{wrong: 1}))
 
-    def test_names_all_where_none_is_near(self, form: str) -> None:
+    def test_lists_all_names_if_none_is_similar(self, form: str) -> None:
         with pytest.raises(ConfigurationError, match="redis_queue_zzz: known are redis_queue_url, redis_queue_prefix"):
             CelerySettings.of(app_with(form, zzz=1))
 
@@ -121,7 +121,7 @@ class TestEveryFormOfConfiguration:
         *((name, value) for name in ("prefix", "delay_queue") for value in (5, True, b"shop", ["shop"])),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_name(name: str, value: Any) -> None:
+def test_invalid_values_are_refused_with_the_name_of_the_setting(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"redis_queue_{name}"):
         CelerySettings.of(app_with("plain", **{name: value}))
 
@@ -138,12 +138,12 @@ def test_what_cannot_be_is_refused_by_its_name(name: str, value: Any) -> None:
         *(("allowed_queues", value) for value in ([], ["*"], ("mail", "shop-?"))),
     ],
 )
-def test_the_ends_of_a_range_are_in_it(name: str, value: Any) -> None:
+def test_ranges_include_their_limits(name: str, value: Any) -> None:
     assert getattr(CelerySettings.of(app_with("plain", **{name: value})), name) == value
 
 
 @pytest.mark.parametrize("form", ["plain", "namespaced", "argument"])
-def test_a_time_zone_that_does_not_exist_is_named(form: str) -> None:
+def test_unknown_time_zone_is_reported(form: str) -> None:
     app = app_with(form)
     app.conf.timezone = "Europe/Berln"
 
@@ -155,7 +155,7 @@ def test_a_time_zone_that_does_not_exist_is_named(form: str) -> None:
 
 
 @pytest.mark.parametrize("value", [5, True, b"redis://localhost", {"url": 1}, ["redis://a", 5]], ids=repr)
-def test_a_url_of_another_type_is_refused_and_not_shown(value: Any) -> None:
+def test_url_of_another_type_is_refused_and_not_shown(value: Any) -> None:
     app = app_with("plain", url=value)
     DelayedTasks(app)
 
@@ -175,7 +175,7 @@ def test_a_url_of_another_type_is_refused_and_not_shown(value: Any) -> None:
     ],
     ids=lambda value: ascii(value)[:12],
 )
-def test_a_name_that_no_key_can_have_is_refused(name: str, value: str, redis_url: str, client: redis.Redis) -> None:
+def test_name_that_is_invalid_in_a_key_is_refused(name: str, value: str, redis_url: str, client: redis.Redis) -> None:
     app = app_with("plain", **{name: value, "url": redis_url})
     DelayedTasks(app)
 
@@ -203,7 +203,7 @@ def test_the_overdue_policy_is_read() -> None:
     assert (skip.overdue_policy.policy, skip.overdue_policy.amount) == ("skip", 60)
 
 
-def test_settings_of_others_are_none_of_its_business() -> None:
+def test_settings_of_other_packages_are_ignored() -> None:
     app = Celery("tests", set_as_current=False)
     app.conf.update(redis_max_connections=5, redis_queue="a name of theirs", CELERY_REDIS_QUEUE_X=1)
 

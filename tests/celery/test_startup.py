@@ -1,4 +1,4 @@
-"""A worker logs what the extension does, and an app with leases has the settings that leases need."""
+"""Startup: a worker logs the state of the extension, and an app with leases gets the settings that leases need."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def nothing() -> None:
 
 
 def namespaced(app: Celery) -> None:
-    """Configure as Django projects do."""
+    """Configure the app with a namespace, like Django projects."""
     source = {f"CELERY_{name.upper()}": False for name in SAFE}
     app.config_from_object(SimpleNamespace(**source), namespace="CELERY")
 
 
 def first_read(app: Celery) -> None:
-    """Change settings that were read before."""
+    """Change settings after they were read."""
     assert app.conf.task_serializer
     app.conf.update(SETTINGS["new names"])
 
@@ -56,13 +56,13 @@ WAYS: dict[str, Callable[[Celery], Any]] = {
 
 @pytest.fixture
 def app() -> Iterator[Celery]:
-    """An app without settings for leases."""
+    """An app without settings that affect leases."""
     with closing(Celery("startup", broker="redis://localhost:1", set_as_current=False)) as app:
         yield app
 
 
 class TestSafeSettings:
-    def test_are_on_where_the_app_says_nothing(self, app: Celery) -> None:
+    def test_are_on_by_default(self, app: Celery) -> None:
         DelayedTasks(app, leases=True)
         app.conf.task_serializer = "json"
         task = app.task(nothing, name="tests.nothing", shared=False)
@@ -72,19 +72,19 @@ class TestSafeSettings:
 
     @pytest.mark.parametrize("order", ["before", "after"])
     @pytest.mark.parametrize("way", WAYS)
-    def test_are_left_as_the_app_has_them(self, app: Celery, way: str, order: str) -> None:
+    def test_do_not_override_those_of_the_app(self, app: Celery, way: str, order: str) -> None:
         steps = [TaskLeases, WAYS[way]]
         for step in steps if order == "before" else reversed(steps):
             step(app)
         assert [app.conf[name] for name in SAFE] == [False, False]
         assert [finding.found.split()[0] for finding in _lease_settings(app)] == list(SAFE)
 
-    def test_under_old_names_are_left_as_well(self, app: Celery) -> None:
+    def test_do_not_override_old_names(self, app: Celery) -> None:
         TaskLeases(app)
         app.config_from_object(SETTINGS["old names"])
         assert [app.conf[name] for name in SAFE] == [False, False]
 
-    def test_are_on_in_an_app_with_old_names(self, app: Celery) -> None:
+    def test_are_on_by_default_in_an_app_with_old_names(self, app: Celery) -> None:
         TaskLeases(app)
         app.config_from_object({"CELERY_TASK_SERIALIZER": "json"})
         assert [app.conf[name] for name in SAFE] == [True, True]
@@ -100,8 +100,8 @@ class TestSafeSettings:
         assert "visibility_timeout" not in app.conf.broker_transport_options
 
 
-class TestTheLine:
-    def test_tells_what_is_on(self, app: Celery) -> None:
+class TestLogLine:
+    def test_lists_the_active_features(self, app: Celery) -> None:
         app.conf.broker_url = "redis://:secret@localhost:1"
         DelayedTasks(app, leases=True)
         app.conf.task_acks_late = False
@@ -119,7 +119,7 @@ class TestTheLine:
         TaskLeases(other)
         assert "delay queue" not in describe(other, dispatches=True)
 
-    def test_is_in_the_log_of_a_worker_once(self) -> None:
+    def test_is_logged_once_by_a_worker(self) -> None:
         with fleet_on_one_redis() as fleet:
             fleet.client.config_set("maxmemory-policy", "allkeys-lru")
             fleet.client.config_set("maxmemory", "1gb")
@@ -133,7 +133,7 @@ class TestTheLine:
 @pytest.mark.parametrize(
     ("policy", "said"), [("allkeys-lru", "Redis may evict queues"), ("volatile-ttl", "Redis may evict held locks")]
 )
-def test_a_store_that_evicts_is_a_warning(policy: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_eviction_policy_of_the_store_is_a_warning(policy: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
     with RedisServer() as server, server.client() as client:
         client.config_set("maxmemory-policy", policy)
         client.config_set("maxmemory", "1gb")
@@ -144,7 +144,7 @@ def test_a_store_that_evicts_is_a_warning(policy: str, said: str, caplog: pytest
             assert [record.levelno for record in caplog.records if said in record.message] == [logging.WARNING]
 
 
-def test_a_store_that_is_away_keeps_no_worker_from_starting(caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_starts_without_the_store(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with closing(Celery("startup", broker="redis://localhost:1", set_as_current=False)) as app:
         DelayedTasks(app)

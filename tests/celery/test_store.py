@@ -1,4 +1,4 @@
-"""Store: the Redis in which an app keeps its queues, and the settings of the queues."""
+"""Store: the Redis that holds the queues of an app, and the settings of the queues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.celery
 
 
 def app_with(**settings: Any) -> Celery:
-    """Return an app that never talks to its broker."""
+    """Return an app that never connects to its broker."""
     app = Celery("tests", set_as_current=False)
     app.conf.update({"broker_url": "amqp://guest:guest@rabbit.example//", **settings})
     return app
@@ -42,7 +42,7 @@ def sentinels(client: Any) -> tuple[str, list[tuple[str, int]]]:
     return pool.service_name, [(node["host"], node["port"]) for node in nodes]
 
 
-class TestTheUrl:
+class TestUrl:
     @pytest.mark.parametrize(
         ("settings", "expected"),
         [
@@ -64,7 +64,7 @@ class TestTheUrl:
     ) -> None:
         assert place(Store(app_with(**settings)).client) == expected
 
-    def test_may_be_a_unix_socket_in_kombus_spelling(self) -> None:
+    def test_may_be_a_unix_socket_in_the_syntax_of_kombu(self) -> None:
         client: Any = Store(app_with(broker_url="redis+socket:///run/redis.sock")).client
 
         assert client.connection_pool.connection_kwargs["path"] == "/run/redis.sock"
@@ -79,7 +79,7 @@ class TestTheUrl:
         ("value", "meaning"),
         [("required", "required"), ("CERT_REQUIRED", "required"), ("CERT_NONE", "none"), ("none", "none")],
     )
-    def test_may_say_how_certificates_are_checked_in_celerys_spelling(self, value: str, meaning: str) -> None:
+    def test_may_set_ssl_cert_reqs_in_the_syntax_of_celery(self, value: str, meaning: str) -> None:
         client: Any = Store(app_with(broker_url=f"rediss://one:1/2?ssl_cert_reqs={value}")).client
         connection = client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
 
@@ -93,7 +93,7 @@ class TestTheUrl:
         ],
         ids=["one string", "a list"],
     )
-    def test_may_be_celerys_list_of_sentinels(self, broker_url: Any) -> None:
+    def test_may_be_a_list_of_sentinels_in_the_syntax_of_celery(self, broker_url: Any) -> None:
         app = app_with(broker_url=broker_url, broker_transport_options={"master_name": "primary"})
 
         assert sentinels(Store(app).client) == ("primary", [("one", 1), ("two", 2), ("three", 3)])
@@ -110,12 +110,12 @@ class TestTheUrl:
         with pytest.raises(ConfigurationError, match="master_name"):
             Store(app_with(broker_url="sentinel://one:1;sentinel://two:2"))
 
-    def test_may_have_the_word_sentinel_in_the_name_of_a_host(self) -> None:
+    def test_may_have_the_word_sentinel_in_a_host_name(self) -> None:
         app = app_with(broker_url="redis://sentinel-proxy:1/2", broker_transport_options={"master_name": "primary"})
 
         assert place(Store(app).client) == ("sentinel-proxy", 1, 2, None)
 
-    def test_is_missing_where_nothing_is_a_redis(self) -> None:
+    def test_is_missing_without_any_redis(self) -> None:
         for settings in ({}, {"result_backend": "rpc://"}, {"broker_url": None}, {"broker_url": "memory://"}):
             with pytest.raises(ConfigurationError, match="redis_queue_url"):
                 Store(app_with(**settings))
@@ -123,13 +123,13 @@ class TestTheUrl:
     @pytest.mark.parametrize(
         "url", ["amqp://guest:secret@rabbit//", "sqs://", "localhost", "http://:secret@one", "me:secret@one:6379"]
     )
-    def test_is_refused_where_it_is_no_redis_and_no_password_is_told(self, url: str) -> None:
+    def test_is_refused_if_it_is_not_redis_without_revealing_a_password(self, url: str) -> None:
         with pytest.raises(ConfigurationError, match="redis_queue_url") as refused:
             Store(app_with(broker_url="redis://one:1/2", redis_queue_url=url))
 
         assert "secret" not in str(refused.value)
 
-    def test_of_several_brokers_is_not_guessed(self) -> None:
+    def test_is_required_with_several_brokers(self) -> None:
         with pytest.raises(ConfigurationError, match="redis_queue_url"):
             Store(app_with(broker_url="redis://one:1/3;redis://two:2/3"))
 
@@ -149,14 +149,14 @@ class TestTheUrl:
 
 
 class Login(UsernamePasswordCredentialProvider):
-    """A login that needs no arguments."""
+    """Credentials without arguments."""
 
     def __init__(self) -> None:
         super().__init__("someone", "known")
 
 
 def options(client: Any, *names: str) -> list[Any]:
-    """Return some options of the connections of a client."""
+    """Return some connection options of a client."""
     return [client.connection_pool.connection_kwargs.get(name) for name in names]
 
 
@@ -167,10 +167,10 @@ def over_tls() -> Iterator[RedisServer]:
         yield server
 
 
-class TestTheOtherSettingsOfItsPlace:
+class TestConnectionSettings:
     @pytest.mark.parametrize("scheme", ["redis", "rediss"])
     @pytest.mark.parametrize("checked", [True, False])
-    def test_bring_tls_as_the_broker_has_it(self, over_tls: RedisServer, scheme: str, checked: bool) -> None:
+    def test_use_tls_like_the_broker(self, over_tls: RedisServer, scheme: str, checked: bool) -> None:
         authority = str(over_tls.directory / "ca.crt")
         tls = {"ssl_ca_certs": authority} if checked else {"ssl_cert_reqs": ssl.CERT_NONE}
         app = app_with(broker_url=f"{scheme}://{HOST}:{over_tls.port}/0", broker_use_ssl=tls)
@@ -180,9 +180,9 @@ class TestTheOtherSettingsOfItsPlace:
         with app.connection_for_write() as connection:
             assert connection.default_channel.client.ping()
         with connect(Store(app).url) as client:
-            assert client.ping(), "the URL alone says it, too"
+            assert client.ping(), "expected the URL alone to enable TLS"
 
-    def test_bring_tls_as_the_result_backend_has_it(self) -> None:
+    def test_use_tls_like_the_result_backend(self) -> None:
         client: Any = Store(
             app_with(
                 result_backend="rediss://one:1/2?ssl_cert_reqs=CERT_OPTIONAL",
@@ -193,14 +193,14 @@ class TestTheOtherSettingsOfItsPlace:
         assert client.connection_pool.connection_class is redis.SSLConnection
         assert options(client, "ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile") == ["/ca", "optional", None]
 
-    def test_give_way_to_tls_in_the_url_of_the_broker_as_in_kombu(self) -> None:
+    def test_tls_options_in_the_broker_url_win_as_in_kombu(self) -> None:
         client: Any = Store(
             app_with(broker_url="rediss://one:1/2?ssl_ca_certs=/ca", broker_use_ssl={"ssl_cert_reqs": ssl.CERT_NONE})
         ).client
 
         assert options(client, "ssl_ca_certs", "ssl_cert_reqs") == ["/ca", None]
 
-    def test_may_hold_what_no_url_can(self) -> None:
+    def test_may_have_values_that_a_url_cannot_express(self) -> None:
         tls = {"ssl_min_version": ssl.TLSVersion.TLSv1_2, "ssl_check_hostname": False, "ssl_cert_reqs": None}
         store = Store(app_with(broker_url="redis://one:1/2", broker_use_ssl=tls))
 
@@ -208,7 +208,7 @@ class TestTheOtherSettingsOfItsPlace:
         assert options(store.client, "ssl_check_hostname", "ssl_cert_reqs") == [False, "none"]
         assert options(store.client, "ssl_min_version") == [ssl.TLSVersion.TLSv1_2]
 
-    def test_are_those_of_no_other_place(self) -> None:
+    def test_do_not_apply_to_another_redis(self) -> None:
         settings = {
             "broker_use_ssl": {"ssl_cert_reqs": ssl.CERT_NONE},
             "redis_backend_use_ssl": {"ssl_cert_reqs": ssl.CERT_NONE},
@@ -222,7 +222,7 @@ class TestTheOtherSettingsOfItsPlace:
         assert place(Store(app_with(**settings, result_backend="redis://two:2/3")).client) == ("two", 2, 3, None)
 
     @pytest.mark.parametrize("setting", [True, False, None])
-    def test_say_nothing_of_tls_without_its_options(self, setting: Any) -> None:
+    def test_tls_is_off_without_its_options(self, setting: Any) -> None:
         assert Store(app_with(broker_url="redis://one:1/2", broker_use_ssl=setting)).url == "redis://one:1/2"
 
     @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ class TestTheOtherSettingsOfItsPlace:
         ],
         ids=["a password", "both", "the url has one", "a function", "sentinels", "results"],
     )
-    def test_bring_the_login_that_the_url_does_not_name(self, settings: dict[str, Any], expected: list[Any]) -> None:
+    def test_add_the_credentials_that_the_url_lacks(self, settings: dict[str, Any], expected: list[Any]) -> None:
         app = app_with(broker_transport_options={"master_name": "primary"}, **settings)
 
         assert options(Store(app).client, "username", "password") == expected
@@ -253,7 +253,7 @@ class TestTheOtherSettingsOfItsPlace:
         ],
         ids=["broker", "own", "results", "an object", "sentinels"],
     )
-    def test_name_who_knows_the_login(self, settings: dict[str, Any]) -> None:
+    def test_may_have_a_credential_provider(self, settings: dict[str, Any]) -> None:
         client: Any = Store(app_with(broker_transport_options={"master_name": "primary"}, **settings)).client
 
         assert isinstance(client.connection_pool.connection_kwargs["credential_provider"], Login)
@@ -261,12 +261,12 @@ class TestTheOtherSettingsOfItsPlace:
         assert client.connection_pool.make_connection()
 
     @pytest.mark.parametrize("name", ["tests.celery.nowhere.Login", f"{__name__}.app_with", f"{__name__}.HOST"])
-    def test_must_name_somebody_who_does(self, name: str) -> None:
+    def test_invalid_credential_provider_is_refused(self, name: str) -> None:
         with pytest.raises(ConfigurationError, match=f"credential_provider='{name}'"):
             Store(app_with(broker_url=f"redis://one:1/2?credential_provider={name}"))
 
     @pytest.mark.parametrize("place", ["broker_url", "result_backend", "redis_queue_url"])
-    def test_say_how_sentinels_are_asked(self, place: str) -> None:
+    def test_apply_to_the_sentinel_connections(self, place: str) -> None:
         named = {"master_name": "primary", "sentinel_kwargs": {"password": "watch"}}
         transport = "result_backend_transport_options" if place == "result_backend" else "broker_transport_options"
         client = Store(app_with(**{place: "sentinel://one:1;sentinel://two:2", transport: named})).client
@@ -274,9 +274,9 @@ class TestTheOtherSettingsOfItsPlace:
         pool: Any = client.connection_pool
         watchers = [watcher.connection_pool.connection_kwargs for watcher in pool.sentinel_manager.sentinels]
         assert [watcher["password"] for watcher in watchers] == ["watch", "watch"]
-        assert named["sentinel_kwargs"] == {"password": "watch"}, "the settings are left as they are"
+        assert named["sentinel_kwargs"] == {"password": "watch"}, "expected unchanged settings"
 
-    def test_bring_tls_to_what_sentinels_name(self) -> None:
+    def test_use_tls_for_the_servers_that_sentinels_report(self) -> None:
         client: Any = Store(
             app_with(
                 broker_url="sentinel://one:1;sentinel://two:2",
@@ -299,8 +299,8 @@ class TestTheOtherSettingsOfItsPlace:
         assert sentinels(Store(app).client) == ("other", [("one", 1)])
 
 
-class TestTheQueues:
-    def test_carry_the_prefix_and_the_name_of_the_configuration(self, redis_url: str, client: redis.Redis) -> None:
+class TestQueues:
+    def test_have_the_configured_prefix_and_name(self, redis_url: str, client: redis.Redis) -> None:
         store = Store(app_with(redis_queue_url=redis_url, redis_queue_prefix="shop", redis_queue_delay_queue="later"))
 
         store.queue("lines").put("x")
@@ -315,9 +315,7 @@ class TestTheQueues:
 
         assert (store.prefix, store.delay_queue().name) == ("redis_queue", "celery")
 
-    def test_are_opened_with_the_settings_that_they_were_written_with(
-        self, redis_url: str, client: redis.Redis
-    ) -> None:
+    def test_are_opened_with_their_stored_settings(self, redis_url: str, client: redis.Redis) -> None:
         DelayQueue("celery", client, shards=3, max_deliveries=7).push({})
         RedisQueue("lines", client, max_deliveries=2).put("x")
         store = Store(app_with(redis_queue_url=redis_url))
@@ -336,7 +334,7 @@ class TestTheQueues:
         assert Store.of(first) is Store.of(first)
         assert Store.of(first) is not Store.of(second)
 
-    def test_need_no_redis_until_they_are_used(self) -> None:
+    def test_do_not_connect_before_their_first_use(self) -> None:
         store = Store.of(app_with(redis_queue_url="unix:///nonexistent/redis.sock"))
 
         assert store.queue("lines").name == "lines"
@@ -363,11 +361,11 @@ OF_THE_BROKER = {
 }
 
 
-class TestTheSocketsOfTheStore:
+class TestSocketsOfTheStore:
     """If the store is the broker, the broker's socket options apply to it."""
 
     def sockets(self, **settings: Any) -> list[Any]:
-        """Return the timeouts and the keepalive of the store of an app."""
+        """Return the timeouts and the keepalive of the app's store."""
         store = Store(app_with(broker_transport_options=OF_THE_BROKER, **settings))
         options = store.client.connection_pool.connection_kwargs
         return [options.get(name) for name in OF_THE_BROKER]
@@ -384,7 +382,7 @@ class TestTheSocketsOfTheStore:
     def test_are_those_of_the_url_first(self) -> None:
         assert self.sockets(broker_url="redis://one:1/2?socket_timeout=7")[:2] == [7.0, 1.5]
 
-    def test_elsewhere_are_its_own_and_have_an_end(self) -> None:
+    def test_of_another_redis_have_their_own_timeouts(self) -> None:
         own = [5.0, 3.0, True, None, None]
         assert self.sockets(redis_queue_url="redis://three:3/4") == own
         assert self.sockets(broker_url="redis://one:1/2", redis_queue_url="redis://three:3/4") == own
@@ -393,7 +391,7 @@ class TestTheSocketsOfTheStore:
         assert client.connection_pool.connection_kwargs["socket_timeout"] == 5.0  # type: ignore[union-attr]
 
     @pytest.mark.parametrize("value", ["2", -1, 0, True, float("nan")])
-    def test_with_an_impossible_timeout_are_refused(self, value: object) -> None:
+    def test_with_an_invalid_timeout_are_refused(self, value: object) -> None:
         options = {"socket_timeout": value}
         with pytest.raises(ConfigurationError, match=r"broker_transport_options: socket_timeout=.*must be a number"):
             Store(app_with(broker_url="redis://one:1/2", broker_transport_options=options))

@@ -1,4 +1,4 @@
-"""The connection to the store breaks at any point of a call: one effect and the true answer, or an error."""
+"""The connection to the store breaks at any point of a call: one effect and the correct reply, or an error."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ NAME = "shop.remind"
 
 
 def signatures(app: Celery) -> list[Any]:
-    """Return some calls, each with an id of its own."""
+    """Return some calls, each with its own id."""
     return [app.signature(NAME, (number,), task_id=f"bulk {number}") for number in range(20)]
 
 
 def delay(app: Celery, task_id: str, countdown: float) -> str:
-    """Delay a call; Celery does not retry it."""
+    """Delay a call without retries of Celery."""
     result = app.send_task(NAME, (task_id,), task_id=task_id, countdown=countdown, retry=False)
     return str(result.id)
 
 
 class Call(NamedTuple):
-    """A call, its script, and its error if the store stays unavailable."""
+    """A call, its script, and its error while the store is unavailable."""
 
     do: Callable[[DelayedTasks], Any]
     script: str
@@ -77,14 +77,14 @@ CUTS: dict[str, Callable[[FaultProxy, bytes], None]] = {
 
 @pytest.fixture
 def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
-    """The way to the store."""
+    """A proxy in front of the store."""
     with FaultProxy(redis_server.address) as proxy:
         yield proxy
 
 
 @pytest.fixture
 def delayed(broker: Broker, proxy: FaultProxy) -> Iterator[DelayedTasks]:
-    """Two tasks that wait in a store behind the proxy, of an app that gives up soon."""
+    """Two waiting tasks in a store that is reached through the proxy, in an app with short timeouts."""
     app = broker.app(redis_queue_url=f"{proxy.url}?socket_timeout=0.3", result_backend="disabled://")
     delayed = DelayedTasks(app)
     delay(app, "first", 60)
@@ -102,7 +102,7 @@ def stored(client: redis.Redis) -> tuple[dict[str, Any], dict[bytes, bytes]]:
 
 
 def done(client: redis.Redis, delayed: DelayedTasks, call: Call) -> tuple[Any, Any]:
-    """Return the answer of *call* and its effect, and restore everything."""
+    """Return the reply of *call* and its effect, and restore everything."""
     load_scripts(client)
     copy = Copy(client)
     answer = call.do(delayed)
@@ -113,7 +113,7 @@ def done(client: redis.Redis, delayed: DelayedTasks, call: Call) -> tuple[Any, A
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_call_has_one_effect_and_the_true_answer(
+def test_call_has_one_effect_and_the_correct_reply(
     client: redis.Redis, proxy: FaultProxy, delayed: DelayedTasks, name: str, cut: str
 ) -> None:
     call = CALLS[name]
@@ -123,24 +123,24 @@ def test_a_call_has_one_effect_and_the_true_answer(
     assert proxy.pending_drops == 0
     assert found == answer
     proxy.release()
-    wait_until(lambda: proxy.open_connections <= 1, description="the late request to be over")
+    wait_until(lambda: proxy.open_connections <= 1, description="the late request to finish")
     waiting, counted = stored(client)
     assert waiting == after[0]
     if "late" in cut and call.script == "delay/push":
-        # What arrives twice is counted twice.
+        # A repeated record of dispatches is counted twice.
         counted[b"put"] = after[1][b"put"]
     assert counted == after[1]
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_that_never_arrives_is_an_error_and_works_afterwards(
+def test_call_that_never_arrives_is_an_error_and_works_afterwards(
     client: redis.Redis, proxy: FaultProxy, delayed: DelayedTasks, name: str
 ) -> None:
     call = CALLS[name]
     answer, after = done(client, delayed, call)
     before = stored(client)
     proxy.cut_next_request(10, matching=load(call.script).sha.encode())
-    # Only a write leaves a doubt.
+    # Only the outcome of a write is uncertain.
     with pytest.raises(call.error, match="unknown" if load(call.script).writes else "did not answer"):
         call.do(delayed)
     assert stored(client) == before
@@ -149,7 +149,7 @@ def test_a_call_that_never_arrives_is_an_error_and_works_afterwards(
     assert stored(client) == after
 
 
-def test_a_retry_in_a_worker_waits_in_the_broker_while_the_store_is_away(broker: Broker) -> None:
+def test_retry_in_a_worker_waits_in_the_broker_if_the_store_is_unavailable(broker: Broker) -> None:
     with RedisServer() as store, store.client() as client, FaultProxy(store.address) as proxy:
         fleet = Fleet(store, client, broker.url, broker.name("delaying"))
         broker.forget_later(f"{fleet.queue}-control.pidbox", f"{fleet.queue}-events")

@@ -84,7 +84,7 @@ assert access.cancel(access.delay_queue(), ["order-1"])[0]
 from redis_queue.celery.migrate.adopt import Adoption
 assert list(Adoption(app).find()) == []
 """,
-    # It shows that the snapshot sees what is installed.
+    # Proves that the snapshot detects installed hooks.
     "DelayedTasks": """
 from redis_queue.celery import DelayedTasks
 DelayedTasks(app, leases=True)
@@ -114,7 +114,7 @@ def test_using_it_installs_nothing_in_the_app(use: str, redis_server: RedisServe
 
 @pytest.fixture
 def stored(redis_server: RedisServer, client: redis.Redis) -> StoredTasks:
-    """The StoredTasks of an app without DelayedTasks; three tasks wait."""
+    """The StoredTasks of an app without DelayedTasks, with three waiting tasks."""
     url = f"redis+socket://{redis_server.socket}"
     sender, reader = (Celery(name, broker=url, set_as_current=False) for name in ("sender", "reader"))
     DelayedTasks(sender)
@@ -157,7 +157,7 @@ def test_an_unknown_condition_is_refused_at_once(stored: StoredTasks) -> None:
     assert stored.count() == 3
 
 
-def test_an_app_has_one(stored: StoredTasks) -> None:
+def test_app_has_one_instance(stored: StoredTasks) -> None:
     assert StoredTasks.of(stored.app) is stored
     delayed = DelayedTasks(stored.app)
     assert StoredTasks.of(stored.app) is delayed

@@ -1,4 +1,4 @@
-"""A web view that enqueues: messages and task calls, from as many threads as the server has."""
+"""A web view that enqueues messages and task calls from all threads of its server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 def order_view(app: Celery) -> Application:
-    """Return a view that takes an order as JSON: its lines into a queue, a reminder into the delay queue."""
+    """Return a view that takes an order as JSON: its lines go to a queue, a reminder to the delay queue."""
 
     def view(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         order = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
@@ -49,13 +49,13 @@ def order_view(app: Celery) -> Application:
 
 
 class ThreadingServer(ThreadingMixIn, WSGIServer):
-    """A thread for each request."""
+    """A server with one thread for each request."""
 
     request_queue_size = 64
 
 
 class QuietHandler(WSGIRequestHandler):
-    """Handles requests without logging."""
+    """A request handler without logging."""
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
@@ -63,7 +63,7 @@ class QuietHandler(WSGIRequestHandler):
 
 @contextmanager
 def serving(application: Application) -> Iterator[Callable[[Any], tuple[int, bytes]]]:
-    """Serve *application*; yields a function that posts JSON and returns status and body."""
+    """Serve *application*; yield a function that posts JSON and returns status and body."""
     with make_server(HOST, 0, application, ThreadingServer, QuietHandler) as server:
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -88,7 +88,7 @@ def order(number: int, delay: float = 0) -> dict[str, Any]:
     return {"id": f"order-{number}", "lines": [number, "a line"], "delay": delay}
 
 
-def test_requests_in_many_threads_enqueue_everything_once(broker: Broker, redis_url: str, client: redis.Redis) -> None:
+def test_concurrent_requests_enqueue_everything_once(broker: Broker, redis_url: str, client: redis.Redis) -> None:
     app = broker.app(redis_queue_url=redis_url)
     with serving(order_view(app)) as post, ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(post, (order(number) for number in range(100))))
@@ -103,7 +103,7 @@ def test_requests_in_many_threads_enqueue_everything_once(broker: Broker, redis_
     assert sorted(broker.take_ids(app.conf.task_default_queue)) == expected
 
 
-def test_the_same_order_in_many_threads_leaves_one_reminder(redis_url: str, client: redis.Redis) -> None:
+def test_concurrent_requests_of_one_order_leave_one_reminder(redis_url: str, client: redis.Redis) -> None:
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.redis_queue_url = redis_url
     with serving(order_view(app)) as post, ThreadPoolExecutor(8) as pool:
@@ -114,7 +114,7 @@ def test_the_same_order_in_many_threads_leaves_one_reminder(redis_url: str, clie
     assert Store.of(app).queue("lines").stats().ready == 40
 
 
-def test_a_bad_delay_is_the_clients_fault(redis_url: str, client: redis.Redis) -> None:
+def test_invalid_delay_is_a_client_error(redis_url: str, client: redis.Redis) -> None:
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.redis_queue_url = redis_url
     with serving(order_view(app)) as post:
@@ -125,7 +125,7 @@ def test_a_bad_delay_is_the_clients_fault(redis_url: str, client: redis.Redis) -
     assert len(Store.of(app).delay_queue()) == 0
 
 
-def test_a_store_that_is_away_and_back_is_an_answer_not_a_crash() -> None:
+def test_unavailable_store_is_an_error_response_and_recovers() -> None:
     app = Celery("shop", broker="memory://", set_as_current=False)
     with RedisServer(tcp=True) as server:
         app.conf.redis_queue_url = server.url

@@ -1,4 +1,4 @@
-"""Tracing: the spans of a delayed task, with real workers, and without OpenTelemetry."""
+"""Tracing: the spans of a delayed task with real workers, and behaviour without OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
 
 @contextmanager
 def instrumented() -> Iterator[None]:
-    """Let OpenTelemetry's own instrumentation of Celery work in this process."""
+    """Enable OpenTelemetry's own instrumentation of Celery in this process."""
     instrumentor = CeleryInstrumentor()
     instrumentor.instrument()
     try:
@@ -89,7 +89,7 @@ def one(found: Sequence[SpanRow]) -> SpanRow:
 
 
 def named(path: Path, name: str, count: int = 1) -> list[SpanRow]:
-    """Return the spans of *name* in a worker's file once there are *count*."""
+    """Return the spans with *name* in a worker's file once there are *count*."""
 
     def enough() -> list[SpanRow] | None:
         found = [span for span in read(path) if span.name == name]
@@ -107,7 +107,7 @@ def about(span: SpanRow, *names: str) -> dict[str, Any]:
     [("redis", "prefork"), ("another redis", "threads"), ("rabbitmq", "threads")],
     indirect=["broker"],
 )
-def test_a_run_is_linked_to_its_schedule(
+def test_run_is_linked_to_its_schedule(
     redis_server: RedisServer, broker: Broker, pool: str, spans: Recorder, tmp_path: Path
 ) -> None:
     app, path = app_of(redis_server, broker), tmp_path / "spans"
@@ -144,19 +144,19 @@ def test_a_run_is_linked_to_its_schedule(
     assert (run.status, run.attributes["celery.state"]) == ("UNSET", "SUCCESS")
     assert (failed.status, failed.events) == ("ERROR", ["exception"])
 
-    # The second attempt is scheduled by the first one, and linked to that.
+    # The first attempt schedules the second one, which is linked to it.
     worker = read(path)
     again = one([span for span in worker if span.name == f"schedule {STUBBORN}"])
     assert first.links == [one(spans.named(f"schedule {STUBBORN}")).context]
     assert (again.parent, second.links) == (first.context, [again.context])
-    # A retry that was not stored has no schedule, though Celery copies the headers of the first attempt.
+    # A retry that was not stored has no schedule, although Celery copies the headers of the first attempt.
     assert once.attributes["celery.state"] == "RETRY"
     assert one([span for span in worker if span.name == f"run {AGAIN}"]) == once
     assert not {span.name.split()[0] for span in worker} - {"schedule", "dispatch", "run"}
 
     dispatched = [span for span in worker if span.name == f"dispatch {NOTE}"]
     if pool == "prefork":
-        assert not dispatched, "the script of a shared Redis shows nothing"
+        assert not dispatched, "expected no dispatch span on a shared Redis"
         return
     sent = one(dispatched)
     assert (sent.kind, sent.parent, sent.links) == ("PRODUCER", "", [scheduled.context])
@@ -164,12 +164,12 @@ def test_a_run_is_linked_to_its_schedule(
     assert sent.attributes["messaging.operation.name"] == "dispatch"
     assert sent.attributes["redis_queue.waited"] >= sent.attributes["redis_queue.lateness"] >= 0
     late = run.attributes["redis_queue.lateness"] - sent.attributes["redis_queue.lateness"]
-    assert late > -0.1, "it ran before it was sent"
+    assert late > -0.1, "expected the run after the dispatch"
 
 
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
 @pytest.mark.parametrize("kind", ["parent", "links"])
-def test_celerys_own_instrumentation_keeps_its_one_span_of_a_run(
+def test_celery_instrumentation_keeps_its_single_span_of_a_run(
     redis_server: RedisServer, broker: Broker, kind: str, spans: Recorder, tmp_path: Path
 ) -> None:
     app, path = app_of(redis_server, broker), tmp_path / "spans"
@@ -187,7 +187,7 @@ def test_celerys_own_instrumentation_keeps_its_one_span_of_a_run(
     assert (run.trace_id == scheduled.trace_id) is (kind == "parent")
     assert run.attributes["redis_queue.due_at"] == scheduled.attributes["redis_queue.due_at"]
     assert run.attributes["redis_queue.lateness"] >= 0
-    # Where the task is registered, the publish is the span around the schedule.
+    # If the task is registered, the publish span is the parent of the schedule span.
     worker = read(path)
     retried = one([span for span in worker if span.name == f"apply_async/{STUBBORN}"])
     again = one([span for span in worker if span.name == f"schedule {STUBBORN}"])
@@ -196,12 +196,12 @@ def test_celerys_own_instrumentation_keeps_its_one_span_of_a_run(
     assert len(worker) == 5
 
 
-# The rest needs no worker.
+# The other tests need no worker.
 
 
 @pytest.fixture
 def app(redis_server: RedisServer, broker: Broker) -> Celery:
-    """An app that delays."""
+    """An app with DelayedTasks."""
     app = app_of(redis_server, broker)
     DelayedTasks(app)
     return app
@@ -214,7 +214,7 @@ def stored(app: Celery) -> list[Envelope]:
 
 def dispatch(app: Celery) -> Dispatched:
     queue = DelayedTasks(app).queue
-    wait_until(lambda: queue.moves.due_in() <= 0, description="something due")
+    wait_until(lambda: queue.moves.due_in() <= 0, description="a due entry")
     dispatcher = Dispatcher(app, queue)
     try:
         return dispatcher.run()
@@ -229,7 +229,7 @@ def context_in(envelope: Envelope) -> str:
 
 
 @pytest.mark.parametrize("broker", ["another redis"], indirect=True)
-def test_many_have_a_span_each(app: Celery, spans: Recorder) -> None:
+def test_push_many_creates_a_span_for_each_task(app: Celery, spans: Recorder) -> None:
     results = DelayedTasks(app).push_many([app.signature(NOTE) for _ in range(3)], countdown=60)
     assert {span.attributes["messaging.message.id"] for span in spans} == {result.id for result in results}
     assert sorted(map(context_in, stored(app))) == sorted(span.context for span in spans)
@@ -238,9 +238,7 @@ def test_many_have_a_span_each(app: Celery, spans: Recorder) -> None:
 
 @pytest.mark.parametrize("broker", ["another redis"], indirect=True)
 @pytest.mark.parametrize("other", [False, True])
-def test_a_pushed_call_keeps_its_schedule_whatever_the_dispatch_publishes(
-    app: Celery, broker: Broker, spans: Recorder, other: bool
-) -> None:
+def test_pushed_call_keeps_its_own_schedule_span(app: Celery, broker: Broker, spans: Recorder, other: bool) -> None:
     id_ = push_task(DelayedTasks(app).queue, NOTE, headers={"mine": 1})
     scheduled = one(spans.named(f"schedule {NOTE}"))
     assert scheduled.attributes["messaging.message.id"] == id_
@@ -261,7 +259,7 @@ def one_message(broker: Broker, app: Celery) -> Any:
 
 
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
-def test_a_refused_schedule_is_shown_as_one(redis_server: RedisServer, broker: Broker, spans: Recorder) -> None:
+def test_refused_schedule_has_an_error_span(redis_server: RedisServer, broker: Broker, spans: Recorder) -> None:
     with RedisServer() as away:
         app = app_of(away, broker)
     DelayedTasks(app)
@@ -284,7 +282,7 @@ HOSTILE: list[Any] = [
 
 
 @pytest.mark.parametrize("broker", ["another redis", "rabbitmq"], indirect=True)
-def test_a_hostile_header_is_sent_on_and_shows_nothing(
+def test_hostile_headers_are_forwarded_and_create_no_link(
     app: Celery, broker: Broker, spans: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     delayed = DelayedTasks(app)
@@ -308,7 +306,9 @@ def test_a_hostile_header_is_sent_on_and_shows_nothing(
 
 
 @pytest.mark.parametrize("broker", ["another redis"], indirect=True)
-def test_what_is_not_sampled_costs_no_span_later(app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsampled_schedule_creates_no_later_spans(
+    app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with recording(monkeypatch, sampler=ALWAYS_OFF) as unsampled:
         app.send_task(NOTE, countdown=SOON)
     assert not list(unsampled)
@@ -321,15 +321,14 @@ def test_what_is_not_sampled_costs_no_span_later(app: Celery, broker: Broker, mo
 
 
 class Broken(SpanProcessor):
-    """Fails with each span."""
+    """A span processor that always fails."""
 
     def on_start(self, *_: Any, **__: Any) -> None:
-        """Fail."""
         raise RuntimeError("no span begins")
 
 
 @pytest.mark.parametrize("broker", ["another redis"], indirect=True)
-def test_a_broken_processor_keeps_no_task_back(
+def test_broken_span_processor_blocks_no_task(
     app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with recording(monkeypatch):
@@ -341,7 +340,7 @@ def test_a_broken_processor_keeps_no_task_back(
         provider.add_span_processor(Broken())
         app.send_task(NOTE, countdown=SOON)
         push_task(DelayedTasks(app).queue, NOTE)
-        wait_until(lambda: DelayedTasks(app).queue.stats().due == 4, description="all due")
+        wait_until(lambda: DelayedTasks(app).queue.stats().due == 4, description="all entries to be due")
         assert dispatch(app) == Dispatched(4)
     assert len(broker.take_ids(app.conf.task_default_queue)) == 4
     assert [record.getMessage() for record in caplog.records if record.name.startswith("redis_queue")] == [
@@ -392,7 +391,7 @@ print(sorted(name for name, module in sys.modules.items() if name.startswith("op
 
 
 @pytest.mark.parametrize("broker", ["another redis"], indirect=True)
-def test_everything_works_where_the_api_is_not_installed(redis_server: RedisServer, broker: Broker) -> None:
+def test_everything_works_without_the_api(redis_server: RedisServer, broker: Broker) -> None:
     queue = broker.name()
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, redis_server.url, broker.url, queue],
