@@ -1,4 +1,4 @@
-"""The processes of a run. Dead ones are replaced; now and then one is stopped for longer than its leases."""
+"""The processes of a run. Dead ones are replaced; some are stopped for longer than their leases."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARENT_DEATH_SIGNAL: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """Task of a crew: *messages* for each queue, a kill at one command in 1 / *chance*."""
+    """Task of a crew: *messages* for each queue, and the chance of a kill at each command."""
 
     folder: Path
     messages: int
@@ -71,7 +71,7 @@ class Crew:
             self._fork(position)
 
     def tend(self) -> None:
-        """Replace dead processes, stop one, continue those that were stopped for long enough."""
+        """Replace dead processes, stop one at random, continue those that were stopped for long enough."""
         self._replace_dead()
         self._stall_one()
 
@@ -100,7 +100,7 @@ class Crew:
                 self._fork(position)
 
     def _judge(self, position: int, status: int) -> bool:
-        """Note how a process ended; return whether it had finished its work."""
+        """Record how a process ended; return whether it had finished its work."""
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
             self.kills += 1
             return False
@@ -147,7 +147,7 @@ class Crew:
 
 
 def _begun(history: Path) -> int:
-    """Return how many labels a producer has begun; the outcome of the last one is unknown."""
+    """Return how many labels a producer has started; the outcome of the last one is unknown."""
     return len({event.id[1:] for event in read(history) if event.op == "put"})
 
 
@@ -156,7 +156,7 @@ def _live(work: Callable[[], None], log: Path) -> None:
     code = 1
     try:
         _die_with_parent()
-        # A server's proxy or guard sees the end of a connection only when no other process has it open.
+        # A proxy or guard of a server notices the end of a connection only if no other process has it open.
         os.closerange(3, MOST_FILES)
         said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(said, 1)

@@ -12,7 +12,7 @@ SHOWN = 10
 
 
 def as_figures(found: Outcome) -> dict[str, Any]:
-    """Return counts, ms until a held message came again, and ms until work continued after a strike."""
+    """Return counts, and in ms the times until redelivery and until work continued after a strike."""
     verdict = found.verdict
     return {
         "seconds": round(found.seconds, 1),
@@ -36,7 +36,7 @@ def as_figures(found: Outcome) -> dict[str, Any]:
 
 
 def as_text(figures: Mapping[str, Any], found: Outcome) -> str:
-    """Return the figures in one line, and the first violations with their histories."""
+    """Return the figures in one line, then the first violations with their histories."""
     line = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in figures.items() if name != "broken")
     return "\n".join([line, *map(str, found.verdict.violations[:SHOWN]), ""])
 

@@ -27,7 +27,7 @@ def is_hold(event: Event) -> bool:
 
 @dataclass(slots=True)
 class Hold:
-    """A lock was certainly held from *begins* to *ends*, in ms; it was requested at *asked* or later."""
+    """A lock was held for certain from *begins* to *ends*, in ms; it was requested at *asked* or later."""
 
     fence: int
     asked: int
@@ -86,7 +86,7 @@ def _not_greater(holds: list[Hold]) -> Iterator[tuple[str, Hold, Hold]]:
 
 @contextlib.contextmanager
 def holding(history: History, held: HeldLock, *, asked_at: int = 0) -> Iterator[None]:
-    """Record from when to when a lock is held; the caller releases it afterwards.
+    """Record the time for which a lock is held; the caller releases it afterwards.
 
     *asked_at*: time before the request in ms by the history's clock; 0 if unknown.
     """

@@ -1,4 +1,4 @@
-"""Invariants of the keys of one queue, each checked in one consistent look."""
+"""Invariants of the keys of one queue, each checked in a consistent view."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def misplaced(client: Client, keys: Keys) -> Iterator[str]:
 
 
 def miscounted(client: Client, keys: Keys, *, foreign: str) -> Iterator[str]:
-    """Yield a fault if a RedisQueue has not as many records as were put and not acked; *foreign* ids are ignored."""
+    """Yield a fault unless the records of a RedisQueue are those put and not acked; *foreign* ids are ignored."""
     with client.pipeline(transaction=True) as pipe:
         pipe.hkeys(keys.records)
         pipe.hmget(keys.meta, "put", "acked")

@@ -1,4 +1,4 @@
-"""Kill points: a process may end by SIGKILL between any two commands that it sends to Redis or RabbitMQ."""
+"""Kill points: a process may be killed with SIGKILL between any two commands that it sends to Redis or RabbitMQ."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import redis.connection
 
 
 class Dice:
-    """Kills this process at one throw in 1 / *chance*."""
+    """Kills this process with a chance of 1 / *chance* at each throw."""
 
     def __init__(self, seed: int, chance: float) -> None:
         self._random = random.Random(seed)
         self._chance = chance
 
     def throw(self) -> None:
-        """Kill this process, or not."""
+        """Kill this process by chance."""
         if self._random.random() < self._chance:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def arm(self) -> None:
-        """Throw before and after each command that any part of this process sends from now on."""
+        """Throw before and after each command of this process from now on."""
         for where, before, after in (
             (redis.connection.AbstractConnection, "send_packed_command", "read_response"),
             (amqp.transport._AbstractTransport, "write", "read_frame"),

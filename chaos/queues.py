@@ -27,7 +27,7 @@ PREFIX: Final = "chaos"
 WORK: Final = Keys(PREFIX, "queue", "work")
 LATER: Final = Keys(PREFIX, "delay", "later", 0)
 LEASE: Final = 0.2
-"""Seconds of a lease: short, so that messages of dead processes come back soon."""
+"""Seconds of a lease: short, so that messages of dead processes are redelivered soon."""
 
 MOST_DELIVERIES: Final = 10
 MOST_DELAY: Final = 0.3
@@ -38,7 +38,7 @@ SLOW: Final = 0.02
 """Share of messages that take longer than their lease."""
 
 POISON: Final = 100
-"""One in so many messages is given back by every consumer."""
+"""Each consumer returns one in so many messages."""
 
 UNREADABLE: Final = "bad"
 MOST_UNREADABLE: Final = 20
@@ -46,7 +46,7 @@ MOST_SHOWN: Final = 500
 
 
 class Queues:
-    """Both queues and a lock in one Redis, all their calls, in ten processes."""
+    """Both queues and a lock in one Redis, with all their calls, in ten processes."""
 
     crew: Sequence[str] = (
         PRODUCER,
@@ -83,7 +83,7 @@ class Queues:
         return _through_outages(roles[role](client, post))
 
     def look(self) -> Iterator[str]:
-        """Yield broken invariants; now and then add an unreadable record."""
+        """Yield broken invariants; sometimes add an unreadable record."""
         if self._unreadable < MOST_UNREADABLE and random.random() < 0.1:  # noqa: PLR2004 - one look in ten
             self._add_unreadable(WORK)
         yield from misplaced(self._client, WORK)
@@ -104,7 +104,7 @@ class Queues:
                     yield str(json.loads(record.rpartition(b"\n")[2]))
 
     def wrong(self) -> Iterator[str]:
-        """Yield messages that died too soon, and unreadable records that are not in quarantine."""
+        """Yield messages that became dead letters too early, and unreadable records that are not in quarantine."""
         for letter in self._dead():
             if letter.deliveries != MOST_DELIVERIES:
                 yield f"{letter.body} is dead after {letter.deliveries} of {MOST_DELIVERIES} deliveries"
@@ -142,7 +142,7 @@ def _through_outages(step: Step) -> Step:
         try:
             return step()
         except StoreError:
-            # The outcome is unknown; the history says so.
+            # The outcome is unknown, and the history records it as such.
             time.sleep(0.01)
             return True
 
@@ -178,13 +178,13 @@ def _produce(client: Client, post: Post) -> Step:
 
 
 def _consume(client: Client, post: Post) -> Step:
-    """Get messages, execute, settle; now and then hold one for longer than its lease."""
+    """Get messages, execute and settle them; hold some for longer than their lease."""
     queue, _ = _queues(client)
     return _work(post, queue, lambda limit: queue.get_many(limit, block=True, timeout=0.1))
 
 
 def _dispatch(client: Client, post: Post) -> Step:
-    """Claim due entries, execute, settle."""
+    """Claim due entries, execute and settle them."""
     _, delayed = _queues(client)
     return _work(post, delayed, delayed.claim)
 

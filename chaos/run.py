@@ -24,7 +24,7 @@ TELL_EVERY: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Strikes:
-    """A fault of the servers, repeated every so many seconds while messages are put.
+    """A fault of the servers, repeated at an interval while messages are put.
 
     *strike* returns when the fault is over, with true if it may have undone acknowledged writes.
     """
@@ -65,7 +65,7 @@ class Run:
         self._undoing = 0
 
     def go(self) -> Outcome:
-        """Run to the end. Messages that are left without progress are a broken promise, too."""
+        """Run to the end. Unfinished messages without progress are a broken promise, too."""
         started = time.monotonic()
         self._strike_at = started + (self._strikes.every if self._strikes else 0)
         try:

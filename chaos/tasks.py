@@ -29,7 +29,7 @@ ALONE: Final = 0.2
 RETRY_IN: Final = 0.1
 LEASE: Final = 2.0
 OUTDATED: Final = "'NoneType' object has no attribute 'client'"
-"""Text of kombu's error, instead of an OperationalError, for a channel whose connection broke during a publish."""
+"""Text of kombu's error (not an OperationalError) if the connection of a channel breaks during a publish."""
 
 MOST_DELAY: Final = 1.0
 CANCELLED: Final = 0.1
@@ -58,7 +58,7 @@ class Tasks:
         return self._produce(app, history, post) if role == PRODUCER else self._work(app, history, dice)
 
     def look(self) -> Iterator[str]:
-        """Yield nothing: Celery's queues have no invariants to check."""
+        """Yield nothing: Celery queues have no invariants to check."""
         return iter(())
 
     def is_done(self, histories: Sequence[Path]) -> bool:
@@ -71,7 +71,7 @@ class Tasks:
         yield from (letter.id for letter in self._delayed.queue.dead_letters(limit=500))
 
     def wrong(self) -> Iterator[str]:
-        """Yield all dead letters: every task can be executed."""
+        """Yield all dead letters: every task is executable."""
         for letter in self._delayed.queue.dead_letters(limit=500):
             yield f"{letter.id} is dead: {letter.reason}"
 

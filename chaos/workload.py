@@ -13,14 +13,14 @@ from redis_queue.model import CancelOutcome
 from redis_queue.validation.history import Event, History, Kind
 
 Step = Callable[[], bool]
-"""One step of a process; False: its work is done."""
+"""One step of a process; False if its work is done."""
 
 PRODUCER: Final = "producer"
 
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Parameters of one process: its history, the seed and chance of its dice, a producer's messages and its lane."""
+    """Parameters of a process: its history, the seed and chance of its dice, a producer's messages and its lane."""
 
     history: Path
     seed: int
@@ -29,14 +29,14 @@ class Post:
     lane: int
 
     def arm(self) -> Dice:
-        """Let this process be killed between any two commands; return the dice."""
+        """Allow this process to be killed between any two commands; return the dice."""
         dice = Dice(self.seed, self.chance)
         dice.arm()
         return dice
 
 
 def note_cancel(history: History, id: str, outcome: CancelOutcome) -> None:
-    """Write the outcome of a cancel; for a message that may have been sent it stays unknown."""
+    """Record the outcome of a cancel; for a message that may have been sent it stays unknown."""
     if outcome is not CancelOutcome.MAYBE_SENT:
         kind: Kind = "ok" if outcome else "refused"
         history.write(Event("cancel", kind, id, at=round(time.time() * 1000)))
@@ -46,30 +46,30 @@ class Workload(Protocol):
     """Work and checks of a run."""
 
     crew: Sequence[str]
-    """Role of each process; the run ends when every producer has put its messages and all are finished."""
+    """Role of each process; the run ends when all messages are put and finished."""
 
     lease: float
     """Seconds after which another process gets a held message."""
 
     calm: float
-    """Most seconds without progress, once everything is put."""
+    """Maximum seconds without progress after the last put."""
 
     def begin(self, role: str, post: Post) -> Step:
         """Return the step that a process of *role* repeats; called in that process."""
         ...
 
     def look(self) -> Iterable[str]:
-        """Yield the faults at this moment."""
+        """Yield the current faults."""
         ...
 
     def is_done(self, histories: Sequence[Path]) -> bool:
-        """Return whether no message waits or is held any more."""
+        """Return whether no message waits or is held."""
         ...
 
     def left(self) -> Iterable[str]:
-        """Yield the ids in Redis at the end."""
+        """Yield the ids that are still in Redis."""
         ...
 
     def wrong(self) -> Iterable[str]:
-        """Yield the faults at the end."""
+        """Yield the faults at the end of the run."""
         ...

@@ -1,4 +1,4 @@
-"""``python -m tests.chaos``: runs and mutants as a table; 1 if a promise is broken or a mutant is not caught."""
+"""``python -m tests.chaos``: runs and mutants as a table; exits with 1 for a broken promise or missed mutant."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLUMNS: Final = {
     "violations": "broken promises",
 }
 LONG: Final = {"kill": (50_000, 0.001)}
-"""Messages for each queue and chance of a kill, where it is not TIMES the row's and the usual one."""
+"""Messages for each queue and chance of a kill, if not TIMES those of the row and the default."""
 
 TIMES: Final = 4
 CHANCE: Final = 0.006
@@ -48,11 +48,11 @@ def main() -> int:
 
 
 def table(rows: list[Guarantee], *, long: bool) -> bool:
-    """Run each scenario and print a table in Markdown, then what was broken."""
+    """Run each scenario and print a table in Markdown, then the broken promises."""
     _say(f"| scenario | {' | '.join(COLUMNS.values())} |\n|---|{'---:|' * len(COLUMNS)}")
     broken: list[str] = []
     jobs = [job for row in rows for job in _jobs(row, long=long)]
-    # They mostly wait; times are compared in the long form only.
+    # The runs mostly wait; only the long form compares times.
     with ThreadPoolExecutor(1 if long else AT_ONCE) as pool:
         for job, found in zip(jobs, pool.map(_Job.run, jobs), strict=True):
             _say(f"| `{job.row.scenario}` | {' | '.join(_cell(found[column]) for column in COLUMNS)} |")
@@ -79,7 +79,7 @@ def _jobs(row: Guarantee, *, long: bool) -> Iterator[_Job]:
 
 
 def mutants(chosen: Sequence[Mutant]) -> bool:
-    """Look for each mutant; one that needs a run must be found with each seed."""
+    """Test each mutant; one that needs a run must be found with each seed."""
     good = True
     for mutant in chosen:
         found = caught(mutant)

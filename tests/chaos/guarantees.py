@@ -1,4 +1,4 @@
-"""The rows of docs/guarantees.md: what each fault may do."""
+"""The rows of docs/guarantees.md: allowed consequences of each fault."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNDONE: Final = {
     "two held one lock",
     "a fence that was not greater",
 }
-"""What may be broken where writes are undone that Redis had acknowledged."""
+"""Promises that may be broken if writes that Redis had acknowledged are undone."""
 
 MAY_BREAK: Final[dict[str, set[str]]] = {
     "nothing": set(),
@@ -30,7 +30,7 @@ MAY_BREAK: Final[dict[str, set[str]]] = {
 
 
 class Guarantee(NamedTuple):
-    """One row: a scenario, its size, how much must have happened in it, and what may be broken."""
+    """One row: a scenario, its size, the minimum numbers of events, and the promises that may be broken."""
 
     scenario: str
     messages: int
@@ -39,12 +39,11 @@ class Guarantee(NamedTuple):
     may_break: set[str]
 
     def unexpected(self, found: Mapping[str, Any]) -> set[str]:
-        """Return what a run broke and had no leave to: nothing may break where no strike undid writes."""
+        """Return the broken promises that are not allowed; none is allowed unless a strike has undone writes."""
         return set(found["broken"]) - (self.may_break if found["undoing"] else set())
 
 
 def guarantees() -> list[Guarantee]:
-    """Return all rows."""
     rows = ROW.findall((ROOT / "docs" / "guarantees.md").read_text())
     return [
         Guarantee(scenario, int(messages.replace(",", "")), int(kills), int(strikes), MAY_BREAK[may_break])

@@ -18,7 +18,7 @@ PACKAGE: Final = "redis_queue"
 COPIED: Final = (PACKAGE, "chaos", "tests", "tasks", "celeryconfig.py", "pyproject.toml")
 MESSAGES: Final = 600
 LONG: Final = 2400
-"""For faults that show only if a process was stopped while it held a lock."""
+"""For faults that appear only if a process was stopped while it held a lock."""
 
 
 class Edit(NamedTuple):
@@ -30,7 +30,7 @@ class Edit(NamedTuple):
 
 
 class Mutant(NamedTuple):
-    """One fault, and the tests that find it; without tests, a run with kills finds it."""
+    """One fault, and the tests that find it; without tests, a run with kills must find it."""
 
     name: str
     edits: tuple[Edit, ...]
@@ -39,7 +39,7 @@ class Mutant(NamedTuple):
 
 
 def lua(name: str, old: str, new: str) -> Edit:
-    """Edit a script."""
+    """Return an edit of a script."""
     return Edit(f"lua/{name}.lua", old, new)
 
 
@@ -193,7 +193,7 @@ MUTANTS: Final = [
 
 
 def caught(mutant: Mutant, *, seeds: tuple[int, ...] = SEEDS) -> list[str]:
-    """Return how *mutant* was found: by broken promises of a run for each seed, or by its tests."""
+    """Return the evidence against *mutant*: broken promises of a run for each seed, or failures of its tests."""
     with patched(mutant) as folder:
         if mutant.tests:
             return ["its tests fail"] if _fails(folder, mutant.tests) else []
@@ -203,7 +203,7 @@ def caught(mutant: Mutant, *, seeds: tuple[int, ...] = SEEDS) -> list[str]:
 
 @contextlib.contextmanager
 def patched(mutant: Mutant) -> Iterator[Path]:
-    """Yield a folder with a copy of the code and the fault; raises ValueError if an edit does not fit."""
+    """Yield a folder with a copy of the code and the fault; raises ValueError if an edit does not apply."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as name:
         folder = Path(name)
         for what in COPIED:
@@ -218,7 +218,7 @@ def patched(mutant: Mutant) -> Iterator[Path]:
 
 
 def mutated(mutant: Mutant) -> dict[str, str]:
-    """Return the text of each file that *mutant* changes; raises ValueError if an edit does not fit."""
+    """Return the new text of each file that *mutant* changes; raises ValueError if an edit does not apply."""
     texts: dict[str, str] = {}
     for file, old, new in mutant.edits:
         text = texts.get(file) or (ROOT / PACKAGE / file).read_text()

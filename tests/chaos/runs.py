@@ -1,4 +1,4 @@
-"""Runs of scenarios, each in a process without threads of its own, for it forks."""
+"""Run scenarios, each in its own process without threads, because it forks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(scenario: str, *, messages: int, seed: int, chance: float = 0.006, root:
 
 
 def main(scenario: str, messages: int, seed: int, chance: float) -> dict[str, Any]:
-    """Run in this process; what was broken is told with histories and the seed."""
+    """Run in this process; print broken promises with their histories and the seed."""
     with tempfile.TemporaryDirectory() as folder, SCENARIOS[scenario]() as site:
         duty = Duty(Path(folder), messages, chance, seed)
         found = Run(duty, site.workload, site.strikes, lambda line: sys.stderr.write(f"{scenario}: {line}\n")).go()

@@ -46,21 +46,21 @@ def kill() -> Iterator[Site]:
 
 @contextlib.contextmanager
 def restart_always() -> Iterator[Site]:
-    """Redis is killed, too, and restarted from its append-only file."""
+    """Like `kill`, and Redis is killed and restarted from its append-only file."""
     with RedisServer(aof="always") as server:
         yield Site(Queues(server.url), Strikes(lambda: _restart(server), every=0.7))
 
 
 @contextlib.contextmanager
 def restart_everysec() -> Iterator[Site]:
-    """The same with ``everysec``: Redis writes to its file before it answers unless an fsync is running."""
+    """Like `restart_always` with ``everysec``: Redis writes its file before it replies unless an fsync is running."""
     with RedisServer(aof="everysec") as server:
         yield Site(Queues(server.url), Strikes(lambda: _restart_everysec(server), every=0.7))
 
 
 @contextlib.contextmanager
 def flush() -> Iterator[Site]:
-    """Redis forgets its scripts."""
+    """Redis loses its script cache."""
     with RedisServer() as server, server.client() as client:
         yield Site(Queues(server.url), Strikes(lambda: _flush(client), every=0.05))
 
@@ -75,14 +75,14 @@ def cuts() -> Iterator[Site]:
 
 @contextlib.contextmanager
 def failover() -> Iterator[Site]:
-    """The primary of a Sentinel set is killed, and comes back as a replica."""
+    """The primary of a Sentinel set is killed, then restarted as a replica."""
     with SentinelSet() as sentinel:
         yield Site(Queues(sentinel.url), Strikes(lambda: _fail_over(sentinel), every=1.0))
 
 
 @contextlib.contextmanager
 def node_loss() -> Iterator[Site]:
-    """The Cluster node that holds a queue is killed, and comes back as a replica."""
+    """The Cluster node with a queue is killed, then restarted as a replica."""
     with RedisCluster() as cluster:
         keys = itertools.cycle(["{chaos:queue:work}:meta", "{chaos:delay:later:0}:meta"])
         yield Site(Queues(cluster.url), Strikes(lambda: _lose_node(cluster, next(keys)), every=1.0))
@@ -97,7 +97,7 @@ def celery() -> Iterator[Site]:
 
 @contextlib.contextmanager
 def celery_restart() -> Iterator[Site]:
-    """The same, and Redis is killed and restarted from its append-only file."""
+    """Like `celery`, and Redis is killed and restarted from its append-only file."""
     with RedisServer(aof="always") as server:
         workload = Tasks(_as_broker(server), server.url, redis_queue_atomic_fetch=True)
         yield Site(workload, Strikes(lambda: _restart(server), every=2.0))
@@ -105,7 +105,7 @@ def celery_restart() -> Iterator[Site]:
 
 @contextlib.contextmanager
 def celery_elsewhere() -> Iterator[Site]:
-    """A Celery app whose broker is another Redis than its store."""
+    """A Celery app whose broker and store are two Redis servers."""
     with RedisServer() as broker, RedisServer() as store:
         yield Site(Tasks(_as_broker(broker), store.url, redis_queue_atomic_fetch=True))
 
@@ -120,7 +120,7 @@ def celery_rabbitmq() -> Iterator[Site]:
 
 @contextlib.contextmanager
 def rabbitmq_restart() -> Iterator[Site]:
-    """The same, and RabbitMQ is killed and restarted."""
+    """Like `celery_rabbitmq`, and RabbitMQ is killed and restarted."""
     with RedisServer() as store, RabbitServer() as rabbit:
         yield Site(Tasks(rabbit.url, store.url), Strikes(lambda: _restart(rabbit), every=4.0))
 
@@ -152,8 +152,8 @@ def _restart(server: RedisServer | RabbitServer) -> bool:
 
 def _restart_everysec(server: RedisServer) -> bool:
     with server.client() as client:
-        # While an fsync runs, Redis answers first and writes up to two seconds later. Paused, it cannot begin to do so
-        # between the question and the kill.
+        # During an fsync Redis replies first and writes up to two seconds later. A paused Redis cannot start one
+        # between this check and the kill.
         client.client_pause(PAUSE_MS, all=False)
         held_back = client.info("persistence")["aof_buffer_length"] > 0
     server.restart()
@@ -179,7 +179,7 @@ def _lose_replies(proxy: FaultProxy) -> None:
 
 def _silence(proxy: FaultProxy) -> None:
     proxy.mode = "blackhole"
-    time.sleep(OUTAGE)  # the fault is how long it lasts
+    time.sleep(OUTAGE)  # the duration is the fault
     proxy.mode = "pass"
 
 

@@ -29,12 +29,12 @@ def broken(events: list[Event], left: tuple[str, ...] = ()) -> list[str]:
         ([*PUT, *TAKEN, SETTLED[0]], ()),
         ([*PUT, Event("cancel", "invoke", "a"), Event("cancel", "ok", "a")], ()),
         ([*PUT, *TAKEN, Event("cancel", "refused", "a"), *SETTLED], ()),
-        # Claimed by one who died, put back, and then cancelled.
+        # Claimed by a process that died, put back, and then cancelled.
         ([*PUT, *TAKEN, Event("cancel", "invoke", "a"), Event("cancel", "ok", "a", at=1500)], ()),
         ([*PUT, *TAKEN, Event("claim", "ok", "a", claim=2, at=2000), Event("ack", "ok", "a", claim=2)], ()),
     ],
 )
-def test_what_is_right_passes(events: list[Event], left: tuple[str, ...]) -> None:
+def test_correct_history_passes(events: list[Event], left: tuple[str, ...]) -> None:
     assert broken(events, left) == []
 
 
@@ -53,11 +53,11 @@ def test_what_is_right_passes(events: list[Event], left: tuple[str, ...]) -> Non
         ([*PUT, *TAKEN, *SETTLED, Event("cancel", "ok", "a", at=9000)], "cancelled and done"),
     ],
 )
-def test_what_is_broken_is_found(events: list[Event], promise: str) -> None:
+def test_broken_promise_is_found(events: list[Event], promise: str) -> None:
     assert promise in broken(events)
 
 
-def test_it_counts(tmp_path: Path) -> None:
+def test_events_are_counted(tmp_path: Path) -> None:
     history = History(tmp_path / "1.jsonl")
     history.write(*PUT, *TAKEN, Event("claim", "ok", "a", claim=2, at=2000), Event("execute", "ok", "a", claim=2))
     history.write(Event("ack", "refused", "a", claim=1), Event("ack", "ok", "a", claim=2), Event("put", "invoke", "b"))
@@ -66,7 +66,7 @@ def test_it_counts(tmp_path: Path) -> None:
     assert verdict.violations == []
 
 
-def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
+def test_incomplete_line_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "1.jsonl"
     History(path).write(*PUT)
     path.write_text(path.read_text() + '["cla')
@@ -85,26 +85,26 @@ def put_and_claimed(id_: str, claim: int, deliveries: int = 1) -> list[Event]:
 def test_first_deliveries_keep_the_order_of_their_lane() -> None:
     assert broken(put_and_claimed("a", 1) + put_and_claimed("b", 2)) == []
     assert broken(put_and_claimed("a", 2) + put_and_claimed("b", 1)) == ["out of order"]
-    # One that was given back may come later than those behind it, and one whose put was cut off at any time.
+    # A returned message may follow later ones, and one with an interrupted put may come at any time.
     assert broken(put_and_claimed("a", 2, deliveries=2) + put_and_claimed("b", 1)) == []
     assert broken(put_and_claimed("a", 2)[:1] + put_and_claimed("a", 2)[2:] + put_and_claimed("b", 1)) == []
 
 
-def test_it_tells_how_long_it_took_until_a_message_came_again() -> None:
+def test_time_until_redelivery_is_measured() -> None:
     claims = [Event("claim", "ok", "a", claim=1, at=1000), Event("claim", "ok", "a", claim=2, at=1700)]
     assert check([*PUT, *claims], ["a"]).returns == [700]
-    # Given back on purpose is no fault.
+    # Returned on purpose: not a fault.
     assert check([*PUT, *claims, Event("nack", "ok", "a", claim=1)], ["a"]).returns == []
 
 
-def test_a_long_history_is_shown_by_its_ends() -> None:
+def test_long_history_is_abbreviated() -> None:
     events = [*PUT, *(Event("claim", "ok", "a", claim=number, at=2000) for number in range(1, 41))]
     text = str(check(events, []).violations[0])
     assert "30 more" in text
     assert "claim=40" in text
 
 
-def test_what_may_have_been_cancelled_is_waited_for_by_nobody(tmp_path: Path) -> None:
+def test_possibly_cancelled_message_is_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "1.jsonl"
     history = History(path)
     history.write(*(Event("put", "ok", id_) for id_ in "abcd"), Event("ack", "invoke", "a"))
@@ -115,7 +115,7 @@ def test_what_may_have_been_cancelled_is_waited_for_by_nobody(tmp_path: Path) ->
 
 
 def held(fence: int, asked: int, got: int, *then: tuple[str, int]) -> list[Event]:
-    """Who asked for a lock and got it, then kept it (was told so) and freed it."""
+    """Return the history of a holder: the request, the lock, confirmations and the release."""
     taken = Event("hold", "ok", "lock:a", fence, at=got, due=asked)
     return [taken, *(Event(op, "ok", "lock:a", fence, at=at) for op, at in then)]
 
@@ -124,14 +124,14 @@ def held(fence: int, asked: int, got: int, *then: tuple[str, int]) -> list[Event
     ("one", "two"),
     [
         (held(1, 1000, 1001, ("free", 1010)), held(2, 1005, 1011)),
-        # The first one is dead or was stopped: its lease of 200 ms is over.
+        # The first holder died or was stopped: its lease of 200 ms has expired.
         (held(1, 1000, 1001), held(2, 1199, 1201)),
         (held(1, 1000, 1900, ("free", 1950)), held(2, 1200, 1201)),
-        # Nobody knows when a serialized task asked.
+        # The time of the request is unknown for a serialized task.
         (held(1, 1000, 1001, ("free", 1010)), held(2, 0, 1011)),
     ],
 )
-def test_who_holds_a_lock_one_after_the_other_passes(one: list[Event], two: list[Event]) -> None:
+def test_consecutive_holders_of_a_lock_pass(one: list[Event], two: list[Event]) -> None:
     assert broken(one + two) == []
     assert broken(two + one) == []
 
@@ -146,6 +146,6 @@ def test_who_holds_a_lock_one_after_the_other_passes(one: list[Event], two: list
         (held(2, 1000, 1001, ("free", 1010)), held(2, 1020, 1021), "a fence that was not greater"),
     ],
 )
-def test_who_holds_a_lock_together_is_found(one: list[Event], two: list[Event], promise: str) -> None:
+def test_overlapping_holders_of_a_lock_are_found(one: list[Event], two: list[Event], promise: str) -> None:
     assert broken(one + two) == [promise]
     assert broken(two + one) == [promise]

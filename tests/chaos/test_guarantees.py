@@ -1,4 +1,4 @@
-"""Each row of docs/guarantees.md holds."""
+"""Runs of each row of docs/guarantees.md."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MAIN = ("kill", "cuts", "celery restart")
 """The scenarios that run in `make test`; the others repeat them with other servers, brokers and faults."""
 
 SECONDS = 240
-"""Most seconds of a test: workers wait for leases, and servers for each other."""
+"""Time limit of a test: workers wait for leases, and servers for each other."""
 
 
-def test_the_table_names_every_scenario() -> None:
+def test_table_lists_every_scenario() -> None:
     assert [row.scenario for row in guarantees()] == list(SCENARIOS)
 
 
@@ -26,7 +26,7 @@ def test_the_table_names_every_scenario() -> None:
     [pytest.param(row, marks=[] if row.scenario in MAIN else pytest.mark.matrix) for row in guarantees()],
     ids=[row.scenario for row in guarantees()],
 )
-def test_it_holds(row: Guarantee) -> None:
+def test_guarantee_holds(row: Guarantee) -> None:
     if "rabbitmq" in row.scenario:
         require("rabbitmq-server")
     found = run(row.scenario, messages=row.messages, seed=1)
