@@ -1,4 +1,4 @@
-"""Processes of a benchmark, ended by their ids."""
+"""Child processes of a benchmark, ended with their own children."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STOP_WITHIN = 15.0
 
 @contextlib.contextmanager
 def child(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run *command* in the checkout with its output in *log*; end it, and what it left of its children."""
+    """Run *command* in the checkout with its output in *log*; at the end, stop it and its remaining children."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             list(command),
@@ -40,7 +40,7 @@ def child(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> 
 
 
 def wait_for_file(path: Path, process: subprocess.Popen[bytes], log: Path, *, within: float = 30.0) -> None:
-    """Return when *path* exists; raises RuntimeError with the end of *log* if *process* ends or takes too long."""
+    """Wait until *path* exists; raises RuntimeError with the end of *log* if *process* ends or takes too long."""
     deadline = time.monotonic() + within
     while not path.exists():
         if process.poll() is not None or time.monotonic() > deadline:

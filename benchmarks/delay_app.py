@@ -11,13 +11,13 @@ from celery.signals import worker_ready
 from benchmarks.delay.apps import Place, make_app
 
 READY = "BENCHMARK_READY"
-"""The environment variable that names the file which a worker makes when it is ready."""
+"""The environment variable with the file that a worker creates when it is ready."""
 
 app = make_app(Place.from_environment(os.environ))
 
 
 @worker_ready.connect  # type: ignore[untyped-decorator]
 def tell(**_: Any) -> None:
-    """Tell the benchmark that the worker consumes."""
+    """Signal the benchmark that the worker consumes."""
     if path := os.environ.get(READY):
         Path(path).touch()

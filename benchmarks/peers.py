@@ -1,7 +1,7 @@
-"""Delayed tasks of other libraries against Celery's native countdown, on the same Redis, in alternated rounds.
+"""Delayed tasks of other libraries against Celery's native countdown, on the same Redis, in alternating rounds.
 
-Each delays tasks one by one, then starts what executes them at a steady rate. Prints progress, a table that also names
-what cannot be imported or did not work, and as its last line one JSON object with the figures of each.
+Each delays tasks one by one, then executes tasks at a steady rate. Prints progress, a table that also lists the
+peers that cannot be imported or failed, and as its last line one JSON object with the figures of each.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ PEERS = {
 }
 RATE = 200
 START = 10.0
-"""Seconds that the processes of a peer have to start."""
+"""Seconds in which the processes of a peer must start."""
 LATE = 30.0
-"""Seconds after the last due time in which what runs still counts."""
+"""Seconds after the last due time in which runs still count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round of one peer found; lateness in ms."""
+    """The results of one round of one peer; lateness in ms."""
 
     per_second: float
     bytes_each: float
@@ -62,7 +62,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where the rounds take place and how large they are."""
+    """The Redis and the size of the rounds."""
 
     folder: Path
     url: str
@@ -107,21 +107,21 @@ def _is_error(line: str) -> bool:
 
 
 def _found(command: Sequence[str]) -> list[str]:
-    # Programs of the same environment come first.
+    # Programs of the same environment take precedence.
     folder = Path(sys.executable).parent
     program = shutil.which(command[0], path=f"{folder}{os.pathsep}{os.environ.get('PATH', '')}")
     return [program or command[0], *command[1:]]
 
 
 def _free_port() -> int:
-    # Not all peers can use a unix socket.
+    # Some peers cannot use a unix socket.
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def load() -> tuple[dict[str, ModuleType], dict[str, str]]:
-    """Return the modules of the peers that can be imported, and why the others cannot."""
+    """Return the modules of the peers that can be imported, and the errors of the others."""
     modules: dict[str, ModuleType] = {}
     missing: dict[str, str] = {}
     for name, module in PEERS.items():
@@ -133,7 +133,7 @@ def load() -> tuple[dict[str, ModuleType], dict[str, str]]:
 
 
 def rounds(site: Site, count: int) -> tuple[dict[str, list[Round]], dict[str, str]]:
-    """Run *count* alternated rounds; return what was found, and why something was not."""
+    """Run *count* alternating rounds; return the results and the errors."""
     modules, problems = load()
     found: dict[str, list[Round]] = {name: [] for name in modules}
     for number in range(count):
@@ -153,7 +153,7 @@ def rounds(site: Site, count: int) -> tuple[dict[str, list[Round]], dict[str, st
 def main() -> None:
     """Run the rounds and print table and figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="alternated rounds (default 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="alternating rounds (default 3)")
     parser.add_argument("--sent", type=int, default=3000, help="tasks to delay one by one (default 3000)")
     parser.add_argument("--seconds", type=float, default=10, help=f"of {RATE} tasks each (default 10)")
     options = parser.parse_args()

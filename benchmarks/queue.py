@@ -1,4 +1,4 @@
-"""RedisQueue against kombu's SimpleQueue: get + ack by one consumer, on the same Redis, in alternated rounds.
+"""RedisQueue against kombu's SimpleQueue: get + ack by one consumer, on the same Redis, in alternating rounds.
 
 Prints a table and, as its last line, one JSON object with the median ratios.
 """
@@ -39,7 +39,7 @@ def redis_queue(url: str, messages: int, batch: int) -> float:
 
 
 def redis_queue_consume(url: str, messages: int, _batch: int) -> float:
-    """Return messages per second of the loop over consume(), which acks one message as it claims the next."""
+    """Return messages per second of a consume() loop, which acks one message with the next claim."""
     queue = RedisQueue("bench", connect(url))
     queue.put_many(BODY for _ in range(messages))
     left = messages
@@ -53,7 +53,7 @@ def redis_queue_consume(url: str, messages: int, _batch: int) -> float:
 
 def kombu_simple_queue(url: str, messages: int, _batch: int) -> float:
     """Return messages per second of SimpleQueue.get and ack; kombu has no batch."""
-    # kombu's name for a unix socket.
+    # kombu has its own URL scheme for a unix socket.
     with Connection(url.replace("unix://", "redis+socket://")) as connection:
         queue = connection.SimpleQueue("bench")
         for _ in range(messages):
@@ -75,9 +75,9 @@ CONTESTS: dict[str, tuple[Callable[[str, int, int], float], int, int]] = {
 
 
 def main() -> None:
-    """Run the rounds and print table and ratios."""
+    """Run the rounds, print the table and the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="alternated rounds (default 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="alternating rounds (default 5)")
     rounds = parser.parse_args().rounds
     rates: dict[str, list[float]] = {name: [] for name in CONTESTS}
     with private_redis() as url:

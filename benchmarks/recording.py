@@ -1,4 +1,4 @@
-"""When tasks started: each run of a task appends two doubles, its start and its due time, to one file."""
+"""Record task starts: each run appends two doubles to one file, its start and its due time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from functools import cache
 from pathlib import Path
 
 VARIABLE = "BENCHMARK_RECORD"
-"""The environment variable that names the file to the processes of a worker."""
+"""The environment variable with the path of this file, for the processes of a worker."""
 
 ROW = struct.Struct("dd")
 
 
 def record(due: float) -> None:
-    """Note that a task which was due at *due* (seconds since the epoch) has started; atomic among processes."""
+    """Record the start of a task that was due at *due* (seconds since the epoch); atomic across processes."""
     os.write(_descriptor(), ROW.pack(time.time(), due))
 
 
@@ -25,7 +25,7 @@ def _descriptor() -> int:
 
 
 def count(path: Path) -> int:
-    """Return how many tasks have started."""
+    """Return the number of started tasks."""
     return path.stat().st_size // ROW.size if path.exists() else 0
 
 
@@ -35,7 +35,7 @@ def rows(path: Path) -> list[tuple[float, float]]:
 
 
 def wait_for(path: Path, wanted: int, *, within: float) -> None:
-    """Return when *wanted* tasks have started; raises TimeoutError if they do not."""
+    """Wait until *wanted* tasks have started; raises TimeoutError if they do not."""
     deadline = time.monotonic() + within
     while (found := count(path)) < wanted:
         if time.monotonic() > deadline:
@@ -49,5 +49,5 @@ def latenesses(path: Path) -> list[float]:
 
 
 def quantile(ordered: list[float], part: float) -> float:
-    """Return the value that *part* of the *ordered* values do not exceed."""
+    """Return the quantile *part* of the *ordered* values."""
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]

@@ -1,8 +1,8 @@
 """Measure how long one script call blocks Redis: the longest run of each script on 500 records of one size.
 
-The server measures the times (SLOWLOG): they include other load of the machine, but neither network nor client. So the
-best of several rounds counts. Prints a table for large and small records and, as its last line, a JSON object with the
-longest run for large records in milliseconds.
+The server measures the times (SLOWLOG): they include other load of the machine, but neither network nor client.
+Therefore the best of several rounds counts. Prints a table for large and small records and, as its last line, a JSON
+object with the longest run for large records in milliseconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Stage:
     def __init__(self, client: Client, size: int) -> None:
         self.client = client
         self.body = bytes(size)
-        # A captured message is stored packed: a move unpacks it.
+        # Captured messages are stored packed, so a move unpacks them.
         self.packed = b"\x01" + b"x" * size
         self.queue = RedisQueue("bench", client, max_deliveries=0)
         self.timed = DelayQueue("bench", client, max_deliveries=0)
@@ -48,7 +48,7 @@ class Stage:
         self.timed.push_many([Push(self.packed, id=id_, destination="target") for id_ in IDS])
 
     def replace(self) -> None:
-        """Store small records under the same ids, all at once."""
+        """Overwrite all records with small ones under the same ids."""
         ids = iter([message.id for message in self.queue.peek(RECORDS)])
         self.queue.put_many([b""] * RECORDS, dedupe_key=lambda _: next(ids))
         self.timed.push_many([Push(b"", id=id_, destination="target") for id_ in IDS])
@@ -59,7 +59,7 @@ class Stage:
         drained(lambda: self.timed.release_many(self.timed.claim(RECORDS), dead=True))
 
     def spoil(self) -> None:
-        """Cut every record short, so that it goes to quarantine."""
+        """Truncate every record, so that it goes to quarantine."""
         for keys in (Keys("redis_queue", "queue", "bench"), Keys("redis_queue", "delay", "bench", 0)):
             for id_ in self.client.hkeys(keys.records):
                 self.client.hset(keys.records, id_, b"v1 1 bytes 0 1\n" + self.body)

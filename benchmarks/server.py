@@ -1,4 +1,4 @@
-"""A Redis for one benchmark, so that no other load is measured."""
+"""A private Redis for one benchmark, without other load."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Delayed tasks against Celery's native countdown, on the same Redis, in alternated rounds of one run."""
+"""Delayed tasks against Celery's native countdown, on the same Redis, in alternating rounds."""

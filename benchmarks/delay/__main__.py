@@ -1,6 +1,6 @@
-"""DelayedTasks against Celery's native countdown, on the same private Redis, in alternated rounds.
+"""DelayedTasks against Celery's native countdown, on the same private Redis, in alternating rounds.
 
-Prints progress, a table with what is wanted, and as its last line one JSON object with the figures.
+Prints progress, a table with the target values, and as its last line one JSON object with the figures.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ RABBITMQ = "amqp://guest:guest@127.0.0.1:5672//"
 
 
 def main() -> None:
-    """Run the rounds, write the plot, print table and figures."""
+    """Run the rounds, write the plot, print the table and the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="alternated rounds (default 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="alternating rounds (default 3)")
     parser.add_argument("--small", action="store_true", help="shorter, and without a million entries")
     parser.add_argument("--plot", type=Path, default=PLOT, help=f"file for the plot (default {PLOT})")
     parser.add_argument("--rabbitmq", default=RABBITMQ, metavar="URL", help=f"RabbitMQ to use (default {RABBITMQ})")

@@ -1,4 +1,4 @@
-"""The Celery apps that are compared: a stock one, and one with DelayedTasks."""
+"""The Celery apps to compare: a stock one, and one with DelayedTasks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from redis_queue.celery import DelayedTasks
 
 TASK = "benchmarks.hit"
 ARGUMENT = "x" * 200
-"""What each task carries."""
+"""The argument of each task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where tasks wait and where they go. *store* None: a stock Celery app; else DelayedTasks there, in *entries*."""
+    """Where tasks wait and run: stock Celery if *store* is None, else DelayedTasks there with the queue *entries*."""
 
     broker: str
     queue: str = "bench"
@@ -27,7 +27,7 @@ class Place:
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str]) -> Place:
-        """Return what :meth:`environment` gave to a worker."""
+        """Return the place from the environment variables of a worker."""
         return cls(
             broker=variables.get("BENCHMARK_BROKER", "redis://localhost:6379/0"),
             queue=variables.get("BENCHMARK_QUEUE", "bench"),
@@ -36,7 +36,7 @@ class Place:
         )
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that tell a worker."""
+        """Return the environment variables for a worker."""
         return {
             "BENCHMARK_BROKER": self.broker,
             "BENCHMARK_QUEUE": self.queue,
@@ -46,13 +46,13 @@ class Place:
 
 
 def hit(due: float, argument: str) -> None:  # noqa: ARG001 - its size counts, not its value
-    """Record when a task that was due at *due* started."""
+    """Record the start of a task that was due at *due*."""
     recording.record(due)
 
 
 def make_app(place: Place) -> Celery:
-    """Return an app with the one task, nothing but its broker and queue configured."""
-    # kombu's name for a unix socket.
+    """Return an app with one task; only its broker and queue are configured."""
+    # kombu has its own URL scheme for a unix socket.
     broker = place.broker.replace("unix://", "redis+socket://")
     app = Celery("benchmarks", broker=broker, set_as_current=False)
     app.conf.update(
@@ -69,5 +69,5 @@ def make_app(place: Place) -> Celery:
 
 
 def task_of(app: Celery) -> Any:
-    """Return the one task of *app*."""
+    """Return the task of *app*."""
     return app.tasks[TASK]

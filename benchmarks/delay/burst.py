@@ -1,4 +1,4 @@
-"""Many tasks at once: one worker executes what is in its queue, and what falls due at one moment."""
+"""Many tasks at once: one worker executes a full queue, or many tasks that are due at the same time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STASH = "benchmark-stash"
 
 
 def undelayed(site: Site) -> float:
-    """Return the seconds in which a stock worker executes the tasks that appear in its queue at one moment."""
+    """Return the seconds that a stock worker needs for tasks that are put into its queue at once."""
     client, place = site.client(), site.stock()
     if not client.exists(STASH):
         app = make_app(place)
@@ -34,7 +34,7 @@ def undelayed(site: Site) -> float:
 
 
 def falling_due(site: Site) -> float:
-    """Return the seconds in which a worker executes the tasks that fall due at one moment."""
+    """Return the seconds that a worker needs for tasks that are due at the same time."""
     place = site.delayed("burst")
     app = make_app(place)
     with worker(place, site.folder) as running:

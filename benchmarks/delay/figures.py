@@ -1,4 +1,4 @@
-"""The figures of one run: what is wanted of each, and how they are printed."""
+"""The figures of a run: their target values and their output."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from statistics import median
 
 LEVELS = (0, 100_000)
-"""Far-future entries stored while lateness is measured, besides the largest number of all."""
+"""Far-future entries stored while lateness is measured, in addition to the largest level."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Lateness in ms; the medians of the rounds, and the lowest and highest of them."""
+    """Lateness in ms: the medians of the rounds, with their lowest and highest values."""
 
     p50: float
     p99: float
@@ -21,14 +21,14 @@ class Quantiles:
 
     @classmethod
     def of(cls, rounds: Sequence[tuple[float, float]]) -> Quantiles:
-        """Return those of *rounds*, each (p50, p99)."""
+        """Return the quantiles of *rounds*, each given as (p50, p99)."""
         p50s, p99s = [p50 for p50, _ in rounds], [p99 for _, p99 in rounds]
         return cls(median(p50s), median(p99s), (min(p50s), max(p50s)), (min(p99s), max(p99s)))
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured *value*, with the highest or lowest that is wanted; None: it was not measured."""
+    """One measured *value* with its upper or lower target; None if it was not measured."""
 
     text: str
     value: float | None
@@ -56,7 +56,7 @@ class Figure:
 
 @dataclass(slots=True)
 class Results:
-    """What the rounds found."""
+    """The measurements of all rounds."""
 
     rates: list[dict[str, float]]
     moves: dict[str, list[float]]
@@ -70,7 +70,7 @@ class Results:
     largest: int | None
 
     def figures(self) -> list[Figure]:
-        """Return all figures, those with a key in the order of the last line."""
+        """Return all figures; those with a key are in the order of the last line."""
         return [*self._schedule(), *self._lateness(), *self._moves(), *self._burst(), *self._costs()]
 
     def _schedule(self) -> list[Figure]:

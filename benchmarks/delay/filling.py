@@ -1,4 +1,4 @@
-"""Many entries in a short time: one captured message, stored under many ids."""
+"""Store many entries quickly: one captured message under many ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAR = 86400.0
 def fill(
     app: Celery, entries: int, *, due_at: datetime | None = None, tell: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Store *entries* delayed tasks of *app*, due at *due_at*, else all over the day after tomorrow."""
+    """Store *entries* delayed tasks of *app*, due at *due_at* or else spread over the day after tomorrow."""
     delayed = DelayedTasks(app)
     task = task_of(app)
     due = due_at.timestamp() if due_at else 0.0

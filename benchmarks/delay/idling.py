@@ -1,4 +1,4 @@
-"""What a worker costs while nothing falls due: its memory, and the commands it sends."""
+"""The cost of an idle worker: its memory, and the commands that it sends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SETTLE = 3.0
 
 
 def commands_per_second(site: Site, place: Place) -> float:
-    """Return how many commands per second Redis gets from one idle worker."""
+    """Return the commands per second that one idle worker sends to Redis."""
     with worker(place, site.folder):
         time.sleep(SETTLE)
         before, started = site.commands(), time.monotonic()
@@ -22,7 +22,7 @@ def commands_per_second(site: Site, place: Place) -> float:
 
 
 def memory_growth(site: Site, place: Place, entries: int) -> float:
-    """Store *entries* far-future tasks; return by how many MB they make the main process of a worker grow."""
+    """Store *entries* far-future tasks; return the growth of a worker's main process in MB."""
     app = make_app(place)
     with worker(place, site.folder) as running:
         time.sleep(SETTLE)

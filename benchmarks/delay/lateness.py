@@ -1,4 +1,4 @@
-"""How late tasks start that fall due at a steady rate."""
+"""The lateness of tasks that become due at a steady rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AHEAD = 2.0
 
 
 def lateness(site: Site, place: Place) -> list[float]:
-    """Return by how many milliseconds tasks start late, in ascending order, on a worker of *place*."""
+    """Return the lateness of tasks in milliseconds, in ascending order, on a worker of *place*."""
     count = int(RATE * site.scale.seconds)
     app = make_app(place)
     task = task_of(app)
@@ -24,7 +24,7 @@ def lateness(site: Site, place: Place) -> list[float]:
         time.sleep(1)
         first = time.time() + AHEAD + 0.1
         for number in range(count):
-            # A step of whole milliseconds would give all due times of a round the same fraction of one.
+            # With a step of whole milliseconds all due times of a round would have the same fraction of a millisecond.
             due = first + number / RATE + number % 10 / 10_000
             time.sleep(max(0.0, due - AHEAD - time.time()))
             task.apply_async((due, ARGUMENT), eta=datetime.fromtimestamp(due, timezone.utc))

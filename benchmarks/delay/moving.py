@@ -1,4 +1,4 @@
-"""How fast what is due gets into the queues: of the same Redis, of another Redis, of RabbitMQ."""
+"""The speed at which due entries get into queues: of the same Redis, of another Redis, of RabbitMQ."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ BUDGET = 120.0
 
 
 def seconds_to_move(site: Site, broker: str) -> float:
-    """Return the seconds in which one dispatcher moves all entries, all of them due, to *broker*.
+    """Return the seconds in which one dispatcher moves all entries, all due, to *broker*.
 
-    Its connections are open, as those of a dispatcher that runs. Raises RuntimeError if not all arrive.
+    Its connections are open, as in a running dispatcher. Raises RuntimeError if not all entries arrive.
     """
     site.client().flushall()
     app = make_app(Place(broker, f"redis_queue_bench_{os.urandom(4).hex()}", site.url))
@@ -47,7 +47,7 @@ def seconds_to_move(site: Site, broker: str) -> float:
 
 
 def _take_away(app: Celery) -> int:
-    """Return how many messages the queue of *app* holds, and delete it."""
+    """Return the number of messages in the queue of *app*, and delete the queue."""
     name = app.conf.task_default_queue
     with app.connection_for_write() as connection:
         channel = connection.default_channel

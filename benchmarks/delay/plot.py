@@ -1,4 +1,4 @@
-"""Lateness against entries stored, as a picture."""
+"""Plot lateness against the number of stored entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What RabbitMQ takes from py-amqp alone: the messages of the dispatcher, as many per wait for confirms, no Redis."""
+"""Publish with py-amqp alone: the messages of the dispatcher, with the same number per confirm, without Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The alternated rounds of one run."""
+"""The alternating rounds of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.delay.site import Site, Tell
 
 
 def run(site: Site, rounds: int, tell: Tell) -> Results:
-    """Measure everything; *tell* hears how far it is."""
+    """Measure everything; *tell* receives the progress."""
     largest = site.scale.largest
     sizes = scheduling.sizes(site)
     rates, moves = _throughput(site, rounds, tell)
@@ -79,7 +79,7 @@ def _lateness(site: Site, rounds: int, tell: Tell) -> tuple[Quantiles, dict[int,
 
 
 def _holding(site: Site, level: int) -> Place:
-    """Return the place whose set holds *level* far-future entries once it was filled."""
+    """Return the place whose store has *level* far-future entries."""
     return site.delayed(f"with-{level}")
 
 

@@ -1,4 +1,4 @@
-"""How fast tasks are delayed, one by one and many at once, and what they occupy."""
+"""The speed of delaying tasks, one by one and in bulk, and their memory."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def singly(task: Any, count: int, **options: Any) -> float:
 
 
 def in_bulk(delayed: DelayedTasks, task: Any, count: int) -> float:
-    """Return how many tasks per second push_many stores, their signatures included."""
+    """Return how many tasks per second push_many stores, including the creation of signatures."""
     started = time.perf_counter()
     delayed.push_many((task.s(0.0, ARGUMENT) for _ in range(count)), countdown=HOUR)
     return count / (time.perf_counter() - started)
 
 
 def rates(site: Site) -> dict[str, float]:
-    """Return tasks per second of each way to delay, one after the other."""
+    """Return the tasks per second of each way to delay."""
     scale = site.scale
     stock, delaying = make_app(site.stock()), make_app(site.delayed())
     contests: dict[str, Callable[[], float]] = {
@@ -51,7 +51,7 @@ def rates(site: Site) -> dict[str, float]:
 
 
 def sizes(site: Site) -> dict[str, float]:
-    """Return bytes per task, pending with DelayedTasks and undelayed in a list of Celery's."""
+    """Return the bytes per task, pending with DelayedTasks and undelayed in a Celery list."""
     count = site.scale.sent_in_bulk
     stock, delaying = make_app(site.stock()), make_app(site.delayed())
     contests: dict[str, Callable[[int], float]] = {

@@ -1,4 +1,4 @@
-"""Where one run of the benchmarks takes place, and how large it is."""
+"""The servers and the size of a run of the benchmarks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.delay.apps import Place
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much of everything."""
+    """The numbers of entries, tasks and seconds."""
 
     sent_singly: int = 5_000
     sent_in_bulk: int = 20_000
@@ -30,7 +30,7 @@ SMALL = Scale(sent_singly=2_000, sent_in_bulk=5_000, burst=4_000, seconds=5.0, i
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The private servers of one run; *url* holds entries and queues, *other* is a second Redis."""
+    """The private servers of a run; *url* holds entries and queues, *other* is a second Redis."""
 
     folder: Path
     url: str
@@ -47,7 +47,7 @@ class Site:
         return Place(self.url)
 
     def delayed(self, entries: str = "bench") -> Place:
-        """Return the place of an app with DelayedTasks whose entries are in a set of their own."""
+        """Return the place of an app with DelayedTasks in the delay queue *entries*."""
         return Place(self.url, store=self.url, entries=entries)
 
     def used_memory(self) -> int:
@@ -55,9 +55,9 @@ class Site:
         return int(self.client().info("memory")["used_memory"])
 
     def commands(self) -> int:
-        """Return how many commands Redis has processed."""
+        """Return the number of commands that Redis has processed."""
         return int(self.client().info("stats")["total_commands_processed"])
 
 
 Tell = Callable[[str], None]
-"""Takes a line of progress."""
+"""Prints a line of progress."""

@@ -1,4 +1,4 @@
-"""One worker process of Celery, stock or with DelayedTasks."""
+"""A Celery worker process, stock or with DelayedTasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _numbers = count(1)
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker that runs; *record* is where its tasks tell that they started."""
+    """A running worker; *record* is the file in which its tasks record their start."""
 
     pid: int
     record: Path

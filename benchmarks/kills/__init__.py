@@ -1,1 +1,1 @@
-"""Workers of several task queues under the same kills: what is lost, doubled, stuck, and when it comes again."""
+"""Workers of several task queues under the same kills: lost, duplicated and stuck tasks, and the time to redelivery."""

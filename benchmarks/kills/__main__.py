@@ -1,6 +1,6 @@
-"""Tasks sent at once and delayed while workers die between any two Redis commands; a table of what became of them.
+"""Send immediate and delayed tasks while workers die between any two Redis commands; print a table of the outcomes.
 
-Lost: Redis does not name the task any more. Stuck: it does, and the task did not run within a minute of calm.
+Lost: Redis no longer contains the task. Stuck: it does, but the task did not run within a minute without kills.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def measure(kind: type[Peer], tasks: int, chance: float, seed: int) -> dict[str,
 
 
 def main() -> None:
-    """Print a table in Markdown, and as the last line one JSON object."""
+    """Print a Markdown table, and as the last line one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("peers", nargs="*", choices=[*PEERS, []], help="which (default: all)")
     parser.add_argument("--tasks", type=int, default=6000, help="sent to each, half of them delayed (default 6000)")

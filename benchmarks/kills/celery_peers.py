@@ -1,4 +1,4 @@
-"""Celery on Redis: as it is, and with DelayedTasks and TaskLeases."""
+"""Celery on Redis: stock, and with DelayedTasks and TaskLeases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TASK = "kills"
 
 
 class CeleryPeer(Peer):
-    """Celery's own transport and countdown, acks late, sweeps every second, and a sweeper that died holds nobody up."""
+    """Celery's own transport and countdown, late acks, a sweep every second, and no waiting for a dead sweeper."""
 
     name = "Celery"
     sweeps: ClassVar[dict[str, int]] = {
@@ -41,7 +41,7 @@ class CeleryPeer(Peer):
         app.send_task(TASK, (label,), task_id=label, **({"countdown": delay} if delay else {}))
 
     def serve(self, execute: Execute) -> None:
-        """Be a worker of the solo pool."""
+        """Run a worker of the solo pool."""
         app = self.app()
         options: dict[str, Any] = {"without_gossip": True, "without_mingle": True, "without_heartbeat": True}
         app.task(name=TASK)(execute)
@@ -49,7 +49,7 @@ class CeleryPeer(Peer):
 
 
 class DelayedPeer(CeleryPeer):
-    """The same with delays in the store, leases and atomic fetch."""
+    """Celery with delays in the store, leases and atomic fetch."""
 
     name = "Celery with redis_queue"
     sweeps: ClassVar[dict[str, int]] = {}

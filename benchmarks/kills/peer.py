@@ -1,4 +1,4 @@
-"""What all task queues do in a run: send tasks at once and delayed, execute them, write down what ran."""
+"""Base class of the task queues in a run: send immediate and delayed tasks, execute them, record the runs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from redis_queue.validation.history import Event, History
 
 MOST_DELAY: Final = 2.0
 PAUSE: Final = 0.004
-"""Seconds between two tasks that are sent: workers keep up, so that kills and not a backlog make them wait."""
+"""Seconds between two sent tasks: workers keep up, so that tasks wait because of kills and not because of a backlog."""
 
 TIMEOUT: Final = 5
-"""Seconds after which the work of a dead worker may come again, where that can be set."""
+"""Seconds after which the work of a dead worker is redelivered, if that is configurable."""
 
 Execute = Callable[[str], None]
 
 
 class Peer:
-    """One task queue on one Redis; producers live, workers die between any two commands."""
+    """A task queue on Redis; producers live, workers die between any two commands."""
 
     name: str
     crew: Sequence[str] = (PRODUCER, "worker", "worker", "worker")
@@ -41,15 +41,15 @@ class Peer:
         raise NotImplementedError
 
     def serve(self, execute: Execute) -> None:
-        """Be a worker that calls *execute* with the label of each task, until the end of the process."""
+        """Run a worker that calls *execute* with the label of each task, until the process ends."""
         raise NotImplementedError
 
     def others(self) -> dict[str, Callable[[], None]]:
-        """Return what else must run, by role."""
+        """Return the other required processes, by role."""
         return {}
 
     def begin(self, role: str, post: Post) -> Step:
-        """Return what a process of *role* does."""
+        """Return the step of a process of *role*."""
         history = History(post.history)
         if role == PRODUCER:
             return self._produce(history, post)
@@ -65,22 +65,22 @@ class Peer:
         return _once(lambda: self.serve(execute))
 
     def look(self) -> Iterator[str]:
-        """Nobody promised where a task stands."""
+        """No check: the place of a task in Redis is not specified."""
         return iter(())
 
     def is_done(self, histories: Sequence[Path]) -> bool:
-        """Tell whether all that was sent was executed to its end."""
+        """Return whether all sent tasks were executed completely."""
         return self.progress.is_done(histories)
 
     def left(self) -> Iterator[str]:
-        """Yield what was not executed but is named somewhere in Redis."""
+        """Yield the tasks that were not executed but still occur in Redis."""
         client: Any = redis.Redis.from_url(self.url)
         everything = b"\n".join([repr(list(_contents(client))).encode(), *client.scan_iter()])
         client.close()
         yield from (label for label in self.progress.open if label.encode() in everything)
 
     def wrong(self) -> Iterator[str]:
-        """Nothing more can be wrong."""
+        """No further checks."""
         return iter(())
 
     def _produce(self, history: History, post: Post) -> Step:

@@ -1,4 +1,4 @@
-"""RQ with a scheduler of its own and workers that do not fork; a job may be tried again as often as it takes."""
+"""RQ with its own scheduler and workers that do not fork; jobs have unlimited retries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _execute: list[Execute] = []
 
 
 def work(label: str) -> None:
-    """Execute one task; RQ finds it by its name."""
+    """Execute a task; RQ imports this function by its name."""
     _execute[0](label)
 
 
@@ -27,7 +27,7 @@ class RqPeer(Peer):
     crew = (*Peer.crew, "scheduler")
 
     def send(self, label: str, delay: float) -> None:
-        """Enqueue, now or in a while."""
+        """Enqueue, with or without a delay."""
         options: dict[str, Any] = {"job_id": label, "retry": rq.Retry(max=1000), "result_ttl": 0}
         queue = rq.Queue("kills", connection=Redis.from_url(self.url), default_timeout=TIMEOUT)
         if delay:
@@ -36,7 +36,7 @@ class RqPeer(Peer):
             queue.enqueue(work, label, **options)
 
     def serve(self, execute: Execute) -> None:
-        """Be a worker."""
+        """Run a worker."""
         _execute[:] = [execute]
         connection = Redis.from_url(self.url)
         worker = rq.SimpleWorker(

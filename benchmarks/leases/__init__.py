@@ -1,1 +1,1 @@
-"""TaskLeases against stock workers: what they cost, and what is lost when workers are killed."""
+"""TaskLeases against stock workers: their cost, and the losses when workers are killed."""

@@ -1,4 +1,4 @@
-"""TaskLeases against stock workers on the same private Redis, in alternated rounds.
+"""TaskLeases against stock workers on the same private Redis, in alternating rounds.
 
 Prints progress, a table, and as its last line one JSON object with the figures.
 """
@@ -17,7 +17,7 @@ from benchmarks.server import private_redis
 def main() -> None:
     """Run the rounds and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="alternated rounds (default 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="alternating rounds (default 3)")
     parser.add_argument("--tasks", type=int, default=10_000, help="tasks to execute in a round (default 10,000)")
     parser.add_argument(
         "--kills", type=int, default=100, help="consumers to kill in each mode (default 100, 0 for none)"

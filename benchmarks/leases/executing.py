@@ -1,4 +1,4 @@
-"""How fast one worker executes tasks that do nothing, and what it sends while it waits."""
+"""Execution speed of empty tasks on one worker, and its commands while idle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTLE = 3.0
 
 
 def tasks_per_second(url: str, mode: str, tasks: int) -> tuple[float, float]:
-    """Return tasks per second, and then commands per second of the idle worker."""
+    """Return tasks per second, and commands per second of the idle worker."""
     client = redis.Redis.from_url(url)
     client.flushall()
     app = make_app(url, STOCK)

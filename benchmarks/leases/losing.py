@@ -1,4 +1,4 @@
-"""What is lost and doubled when consumers are killed in the middle of their work."""
+"""Lost and duplicate messages when consumers are killed during their work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEFORE = 20
 
 
 def lost_and_doubled(url: str, mode: str, kills: int) -> tuple[int, int]:
-    """Kill consumers at random moments; return how many messages nobody ever got, and how many came more than once."""
+    """Kill consumers at random; return how many messages were never delivered, and how many more than once."""
     client = redis.Redis.from_url(url)
     client.flushall()
     dice = random.Random(kills)

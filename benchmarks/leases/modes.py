@@ -1,4 +1,4 @@
-"""The three ways in which a worker may take its messages."""
+"""The three ways in which a worker can take its messages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TASK: Final = "benchmarks.nothing"
 
 
 def nothing(due: float) -> None:
-    """Record that it started."""
+    """Record the start."""
     recording.record(due)
 
 
 def make_app(url: str, mode: str, **options: Any) -> Celery:
-    """Return an app of *mode* on the Redis at *url*; *options* are transport options."""
+    """Return an app with *mode* on the Redis at *url*; *options* are transport options."""
     app = Celery("benchmarks", broker=url.replace("unix://", "redis+socket://"), set_as_current=False)
     app.conf.update(
         task_default_queue=QUEUE,

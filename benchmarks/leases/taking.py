@@ -1,4 +1,4 @@
-"""A consumer that is killed: ``python -m benchmarks.leases.taking URL MODE``; it notes each message and settles it."""
+"""A consumer to be killed: ``python -m benchmarks.leases.taking URL MODE``; it records and settles each message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redis_queue.celery.consume.qos import lease_channels
 DONE = "done"
 PREFETCH = 10
 TIMEOUT = 2
-"""The visibility timeout in seconds, so that what dead consumers held comes back soon."""
+"""The visibility timeout in seconds, so that messages of dead consumers are redelivered soon."""
 
 
 def main(url: str, mode: str) -> None:

@@ -15,5 +15,5 @@ app = make_app(os.environ["BENCHMARK_BROKER"], os.environ["BENCHMARK_MODE"])
 
 @worker_ready.connect  # type: ignore[untyped-decorator]
 def tell(**_: Any) -> None:
-    """Tell the benchmark that the worker consumes."""
+    """Signal the benchmark that the worker consumes."""
     Path(os.environ["BENCHMARK_READY"]).touch()

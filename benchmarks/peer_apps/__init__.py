@@ -1,4 +1,4 @@
-"""One module per peer: `schedule` delays tasks one by one, `commands` starts what executes them."""
+"""One module per peer: `schedule` delays tasks one by one, `commands` returns the processes that execute them."""
 
 from __future__ import annotations
 

@@ -15,12 +15,11 @@ from benchmarks.peer_apps import ARGUMENT, URL
 
 
 async def hit(_context: Any, due: float, _argument: str) -> None:
-    """Record the start."""
     recording.record(due)
 
 
 class WorkerSettings:
-    """What ARQ's worker reads."""
+    """The settings of ARQ's worker."""
 
     functions = (hit,)
     redis_settings = RedisSettings.from_dsn(URL)
@@ -39,5 +38,5 @@ async def _schedule(dues: Sequence[float]) -> None:
 
 
 def commands() -> list[list[str]]:
-    """Return what executes the tasks."""
+    """Return the commands of the worker."""
     return [["arq", "benchmarks.peer_apps.arq_app.WorkerSettings"]]

@@ -18,6 +18,6 @@ def schedule(dues: Sequence[float]) -> None:
 
 
 def commands() -> list[list[str]]:
-    """Return what executes the tasks."""
+    """Return the command of the worker."""
     command = ["celery", "-A", "benchmarks.peer_apps.celery_app", "worker", "--concurrency", "2"]
     return [[*command, "--queues", "bench", "--loglevel", "WARNING"]]

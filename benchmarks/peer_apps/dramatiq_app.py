@@ -29,5 +29,5 @@ def schedule(dues: Sequence[float]) -> None:
 
 
 def commands() -> list[list[str]]:
-    """Return what executes the tasks."""
+    """Return the command of the worker."""
     return [["dramatiq", "benchmarks.peer_apps.dramatiq_app", "-p", "1", "-t", "2"]]

@@ -29,5 +29,5 @@ def schedule(dues: Sequence[float]) -> None:
 
 
 def commands() -> list[list[str]]:
-    """Return what executes the tasks."""
+    """Return the command of the worker."""
     return [["huey_consumer", "benchmarks.peer_apps.huey_app.huey", "-w", "2", "-k", "thread"]]

@@ -1,4 +1,4 @@
-"""celery_longterm_scheduler: its command once a second, in one process, beside a Celery worker."""
+"""celery_longterm_scheduler: its command once a second in one process, next to a Celery worker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def schedule(dues: Sequence[float]) -> None:
 
 
 def commands() -> list[list[str]]:
-    """Return what executes the tasks."""
+    """Return the commands of the scheduler and the worker."""
     module = "benchmarks.peer_apps.longterm_app"
     return [
         ["celery", "-A", module, "worker", "--concurrency", "2", "--loglevel", "WARNING"],
@@ -41,8 +41,8 @@ def commands() -> list[list[str]]:
 
 
 def main() -> None:
-    """Send what is due, every second."""
-    # Its stored tasks are looked up in the current app.
+    """Send due tasks every second."""
+    # It looks up its stored tasks in the current app.
     app.set_current()
     while True:
         get_scheduler(app).execute_pending(datetime.now(timezone.utc))

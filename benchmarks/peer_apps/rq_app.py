@@ -25,5 +25,5 @@ def schedule(dues: Sequence[float]) -> None:
 
 
 def commands() -> list[list[str]]:
-    """Return what executes the tasks."""
+    """Return the commands of the workers."""
     return 2 * [["rq", "worker", "bench", "--with-scheduler", "--url", URL, "--worker-class", "rq.worker.SimpleWorker"]]

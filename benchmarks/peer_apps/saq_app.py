@@ -1,4 +1,4 @@
-"""SAQ with its default of ten tasks at once; its resolution is a second, so due times are rounded up."""
+"""SAQ with its default of ten concurrent tasks; its resolution is one second, so due times are rounded up."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ async def _schedule(dues: Sequence[float]) -> None:
 
 
 def commands() -> list[list[str]]:
-    """Return what executes the tasks."""
+    """Return the command of the worker."""
     return [["saq", "benchmarks.peer_apps.saq_app.settings"]]

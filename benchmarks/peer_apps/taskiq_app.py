@@ -1,4 +1,4 @@
-"""Taskiq on Redis, one worker process; its scheduler looks every second, not every minute."""
+"""Taskiq on Redis with one worker process; its scheduler polls every second, not every minute."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def _schedule(dues: Sequence[float]) -> None:
 
 
 def commands() -> list[list[str]]:
-    """Return what executes the tasks."""
+    """Return the commands of the scheduler and the worker."""
     module = "benchmarks.peer_apps.taskiq_app"
     return [
         ["taskiq", "worker", f"{module}:broker", "--workers", "1"],

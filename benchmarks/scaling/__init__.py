@@ -1,1 +1,1 @@
-"""What many waiting entries take: measured, reckoned from it, and simulated."""
+"""The cost of many waiting entries: measured, calculated and simulated."""

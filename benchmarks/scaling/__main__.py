@@ -1,8 +1,8 @@
-"""What one Redis takes for many waiting entries, and what more would: ``python -m benchmarks.scaling``.
+"""The cost of many waiting entries in one Redis, and a projection to more: ``python -m benchmarks.scaling``.
 
 Fills a private Redis step by step with delayed tasks that have a 200-byte argument, and measures at each step the bytes
-for each entry and the time of single operations; measures a Redis that is a long round trip away. From that it reckons
-and simulates what 100 million entries would take. docs/scaling.md shows a run of it.
+for each entry and the time of single operations; measures a Redis with a long round trip. From this it calculates and
+simulates the cost of 100 million entries. docs/scaling.md shows a run.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ RATES: Final = (250, 500, 1_000, 6_000, 18_000, 55_000)
 
 
 def table(found: list[Step]) -> str:
-    """Return the measured steps as a table, a column for each."""
+    """Return the measured steps as a table with one column each."""
     rows = [["bytes per entry", *(f"{step.size:,.0f}" for step in found)]]
     rows += [[f"{name}, ms", *(f"{step.times[name]:.2f}" for step in found)] for name in found[0].times]
     return _table(["waiting", *(f"{step.entries:,}" for step in found)], rows)
 
 
 def reckoned(size: float) -> str:
-    """Return what *LARGEST* entries take, by the number of shards that they are spread over."""
+    """Return the memory of *LARGEST* entries, by the number of shards."""
     total = size * LARGEST / 2**30
     rows = [[str(shards), f"{LARGEST // shards:,}", f"{total / shards:,.1f}"] for shards in SHARDS]
     return _table(["nodes", "entries per node", "GiB per node"], rows)
 
 
 def simulated() -> str:
-    """Return how late *LARGEST* entries are that fall due within a week, by what is dispatched in a second."""
+    """Return the lateness of *LARGEST* entries due within a week, by the dispatch rate per second."""
     rows = []
     for rate in RATES:
         week = simulate(LARGEST, rate)
@@ -47,7 +47,7 @@ def simulated() -> str:
 
 
 def regions() -> str:
-    """Return what a Redis in another region takes."""
+    """Return the figures of a Redis in another region."""
     return _table(["", f"{ROUND_TRIP * 1000:.0f} ms away"], [[name, f"{value:,.0f}"] for name, value in figures()])
 
 

@@ -1,4 +1,4 @@
-"""What one Redis takes for many waiting entries, measured step by step."""
+"""The cost of many waiting entries in one Redis, measured step by step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Operation = Callable[[], object]
 
 @dataclass(frozen=True)
 class Step:
-    """What was measured with so many entries waiting: bytes for each, milliseconds of each operation (median)."""
+    """The figures at one number of waiting entries: bytes for each, milliseconds of each operation (median)."""
 
     entries: int
     size: float
@@ -36,7 +36,7 @@ class Step:
 
 
 def fill(queue: DelayQueue, sample: Push, have: int, want: int) -> None:
-    """Add entries until *want* wait, due all over the week after tomorrow."""
+    """Add entries until *want* are waiting, spread over the week after tomorrow."""
     for start in range(have, want, 50_000):
         numbers = range(start, min(want, start + 50_000))
         queue.push_many(
@@ -49,7 +49,7 @@ def _later(sample: Push, id_: str, delay: float) -> Push:
 
 
 def operations(queue: DelayQueue, sample: Push) -> dict[str, Operation]:
-    """Return what is timed; each call leaves as many entries as there were."""
+    """Return the timed operations; each call leaves the number of entries unchanged."""
     numbers = count()
 
     def due(total: int) -> list[Push]:
@@ -76,7 +76,7 @@ def operations(queue: DelayQueue, sample: Push) -> dict[str, Operation]:
 
 
 def measure(queue: DelayQueue, sample: Push, client: redis.Redis, empty: int, entries: int) -> Step:
-    """Return one step."""
+    """Return the figures of one step."""
     size = (used(client) - empty) / entries
     times = {}
     for name, operation in operations(queue, sample).items():
@@ -98,7 +98,7 @@ def used(client: redis.Redis) -> int:
 
 
 def steps(url: str, most: int) -> Iterator[Step]:
-    """Fill and measure."""
+    """Fill the queue and measure each step."""
     client: redis.Redis = redis.Redis.from_url(url)
     app = Celery("scaling", broker=url.replace("unix://", "redis+socket://"), set_as_current=False)
     app.conf.redis_queue_url = url

@@ -1,4 +1,4 @@
-"""A store in another region: a Redis behind a proxy that makes each round trip so much longer."""
+"""A store in another region: a Redis with a proxy that delays each round trip."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALLS: Final = 20
 
 
 def figures() -> Iterator[tuple[str, float]]:
-    """Yield what was measured over a round trip of ROUND_TRIP seconds, and what it is called."""
+    """Yield the label and the figure of each measurement over a round trip of ROUND_TRIP seconds."""
     with RedisServer(tcp=True) as server, FaultProxy(server.address) as proxy:
         away, here = DelayQueue("regions", proxy.url), DelayQueue("regions", server.url)
         away.push("first", delay=3600)
@@ -40,7 +40,7 @@ def _seconds(call: Callable[[], object], times: int) -> float:
 
 
 def _late_ms(sender: DelayQueue, dispatcher: DelayQueue) -> float:
-    """Return how late a dispatcher has in its hands what *sender* sent; the median."""
+    """Return the median lateness with which a dispatcher claims the entries of *sender*."""
     found: list[float] = []
     for _ in range(CALLS):
         sender.push("x", delay=0.3)

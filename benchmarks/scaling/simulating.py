@@ -1,8 +1,8 @@
-"""A simulation of many entries falling due over a week, second by second, and of who dispatches them.
+"""A simulation of many entries that become due over a week, second by second, and of their dispatchers.
 
-Lateness is waiting time in a fluid queue: what falls due in a second joins a backlog that dispatchers work off at the
-rate that was measured for one of them; the store gives no more than it was measured to give. Entries are served in the
-order of their due times.
+Lateness is the waiting time in a fluid queue: due entries join a backlog, which dispatchers process at the measured
+rate of one dispatcher, limited by the measured rate of the store. Entries are dispatched in the order of their due
+times.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Final
 WEEK: Final = 7 * 86400
 HOUR: Final = 3600
 BY_DAY: Final = 0.8
-"""How much busier noon, and quieter midnight, is than the mean."""
+"""Amplitude of the daily cycle: noon is busier than the mean by this share, midnight quieter."""
 
 ON_THE_HOUR: Final = 0.2
-"""Share of entries whose due time is a full hour, as people choose them."""
+"""Share of entries whose due time is a full hour, as people often choose."""
 
 
 @dataclass(frozen=True)
 class Week:
-    """What a simulated week came to: seconds of lateness, and how busy the dispatchers were."""
+    """The result of a simulated week: seconds of lateness, and the load of the dispatchers."""
 
     median: float
     most_of_99: float
@@ -33,7 +33,7 @@ class Week:
 
 
 def due_in_each_second(entries: int) -> Iterator[float]:
-    """Yield how many of *entries* fall due in each second of a week: busy days, quiet nights, and the full hours."""
+    """Yield the number of *entries* due in each second of a week: busy days, quiet nights, and peaks at full hours."""
     each = entries / WEEK
     for second in range(WEEK):
         daily = 1 - BY_DAY * math.cos(2 * math.pi * second / 86400)
@@ -42,7 +42,7 @@ def due_in_each_second(entries: int) -> Iterator[float]:
 
 
 def simulate(entries: int, rate: float) -> Week:
-    """Let *entries* fall due within a week where *rate* a second can be dispatched."""
+    """Simulate *entries* due within a week with a dispatch rate of *rate* per second."""
     waiting: deque[list[float]] = deque()
     late: dict[int, float] = {}
     sent = 0.0
@@ -52,7 +52,7 @@ def simulate(entries: int, rate: float) -> Week:
         while waiting and left > 0:
             since, amount = waiting[0]
             now = min(amount, left)
-            # The rate is constant within a second: what is served at its middle stands for all of it.
+            # The rate is constant within a second, so its middle represents the whole second.
             passed = second - since + (rate - left + now / 2) / rate
             late[round(passed * 10)] = late.get(round(passed * 10), 0) + now
             left -= now
