@@ -1,7 +1,7 @@
-"""An API that takes so many calls a second: who is refused puts its message back for as long as the API says.
+"""An API with a rate limit: a refused message is put back for as long as the API asks.
 
 ``python -m examples.limited`` sends 30 messages by three consumers to an API that takes ten calls a second.
-It needs ``pip install .`` and a Redis: that in REDIS_URL, else redis://localhost:6379/0.
+It needs ``pip install .`` and a Redis: REDIS_URL, default redis://localhost:6379/0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from redis_queue import Consumer, Nack, RedisQueue
 
 
 class TooManyError(Exception):
-    """The API refused; *retry_after* seconds later it may not."""
+    """The API refused the call; it may be repeated after *retry_after* seconds."""
 
     def __init__(self, retry_after: float) -> None:
         super().__init__(f"try again in {retry_after:.2f} s")
@@ -27,7 +27,7 @@ class TooManyError(Exception):
 
 @dataclass
 class Api:
-    """Somebody else's API: *most* calls in any *window* seconds."""
+    """An external API: at most *most* calls in any *window* seconds."""
 
     most: int = 5
     window: float = 0.5
@@ -37,7 +37,7 @@ class Api:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def call(self, body: Any) -> None:
-        """Take *body*, or raise TooManyError."""
+        """Accept *body*, or raise TooManyError."""
         with self._lock:
             now = time.monotonic()
             while self._times and self._times[0] <= now - self.window:
@@ -50,21 +50,21 @@ class Api:
 
 
 def handler(api: Api) -> Any:
-    """Return what a consumer does with a message."""
+    """Return the message handler of a consumer."""
 
     def handle(message: Any) -> None:
         try:
             api.call(message.body)
         except TooManyError as error:
-            # Not a failure: it waits in Redis, not in this thread, and others may go first.
+            # Not a failure: the message waits in Redis, not in this thread, and other messages may overtake it.
             raise Nack("the API is busy", delay=error.retry_after) from error
 
     return handle
 
 
 def main(url: str, count: int = 30) -> Api:
-    """Send *count* messages through the API and return it."""
-    # A nack counts as a delivery: a message may come as often as it takes.
+    """Send *count* messages through the API and return the API."""
+    # Each nack counts as a delivery, so the number of deliveries is unlimited.
     queue = RedisQueue("limited", url, max_deliveries=0)
     api = Api()
     queue.put_many(range(count))

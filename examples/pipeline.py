@@ -1,7 +1,7 @@
-"""A CSV file through a RedisQueue, in batches: what a process that dies half way was at is done by the next one.
+"""A CSV file through a RedisQueue in batches: an unfinished batch of a dead process is processed by the next one.
 
 ``python -m examples.pipeline`` counts the orders of each customer in ``examples/orders/orders.csv``, or in your file.
-It needs ``pip install .`` and a Redis: that in REDIS_URL, else redis://localhost:6379/0.
+It needs ``pip install .`` and a Redis: REDIS_URL, default redis://localhost:6379/0.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ BATCH = 100
 
 
 def rows(file: Path) -> Iterator[dict[str, str]]:
-    """Yield the lines of *file* by the names in its first one."""
+    """Yield the lines of *file* as dicts, with the names in its first line."""
     with file.open(newline="", encoding="utf-8") as lines:
         yield from csv.DictReader(lines)
 
 
 def feed(queue: RedisQueue, found: Iterable[dict[str, str]]) -> int:
-    """Put all rows, 500 in one round trip, whatever their number; return how many there were."""
+    """Put all rows, 500 in one round trip; return their number."""
     return len(queue.put_many(found))
 
 
@@ -35,13 +35,13 @@ def work(queue: RedisQueue, column: str) -> Counter[str]:
     total: Counter[str] = Counter()
     while messages := queue.get_many(BATCH, block=False):
         total.update(message.body[column] for message in messages)
-        # The batch is done as a whole, or comes again as a whole.
+        # The batch is acked as a whole, or redelivered as a whole.
         queue.ack_many(messages)
     return total
 
 
 def main(url: str, file: Path, column: str = "customer") -> Counter[str]:
-    """Feed *file* into a queue, work it off, and return how often each value of *column* was there."""
+    """Feed *file* into a queue, process it, and return how often each value of *column* occurs."""
     queue = RedisQueue("pipeline", url)
     fed = feed(queue, rows(file))
     total = work(queue, column)

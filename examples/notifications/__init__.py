@@ -1,4 +1,4 @@
-"""Notifications on Flask: a mail that is sent later, unless it is cancelled in time.
+"""Notifications on Flask: delayed mails that can be cancelled in time.
 
 ``python -m examples.notifications`` serves it, as ``flask --app examples.notifications run`` does;
 ``celery -A examples.notifications.worker worker`` sends the mails, into the file in OUTBOX, else ``outbox.txt``.

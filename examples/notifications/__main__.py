@@ -1,4 +1,4 @@
-"""``python -m examples.notifications``: the application on Flask's own server."""
+"""``python -m examples.notifications``: the application on Flask's development server."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ if __name__ == "__main__":
         description=examples.notifications.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--port", type=int, default=5000, help="where it listens (default: 5000)")
+    parser.add_argument("--port", type=int, default=5000, help="port to listen on (default: 5000)")
     examples.notifications.create_app().run(port=parser.parse_args().port)

@@ -17,7 +17,7 @@ def celery_init_app(app: Flask) -> Celery:
     """Return the Celery app of *app*; its tasks run in the context of *app*, as in Flask's documentation."""
 
     class FlaskTask(Task):  # type: ignore[misc]
-        """Run within the application context."""
+        """A task that runs in the application context."""
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             with app.app_context():
@@ -30,7 +30,7 @@ def celery_init_app(app: Flask) -> Celery:
 
 
 def create_app(**config: Any) -> Flask:
-    """Return the application."""
+    """Create the application."""
     app = Flask("notifications")
     url = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
     app.config.from_mapping(
@@ -47,7 +47,7 @@ def create_app(**config: Any) -> Flask:
 
     @app.post("/notifications")
     def plan() -> tuple[Response, int]:
-        """Send a mail later."""
+        """Schedule a mail."""
         seconds = request.form.get("in", 60.0, type=float)
         result = send.apply_async((request.form["to"], request.form["text"]), countdown=seconds)
         return jsonify(id=result.id), 201

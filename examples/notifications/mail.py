@@ -1,4 +1,4 @@
-"""Mails, written into a file."""
+"""Write mails to a file."""
 
 from __future__ import annotations
 

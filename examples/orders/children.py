@@ -1,4 +1,4 @@
-"""The processes of a run; none of them outlives it."""
+"""The processes of a run; all of them end with it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ WAIT_THEN_RUN = 'read -r _ && exec "$@" </dev/null'
 
 
 class Child:
-    """A process in a session of its own, so that a Ctrl-C at the terminal reaches only the run.
+    """A process in its own session, so that a Ctrl-C at the terminal reaches only the run.
 
-    It waits for :meth:`begin`, and ends by itself if this process dies before.
+    It waits for :meth:`begin`, and exits if this process dies before.
     """
 
     def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str] | None, log: Path) -> None:
@@ -42,24 +42,24 @@ class Child:
             )
 
     def begin(self) -> None:
-        """Let it run its command."""
+        """Let the process run its command."""
         assert self._process.stdin is not None  # noqa: S101 - for the type checker
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
             pipe.write(b"\n")
 
     @property
     def pid(self) -> int:
-        """Its process id, and that of its group."""
+        """The process id, which is also that of its group."""
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process is still running."""
         return self._process.poll() is None
 
     @property
     def output(self) -> str:
-        """Its output so far."""
+        """The output so far."""
         return self._log.read_text(errors="replace")
 
     @property
@@ -73,7 +73,7 @@ class Child:
         self._process.terminate()
 
     def freeze(self) -> None:
-        """Stop it by SIGSTOP; return when it has stopped or ended."""
+        """Stop it with SIGSTOP; return when it has stopped or ended."""
         self._process.send_signal(signal.SIGSTOP)
         # WNOWAIT leaves the exit status to Popen.
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -83,13 +83,13 @@ class Child:
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it and its children by SIGKILL; no-op if it has ended."""
+        """Kill it and its children with SIGKILL; no-op if it has ended."""
         if self.running:
             self.kill_group()
             self._process.wait()
 
     def kill_group(self) -> None:
-        """End its process group by SIGKILL, also if it has ended itself."""
+        """Kill its process group with SIGKILL, even if the process itself has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -130,7 +130,7 @@ class Children:
             self._guard.communicate("{}\n")
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
-        """Start *command*; from now on :meth:`check` fails if it ends."""
+        """Start *command*; until :meth:`expect_end`, :meth:`check` fails if it ends."""
         child = Child(name, command, env, self.folder / f"{name.replace(' ', '-')}.log")
         self._children.append(child)
         self._tell_guard()
@@ -138,7 +138,7 @@ class Children:
         return child
 
     def expect_end(self, child: Child) -> None:
-        """Let :meth:`check` accept the end of *child*."""
+        """Allow *child* to end."""
         self._ended.add(child)
 
     def check(self) -> None:
@@ -160,7 +160,7 @@ class Children:
             child.kill()
 
     def watch_keys(self, url: str, prefix: str) -> None:
-        """Let the guard delete the keys with *prefix*, too."""
+        """Also let the guard delete the keys with *prefix*."""
         self._left |= {"url": url, "prefix": prefix}
         self._tell_guard()
 
@@ -172,7 +172,7 @@ class Children:
     def _tell_guard(self) -> None:
         assert self._guard.stdin is not None  # noqa: S101 - for the type checker
         self._left["groups"] = [child.pid for child in self._children if child.running]
-        # Without its guard a run still ends its children itself.
+        # Without the guard the run still ends its children itself.
         with contextlib.suppress(BrokenPipeError):
             self._guard.stdin.write(json.dumps(self._left) + "\n")
             self._guard.stdin.flush()

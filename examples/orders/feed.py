@@ -52,7 +52,7 @@ def _line(text: str) -> tuple[str, int]:
 
 
 class Feed:
-    """Put *orders* into *delays* and *lines*, and note in the ledgers which work is due when.
+    """Put *orders* into *delays* and *lines*, and record in the ledgers when each work is due.
 
     *speed* divides the delays of the orders and the time between them.
     """
@@ -78,7 +78,7 @@ class Feed:
 
     @property
     def share(self) -> float:
-        """The part of the file that is fed, 0 to 1."""
+        """The fraction of the file that was fed, 0 to 1."""
         return self.fed / len(self._orders)
 
     def step(self) -> None:
@@ -103,7 +103,7 @@ class Feed:
     def _later(self, task: Any, order: Order, seconds: float) -> None:
         delay = seconds / self._speed
         due = time.time() + delay
-        # Noted before the send: work whose send had no answer counts, too.
+        # Recorded before the send: work counts even if the reply to its send was lost.
         id_ = f"{order.id}/{task.name.rpartition('.')[2]}"
         self._tasks_done.sent[id_] = due
         push_task(self._delays, task, [order.id, due], delay=delay, id=id_)

@@ -29,7 +29,7 @@ def main() -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
-    # A command of a dying process may still arrive and would write after the deletion.
+    # A command of a dying process may still arrive and write after the deletion.
     give_up = time.monotonic() + PATIENCE
     while any(_lives(group) for group in groups) and time.monotonic() < give_up:
         time.sleep(0.02)

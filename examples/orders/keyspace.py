@@ -1,4 +1,4 @@
-"""The keys of a run: all begin with one prefix, by which they are found and deleted."""
+"""The keys of a run: a common prefix is used to find and delete them."""
 
 from __future__ import annotations
 

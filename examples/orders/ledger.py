@@ -1,4 +1,4 @@
-"""The work that was sent, and when it was done."""
+"""The sent work, and when it was executed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import redis
 
 
 class Ledger:
-    """One kind of work: *sent* maps its ids to the time at which each is to be done.
+    """One kind of work: *sent* maps its ids to their due times.
 
     Each run of the work appends a JSON object with ``id`` and ``ran`` to the Redis list *key*.
     """
@@ -23,7 +23,7 @@ class Ledger:
         self._again: set[str] = set()
 
     def update(self) -> None:
-        """Read the work that was done since the last update."""
+        """Read the records since the last update."""
         done = self._client.lrange(self._key, self._read, -1)
         self._read += len(done)
         for raw in done:

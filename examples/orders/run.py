@@ -29,7 +29,7 @@ from redis_queue.store.redis_errors import redact
 from tasks.orders import executed
 
 GIVE_UP_AFTER = 45.0
-"""Seconds after which unfinished work counts as lost; the rest of a minute is for the clean-up."""
+"""Seconds after which unfinished work counts as lost; the rest of a minute is for the cleanup."""
 
 PATIENCE = 6.0
 READY = " ready."
@@ -80,7 +80,7 @@ def _deleted_keys(plan: Plan, client: redis.Redis, children: Children) -> Iterat
 
 
 class _Run:
-    """The worker and the consumers of a run, and the events."""
+    """The worker and the consumers of a run, and its events."""
 
     def __init__(
         self, plan: Plan, url: str, client: redis.Redis, *, children: Children, signals: Signals, screen: Screen
@@ -89,12 +89,12 @@ class _Run:
         self._children = children
         self._signals = signals
         self._screen = screen
-        # The user's own CELERY_* variables could point to another broker.
+        # The user's own CELERY_* variables could select another broker.
         self._env = {name: value for name, value in os.environ.items() if not name.startswith("CELERY")} | {
             "REDIS_URL": url,
             "REDIS_QUEUE_PREFIX": plan.prefix,
             "CELERY_KEY_PREFIX": keyspace.celery(plan.prefix),
-            # A killed worker leaves its temporary files.
+            # A killed worker leaves its temporary files behind.
             "TMPDIR": str(children.folder),
         }
         self._client = client
@@ -120,7 +120,7 @@ class _Run:
             child.kill()
 
     def play(self) -> Result:
-        """Play the events to their end, or until the time is up; return the result."""
+        """Run the events until the end or the time limit; return the result."""
         for _ in self._story():
             if time.monotonic() - self._started > GIVE_UP_AFTER:
                 self._screen.say("giving up: the time is up")
@@ -143,7 +143,7 @@ class _Run:
         )
 
     def _story(self) -> Iterator[None]:
-        """Play the events; each yield lets a moment pass."""
+        """Run the events; each yield waits for a moment."""
         self._screen.say("starting a Celery worker with beat, and two consumers")
         worker = self._start_worker()
         victim = self._start_consumer()
@@ -159,7 +159,7 @@ class _Run:
         yield from _until(self._all_done)
 
     def _kill(self, consumer: Child) -> Iterator[None]:
-        # Very few orders may be done before they are seen in flight.
+        # With very few orders all may be done before one is seen in flight.
         while not (held := self._holds(consumer)) and self._lines_done.executed < self._totals[-1]:
             consumer.thaw()
             yield
@@ -173,7 +173,7 @@ class _Run:
     def _holds(self, consumer: Child) -> list[str]:
         """Freeze *consumer* and return the lines that it is handling."""
         consumer.freeze()
-        # Its type in redis-py differs between versions.
+        # Its type differs between versions of redis-py.
         held: Any = self._client.smembers(keyspace.in_hand(self._prefix, consumer.name))
         return sorted(line.decode() for line in held)
 
@@ -213,7 +213,7 @@ class _Run:
         if self._tasks_done.lost or self._lines_done.lost:
             return False
         lines, delays = self._lines.stats(), self._delays.stats()
-        # A finished line of the killed consumer may still come back and run again.
+        # A finished line of the killed consumer may still be redelivered and run again.
         return not (lines.ready or lines.delayed or lines.in_flight or delays.waiting or delays.in_flight)
 
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 Bars = Mapping[str, tuple[int, int]]
-"""For each bar the number done, and the total."""
+"""For each bar the number of done items, and the total."""
 
 
 class Screen(Protocol):
@@ -37,7 +37,7 @@ class Screen(Protocol):
 
 
 def screen(console: Console) -> Screen:
-    """Return a live screen on a terminal, else one that prints lines."""
+    """Return a live screen on a terminal, otherwise one that prints lines."""
     return _Live(console) if console.is_interactive and sys.stdout.isatty() else _Lines()
 
 

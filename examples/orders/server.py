@@ -1,4 +1,4 @@
-"""The Redis of a run: the user's, or one of its own."""
+"""The Redis of a run: that of the user, or a private one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def connect_to(url: str) -> redis.Redis:
 
 @contextmanager
 def own_server() -> Iterator[str]:
-    """Start a server for a ``with`` block; yield its URL. Raises UnusableError without one, FailedError."""
+    """Start a server for a ``with`` block and yield its URL. Raises UnusableError without a server, FailedError."""
     try:
         server = OwnServer()
         server.start()
@@ -50,5 +50,5 @@ def own_server() -> Iterator[str]:
 def describe(client: redis.Redis) -> str:
     """Return name and version of the server."""
     about: dict[str, Any] = client.info("server")
-    # A Valkey also names the version of Redis with which it is compatible.
+    # Valkey also reports the version of Redis with which it is compatible.
     return f"Valkey {about['valkey_version']}" if "valkey_version" in about else f"Redis {about['redis_version']}"

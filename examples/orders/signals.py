@@ -1,4 +1,4 @@
-"""Ctrl-C and similar signals, handled only where a run is ready for them."""
+"""Handle Ctrl-C and similar signals only at safe points of a run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from examples.orders.errors import StoppedError
 
 
 class Signals:
-    """Note SIGINT, SIGTERM and SIGHUP; :meth:`check` raises StoppedError after one came.
+    """Record SIGINT, SIGTERM and SIGHUP; :meth:`check` raises StoppedError after a signal.
 
-    An exception at any other point might leave a child that was started and not yet noted.
+    An exception at any other point might leave a child that was started and not yet recorded.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Signals:
             signal.signal(number, handler)
 
     def check(self) -> None:
-        """Raise StoppedError if a signal came."""
+        """Raise StoppedError after a signal."""
         if self._received is not None:
             raise StoppedError(self._received)
 

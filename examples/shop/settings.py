@@ -66,5 +66,5 @@ CELERY_TASK_IGNORE_RESULT = True
 # Each redis_queue_* setting may be set here, with the prefix CELERY_.
 CELERY_REDIS_QUEUE_URL = os.environ.get("REDIS_QUEUE_URL", CELERY_BROKER_URL)
 
-# Seconds that a customer has to pay.
+# Seconds that a customer has for the payment.
 PAY_WITHIN = float(os.environ.get("PAY_WITHIN", "900"))

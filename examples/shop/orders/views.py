@@ -18,7 +18,7 @@ from redis_queue.contrib.django import outbox
 @require_POST
 @transaction.atomic
 def place(request: HttpRequest) -> HttpResponse:
-    """Take an order; order and deadline are committed together, or neither is."""
+    """Store an order and its deadline in one transaction."""
     order = Order.objects.create(item=request.POST["item"][:100])
     outbox.schedule(cancel_unpaid, (order.pk,), countdown=settings.PAY_WITHIN, task_id=order.deadline)
     if request.POST.get("fail"):
@@ -36,7 +36,7 @@ def show(_: HttpRequest, number: int) -> HttpResponse:
 @csrf_exempt
 @require_POST
 def pay(_: HttpRequest, number: int) -> HttpResponse:
-    """Take the money; cancel the deadline after the commit, since a rollback cannot restore it in Redis."""
+    """Record the payment; cancel the deadline after the commit, since a rollback cannot restore it in Redis."""
     order = get_object_or_404(Order, pk=number, state="open")
     Order.objects.filter(pk=number, state="open").update(state="paid")
     return JsonResponse({"order": number, "deadline_taken_out": outbox.cancel(order.deadline)})

@@ -8,7 +8,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    """Makes it."""
+    """Create the table."""
 
     initial = True
 
