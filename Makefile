@@ -1,4 +1,4 @@
-# Every target makes its own virtual environment; nothing needs root.
+# Every target creates its own virtual environment; no target needs root.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all coverage test-oldest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-leases bench-peers compose-check clean
 
@@ -10,18 +10,18 @@ LOCKED := requirements
 INSTALL := pyproject.toml scripts/environment $(LOCKED)/bootstrap.txt
 # Groups of tests that only `make test-all` runs.
 GROUPS := matrix or browser or installs or thorough
-# Run on each other server; for a release, all: make test-servers STORE_TESTS="tests/queue tests/delay tests/store tests/lua"
+# Tests on each of the other servers; for a release, all: make test-servers STORE_TESTS="tests/queue tests/delay tests/store tests/lua"
 STORE_TESTS := tests/queue/test_queue.py tests/delay/test_delay_queue.py
-# Run on the oldest versions; for a release, all: make test-oldest OLDEST_TESTS="tests/queue tests/delay tests/celery tests/contrib tests/testing"
+# Tests on the oldest versions; for a release, all: make test-oldest OLDEST_TESTS="tests/queue tests/delay tests/celery tests/contrib tests/testing"
 OLDEST_TESTS := tests/queue/test_queue.py tests/contrib/django/test_outbox.py tests/celery/publish/test_capture.py tests/celery/dispatch/test_dispatcher.py
-# Packages of the system that tests need; `make test` and `make test-all` install them where they may.
+# System packages that tests need; `make test` and `make test-all` install them if they are allowed to.
 PARTS := openssl libfaketime rabbitmq-server postgresql
 ALL_PARTS := $(PARTS) redis-server chromium
-# Failed tests are run once more, alone; those that pass then are named in this file and at the end.
+# Failed tests run once more, alone; those that pass then are listed in this file and at the end.
 export REDIS_QUEUE_TEST_FLAKY := $(CURDIR)/build/flaky.txt
-# With it set, each of the many processes that the tests start would compile all that it imports: seconds instead of tenths.
+# If it is set, each process that the tests start compiles all of its imports: seconds instead of tenths of a second.
 unexport PYTHONDONTWRITEBYTECODE
-# As pip does, uv accepts the certificates of the system, that of a company's proxy among them.
+# Like pip, uv accepts the certificates of the system, including that of a company proxy.
 export UV_SYSTEM_CERTS ?= true
 PROCESSES := 4
 IN_PARALLEL := -m tests.support.rerun -n $(PROCESSES) --dist worksteal -q
@@ -31,7 +31,7 @@ TEST_PARTS := $(BIN)/python -m tests.support.parts
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-setup: $(VENV)/.ready ## make the virtual environment with everything for development
+setup: $(VENV)/.ready ## create the virtual environment for development
 
 $(VENV)/.ready: $(LOCKED)/dev.txt $(INSTALL)
 	scripts/environment $(VENV) dev
@@ -41,7 +41,7 @@ $(VENV)/.demo: $(LOCKED)/demo.txt $(INSTALL)
 	scripts/environment $(VENV) demo
 	@touch $@
 
-demo: $(VENV)/.demo ## run the main job end to end, with a consumer killed and a worker restarted half way
+demo: $(VENV)/.demo ## run the orders example end to end: a consumer is killed and a worker restarted half way
 	@$(BIN)/python -m examples.orders $(ARGS)
 
 test: setup ## run the tests on one Redis and the newest versions; for some: ARGS=tests/store
@@ -58,35 +58,35 @@ test-all: setup ## run the rest: four servers, Cluster, Sentinel, oldest version
 	@cat $$REDIS_QUEUE_TEST_FLAKY
 	@$(TEST_PARTS) report $(ALL_PARTS)
 
-coverage: setup ## run the tests of the newest versions and tell which lines none of them reaches
+coverage: setup ## run the tests of the newest versions and report uncovered lines
 	$(PYTEST) --cov --cov-report=term $(ARGS)
 
-test-servers: setup ## run the store's tests on those of Redis 6.2, 7.0, 8.2 and Valkey 9 that `test` does not use
+test-servers: setup ## run the tests of the store on Redis 6.2, 7.0, 8.2 and Valkey 9, except the server of `test`
 	@set -e; for server in $$($(BIN)/python -m tests.support.matrix); do \
 		echo "== $$server"; REDIS_QUEUE_TEST_SERVER=$$server $(PYTEST) $(STORE_TESTS); done
 
-test-oldest: $(OLDEST)/.ready ## run what depends on them on the oldest supported celery, redis-py, Django, Flask and pytest
-	@# Old redis-py and kombu leave sockets to the garbage collector.
+test-oldest: $(OLDEST)/.ready ## run tests on the oldest supported celery, redis-py, Django, Flask and pytest
+	@# Old redis-py and kombu leave closing sockets to the garbage collector.
 	$(OLDEST)/bin/python $(IN_PARALLEL) -W "ignore:unclosed:ResourceWarning" $(OLDEST_TESTS)
 
 $(OLDEST)/.ready: $(LOCKED)/oldest.txt $(INSTALL)
 	scripts/environment $(OLDEST) oldest
 	@touch $@
 
-million: setup ## the pages of the dashboard with a million entries in each place
+million: setup ## test the pages of the dashboard with a million entries in each state
 	REDIS_QUEUE_TEST_MANY=1000000 $(BIN)/python -m pytest -q tests/web/test_speed.py
 
-chaos-short: setup ## kill processes between any two commands, and their servers with them; check what they did
+chaos-short: setup ## kill processes between any two commands, and their servers; check their histories
 	$(BIN)/python -m tests.chaos short $(ARGS)
 
 chaos: $(BENCH)/.ready setup ## the same with 100,000 messages and more, then Celery, RQ and Dramatiq under the same kills
 	$(BIN)/python -m tests.chaos long $(ARGS)
 	$(BENCH)/bin/python -m benchmarks.kills
 
-screenshots: setup ## make the images of docs/images anew
+screenshots: setup ## create the images of docs/images again
 	$(BIN)/python -m tests.web.browser.screenshots
 
-mutants: setup ## the same with a fault in the code: each has to be found
+mutants: setup ## put a fault into the code: the tests must find each
 	$(BIN)/python -m tests.chaos mutants
 
 check: setup compose-check docs ## format, lint, types, layers, lock files, documentation
@@ -97,7 +97,7 @@ check: setup compose-check docs ## format, lint, types, layers, lock files, docu
 	$(BIN)/python -m docs.generated --check
 	$(BIN)/python -m pytest -q tests/packaging/test_requirements.py
 
-reference: setup ## write into docs/reference what its pages take from the code
+reference: setup ## generate the parts of docs/reference that come from the code
 	$(BIN)/python -m docs.generated
 
 docs: setup ## build the documentation into build/docs; a broken link or reference is an error
@@ -106,12 +106,12 @@ docs: setup ## build the documentation into build/docs; a broken link or referen
 compose-check: setup ## validate docker-compose.yml against the compose schema
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
-lock: setup ## pin what pyproject.toml asks for in requirements/; ARGS=--upgrade for the newest versions
+lock: setup ## pin the dependencies of pyproject.toml in requirements/; ARGS=--upgrade for the newest versions
 	scripts/lock $(ARGS)
 
 bench: bench-scripts bench-queue bench-delay bench-leases ## run the benchmarks: scripts, and against kombu and Celery
 
-bench-scripts: setup ## how long each script keeps Redis busy, with 500 records of 240 kB and of 200 bytes
+bench-scripts: setup ## measure how long each script blocks Redis, with 500 records of 240 kB and of 200 bytes
 	$(BIN)/python -m benchmarks.scripts $(ARGS)
 
 bench-queue: setup ## RedisQueue against kombu's SimpleQueue, ratios of one run
@@ -120,7 +120,7 @@ bench-queue: setup ## RedisQueue against kombu's SimpleQueue, ratios of one run
 bench-delay: $(BENCH)/.ready ## DelayedTasks against Celery's native countdown, ratios of one run; ARGS=--small for less
 	$(BENCH)/bin/python -m benchmarks.delay $(ARGS)
 
-bench-leases: setup ## TaskLeases against stock workers: cost, and what is lost when consumers are killed
+bench-leases: setup ## TaskLeases against stock workers: cost, and losses when consumers are killed
 	$(BIN)/python -m benchmarks.leases $(ARGS)
 
 bench-peers: $(BENCH)/.ready ## delayed tasks of other libraries against Celery's native countdown
