@@ -54,7 +54,7 @@ def work(app: Celery, delayed: DelayedTasks) -> Iterator[Dispatcher]:
     dispatcher.close()
 
 
-def elsewhere(broker: Broker, redis_url: str, **settings: Any) -> DelayedTasks:
+def of_another_app(broker: Broker, redis_url: str, **settings: Any) -> DelayedTasks:
     """Return the DelayedTasks of another app, whose queues the dispatching app does not know."""
     return DelayedTasks(broker.app(redis_queue_url=redis_url, **settings))
 
@@ -155,7 +155,7 @@ def test_existing_queue_with_other_arguments_is_used_unchanged(
     app = broker.app(redis_queue_url=redis_url, **queues)
     with app.connection_for_write() as connection:
         make_queue(name, make_exchange(name), routing_key=name, max_priority=5)(connection.default_channel).declare()
-    delayed = elsewhere(broker, redis_url)
+    delayed = of_another_app(broker, redis_url)
     sent = [send_due(delayed, queue=name) for _ in range(2)]
 
     assert dispatched(app) == Dispatched(sent=2)
@@ -225,7 +225,7 @@ def test_queue_object_is_bound_only_if_the_setting_allows_it(*, broker: Broker, 
     )
     setting = {"redis_queue_allowed_queues": ["test-*", "celery"]} if allowed else {}
     app = broker.app(redis_queue_url=redis_url, **setting)
-    delayed = elsewhere(broker, redis_url)
+    delayed = of_another_app(broker, redis_url)
     # So that an exchange of another app exists, with messages for the queue.
     broker.bind(broker.name("others"), second, "paid")
     id_ = send_due(delayed, exchange=exchange, routing_key="order.late", declare=[queue])
@@ -273,7 +273,7 @@ class TestAForbiddenDestination:
         work: Dispatcher,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        other = elsewhere(broker, redis_url)
+        other = of_another_app(broker, redis_url)
         bad = {send_due(other, **options): what for what, options in FORBIDDEN.items()}
         good = send_due(other)
 
@@ -319,7 +319,7 @@ class TestAForbiddenDestination:
     def test_is_any_queue_outside_the_allowed_queues(self, broker: Broker, redis_url: str) -> None:
         named, other = broker.name("named"), broker.name("other")
         app = broker.app(redis_queue_url=redis_url, redis_queue_allowed_queues=["test-named-*"])
-        delayed = elsewhere(broker, redis_url, task_default_queue=app.conf.task_default_queue)
+        delayed = of_another_app(broker, redis_url, task_default_queue=app.conf.task_default_queue)
         good, bad = send_due(delayed, queue=named), send_due(delayed, queue=other)
         again = send_due(delayed, exchange=broker.name("exchange"), routing_key="x", declare=[])
         own = send_due(delayed)
@@ -339,7 +339,7 @@ class TestAForbiddenDestination:
         if as_call:
             id_ = push_task(delayed.queue, "shop.remind", delay=60, queue="redis_queue:audit")
         else:
-            other = elsewhere(broker, redis_url).app
+            other = of_another_app(broker, redis_url).app
             id_ = other.send_task("shop.remind", countdown=60, queue="redis_queue:audit").id
 
         release = Release(app)

@@ -52,7 +52,7 @@ def connection(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
 
 
 @pytest.fixture
-def kept(connection: Any) -> Iterator[WorkerLeases]:
+def leases(connection: Any) -> Iterator[WorkerLeases]:
     """WorkerLeases on that connection."""
     made = WorkerLeases(connection, lambda *_: None)
     yield made
@@ -67,12 +67,12 @@ def app_at(url: str, **options: Any) -> Celery:
     return app
 
 
-def hold(client: redis.Redis, kept: WorkerLeases) -> float:
+def hold(client: redis.Redis, leases: WorkerLeases) -> float:
     """Hold one message like a worker; return the time of its lease."""
     score = float(client.time()[0])
     client.hset("unacked", TAG, "[]")
     client.zadd("unacked_index", {TAG: score})
-    kept.hold(TAG, time.monotonic(), score)
+    leases.hold(TAG, time.monotonic(), score)
     return score
 
 
@@ -84,28 +84,32 @@ def wait_for_renewal(client: redis.Redis, since: float) -> float:
     )
 
 
-def process_of(kept: WorkerLeases) -> psutil.Process:
+def process_of(leases: WorkerLeases) -> psutil.Process:
     """Return the keeper process."""
-    assert kept._keeper._process is not None
-    return psutil.Process(kept._keeper._process.pid)
+    assert leases._keeper._process is not None
+    return psutil.Process(leases._keeper._process.pid)
 
 
 class TestKeeper:
-    def test_renews_on_a_new_connection(self, proxy: FaultProxy, client: redis.Redis, kept: WorkerLeases) -> None:
-        renewed = wait_for_renewal(client, hold(client, kept))
-        process = process_of(kept)
+    def test_renews_on_a_new_connection(self, proxy: FaultProxy, client: redis.Redis, leases: WorkerLeases) -> None:
+        renewed = wait_for_renewal(client, hold(client, leases))
+        process = process_of(leases)
         proxy.mute()
         # The first renewal may still be on its way.
         wait_for_renewal(client, wait_for_renewal(client, renewed))
-        assert process_of(kept) == process
-        assert kept.lost == 0
+        assert process_of(leases) == process
+        assert leases.lost == 0
 
     def test_hanging_keeper_is_replaced(
-        self, kept: WorkerLeases, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self,
+        leases: WorkerLeases,
+        client: redis.Redis,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
-        monkeypatch.setattr(kept._keeper, "_stale", 1.5)
-        renewed = wait_for_renewal(client, hold(client, kept))
-        process = process_of(kept)
+        monkeypatch.setattr(leases._keeper, "_stale", 1.5)
+        renewed = wait_for_renewal(client, hold(client, leases))
+        process = process_of(leases)
         with caplog.at_level(logging.WARNING):
             process.suspend()
             wait_for_renewal(client, wait_for_renewal(client, renewed))
@@ -115,16 +119,16 @@ class TestKeeper:
     def test_keeper_that_reports_an_error_is_kept_and_logged_once(
         self,
         proxy: FaultProxy,
-        kept: WorkerLeases,
+        leases: WorkerLeases,
         client: redis.Redis,
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        renewed = wait_for_renewal(client, hold(client, kept))
-        process = process_of(kept)
+        renewed = wait_for_renewal(client, hold(client, leases))
+        process = process_of(leases)
         events: list[dict[str, Any]] = []
-        take = kept._keeper._take
-        monkeypatch.setattr(kept._keeper, "_take", lambda event: (events.append(event), take(event)))
+        take = leases._keeper._take
+        monkeypatch.setattr(leases._keeper, "_take", lambda event: (events.append(event), take(event)))
         with caplog.at_level(logging.WARNING):
             proxy.mode = "refuse"
             proxy.cut()
@@ -132,21 +136,21 @@ class TestKeeper:
             proxy.mode = "pass"
             wait_for_renewal(client, renewed)
         assert caplog.text.count("cannot renew leases") == 1
-        assert process_of(kept) == process
+        assert process_of(leases) == process
 
     @pytest.mark.timeout(30)
-    def test_hanging_keeper_does_not_delay_the_end_of_its_worker(self, kept: WorkerLeases) -> None:
-        process = process_of(kept)
+    def test_hanging_keeper_does_not_delay_the_end_of_its_worker(self, leases: WorkerLeases) -> None:
+        process = process_of(leases)
         process.suspend()
-        kept.close()
+        leases.close()
         wait_until(lambda: not process.is_running(), description="the keeper to be gone")
 
 
 class TestLeaseClient:
-    def test_settles_on_a_new_connection(self, proxy: FaultProxy, client: redis.Redis, kept: WorkerLeases) -> None:
+    def test_settles_on_a_new_connection(self, proxy: FaultProxy, client: redis.Redis, leases: WorkerLeases) -> None:
         for _ in range(2):
-            hold(client, kept)
-            kept.settle(TAG)
+            hold(client, leases)
+            leases.settle(TAG)
             assert not client.exists("unacked", "unacked_index")
             proxy.mute()
 
@@ -178,14 +182,14 @@ class TestLeaseClient:
         qos.restore_visible()
 
     def test_does_not_hang_while_it_quarantines_a_message(
-        self, proxy: FaultProxy, client: redis.Redis, kept: WorkerLeases
+        self, proxy: FaultProxy, client: redis.Redis, leases: WorkerLeases
     ) -> None:
-        hold(client, kept)
-        kept.put_aside("another", b"first")
+        hold(client, leases)
+        leases.put_aside("another", b"first")
         proxy.mute()
         with pytest.raises(redis.TimeoutError):
-            kept.put_aside(TAG, b"?")
-        kept.put_aside(TAG, b"?")
+            leases.put_aside(TAG, b"?")
+        leases.put_aside(TAG, b"?")
         assert not client.exists("unacked", "unacked_index")
 
 

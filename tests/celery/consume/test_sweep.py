@@ -45,7 +45,7 @@ def hold(client: redis.Redis, tag: str, age: float) -> None:
     client.zadd("unacked_index", {tag: client.time()[0] - age})
 
 
-def back(client: redis.Redis) -> list[str]:
+def queued(client: redis.Redis) -> list[str]:
     """Return the messages that are in the queue again."""
     return [json.loads(row)["body"] for row in client.lrange("q", 0, -1)]
 
@@ -54,7 +54,7 @@ def test_only_expired_messages_are_put_back(channel: Any, client: redis.Redis) -
     for tag, age in (("fresh", 0), ("just", TIMEOUT - 2), ("out", TIMEOUT + 2), ("long", 9999)):
         hold(client, tag, age)
     channel.qos.restore_visible(num=None)
-    assert sorted(back(client)) == ["long", "out"]
+    assert sorted(queued(client)) == ["long", "out"]
     assert channel.qos.leases.counters.amounts == {"restored": 2}
     assert {tag.decode() for tag in client.zrange("unacked_index", 0, -1)} == {"fresh", "just"}
     assert client.hlen("unacked") == 2
@@ -70,7 +70,7 @@ def test_clock_of_the_worker_is_ignored(
     monkeypatch.setattr(time, "time", lambda: now() + wrong)
     monkeypatch.setattr("kombu.transport.redis.time", lambda: now() + wrong)
     channel.qos.restore_visible(num=None)
-    assert back(client) == ["out"]
+    assert queued(client) == ["out"]
 
 
 @pytest.mark.parametrize("wrong", [-90, 90])
@@ -130,7 +130,7 @@ def test_client_puts_nothing_back_by_its_own_clock(
     # A Kubernetes probe does this.
     app.control.ping(timeout=0.2)
     app.close()
-    assert back(client) == []
+    assert queued(client) == []
     assert client.hexists("unacked", "fresh")
 
 
@@ -150,24 +150,24 @@ def test_sweeps_are_limited_in_rate(channel: Any, client: redis.Redis, monkeypat
     hold(client, "out", TIMEOUT + 2)
     for seconds[0] in (1001.0, 1009.9):
         channel.qos.restore_visible()
-        assert back(client) == []
+        assert queued(client) == []
     seconds[0] = 1010.1
     channel.qos.restore_visible()
-    assert back(client) == ["out"]
+    assert queued(client) == ["out"]
 
 
 def test_at_most_the_limit_is_put_back_at_once(channel: Any, client: redis.Redis) -> None:
     for number in range(5):
         hold(client, f"out-{number}", TIMEOUT + 2)
     channel.qos.restore_visible(num=3)
-    assert len(back(client)) == 3
+    assert len(queued(client)) == 3
 
 
 def test_only_one_worker_sweeps_at_a_time_and_a_dead_one_blocks_briefly(channel: Any, client: redis.Redis) -> None:
     hold(client, "out", TIMEOUT + 2)
     client.set(sweeping(""), "somebody", ex=300)
     channel.qos.restore_visible()
-    assert back(client) == []
+    assert queued(client) == []
     assert qos.MUTEX_EXPIRE <= TIMEOUT / 3
 
 
@@ -175,7 +175,7 @@ def test_mutex_of_a_killed_kombu_worker_does_not_block(channel: Any, client: red
     hold(client, "out", TIMEOUT + 2)
     client.set("unacked_mutex", "somebody who just started", ex=300)
     channel.qos.restore_visible()
-    assert back(client) == ["out"]
+    assert queued(client) == ["out"]
 
 
 def test_mutex_is_released_and_has_the_prefix_of_the_broker(redis_server: RedisServer) -> None:
@@ -216,7 +216,7 @@ def test_own_messages_are_not_put_back(channel: Any, client: redis.Redis) -> Non
     hold(client, "out", TIMEOUT + 2)
     channel.qos.leases.hold("own", 1.0, 1.0)
     channel.qos.restore_visible()
-    assert back(client) == ["out"]
+    assert queued(client) == ["out"]
 
 
 def test_unreadable_messages_are_quarantined_and_block_no_others(channel: Any, client: redis.Redis) -> None:
@@ -224,5 +224,5 @@ def test_unreadable_messages_are_quarantined_and_block_no_others(channel: Any, c
         hold(client, tag, TIMEOUT + 2)
     client.hset("unacked", mapping={"bad": b"\xff not JSON", "odd": b"[1]"})
     channel.qos.restore_visible()
-    assert back(client) == ["out"]
+    assert queued(client) == ["out"]
     assert sorted(channel.qos.leases.aside) == [b"[1]", b"\xff not JSON"]

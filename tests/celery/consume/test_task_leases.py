@@ -66,13 +66,13 @@ def leasing(request: pytest.FixtureRequest) -> Iterator[Leasing]:
         yield Leasing(store, client, f"redis+socket://{store.socket}", settings=settings)
 
 
-def only(held: dict[bytes, float]) -> tuple[bytes, float]:
+def single_lease(held: dict[bytes, float]) -> tuple[bytes, float]:
     """Return the single message in flight."""
     ((tag, since),) = held.items()
     return tag, since
 
 
-def said(monitor: Any) -> Iterator[str]:
+def commands_of(monitor: Any) -> Iterator[str]:
     """Yield the commands that a server receives."""
     while True:
         yield monitor.next_command()["command"]
@@ -96,7 +96,7 @@ class TestTaskLongerThanTheVisibilityTimeout:
     def test_runs_once(self, leasing: Leasing, pool: str) -> None:
         with leasing.busy("one", pool=pool) as one:
             (id_,) = leasing.started
-            tag, since = only(leasing.held())
+            tag, since = single_lease(leasing.held())
             leasing.wait_for_renewal(tag, since, 1)
             # A worker sweeps for lost leases on startup, and then periodically.
             with leasing.worker("two") as two:
@@ -115,7 +115,7 @@ class TestTaskLongerThanTheVisibilityTimeout:
     def test_runs_twice_without_leases(self, leasing: Leasing) -> None:
         with leasing.busy("one", leases=False):
             (id_,) = leasing.started
-            _, since = only(leasing.held())
+            _, since = single_lease(leasing.held())
             wait_until(lambda: time.time() > since + TIMEOUT + 0.2, description="the visibility timeout to pass")
             with leasing.worker("two", leases=False):
                 assert leasing.wait_for_starts(2) == [id_, id_]
@@ -134,7 +134,7 @@ class TestTaskLongerThanTheVisibilityTimeout:
         with leasing.busy("one", pool="prefork") as one:
             (id_,) = leasing.started
             keeper = keeper_of(one)
-            tag, since = only(leasing.held())
+            tag, since = single_lease(leasing.held())
             os.kill(one.pid, signal.SIGTERM)
             one.wait_for_output("Warm shutdown")
             leasing.wait_for_renewal(tag, since, 1)
@@ -201,7 +201,7 @@ class TestDeadWorker:
             keeper = keeper_of(one)
             with leasing.worker("two") as two:
                 two.wait_for_output("ready.")
-                tag, since = only(leasing.held())
+                tag, since = single_lease(leasing.held())
                 leasing.wait_for_renewal(tag, since, 1)
                 one.kill()
                 killed = time.monotonic()
@@ -222,7 +222,7 @@ class TestStoppedWorker:
             os.kill(one.pid, signal.SIGSTOP)
             with leasing.worker("two") as two:
                 assert leasing.wait_for_starts(2) == [id_, id_]
-                tag, since = only(leasing.held())
+                tag, since = single_lease(leasing.held())
                 os.kill(one.pid, signal.SIGCONT)
                 leasing.end_task("one")
                 one.wait_for_output("lost the lease of task")
@@ -334,14 +334,14 @@ class TestKeeper:
             with leasing.client.monitor() as monitor:
                 wait_until(renewals, description="three more renewals")
                 leasing.client.echo("the end")
-                commands = takewhile(lambda text: "the end" not in text, said(monitor))
+                commands = takewhile(lambda text: "the end" not in text, commands_of(monitor))
                 assert sum(load("held/renew").sha in text for text in commands) <= 4
             assert len(leasing.held()) == 1000
 
     def test_is_replaced_when_it_dies(self, leasing: Leasing) -> None:
         with leasing.busy("one") as one:
             keeper_of(one).kill()
-            tag, since = only(leasing.held())
+            tag, since = single_lease(leasing.held())
             leasing.wait_for_renewal(tag, since, 1)
             assert "starting another one" in one.output
 
@@ -351,7 +351,7 @@ class TestKeeper:
             split = replace(leasing, broker_url=f"redis+socket://{broker.socket}", broker=client)
             with split.busy("one", pool=pool) as one:
                 (id_,) = split.started
-                tag, since = only(split.held())
+                tag, since = single_lease(split.held())
                 split.wait_for_renewal(tag, since, 0.3)
                 broker.restart()
                 if pool == "prefork":
@@ -391,7 +391,7 @@ class TestNames:
         leasing.options = {"global_keyprefix": "shop:", "unacked_key": "held", "unacked_index_key": "held_index"}
         leasing.index = "shop:held_index"
         with leasing.busy("one"):
-            tag, since = only(leasing.held())
+            tag, since = single_lease(leasing.held())
             leasing.wait_for_renewal(tag, since, 1.5)
             leasing.end_task("one")
             leasing.wait_until_settled()
@@ -420,7 +420,7 @@ class TestNames:
             url = f"rediss://{HOST}:{store.port}/0?ssl_cert_reqs=none"
             leasing = Leasing(store, client, url)
             with leasing.busy("one"):
-                tag, since = only(leasing.held())
+                tag, since = single_lease(leasing.held())
                 leasing.wait_for_renewal(tag, since, 1)
                 leasing.end_task("one")
                 leasing.wait_until_settled()
@@ -430,7 +430,7 @@ class TestNames:
             url = ";".join(f"sentinel://{host}:{port}" for host, port in sentinels.nodes)
             leasing = Leasing(sentinels.primary, client, url, options={"master_name": sentinels.master_name})
             with leasing.busy("one"):
-                tag, since = only(leasing.held())
+                tag, since = single_lease(leasing.held())
                 leasing.wait_for_renewal(tag, since, 1.5)
                 leasing.end_task("one")
                 leasing.wait_until_settled()

@@ -40,7 +40,7 @@ def delayed(fleet: Fleet) -> DelayedTasks:
 
 
 @pytest.fixture
-def heard(fleet: Fleet) -> Iterator[PubSub]:
+def broadcasts(fleet: Fleet) -> Iterator[PubSub]:
     """The broadcasts to the workers."""
     with fleet.client.pubsub() as pubsub:
         pubsub.psubscribe("*pidbox*")
@@ -49,7 +49,7 @@ def heard(fleet: Fleet) -> Iterator[PubSub]:
 
 
 @pytest.fixture(autouse=True)
-def memory() -> Iterator[None]:
+def revoked_ids() -> Iterator[None]:
     """The set of revoked ids of a worker in this process."""
     yield
     state.revoked.clear()
@@ -85,7 +85,7 @@ class TestCallThatNeverLeftTheStore:
         ids=["result", "control", "cancel"],
     )
     def test_is_not_broadcast_and_a_new_call_is_pending(
-        self, delayed: DelayedTasks, heard: PubSub, revoke: Callable[[DelayedTasks, Any], Any]
+        self, delayed: DelayedTasks, broadcasts: PubSub, revoke: Callable[[DelayedTasks, Any], Any]
     ) -> None:
         result = send(delayed)
         revoke(delayed, result)
@@ -94,20 +94,22 @@ class TestCallThatNeverLeftTheStore:
         assert send(delayed).state == "PENDING"
         delayed.app.control.revoke("another")
         # The last broadcast sent is received first.
-        data = wait_until(lambda: heard.get_message(timeout=0.1), description="the broadcast")["data"]
+        data = wait_until(lambda: broadcasts.get_message(timeout=0.1), description="the broadcast")["data"]
         assert ORDER.encode() not in data
 
-    def test_is_broadcast_if_a_worker_must_terminate_it_or_reply(self, delayed: DelayedTasks, heard: PubSub) -> None:
+    def test_is_broadcast_if_a_worker_must_terminate_it_or_reply(
+        self, delayed: DelayedTasks, broadcasts: PubSub
+    ) -> None:
         send(delayed)
         delayed.app.control.revoke(ORDER, terminate=True)
-        wait_until(lambda: heard.get_message(timeout=0.1), description="the broadcast")
+        wait_until(lambda: broadcasts.get_message(timeout=0.1), description="the broadcast")
         send(delayed)
         assert delayed.app.control.revoke(ORDER, reply=True, timeout=0.1) == []
-        wait_until(lambda: heard.get_message(timeout=0.1), description="the broadcast")
+        wait_until(lambda: broadcasts.get_message(timeout=0.1), description="the broadcast")
 
     @pytest.mark.parametrize("before", ["a retry", "a delivery"])
     def test_a_call_that_may_be_in_a_worker_is_broadcast(
-        self, delayed: DelayedTasks, heard: PubSub, before: str
+        self, delayed: DelayedTasks, broadcasts: PubSub, before: str
     ) -> None:
         if before == "a retry":
             delayed.app.send_task(NOTE, task_id=ORDER, countdown=600, retries=1)
@@ -116,7 +118,7 @@ class TestCallThatNeverLeftTheStore:
             (entry,) = wait_until(delayed.queue.claim, description="the entry to be due")
             delayed.queue.release(entry)
         delayed.app.control.revoke(ORDER)
-        data = wait_until(lambda: heard.get_message(timeout=0.1), description="the broadcast")["data"]
+        data = wait_until(lambda: broadcasts.get_message(timeout=0.1), description="the broadcast")["data"]
         assert data
 
 

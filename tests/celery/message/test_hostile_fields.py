@@ -116,7 +116,7 @@ def entries() -> dict[str, Entry]:
     codec, found = Codec(JSON, 2**30), {}
     for number, (what, payload, headers) in enumerate(records()):
         try:
-            record = codec.decode(framed(payload, headers))
+            record = codec.decode(record_bytes(payload, headers))
         except ValueError:
             continue
         found[what] = Entry(f"hostile-{number}", record.body, record.headers, from_ms(0), from_ms(0))
@@ -124,7 +124,7 @@ def entries() -> dict[str, Entry]:
     return found
 
 
-def framed(payload: bytes, headers: bytes, destination: bytes = b"") -> bytes:
+def record_bytes(payload: bytes, headers: bytes, destination: bytes = b"") -> bytes:
     return b"v1 5 bytes %d %d %d\n%b%b%b" % (
         len(headers),
         len(payload),
@@ -166,7 +166,7 @@ def store(app: Celery, client: redis.Redis, destination: str = "") -> int:
     DelayedTasks(app).queue.push("to be known", id="gone")
     DelayedTasks(app).queue.cancel("gone")
     rows = {
-        f"hostile-{number}": framed(payload, headers, destination.encode())
+        f"hostile-{number}": record_bytes(payload, headers, destination.encode())
         for number, (_, payload, headers) in enumerate(records())
     }
     with client.pipeline(transaction=False) as pipe:
