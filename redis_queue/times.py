@@ -35,6 +35,8 @@ def duration_ms(value: Seconds, *, name: str = "delay") -> int:
         raise InvalidDelayError(f"{name}={value!r}: must be >= 0")
     if seconds > MAX_DELAY_MS / 1000:
         raise InvalidDelayError(f"{name}={value!r}: must be at most ten years in seconds; are these milliseconds?")
+    if isinstance(value, timedelta):
+        return -(-value // timedelta(milliseconds=1))
     return math.ceil(round(seconds * 1000, 6))
 
 

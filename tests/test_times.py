@@ -53,6 +53,7 @@ def test_a_timedelta_is_rounded_up_exactly(value: timedelta) -> None:
         (-0.0, 0),
         (timedelta(microseconds=1), 1),
         (timedelta(microseconds=1001), 2),
+        (timedelta(days=389, milliseconds=60), 33_609_600_060),
         (TEN_YEARS, TEN_YEARS * 1000),
         (MAX_DELAY, TEN_YEARS * 1000),
     ],
