@@ -39,7 +39,12 @@ def kept_sockets() -> Iterator[None]:
     with mock.patch.object(AbstractConnection, "connect", connect_and_keep):
         yield
     gc.collect()
-    left = [one for one, connection in kept.items() if connection() is None and one.fileno() >= 0]
-    for one in left:
-        one.close()
+    left = []
+    for one, reference in kept.items():
+        connection = reference()
+        if connection is not None:
+            connection.disconnect()
+        elif one.fileno() >= 0:
+            one.close()
+            left.append(one)
     assert left == []
