@@ -194,6 +194,7 @@ class TestWithAWorker:
     def test_foreign_client_revokes_stored_tasks(self, fleet: Fleet, delayed: DelayedTasks) -> None:
         with fleet.worker() as worker:
             worker.wait_for_output("ready.")
+            fleet.wait_for_control()
             result = send(delayed, 60)
             # Like Flower, which is started with the URL of the broker only.
             fleet.app().control.revoke(result.id)
@@ -204,6 +205,7 @@ class TestWithAWorker:
         result = stamped(delayed, tenant="acme")
         with fleet.worker() as worker:
             worker.wait_for_output("ready.")
+            fleet.wait_for_control()
             command = [
                 sys.executable,
                 "-m",
@@ -223,7 +225,8 @@ class TestWithAWorker:
         with fleet.worker(name="one") as one, fleet.worker(name="two") as two:
             one.wait_for_output("ready.")
             two.wait_for_output("ready.")
-            inspect = fleet.app().control.inspect(timeout=3)
+            fleet.wait_for_control(2)
+            inspect = fleet.app().control.inspect(timeout=30, limit=2)
 
             def listed(**arguments: Any) -> list[str]:
                 replies = inspect._request("scheduled", **arguments) or {}

@@ -186,13 +186,14 @@ class TestNewerCall:
     def test_runs_on_workers_started_before_and_after(self, fleet: Fleet, delayed: DelayedTasks) -> None:
         with fleet.worker(name="one", mingle=True) as one:
             one.wait_for_output("ready.")
+            fleet.wait_for_control()
             # Without a delay the message is in the broker, so a revoke must be broadcast to the workers.
             delayed.app.control.revoke(ORDER)
             one.wait_for_output(f"Tasks flagged as revoked: {ORDER}")
             with fleet.worker(name="two", mingle=True) as two:
                 two.wait_for_output("sync complete")
                 two.wait_for_output("ready.")
-                one.kill()
+                assert one.finish() == 0
                 send(delayed, 0.1)
                 assert fleet.wait_for(1)[0]["id"] == ORDER
 

@@ -78,6 +78,15 @@ class Fleet:
             "DELAYED": "1" if delayed else "0",
         }
 
+    def wait_for_control(self, workers: int = 1) -> None:
+        """Return once so many workers get broadcasts: they subscribe a moment after they say that they are ready."""
+
+        def subscribed() -> bool:
+            rows: Any = self.client.client_list()
+            return sum(int(row["psub"]) > 0 for row in rows) >= workers
+
+        wait_until(subscribed, description=f"{workers} workers to subscribe")
+
     def app(self, **settings: Any) -> Celery:
         """Return an app with the same name as the workers', without DelayedTasks."""
         app = Celery("delaying", broker=self.broker_url, backend=self.result_url, set_as_current=False)
