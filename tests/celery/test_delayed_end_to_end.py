@@ -15,8 +15,9 @@ from celery.exceptions import TaskRevokedError
 
 from redis_queue.celery import DelayedTasks
 from tests.support.celery.brokers import Broker
-from tests.support.celery.canvas_app import VARIABLE, close_results, make
+from tests.support.celery.canvas_app import VARIABLE, make
 from tests.support.celery.processes import CeleryProcess
+from tests.support.celery.results import close_results
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 

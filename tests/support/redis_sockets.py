@@ -16,7 +16,7 @@ from unittest import mock
 
 from redis.connection import AbstractConnection
 
-Sockets = dict[socket.socket, "weakref.ref[AbstractConnection]"]
+from tests.support.wait import wait_until
 
 FEW = 100
 """Look for closed sockets only when there are more."""
@@ -25,7 +25,7 @@ FEW = 100
 @contextmanager
 def kept_sockets() -> Iterator[None]:
     """Keep the sockets of all connections; in the end, assert that no connection was collected with its socket open."""
-    kept: Sockets = {}
+    kept: dict[socket.socket, weakref.ref[AbstractConnection]] = {}
     connect: Any = AbstractConnection.connect
 
     def connect_and_keep(self: Any) -> None:
@@ -36,15 +36,14 @@ def kept_sockets() -> Iterator[None]:
         if self._sock is not None:
             kept[self._sock] = weakref.ref(self)
 
+    def all_closed() -> bool:
+        gc.collect()
+        return not [one for one, connection in kept.items() if connection() is None and one.fileno() >= 0]
+
     with mock.patch.object(AbstractConnection, "connect", connect_and_keep):
         yield
-    gc.collect()
-    left = []
-    for one, reference in kept.items():
-        connection = reference()
-        if connection is not None:
+    # Another thread may be in the middle of a collection.
+    wait_until(all_closed, description="the connections that were collected to close their sockets")
+    for reference in kept.values():
+        if connection := reference():
             connection.disconnect()
-        elif one.fileno() >= 0:
-            one.close()
-            left.append(one)
-    assert left == []

@@ -11,6 +11,7 @@ from celery import Celery
 from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
 
+from tests.support.celery.results import close_results
 from tests.support.ports import HOST
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Broker:
 
     def __exit__(self, *_: object) -> None:
         for app in self._apps:
+            close_results(app)
             app.close()
         with connect(self.url) as connection:
             for name in self._names:

@@ -86,14 +86,5 @@ def make(settings: dict[str, Any]) -> Celery:
     return app
 
 
-def close_results(app: Celery) -> None:
-    """End the subscriptions of *app* to results: a result collected later would connect to a dead server."""
-    consumer: Any = getattr(app.backend, "result_consumer", None)
-    if getattr(consumer, "_connection", None) or getattr(consumer, "_pubsub", None):
-        consumer.stop()
-        # A result that is collected later would subscribe again in order to unsubscribe.
-        consumer._pubsub = None
-
-
 if VARIABLE in os.environ:
     app = make(json.loads(os.environ[VARIABLE]))

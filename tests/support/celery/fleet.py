@@ -15,6 +15,7 @@ from celery import Celery
 from redis_queue.celery import DelayedTasks
 from tests.support.celery.delaying_names import NOTE, RAN
 from tests.support.celery.processes import CeleryProcess
+from tests.support.celery.results import close_results
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -33,6 +34,7 @@ class Fleet:
     def close(self) -> None:
         """Close the connections of the apps of this process; a garbage-collected open socket would raise a warning."""
         for app in self.apps:
+            close_results(app)
             app.close()
 
     @property
