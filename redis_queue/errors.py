@@ -85,7 +85,7 @@ class SchemaError(StoreError):
 
 
 class QueueFullError(RedisQueueError):
-    """The queue holds max_length waiting messages; nothing was added."""
+    """The queue would hold more than max_length ready and delayed messages; nothing was added."""
 
 
 class EntryExistsError(RedisQueueError):

@@ -34,7 +34,7 @@ RENEWALS: Final = 3
 """Renewals per visibility timeout."""
 
 TIMEOUTS: Final = 6
-"""Socket timeouts per lease: a renewal, its timeout and a second attempt fit into one lease."""
+"""Socket timeouts per lease: the lease must not expire before a renewal times out and is tried again."""
 
 LONGEST_TIMEOUT: Final = 10.0
 """Longest socket timeout in seconds, for leases of any length."""
@@ -54,15 +54,15 @@ TAGS: Final = 2000
 READ: Final = 1 << 16
 
 LOOKS: Final = 1000
-"""Most attempts to read a renewal that is just being written."""
+"""Most attempts to read the time of a renewal while it is being written."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseIndex:
-    """The keys of the leases in a broker, and the lease of this worker.
+    """The keys of the leases in a broker, and the visibility timeout of this worker in seconds.
 
-    *index* is kombu's unacked index, *timeouts* the key of the visibility timeouts in use. *visibility_timeout* is in
-    seconds. *signature*, 1 to 999999, distinguishes renewals of this worker from those of others.
+    *index* is the key ``unacked_index`` of kombu, *timeouts* the key of the visibility timeouts in use. *signature*, a
+    number from 1 to 999999, marks the renewals of this worker.
     """
 
     index: bytes
@@ -72,7 +72,7 @@ class LeaseIndex:
 
 
 class RenewalTime(NamedTuple):
-    """Time of a renewal: *at* on the monotonic clock when it began, and *score*, the new time of each lease."""
+    """Start of a renewal: *at* by the monotonic clock, *score* by the clock of Redis, as in ``unacked_index``."""
 
     at: float
     score: float
@@ -97,9 +97,9 @@ class Board:
         struct.pack_into("<ddQ", self._memory, 8, *time, count)
 
     def read(self) -> RenewalTime:
-        """Return the time of the last renewal: zeros if there was none, the one before if the keeper died writing."""
+        """Return the time of the last complete renewal; zeros if there was none."""
         for _ in range(LOOKS):
-            # Read in the opposite order of writing: a change in between shows in the first count.
+            # Read in the opposite order of writing: if the time changed meanwhile, the two counts differ.
             (after,) = struct.unpack_from("<Q", self._memory, 24)
             at, score = struct.unpack_from("<dd", self._memory, 8)
             (before,) = struct.unpack_from("<Q", self._memory)
@@ -126,9 +126,9 @@ class Renewer:
         self._script: BoundScript = Scripts(client).bind("held/renew", index)
 
     def renew(self, held: Mapping[str, float]) -> Renewal:
-        """Renew the leases of *held*, tag -> its last known time. Raises RedisQueueError.
+        """Renew the leases of *held*, delivery tag -> last known time. Raises RedisQueueError.
 
-        Lost leases have another time now, or none: another worker has them, or they were settled.
+        A lease is lost if its time has changed (another worker has the message) or is gone (the message was settled).
         """
         score, lowest, lost = 0.0, None, []
         for part in chunks(held.items(), TAGS) if held else [[]]:
@@ -142,14 +142,14 @@ class Renewer:
 
 
 def write_line(tag: str, score: float | None = None) -> bytes:
-    """Return the line for a message that the worker fetched at *score*, or settled (None)."""
+    """Return the line for a message that the worker fetched at *score*; None: it settled the message."""
     # A tag comes from the message and may contain line breaks.
     text = json.dumps(tag)
     return f"-{text}\n".encode() if score is None else f"+{text} {score:.6f}\n".encode()
 
 
 def read_line(line: bytes) -> tuple[str, float | None]:
-    """Return the tag and the score of a line without its end. Raises InvalidValueError."""
+    """Return the tag and the score of a line without its line break. Raises InvalidValueError."""
     try:
         text = line.decode()
         tag, _, score = text[1:].rpartition(" ") if text.startswith("+") else (text[1:], "", "")
@@ -162,7 +162,7 @@ def read_line(line: bytes) -> tuple[str, float | None]:
 
 
 class Keeper:
-    """Read the worker's open messages from *pipe* until it closes, and renew their leases."""
+    """Read from *pipe* which messages the worker holds, and renew their leases, until the pipe closes."""
 
     def __init__(self, renewer: Renewer, board: Board, *, pipe: int, worker: int, visibility_timeout: float) -> None:
         self._renewer = renewer
@@ -205,7 +205,7 @@ class Keeper:
 
     def _renew(self) -> bool:
         at = time.monotonic()
-        # Read all lines written before this moment: the worker relies on it.
+        # Read all lines written before *at*: the worker relies on it.
         while select.select([self._pipe], [], [], 0)[0]:
             if not self._listen(0):
                 return False
@@ -231,7 +231,7 @@ class Keeper:
     @staticmethod
     def tell(**event: object) -> None:
         """Send an event to the worker, for its log."""
-        # There may be no reader; the worker sees renewals in the shared memory.
+        # The worker may not read the events. It does not need them: renewals are in the shared memory.
         with contextlib.suppress(OSError):
             os.write(sys.stdout.fileno(), json.dumps(event).encode() + b"\n")
 
@@ -256,14 +256,14 @@ def _bound(connection: Any, lease: float) -> None:
 
 def _end_with(worker: int) -> None:
     """Exit soon after *worker*, even during a call."""
-    # The end of the pipe is not enough: children of the worker may keep it open.
+    # The pipe may stay open after the worker ended: its children may have it.
     while os.getppid() == worker:
         time.sleep(RETRY)
     os._exit(0)
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a signal or a debugger stopped a process; False on systems that do not tell."""
+    """Return whether a signal or a debugger stopped a process; False on systems without ``/proc``."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except OSError:
@@ -271,7 +271,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _connect(connection: Any) -> redis.Redis:
-    """Return a client for the Redis of kombu's *connection* once it can be reached."""
+    """Wait until the Redis of kombu's *connection* can be reached; return a client for it."""
     while True:
         try:
             return client_of(connection.channel())
@@ -301,9 +301,9 @@ _LENGTH: Final = struct.Struct("<Q")
 
 
 def main(arguments: Iterable[str]) -> None:
-    """Run beside the worker with this process id, with a board of this file number; the rest comes from the pipe."""
+    """Run a keeper. *arguments*: process id of the worker, file descriptor of the board. Read the rest from stdin."""
     worker, board = map(int, arguments)
-    # Ctrl-C and signals of a service manager reach the whole group, but the worker still finishes its tasks.
+    # Ctrl-C and signals of a service manager reach all processes of the worker, which still finishes its tasks.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     os.set_blocking(sys.stdout.fileno(), False)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class DelayedTasks(StoredTasks):
     """Every ``countdown=``, ``eta=`` and ``retry()`` of *app* waits in Redis until it is due.
 
-    Once a delayed publish returns, the task is as durable as the Redis it is in; it goes into its normal queue no
-    earlier than it is due by the Redis server's clock. Any worker of the app moves what is due; so does ``celery -A app
+    After a call with a delay returns, the task is as durable as its Redis. It is sent to its normal queue when it is
+    due by the clock of the Redis server, not earlier. Any worker of the app moves due tasks; so does ``celery -A app
     redis-queue dispatch``. Settings are ``redis_queue_*`` in the app's configuration
     (:class:`redis_queue.celery.settings.CelerySettings`). Raises ConfigurationError for invalid settings, at the first
     use or when a worker starts. A second call for the same app returns the same object. With *leases* the app gets
@@ -56,14 +56,14 @@ class DelayedTasks(StoredTasks):
             self.attach(app.amqp)
 
     def attach(self, amqp: AMQP) -> None:
-        """Capture what *amqp* sends."""
+        """Store the delayed messages that *amqp* sends."""
         self._capture.wrap(amqp)
 
     def push_many(self, signatures: Iterable[Any], *, countdown: Seconds | None = None) -> builtins.list[Any]:
         """Delay many signatures at once, one round trip per 500; return their results in order.
 
-        Each has its own ``countdown`` or ``eta`` among its options, or gets *countdown*. Raises InvalidValueError for a
-        signature without a delay; the full batches of 500 before it are stored by then.
+        The ``countdown`` or ``eta`` of a signature takes precedence over *countdown*. Raises InvalidValueError for a
+        signature without a delay; earlier full batches of 500 stay stored.
         """
         results: builtins.list[Any] = []
         batch: builtins.list[tuple[Envelope, Due]] = []
@@ -80,7 +80,7 @@ class DelayedTasks(StoredTasks):
         return results
 
     def _collect(self, signature: Any, options: Mapping[str, Any]) -> Sent:
-        """Send *signature* through Celery; return its result and the messages that it delayed."""
+        """Call *signature* through Celery; return its result and the messages to store."""
         results: builtins.list[Any] = []
         kept = self._capture.collect(lambda: results.append(signature.apply_async(**options)))
         return results[0], kept
@@ -92,7 +92,7 @@ def _is_amqp_in_creation(app: Celery) -> bool:
 
 
 class DelayedAMQP(AMQP):  # type: ignore[misc]
-    """For ``Celery(amqp="redis_queue.celery:DelayedAMQP")``: the app delays its tasks in Redis."""
+    """For ``Celery(amqp="redis_queue.celery:DelayedAMQP")``: delayed tasks of the app wait in Redis."""
 
     def __init__(self, app: Any) -> None:
         super().__init__(app)

@@ -42,7 +42,7 @@ def delayed_of(app: Celery) -> StoredTasks | None:
 
 
 class StoredTasks:
-    """The delayed tasks of *app* that wait in its store. It installs nothing in the app.
+    """The delayed tasks of *app* that wait in its store. Using it does not change the app.
 
     Raises ConfigurationError for invalid settings, at the first use.
     """
@@ -70,12 +70,12 @@ class StoredTasks:
 
     @LazyProperty
     def queue(self) -> DelayQueue:
-        """The DelayQueue that holds the tasks; its dead letters are tasks that could not be sent."""
+        """The DelayQueue that holds the tasks; its dead letters could not be sent, or killed their workers."""
         return self.store.delay_queue()
 
     @LazyProperty
     def writer(self) -> MessageWriter:
-        """Stores messages among the tasks."""
+        """Writer of messages into the DelayQueue."""
         return MessageWriter(self.app, lambda: self.queue)
 
     def get(self, id: str) -> TaskEntry | None:
@@ -84,19 +84,19 @@ class StoredTasks:
         return None if entry is None else TaskEntry.of(entry)
 
     def cancel(self, id: str) -> CancelOutcome:
-        """Take a task out and set its state to REVOKED.
+        """Remove a task and set its state to REVOKED.
 
-        CANCELLED, the only true outcome: the task will never run. MAYBE_SENT: it was taken out, but a dispatcher had
+        CANCELLED, the only truthy outcome: the task will never run. MAYBE_SENT: it was removed, but a dispatcher had
         claimed it and may have sent it to another broker; call ``app.control.revoke(id)`` so that workers discard it.
-        NOT_FOUND: unknown, or already being sent; the state is unchanged.
+        NOT_FOUND: the id is unknown, or the task is being sent; the state is unchanged.
         """
         return self.cancel_many([id])[0]
 
     def cancel_many(self, ids: Iterable[str]) -> builtins.list[CancelOutcome]:
-        """Take tasks out, as :meth:`cancel` does."""
+        """Remove tasks, as :meth:`cancel` does."""
         names = list(ids)
         outcomes, _ = self._cancel(names)
-        # The entries are taken out already. The note only lets a newer call clear their state.
+        # The entries are already removed. The note only lets a newer call clear the state REVOKED.
         with suppress(StoreError):
             self.queue.calls.note_revoked(
                 name for name, outcome in zip(names, outcomes, strict=True) if outcome.taken_out
@@ -106,7 +106,7 @@ class StoredTasks:
     def revoke_many(self, ids: Iterable[str]) -> builtins.set[str]:
         """Delete the stored entries of the tasks *ids*, and note that they are revoked.
 
-        Returns the ids whose messages never left the store: for these no broadcast to workers is needed.
+        Returns the ids of tasks whose messages never left the store: they need no broadcast to workers.
         """
         names = list(ids)
         self.queue.calls.note_revoked(names)
@@ -117,8 +117,8 @@ class StoredTasks:
         entries = [self.queue.get(name) for name in names]
         found = self.queue.cancel_many([*names, *map(retry_id, names)])
         rows = list(zip(names, entries, found, found[len(names) :], strict=False))
-        # A retry may wait beside a newer call of its task. MAYBE_SENT of either of them is the outcome of both. It is
-        # also the outcome if only the retry is found: then the newer call is being sent, or was sent.
+        # An id may have two entries: a newer call, and a retry of the older call. The outcome is MAYBE_SENT if one of
+        # them has it. It is also MAYBE_SENT if only the retry is found: the newer call is being sent, or was sent.
         outcomes = [
             CancelOutcome.MAYBE_SENT if retry.taken_out and not call.taken_out else max(call, retry)
             for _, _, call, retry in rows
@@ -130,13 +130,13 @@ class StoredTasks:
         return outcomes, unseen
 
     def reschedule(self, id: str, *, countdown: Seconds | None = None, eta: datetime | None = None) -> bool:
-        """Change when a task is due: *countdown* from now, or at *eta* (aware). False: unknown, or being sent."""
+        """Make a task due *countdown* from now, or at *eta* (aware). False: unknown id, or being sent."""
         if countdown is None and eta is None:
-            raise InvalidDelayError("give countdown= or eta=")
+            raise InvalidDelayError("expected countdown= or eta=")
         return self.queue.reschedule(id, delay=countdown, due_at=eta)
 
     def run_now(self, id: str) -> bool:
-        """Make a task due at once. False: unknown, or being sent."""
+        """Make a task due now. False: unknown id, or being sent."""
         return self.queue.run_now(id)
 
     def list(
@@ -145,14 +145,14 @@ class StoredTasks:
         """Return a page of up to *limit* (1 to 500) waiting tasks by due time; :meth:`scan` yields all.
 
         All *conditions* must hold: ``task``, ``task_part`` (a part of its name), ``queue``, ``id_prefix``,
-        ``due_before``, ``due_after`` (inclusive), and ``stamp``, which maps each name of a stamp to a value, or to
+        ``due_before`` (exclusive), ``due_after`` (inclusive), and ``stamp``, a mapping of stamp names to a value, or to
         several values of which one must match. *after* is :meth:`cursor` of the last task seen.
         """
         check_limit(limit, CHUNK)
         return [*islice(self._scan(after, limit, conditions), limit)]
 
     def scan(self, *, after: str | None = None, **conditions: Unpack[TaskConditions]) -> Iterator[TaskEntry]:
-        """Yield all waiting tasks that :meth:`list` would return, read a page of 500 at a time."""
+        """Yield all waiting tasks that :meth:`list` would return; read a page of 500 at a time."""
         return self._scan(after, CHUNK, conditions)
 
     @staticmethod
@@ -177,21 +177,23 @@ class StoredTasks:
         return self.queue.count(due_before=due_before, due_after=due_after)
 
     def forecast(self, hours: float = 24, *, buckets: int = 24) -> builtins.list[tuple[datetime, int]]:
-        """Count how many tasks fall due in each of *buckets* equal windows of the next *hours*.
+        """Count the tasks that fall due in each of *buckets* equal windows of the next *hours*.
 
-        Each item is (start of the window, count); overdue tasks count in the first.
+        Each item is (start of the window, count). Overdue tasks are counted in the first window.
         """
         check_limit(buckets, MANY, name="buckets")
         duration_ms(hours, name="hours")
         return self.queue.forecast(buckets, width=hours * 3600 / buckets)
 
     def cancel_matching(self, *, dry_run: bool = False, **conditions: Unpack[TaskConditions]) -> int:
-        """Cancel all tasks that :meth:`scan` yields for *conditions*, at least one; return how many were taken out.
+        """Cancel all tasks that :meth:`scan` yields for *conditions*; return how many were removed.
 
-        With *dry_run* they are only counted.
+        Raises InvalidValueError without a condition. With *dry_run* the tasks are only counted.
         """
         if not Conditions(**conditions):
-            raise InvalidValueError("cancel_matching() without a condition would cancel everything: give one")
+            raise InvalidValueError(
+                "cancel_matching(): expected a condition; without one, all tasks would be cancelled"
+            )
         # Entries written by other tools may have invalid ids.
         ids = [entry.id for entry in self.scan(**conditions) if is_id(entry.id)]
         return len(ids) if dry_run else sum(outcome.taken_out for outcome in self.cancel_many(ids))

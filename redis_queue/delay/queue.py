@@ -1,4 +1,4 @@
-"""DelayQueue: a durable timed set."""
+"""DelayQueue: a durable set of entries that become due at a given time."""
 
 from __future__ import annotations
 
@@ -36,16 +36,18 @@ SCAN_BYTES: Final = 2 * 1024 * 1024
 
 
 class DelayQueue:
-    """Entries that wait for their time: pushed with a delay, listed, moved, cancelled, and claimed when due.
+    """Entries that wait until they are due: push with a delay, list, reschedule, cancel, and claim when due.
 
-    States: ``waiting -> in flight -> done``, ``waiting -> moved | cancelled``, ``in flight -> waiting | dead``. An
-    entry is due once its due time has passed by the Redis server's clock, never before. Safe for threads and fork.
+    States: ``waiting -> in flight -> done``, ``waiting -> moved | cancelled``, ``in flight -> waiting | dead``; *moved*
+    means that :meth:`move_due` pushed the entry into a list. An entry is due when the clock of the Redis server reaches
+    its due time, never before. Safe for threads and after fork.
 
-    *redis* is a URL or a redis-py client. Settings (:class:`redis_queue.store.settings.Settings`) go by keyword or as
-    one object. With ``shards=N`` the entries are spread by id over N hash tags, for Redis Cluster.
+    *redis* is a URL or a redis-py client. Pass single settings by keyword, or all as *settings*
+    (:class:`redis_queue.store.settings.Settings`). With ``shards=N`` the entries are spread by id over N hash tags, for
+    Redis Cluster.
 
-    Parts for special callers: *moves* for dispatchers, *dispatch_log* for their counts, *foreign* for messages from
-    elsewhere, *calls* for several calls with one id.
+    Attributes for integrations: *moves* has the operations of dispatchers, *dispatch_log* their counts, *foreign*
+    the operations on messages that this queue did not write, *calls* those on several calls with one id.
     """
 
     _writer_class: type[EntryWriter] = EntryWriter
@@ -86,9 +88,10 @@ class DelayQueue:
     ) -> str:
         """Store *payload* until *delay* has passed or *due_at* (aware) is reached; return its id.
 
-        Without either it is due now. If the *id* exists, its entry is replaced (a debounce; a holder loses the lease),
-        kept, or the push is refused with EntryExistsError. *destination* names a list for :meth:`move_due`. Raises
-        ConfigurationError if the queue was opened with another number of shards than it has.
+        Without either it is due now. If the *id* exists, *on_conflict* decides: "replace" replaces the entry (a
+        debounce; a holder of the old entry loses its lease), "keep" changes nothing, "error" raises EntryExistsError.
+        *destination* names a list for :meth:`move_due`. Raises ConfigurationError if *shards* is not the number of
+        shards that the queue has.
         """
         item = Push(payload, delay, due_at, id, headers, destination)
         return self.push_many([item], on_conflict=on_conflict)[0]
@@ -96,9 +99,9 @@ class DelayQueue:
     def push_many(self, items: Iterable[Push | Any], *, on_conflict: OnConflict = "replace") -> builtins.list[str]:
         """Store many entries (:class:`Push`, or a bare payload that is due now); return their ids in order.
 
-        One round trip per 500 and shard, and per MiB of records. Each round trip stores all or none of its entries; if
-        one fails (EntryExistsError, StoreUnavailableError), those before it stay stored. Another call with the same ids
-        and "replace" or "keep" completes it.
+        A round trip carries up to 500 entries or 1 MiB of records, all for one shard, and stores all of its entries or
+        none. If one fails (EntryExistsError, StoreUnavailableError), the entries of earlier ones stay stored. To
+        complete the push, call it again with the same ids and "replace" or "keep".
         """
         if on_conflict not in get_args(OnConflict):
             raise InvalidValueError(f"on_conflict={on_conflict!r}: must be one of {', '.join(get_args(OnConflict))}")
@@ -109,7 +112,7 @@ class DelayQueue:
         self._writer.row(item, iter([""]))
 
     def get(self, id: str) -> Entry | None:
-        """Return an entry that waits or is in flight (then *due_at* is the end of its lease), or None."""
+        """Return a waiting entry, or one in flight (its *due_at* is the end of its lease), or None."""
         shard = self._shards.of(check_id(id))
         found = shard.run("delay/find", id=id_bytes(id))
         return self._reader.entry(shard, found, None) if found else None
@@ -125,11 +128,12 @@ class DelayQueue:
     ) -> builtins.list[Entry]:
         """Return a page of up to *limit* (1 to 500) waiting entries by due time, then id; :meth:`scan` yields all.
 
-        Unreadable entries are left out, and those that are due after the end of the calendar. *after* is :meth:`cursor`
-        of the last entry seen; pages stay stable while others come and go. Unreadable entries do not end a page: up to
-        500 are skipped per round trip. Large entries come in round trips of about a MiB from each shard, so that a page
-        of them blocks Redis no longer than others. With *max_bytes* only so much is read, an equal part of it from each
-        shard: the payload of an entry that does not fit is an :class:`Unread`.
+        *due_after* is inclusive, *due_before* is not. *after* is :meth:`cursor` of the last entry seen: the next page
+        begins after it, even if entries were added or removed meanwhile. Left out are entries that cannot be read (up
+        to 500 are skipped per round trip, and they do not end a page), and entries whose due time is after the year
+        9999. A round trip reads about 1 MiB from each shard, so that large entries do not block Redis for long.
+        *max_bytes* limits what is read, in equal parts for the shards: the payload of an entry that does not fit is an
+        :class:`Unread`.
         """
         low = point_ms(due_after, name="due_after") if due_after is not None else "-inf"
         high = point_ms(due_before, name="due_before") if due_before is not None else END_OF_CALENDAR_MS
@@ -143,7 +147,7 @@ class DelayQueue:
     def scan(
         self, *, after: str | None = None, due_before: datetime | None = None, due_after: datetime | None = None
     ) -> Iterator[Entry]:
-        """Yield all waiting entries that :meth:`list` would return, read up to 500, or about 2 MiB, at a time."""
+        """Yield all waiting entries that :meth:`list` would return; read up to 500, or about 2 MiB, at a time."""
         while page := self.list(
             after=after, limit=CHUNK, due_before=due_before, due_after=due_after, max_bytes=SCAN_BYTES
         ):
@@ -176,9 +180,9 @@ class DelayQueue:
         return self.stats().next_due
 
     def forecast(self, buckets: int = 60, *, width: Seconds = 60) -> builtins.list[tuple[datetime, int]]:
-        """Count how many entries fall due in each of *buckets* (1 to 500) windows of *width* from now.
+        """Count the entries that fall due in each of *buckets* (1 to 500) windows of *width*, beginning now.
 
-        Each item is (start of the window, count); overdue entries count in the first.
+        Each item is (start of the window, count). Overdue entries are counted in the first window.
         """
         check_limit(buckets, CHUNK, name="buckets")
         step = duration_ms(width, name="width")
@@ -191,16 +195,17 @@ class DelayQueue:
         return [(from_ms(start + step * number), count) for number, count in enumerate(counts)]
 
     def stats(self) -> DelayStats:
-        """Count everything, each shard in one consistent look."""
+        """Return all counts; those of one shard are read at one moment."""
         return sum_stats([shard.run("delay/stats", now=shard.clock()) for shard in self._shards])
 
     def claim(self, limit: int = 1, *, older_than: Seconds = 0, within: Seconds = 0) -> builtins.list[Entry]:
         """Take up to *limit* (1 to 500) due entries under a lease; :meth:`ack` or :meth:`release` them.
 
-        *older_than*: only entries that have been due for at least so long; *within*: only those that fell due so
-        recently (0: however long ago). Without an ack they are due again when the lease ends and :meth:`put_back` has
-        run. One round trip to each shard reads about 1 MiB of entries: fewer than *limit* may come though more are due.
-        A broken shard does not block the others; its error is raised if nothing was claimed, else logged.
+        *older_than*: only entries that have been due for at least this time. *within*: only entries that have been due
+        for at most this time (0: no limit). An entry that is not acked is due again after its lease has ended and
+        :meth:`put_back` has run. One round trip to each shard reads about 1 MiB: it may return fewer than *limit*
+        entries even if more are due. A broken shard does not block the others; its error is raised if nothing was
+        claimed, else logged.
         """
         return self.moves.claim_batch(limit, older_than=older_than, within=within).entries
 
@@ -217,7 +222,7 @@ class DelayQueue:
     ) -> bool:
         """Give *entry* back, due after *delay*; after its last delivery, or with *dead*, it becomes a dead letter.
 
-        With *counted* false, this delivery does not count. False: the lease was lost; nothing changed.
+        With ``counted=False`` this delivery does not count. False: the lease was lost; nothing changed.
         """
         return self.release_many([entry], delay=delay, reason=reason, dead=dead, counted=counted)[0]
 
@@ -242,11 +247,11 @@ class DelayQueue:
         return self._shards.settle([entry], partial(Records.extend, lease_ms=length))[0]
 
     def pop(self, limit: int = 1, *, older_than: Seconds = 0) -> builtins.list[Entry]:
-        """Take up to *limit* due entries for good: a claim and an ack.
+        """Claim up to *limit* due entries and ack them at once.
 
-        At most once after the ack: acked entries are lost if the caller crashes before the work is done, or if every
-        reply to the ack was lost, which raises StoreUnavailableError. Other entries are due again after their lease.
-        For at least once, use :meth:`claim`, work, then :meth:`ack`.
+        Entries are delivered at most once after the ack: they are lost if the caller crashes before the work is done,
+        or if all replies to the ack are lost (StoreUnavailableError). Entries that were claimed and not acked are due
+        again after :meth:`put_back`. For delivery at least once, call :meth:`claim`, do the work, then :meth:`ack`.
         """
         entries = self.claim(limit, older_than=older_than)
         kept, errors = self._shards.try_settle(entries, Records.ack)
@@ -256,18 +261,18 @@ class DelayQueue:
         return popped
 
     def move_due(self, limit: int = MANY, *, lists: Sequence[str] | None = None) -> int:
-        """Move up to *limit* due entries into the lists that they name, each in one atomic step; return how many.
+        """Move up to *limit* due entries into the Redis lists that are their destinations; return how many.
 
-        *lists*: move only into these lists (at most 2,000). Without it, a client that may push entries can write into
-        any list that the caller may write. The payload is pushed as its stored bytes, at the left end. Entries stay
-        due, for :meth:`claim`, if their destination is missing, not in *lists*, or a key that is not a list. Only
-        works if the lists are in the same Redis: raises ConfigurationError on Cluster, InvalidValueError for more than
-        2,000 lists.
+        Each entry moves in one atomic step; its payload is pushed as its stored bytes, at the left end. *lists*: move
+        only into these lists (at most 2,000). Without *lists*, the clients that push entries choose freely: with the
+        permissions of this caller, they can write into any list. An entry stays due, for :meth:`claim`, if it has no
+        destination, or one that is not in *lists* or is a key of another type. The lists must be in the same Redis:
+        raises ConfigurationError on Cluster, InvalidValueError for more than 2,000 lists.
         """
         return self.moves.move(limit, lists=lists).moved
 
     def cancel(self, id: str) -> CancelOutcome:
-        """Cancel an entry, or delete a dead letter. Only CANCELLED is true: the entry will never run."""
+        """Cancel an entry, or delete a dead letter. Only CANCELLED is truthy: the entry will never run."""
         return self.cancel_many([id])[0]
 
     def cancel_many(self, ids: Iterable[str]) -> builtins.list[CancelOutcome]:
@@ -283,11 +288,11 @@ class DelayQueue:
         return found
 
     def reschedule(self, id: str, *, delay: Seconds | None = None, due_at: datetime | None = None) -> bool:
-        """Change when a waiting entry is due. False: unknown, or claimed already."""
+        """Change the due time of a waiting entry. False: the id is unknown, or the entry is claimed."""
         return self._reschedule(id, *when(delay, due_at))
 
     def run_now(self, id: str, *, due_at: datetime | None = None) -> bool:
-        """Make a waiting entry due at once. False: unknown, claimed already, or with *due_at*, not due then."""
+        """Make a waiting entry due now. False: unknown id, claimed, or its due time is not *due_at*, if given."""
         return self._reschedule(id, 0, 0, expected=0 if due_at is None else point_ms(due_at))
 
     def _reschedule(self, id: str, delay: int, due: int, *, expected: int = 0) -> bool:
@@ -296,7 +301,7 @@ class DelayQueue:
         return bool(shard.call("delay/reschedule", now=shard.clock(), id=id_bytes(id), **changes))
 
     def put_back(self, limit: int = MANY) -> PutBack:
-        """End up to *limit* expired leases: their entries are due again. Any number of callers may do so at once.
+        """Put back up to *limit* entries whose leases expired. Any number of processes may do so at once.
 
         A broken shard does not block the others; its error is raised if nothing was put back, else logged.
         """
@@ -313,14 +318,14 @@ class DelayQueue:
         return total
 
     def look(self, id: str, *, max_bytes: int | None = None) -> Item | None:
-        """Return the entry *id* in any state, also a dead letter; None if it does not exist.
+        """Return the entry *id* in any state, including dead letters; None if it does not exist.
 
-        With *max_bytes* the body of a larger record is an :class:`Unread`.
+        With *max_bytes* the payload of a larger record is an :class:`Unread`.
         """
         return self._shards.of(check_id(id)).look(id, check_budget(max_bytes))
 
     def versions(self, ids: Iterable[str]) -> dict[str, str]:
-        """Return the versions of existing *ids*; a version changes when another entry is pushed under the id."""
+        """Return the versions of existing *ids*. The version of an id changes when a new entry gets this id."""
         names = [check_id(id_) for id_ in ids]
         found: dict[str, str] = {}
         for shard, group in self._shards.grouped(names):
@@ -328,7 +333,7 @@ class DelayQueue:
         return found
 
     def in_flight(self, *, offset: int = 0, limit: int = 100) -> builtins.list[InFlight]:
-        """Return a page of entries in flight, by the end of their leases."""
+        """Return a page of entries in flight, in the order in which their leases end."""
         return self._shards.page(Records.in_flight, offset, limit, lambda held: (held.expires_at, held.id))
 
     def dead_letters(
@@ -343,12 +348,12 @@ class DelayQueue:
     ) -> builtins.list[Quarantined]:
         """Return a page of unreadable records, shard after shard.
 
-        With *max_bytes* only so much is read: *raw* of a record that does not fit is empty.
+        *max_bytes* limits what is read: *raw* of a record that does not fit is empty.
         """
         return self._shards.page(partial(Records.quarantined, max_bytes=self._shards.share(max_bytes)), offset, limit)
 
     def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None) -> int:
-        """Bring dead letters (default: all) back with all their deliveries, due now or *rate* per second."""
+        """Redrive dead letters (default: all), with deliveries reset to zero; due now, or *rate* per second."""
         gap = gap_ms(rate)
         if ids is None:
             return sum(shard.redrive(None, gap * len(self._shards)) for shard in self._shards)
@@ -359,9 +364,9 @@ class DelayQueue:
         )
 
     def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
-        """Delete single dead letters; return how many. With *until*, only those that died until then.
+        """Delete the dead letters *ids*; return their number. With *until*, only those that died at or before it.
 
-        So an entry that was redriven and died again after you listed it is kept, if *until* is the time of the list.
+        Pass the time at which you listed them as *until*, to keep an entry that was redriven and died again since.
         """
         names = [check_id(id_) for id_ in check_many(ids, name="ids")]
         latest = 0 if until is None else point_ms(until, name="until")
@@ -371,7 +376,7 @@ class DelayQueue:
     def purge(self, *places: Place, limit: int = MANY) -> int:
         """Delete up to *limit* entries in *places* (default: waiting); return how many were deleted.
 
-        The quarantine is always deleted completely.
+        The quarantine is always deleted entirely.
         """
         for place in places:
             if place not in get_args(Place):
@@ -385,7 +390,7 @@ class DelayQueue:
         return total
 
     def destroy(self) -> None:
-        """Delete the queue and everything in it, in flight too, and remove it from the registry."""
+        """Delete the queue with all entries, including those in flight, and remove it from the registry."""
         for shard in self._shards:
             shard.destroy()
         self._writer.forget()

@@ -21,7 +21,7 @@ from redis_queue.store.settings import Settings
 from redis_queue.times import from_ms
 
 MOST_SHARDS: Final = 2048
-"""Most shards that one call counts."""
+"""Most shards that one call counts, apart from small queues (:data:`FEW_SHARDS`)."""
 
 FEW_SHARDS: Final = 16
 """A queue with at most this many shards is always counted."""
@@ -39,9 +39,10 @@ class Inspector:
         self._scripts = Scripts(self.catalog.client)
 
     def queues(self, known: Iterable[Known] | None = None) -> list[QueueRow]:
-        """Return one row for each of *known*, or each queue, by kind and name; O(1) for each shard.
+        """Return one row for each queue of *known* (default: all queues), by kind and name; O(1) for each shard.
 
-        At most :data:`MOST_SHARDS` shards are counted; queues beyond them get an *error*.
+        The queues are counted up to :data:`MOST_SHARDS` shards in all. A larger queue after that is not counted, and
+        its row has an *error*; those with at most :data:`FEW_SHARDS` shards are always counted.
         """
         rows = list(self.catalog.known() if known is None else known)
         looks: list[list[ReadCall] | str] = []
@@ -57,7 +58,7 @@ class Inspector:
         return self._with_first_due(found)
 
     def overview(self, known: Iterable[Known] | None = None) -> Overview:
-        """Return the rows of :meth:`queues`, and when they were read."""
+        """Return the rows of :meth:`queues`, with the time at which they were read."""
         return Overview(self.now(), self.queues(known))
 
     def now(self) -> datetime:
@@ -65,7 +66,7 @@ class Inspector:
         return from_ms(self._now_ms())
 
     def expired(self, queue: AnyQueue) -> int:
-        """Count the expired leases of *queue*: what a put-back would return."""
+        """Count the expired leases of *queue*, which the next put-back would end."""
         now = self._now_ms()
         found = (self._scripts.command("ZCOUNT", keys.in_flight, "-inf", now) for keys in self._keys(queue))
         return sum(map(int, found))
@@ -80,14 +81,14 @@ class Inspector:
         return int(seconds) * 1000 + int(micros) // 1000
 
     def _looks(self, known: Known, left: int) -> list[ReadCall] | str:
-        """Return the calls that count a queue of at most *left* shards, or why it is not counted."""
+        """Return the calls that count a queue; an error text if it is broken or has more shards than *left*."""
         prefix = self.catalog.prefix
         try:
             Settings(prefix=prefix, max_deliveries=known.max_deliveries, shards=known.shards)
             if known.kind == "queue":
                 return [self._scripts.bind("queue/stats", Keys(prefix, "queue", known.name)).look()]
             if known.shards > max(left, FEW_SHARDS):
-                return f"not counted: its {known.shards:,} shards are too many for a list; open the page of the queue"
+                return f"not counted: {known.shards:,} shards are too many for this list; open the page of the queue"
             shards = [Keys(prefix, "delay", known.name, number) for number in range(known.shards)]
         except BROKEN as error:
             # One broken queue must not hide the others.
@@ -107,7 +108,7 @@ class Inspector:
             return QueueRow(known.kind, known.name, error=fault_text(error))
 
     def _with_first_due(self, rows: Sequence[QueueRow]) -> list[QueueRow]:
-        """Return *rows* with the next due time of each RedisQueue that has delayed messages."""
+        """Return *rows*; those of a RedisQueue with delayed messages get its next due time."""
         numbers = [number for number, row in enumerate(rows) if row.kind == "queue" and row.delayed]
         keys = [Keys(self.catalog.prefix, "queue", rows[number].name).waiting for number in numbers]
         replies = self._scripts.each([self._scripts.look("ZRANGE", key, 0, 0, "WITHSCORES") for key in keys])

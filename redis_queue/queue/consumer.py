@@ -32,18 +32,19 @@ Handler = Callable[[Message], Any]
 class Consumer:
     """Run *handler* for each message of *queue*, in *concurrency* threads.
 
-    If the handler returns, its message is acked. If it raises, the message goes back for ``retry_delay(deliveries)``
-    seconds, with the exception as reason, until its deliveries are used up. The handler may raise
-    :class:`~redis_queue.errors.Nack` or :class:`~redis_queue.errors.Dead` to decide itself. Leases are extended while
-    the handler works, up to *max_runtime* seconds per message: a handler that hangs for longer loses the other messages
-    of its thread, too. While Redis is away, the threads wait with growing pauses; a finished message is acked as soon
-    as Redis is back.
+    If the handler returns, its message is acked. If it raises, the message is given back with the exception as reason,
+    and can be claimed again after ``retry_delay(deliveries)`` seconds. After its last delivery it becomes a dead
+    letter. The handler may raise :class:`~redis_queue.errors.Nack` or :class:`~redis_queue.errors.Dead` to choose
+    another outcome. Leases are extended while the handler works, up to *max_runtime* seconds per message: a handler
+    that hangs for longer loses its message, and the other messages of its thread. While Redis cannot be reached, the
+    threads wait with growing pauses; a finished message is acked as soon as Redis answers again.
 
-    *batch* messages (1 to 500) are claimed per round trip and acked together after the last one: much faster, but a
-    crash delivers the whole batch again.
+    A thread claims up to *batch* messages (1 to 500) in one round trip and acks them together after the last one: much
+    faster, but after a crash the whole batch is delivered again.
 
-    :meth:`run` returns after :meth:`stop`, SIGTERM or SIGINT: running handlers get *grace* seconds; claimed messages
-    that were not begun go back at once, and that does not count as a delivery. It raises the error that ended a thread.
+    :meth:`run` returns after :meth:`stop`, SIGTERM or SIGINT. Running handlers get *grace* seconds to finish. Claimed
+    messages whose handler has not started go back at once, and that delivery does not count. If an error ended a
+    thread, :meth:`run` raises it.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class Consumer:
         self._stop.set()
 
     def run(self) -> None:
-        """Work until stopped. A consumer runs once: raises RuntimeError the second time."""
+        """Work until stopped. A Consumer runs only once: a second call raises RuntimeError."""
         if self._begun:
-            raise RuntimeError("this Consumer has run already; make a new one")
+            raise RuntimeError("this Consumer has already run: make a new one")
         self._begun = True
         threads = [
             threading.Thread(target=self._work, name=f"redis-queue-consumer-{number}", daemon=True)
@@ -134,7 +135,7 @@ class Consumer:
             self.stop()
 
     def _claim(self) -> list[Message]:
-        # One thread at a time: a process with many idle threads waits on one connection, not on many.
+        # One thread claims at a time: so many idle threads of a process need only one waiting connection.
         with self._claiming:
             if self._stop.is_set():
                 return []
@@ -189,7 +190,7 @@ class Consumer:
         self._settle([message], lambda: [self._queue.nack(message, **how._asdict())])
 
     def _settle(self, messages: list[Message], call: Callable[[], list[bool]]) -> list[bool]:
-        """Repeat *call* until Redis answers, so that finished work is acked however long Redis is away."""
+        """Repeat *call* until Redis answers: finished work is acked however long Redis cannot be reached."""
         backoff = Backoff()
         try:
             while True:
@@ -212,8 +213,8 @@ def _check_handler(handler: Any) -> None:
     for found in (handler, type(handler).__call__):
         if any(is_lazy(found) for is_lazy in _LAZY):
             raise InvalidValueError(
-                f"handler={handler!r}: must be a plain function, which may call asyncio.run(): calling this one runs"
-                " nothing"
+                f"handler={handler!r}: must be a plain function, because calling this one would not run its code; a"
+                " plain function may call asyncio.run()"
             )
 
 
@@ -226,4 +227,4 @@ def _check_ran(result: object) -> None:
         return
     if inspect.iscoroutine(result):
         result.close()
-    raise InvalidValueError(f"the handler ran nothing: it returned a {type(result).__name__}")
+    raise InvalidValueError(f"the handler returned a {type(result).__name__}, whose code did not run")

@@ -44,16 +44,16 @@ PLACES: Final[tuple[QueuePlace, ...]] = get_args(QueuePlace)
 class RedisQueue:
     """Messages that are delivered at least once, and never lost between two steps.
 
-    A message is in exactly one place: ``ready | delayed -> in flight -> done | dead``. Claiming takes a lease; when it
-    ends without an ack the message goes back, and an ack that comes too late is refused. Each move is one script
-    and uses the server's clock. Two objects with the same name and prefix are the same queue. Safe for threads and
-    after fork.
+    Until a message is done, it is in exactly one place: ``ready | delayed -> in flight -> done | dead``. Claiming takes
+    a lease. If the lease expires, the message is put back; after that, an ack of its old holder is refused. Each move
+    is one script and uses the server's clock. Two objects with the same name and prefix are the same queue. Safe for
+    threads and after fork.
 
     *redis* is a URL or a redis-py client. Pass single settings by keyword, or all as *settings*
     (:class:`redis_queue.store.settings.Settings`).
 
-    Any call may raise StoreUnavailableError: its outcome is then unknown. To repeat it is safe, except for ``put``
-    without a *dedupe_key*.
+    Any call may raise StoreUnavailableError: then it may or may not have taken effect. You can safely repeat any call
+    except ``put`` and ``put_many`` without a *dedupe_key*.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class RedisQueue:
     ) -> str:
         """Store *body* and return the id of its message.
 
-        *dedupe_key* becomes the id: while a message with it lives (acked or purged ends that), another put adds
-        nothing and returns the same id. Raises BodyError, InvalidDelayError, QueueFullError.
+        *dedupe_key* becomes the id. While a message with this id exists (until it is acked or deleted), another put
+        adds nothing and returns the same id. Raises BodyError, InvalidDelayError, QueueFullError.
         """
         id_ = new_ids(1)[0] if dedupe_key is None else check_id(dedupe_key, name="dedupe_key")
         self._put([(id_, duration_ms(delay), self._records.codec.encode(body, headers))])
@@ -103,10 +103,11 @@ class RedisQueue:
         headers: Mapping[str, Any] | None = None,
         dedupe_key: Callable[[Any], str] | None = None,
     ) -> list[str]:
-        """Store each of *bodies* in order and return their ids; one round trip per 500, and per MiB of records.
+        """Store each of *bodies* in order and return their ids.
 
-        Each round trip stores all of its messages or none. If a later one fails (QueueFullError,
-        StoreUnavailableError), the messages of earlier ones stay stored. *dedupe_key* is called with each body.
+        A round trip carries up to 500 messages or 1 MiB of records, and stores all of its messages or none. If one
+        fails (QueueFullError, StoreUnavailableError), the messages of earlier ones stay stored. *dedupe_key* is called
+        with each body.
         """
         wait = duration_ms(delay)
         check_many(bodies, name="bodies")
@@ -125,7 +126,7 @@ class RedisQueue:
         return ids
 
     def get(self, *, block: bool = True, timeout: Seconds | None = None) -> Message | None:
-        """Claim the next message, or return None if there is none (after *timeout*, if given, when blocking)."""
+        """Claim the next message. With *block*, wait for one (up to *timeout*, if given). None: there is none."""
         messages = self._claims.get(1, block=block, timeout=timeout)
         return messages[0] if messages else None
 
@@ -137,7 +138,7 @@ class RedisQueue:
         return self._claims.get(check_limit(limit, CHUNK), block=block, timeout=timeout)
 
     def ack(self, message: Message) -> bool:
-        """Finish *message*. False: the lease was lost, someone else has or had the message; nothing changed."""
+        """Finish *message*. False: the lease was lost (put back or settled before); nothing changed."""
         return self._records.ack([message])[0]
 
     def ack_many(self, messages: Iterable[Message]) -> list[bool]:
@@ -149,8 +150,8 @@ class RedisQueue:
     ) -> bool:
         """Give *message* back, to be claimed again at once (before all others) or after *delay*.
 
-        With its last delivery, or *dead*, it becomes a dead letter with *reason*. ``counted=False`` does not count
-        this delivery: for work that was not begun. False: the lease was lost; nothing changed.
+        After its last delivery, or with *dead*, it becomes a dead letter with *reason*. With ``counted=False`` this
+        delivery does not count: use it for work that you did not begin. False: the lease was lost; nothing changed.
         """
         return self.nack_many([message], delay=delay, reason=reason, dead=dead, counted=counted)[0]
 
@@ -170,7 +171,7 @@ class RedisQueue:
     def extend(self, message: Message, lease: Seconds | None = None) -> bool:
         """Lengthen the lease to *lease* (default: the visibility timeout) from now; never shortens it.
 
-        Works after the lease ended, too, as long as nobody put the message back. False: the lease was lost.
+        This also works after the lease expired, until the message is put back. False: the lease was lost.
         """
         return self.extend_many([message], lease)[0]
 
@@ -187,9 +188,10 @@ class RedisQueue:
     def lease(self, *, block: bool = True, timeout: Seconds | None = None) -> Iterator[Message | None]:
         """Claim a message for a ``with`` block: acked at its end, given back if it raises, extended while it runs.
 
-        :class:`~redis_queue.errors.Nack` and :class:`~redis_queue.errors.Dead` decide how, as in a Consumer; the
-        exception still leaves the block. Yields None if :meth:`get` would return None. Raises LeaseLostError at the end
-        if the lease was lost. A child process forked within the block settles nothing.
+        Raise :class:`~redis_queue.errors.Nack` or :class:`~redis_queue.errors.Dead` to choose how it is given back, as
+        in a Consumer; the exception also leaves the block. Yields None if :meth:`get` would return None. Raises
+        LeaseLostError at the end if the lease was lost. A child process forked within the block neither acks the
+        message nor gives it back.
         """
         message = self.get(block=block, timeout=timeout)
         if message is None:
@@ -214,9 +216,9 @@ class RedisQueue:
     def consume(self, *, timeout: Seconds | None = None) -> Iterator[Message]:
         """Yield messages for ever, or until no message came for *timeout*.
 
-        A message is acked when the loop asks for the next one, and given back if the loop ends before, by break, return
-        or an exception. Its lease is extended meanwhile. In a child process forked within the loop, the loop ends
-        and settles nothing.
+        A message is acked when the loop asks for the next one, and given back if break, return or an exception ends
+        the loop before that. Its lease is extended meanwhile. In a child process forked within the loop, the loop ends,
+        and the message is neither acked nor given back.
         """
         with self.keep_alive() as heartbeat:
             message = self.get(timeout=timeout)
@@ -227,7 +229,7 @@ class RedisQueue:
                 except BaseException:
                     if not heartbeat.elsewhere:
                         heartbeat.remove(message)
-                        self.nack(message, reason="consume() was left")
+                        self.nack(message, reason="the loop over consume() ended")
                     raise
                 if heartbeat.elsewhere:
                     return
@@ -235,7 +237,7 @@ class RedisQueue:
                 message = self._claims.ack_and_get(message, heartbeat, timeout) or self.get(timeout=timeout)
 
     def keep_alive(self, *, max_runtime: Seconds | None = None) -> Heartbeat:
-        """Return a Heartbeat for leases of this queue; use it as a context manager.
+        """Return a Heartbeat, a thread that extends leases of this queue; use it as a context manager.
 
         Raises InvalidDelayError for an invalid *max_runtime*.
         """
@@ -243,7 +245,7 @@ class RedisQueue:
         return Heartbeat(self._records, self.settings.lease_ms, max_runtime=longest)
 
     def put_back(self, limit: int = MANY) -> PutBack:
-        """Put back the messages of up to *limit* expired leases; any number of callers may do so at once."""
+        """Put back up to *limit* messages whose leases expired. Any number of processes may do so at once."""
         return self._records.put_back(check_limit(limit, MANY))
 
     def promote(self, limit: int = MANY) -> int:
@@ -255,18 +257,18 @@ class RedisQueue:
         return total
 
     def redrive(self, ids: Iterable[str] | None = None, *, rate: float | None = None) -> int:
-        """Redrive dead letters (default: all), with deliveries counted from zero again; return their number.
+        """Redrive dead letters (default: all), with deliveries reset to zero; return their number.
 
-        *rate* (per second) spreads them over time: all become delayed messages at once, and this call does not wait.
+        *rate* (per second) spreads them over time: this call makes all of them delayed messages, and does not wait.
         """
         if ids is not None:
             ids = [check_id(id_) for id_ in check_many(ids, name="ids")]
         return self._records.redrive(ids, gap_ms(rate))
 
     def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
-        """Delete the dead letters *ids*; return their number. With *until*, only those that died by then.
+        """Delete the dead letters *ids*; return their number. With *until*, only those that died at or before it.
 
-        If *until* is the time of your list, a message that was redriven and died again since then is kept.
+        Pass the time at which you listed them as *until*, to keep a message that was redriven and died again since.
         """
         ids = [check_id(id_) for id_ in check_many(ids, name="ids")]
         return self._records.delete_dead(ids, 0 if until is None else point_ms(until, name="until"))
@@ -287,13 +289,13 @@ class RedisQueue:
         return total
 
     def destroy(self) -> None:
-        """Delete the queue with all messages, also those in flight, and remove it from the registry."""
+        """Delete the queue with all messages, including those in flight, and remove it from the registry."""
         self._records.destroy()
         self._registry.forget("queue", self.name)
         self._registered = False
 
     def pause(self) -> None:
-        """Stop all claims until :meth:`resume`; puts and acks go on. A restart does not end a pause."""
+        """Stop all claims until :meth:`resume`. Puts and acks still work. A restart does not end a pause."""
         self._scripts.command("HSET", self._keys.meta, "paused", 1)
 
     def resume(self) -> None:
@@ -312,7 +314,7 @@ class RedisQueue:
         return [message for message in found if message is not None]
 
     def stats(self) -> QueueStats:
-        """Return all counts, taken at one moment."""
+        """Return all counts, read at one moment."""
         return read_stats(self._records.run("queue/stats"))
 
     def __len__(self) -> int:
@@ -326,7 +328,7 @@ class RedisQueue:
     def dead_letters(self, *, offset: int = 0, limit: int = 100, max_bytes: int | None = None) -> list[DeadLetter]:
         """Return a page of dead letters, oldest first. More than 1 MiB takes several calls.
 
-        *max_bytes* limits what is read: the body of a letter that does not fit is an :class:`Unread`.
+        *max_bytes* limits what is read: the body of a dead letter that does not fit is an :class:`Unread`.
         """
         return self._records.dead_letters(check_offset(offset), check_limit(limit, CHUNK), check_budget(max_bytes))
 
@@ -338,18 +340,18 @@ class RedisQueue:
         return self._records.quarantined(check_offset(offset), check_limit(limit, CHUNK), check_budget(max_bytes))
 
     def look(self, id: str, *, max_bytes: int | None = None) -> Item | None:
-        """Return the message *id* in any state, also a dead letter; None if it does not exist.
+        """Return the message *id* in any state, including dead letters; None if it does not exist.
 
         With *max_bytes* the body of a larger record is an :class:`Unread`.
         """
         return self._records.look(check_id(id), check_budget(max_bytes))
 
     def versions(self, ids: Iterable[str]) -> dict[str, str]:
-        """Return the versions of existing *ids*; a version changes when another message is put under the id."""
+        """Return the versions of existing *ids*. The version of an id changes when a new message gets this id."""
         return self._records.versions([check_id(id_) for id_ in ids])
 
     def in_flight(self, *, offset: int = 0, limit: int = 100) -> list[InFlight]:
-        """Return a page of the messages in flight, by the end of their leases."""
+        """Return a page of the messages in flight, in the order in which their leases end."""
         return self._records.in_flight(check_offset(offset), check_limit(limit, CHUNK))
 
     def _put(self, messages: list[tuple[str, int, bytes]]) -> None:
@@ -363,7 +365,8 @@ class RedisQueue:
             more=[field for message in messages for field in message],
         )
         if flags == b"full":
-            raise QueueFullError(f"{self.name}: holds max_length={self.settings.max_length} waiting messages")
+            most = self.settings.max_length
+            raise QueueFullError(f"{self.name}: would hold more than max_length={most} ready and delayed messages")
         if new:
             # The queue is new: this was its first put, or the first one after a FLUSHALL.
             self._registry.add("queue", self.name, self.settings)

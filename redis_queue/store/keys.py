@@ -17,7 +17,7 @@ errors      HASH   id -> last reason for giving it back
 dead        ZSET   id -> time it died
 quarantine  LIST   unreadable records with id and reason
 revoked     ZSET   id -> when its task was revoked, id and call -> when that call was stored since; for a day
-wake        LIST   at most one token, which wakes one waiting consumer; for a DelayQueue the name of a channel
+wake        LIST   at most one item, which wakes one waiting consumer; for a DelayQueue the name of a channel
 leader      STRING name of the dispatcher that waits for due entries
                    (first shard of a DelayQueue only, as are the next three)
 lateness    HASH   all-time totals of dispatching: sent, failed, sum_ms, and a field per bucket

@@ -28,7 +28,7 @@ SILENT_ATTEMPTS: Final = 2
 
 
 class ReadCall(NamedTuple):
-    """A read-only call: its command for a pipeline, and a function that makes it alone and repeats it."""
+    """A read-only call: its command for a pipeline, and a function that makes the call alone, with repeats."""
 
     command: Command
     alone: Callable[[], Any]
@@ -41,9 +41,9 @@ class Scripts:
         self._link = link(client)
 
     def bind(self, name: str, keys: object, **named: bytes) -> BoundScript:
-        """Return script *name* bound to its keys: those in *named*, otherwise attributes of *keys*.
+        """Return script *name* with its keys: each from *named* if it is there, else an attribute of *keys*.
 
-        Call it with the script's arguments by keyword and, if its header allows more arguments, with ``more=``.
+        Call it with the arguments of the script by keyword, and with ``more=`` if its header allows more arguments.
         """
         script = load(name)
         return BoundScript(self._link, script, [named.get(key) or getattr(keys, key) for key in script.keys])
@@ -53,7 +53,7 @@ class Scripts:
         return ReadCall(command, functools.partial(self.command, *command))
 
     def each(self, calls: Sequence[ReadCall]) -> list[Callable[[], Any]]:
-        """Make *calls*, hundreds in a round trip; return a function for each that returns its reply.
+        """Make *calls*, up to 500 in a round trip; return a function for each call that returns its reply.
 
         If a call failed, its function repeats it alone, and raises RedisQueueError if it fails again.
         """
@@ -70,7 +70,7 @@ class Scripts:
         return found
 
     def command(self, *command: Argument) -> Any:
-        """Send one plain command that is safe to repeat and return its reply. Raises StoreError."""
+        """Send one plain command and return its reply. It must be safe to repeat. Raises StoreError."""
         unknown = False
         for attempt in itertools.count(1):
             try:
@@ -84,7 +84,7 @@ class Scripts:
         raise AssertionError("unreachable")
 
     def described(self, *keys: Argument) -> str:
-        """Return the existing ones of *keys* with their types, as text."""
+        """Return those of *keys* that exist, with their types, as text."""
         return describe(self._link, keys)
 
 
@@ -108,7 +108,7 @@ class BoundScript:
         try:
             return self._link.send_both(first, second)
         except (redis.exceptions.NoScriptError, *RedisErrors) as error:
-            # Repeat each of them alone: a call that took effect returns its first answer again.
+            # Repeat each of them alone: a call that took effect returns the same reply again.
             unknown = may_have_arrived(error)
             return self._insist(first, 2, unknown=unknown), following._insist(second, 2, unknown=unknown)
 
@@ -147,7 +147,7 @@ class BoundScript:
         if "NEWER_SCHEMA" in text:
             return SchemaError()
         if "LATE_CALL" in text:
-            return StoreError("this call had no effect: a later call of the same thread arrived before it")
+            return StoreError("this call had no effect: a newer call of the same thread reached Redis first")
         return translate(error, unknown=unknown)
 
 
@@ -156,17 +156,17 @@ def _same(reply: Any) -> Any:
 
 
 def describe(server: Link, keys: Iterable[Argument]) -> str:
-    """Return the existing ones of *keys* with their types, for an error message."""
+    """Return those of *keys* that exist, with their types, for an error message."""
     found = ((key, server.send("TYPE", key)) for key in keys if isinstance(key, bytes))
     try:
         return ", ".join(f"{key.decode()} is a {kind.decode()}" for key, kind in found if kind != b"none")
     except redis.exceptions.NoPermissionError:
-        # Show the error even without permission to read the key.
+        # The error must be shown even without permission to read the keys.
         return ""
 
 
 def pause(attempt: int, error: Exception, ours: RedisQueueError) -> None:
-    """Wait before the next attempt; raise *ours* after the last one, or if another attempt cannot help."""
+    """Wait before the next attempt; raise *ours* after the last attempt, or if another one cannot help."""
     most = SILENT_ATTEMPTS if isinstance(error, redis.TimeoutError) else CALL_ATTEMPTS
     if attempt >= most or not isinstance(ours, StoreUnavailableError):
         raise ours from error

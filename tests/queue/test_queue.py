@@ -432,7 +432,7 @@ class TestMaxLength:
         queue = make(max_length=2)
         queue.put("a")
         queue.put("b", delay=5)
-        with pytest.raises(QueueFullError, match="orders: holds max_length=2 waiting messages"):
+        with pytest.raises(QueueFullError, match="orders: would hold more than max_length=2 ready"):
             queue.put("c")
         assert len(queue) == 2
         message = must(queue.get())

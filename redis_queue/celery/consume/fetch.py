@@ -1,9 +1,9 @@
 """Atomic fetch: take a message out of its list and record it as in flight, in one step.
 
-kombu waits in BRPOP and records the message afterwards; a worker that is killed in between loses it. A script does both
-at once, but cannot wait. So the connection that kombu's event loop watches waits for invalidations (CLIENT TRACKING):
-Redis tells it when a list that was empty has changed. Lists and records are those of stock workers, which may consume
-the same queues.
+kombu waits in BRPOP and records the message afterwards; a worker that is killed in between loses it. A script takes and
+records a message in one step, but cannot wait for one. So the connection that kombu's event loop watches waits for
+invalidations (CLIENT TRACKING) instead: Redis sends one when a list that was empty changes. The lists and records are
+kombu's own, so stock workers may consume the same queues.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Fetched(NamedTuple):
 
 
 class Fetch:
-    """Takes messages by a connection of its own; Redis tells the connection *waiting* when lists change."""
+    """Takes messages on a connection of its own; Redis tells the connection *waiting* when lists change."""
 
     def __init__(self, client: redis.Redis, waiting: Any, in_flight: InFlightKeys) -> None:
         self.waiting = waiting
@@ -77,7 +77,7 @@ class Fetch:
         """
         while True:
             fetched = self._take(lists, limit)
-            # Redis before 7.2 does not track the keys that a script reads; and messages may have arrived since.
+            # EXISTS makes Redis before 7.2 track the lists, and finds messages that arrived after the script.
             if fetched.messages or not self._send("EXISTS", *(name for name, _ in lists)):
                 return fetched
 
@@ -96,34 +96,34 @@ class Fetch:
         return Fetched(since, float(score), [(row[0], row[1], f"{tag}{n}") for n, row in enumerate(rows, 1)])
 
     def close(self) -> None:
-        """Close the connection; messages whose reply was lost come back when their leases end."""
+        """Close the connection; messages in a lost reply are put back when their leases end."""
         self._connection.disconnect()
 
     def _send(self, *command: Any) -> Any:
-        # Never repeated: a repeat would take more, while the messages of the first call wait for their leases to end.
+        # Never repeated: a repeat takes more messages, and those of the first call wait until their leases end.
         self._connection.send_command(*command)
         return self._connection.read_response(disable_decoding=True)
 
 
 def can_fetch() -> bool:
-    """Tell whether the installed kombu (5.7) can pause watching a connection while a worker takes no messages."""
+    """Tell whether kombu can stop watching a connection while a worker takes no messages; it needs kombu 5.7."""
     return hasattr(MultiChannelPoller, "_pause_brpop")
 
 
 class FetchingChannel(Channel):
-    """Mixin for kombu's Redis channel; uses BRPOP for consumers that acknowledge nothing."""
+    """Redis channel of kombu with atomic fetch; uses BRPOP for consumers without acknowledgements."""
 
     _fetch: Fetch | None = None
     #: Tags of consumers without acknowledgements.
     _no_ack: frozenset[str] = frozenset()
-    #: Whether the answer to a PING is outstanding. Only one at a time: more would pile up while there is work.
+    #: Whether a PING is not answered yet. Only one is sent at a time: answers would pile up while there is work.
     _pinged = False
     _in_poll: Any
     _brpop_sent_at: Any
 
     @LazyProperty
     def _received(self) -> deque[tuple[str, Any, Any]]:
-        """Taken messages that are not delivered yet: queue, payload and message."""
+        """Fetched messages that are not delivered yet: queue, payload and message."""
         return deque()
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **options: Any) -> Any:
@@ -133,7 +133,7 @@ class FetchingChannel(Channel):
         return super().basic_consume(queue, no_ack, callback, consumer_tag, **options)
 
     def basic_cancel(self, consumer_tag: str) -> Any:
-        """Stop to consume."""
+        """Stop consuming."""
         self._no_ack -= {consumer_tag}
         return super().basic_cancel(consumer_tag)
 
@@ -155,7 +155,7 @@ class FetchingChannel(Channel):
             self._hear(fetch.waiting)
             found = bool(self._received) or self._fill(fetch)
             if found:
-                # There may be more, and the message that is delivered now may run at once and for long.
+                # There may be more messages, and the one delivered now may block the event loop while its task runs.
                 self._ping()
             else:
                 self._in_poll, self._brpop_sent_at = fetch.waiting, None
@@ -196,13 +196,13 @@ class FetchingChannel(Channel):
         self._brpop_sent_at = time.monotonic()
         if not self._pinged:
             self._pinged = True
-            # Without health check: that of redis-py cannot read the answer on a subscribed connection.
+            # The health check of redis-py cannot read the answer on a subscribed connection.
             self.client.connection.send_command("PING", check_health=False)
 
     def _hear(self, waiting: Any) -> None:
-        """Read answers to PING and invalidations; after any of them it is time to look for messages.
+        """Read all available answers to PING and invalidations; then the caller looks for messages.
 
-        One read of the socket may bring several of them, for one event of the event loop.
+        One read of the socket may return several of them, but the event loop reports only one event.
         """
         while True:
             if bytes_to_str(waiting.read_response()[0]) == "pong":
@@ -211,10 +211,10 @@ class FetchingChannel(Channel):
                 return
 
     def _fill(self, fetch: Fetch) -> bool:
-        """Take the messages that the worker has room for; tell whether there were any."""
+        """Fetch as many messages as the worker has room for; tell whether there were any."""
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues:
-            # The last consumer was cancelled before the answer to a PING.
+            # The last consumer was cancelled before the answer to a PING arrived.
             return False
         prefix = self.global_keyprefix or ""
         lists = [(f"{prefix}{self._q_for_pri(queue, step)}", queue) for step in self.priority_steps for queue in queues]
@@ -224,10 +224,10 @@ class FetchingChannel(Channel):
         return bool(taken.messages)
 
     def _deliver_next(self) -> None:
-        """Deliver one message.
+        """Deliver one message in each iteration of the event loop.
 
-        One per turn of the event loop: a pool may run a task at once, and Celery settles it at the next turn. After a
-        kill one task is repeated then, and not all that were taken together.
+        A pool may run the task immediately, and Celery acknowledges it in the next iteration. So a kill repeats one
+        task, not all tasks that were fetched together.
         """
         queue, payload, _ = self._received.popleft()
         self._queue_cycle.rotate(queue)
@@ -236,7 +236,7 @@ class FetchingChannel(Channel):
     def _room(self) -> int:
         """Return how many messages the worker can take now."""
         if "can_consume" in vars(self.qos):
-            # Celery without prefetch has its own rule, which it asks for each message.
+            # With disabled prefetch, Celery decides before each message whether it takes one.
             return 1
         room = self.qos.can_consume_max_estimate()
         return CHUNK if room is None else max(1, min(room, CHUNK))
@@ -245,11 +245,11 @@ class FetchingChannel(Channel):
         try:
             payload = loads(bytes_to_str(item))
             payload["properties"]["delivery_tag"] = tag
-            # To restore a message makes its priority an integer, which for a decimal with an exponent has any size.
+            # kombu turns the priority into an integer when it restores a message: 1e999999 gets a million digits.
             if isinstance(payload["properties"].get("priority"), Decimal):
                 raise TypeError("priority: expected an integer, got a decimal")
             self._get_message_priority(payload)
-            # An error later would end this worker, and every other worker that gets the message.
+            # Make the message here: a later error would stop this worker, and each worker that gets the message.
             message = self.Message(payload, channel=self)
         except Exception:
             logger.exception("cannot read a message of queue %s", queue, extra={"action": "message_unreadable"})

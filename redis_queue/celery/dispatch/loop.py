@@ -1,4 +1,4 @@
-"""DispatchLoop: dispatch entries as they fall due, to the millisecond, at almost no cost while nothing is due."""
+"""DispatchLoop: dispatch each entry when it falls due, to the millisecond; almost idle while nothing is due."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 logger = logger_of(__name__)
 
 FOLLOWER: Final = 2.0
-"""Most intervals between two looks of a follower at its leader."""
+"""Most intervals after which a loop that does not lead checks the leader, before a random addition."""
 
 BUDGET: Final = 0.5
-"""Seconds of one run, after which the loop renews its lease and checks whether it should stop."""
+"""Longest run in seconds. Between two runs, the loop renews its lease and checks whether it should stop."""
 
 LOOP: Final = "redis_queue_loop"
 """Attribute of an app that holds the DispatchLoop of this worker."""
@@ -43,7 +43,7 @@ class DispatchLoop:
     """Dispatches due entries of *app* until :meth:`stop`; survives restarts of Redis and of the broker.
 
     Of all loops on one queue, one leads: it sleeps until the next due time, and wakes up when an earlier entry is
-    stored. The others only check now and then that it is alive. The name of a loop begins with *kind*.
+    stored. The others only check at intervals whether it is alive. The name of a loop begins with *kind*.
     """
 
     def __init__(self, app: Celery, *, kind: str = "") -> None:
@@ -58,7 +58,7 @@ class DispatchLoop:
 
     @LazyProperty
     def _queue(self) -> DelayQueue:
-        """The queue, with the settings that it was written with; Redis may be away when a worker starts."""
+        """The queue, opened at first use with its stored settings: on startup, Redis may be unreachable."""
         return self._store.delay_queue()
 
     @LazyProperty
@@ -87,7 +87,7 @@ class DispatchLoop:
         return "_queue" in vars(self)
 
     def open(self) -> None:
-        """Connect now instead of at the first turn. Raises StoreUnavailableError if the store is away."""
+        """Connect now, not in :meth:`run`. Raises StoreUnavailableError if the store cannot be reached."""
         self._queue.moves.due_in()
 
     def run(self) -> None:
@@ -99,7 +99,7 @@ class DispatchLoop:
                 self._report.write(leads=self.leads)
                 self._wait(min(pause, self._report.due_in()))
                 backoff.reset()
-            except Exception as error:  # noqa: BLE001 - after any error, stored entries must go on moving
+            except Exception as error:  # noqa: BLE001 - no error may stop the dispatch of other entries
                 pause = backoff.next()
                 extra = {"action": "dispatch_away", "retry_in": round(pause, 2)}
                 logger.warning("cannot dispatch: %s", error, extra=extra)
@@ -130,10 +130,10 @@ class DispatchLoop:
         return 0.0 if done.more else min(self._interval, done.next_in)
 
     def _put_back(self) -> None:
-        """Put back what dead dispatchers held, once per lease: not every app runs the periodic task for it."""
+        """Put back the entries of dead dispatchers, once per lease: not every app runs the periodic task."""
         now = time.monotonic()
         if now - self._put_back_at >= self._queue.settings.lease_ms / 1000:
-            # Noted first: if one shard is broken, the others must still be dispatched.
+            # Set before the call: if a shard is broken, the next poll must dispatch the others.
             self._put_back_at = now
             self._queue.put_back()
 
@@ -144,21 +144,23 @@ class DispatchLoop:
             self._stopped.wait(seconds)
 
     def _step_down(self) -> None:
-        """Let another loop lead: what fails here may work there."""
+        """Let another loop lead: it may work in another process."""
         if self._is_open:
             self._wake_ups.close()
             self._dispatcher.close()
             self._leader.release()
 
     def _report_error(self, error: Exception) -> None:
-        """Show *error* among the dispatchers, unless Redis itself is away."""
+        """Show *error* in the list of dispatchers, unless it is an error of Redis itself."""
         if self._is_open and not isinstance(error, StoreError):
             self._report.error = f"{type(error).__name__}: {error}"
             self._report.write(leads=False)
 
 
 def answers(app: Celery) -> bool:
-    """Tell whether this worker answers for stored tasks: the one that leads, or every worker if no worker leads.
+    """Tell whether this worker lists stored tasks for ``inspect scheduled``.
+
+    The worker that leads does; if no worker leads, every worker does.
 
     Raises StoreError if Redis cannot be asked.
     """

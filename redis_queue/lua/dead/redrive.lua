@@ -6,7 +6,7 @@
 -- KEYS[4] ready      LIST  ids, next one at the right end
 -- KEYS[5] waiting    ZSET  id -> due time (ms)
 -- KEYS[6] quarantine LIST  unreadable records
--- KEYS[7] wake       LIST  at most one token
+-- KEYS[7] wake       LIST  at most one item
 -- KEYS[8] slot       STRING number and outcome of this caller's last call
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] after      ms from now until the first one

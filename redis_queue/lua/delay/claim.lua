@@ -10,8 +10,8 @@
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] lease      length in ms
 -- ARGV[3] limit      most entries to claim
--- ARGV[4] older_than ms for which entries must have been due; below 0 = also those due within so many ms
--- ARGV[5] within     ms since which entries fell due at most; 0 = any time
+-- ARGV[4] older_than only entries that have been due for at least this many ms; -n = also those due in up to n ms
+-- ARGV[5] within     only entries that have been due for at most this many ms; 0 = no limit
 -- ARGV[6] nonce      new for every call, part of the token
 -- ARGV[7] sequence   number of the claim, grows per caller; a repeat gets the same claim, a lower number is refused
 --
@@ -32,7 +32,7 @@ local known = redis.call('HGET', meta, 'schema')
 
 -- include last_call
 if last == sequence then
-  -- The newest leases end last. If this one is not among them, its entries come back when it ends.
+  -- The newest leases end last. If the lease of this claim is not among them, its entries are put back when it ends.
   local newest = redis.call('ZREVRANGE', in_flight, 0, 999)
   local held = #newest > 0 and redis.call('HMGET', leases, unpack(newest)) or {}
   local reply = {outcome == '+' and outcome or '', 0, 1}
@@ -44,7 +44,7 @@ if last == sequence then
       reply[2] = math.min(ends, now + lease)
       reply[#reply + 1] = newest[i]
       reply[#reply + 1] = tonumber(deliveries)
-      -- The due time is not kept; for an entry claimed early, the end of its lease is not before it.
+      -- The due time is no longer stored. Return a time that is not before it: now, or the end of an early lease.
       reply[#reply + 1] = older_than < 0 and ends or now
       reply[#reply + 1] = redis.call('HGET', records, newest[i])
     end
@@ -61,7 +61,7 @@ local due = redis.call('ZRANGEBYSCORE', waiting, low, string.format('%.0f', now 
   'WITHSCORES', 'LIMIT', 0, limit)
 redis.call('LLEN', quarantine)
 redis.call('ZCARD', in_flight)
--- If Redis is full, a first write that needs no memory allows the others: a full queue can be drained.
+-- If Redis is full, it allows all writes of a script whose first write needs no memory: a full queue can be drained.
 redis.call('HDEL', leases, '')
 if #due == 0 then return kept({'', 0, 0}) end
 local ids = {}
@@ -77,7 +77,7 @@ for i, id in ipairs(ids) do
   if whole then
     local deliveries = 1
     if held[i] then deliveries = (tonumber(string.match(held[i], '^%d+')) or 0) + 1 end
-    -- An entry claimed early and never acked comes back when it is due, not before.
+    -- An entry that is claimed early and not acked is put back when it is due, not before.
     scores[#scores + 1] = math.max(expires, tonumber(due[2 * i]))
     scores[#scores + 1] = id
     fields[#fields + 1] = id

@@ -9,7 +9,7 @@
 -- KEYS[7] waiting    ZSET  id -> due time (ms)
 -- KEYS[8] dead       ZSET  id -> time it died (ms)
 -- KEYS[9] quarantine LIST  unreadable records
--- KEYS[10] wake      LIST  at most one token
+-- KEYS[10] wake      LIST  at most one item
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] listed     1 = a RedisQueue with a ready list, 0 = a DelayQueue
 -- ARGV[3] acting     1 = repair, 0 = only find

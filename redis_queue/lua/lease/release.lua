@@ -7,7 +7,7 @@
 -- KEYS[5] ready      LIST  ids, next one at the right end
 -- KEYS[6] waiting    ZSET  id -> due time (ms)
 -- KEYS[7] dead       ZSET  id -> time it died (ms)
--- KEYS[8] wake       LIST  at most one token
+-- KEYS[8] wake       LIST  at most one item
 -- KEYS[9] slot       STRING number and outcome of this caller's last call
 -- ARGV[1] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 -- ARGV[2] now        ms; 0 = the server's TIME

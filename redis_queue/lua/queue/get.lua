@@ -7,7 +7,7 @@
 -- KEYS[5] in_flight  ZSET  id -> end of its lease (ms)
 -- KEYS[6] leases     HASH  id -> "<deliveries> <token>"
 -- KEYS[7] quarantine LIST  unreadable records
--- KEYS[8] wake       LIST  at most one token
+-- KEYS[8] wake       LIST  at most one item
 -- KEYS[9] slot       STRING number of this caller's last claim
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] lease      length in ms

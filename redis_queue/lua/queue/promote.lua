@@ -2,7 +2,7 @@
 --
 -- KEYS[1] ready      LIST  ids, next one at the right end
 -- KEYS[2] waiting    ZSET  id -> due time (ms)
--- KEYS[3] wake       LIST  at most one token
+-- KEYS[3] wake       LIST  at most one item
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] limit      most messages to move
 --

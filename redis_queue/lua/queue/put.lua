@@ -4,15 +4,15 @@
 -- KEYS[2] records    HASH  id -> record
 -- KEYS[3] ready      LIST  ids, next one at the right end
 -- KEYS[4] waiting    ZSET  id -> due time (ms)
--- KEYS[5] wake       LIST  at most one token
+-- KEYS[5] wake       LIST  at most one item
 -- KEYS[6] slot       STRING number and outcome of this caller's last call
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] max_length most waiting messages; 0 = no limit
+-- ARGV[2] max_length most ready and delayed messages; 0 = no limit
 -- ARGV[3] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 -- ARGV[...] messages id, delay in ms, record without version and time; three for each message
 --
--- Returns {1 if the queue is new, flags}: per message 1 = stored, 0 = a message with this id exists.
--- Flags "full": the queue would hold more than max_length waiting messages, nothing was stored.
+-- Returns {1 if the queue is new, flags}: for each message 1 = stored, 0 = a message with this id exists.
+-- Flags "full": the queue would hold more than max_length ready and delayed messages; nothing was stored.
 -- O(messages * log waiting)
 local meta, records, ready, waiting, wake, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now, max_length, sequence = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
@@ -56,7 +56,7 @@ redis.call('HSET', records, unpack(fields))
 local stored_at = #delayed > 0 and redis.pcall('ZADD', waiting, unpack(delayed)) or 0
 if type(stored_at) == 'number' and #pushed > 0 then stored_at = redis.pcall('LPUSH', ready, unpack(pushed)) end
 if type(stored_at) ~= 'number' then
-  -- A permission is missing: remove the records, or a repeated call would take them for stored messages.
+  -- A permission is missing. Remove the records: a repeated call would report their messages as stored.
   for i = 1, #fields, 2 do redis.call('HDEL', records, fields[i]) end
   for i = 2, #delayed, 2 do redis.call('ZREM', waiting, delayed[i]) end
   return stored_at
