@@ -10,7 +10,7 @@ from celery import Celery
 def close_results(app: Celery) -> None:
     """End the subscriptions of *app* to results: a result collected later would connect to a dead server."""
     used: Any = app
-    consumer = getattr(used._backend, "result_consumer", None)
+    consumer: Any = getattr(used._backend, "result_consumer", None)
     if getattr(consumer, "_connection", None) or getattr(consumer, "_pubsub", None):
         consumer.stop()
         # A result that is collected later would subscribe again in order to unsubscribe.
