@@ -84,7 +84,8 @@ def _scheduled(original: Any) -> Any:
         """List delayed tasks: those in the worker's memory, and a page of those stored."""
         rows = original(state, **kwargs)
         delayed = delayed_of(state.app)
-        if delayed is None or not _answers(state):
+        # The leader lists stored tasks, or each worker if none leads.
+        if delayed is None or not _quietly(lambda: answers(state.app, delayed.queue)):
             return rows
         page = _quietly(lambda: delayed.queue.list(after=after, limit=max(1, min(int(limit), 500))))
         return [*rows, *(_row(TaskEntry.of(entry)) for entry in page or ())]
@@ -104,11 +105,6 @@ def _query_task(original: Any) -> Any:
         return {**found, **{entry.id: ("scheduled", _row(entry)["request"]) for entry in stored if entry}}
 
     return query_task
-
-
-def _answers(state: Any) -> bool:
-    """Tell whether this worker lists stored tasks: the leader does, or each one if none leads."""
-    return bool(_quietly(lambda: answers(state.app)))
 
 
 def _row(entry: TaskEntry) -> dict[str, Any]:

@@ -157,8 +157,8 @@ class DispatchLoop:
             self._report.write(leads=False)
 
 
-def answers(app: Celery) -> bool:
-    """Tell whether this worker lists stored tasks for ``inspect scheduled``.
+def answers(app: Celery, queue: DelayQueue) -> bool:
+    """Tell whether this worker lists the tasks stored in *queue* for ``inspect scheduled``.
 
     The worker that leads does; if no worker leads, every worker does.
 
@@ -167,5 +167,5 @@ def answers(app: Celery) -> bool:
     loop: DispatchLoop | None = vars(app).get(LOOP)
     if loop is not None and loop.leads:
         return True
-    leader = Store.of(app).delay_queue().moves.leader()
+    leader = queue.moves.leader()
     return leader is None or not leader.startswith(WORKER)

@@ -187,7 +187,19 @@ class TestInspectReplyForTheStore:
     ) -> None:
         if leader:
             delayed.queue.moves.lead(leader, 60)
-        assert answers(delayed.app) is each
+        assert answers(delayed.app, delayed.queue) is each
+
+    def test_is_asked_without_another_look_at_the_registry(self, delayed: DelayedTasks) -> None:
+        wrapped = control._COMMANDS["scheduled"](lambda *_, **__: [])
+        state = SimpleNamespace(app=delayed.app)
+        send(delayed, 60)
+        with delayed.store.client.monitor() as monitor:
+            assert len(wrapped(state)) == 1
+            delayed.store.client.echo("end")
+            commands = []
+            while not commands or "ECHO" not in commands[-1]:
+                commands.append(monitor.next_command()["command"])
+        assert not [command for command in commands if "registry" in command]
 
 
 class TestWithAWorker:
