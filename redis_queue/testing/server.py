@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from redis_queue.testing.binaries import find_server
-from redis_queue.testing.server_process import ServerProcess, server_options, socket_of
+from redis_queue.testing.server_process import ServerProcess, server_options, socket_of, start_redis
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,7 +50,7 @@ class OwnServer:
         self._directory = Path(tempfile.mkdtemp(prefix="redis-queue-"))
         options = [word for option in server_options(self._directory).items() for word in option]
         try:
-            self._process = ServerProcess(self._binary, self._directory, [*options, *self._options])
+            self._process = start_redis(self._binary, self._directory, [*options, *self._options])
         except BaseException:
             self.stop()
             raise

@@ -1,14 +1,17 @@
-"""ServerProcess: a Redis or Valkey server as a child process."""
+"""ServerProcess: a server as a child process."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from redis_queue.testing.guard import DeathGuard
 
@@ -43,29 +46,35 @@ def server_options(directory: Path) -> dict[str, str]:
 class ServerProcess:
     """A server in *directory*; it ends with this process, even by SIGKILL, and then its directory is removed.
 
-    It answers on its unix socket once the constructor returns. Raises ServerStartError.
+    It *answers* once the constructor returns. *options* are passed to Popen. Raises ServerStartError if it does not
+    answer within *timeout* seconds.
     """
 
     def __init__(
-        self, binary: Path, directory: Path, arguments: Sequence[str], *, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str | Path],
+        directory: Path,
+        answers: Callable[[], bool],
+        *,
+        timeout: float = START_WITHIN,
+        **options: Any,
     ) -> None:
-        self._binary = binary
-        self._socket = socket_of(directory)
+        self._binary = command[0]
         self._log = directory / "server.log"
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(  # noqa: S603 - the server of this machine
-                [binary, *arguments],
+            self.process = subprocess.Popen(  # noqa: S603 - a server of this machine
+                command,
                 cwd=directory,
-                env={**os.environ, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a Ctrl-C at the terminal must not end it before the fixtures do
+                **options,
             )
         self._guard: DeathGuard | None = None
         try:
             self._guard = DeathGuard(self.process.pid, directory)
-            self._wait()
+            self._wait(answers, timeout)
         except BaseException:
             self.kill()
             raise
@@ -75,31 +84,41 @@ class ServerProcess:
         """Whether the process exists."""
         return self.process.poll() is None
 
-    def kill(self) -> None:
-        """End the server by SIGKILL; return when it is dead."""
-        self.process.kill()
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """End the server and its process group by a signal; return when it is dead."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: a group of zombies refuses
+            os.killpg(self.process.pid, number)
         if self._guard is not None:
             self._guard.dismiss()
         self.process.wait()
 
-    def _wait(self) -> None:
-        stop_at = time.monotonic() + START_WITHIN
-        while not self._answers():
+    def _wait(self, answers: Callable[[], bool], timeout: float) -> None:
+        stop_at = time.monotonic() + timeout
+        while not answers():
             if not self.running or time.monotonic() > stop_at:
                 code = self.process.poll()
                 ending = "does not answer" if code is None else f"ended with code {code}"
                 raise ServerStartError(f"{self._binary} {ending}:\n{self._log.read_text(errors='replace')}")
             time.sleep(_PAUSE)
 
-    def _answers(self) -> bool:
-        # Without redis-py, whose version 5 leaks a socket for each unix socket that nobody listens on.
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(PROBE_TIMEOUT)
-            try:
-                probe.connect(str(self._socket))
-                probe.sendall(b"PING\r\n")
-                reply = probe.recv(64)
-            except OSError:
-                return False
-        # A server without access answers, too: it refuses.
-        return bool(reply) and not reply.startswith(b"-LOADING")
+
+def start_redis(
+    binary: Path, directory: Path, arguments: Sequence[str], *, environment: Mapping[str, str] | None = None
+) -> ServerProcess:
+    """Start a Redis or Valkey server; return when it answers on its unix socket. Raises ServerStartError."""
+    answers = partial(_answers, socket_of(directory))
+    return ServerProcess([binary, *arguments], directory, answers, env={**os.environ, **(environment or {})})
+
+
+def _answers(path: Path) -> bool:
+    # Without redis-py, whose version 5 leaks a socket for each unix socket that nobody listens on.
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(PROBE_TIMEOUT)
+        try:
+            probe.connect(str(path))
+            probe.sendall(b"PING\r\n")
+            reply = probe.recv(64)
+        except OSError:
+            return False
+    # A server without access answers, too: it refuses.
+    return bool(reply) and not reply.startswith(b"-LOADING")

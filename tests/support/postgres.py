@@ -7,17 +7,17 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import psycopg
 
-from redis_queue.testing.guard import DeathGuard
+from redis_queue.testing.server_process import ServerProcess
 
 from .parts import require
 from .ports import HOST, free_port
 from .running import Running
-from .wait import wait_until
 
 PACKAGE_USER: Final = "postgres"
 
@@ -27,8 +27,7 @@ class PostgresServer(Running):
 
     def __init__(self) -> None:
         self.port = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: DeathGuard | None = None
+        self._process: ServerProcess | None = None
 
     @property
     def url(self) -> str:
@@ -45,14 +44,7 @@ class PostgresServer(Running):
         if user:
             shutil.chown(self._directory, PACKAGE_USER, PACKAGE_USER)
         data = str(self._directory / "data")
-        initialize: list[str | Path] = [
-            programs / "initdb",
-            "-D",
-            data,
-            "--username=postgres",
-            "--auth=trust",
-            "--no-sync",
-        ]
+        initialize = [str(programs / "initdb"), "-D", data, "--username=postgres", "--auth=trust", "--no-sync"]
         subprocess.run(initialize, check=True, capture_output=True, cwd=self._directory, **user)
         options = {
             "listen_addresses": HOST,
@@ -61,36 +53,23 @@ class PostgresServer(Running):
             "fsync": "off",
             "max_connections": "200",
         }
-        with (self._directory / "log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [programs / "postgres", "-D", data, *(f"--{name}={value}" for name, value in options.items())],
-                cwd=self._directory,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                **user,
-            )
-        self._guard = DeathGuard(self._process.pid, self._directory)
-        wait_until(self._answers, description=f"PostgreSQL to answer on port {self.port}")
+        command: list[str | Path] = [programs / "postgres", "-D", data]
+        command += [f"--{name}={value}" for name, value in options.items()]
+        self._process = ServerProcess(command, self._directory, partial(postgres_answers, self.url), **user)
 
     def stop(self) -> None:
         """Stop the server and remove its directory."""
         if self._process is None:
             return
-        self._process.send_signal(signal.SIGQUIT)  # immediate shutdown, with its child processes
-        if self._guard is not None:
-            self._guard.dismiss()
-        self._process.wait()
-        self._process = self._guard = None
+        self._process.kill(signal.SIGQUIT)  # immediate shutdown, with its child processes
+        self._process = None
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _answers(self) -> bool:
-        assert self._process is not None
-        if self._process.poll() is not None:
-            raise RuntimeError(f"PostgreSQL ended:\n{(self._directory / 'log').read_text(errors='replace')[-2000:]}")
-        try:
-            psycopg.connect(self.url, connect_timeout=2).close()
-        except psycopg.OperationalError:
-            return False
-        return True
+
+def postgres_answers(url: str) -> bool:
+    """Tell whether a PostgreSQL takes connections at *url*."""
+    try:
+        psycopg.connect(url, connect_timeout=3).close()
+    except psycopg.OperationalError:
+        return False
+    return True

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import signal
-import subprocess
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kombu.connection import Connection
 
-from redis_queue.testing.guard import DeathGuard
+from redis_queue.testing.server_process import ServerProcess
 
 from .parts import require
 from .ports import HOST, free_port
 from .running import Running
-from .wait import wait_until
 
 START_TIMEOUT = 60.0
 
@@ -28,8 +25,7 @@ class RabbitServer(Running):
 
     def __init__(self) -> None:
         self.port = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: DeathGuard | None = None
+        self._process: ServerProcess | None = None
 
     @property
     def url(self) -> str:
@@ -56,14 +52,9 @@ class RabbitServer(Running):
 
     def kill(self) -> None:
         """Kill the node with SIGKILL."""
-        if self._process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        if self._guard is not None:
-            self._guard.dismiss()
-        self._process.wait()
-        self._process = self._guard = None
+        if self._process is not None:
+            self._process.kill()
+        self._process = None
 
     def restart(self) -> None:
         """Kill the node and start it with the same directory and port."""
@@ -71,19 +62,13 @@ class RabbitServer(Running):
         self._launch()
 
     def _launch(self) -> None:
-        binary = require("rabbitmq-server")
-        with (self._directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [binary],
-                env={**os.environ, **self._environment()},
-                cwd=self._directory,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._guard = DeathGuard(self._process.pid, self._directory)
-        wait_until(self._answers, timeout=START_TIMEOUT, description=f"RabbitMQ to answer on port {self.port}")
+        self._process = ServerProcess(
+            [require("rabbitmq-server")],
+            self._directory,
+            partial(rabbitmq_answers, self.url),
+            timeout=START_TIMEOUT,
+            env={**os.environ, **self._environment()},
+        )
 
     def _environment(self) -> dict[str, str]:
         place = str(self._directory)
@@ -101,14 +86,13 @@ class RabbitServer(Running):
             "ERL_EPMD_ADDRESS": HOST,
         }
 
-    def _answers(self) -> bool:
-        assert self._process is not None
-        if self._process.poll() is not None:
-            raise RuntimeError(f"RabbitMQ ended:\n{(self._directory / 'log').read_text(errors='replace')[-2000:]}")
-        connect: Any = Connection  # kombu does not annotate it
-        with connect(self.url, connect_timeout=2) as connection:
-            try:
-                connection.connect()
-            except (OSError, *connection.connection_errors):
-                return False
-        return True
+
+def rabbitmq_answers(url: str) -> bool:
+    """Tell whether a RabbitMQ takes connections at *url*."""
+    connect: Any = Connection  # kombu does not annotate it
+    with connect(url, connect_timeout=3) as connection:
+        try:
+            connection.connect()
+        except (OSError, *connection.connection_errors, *connection.channel_errors):
+            return False
+    return True

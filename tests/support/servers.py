@@ -14,7 +14,13 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from redis_queue.testing.server_process import ServerProcess, ServerStartError, server_options, socket_of
+from redis_queue.testing.server_process import (
+    ServerProcess,
+    ServerStartError,
+    server_options,
+    socket_of,
+    start_redis,
+)
 
 from .binaries import default_kind, server_binary
 from .certificates import Certificates, make_certificates
@@ -172,7 +178,7 @@ class RedisServer(Running):
 
     def _launch(self) -> None:
         binary = server_binary(self.kind)
-        self._process = ServerProcess(binary, self.directory, self._options(), environment=self._environment)
+        self._process = start_redis(binary, self.directory, self._options(), environment=self._environment)
 
     def _running_process(self) -> ServerProcess:
         if self._process is None:

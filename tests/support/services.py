@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Final
-
-import psycopg
-from kombu.connection import Connection
+from typing import Final
 
 from .parts import MissingPartError
-from .postgres import PostgresServer
-from .rabbit import RabbitServer
+from .postgres import PostgresServer, postgres_answers
+from .rabbit import RabbitServer, rabbitmq_answers
 
 RABBITMQ_VARIABLE: Final = "REDIS_QUEUE_TEST_RABBITMQ"
 RABBITMQ_DEFAULT: Final = "amqp://guest:guest@127.0.0.1:5672//"
@@ -22,15 +19,15 @@ POSTGRES_DEFAULT: Final = "postgresql://postgres@127.0.0.1:5432/postgres"
 
 @contextmanager
 def rabbitmq() -> Iterator[str]:
-    """Yield the URL of a RabbitMQ; raises MissingPartError if none runs and none can be started."""
-    with _service(RABBITMQ_VARIABLE, RABBITMQ_DEFAULT, _rabbitmq_answers, RabbitServer) as url:
+    """Yield the URL of a RabbitMQ; raises MissingPartError where none runs and none can be started."""
+    with _service(RABBITMQ_VARIABLE, RABBITMQ_DEFAULT, rabbitmq_answers, RabbitServer) as url:
         yield url
 
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """Yield the URL of a PostgreSQL; raises MissingPartError if none runs and none can be started."""
-    with _service(POSTGRES_VARIABLE, POSTGRES_DEFAULT, _postgres_answers, PostgresServer) as url:
+    """Yield the URL of a PostgreSQL; raises MissingPartError where none runs and none can be started."""
+    with _service(POSTGRES_VARIABLE, POSTGRES_DEFAULT, postgres_answers, PostgresServer) as url:
         yield url
 
 
@@ -56,21 +53,3 @@ def _service(
     else:
         with private() as server:
             yield server.url
-
-
-def _rabbitmq_answers(url: str) -> bool:
-    connect: Any = Connection  # kombu does not annotate it
-    with connect(url, connect_timeout=3) as connection:
-        try:
-            connection.connect()
-        except (OSError, *connection.connection_errors, *connection.channel_errors):
-            return False
-    return True
-
-
-def _postgres_answers(url: str) -> bool:
-    try:
-        psycopg.connect(url, connect_timeout=3).close()
-    except psycopg.OperationalError:
-        return False
-    return True
