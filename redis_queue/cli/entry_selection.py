@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from redis_queue.celery.conditions import Conditions
 from redis_queue.cli import options
 from redis_queue.cli.confirmation import confirm
 from redis_queue.cli.ids import IdArguments, id_arguments
@@ -18,7 +17,7 @@ from redis_queue.cli.output import harmless
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Subject
-from redis_queue.operate.entries import find_ids
+from redis_queue.operate.entries import Conditions, find_ids
 from redis_queue.operate.search_report import SearchReport
 from redis_queue.operate.subjects import subjects
 from redis_queue.operate.verbs import Verb

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import click
 
-from redis_queue.celery.conditions import Conditions
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
@@ -20,7 +19,7 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidDelayError
 from redis_queue.model import Entry
 from redis_queue.operate.access import Access
-from redis_queue.operate.entries import find
+from redis_queue.operate.entries import Conditions, find
 from redis_queue.operate.pages import first
 from redis_queue.operate.relative_time import When
 from redis_queue.operate.search_report import SearchReport

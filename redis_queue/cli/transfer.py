@@ -7,7 +7,6 @@ from typing import IO, Final
 
 import click
 
-from redis_queue.celery.conditions import Conditions
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.atomic_file import STDOUT, atomic_file
@@ -17,7 +16,7 @@ from redis_queue.cli.report import report
 from redis_queue.cli.signals import interrupt, signal_handler
 from redis_queue.delay.model import OnConflict
 from redis_queue.operate.access import Access
-from redis_queue.operate.entries import find
+from redis_queue.operate.entries import Conditions, find
 from redis_queue.operate.entry_file import destination_check, read_pushes, store, to_json
 
 MODES: Final[tuple[OnConflict, ...]] = ("keep", "replace", "error")

@@ -15,6 +15,8 @@ from redis_queue.operate.search_report import SearchReport
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.ids import is_id
 
+__all__ = ["Conditions", "Waiting", "count", "find", "find_ids", "page"]
+
 Waiting = tuple[Entry, TaskEntry]
 
 

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from flask import Blueprint, abort, render_template, request
 
-from redis_queue.celery.conditions import Conditions
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate import entries
+from redis_queue.operate.entries import Conditions
 from redis_queue.operate.pages import Page, gather
 from redis_queue.operate.search_report import SearchReport
 from redis_queue.store.ids import id_bytes, id_text, is_id

@@ -6,12 +6,12 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.celery.conditions import Conditions
 from redis_queue.delay.model import Push
 from redis_queue.model import Unread
 from redis_queue.operate import entries as waiting
 from redis_queue.operate import forecast, pages
 from redis_queue.operate.access import Access
+from redis_queue.operate.entries import Conditions
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import Keys
 from redis_queue.web import dashboard, entry, queues
