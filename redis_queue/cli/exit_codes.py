@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from redis_queue.celery.migrate.adopt import HeldByWorkersError
 from redis_queue.errors import ConfigurationError, InvalidValueError, RedisQueueError
 
 FAILED: Final = 1
@@ -21,4 +20,4 @@ INTERRUPTED: Final = "interrupted: run it again to go on"
 
 def code_of(error: RedisQueueError) -> int:
     """Return the exit code for *error*."""
-    return UNUSABLE if isinstance(error, InvalidValueError | ConfigurationError | HeldByWorkersError) else FAILED
+    return UNUSABLE if isinstance(error, InvalidValueError | ConfigurationError) else FAILED

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from redis_queue.celery.migrate.adopt import Adoption
+from redis_queue.celery.migrate.adopt import Adoption, HeldByWorkersError
 from redis_queue.celery.migrate.release import Release
 from redis_queue.cli import options
 from redis_queue.cli.access import Command, with_app
-from redis_queue.cli.exit_codes import FAILED, INTERRUPTED, code_of
+from redis_queue.cli.exit_codes import FAILED, INTERRUPTED, UNUSABLE, code_of
 from redis_queue.cli.output import harmless, show_json, text_of
 from redis_queue.cli.signals import Stop, signal_handler
 from redis_queue.errors import RedisQueueError
@@ -141,8 +141,8 @@ def _carry_out(
     except KeyboardInterrupt:
         error, code = INTERRUPTED, FAILED
     except RedisQueueError as failure:
-        error, code = str(failure), code_of(failure)
-        began = False
+        error, began = str(failure), False
+        code = UNUSABLE if isinstance(failure, HeldByWorkersError) else code_of(failure)
     done = result()
     if done.get("adopted") or done.get("released"):
         began, code = True, min(code, FAILED)
