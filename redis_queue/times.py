@@ -69,22 +69,24 @@ def from_ms(value: float) -> datetime:
     return datetime.fromtimestamp(min(max(value, 0), END_OF_CALENDAR_MS) / 1000, timezone.utc)
 
 
-def span_text(length: Seconds | None) -> str:
-    """Return a duration in its two largest units: ``2 d 4 h``, ``3.5 s``, ``12 ms``; "-" for None and NaN."""
+def span_text(length: Seconds | None, *, parts: int = 2) -> str:
+    """Return a duration in its largest units, at most *parts*: ``2 d 4 h``, ``3.5 s``, ``12 ms``.
+
+    Returns "-" for None and NaN. A negative duration is 0.
+    """
     seconds = length.total_seconds() if isinstance(length, timedelta) else length
     if seconds is None or math.isnan(seconds):
         return "-"
-    sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
-    if seconds < 1:
-        return f"{sign}{seconds * 1000:.0f} ms"
-    if seconds < 60:  # noqa: PLR2004
-        return f"{sign}{seconds:.1f} s".replace(".0 s", " s")
+    if seconds < 0.9995:  # noqa: PLR2004 - more is rounded to a second
+        return f"{max(seconds, 0) * 1000:.0f} ms"
+    if seconds < 59.95:  # noqa: PLR2004 - more is rounded to a minute
+        return f"{seconds:.1f} s".replace(".0 s", " s")
     left = round(seconds)
-    parts: list[str] = []
+    found: list[str] = []
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        if left >= size and len(parts) < 2:  # noqa: PLR2004
-            parts.append(f"{left // size} {unit}")
+        if left >= size and len(found) < parts:
+            found.append(f"{left // size} {unit}")
             left %= size
-        elif parts:
+        elif found:
             break
-    return sign + " ".join(parts)
+    return " ".join(found)

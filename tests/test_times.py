@@ -134,9 +134,17 @@ def test_milliseconds_survive_a_round_trip(value: int) -> None:
         (3600, "1 h"),
         (3605, "1 h"),
         (90061, "1 d 1 h"),
-        (-90, "-1 min 30 s"),
+        (119, "1 min 59 s"),
+        (0.9996, "1 s"),
+        (59.96, "1 min"),
+        (-90, "0 ms"),
         (timedelta(days=3652), "3652 d"),
     ],
 )
 def test_span_text(length: Any, text: str) -> None:
     assert span_text(length) == text
+
+
+@pytest.mark.parametrize("seconds", [0, 0.999, 0.9999, 59.94, 59.96, 3599.9, 86399, timedelta(days=3652)])
+def test_span_text_of_one_unit_fits_into_six_characters(seconds: Any) -> None:
+    assert len(span_text(seconds, parts=1)) <= 6

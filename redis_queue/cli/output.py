@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
@@ -206,15 +206,6 @@ def show_fields(fields: Mapping[str, Any]) -> None:
     width = max(map(len, fields)) + MARGIN
     for name, value in fields.items():
         click.echo(f"{name.replace('_', ' '):{width}}{text_of(value)}".rstrip())
-
-
-def age(span: timedelta) -> str:
-    """Return a length of time in its largest unit."""
-    seconds = max(0, int(span.total_seconds()))
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
 
 
 def shown_body(body: Any) -> str:

@@ -10,9 +10,10 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
-from redis_queue.cli.output import age, harmless, show_fields, show_json, show_place, show_table
+from redis_queue.cli.output import harmless, show_fields, show_json, show_place, show_table
 from redis_queue.operate.access import Access
 from redis_queue.operate.queue_row import Count, Overview, QueueRow
+from redis_queue.times import span_text
 
 SIZES: Final[tuple[Count, ...]] = ("ready", "delayed", "in_flight", "dead", "quarantined")
 OTHERS: Final = "choose another Redis with --url or REDIS_QUEUE_URL, another prefix with --prefix or REDIS_QUEUE_PREFIX"
@@ -73,7 +74,7 @@ def _row(row: QueueRow, now: datetime) -> list[Any]:
 
 
 def _since(at: datetime | None, now: datetime) -> str:
-    return "-" if at is None else age(now - at)
+    return span_text(None if at is None else now - at)
 
 
 def _errors(overview: Overview) -> dict[str, str]:

@@ -8,9 +8,10 @@ from datetime import datetime
 from typing import Final, Literal, get_args
 
 from redis_queue.cli import zone
-from redis_queue.cli.output import age, encodable, harmless
+from redis_queue.cli.output import encodable, harmless
 from redis_queue.operate.queue_row import Count, Overview, QueueRow
 from redis_queue.operate.rates import QueueKey, Rates
+from redis_queue.times import span_text
 
 Sort = Literal["backlog", "name", "dead", "rate"]
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
@@ -113,7 +114,7 @@ def _cells(row: QueueRow, now: datetime, speed: Rates | None) -> list[str]:
     if row.error:
         return [row.name, row.kind, *["-"] * (len(COLUMNS) - 1)]
     counts = [short(count) for count in (row.ready, row.delayed, row.in_flight, row.dead)]
-    oldest = "-" if row.oldest_at is None else age(now - row.oldest_at)
+    oldest = span_text(None if row.oldest_at is None else now - row.oldest_at, parts=1)
     moving = ["-"] * 3 if speed is None else [short(value) for value in (speed.put, speed.acked, speed.redelivered)]
     return [row.name, row.kind, *counts, oldest, *moving]
 
@@ -142,7 +143,7 @@ def short(value: float) -> str:
 def _until(due: datetime | None, now: datetime) -> str:
     if due is None or due <= now:
         return "now"
-    return f"in {age(due - now)}"
+    return f"in {span_text(due - now)}"
 
 
 def _fit(text: str, width: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-from datetime import timedelta
 
 import pytest
 import redis
@@ -13,7 +12,7 @@ from rich.cells import cell_len
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.cli import group
-from redis_queue.cli.output import age, show_table
+from redis_queue.cli.output import show_table
 from redis_queue.doctor.checks import server
 from tests.support.cli import golden
 from tests.support.cli.commands import LOOKS, leaves
@@ -280,10 +279,3 @@ class TestTables:
         assert out.count("界") == 60
         assert f"{'i' * 36}  界" in out
         assert max(map(cell_len, out.splitlines())) <= 80
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0s"), (-5, "0s"), (119, "119s"), (120, "2m"), (7200, "2h"), (172_800, "2d")]
-)
-def test_an_age_has_its_largest_unit(seconds: float, text: str) -> None:
-    assert age(timedelta(seconds=seconds)) == text
