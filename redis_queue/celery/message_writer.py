@@ -11,7 +11,7 @@ from redis_queue.celery.message.attempt import Attempt, call_in, new_call
 from redis_queue.celery.message.declarations import build, lifetime_ms
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.revoked_state import clear_revoked
-from redis_queue.celery.tracing import scheduling
+from redis_queue.celery.tracing import schedule_spans
 from redis_queue.delay.model import Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError
@@ -32,7 +32,7 @@ class MessageWriter:
     def store(self, messages: Sequence[tuple[Envelope, Due]]) -> None:
         """Store messages in one round trip per 500; each replaces an entry that waits under its task id."""
         named = [(envelope.with_call(new_call()), due) for envelope, due in messages]
-        with scheduling(named) as traced:
+        with schedule_spans(named) as traced:
             pushes = [replace(self.as_push(*message), mark=call_in(message[0].headers) or "") for message in traced]
             renewed = self._open_queue().calls.renew_many(pushes)
         for (envelope, _), was_revoked in zip(messages, renewed, strict=True):
@@ -44,7 +44,7 @@ class MessageWriter:
 
         An entry of another call with the same id is kept: then the retry gets an entry of its own.
         """
-        with scheduling([(envelope.with_call(attempt.call), due)]) as traced:
+        with schedule_spans([(envelope.with_call(attempt.call), due)]) as traced:
             ((message, _),) = traced
             self.keep_attempt(self.as_push(message, due), message, attempt)
 

@@ -32,7 +32,7 @@ from redis_queue.store.chunks import MAX_RATE, MIN_RATE
 from redis_queue.store.ids import is_id
 
 
-def _filtered(task: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _filter_options(task: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds the options, including *task*, and passes them as *only*."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +90,7 @@ def dead() -> None:
 
 @dead.command("list", cls=StoreCommand)
 @options.name
-@_filtered(options.task_part)
+@_filter_options(options.task_part)
 @options.limit()
 @options.body
 @options.utc
@@ -137,7 +137,7 @@ def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json:
 @id_arguments
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @options.name
-@_filtered(options.task)
+@_filter_options(options.task)
 @options.utc
 @click.option(
     "--rate", type=options.Number(MIN_RATE, MAX_RATE), help="At most this many per second.  [default: all at once]"
@@ -190,7 +190,7 @@ def redrive(
 @dead.command(cls=StoreCommand)
 @id_arguments
 @options.name
-@_filtered(options.task)
+@_filter_options(options.task)
 @options.utc
 @options.dry_run
 @options.yes

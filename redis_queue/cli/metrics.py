@@ -69,20 +69,20 @@ def _serve(registry: CollectorRegistry, bind: str, port: int, hosts: tuple[str, 
         from redis_queue.cli import http_server  # noqa: PLC0415
     except ImportError as error:
         raise _missing(error) from None
-    app = _only_for(hosts, make_wsgi_app(registry))
+    app = _check_host(hosts, make_wsgi_app(registry))
     http_server.serve(app, bind, port, "metrics at http://{}/metrics", http_server.Limits())
 
 
-def _only_for(hosts: Iterable[str], app: Any) -> Callable[..., Any]:
+def _check_host(hosts: Iterable[str], app: Any) -> Callable[..., Any]:
     names = frozenset(host.lower() for host in hosts)
 
-    def guarded(environment: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+    def checked(environment: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         if is_own_host(environment.get("HTTP_HOST", ""), names):
             return app(environment, start_response)
         start_response("400 Bad Request", [("Content-Type", "text/plain")])
         return [b"Unknown host name: start the exporter with --host NAME.\n"]
 
-    return guarded
+    return checked
 
 
 def _missing(error: ImportError) -> click.ClickException:

@@ -11,7 +11,6 @@ from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.batches import purge as delete_all
 from redis_queue.cli.output import harmless, show_json, show_place, show_table, shown_body
 from redis_queue.cli.report import report
-from redis_queue.delay.queue import Place
 from redis_queue.operate.access import Access
 from redis_queue.operate.faults import Faults
 from redis_queue.queue.queue import QueuePlace, RedisQueue
@@ -97,7 +96,7 @@ def _report(what: str, *, as_json: bool) -> None:
 @options.yes
 @options.as_json
 @with_access
-def purge(access: Access, *, places: tuple[Place, ...], dry_run: bool, yes: bool, as_json: bool) -> None:
+def purge(access: Access, *, places: tuple[QueuePlace, ...], dry_run: bool, yes: bool, as_json: bool) -> None:
     """Delete all messages in PLACES (default: ready and delayed).
 
     Messages in flight stay with their holders.

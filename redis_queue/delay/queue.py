@@ -29,7 +29,7 @@ from redis_queue.times import END_OF_CALENDAR_MS, MAX_DELAY_MS, Seconds, duratio
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Place = Literal["waiting", "dead", "quarantine"]
+DelayPlace = Literal["waiting", "dead", "quarantine"]
 
 SCAN_BYTES: Final = 2 * 1024 * 1024
 """Most bytes of records that a scan reads at once."""
@@ -373,14 +373,14 @@ class DelayQueue:
         grouped = self._shards.grouped(names)
         return sum(shard.delete_dead([names[index] for index in group], latest) for shard, group in grouped)
 
-    def purge(self, *places: Place, limit: int = MANY) -> int:
+    def purge(self, *places: DelayPlace, limit: int = MANY) -> int:
         """Delete up to *limit* entries in *places* (default: waiting); return how many were deleted.
 
         The quarantine is always deleted entirely.
         """
         for place in places:
-            if place not in get_args(Place):
-                raise InvalidValueError(f"purge({place!r}): must be one of {', '.join(get_args(Place))}")
+            if place not in get_args(DelayPlace):
+                raise InvalidValueError(f"purge({place!r}): must be one of {', '.join(get_args(DelayPlace))}")
         check_limit(limit, MANY)
         total = 0
         for place in places or ("waiting",):

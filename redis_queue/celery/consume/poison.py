@@ -14,7 +14,7 @@ from celery.utils.dispatch import Signal
 from celery.worker.request import Request
 
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE
-from redis_queue.celery.message.attempt import Attempt, beside, counted_id, is_redelivered
+from redis_queue.celery.message.attempt import Attempt, counted_id, is_redelivered, sibling_id
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.store import Store
 from redis_queue.delay.model import Push
@@ -127,7 +127,7 @@ class DeliveryLimit:
                 reason=reason,
                 deliveries=deliveries,
             )
-            for id_ in (task_id, beside(task_id, attempt.call))
+            for id_ in (task_id, sibling_id(task_id, attempt.call))
         )
 
     @property

@@ -100,10 +100,10 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(consumer, **kwargs)
         limit: DeliveryLimit = getattr(consumer.app, ATTRIBUTE).limit
         make = consumer.create_task_handler
-        consumer.create_task_handler = lambda *args, **options: _guarded(consumer, limit, make(*args, **options))
+        consumer.create_task_handler = lambda *args, **options: _guard(consumer, limit, make(*args, **options))
 
 
-def _guarded(consumer: Any, limit: DeliveryLimit, handle: OnMessage) -> OnMessage:
+def _guard(consumer: Any, limit: DeliveryLimit, handle: OnMessage) -> OnMessage:
     def on_message(message: Any) -> Any:
         if not is_redelivered(message.delivery_info):
             return handle(message)

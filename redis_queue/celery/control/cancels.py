@@ -13,7 +13,7 @@ CANCELLED: Final = "stored_cancelled"
 
 
 def _cancel_ids(delayed: StoredTasks, arguments: Mapping[str, Any]) -> Set[str]:
-    return delayed.revoke_many(storable(arguments.get("task_id")))
+    return delayed.revoke_many(task_ids(arguments.get("task_id")))
 
 
 def _cancel_stamped(delayed: StoredTasks, arguments: Mapping[str, Any]) -> Set[str]:
@@ -32,12 +32,12 @@ CANCELS: Final[Mapping[str, Callable[[StoredTasks, Mapping[str, Any]], Set[str]]
 }
 
 
-def storable(ids: Any) -> list[str]:
+def task_ids(ids: Any) -> list[str]:
     """Return the ids, of one or several, under which a task can be stored."""
-    return [id_ for id_ in map(str, several(ids)) if is_id(id_)]
+    return [id_ for id_ in map(str, as_collection(ids)) if is_id(id_)]
 
 
-def several(ids: Any) -> Collection[Any]:
+def as_collection(ids: Any) -> Collection[Any]:
     return ids if isinstance(ids, list | tuple | set | frozenset) else [] if ids is None else [ids]
 
 

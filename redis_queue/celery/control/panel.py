@@ -9,7 +9,7 @@ from typing import Any, Final
 from celery.worker.control import Panel
 
 from redis_queue.celery.control.background import Background
-from redis_queue.celery.control.cancels import CANCELLED, CANCELS, several, storable, store_of
+from redis_queue.celery.control.cancels import CANCELLED, CANCELS, as_collection, store_of, task_ids
 from redis_queue.celery.control.newer_calls import has_newer_call
 from redis_queue.celery.dispatch.loop import answers
 from redis_queue.celery.message.task_entry import TaskEntry
@@ -53,12 +53,12 @@ def _cancel_too(name: str) -> Callable[[Any], Any]:
             arguments = _arguments(name, args, kwargs)
             # In the background: a slow store must not block the worker.
             if cancelled != store_of(delayed):
-                _background.run(lambda: _quietly(lambda: CANCELS[name](delayed, arguments)))
+                _background.run(lambda: _try_call(lambda: CANCELS[name](delayed, arguments)))
             elif "task_id" in kwargs:
                 # A newer call may have been stored before this broadcast arrived.
-                older = [id_ for id_ in several(kwargs["task_id"]) if not has_newer_call(state.app, str(id_))]
+                older = [id_ for id_ in as_collection(kwargs["task_id"]) if not has_newer_call(state.app, str(id_))]
                 kwargs = {**kwargs, "task_id": older}
-                _background.run(lambda: _quietly(lambda: _clear(delayed, arguments)))
+                _background.run(lambda: _try_call(lambda: _clear(delayed, arguments)))
             return original(state, *args, **kwargs)
 
         return command
@@ -68,7 +68,7 @@ def _cancel_too(name: str) -> Callable[[Any], Any]:
 
 def _clear(delayed: StoredTasks, arguments: Mapping[str, Any]) -> None:
     """Clear the state REVOKED that Celery has just set, for ids under which a newer call waits."""
-    for id_ in storable(arguments["task_id"])[:CLEARED]:
+    for id_ in task_ids(arguments["task_id"])[:CLEARED]:
         if delayed.get(id_) is not None:
             clear_revoked(delayed.app, id_)
 
@@ -85,9 +85,9 @@ def _scheduled(original: Any) -> Any:
         rows = original(state, **kwargs)
         delayed = delayed_of(state.app)
         # The leader lists stored tasks, or each worker if none leads.
-        if delayed is None or not _quietly(lambda: answers(state.app, delayed.queue)):
+        if delayed is None or not _try_call(lambda: answers(state.app, delayed.queue)):
             return rows
-        page = _quietly(lambda: delayed.queue.list(after=after, limit=max(1, min(int(limit), 500))))
+        page = _try_call(lambda: delayed.queue.list(after=after, limit=max(1, min(int(limit), 500))))
         return [*rows, *(_row(TaskEntry.of(entry)) for entry in page or ())]
 
     return scheduled
@@ -98,10 +98,10 @@ def _query_task(original: Any) -> Any:
         """Find tasks by id, stored ones too."""
         found = original(state, ids, **kwargs)
         delayed = delayed_of(state.app)
-        missing = [id_ for id_ in storable(ids) if id_ not in found]
+        missing = [id_ for id_ in task_ids(ids) if id_ not in found]
         if delayed is None:
             return found
-        stored = _quietly(lambda: [delayed.get(id_) for id_ in missing]) or ()
+        stored = _try_call(lambda: [delayed.get(id_) for id_ in missing]) or ()
         return {**found, **{entry.id: ("scheduled", _row(entry)["request"]) for entry in stored if entry}}
 
     return query_task
@@ -133,7 +133,7 @@ def _row(entry: TaskEntry) -> dict[str, Any]:
     }
 
 
-def _quietly(call: Callable[[], Any]) -> Any:
+def _try_call(call: Callable[[], Any]) -> Any:
     """Run *call*; log an unavailable store or invalid arguments, so that the worker's own reply is still sent."""
     try:
         return call()

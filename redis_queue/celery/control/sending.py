@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.utils.imports import instantiate
 
-from redis_queue.celery.control.cancels import CANCELLED, CANCELS, several, store_of
+from redis_queue.celery.control.cancels import CANCELLED, CANCELS, as_collection, store_of
 from redis_queue.celery.stored_tasks import StoredTasks, delayed_of
 from redis_queue.errors import RedisQueueError
 
@@ -56,7 +56,7 @@ def _wrap(control: Any, delayed: StoredTasks) -> None:
             raise
         if unseen and not arguments.get("terminate"):
             # Workers that heard of these ids would discard the next calls with them, for hours.
-            others = [id_ for id_ in several(arguments["task_id"]) if str(id_) not in unseen]
+            others = [id_ for id_ in as_collection(arguments["task_id"]) if str(id_) not in unseen]
             if not others and not kwargs.get("reply"):
                 return None
             arguments = {**arguments, "task_id": others}

@@ -62,7 +62,7 @@ class Attempt:
         """Yield the ids of entries that may hold this attempt, best first."""
         yield task_id
         yield retry_id(task_id)
-        yield beside(task_id, new_call() if self.first else self.call)
+        yield sibling_id(task_id, new_call() if self.first else self.call)
 
 
 def new_call() -> str:
@@ -83,10 +83,10 @@ def call_in(headers: Mapping[str, Any]) -> str | None:
 
 def retry_id(task_id: str) -> str:
     """Return the id for the entry of a retry while another call waits under *task_id* itself."""
-    return beside(task_id, "retry")
+    return sibling_id(task_id, "retry")
 
 
-def beside(task_id: str, name: str) -> str:
+def sibling_id(task_id: str, name: str) -> str:
     """Return an id for another entry of the same task."""
     found = f"{task_id}~{name}"
     return found if is_id(found) else f"{hashlib.sha256(task_id.encode(errors='replace')).hexdigest()}~{name}"
@@ -95,7 +95,7 @@ def beside(task_id: str, name: str) -> str:
 def counted_id(task_id: str, headers: Mapping[str, Any]) -> str:
     """Return the id under which starts of the message with *headers* are counted; a newer call starts from zero."""
     name = call_in(headers)
-    return task_id if name is None else beside(task_id, name)
+    return task_id if name is None else sibling_id(task_id, name)
 
 
 def without_copied_headers(options: Mapping[str, Any]) -> Mapping[str, Any]:

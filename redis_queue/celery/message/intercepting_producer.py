@@ -79,7 +79,7 @@ def envelope_of(app: Celery, producer: Any, body: Any, options: Mapping[str, Any
         content_type=content_type,
         content_encoding=encoding,
         headers=headers,
-        properties=_given(properties, mode),
+        properties=_properties(properties, mode),
         exchange=exchange,
         routing_key=routing_key,
         declare=_declare(declare, exchange, routing_key, app),
@@ -87,7 +87,7 @@ def envelope_of(app: Celery, producer: Any, body: Any, options: Mapping[str, Any
     )
 
 
-def _given(properties: Mapping[str, Any], mode: int) -> dict[str, Any]:
+def _properties(properties: Mapping[str, Any], mode: int) -> dict[str, Any]:
     given = {name: value for name, value in properties.items() if value is not None}
     if "priority" in given:
         given["priority"] = priority_of(given)

@@ -56,7 +56,7 @@ class LiveWorkers:
         for command in ("scheduled", "reserved", "active"):
             replies: Mapping[str, Any] = getattr(inspect, command)() or {}
             self._check(len(replies), f"inspect {command}")
-            found.update(id_ for rows in replies.values() for id_ in listed(rows))
+            found.update(id_ for rows in replies.values() for id_ in ids_of(rows))
         for chunk in chunks(overdue):
             replies = inspect.query_task(*chunk) or {}
             self._check(len(replies), "inspect query_task")
@@ -96,7 +96,7 @@ class LiveWorkers:
             return max(counts, default=0)
 
 
-def listed(rows: Any) -> Iterator[str]:
+def ids_of(rows: Any) -> Iterator[str]:
     """Yield the task ids in the answer of one worker."""
     for row in rows if isinstance(rows, list) else ():
         request = row.get("request", row)

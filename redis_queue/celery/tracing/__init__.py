@@ -7,12 +7,12 @@ keep a task from being stored, sent or run.
 from redis_queue.celery.message.trace_headers import DUE_AT, with_schedule, without_schedule
 from redis_queue.celery.tracing.dispatch import DispatchSpans
 from redis_queue.celery.tracing.run import trace_runs
-from redis_queue.celery.tracing.schedule import scheduling, scheduling_call
+from redis_queue.celery.tracing.schedule import schedule_spans, scheduling_call
 
 __all__ = [
     "DUE_AT",
     "DispatchSpans",
-    "scheduling",
+    "schedule_spans",
     "scheduling_call",
     "trace_runs",
     "with_schedule",

@@ -19,7 +19,7 @@ from redis_queue.celery.tracing.attributes import (
     short_name,
 )
 from redis_queue.celery.tracing.context import context_of
-from redis_queue.celery.tracing.provider import current_tracer, quietly
+from redis_queue.celery.tracing.provider import current_tracer, log_errors
 
 with suppress(ImportError):
     from opentelemetry import context as contexts
@@ -42,7 +42,7 @@ class DispatchSpans:
         """Begin the span of *entry*; *envelope* is read from it by default."""
         if self._tracer is None:
             return
-        with quietly():
+        with log_errors():
             if envelope is None:
                 if PARENT.encode() not in entry.payload:
                     return
@@ -55,7 +55,7 @@ class DispatchSpans:
         """End the span of *entry*: the broker has it, or refused it for the reason *why*."""
         sending = self._open.pop(entry.id, None)
         if sending is not None and self._tracer is not None:
-            with quietly():
+            with log_errors():
                 sending.show(self._tracer, why)
 
 

@@ -46,7 +46,7 @@ def fail(span: Span, error: BaseException) -> None:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def log_errors() -> Iterator[None]:
     """Log exceptions of the `with` block, and continue after it."""
     try:
         yield

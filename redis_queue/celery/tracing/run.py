@@ -16,7 +16,7 @@ from celery import signals
 from redis_queue.celery.message.trace_headers import DUE_AT, PARENT, STATE
 from redis_queue.celery.tracing.attributes import PROCESS, describe, lateness, operation, short_name
 from redis_queue.celery.tracing.context import context_of
-from redis_queue.celery.tracing.provider import INSTALLED, current_tracer, fail, quietly
+from redis_queue.celery.tracing.provider import INSTALLED, current_tracer, fail, log_errors
 
 with suppress(ImportError):
     from opentelemetry import context as contexts
@@ -49,7 +49,7 @@ def _on_prerun(task_id: str, task: Any, **_: Any) -> None:
     due = getattr(task.request, DUE_AT, None)
     if due is None:
         return
-    with quietly():
+    with log_errors():
         run = _begin(task_id, task, due)
         if run is not None:
             _runs[task_id, threading.get_ident()] = run
@@ -59,7 +59,7 @@ def _on_postrun(task_id: str, state: Any = None, retval: Any = None, **_: Any) -
     run = _runs.pop((task_id, threading.get_ident()), None) if _runs else None
     if run is None:
         return
-    with quietly():
+    with log_errors():
         if run.span is None:
             trace.get_current_span().set_attributes(run.attributes)
             return

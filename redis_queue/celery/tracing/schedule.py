@@ -12,7 +12,7 @@ from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.tracing.attributes import PUBLISH, TASK, describe, operation, queue_of
 from redis_queue.celery.tracing.context import context_of, with_context
-from redis_queue.celery.tracing.provider import current_tracer, fail, quietly
+from redis_queue.celery.tracing.provider import current_tracer, fail, log_errors
 from redis_queue.times import Seconds
 
 with suppress(ImportError):
@@ -25,14 +25,14 @@ Message = tuple[Envelope, Due]
 
 
 @contextmanager
-def scheduling(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+def schedule_spans(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
     """Give each of *messages* a span for the `with` block; yield the messages with its context."""
     tracer = current_tracer()
     if tracer is None:
         yield messages
         return
     spans: list[Span] = []
-    with _ending(spans):
+    with _end_spans(spans):
         yield [(_scheduled(tracer, envelope, due, spans), due) for envelope, due in messages]
 
 
@@ -44,7 +44,7 @@ def scheduling_call(call: TaskCall, id: str, delay: Seconds | None, due_at: date
         yield call
         return
     spans: list[Span] = []
-    with _ending(spans):
+    with _end_spans(spans):
         headers = call.options.get("headers") or {}
         queue = call.options.get("queue") or call.options.get("routing_key")
         seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
@@ -62,7 +62,7 @@ def _schedule(
     tracer: Tracer, described: Mapping[str, Any], headers: Mapping[str, Any], due: Due, spans: list[Span]
 ) -> dict[str, Any] | None:
     """Add a span to *spans* and return *headers* with its context; None if it has no context."""
-    with quietly():
+    with log_errors():
         delay, due_at = due
         now = datetime.now(timezone.utc)
         due_at = due_at or now + timedelta(seconds=delay or 0)
@@ -93,7 +93,7 @@ def _parent(headers: Mapping[str, Any]) -> Any:
 
 
 @contextmanager
-def _ending(spans: list[Span]) -> Iterator[None]:
+def _end_spans(spans: list[Span]) -> Iterator[None]:
     failure: BaseException | None = None
     try:
         yield
@@ -102,7 +102,7 @@ def _ending(spans: list[Span]) -> Iterator[None]:
         raise
     finally:
         for span in spans:
-            with quietly():
+            with log_errors():
                 if failure is not None:
                     fail(span, failure)
                 span.end()

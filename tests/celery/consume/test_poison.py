@@ -16,8 +16,8 @@ from kombu.connection import Connection
 from redis_queue.celery import DelayedTasks, MaxDeliveriesExceededError, TaskLeases
 from redis_queue.celery.consume import counters
 from redis_queue.celery.consume.poison import DeliveryLimit
-from redis_queue.celery.consume.steps import _guarded
-from redis_queue.celery.message.attempt import CALL, Attempt, beside, counted_id
+from redis_queue.celery.consume.steps import _guard
+from redis_queue.celery.message.attempt import CALL, Attempt, counted_id, sibling_id
 from redis_queue.delay.model import Push
 from redis_queue.store import keys
 from redis_queue.store.keys import Keys
@@ -223,7 +223,7 @@ class TestTaskAtItsLimit:
                 connection_errors=(),
                 redis_queue_leases=SimpleNamespace(count=counted.append),
             )
-            _guarded(consumer, TaskLeases(delayed.app).limit, started.append)(message)
+            _guard(consumer, TaskLeases(delayed.app).limit, started.append)(message)
             return started, counted
 
         return meet
@@ -254,7 +254,7 @@ class TestTaskAtItsLimit:
         delayed = DelayedTasks(one_redis.app(), leases=True)
         message = redelivered(delayed.app, connection, "order-42")
         TaskLeases(delayed.app).limit.add_start("order-42")
-        ids = ["order-42", beside("order-42", Attempt.of(message.headers, None).call)]
+        ids = ["order-42", sibling_id("order-42", Attempt.of(message.headers, None).call)]
         if trouble == "taken":
             delayed.queue.push_many([Push(b"other", id=id_, delay=600) for id_ in ids])
         else:
@@ -314,7 +314,7 @@ def test_message_that_is_not_a_task_is_left_to_celery(headers: Any) -> None:
     message = SimpleNamespace(headers=headers, delivery_info={"redelivered": True})
     handled: list[Any] = []
 
-    _guarded(SimpleNamespace(app=app), DeliveryLimit(app), handled.append)(message)
+    _guard(SimpleNamespace(app=app), DeliveryLimit(app), handled.append)(message)
 
     assert handled == [message]
 

@@ -468,7 +468,7 @@ def test_silent_worker_is_not_treated_as_dead(
 def test_stored_tasks_in_a_worker_reply_do_not_count_as_held() -> None:
     rows = [{"request": {"id": "stored", "stored": True}}, {"request": {"id": "waits"}}, {"id": "runs"}]
 
-    assert list(live_workers.listed(rows)) == ["waits", "runs"]
+    assert list(live_workers.ids_of(rows)) == ["waits", "runs"]
 
 
 def test_broker_other_than_redis_is_refused(rabbitmq_url: str, redis_server: RedisServer) -> None:

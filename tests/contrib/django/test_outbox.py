@@ -66,7 +66,7 @@ def test_a_commit_during_an_outage_of_redis_is_relayed_later(
     try:
         with pytest.MonkeyPatch.context() as patch:
             # As if the process died right after its commit.
-            patch.setattr("redis_queue.contrib.django.outbox.calls.relay_quietly", lambda **_: None)
+            patch.setattr("redis_queue.contrib.django.outbox.calls.try_relay", lambda **_: None)
             for number in range(3):
                 with tables.atomic():
                     ids.append(outbox.schedule("shop.remind", (number,), countdown=60))
@@ -129,7 +129,7 @@ def test_a_django_test_case_can_capture_each_relay(tables: Any, outbox: Any, mon
     from django.test import TestCase
 
     relayed: list[Any] = []
-    monkeypatch.setattr("redis_queue.contrib.django.outbox.calls.relay_quietly", lambda **given: relayed.append(given))
+    monkeypatch.setattr("redis_queue.contrib.django.outbox.calls.try_relay", lambda **given: relayed.append(given))
     with tables.atomic():
         for count in (1, 2):
             with TestCase.captureOnCommitCallbacks(execute=True):

@@ -14,7 +14,7 @@ from redis_queue.celery.store import CODEC
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.contrib.django.outbox.models import Call
 from redis_queue.contrib.django.outbox.redis_access import COMMIT_TIMEOUT, reach
-from redis_queue.contrib.django.outbox.transfer import relay_quietly
+from redis_queue.contrib.django.outbox.transfer import try_relay
 from redis_queue.contrib.django.project import celery_app
 from redis_queue.errors import EntryExistsError, InvalidDelayError
 from redis_queue.store.ids import check_id
@@ -93,7 +93,7 @@ class _CommitRelay:
         # Once, with short timeouts, since the request waits. If it fails, the relay service moves the rows later.
         if not self.started:
             self.started = True
-            relay_quietly(calls=self.calls, using=self._using)
+            try_relay(calls=self.calls, using=self._using)
 
 
 def _relay_with_commit(using: str) -> None:

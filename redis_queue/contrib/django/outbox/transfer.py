@@ -71,7 +71,7 @@ def relay(limit: int = CHUNK, *, using: str | None = None, timeout: float = RELA
         return _RelayTransaction(queue, using).run(limit)
 
 
-def relay_quietly(*, calls: int = 1, using: str | None = None) -> None:
+def try_relay(*, calls: int = 1, using: str | None = None) -> None:
     """Relay up to *calls* rows within a second; failed rows are left to the next relay.
 
     After a failure, calls of this function are ignored for a while.
