@@ -19,14 +19,14 @@ POSTGRES_DEFAULT: Final = "postgresql://postgres@127.0.0.1:5432/postgres"
 
 @contextmanager
 def rabbitmq() -> Iterator[str]:
-    """Yield the URL of a RabbitMQ; raises MissingPartError where none runs and none can be started."""
+    """Yield the URL of a RabbitMQ; raises MissingPartError if none runs and none can be started."""
     with _service(RABBITMQ_VARIABLE, RABBITMQ_DEFAULT, rabbitmq_answers, RabbitServer) as url:
         yield url
 
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """Yield the URL of a PostgreSQL; raises MissingPartError where none runs and none can be started."""
+    """Yield the URL of a PostgreSQL; raises MissingPartError if none runs and none can be started."""
     with _service(POSTGRES_VARIABLE, POSTGRES_DEFAULT, postgres_answers, PostgresServer) as url:
         yield url
 

@@ -132,11 +132,12 @@ class KeeperProcess:
             raise ConfigurationError(f"cannot start {sys.executable} to renew leases: {error}") from error
         if not self._first_ended.wait(START):
             process.kill()
-            self._first_ended.wait()
+            # A child of the keeper may hold its output open for longer.
+            self._first_ended.wait(GRACE)
         if not self._was_up:
             self.close()
             raise ConfigurationError(
-                f"the process that renews leases ended with {process.returncode} before it was up: "
+                f"the process that renews leases ended with {process.poll()} before it was up: "
                 f"{sys.executable} -m redis_queue.keeper must be able to import what this worker imports"
             )
 

@@ -84,6 +84,20 @@ def test_worker_does_not_start_without_an_interpreter_for_the_keeper(
         begin()
 
 
+def test_a_keeper_whose_child_holds_its_output_open_lets_no_worker_wait(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    # The child ends when the worker closes the input.
+    python.write_text("#!/bin/sh\nexec 3<&0\nwhile read -r _; do :; done <&3 &\nwait\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(keeper_process, "START", 0.5)
+    monkeypatch.setattr(keeper_process, "GRACE", 0.1)
+    with pytest.raises(ConfigurationError, match="ended with -9 before it was up"):
+        begin()
+
+
 def test_crashing_keepers_are_replaced_with_backoff(
     begin: Begin, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
