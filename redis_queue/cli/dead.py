@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -15,10 +15,10 @@ from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.batches import purge as delete_all
 from redis_queue.cli.batches import run_at_once, run_batches
-from redis_queue.cli.confirmation import confirm, preview
 from redis_queue.cli.ids import IdArguments, id_arguments
-from redis_queue.cli.output import harmless, show_count, show_place, show_table, shown_body
+from redis_queue.cli.output import show_count, show_place, show_table, shown_body
 from redis_queue.cli.report import end_with
+from redis_queue.cli.selection import Selection
 from redis_queue.cli.single_item import show_one
 from redis_queue.model import DeadLetter
 from redis_queue.operate.access import Access
@@ -26,8 +26,8 @@ from redis_queue.operate.dead_letters import Filter, Pair, act_on, redrive_sprea
 from redis_queue.operate.faults import Faults
 from redis_queue.operate.pages import first, sized
 from redis_queue.operate.search_report import SearchReport
-from redis_queue.operate.subjects import DEAD, subjects
-from redis_queue.operate.verbs import DELETE, REDRIVE, Verb
+from redis_queue.operate.subjects import DEAD
+from redis_queue.operate.verbs import DELETE, REDRIVE
 from redis_queue.store.chunks import MAX_RATE, MIN_RATE
 from redis_queue.store.ids import is_id
 
@@ -52,12 +52,11 @@ def _filter_options(task: Callable[[Any], Any]) -> Callable[[Callable[..., Any]]
     return add
 
 
-@dataclass(frozen=True, slots=True)
-class _Selection:
-    """Dead letters that a command changes: *ids*, or all matches."""
+class _Selection(Selection[Filter]):
+    """Dead letters that a command changes."""
 
-    ids: IdArguments
-    only: Filter
+    noun, plural, at = "dead letter", "dead letters", "died"
+    states = DEAD
 
     def find(self, queues: Sequence[AnyQueue], faults: Faults, *, exact: bool) -> list[Pair]:
         """Return pairs of queue and id; given ids are paired with every possible queue, unless *exact*."""
@@ -66,21 +65,12 @@ class _Selection:
             return [(queue, id_) for queue in queues for id_ in self.ids.ids]
         scan = SearchReport()
         # Ids written by other tools may be invalid for any call.
-        pairs = [(queue, letter.id) for queue, letter in self.only.letters(queues, faults, scan) if is_id(letter.id)]
-        if self.only and not pairs:
-            click.echo(harmless(scan.no_match("dead letters") + scan.hint(self.only.task)), err=True)
+        letters = self.conditions.letters(queues, faults, scan)
+        pairs = [(queue, letter.id) for queue, letter in letters if is_id(letter.id)]
+        if not pairs:
+            self.explain(scan)
         ids = frozenset(self.ids.ids)
         return [pair for pair in pairs if pair[1] in ids] if self.ids.present else pairs
-
-    def confirm(self, verb: Verb, pairs: Sequence[Pair], *, yes: bool) -> None:
-        """Ask with the count and the first ones, unless single ids were given and *verb* destroys nothing."""
-        if pairs and (verb.destroys or not self.ids.typed):
-            count = len(self.ids.ids) or len(pairs)
-            confirm(f"{verb.label} {count:,} dead letters?", lambda: subjects(pairs, DEAD), count, at="died", yes=yes)
-
-    def problem(self, done: int, faults: Faults) -> str:
-        """Return problems to report although no call failed."""
-        return faults.text() or ("" if done else self.ids.missing("dead letter"))
 
 
 @click.group(cls=Group)
@@ -164,13 +154,12 @@ def redrive(
 
     Example: redis-queue dead redrive --reason Timeout --rate 50
     """
-    if sum((ids.present, bool(only), everything)) != 1:
-        raise click.UsageError("give ids, or conditions like --reason, or --all")
-    faults, selection = Faults(), _Selection(ids, only)
+    faults, selection = Faults(), _Selection(ids, only, everything)
+    selection.check("give ids, or conditions like --reason, or --all")
     queues = access.queues(name, faults)
     pairs = selection.find(queues, faults, exact=dry_run)
     if dry_run:
-        _preview(REDRIVE, pairs, faults, as_json=as_json)
+        selection.preview(REDRIVE, len(pairs), pairs, error=faults.text(), as_json=as_json)
         return
     selection.confirm(REDRIVE, pairs, yes=yes)
     problem = partial(selection.problem, faults=faults)
@@ -205,20 +194,16 @@ def delete(
 
     Example: redis-queue dead delete order-42 --dry-run
     """
-    if sum((ids.present, bool(only))) != 1:
-        raise click.UsageError("give ids, or conditions like --reason; dead purge deletes all")
-    faults, selection, now = Faults(), _Selection(ids, only), access.inspector.now()
+    faults, selection = Faults(), _Selection(ids, only)
+    selection.check("give ids, or conditions like --reason; dead purge deletes all")
+    now = access.inspector.now()
     pairs = selection.find(access.queues(name, faults), faults, exact=dry_run)
     if dry_run:
-        _preview(DELETE, pairs, faults, as_json=as_json)
+        selection.preview(DELETE, len(pairs), pairs, error=faults.text(), as_json=as_json)
         return
     selection.confirm(DELETE, pairs, yes=yes)
     batches, problem = act_on(pairs, DELETE, access, faults, now), partial(selection.problem, faults=faults)
     run_batches(DELETE.past, len(pairs), batches, as_json=as_json, problem=problem)
-
-
-def _preview(verb: Verb, pairs: Sequence[Pair], faults: Faults, *, as_json: bool) -> None:
-    preview(verb.past, len(pairs), subjects(pairs, DEAD), at="died", as_json=as_json, error=faults.text())
 
 
 @dead.command(cls=StoreCommand)

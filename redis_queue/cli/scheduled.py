@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -10,16 +11,15 @@ from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.batches import run_batches
-from redis_queue.cli.confirmation import preview
-from redis_queue.cli.entry_selection import Chosen, chosen, conditions, first_of
+from redis_queue.cli.entry_selection import Entries, conditions, selection_options
 from redis_queue.cli.output import show_count, show_fields, show_json, show_place, show_table, shown_body
 from redis_queue.cli.report import report
 from redis_queue.cli.transfer import export, import_
-from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidDelayError
 from redis_queue.model import Entry
 from redis_queue.operate.access import Access
 from redis_queue.operate.entries import Conditions, find
+from redis_queue.operate.faults import Faults
 from redis_queue.operate.pages import first
 from redis_queue.operate.relative_time import When
 from redis_queue.operate.search_report import SearchReport
@@ -118,14 +118,14 @@ def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json:
 
 
 @scheduled.command(cls=StoreCommand)
-@chosen
+@selection_options
 @options.delay_queue
 @options.utc
 @options.dry_run
 @options.yes
 @options.as_json
 @with_access
-def cancel(access: Access, *, chosen: Chosen, name: str | None, dry_run: bool, yes: bool, as_json: bool) -> None:
+def cancel(access: Access, *, chosen: Entries, name: str | None, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Cancel entries. They never run, except those that were claimed before and may have been sent.
 
     With a Celery app, their tasks become REVOKED in its result backend, too.
@@ -136,7 +136,7 @@ def cancel(access: Access, *, chosen: Chosen, name: str | None, dry_run: bool, y
 
 
 @scheduled.command(cls=StoreCommand)
-@chosen
+@selection_options
 @click.option("--to", "when", type=options.when, required=True, help="New due time: 2030-01-01T00:00Z, or 2h from now.")
 @options.delay_queue
 @options.utc
@@ -145,7 +145,7 @@ def cancel(access: Access, *, chosen: Chosen, name: str | None, dry_run: bool, y
 @options.as_json
 @with_access
 def reschedule(
-    access: Access, *, chosen: Chosen, when: When, name: str | None, dry_run: bool, yes: bool, as_json: bool
+    access: Access, *, chosen: Entries, when: When, name: str | None, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
     """Change when entries are due.
 
@@ -159,14 +159,14 @@ def reschedule(
 
 
 @scheduled.command("run-now", cls=StoreCommand)
-@chosen
+@selection_options
 @options.delay_queue
 @options.utc
 @options.dry_run
 @options.yes
 @options.as_json
 @with_access
-def run_now(access: Access, *, chosen: Chosen, name: str | None, dry_run: bool, yes: bool, as_json: bool) -> None:
+def run_now(access: Access, *, chosen: Entries, name: str | None, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Make entries due at once.
 
     Example: redis-queue scheduled run-now order-42
@@ -177,7 +177,7 @@ def run_now(access: Access, *, chosen: Chosen, name: str | None, dry_run: bool, 
 def _act(
     access: Access,
     verb: Verb,
-    chosen: Chosen,
+    chosen: Entries,
     name: str | None,
     when: When | None = None,
     *,
@@ -185,22 +185,19 @@ def _act(
     yes: bool,
     as_json: bool,
 ) -> None:
-    queue, past = access.delay_queue(name), verb.past.replace(" ", "_")
+    queue = access.delay_queue(name)
     ids = chosen.find(access, queue)
+    pairs = [(queue, id_) for id_ in ids]
     if dry_run:
-        preview(past, _waiting(queue, chosen, ids), first_of(queue, ids), at="due", as_json=as_json)
+        # Found entries exist; given ids may not.
+        count = sum(queue.get(id_) is not None for id_ in ids) if chosen.ids.present else len(ids)
+        chosen.preview(verb, count, pairs, as_json=as_json)
         return
-    chosen.confirm(verb, queue, ids, yes=yes)
-
-    def problem(done: int) -> str:
-        return "" if done else chosen.ids.missing("waiting entry")
-
-    run_batches(past, len(ids), verb.run(access, queue, ids, when), as_json=as_json, problem=problem)
-
-
-def _waiting(queue: DelayQueue, chosen: Chosen, ids: list[str]) -> int:
-    """Count how many of the given ids exist; found ids do."""
-    return sum(queue.get(id_) is not None for id_ in ids) if chosen.ids.present else len(ids)
+    chosen.confirm(verb, pairs, yes=yes)
+    problem = partial(chosen.problem, faults=Faults())
+    run_batches(
+        verb.past.replace(" ", "_"), len(ids), verb.run(access, queue, ids, when), as_json=as_json, problem=problem
+    )
 
 
 @scheduled.command(cls=StoreCommand)
