@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from redis_queue.catalog import AnyQueue
+from redis_queue.cli import options
+from redis_queue.cli.access import with_access
 from redis_queue.cli.confirmation import confirm
 from redis_queue.cli.exit_codes import INTERRUPTED
 from redis_queue.cli.report import report
@@ -49,6 +51,10 @@ def run_batches(
     if interrupted:
         error = INTERRUPTED
     report(past, count, error=error or problem(count), as_json=as_json)
+
+
+purge_command: Final = options.together(options.name, options.dry_run, options.yes, options.as_json, with_access)
+"""Options of a command that purges queues."""
 
 
 def purge(

@@ -14,12 +14,12 @@ from redis_queue.catalog import AnyQueue, kind_of
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.batches import purge as delete_all
-from redis_queue.cli.batches import run_at_once, run_batches
+from redis_queue.cli.batches import purge_command, run_at_once, run_batches
 from redis_queue.cli.ids import IdArguments, id_arguments
 from redis_queue.cli.output import show_count, show_place, show_table, shown_body
 from redis_queue.cli.report import end_with
 from redis_queue.cli.selection import Selection
-from redis_queue.cli.single_item import show_one
+from redis_queue.cli.single_item import item_command, show_one
 from redis_queue.model import DeadLetter
 from redis_queue.operate.access import Access
 from redis_queue.operate.dead_letters import Filter, Pair, act_on, redrive_spread, task_of
@@ -110,12 +110,7 @@ def list_(access: Access, *, name: str | None, only: Filter, limit: int, with_bo
 
 
 @dead.command(cls=StoreCommand)
-@click.argument("id")
-@options.name
-@options.body
-@options.utc
-@options.as_json
-@with_access
+@item_command
 def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json: bool) -> None:
     """Show one dead letter."""
     faults = Faults()
@@ -207,19 +202,15 @@ def delete(
 
 
 @dead.command(cls=StoreCommand)
-@options.name
-@options.dry_run
-@options.yes
-@options.as_json
-@with_access
-def purge(access: Access, *, name: str | None, dry_run: bool, yes: bool, as_json: bool) -> None:
+@purge_command
+def purge(access: Access, *, name: str | None, **flags: bool) -> None:
     """Delete all dead letters, or those of the queues with this name.
 
     Example: redis-queue dead purge --name orders --dry-run
     """
     faults = Faults()
     counted = sized(access.queues(name, faults), _dead, faults)
-    delete_all("dead letters", counted, ["dead"], faults, dry_run=dry_run, yes=yes, as_json=as_json)
+    delete_all("dead letters", counted, ["dead"], faults, **flags)
 
 
 def _dead(queue: AnyQueue) -> int:

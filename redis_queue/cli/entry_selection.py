@@ -39,9 +39,7 @@ def _with_conditions(function: Callable[..., Any], task: Callable[[Any], Any]) -
         values = {item.name: kwargs.pop(item.name, None) for item in fields(Conditions)}
         return function(*args, conditions=Conditions(**values), **kwargs)
 
-    for option in reversed((task, *_OPTIONS)):
-        wrapper = option(wrapper)
-    return wrapper
+    return options.together(task, *_OPTIONS)(wrapper)
 
 
 class Entries(Selection[Conditions]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Final
@@ -21,6 +22,18 @@ yes: Final = click.option("--yes", is_flag=True, help="Do not ask.")
 task: Final = click.option("--task", help="Only calls of the task with this full name.")
 task_part: Final = click.option("--task", "task_part", help="Only calls of tasks whose names contain this text.")
 body: Final = click.option("--body", "with_body", is_flag=True, help="Show bodies and arguments, too.")
+
+
+Function = Callable[..., Any]
+
+
+def together(*decorators: Callable[[Any], Any]) -> Callable[[Function], Function]:
+    """Return one decorator for *decorators*, the first one outermost."""
+
+    def add(function: Function) -> Function:
+        return functools.reduce(lambda inner, decorator: decorator(inner), reversed(decorators), function)
+
+    return add
 
 
 def limit(default: int = 50, maximum: int = MOST_ROWS) -> Callable[[Any], Any]:

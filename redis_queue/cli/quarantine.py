@@ -11,9 +11,10 @@ from redis_queue.catalog import AnyQueue, kind_of
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
 from redis_queue.cli.batches import purge as delete_all
+from redis_queue.cli.batches import purge_command
 from redis_queue.cli.output import show_count, show_table
 from redis_queue.cli.report import end_with
-from redis_queue.cli.single_item import show_one
+from redis_queue.cli.single_item import item_command, show_one
 from redis_queue.model import Quarantined
 from redis_queue.operate.access import Access
 from redis_queue.operate.faults import Faults
@@ -50,12 +51,7 @@ def list_(access: Access, *, name: str | None, limit: int, as_json: bool) -> Non
 
 
 @quarantine.command(cls=StoreCommand)
-@click.argument("id")
-@options.name
-@options.body
-@options.utc
-@options.as_json
-@with_access
+@item_command
 def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json: bool) -> None:
     """Show one record; with --body its bytes, escaped."""
     faults = Faults()
@@ -64,19 +60,15 @@ def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json:
 
 
 @quarantine.command(cls=StoreCommand)
-@options.name
-@options.dry_run
-@options.yes
-@options.as_json
-@with_access
-def purge(access: Access, *, name: str | None, dry_run: bool, yes: bool, as_json: bool) -> None:
+@purge_command
+def purge(access: Access, *, name: str | None, **flags: bool) -> None:
     """Delete all records in quarantine, or those of the queues with this name.
 
     Example: redis-queue quarantine purge --name orders --dry-run
     """
     faults = Faults()
     counted = sized(access.queues(name, faults), lambda queue: queue.stats().quarantined, faults)
-    delete_all("records", counted, ["quarantine"], faults, dry_run=dry_run, yes=yes, as_json=as_json)
+    delete_all("records", counted, ["quarantine"], faults, **flags)
 
 
 def _fields(queue: AnyQueue, record: Quarantined, *, with_body: bool) -> dict[str, Any]:

@@ -26,6 +26,10 @@ from redis_queue.operate.search_report import SearchReport
 from redis_queue.operate.verbs import CANCEL, RESCHEDULE, RUN_NOW, Verb, check_new_time
 from redis_queue.store.chunks import CHUNK
 
+_change = options.together(
+    selection_options, options.delay_queue, options.utc, options.dry_run, options.yes, options.as_json, with_access
+)
+
 BAR: Final = 30
 """Longest bar of a forecast."""
 
@@ -118,35 +122,21 @@ def show(access: Access, *, id: str, name: str | None, with_body: bool, as_json:
 
 
 @scheduled.command(cls=StoreCommand)
-@selection_options
-@options.delay_queue
-@options.utc
-@options.dry_run
-@options.yes
-@options.as_json
-@with_access
-def cancel(access: Access, *, chosen: Entries, name: str | None, dry_run: bool, yes: bool, as_json: bool) -> None:
+@_change
+def cancel(access: Access, *, chosen: Entries, name: str | None, **flags: bool) -> None:
     """Cancel entries. They never run, except those that were claimed before and may have been sent.
 
     With a Celery app, their tasks become REVOKED in its result backend, too.
 
     Example: redis-queue scheduled cancel --task shop.remind --due-before 2h --dry-run
     """
-    _act(access, CANCEL, chosen, name, dry_run=dry_run, yes=yes, as_json=as_json)
+    _act(access, CANCEL, chosen, name, None, **flags)
 
 
 @scheduled.command(cls=StoreCommand)
-@selection_options
 @click.option("--to", "when", type=options.when, required=True, help="New due time: 2030-01-01T00:00Z, or 2h from now.")
-@options.delay_queue
-@options.utc
-@options.dry_run
-@options.yes
-@options.as_json
-@with_access
-def reschedule(
-    access: Access, *, chosen: Entries, when: When, name: str | None, dry_run: bool, yes: bool, as_json: bool
-) -> None:
+@_change
+def reschedule(access: Access, *, chosen: Entries, when: When, name: str | None, **flags: bool) -> None:
     """Change when entries are due.
 
     Example: redis-queue scheduled reschedule order-42 --to 2h
@@ -155,23 +145,17 @@ def reschedule(
         check_new_time(when)
     except InvalidDelayError as error:
         raise click.BadParameter(str(error), param_hint="--to") from None
-    _act(access, RESCHEDULE, chosen, name, when, dry_run=dry_run, yes=yes, as_json=as_json)
+    _act(access, RESCHEDULE, chosen, name, when, **flags)
 
 
 @scheduled.command("run-now", cls=StoreCommand)
-@selection_options
-@options.delay_queue
-@options.utc
-@options.dry_run
-@options.yes
-@options.as_json
-@with_access
-def run_now(access: Access, *, chosen: Entries, name: str | None, dry_run: bool, yes: bool, as_json: bool) -> None:
+@_change
+def run_now(access: Access, *, chosen: Entries, name: str | None, **flags: bool) -> None:
     """Make entries due at once.
 
     Example: redis-queue scheduled run-now order-42
     """
-    _act(access, RUN_NOW, chosen, name, dry_run=dry_run, yes=yes, as_json=as_json)
+    _act(access, RUN_NOW, chosen, name, None, **flags)
 
 
 def _act(
@@ -179,7 +163,7 @@ def _act(
     verb: Verb,
     chosen: Entries,
     name: str | None,
-    when: When | None = None,
+    when: When | None,
     *,
     dry_run: bool,
     yes: bool,

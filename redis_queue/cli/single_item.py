@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import click
+
 from redis_queue.catalog import AnyQueue
+from redis_queue.cli import options
+from redis_queue.cli.access import with_access
 from redis_queue.cli.output import show_fields, show_json, shown_body
 from redis_queue.cli.report import report
 from redis_queue.model import DeadLetter, Quarantined
 from redis_queue.operate.faults import Faults
 from redis_queue.operate.pages import InQueue
+
+item_command: Final = options.together(
+    click.argument("id"), options.name, options.body, options.utc, options.as_json, with_access
+)
+"""Options of a command that shows one item."""
 
 BODIES: Final = ("body", "raw")
 
