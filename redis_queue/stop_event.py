@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import queue
+import threading
 
 
 class StopEvent:
     """A `threading.Event` that is never cleared and that a signal handler may set.
 
     ``threading.Event.set`` takes a lock. In a signal handler it waits for ever if the handler interrupted the same
-    thread in `wait` while that held the lock. ``queue.SimpleQueue.put`` is reentrant.
+    thread in `wait` while that held the lock. `set` only releases a lock, which never waits.
     """
 
     def __init__(self) -> None:
         self._is_set = False
-        self._wake_ups: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._held_until_set = threading.Lock()
+        self._held_until_set.acquire()
 
     def set(self) -> None:
         """Set the event and wake all threads that wait for it."""
-        self._is_set = True
-        self._wake_ups.put(None)
+        if not self._is_set:
+            self._is_set = True
+            self._release()
 
     def is_set(self) -> bool:
         """Return whether the event was set."""
@@ -28,7 +30,11 @@ class StopEvent:
 
     def wait(self, seconds: float) -> bool:
         """Wait until the event is set, for at most *seconds*; return whether it is set."""
-        with contextlib.suppress(queue.Empty):
-            self._wake_ups.get(timeout=seconds)
-            self._wake_ups.put(None)  # for the next thread that waits
+        if self._held_until_set.acquire(timeout=seconds):
+            self._release()  # for the next thread that waits
         return self._is_set
+
+    def _release(self) -> None:
+        # Another thread, or a signal handler within `set`, may have released it in between.
+        with contextlib.suppress(RuntimeError):
+            self._held_until_set.release()

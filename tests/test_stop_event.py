@@ -9,15 +9,18 @@ import threading
 from redis_queue.stop_event import StopEvent
 
 INTERRUPTED = """
-import random, signal
+import random, signal, time
 from redis_queue.stop_event import StopEvent
 
 signal.signal(signal.SIGALRM, lambda *_: event.set())
+end = time.monotonic() + 5
 for _ in range(5000):
     event = StopEvent()
     signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00002, 0.0003))
     while not event.wait(0.000001):
         pass
+    if time.monotonic() > end:
+        break
 print("ended")
 """
 
