@@ -180,8 +180,10 @@ class _Address:
 
     def __init__(self, url: str) -> None:
         scheme, _, rest = url.partition("://")
-        parts = urlsplit(f"//{rest}")
-        login, _, hosts = parts.netloc.rpartition("@")
+        # urlsplit accepts the brackets of an IPv6 address only around a whole host.
+        authority = re.split("[/?#]", rest, maxsplit=1)[0]
+        parts = urlsplit(f"//hosts{rest.removeprefix(authority)}")
+        login, _, hosts = authority.rpartition("@")
         user, _, password = login.partition(":")
         port = 26379 if "sentinel" in scheme else 6379
         self.nodes = [_node(host, port) for host in hosts.split(",") if host]
