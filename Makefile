@@ -15,8 +15,8 @@ STORE_TESTS := tests/queue/test_queue.py tests/delay/test_delay_queue.py
 # Tests on the oldest versions; for a release, all: make test-oldest OLDEST_TESTS="tests/queue tests/delay tests/celery tests/contrib tests/testing"
 OLDEST_TESTS := tests/queue/test_queue.py tests/contrib/django/test_outbox.py tests/celery/publish/test_capture.py tests/celery/dispatch/test_dispatcher.py
 # System packages that tests need; `make test` and `make test-all` install them if they are allowed to.
-PARTS := openssl libfaketime rabbitmq-server postgresql
-ALL_PARTS := $(PARTS) redis-server chromium
+PARTS := curl openssl libfaketime rabbitmq-server postgresql redis-server
+ALL_PARTS := $(PARTS) chromium
 # Failed tests run once more, alone; those that pass then are listed in this file and at the end.
 export REDIS_QUEUE_TEST_FLAKY := $(CURDIR)/build/flaky.txt
 # If it is set, each process that the tests start compiles all of its imports: seconds instead of tenths of a second.

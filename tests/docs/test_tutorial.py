@@ -11,6 +11,7 @@ import pytest
 
 from tests.docs.blocks import DOCS, blocks
 from tests.docs.reader import Reader
+from tests.support.parts import require
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.servers import RedisServer
@@ -38,6 +39,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 def test_the_tutorial_works(reader: Reader) -> None:
+    require("curl")
     assert {block.language for block in PAGE} == {"sh", "python", "text"}
     for block in PAGE:
         reader.do(block)

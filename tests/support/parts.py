@@ -50,11 +50,12 @@ def find_postgres() -> str | None:
 
 
 PARTS: Final = {
-    "openssl": Part("connections with TLS", lambda: shutil.which("openssl")),
+    "openssl": Part("certificates for TLS", lambda: shutil.which("openssl")),
     "libfaketime": Part("servers whose clock is wrong", find_libfaketime),
     "rabbitmq-server": Part("RabbitMQ as the broker", lambda: shutil.which("rabbitmq-server", path=RABBITMQ_PATH)),
     "postgresql": Part("the outbox in PostgreSQL", find_postgres),
-    "redis-server": Part("the distribution's Redis", lambda: shutil.which("redis-server")),
+    "curl": Part("the requests of the tutorial", lambda: shutil.which("curl")),
+    "redis-server": Part("the distribution's Redis, and connections with TLS", lambda: shutil.which("redis-server")),
     "chromium": Part("the dashboard in a browser", lambda: shutil.which("chromium")),
 }
 

@@ -24,6 +24,7 @@ from redis_queue.testing.server_process import (
 
 from .binaries import default_kind, server_binary
 from .certificates import Certificates, make_certificates
+from .parts import require
 from .ports import HOST, free_port
 from .running import Running
 
@@ -50,6 +51,8 @@ class RedisServer(Running):
         aof: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        if tls and kind is None:
+            require("redis-server")  # those of the wheels are built without TLS
         self.kind = kind or default_kind()
         self.port = 0
         self._args = args

@@ -35,7 +35,7 @@ def test_the_report_is_one_line_with_one_command(bare_path: str, capsys: pytest.
     report(["redis-server", "openssl", "chromium"])
 
     (line,) = capsys.readouterr().out.splitlines()
-    assert "openssl (connections with TLS), chromium (the dashboard in a browser)" in line
+    assert "openssl (certificates for TLS), chromium (the dashboard in a browser)" in line
     assert line.endswith("apt-get install openssl chromium")
 
 
@@ -69,7 +69,7 @@ def test_a_test_without_its_part_is_skipped_or_fails_in_ci(bare_path: str, ci: s
     )
 
     assert outcome in done.stdout.splitlines()[-1], done.stdout
-    assert "openssl is missing (connections with TLS)" in done.stdout
+    assert "openssl is missing (certificates for TLS)" in done.stdout
 
 
 def test_a_private_postgres_answers_and_leaves_nothing() -> None:
