@@ -60,7 +60,7 @@ def _dashboard() -> Any:
         allow_write=True,
         identify=lambda environment: str(environment[_USER]),
         may_write=lambda environment: bool(environment[_MAY_WRITE]),
-        secret_key=salted_hmac("redis_queue.contrib.django", "cookies").hexdigest(),
+        secret_key=salted_hmac("redis_queue.contrib.django", "cookies", algorithm="sha256").hexdigest(),
         label=option("LABEL") or "",
     )
 
