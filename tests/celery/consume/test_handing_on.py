@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import redis
 
@@ -14,29 +12,15 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.celery
 
 
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """A Redis."""
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: RedisServer) -> Iterator[redis.Redis]:
-    """A client of it."""
-    with server.client() as client:
-        yield client
-
-
 def held(taker: Taker) -> int:
     """Return the number of messages that the channel took and did not deliver."""
     return len(taker.channel._received)
 
 
 def test_one_message_is_delivered_per_turn_and_the_others_stay_recorded(
-    server: RedisServer, client: redis.Redis
+    redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    with connected(server) as connection:
+    with connected(redis_server) as connection:
         for number in range(4):
             publish(connection, number)
         taker = Taker(connection, ["q"], prefetch=4)
@@ -47,8 +31,10 @@ def test_one_message_is_delivered_per_turn_and_the_others_stay_recorded(
     assert client.zcard("unacked_index") == 0
 
 
-def test_undelivered_messages_are_returned_when_the_channel_closes(server: RedisServer, client: redis.Redis) -> None:
-    with connected(server) as connection:
+def test_undelivered_messages_are_returned_when_the_channel_closes(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with connected(redis_server) as connection:
         for number in range(4):
             publish(connection, number)
         taker = Taker(connection, ["q"], prefetch=4)
@@ -59,8 +45,10 @@ def test_undelivered_messages_are_returned_when_the_channel_closes(server: Redis
     assert taker.leases.held == {}
 
 
-def test_reply_after_the_last_queue_was_cancelled_is_not_an_error(server: RedisServer, client: redis.Redis) -> None:
-    with connected(server) as connection:
+def test_reply_after_the_last_queue_was_cancelled_is_not_an_error(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with connected(redis_server) as connection:
         taker = Taker(connection, ["q"], prefetch=4)
         publish(connection, "first")
         assert taker.take(1) == ["first"]
@@ -75,8 +63,8 @@ def test_reply_after_the_last_queue_was_cancelled_is_not_an_error(server: RedisS
         taker.settle()
 
 
-def test_replies_do_not_accumulate_under_load(server: RedisServer, client: redis.Redis) -> None:
-    with connected(server) as connection:
+def test_replies_do_not_accumulate_under_load(redis_server: RedisServer, client: redis.Redis) -> None:
+    with connected(redis_server) as connection:
         taker = Taker(connection, ["q", "other"], prefetch=0)
         for number in range(50):
             publish(connection, number)
@@ -88,8 +76,8 @@ def test_replies_do_not_accumulate_under_load(server: RedisServer, client: redis
         assert client.info("commandstats")["cmdstat_ping"]["calls"] - asked <= 102
 
 
-def test_health_check_of_redis_py_does_not_end_the_polling(server: RedisServer, client: redis.Redis) -> None:
-    with connected(server, health_check_interval=1) as connection:
+def test_health_check_of_redis_py_does_not_end_the_polling(redis_server: RedisServer, client: redis.Redis) -> None:
+    with connected(redis_server, health_check_interval=1) as connection:
         taker = Taker(connection, ["q"], prefetch=1)
         publish(connection, "first")
         taker.take(1)
