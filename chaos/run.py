@@ -20,6 +20,10 @@ from redis_queue.validation.history import Event, read
 STEP: Final = 0.002
 LOOK_EVERY: Final = 0.02
 TELL_EVERY: Final = 5.0
+SHORTEST_DRAIN: Final = 60.0
+"""Seconds that the rest of the messages may always take after the last one was put."""
+DRAIN_FACTOR: Final = 2.0
+"""In longer runs, how many times as long as putting them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,8 @@ class Run:
             while self._crew.is_putting:
                 self._strike()
                 self._turn(started)
-            drained = self._drain(started)
+            put_for = time.monotonic() - started
+            drained = self._drain(started, max(SHORTEST_DRAIN, DRAIN_FACTOR * put_for))
         finally:
             self._crew.end()
         events = list(read(*self._crew.histories))
@@ -86,13 +91,16 @@ class Run:
         seconds = time.monotonic() - started
         return Outcome(verdict, self._crew.kills, len(self._struck), self._undoing, self._recoveries(events), seconds)
 
-    def _drain(self, started: float) -> bool:
+    def _drain(self, started: float, seconds: float) -> bool:
+        """Return whether all messages were finished: while there is progress, and within *seconds*."""
         self._crew.calm()
+        latest = time.monotonic() + seconds
         written, deadline = -1, 0.0
         while not self._is_done():
             if (now_written := self._crew.written) != written:
                 written, deadline = now_written, time.monotonic() + self._workload.calm
-            if time.monotonic() > deadline:
+            # A fault may redeliver the same messages for ever: that looks like progress.
+            if time.monotonic() > min(deadline, latest):
                 return False
             self._turn(started)
         return True
