@@ -137,7 +137,7 @@ MUTANTS: Final = [
     Mutant(
         "put back without a limit (M13)",
         (lua("lease/put_back", ", 'LIMIT', 0, limit)", ")"),),
-        "tests/queue/test_queue.py -k no_more_than",
+        "tests/queue/test_queue.py -k at_most_its_limit",
     ),
     Mutant(
         "a sweep that stops at what it cannot read (M14)",
@@ -147,7 +147,7 @@ MUTANTS: Final = [
     Mutant(
         "a sweep that begins at 0 (M15)",
         (lua("lease/put_back", "in_flight, '-inf', at", "in_flight, '0', at"),),
-        "tests/store/test_records.py -k before_all_times",
+        "tests/store/test_records.py -k negative_end",
     ),
     Mutant("take what is not due", (lua("delay/claim", "string.format('%.0f', now - older_than)", "'+inf'"),)),
     Mutant("tell that anything was cancelled", (lua("delay/cancel", "flags[i] = 0", "flags[i] = 1"),)),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.chaos.mutants import MUTANTS, Mutant, caught, mutated
 from tests.chaos.runs import SEEDS, run
+from tests.support.paths import ROOT
 
 TAKEN = ("take, then record (M1)", "ack without its token (M2)", "tell that anything was cancelled")
 """One of each kind: a lost message, a stale ack, a wrong reply. `make mutants` runs all."""
@@ -35,3 +38,10 @@ def test_run_catches_a_mutant(name: str) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_each_mutant_applies_to_the_code(mutant: Mutant) -> None:
     assert mutated(mutant)
+
+
+@pytest.mark.parametrize("mutant", [one for one in MUTANTS if " -k " in one.tests], ids=lambda mutant: mutant.name)
+def test_the_selected_tests_of_a_mutant_exist(mutant: Mutant) -> None:
+    files, _, keyword = mutant.tests.partition(" -k ")
+    texts = "".join((ROOT / file).read_text() for file in files.split())
+    assert re.search(rf"(def test|class Test)\w*{keyword}", texts)
