@@ -16,6 +16,7 @@ from typing import Any, Final
 from redis_queue.testing.guard import DeathGuard
 
 START_WITHIN: Final = 20.0
+END_WITHIN: Final = 10.0
 PROBE_TIMEOUT: Final = 0.25
 _PAUSE: Final = 0.005
 
@@ -85,12 +86,19 @@ class ServerProcess:
         return self.process.poll() is None
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """End the server and its process group by a signal; return when it is dead."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: a group of zombies refuses
-            os.killpg(self.process.pid, number)
+        """End the server and its process group by a signal, if need be by SIGKILL; return when it is dead."""
+        self._signal(number)
         if self._guard is not None:
             self._guard.dismiss()
-        self.process.wait()
+        try:
+            self.process.wait(END_WITHIN)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self.process.wait(END_WITHIN)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: a group of zombies refuses
+            os.killpg(self.process.pid, number)
 
     def _wait(self, answers: Callable[[], bool], timeout: float) -> None:
         stop_at = time.monotonic() + timeout
