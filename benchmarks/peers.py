@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -113,13 +112,6 @@ def _found(command: Sequence[str]) -> list[str]:
     return [program or command[0], *command[1:]]
 
 
-def _free_port() -> int:
-    # Some peers cannot use a unix socket.
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def load() -> tuple[dict[str, ModuleType], dict[str, str]]:
     """Return the modules of the peers that can be imported, and the errors of the others."""
     modules: dict[str, ModuleType] = {}
@@ -157,7 +149,7 @@ def main() -> None:
     parser.add_argument("--sent", type=int, default=3000, help="tasks to delay one by one (default 3000)")
     parser.add_argument("--seconds", type=float, default=10, help=f"of {RATE} tasks each (default 10)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, private_redis(port=_free_port()) as url:
+    with tempfile.TemporaryDirectory() as name, private_redis(tcp=True) as url:  # some peers cannot use a unix socket
         os.environ["BENCHMARK_BROKER"] = url
         found, problems = rounds(Site(Path(name), url, options.sent, options.seconds), options.rounds)
     native = median(done.per_second for done in found[NATIVE])
