@@ -1,6 +1,6 @@
 # Every target creates its own virtual environment; no target needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all coverage test-oldest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-leases bench-peers compose-check clean
+.PHONY: help setup demo test test-all coverage test-oldest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-peers compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -109,7 +109,7 @@ compose-check: setup ## validate docker-compose.yml against the compose schema
 lock: setup ## pin the dependencies of pyproject.toml in requirements/; ARGS=--upgrade for the newest versions
 	scripts/lock $(ARGS)
 
-bench: bench-scripts bench-queue bench-delay bench-leases ## run the benchmarks: scripts, and against kombu and Celery
+bench: bench-scripts bench-queue bench-delay bench-worker bench-leases ## run the benchmarks: scripts, and against kombu and Celery
 
 bench-scripts: setup ## measure how long each script blocks Redis, with 500 records of 240 kB and of 200 bytes
 	$(BIN)/python -m benchmarks.scripts $(ARGS)
@@ -120,7 +120,10 @@ bench-queue: setup ## RedisQueue against kombu's SimpleQueue, ratios of one run
 bench-delay: $(BENCH)/.ready ## DelayedTasks against Celery's native countdown, ratios of one run; ARGS=--small for less
 	$(BENCH)/bin/python -m benchmarks.delay $(ARGS)
 
-bench-leases: setup ## TaskLeases against stock workers: cost, and losses when consumers are killed
+bench-worker: setup ## a worker with leases and with atomic fetch against a stock worker: CPU, rate, wake-ups, latency; ARGS=--small for less
+	$(BIN)/python -m benchmarks.worker $(ARGS)
+
+bench-leases: setup ## messages lost when consumers are killed: stock, with leases, with atomic fetch
 	$(BIN)/python -m benchmarks.leases $(ARGS)
 
 bench-peers: $(BENCH)/.ready ## delayed tasks of other libraries against Celery's native countdown

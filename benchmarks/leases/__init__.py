@@ -1,1 +1,1 @@
-"""TaskLeases against stock workers: their cost, and the losses when workers are killed."""
+"""Lost and duplicate messages when consumers are killed: stock kombu, leases, atomic fetch."""

@@ -13,8 +13,8 @@ import redis
 from kombu.connection import Connection
 
 from benchmarks.children import child
-from benchmarks.leases.modes import QUEUE
 from benchmarks.leases.taking import DONE
+from benchmarks.modes import QUEUE
 
 WITHIN = 60.0
 BEFORE = 20

@@ -10,7 +10,7 @@ from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.messaging import Consumer
 
-from benchmarks.leases.modes import ATOMIC, QUEUE, STOCK, make_app
+from benchmarks.modes import FETCH, QUEUE, STOCK, make_app
 from redis_queue.celery.consume.connections import worker_connection
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.qos import lease_channels
@@ -32,7 +32,7 @@ def main(url: str, mode: str) -> None:
     app = make_app(url, mode, visibility_timeout=TIMEOUT, unacked_restore_throttle=1)
     connection: Connection = app.connection_for_read() if mode == STOCK else worker_connection(app, None)
     if mode != STOCK:
-        lease_channels(connection.transport, WorkerLeases(connection, lambda *_: None), fetching=mode == ATOMIC)
+        lease_channels(connection.transport, WorkerLeases(connection, lambda *_: None), fetching=mode == FETCH)
     with Consumer(connection.default_channel, [Queue(QUEUE)], callbacks=[take], prefetch_count=PREFETCH):
         while True:
             try:

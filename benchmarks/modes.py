@@ -1,4 +1,4 @@
-"""The three ways in which a worker can take its messages."""
+"""The three ways in which a Celery worker consumes from Redis."""
 
 from __future__ import annotations
 
@@ -6,21 +6,14 @@ from typing import Any, Final
 
 from celery import Celery
 
-from benchmarks import recording
 from redis_queue.celery import TaskLeases
 
 STOCK: Final = "stock"
 LEASES: Final = "leases"
-ATOMIC: Final = "atomic fetch"
-MODES: Final = (STOCK, LEASES, ATOMIC)
+FETCH: Final = "fetch"
+MODES: Final = (STOCK, LEASES, FETCH)
 
 QUEUE: Final = "bench"
-TASK: Final = "benchmarks.nothing"
-
-
-def nothing(due: float) -> None:
-    """Record the start."""
-    recording.record(due)
 
 
 def make_app(url: str, mode: str, **options: Any) -> Celery:
@@ -34,9 +27,8 @@ def make_app(url: str, mode: str, **options: Any) -> Celery:
         worker_hijack_root_logger=False,
         broker_transport_options=options,
         redis_queue_url=url,
-        redis_queue_atomic_fetch=mode == ATOMIC,
+        redis_queue_atomic_fetch=mode == FETCH,
     )
-    app.task(nothing, name=TASK, shared=False)
     if mode != STOCK:
         TaskLeases(app)
     return app
