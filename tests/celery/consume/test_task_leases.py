@@ -335,7 +335,8 @@ class TestKeeper:
                 wait_until(renewals, description="three more renewals")
                 leasing.client.echo("the end")
                 commands = takewhile(lambda text: "the end" not in text, commands_of(monitor))
-                assert sum(load("held/renew").sha in text for text in commands) <= 4
+                # Times of leases are whole seconds: three more take up to 3 s, which are 4.5 thirds of the timeout.
+                assert sum(load("held/renew").sha in text for text in commands) <= 5
             assert len(leasing.held()) == 1000
 
     def test_is_replaced_when_it_dies(self, leasing: Leasing) -> None:
