@@ -18,7 +18,7 @@ from redis_queue import DelayQueue, Lock, RedisQueue
 from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
 from redis_queue.delay.model import Delivery, ForeignMessage, Push
 from redis_queue.doctor import repair
-from redis_queue.keeper import LeaseIndex, Renewer
+from redis_queue.keeper.redis_py import LeaseIndex, Renewer
 from redis_queue.store import keys as keys_module
 from redis_queue.store.keys import Keys
 from redis_queue.store.records import Records

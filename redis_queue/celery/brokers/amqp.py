@@ -14,7 +14,7 @@ from redis_queue.celery.brokers.amqp_message import TaskMessage, TooLargeError
 from redis_queue.celery.brokers.base import Broker, Settle, properties, reason_of
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.typed_values import restore_types
-from redis_queue.keeper import socket_timeout
+from redis_queue.keeper.renewal import socket_timeout
 from redis_queue.store.chunks import CHUNK
 
 if TYPE_CHECKING:

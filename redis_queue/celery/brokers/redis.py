@@ -15,7 +15,7 @@ from redis_queue.celery.message.declarations import lifetime_ms
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.delay.model import MAX_LISTS, Delivery
-from redis_queue.keeper import client_of
+from redis_queue.keeper.redis_py import client_of
 from redis_queue.model import Entry
 from redis_queue.store import keys
 from redis_queue.store.chunks import CHUNK

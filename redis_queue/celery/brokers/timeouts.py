@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any, Final
 
-from redis_queue.keeper import socket_timeout
+from redis_queue.keeper.renewal import socket_timeout
 
 LEAST: Final = 2.0
 """Least timeout in seconds for a short lease: closing a connection waits for a BRPOP of one second."""

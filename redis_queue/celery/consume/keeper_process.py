@@ -15,10 +15,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
+import redis
+
 from redis_queue.backoff import Backoff
 from redis_queue.errors import ConfigurationError
-from redis_queue.keeper import RENEWALS, Board, RenewalTime
+from redis_queue.keeper.board import Board, RenewalTime
+from redis_queue.keeper.renewal import RENEWALS
 from redis_queue.logs import logger_of
+from redis_queue.store.redis_errors import translate
 
 logger = logger_of(__name__)
 
@@ -180,7 +184,7 @@ class KeeperProcess:
             # A keeper repeats it at each attempt.
             if self.renewed.at > self._warned_at:
                 self._warned_at = self._heard_at
-                logger.warning("cannot renew leases: %s", event["away"], extra={"action": "leases_away"})
+                logger.warning("cannot renew leases: %s", _reason(event), extra={"action": "leases_away"})
         elif "lowest" in event:
             logger.warning(
                 "another app on this broker has visibility_timeout=%g: it takes tasks from workers that renew less "
@@ -234,6 +238,16 @@ class KeeperProcess:
                 )
                 self._heard_at = now
                 process.kill()
+
+
+def _reason(event: dict[str, Any]) -> str:
+    """Return why a keeper cannot renew."""
+    # A keeper without redis-py cannot translate what Redis or its connection said.
+    error = _ERRORS.get(event["source"])
+    return str(translate(error(event["away"])) if error else event["away"])
+
+
+_ERRORS: Final = {"reply": redis.ResponseError, "connection": redis.ConnectionError}
 
 
 def _environment() -> dict[str, str]:

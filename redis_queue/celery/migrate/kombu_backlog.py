@@ -19,7 +19,7 @@ from redis_queue.celery.message.intercepting_producer import envelope_of
 from redis_queue.celery.message.protocol import json_body
 from redis_queue.delay.model import ForeignMessage
 from redis_queue.errors import ConfigurationError
-from redis_queue.keeper import client_of
+from redis_queue.keeper.redis_py import client_of
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import MAX_DIGITS, read_document
 from redis_queue.store.scripts import Scripts

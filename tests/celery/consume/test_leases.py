@@ -1,4 +1,4 @@
-"""WorkerLeases: start of the keeper process, and its replacement after it has died."""
+"""WorkerLeases: start of the keeper process, what it is told, and its replacement after it has died."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def begin(redis_server: RedisServer, client: redis.Redis) -> Iterator[Begin]:
     """Starts WorkerLeases for a broker with these transport options."""
     made: list[tuple[Any, WorkerLeases]] = []
 
-    def start(**options: Any) -> WorkerLeases:
-        url = f"redis+socket://{redis_server.socket}"
+    def start(query: str = "", **options: Any) -> WorkerLeases:
+        url = f"redis+socket://{redis_server.socket}{query}"
         connection = connect(url, transport_options={"visibility_timeout": 1, **options})
         try:
             made.append((connection, WorkerLeases(connection, lambda *_: None)))
@@ -58,14 +58,15 @@ def break_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
 
 
-def test_keeper_uses_the_import_path_of_its_worker(
+def test_keeper_with_redis_py_uses_the_import_path_of_its_worker(
     begin: Begin, client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "found_by_path_only.py").write_text("class Name(str):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir("/")
 
-    begin(client_name=importlib.import_module("found_by_path_only").Name("me"))
+    # Only redis-py knows the option.
+    begin("?encoding=latin-1", client_name=importlib.import_module("found_by_path_only").Name("me"))
 
     wait_for_renewal(client)
 

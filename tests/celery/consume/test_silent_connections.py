@@ -20,7 +20,7 @@ from redis_queue.celery.brokers import amqp, timeouts
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.errors import ConfigurationError
-from redis_queue.keeper import socket_timeout
+from redis_queue.keeper.renewal import socket_timeout
 from tests.support.celery.brokers import Broker
 from tests.support.celery.fake_leases import FakeLeases
 from tests.support.proxy import FaultProxy

@@ -1,0 +1,52 @@
+"""A keeper takes little memory: each worker has one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.support.celery.leasing import Leasing, keeper_of
+from tests.support.celery.leasing_names import WAIT
+from tests.support.ports import HOST
+from tests.support.servers import RedisServer
+
+pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+
+MEGABYTE = 1024 * 1024
+
+MOST = 15 * MEGABYTE
+"""Most resident memory (VmRSS) of a keeper, with the pages that it shares with other processes."""
+
+MOST_WITH_TLS = 22 * MEGABYTE
+"""The same with TLS: OpenSSL and the certificates of the system take the difference."""
+
+
+@contextmanager
+def leasing_on(kind: str) -> Iterator[Leasing]:
+    """Start a Redis and yield a Leasing whose broker uses this kind of connection."""
+    with RedisServer(tcp=kind == "tcp", tls=kind == "tls") as store, store.client() as client:
+        if kind == "tcp":
+            client.acl_setuser("shop", enabled=True, passwords=["+p:w"], commands=["+@all"], keys=["*"], channels=["*"])
+            url = f"redis://shop:p%3Aw@localhost:{store.port}/0"
+        elif kind == "tls":
+            url = f"rediss://{HOST}:{store.port}/0?ssl_ca_certs={store.directory}/ca.crt"
+        else:
+            url = f"redis+socket://{store.socket}"
+        yield Leasing(store, client, url)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("unix", MOST), ("tcp", MOST), ("tls", MOST_WITH_TLS)])
+def test_keeper_takes_little_memory(kind: str, most: int) -> None:
+    with leasing_on(kind) as leasing, leasing.worker("one") as one:
+        one.wait_for_output("ready.")
+        leasing.send(WAIT)
+        leasing.wait_for_leases(1)
+        ((tag, since),) = leasing.held().items()
+        # All is loaded once it has renewed.
+        leasing.wait_for_renewal(tag, since, 1)
+        used = keeper_of(one).memory_info().rss
+        leasing.end_task("one")
+        leasing.wait_until_settled()
+    assert used <= most
