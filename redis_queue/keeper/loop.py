@@ -87,7 +87,8 @@ class Keeper:
 
     def _adapt(self, lowest: float | None) -> None:
         if lowest is not None and lowest != self._lowest:
-            self._every = min(self._every, lowest / RENEWALS)
+            # It comes from a key that others can write.
+            self._every = min(self._every, max(lowest / RENEWALS, PAUSE))
             self.tell(lowest=lowest)
         self._lowest = lowest
 
