@@ -26,8 +26,8 @@ from redis_queue.store.redis_errors import translate
 
 logger = logger_of(__name__)
 
-MOST_UNWRITTEN: Final = 10_000
-"""Lines that wait for a keeper that reads nothing, before it is replaced."""
+MOST_UNWRITTEN: Final = 1 << 20
+"""Bytes of lines, about ten thousand, that wait for a keeper that reads nothing, before it is replaced."""
 
 RESTART_AFTER: Final = 1.0
 """Seconds between the end of a keeper and the start of the next one; more if keepers die one after the other."""
@@ -74,7 +74,9 @@ class KeeperProcess:
         self._board = Board(self._file.fileno())
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._unwritten: list[bytes] = []
+        self._unwritten = bytearray()
+        # Bytes since the keeper last read any.
+        self._unread = 0
         longest = min(LONGEST_PAUSE, visibility_timeout / RENEWALS)
         self._backoff = Backoff(first=RESTART_AFTER, cap=max(RESTART_AFTER, longest))
         self._stale = max(visibility_timeout * STALE, STALE_AT_LEAST)
@@ -94,25 +96,29 @@ class KeeperProcess:
         """The last renewal."""
         return self._board.read()
 
-    def write(self, line: bytes) -> bool:
-        """Write *line*, after lines that did not fit before; tell whether all were written."""
+    def write(self, lines: bytes) -> bool:
+        """Write any number of *lines*, after those that did not fit before; tell whether all were written."""
         with self._lock:
-            process = self._process
-            if process is None or process.stdin is None:
-                # The next keeper gets lines about all held messages.
-                return False
-            self._unwritten.append(line)
-            try:
-                while self._unwritten:
-                    written = os.write(process.stdin.fileno(), self._unwritten[0])
-                    # A pipe takes a long line in parts.
-                    self._unwritten[:1] = [rest] if (rest := self._unwritten[0][written:]) else []
-            except OSError:
-                # The pipe is full, or the keeper has just died, which the thread that reads its events notices.
-                if len(self._unwritten) > MOST_UNWRITTEN:
-                    process.kill()
-                return False
-            return True
+            return self._write(lines)
+
+    def _write(self, lines: bytes) -> bool:
+        process = self._process
+        if process is None or process.stdin is None:
+            # The next keeper gets lines about all held messages.
+            return False
+        self._unwritten += lines
+        self._unread += len(lines)
+        try:
+            while self._unwritten:
+                # A pipe takes a part of many lines.
+                del self._unwritten[: os.write(process.stdin.fileno(), self._unwritten)]
+                self._unread = 0
+        except OSError:
+            # The pipe is full, or the keeper has just died, which the thread that reads its events notices.
+            if self._unread > MOST_UNWRITTEN:
+                process.kill()
+            return False
+        return True
 
     def close(self) -> None:
         """End the keeper within a few seconds, even if it hangs."""
@@ -214,16 +220,16 @@ class KeeperProcess:
         with self._lock:
             if self._closed.is_set():
                 return
-            self._unwritten = []
+            self._unwritten.clear()
             self._start()
-            lines = list(self._held_lines(self.renewed))
-        for line in lines:
-            self.write(line)
+            self._write(b"".join(self._held_lines(self.renewed)))
 
     def _watch(self) -> None:
         """Kill a keeper that neither renews nor reports why, so that it is replaced."""
         looked_at = time.monotonic()
         while not self._closed.wait(self._look):
+            # Lines that did not fit into the pipe must not wait for the next message.
+            self.write(b"")
             now = time.monotonic()
             if now - looked_at > 2 * self._look:
                 # This process was stopped, and a keeper does not renew for a stopped worker.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import logging
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ import redis
 from redis_queue.celery.consume import keeper_process
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.errors import ConfigurationError
+from redis_queue.keeper.lines import write_line
+from redis_queue.keeper.loop import PAUSE
 from redis_queue.store.keys import visibility_timeouts
 from tests.support.celery.brokers import connect
 from tests.support.servers import RedisServer
@@ -115,3 +119,55 @@ def test_crashing_keepers_are_replaced_with_backoff(
         wait_until(lambda: len(pauses()) >= 4, description="four keepers that died")
     assert pauses()[3] > pauses()[0]
     wait_for_renewal(client)
+
+
+def test_a_new_keeper_renews_more_messages_than_its_pipe_holds(begin: Begin, client: redis.Redis) -> None:
+    begun, now = begin(), float(client.time()[0])
+    tags = [f"tag-{number:060}" for number in range(20_000)]
+    client.zadd("unacked_index", dict.fromkeys(tags, now))
+    process = begun._keeper._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    for tag in tags:
+        begun.hold(tag, time.monotonic(), now)
+    process.kill()
+    # Nothing is written after the lines for the new keeper, and they are more than it may leave unread later.
+    wait_until(lambda: client.zcount("unacked_index", 0, now) == 0, description="all leases to be renewed")
+    assert begun.lost == 0
+
+
+def test_a_keeper_that_reads_nothing_is_replaced_after_many_lines(
+    begin: Begin, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_process, "MOST_UNWRITTEN", 1000)
+    begun = begin()
+    wait_for_renewal(client)
+    keeper = begun._keeper
+    process = keeper._process
+    assert process is not None
+    # However many lines one call writes, the keeper has read some of them.
+    assert not keeper.write(write_line("tag") * 100_000)
+    wait_until(lambda: keeper.write(b""), description="the keeper to read them")
+    process.send_signal(signal.SIGSTOP)
+    while keeper.write(write_line("tag") * 100):
+        pass
+    for _ in range(5):
+        keeper.write(write_line("tag") * 10)
+    assert process.poll() is None
+    keeper.write(write_line("tag") * 200)
+    wait_until(lambda: process.poll() is not None, timeout=5, description="the keeper to be killed")
+    wait_for_renewal(client)
+
+
+def test_a_visibility_timeout_of_0_in_redis_does_not_keep_a_keeper_busy(begin: Begin, client: redis.Redis) -> None:
+    begin()
+    client.zadd(visibility_timeouts(""), {"0": client.time()[0] + 1000})
+
+    def calls() -> int:
+        return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+    client.config_resetstat()
+    client.evalsha(client.script_load("return 1"), 0)
+    started, calls_before = time.monotonic(), calls()
+    wait_until(lambda: calls() >= calls_before + 10, description="ten renewals")
+    assert time.monotonic() - started > 7 * PAUSE
