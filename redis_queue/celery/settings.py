@@ -81,9 +81,10 @@ class CelerySettings:
     #: With TaskLeases: how often a task that takes its worker down is started, 1 to 1000, before it becomes a dead
     #: letter. A task's own ``max_deliveries`` has precedence.
     max_deliveries: int = 5
-    #: With TaskLeases on a Redis broker: whether workers record a message as in flight in the step that takes it out of
-    #: its queue. kombu records it afterwards, and a worker killed in between loses it. Needs kombu 5.7.
-    atomic_fetch: bool = False
+    #: With TaskLeases on a Redis broker: whether workers fetch and settle messages in batches, and record each as in
+    #: flight in the step that takes it out of its queue. kombu records it afterwards, and a worker killed in between
+    #: loses it. Needs kombu 5.7; with other versions workers log what they lack, and consume without it.
+    atomic_fetch: bool = True
     #: Further queues and exchanges, besides the configured ones, that stored tasks may be sent to (``*`` and ``?``
     #: allowed). They are declared as their senders declared them. Default: all; missing ones are made without bindings.
     allowed_queues: Sequence[str] | None = None

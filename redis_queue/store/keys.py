@@ -49,6 +49,8 @@ Keys in the Redis of a Celery broker, after its ``global_keyprefix``:
 - ``redis_queue:unreadable``: LIST of unreadable messages that workers found in queues.
 - ``redis_queue:sweep``: STRING, the worker that looks for expired leases.
 - ``redis_queue:counters``: HASH of outcomes of leases.
+- ``redis_queue:idle:<x>``: ZSET of the idle workers that consume the queues x, channel -> when it last looked (ms).
+- ``redis_queue:listener:<x>``: STRING, the channel of the worker among them that is notified of new messages.
 """
 
 from __future__ import annotations
@@ -209,6 +211,21 @@ def sweeping(broker_prefix: str) -> bytes:
 def counters(broker_prefix: str) -> bytes:
     """Return the key of the counters of outcomes of leases."""
     return f"{broker_prefix}redis_queue:counters".encode()
+
+
+def idle_line(broker_prefix: str, queues: str) -> bytes:
+    """Return the key of the line of idle workers that consume *queues*, a digest of their names."""
+    return f"{broker_prefix}redis_queue:idle:{queues}".encode()
+
+
+def idle_listener(broker_prefix: str, queues: str) -> bytes:
+    """Return the key of the listener among those workers."""
+    return f"{broker_prefix}redis_queue:listener:{queues}".encode()
+
+
+def wake_channel(broker_prefix: str, worker: str) -> str:
+    """Return the channel on which an idle worker is woken."""
+    return f"{broker_prefix}redis_queue:wake:{worker}"
 
 
 def check_name(name: str, *, what: str = "queue") -> str:

@@ -48,6 +48,14 @@ def translate(error: Exception, *, unknown: bool = False) -> StoreError:
     return StoreError(text + doubt)
 
 
+def lacks_permission(error: Exception) -> bool:
+    """Return whether Redis refused a command, or one in a script, for want of a permission."""
+    text = _WRAPPED.sub("", str(error))
+    return isinstance(error, redis.exceptions.NoPermissionError) or text.startswith(_NO_PERMISSION)
+
+
+_NO_PERMISSION: Final = ("NOPERM", "The user executing the script", "ACL failure in script")
+
 UNKNOWN: Final = "; whether the call took effect is unknown"
 
 
@@ -74,7 +82,7 @@ _MEANINGS: Final[tuple[tuple[tuple[type[Exception], ...], tuple[str, ...], type[
     ((redis.ReadOnlyError,), ("READONLY",), StoreUnavailableError, "connected to a read-only replica"),
     (
         (redis.exceptions.NoPermissionError,),
-        ("NOPERM", "The user executing the script", "ACL failure in script"),
+        _NO_PERMISSION,
         StoreRefusedError,
         "the Redis user lacks a permission",
     ),

@@ -9,15 +9,14 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue
-from redis_queue.celery.consume.fetch import can_fetch
+from redis_queue.celery.consume.internals import lacking
 from tests.support.celery.brokers import Broker
 from tests.support.celery.clocks import ManualClock
 from tests.support.servers import RedisServer
 
-# Older versions of kombu have no atomic fetch (the tests of leases cover the error) and do not check idle
-# connections.
+# Older versions of kombu have no atomic fetch (test_internals covers the warning) and do not check idle connections.
 NEED_FETCH = ["test_fetch.py", "test_handing_on.py", "test_silent_workers.py"]
-collect_ignore = [] if can_fetch() else [f"consume/{name}" for name in NEED_FETCH]
+collect_ignore = [f"consume/{name}" for name in NEED_FETCH] if lacking() else []
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])

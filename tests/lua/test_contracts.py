@@ -103,7 +103,7 @@ def test_each_key_has_the_type_of_the_key_table(text: Text) -> None:
         elif label == "wake" and text.name.startswith("delay/"):
             assert rest.startswith("CHANNEL")
         elif text.name.startswith("held/"):
-            assert rest.split()[0] in ("ZSET", "HASH"), "keys of kombu, and the index of timeouts"
+            assert rest.split()[0] in ("ZSET", "HASH", "STRING"), "keys of kombu, of timeouts and of idle workers"
         else:
             assert rest.split()[0] == table[label], label
 
@@ -211,7 +211,7 @@ def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: 
     declared = {label for _, label, _ in text.keys}
     # Cancel chooses between two declared keys; the keys of a broker in the same Redis are the documented exception.
     others = {"delay/cancel": {"place"}, "delay/move_due": {"destination"}, "delay/deliver": {"list", "key"}}
-    others |= {"delay/adopt": {"key", "index"}, "held/fetch": {"list"}}
+    others |= {"delay/adopt": {"key", "index"}, "held/fetch": {"list", "idle", ""}, "held/leave": {"idle"}}
     declared |= others.get(name, set())
     calls = CALL.findall(text.rest)
     assert len(calls) == len(re.findall(r"redis\.p?call\(", text.rest))

@@ -1,46 +1,56 @@
-"""Atomic fetch: take a message out of its list and record it as in flight, in one step.
+"""Fetch: takes messages out of their lists and records them as in flight, in one step, and waits for more.
 
 kombu waits in BRPOP and records the message afterwards; a worker that is killed in between loses it. A script takes and
-records a message in one step, but cannot wait for one. So the connection that kombu's event loop watches waits for
-invalidations (CLIENT TRACKING) instead: Redis sends one when a list that was empty changes. The lists and records are
-kombu's own, so stock workers may consume the same queues.
+records messages in one step, but cannot wait for them. So idle workers with the same queues stand in a line, in Redis.
+One of them, the listener, is notified when a list changes (CLIENT TRACKING); it fetches, and the script wakes the next
+one by a message on its channel. A worker in the line looks for messages by itself now and then, so that a listener that
+died or hangs is replaced.
 """
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
+import json
+import math
 import os
+import random
 import time
-from collections import deque
-from decimal import Decimal
-from queue import Empty
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import redis
-from kombu.transport.redis import Channel, MultiChannelPoller
-from kombu.utils.encoding import bytes_to_str
-from kombu.utils.json import dumps, loads
 
+from redis_queue.celery.consume.async_connection import AsyncConnection, Call
 from redis_queue.celery.kombu_keys import InFlightKeys
-from redis_queue.keeper import client_of
-from redis_queue.lazy_property import LazyProperty
-from redis_queue.logs import logger_of
-from redis_queue.store.chunks import CHUNK
-from redis_queue.store.redis_errors import translate
+from redis_queue.store.keys import idle_line, idle_listener, wake_channel
 from redis_queue.store.script_files import load
-
-logger = logger_of(__name__)
 
 INVALIDATED: Final = "__redis__:invalidate"
 
 RESP2: Final = 2
 """Protocol version in which a subscribed connection answers PING and receives no other pushes."""
 
+LOOK: Final = 0.9
+"""Most seconds between two looks of a worker in a short line: what a listener that died costs at most."""
+
+SHORT: Final = 20
+"""Workers in a short line. In longer ones each looks less often: together about 22 times a second."""
+
+LONGEST_LOOK: Final = 10.0
+"""Most seconds between two looks of any idle worker, the listener among them."""
+
+
+class MessageList(NamedTuple):
+    """One list of a queue: its key, and the queue."""
+
+    key: str
+    queue: str
+
 
 class Fetched(NamedTuple):
     """Result of one fetch: when its leases began (*since*: monotonic clock, *score*: Redis clock), and the messages.
 
-    A message is the number of its list (from 1), its bytes and its delivery tag.
+    A message is the number of its list (from 0), its bytes and its delivery tag.
     """
 
     since: float
@@ -49,217 +59,164 @@ class Fetched(NamedTuple):
 
 
 class Fetch:
-    """Takes messages on a connection of its own; Redis tells the connection *waiting* when lists change."""
+    """Takes messages on one connection; another one is subscribed to wake-ups. *prefix* begins all keys of the broker.
 
-    def __init__(self, client: redis.Redis, waiting: Any, in_flight: InFlightKeys) -> None:
-        self.waiting = waiting
-        self.socket = waiting._sock
-        self._script = load("held/fetch")
-        self._keys = (in_flight.index, in_flight.records)
-        pool = client.connection_pool
-        self._connection = pool.connection_class(**pool.connection_kwargs)
+    Raises the errors of redis-py.
+    """
+
+    def __init__(self, client: redis.Redis, in_flight: InFlightKeys, prefix: str, longest_look: float) -> None:
+        self._script, self._leave = load("held/fetch"), load("held/leave")
+        self._in_flight = in_flight
+        self._prefix = prefix
+        self._longest_look = min(LONGEST_LOOK, longest_look)
+        self._channel = wake_channel(prefix, os.urandom(8).hex())
+        #: Whether there may be messages to fetch.
+        self.is_due = True
+        #: Whether a fetch is not answered yet.
+        self.asked = False
+        #: When an idle worker looks for messages without a wake-up, on the monotonic clock.
+        self.look_at = math.inf
+        self._missed = False
+        self._tracking = False
+        self._line: tuple[bytes, bytes] | None = None
+        self._pinged = False
+        self._ping_at = time.monotonic() + self._longest_look
+        self.commands = AsyncConnection(client)
         try:
-            waiting.send_command("HELLO", RESP2)
-            waiting.read_response()
-            waiting.send_command("CLIENT", "ID")
-            number = waiting.read_response()
-            waiting.send_command("SUBSCRIBE", INVALIDATED)
-            waiting.read_response()
-            self._send("CLIENT", "TRACKING", "ON", "REDIRECT", number, "NOLOOP")
+            self.wakeups = AsyncConnection(client)
+        except BaseException:
+            self.commands.close()
+            raise
+        try:
+            self.wakeups.call("HELLO", RESP2)
+            self._id = self.wakeups.call("CLIENT", "ID")
+            # Without the permission, better fail now than when the first list is empty.
+            self.commands.call("CLIENT", "TRACKING", "OFF")
+            for channel in (INVALIDATED, self._channel):
+                self.wakeups.call("SUBSCRIBE", channel)
         except BaseException:
             self.close()
             raise
 
-    def take(self, lists: list[tuple[str, str]], limit: int) -> Fetched:
-        """Take up to *limit* messages out of *lists*, each a list and the JSON of exchange and routing key.
+    def ask(
+        self,
+        lists: Sequence[MessageList],
+        width: int,
+        limit: int,
+        take: Callable[[Fetched], None],
+        *,
+        turns: bool,
+        before: Sequence[Call] = (),
+    ) -> None:
+        """Ask for up to *limit* messages of *lists*, in this order, *width* of them for each priority.
 
-        If there are none, Redis tells *waiting* when a list changes.
+        *take* gets the messages once they have arrived. With *turns*, the lists of one priority take turns. The calls
+        *before* are sent first.
         """
-        while True:
-            fetched = self._take(lists, limit)
-            # EXISTS makes Redis before 7.2 track the lists, and finds messages that arrived after the script.
-            if fetched.messages or not self._send("EXISTS", *(name for name, _ in lists)):
-                return fetched
-
-    def _take(self, lists: list[tuple[str, str]], limit: int) -> Fetched:
+        calls = list(before)
+        line = self._line_of(lists)
+        if self._line is not None and self._line != line:
+            calls.append(self._leaving(self._line))
+        self._line = line
+        if self._tracking:
+            self._tracking = False
+            calls.append(Call(("CLIENT", "TRACKING", "OFF"), _check))
         since, tag = time.monotonic(), f"{os.urandom(12).hex()}-"
-        arguments = (len(self._keys), *self._keys, 0, limit, tag, *(part for row in lists for part in row))
-        try:
-            score, *found = self._send("EVALSHA", self._script.sha, *arguments)
-        except redis.exceptions.NoScriptError:
-            try:
-                score, *found = self._send("EVAL", self._script.source, *arguments)
-            except redis.exceptions.NoPermissionError as error:
-                # kombu treats this as a connection error: the worker tries again.
-                raise translate(error) from error
-        rows = zip(found[::2], found[1::2], strict=True)
-        return Fetched(since, float(score), [(row[0], row[1], f"{tag}{n}") for n, row in enumerate(rows, 1)])
 
-    def close(self) -> None:
-        """Close the connection; messages in a lost reply are put back when their leases end."""
-        self._connection.disconnect()
-
-    def _send(self, *command: Any) -> Any:
-        # Never repeated: a repeat takes more messages, and those of the first call wait until their leases end.
-        self._connection.send_command(*command)
-        return self._connection.read_response(disable_decoding=True)
-
-
-def can_fetch() -> bool:
-    """Tell whether kombu can stop watching a connection while a worker takes no messages; it needs kombu 5.7."""
-    return hasattr(MultiChannelPoller, "_pause_brpop")
-
-
-class FetchingChannel(Channel):
-    """Redis channel of kombu with atomic fetch; uses BRPOP for consumers without acknowledgements."""
-
-    _fetch: Fetch | None = None
-    #: Tags of consumers without acknowledgements.
-    _no_ack: frozenset[str] = frozenset()
-    #: Whether a PING is not answered yet. Only one is sent at a time: answers would pile up while there is work.
-    _pinged = False
-    _in_poll: Any
-    _brpop_sent_at: Any
-
-    @LazyProperty
-    def _received(self) -> deque[tuple[str, Any, Any]]:
-        """Fetched messages that are not delivered yet: queue, payload and message."""
-        return deque()
-
-    def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **options: Any) -> Any:
-        """Consume from *queue*."""
-        if no_ack and queue not in self._fanout_queues:
-            self._no_ack |= {consumer_tag}
-        return super().basic_consume(queue, no_ack, callback, consumer_tag, **options)
-
-    def basic_cancel(self, consumer_tag: str) -> Any:
-        """Stop consuming."""
-        self._no_ack -= {consumer_tag}
-        return super().basic_cancel(consumer_tag)
-
-    def _brpop_start(self, timeout: Any = None) -> None:
-        if self._no_ack:
-            while self._received:
-                self._deliver_next()
-            self._end_fetch()
-            super()._brpop_start(timeout)
-        elif self.active_queues:
-            self._follow(self.client.connection)
-            self._ping()
-
-    def _brpop_read(self, **options: Any) -> Any:
-        fetch = self._fetch
-        if fetch is None or fetch.waiting is not self.client.connection:
-            return super()._brpop_read(**options)
-        try:
-            self._hear(fetch.waiting)
-            found = bool(self._received) or self._fill(fetch)
-            if found:
-                # There may be more messages, and the one delivered now may block the event loop while its task runs.
-                self._ping()
+        def answered(reply: Any) -> None:
+            self.asked = False
+            score, idle, listens, *found = _check(reply)
+            rows = zip(found[::2], found[1::2], strict=True)
+            messages = [(number - 1, item, f"{tag}{n}") for n, (number, item) in enumerate(rows, 1)]
+            if messages:
+                self.is_due = True
+                take(Fetched(since, float(score), messages))
+            elif listens:
+                self._listen(lists)
             else:
-                self._in_poll, self._brpop_sent_at = fetch.waiting, None
-        except self.connection_errors:
-            self._end_fetch()
-            fetch.waiting.disconnect()
-            raise
-        if not self._received:
-            raise Empty
-        self._deliver_next()
-        return True
+                self._look_in(LOOK * max(1.0, idle / SHORT))
 
-    def look_again(self) -> None:
-        """Look for messages without a wake-up; this also checks that the waiting connection is alive."""
-        if self._fetch is not None and self._in_poll is self._fetch.waiting and self._brpop_sent_at is None:
-            self._ping()
+        keys = (4, self._in_flight.index, self._in_flight.records, *line)
+        options = (0, limit, tag, self._channel, int(self._missed), int(turns), width)
+        # kombu's format: exchange and routing key follow the message.
+        named = (part for row in lists for part in (row.key, f'"", {json.dumps(row.queue)}'))
+        calls.append(self.commands.script(self._script, (*keys, *options, *named), answered))
+        self.is_due = self._missed = False
+        self.asked = True
+        self.look_at = math.inf
+        self.commands.send(calls)
+
+    def wake_up(self) -> bool:
+        """Read all wake-ups that have arrived; return whether there may be messages now."""
+        while (push := self.wakeups.next_push()) is not None:
+            if _check(push)[0] == b"pong":
+                self._pinged = False
+            else:
+                self._become_due()
+        return self.is_due
+
+    def look(self) -> None:
+        """Look for messages if it is time; check that both connections are alive."""
+        self.commands.check_deadline()
+        self.wake_up()
+        now = time.monotonic()
+        if now < self.look_at:
+            return
+        if now >= self._ping_at:
+            if self._pinged:
+                raise redis.TimeoutError("Redis did not answer on the connection of wake-ups")
+            self._pinged, self._ping_at = True, now + self._longest_look
+            self.wakeups.ping()
+        self._become_due()
+        self._missed = True
+
+    @property
+    def next_look(self) -> float:
+        """When :meth:`look` has to be called, on the monotonic clock."""
+        return min(self.look_at, self.commands.deadline)
+
+    def leave(self) -> None:
+        """Leave the line, and wake the next worker if this one was the listener."""
+        if self._line is not None:
+            self.commands.send([self._leaving(self._line)])
+            self._line = None
 
     def close(self) -> None:
-        """Close the channel, and return the messages that were not settled."""
-        while self._received:
-            # It is returned with all other messages that were not settled.
-            self.qos.keep(self._received.popleft()[2])
-        if self._fetch is not None:
-            self._in_poll = None
-            self._end_fetch()
-        super().close()
+        """Close the connections; messages in a lost reply are put back when their leases end."""
+        self.commands.close()
+        self.wakeups.close()
 
-    def _follow(self, waiting: Any) -> None:
-        fetch = self._fetch
-        if fetch is not None and fetch.waiting is waiting and fetch.socket is waiting._sock:
-            return
-        self._end_fetch()
-        self._pinged = False
-        self._fetch = Fetch(client_of(self), waiting, InFlightKeys.of(self))
+    def _become_due(self) -> None:
+        self.is_due = True
+        self.look_at = math.inf
 
-    def _ping(self) -> None:
-        self._in_poll = self.client.connection
-        self._brpop_sent_at = time.monotonic()
-        if not self._pinged:
-            self._pinged = True
-            # The health check of redis-py cannot read the answer on a subscribed connection.
-            self.client.connection.send_command("PING", check_health=False)
+    def _listen(self, lists: Sequence[MessageList]) -> None:
+        """Let Redis notify this worker when one of *lists* changes."""
 
-    def _hear(self, waiting: Any) -> None:
-        """Read all available answers to PING and invalidations; then the caller looks for messages.
+        def exists(reply: Any) -> None:
+            if _check(reply):
+                self._become_due()
 
-        One read of the socket may return several of them, but the event loop reports only one event.
-        """
-        while True:
-            if bytes_to_str(waiting.read_response()[0]) == "pong":
-                self._pinged = False
-            if not waiting.can_read(0):
-                return
+        self._tracking = True
+        self._look_in(self._longest_look)
+        # EXISTS makes Redis track the lists, and finds messages that arrived after the script.
+        tracking = ("CLIENT", "TRACKING", "ON", "REDIRECT", self._id, "NOLOOP")
+        self.commands.send([Call(tracking, _check), Call(("EXISTS", *(row.key for row in lists)), exists)])
 
-    def _fill(self, fetch: Fetch) -> bool:
-        """Fetch as many messages as the worker has room for; tell whether there were any."""
-        queues = self._queue_cycle.consume(len(self.active_queues))
-        if not queues:
-            # The last consumer was cancelled before the answer to a PING arrived.
-            return False
-        prefix = self.global_keyprefix or ""
-        lists = [(f"{prefix}{self._q_for_pri(queue, step)}", queue) for step in self.priority_steps for queue in queues]
-        taken = fetch.take([(name, f'"", {dumps(queue)}') for name, queue in lists], self._room())
-        for number, item, tag in taken.messages:
-            self._take_in(lists[number - 1][1], item, tag, taken)
-        return bool(taken.messages)
+    def _look_in(self, seconds: float) -> None:
+        # Not all at the same time.
+        self.look_at = time.monotonic() + min(seconds, self._longest_look) * random.uniform(0.8, 1)
 
-    def _deliver_next(self) -> None:
-        """Deliver one message in each iteration of the event loop.
+    def _line_of(self, lists: Sequence[MessageList]) -> tuple[bytes, bytes]:
+        queues = sorted({row.queue for row in lists})
+        name = hashlib.sha1("\n".join(queues).encode(), usedforsecurity=False).hexdigest()
+        return idle_line(self._prefix, name), idle_listener(self._prefix, name)
 
-        A pool may run the task immediately, and Celery acknowledges it in the next iteration. So a kill repeats one
-        task, not all tasks that were fetched together.
-        """
-        queue, payload, _ = self._received.popleft()
-        self._queue_cycle.rotate(queue)
-        self.connection._deliver(payload, queue)
+    def _leaving(self, line: tuple[bytes, bytes]) -> Call:
+        return self.commands.script(self._leave, (2, *line, self._channel), _check)
 
-    def _room(self) -> int:
-        """Return how many messages the worker can take now."""
-        if "can_consume" in vars(self.qos):
-            # With disabled prefetch, Celery decides before each message whether it takes one.
-            return 1
-        room = self.qos.can_consume_max_estimate()
-        return CHUNK if room is None else max(1, min(room, CHUNK))
 
-    def _take_in(self, queue: str, item: bytes, tag: str, taken: Fetched) -> None:
-        try:
-            payload = loads(bytes_to_str(item))
-            payload["properties"]["delivery_tag"] = tag
-            # kombu turns the priority into an integer when it restores a message: 1e999999 gets a million digits.
-            if isinstance(payload["properties"].get("priority"), Decimal):
-                raise TypeError("priority: expected an integer, got a decimal")
-            self._get_message_priority(payload)
-            # Make the message here: a later error would stop this worker, and each worker that gets the message.
-            message = self.Message(payload, channel=self)
-        except Exception:
-            logger.exception("cannot read a message of queue %s", queue, extra={"action": "message_unreadable"})
-            self.qos.put_aside(tag, item)
-            return
-        self.qos.record(tag, taken.since, taken.score)
-        self._received.append((queue, payload, message))
-
-    def _end_fetch(self) -> None:
-        fetch, self._fetch = self._fetch, None
-        if fetch is not None:
-            with contextlib.suppress(OSError, redis.RedisError):
-                fetch.close()
+def _check(reply: Any) -> Any:
+    if isinstance(reply, Exception):
+        raise reply
+    return reply

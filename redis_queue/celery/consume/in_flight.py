@@ -48,15 +48,17 @@ class InFlightRecords:
                 pipe.execute()
             return float(score)
 
-    def settle(self, tag: str) -> None:
-        """Remove the record of *tag*; no-op if there is none."""
+    def settle(self, tags: list[str]) -> list[bytes]:
+        """Remove the records of *tags*; return those that had none, if Redis permits scripts."""
         try:
-            _call(self._settle, tag=tag)
+            missing: list[bytes] = _call(self._settle, more=tags)
         except redis.exceptions.NoPermissionError:
             with self._client.pipeline() as pipe:
-                pipe.zrem(self._in_flight.index, tag)
-                pipe.hdel(self._in_flight.records, tag)
+                pipe.zrem(self._in_flight.index, *tags)
+                pipe.hdel(self._in_flight.records, *tags)
                 pipe.execute()
+            return []
+        return missing
 
     def close(self) -> None:
         """Close the connections; the next call opens another one."""

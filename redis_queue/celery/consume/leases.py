@@ -14,10 +14,15 @@ import redis
 from redis_queue.celery.consume.counters import Counters
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.keeper_process import KeeperProcess
+from redis_queue.celery.consume.settlement import Settlement
 from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.keeper import LeaseIndex, RenewalTime, Renewer, client_of, pack, write_line
+from redis_queue.logs import logger_of
 from redis_queue.store.keys import unreadable, visibility_timeouts
+from redis_queue.store.redis_errors import RedisErrors
+
+logger = logger_of(__name__)
 
 TRUSTED: Final = 0.9
 """Share of the visibility timeout for which a lease is trusted after its renewal."""
@@ -70,20 +75,36 @@ class WorkerLeases:
         self._renewer = Renewer(self._client, index)
         self._records = InFlightRecords(self._client, self._in_flight)
         self._held: dict[str, HeldMessage] = {}
+        #: The messages that are to be settled; their leases are held until they are.
+        self.settlement = Settlement(self._in_flight, self)
         #: Number of lost leases.
         self.lost = 0
         self._keeper = KeeperProcess(greeting, index.visibility_timeout, held=self._lines, on_lost=self._note_loss)
 
     def hold(self, tag: str, since: float, score: float) -> None:
         """Renew the lease of *tag* from now on; it began at *since* (monotonic clock), *score* by Redis."""
-        self._held[tag] = held = HeldMessage(since, score)
-        if self._keeper.write(write_line(tag, score)):
-            held.told_at = time.monotonic()
+        self.hold_all([tag], since, score)
+
+    def hold_all(self, tags: list[str], since: float, score: float) -> None:
+        """Renew the leases of *tags*, which one fetch took, from now on."""
+        held = [HeldMessage(since, score) for _ in tags]
+        self._held.update(zip(tags, held, strict=True))
+        if self._keeper.write(b"".join(write_line(tag, score) for tag in tags)):
+            now = time.monotonic()
+            for message in held:
+                message.told_at = now
 
     def drop(self, tag: str) -> None:
         """Renew the lease of *tag* no longer."""
-        if self._held.pop(tag, None) is not None:
-            self._keeper.write(write_line(tag))
+        self.release([tag], lost=[])
+
+    def release(self, tags: list[str], *, lost: list[str]) -> None:
+        """Renew the leases of *tags* no longer; those of *lost* were lost before."""
+        for tag in lost:
+            self._note_loss(tag)
+        lines = [write_line(tag) for tag in tags if self._held.pop(tag, None) is not None]
+        if lines:
+            self._keeper.write(b"".join(lines))
 
     def holds(self, tag: str) -> bool:
         """Tell whether this worker holds *tag*, as far as it knows."""
@@ -128,10 +149,18 @@ class WorkerLeases:
     def settle(self, tag: str) -> None:
         """Remove the record of *tag*, by a connection of its own; after a lost lease it stays for its new holder."""
         if self.is_ours(tag):
-            self._records.settle(tag)
+            self._records.settle([tag])
+
+    def settle_waiting(self) -> None:
+        """Settle all messages that are to be settled, by a connection of its own; logs errors."""
+        try:
+            self.settlement.settle_all(self._records.settle)
+        except RedisErrors as error:
+            logger.warning("cannot settle messages: %s", error, extra={"action": "settle_failed"})
 
     def close(self) -> None:
-        """End the keeper within a few seconds, even if it hangs."""
+        """Settle what is to be settled; end the keeper within a few seconds, even if it hangs."""
+        self.settle_waiting()
         self._records.close()
         self._keeper.close()
 

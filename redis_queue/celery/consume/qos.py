@@ -12,9 +12,10 @@ from kombu.transport.redis import Mutex, MutexHeld, QoS
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps
 
-from redis_queue.celery.consume.fetch import FetchingChannel
+from redis_queue.celery.consume.channel import FetchingChannel
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.leases import WorkerLeases
+from redis_queue.celery.consume.poller import FetchingPoller
 from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.lazy_property import LazyProperty
 from redis_queue.logs import logger_of
@@ -54,8 +55,13 @@ class LeasedQoS(QoS):
         return InFlightRecords.of(self.channel)
 
     @LazyProperty
-    def _recorded(self) -> set[str]:
-        """Tags of fetched messages that are not appended yet; they are recorded already."""
+    def _fetched(self) -> set[str]:
+        """Tags of fetched messages that are not settled yet; they are recorded already."""
+        return set()
+
+    @LazyProperty
+    def _settled_early(self) -> set[str]:
+        """Tags of messages that were settled before their tasks started, and will be acknowledged."""
         return set()
 
     @LazyProperty
@@ -65,8 +71,7 @@ class LeasedQoS(QoS):
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Record a message that was taken, unless its fetch has recorded it."""
-        if delivery_tag in self._recorded:
-            self._recorded.discard(delivery_tag)
+        if delivery_tag in self._fetched:
             virtual.QoS.append(self, message, delivery_tag)
             return
         since, delivery = time.monotonic(), message.delivery_info
@@ -75,10 +80,10 @@ class LeasedQoS(QoS):
         virtual.QoS.append(self, message, delivery_tag)
         self.leases.hold(delivery_tag, since, score)
 
-    def record(self, delivery_tag: str, since: float, score: float) -> None:
-        """Hold the lease of a fetched message, which Redis recorded at *score*; it will be appended."""
-        self._recorded.add(delivery_tag)
-        self.leases.hold(delivery_tag, since, score)
+    def record(self, tags: list[str], since: float, score: float) -> None:
+        """Hold the leases of fetched messages, which Redis recorded at *score*; they will be appended."""
+        self._fetched.update(tags)
+        self.leases.hold_all(tags, since, score)
 
     def keep(self, message: Any) -> None:
         """Append a fetched message that will not be delivered."""
@@ -86,36 +91,57 @@ class LeasedQoS(QoS):
 
     def put_aside(self, delivery_tag: str, item: bytes) -> None:
         """Move an unreadable message to a list that no worker consumes."""
+        self._fetched.discard(delivery_tag)
         self.leases.put_aside(delivery_tag, item)
+
+    def settle_before_start(self, delivery_tag: str) -> None:
+        """Send the removal of the record of a fetched message now; its acknowledgement has no effect later."""
+        if delivery_tag in self._fetched and self._settle_later(delivery_tag):
+            self._settled_early.add(delivery_tag)
+            self.channel.flush()
 
     def ack(self, delivery_tag: str) -> None:
         """Settle a message; a lost lease leaves the record to its new holder."""
-        if delivery_tag in self._outliving:
+        if delivery_tag in self._settled_early:
+            self._settled_early.discard(delivery_tag)
+            virtual.QoS.ack(self, delivery_tag)
+        elif delivery_tag in self._outliving:
             self._outliving.discard(delivery_tag)
             self.leases.settle(delivery_tag)
+            self.leases.drop(delivery_tag)
         else:
             self._settle(delivery_tag)
-        self.leases.drop(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Settle or return a message; with a lost lease, neither."""
+        if not requeue:
+            self.ack(delivery_tag)
+            return
+        self._fetched.discard(delivery_tag)
         if delivery_tag in self._outliving:
             # Its connection is lost, so it cannot be returned: it comes back when its lease ends.
             self._outliving.discard(delivery_tag)
-            if not requeue:
-                self.leases.settle(delivery_tag)
-        elif requeue and self.leases.is_ours(delivery_tag):
+        elif self.leases.is_ours(delivery_tag):
             super().reject(delivery_tag, requeue=True)
-        elif requeue:
-            virtual.QoS.ack(self, delivery_tag)
         else:
-            self._settle(delivery_tag)
+            virtual.QoS.ack(self, delivery_tag)
         self.leases.drop(delivery_tag)
 
     def _settle(self, delivery_tag: str) -> None:
-        if self.leases.is_ours(delivery_tag):
-            self._records.settle(delivery_tag)
+        if delivery_tag not in self._fetched or not self._settle_later(delivery_tag):
+            if self.leases.is_ours(delivery_tag):
+                self._records.settle([delivery_tag])
+            self.leases.drop(delivery_tag)
         virtual.QoS.ack(self, delivery_tag)
+
+    def _settle_later(self, tag: str) -> bool:
+        """Settle a fetched message with the next batch, if its lease is not lost; False if its channel is closed."""
+        if self.leases.holds(tag) and not self.channel.settle_later(tag):
+            return False
+        self._fetched.discard(tag)
+        if tag not in self.leases.settlement:
+            self.leases.drop(tag)
+        return True
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """Return unsettled messages when the channel closes."""
@@ -135,7 +161,7 @@ class LeasedQoS(QoS):
         for tag in list(self._delivered):
             if tag in running:
                 self._outliving.add(tag)
-            if tag in running or not self.leases.is_ours(tag):
+            if tag in running or tag in self.leases.settlement or not self.leases.is_ours(tag):
                 self._delivered.pop(tag, None)
         tags = list(self._delivered)
         try:
@@ -154,7 +180,7 @@ class LeasedQoS(QoS):
                 self._sweep(num)
         if isinstance(self.channel, FetchingChannel) and now - self._looked_at >= min(LOOK, sixth):
             self._looked_at = now
-            self.channel.look_again()
+            self.channel.look()
 
     def _sweep(self, limit: int | None) -> None:
         # kombu's client adds the prefix of the broker's keys to some commands, but not to ZRANGEBYSCORE.
@@ -201,15 +227,19 @@ def _will_be_cancelled(request: Any) -> bool:
 def lease_channels(transport: Any, leases: WorkerLeases, *, fetching: bool = False) -> None:
     """Hold the messages of all channels of kombu's *transport*, open and future ones, under *leases*.
 
-    With *fetching* they use atomic fetch.
+    With *fetching* they use atomic fetch. Call it before the event loop watches the transport.
     """
     kind = transport.Channel
     bases = (FetchingChannel, kind) if fetching else (kind,)
     qos = type("LeasedQoS", (LeasedQoS, kind.QoS), {"leases": leases})
     leased = type(kind.__name__, bases, {"QoS": qos})
     transport.Channel = leased
-    for channel in {*transport.channels, *transport._avail_channels}:
+    channels = {*transport.channels, *transport._avail_channels}
+    if fetching:
+        transport.cycle = poller = FetchingPoller()
+        for channel in channels:
+            poller.add(channel)
+    for channel in channels:
         channel.__class__ = leased
-        channel.handlers["BRPOP"] = channel._brpop_read
         if channel._qos is not None:
             channel._qos.__class__ = qos

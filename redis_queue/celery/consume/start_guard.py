@@ -7,6 +7,7 @@ from typing import Any
 
 from celery.worker import state
 
+from redis_queue.celery.consume.channel import FetchingChannel
 from redis_queue.logs import logger_of
 
 logger = logger_of(__name__)
@@ -16,14 +17,17 @@ def guard_starts(consumer: Any, is_ours: Callable[[str], bool], on_drop: Callabl
     """Let the worker of *consumer* drop a waiting task, instead of starting it, if its lease was lost.
 
     *is_ours* tells by the delivery tag; while the broker is away, it is not asked and tasks are started. *on_drop* is
-    called after each dropped task.
+    called after each dropped task. A fetched message with early acknowledgement is settled before its task starts.
     """
     worker = consumer.controller
     process = worker._process_task
 
     def start(request: Any) -> None:
+        message = request.message
         try:
-            ours = is_ours(request.message.delivery_tag)
+            ours = is_ours(message.delivery_tag)
+            if ours and not request.task.acks_late and isinstance(message.channel, FetchingChannel):
+                message.channel.qos.settle_before_start(message.delivery_tag)
         except (*consumer.connection_errors, *consumer.channel_errors):
             ours = True
         if ours:

@@ -9,9 +9,9 @@ from celery import bootsteps
 from celery.utils.dispatch import Signal
 from celery.worker import state
 
+from redis_queue.celery.consume import internals
 from redis_queue.celery.consume.connections import check_broker, worker_connection
 from redis_queue.celery.consume.counters import Name
-from redis_queue.celery.consume.fetch import can_fetch
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.poison import DeliveryLimit
 from redis_queue.celery.consume.qos import lease_channels
@@ -19,7 +19,6 @@ from redis_queue.celery.consume.safe_settings import ATTRIBUTE
 from redis_queue.celery.consume.start_guard import guard_starts
 from redis_queue.celery.message.attempt import is_redelivered
 from redis_queue.celery.store import Store
-from redis_queue.errors import ConfigurationError
 from redis_queue.logs import logger_of
 
 logger = logger_of(__name__)
@@ -39,10 +38,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(consumer, **kwargs)
         self.leases: WorkerLeases | None = None
         check_broker(consumer.app)
-        if Store.of(consumer.app).settings.atomic_fetch and not can_fetch():
-            raise ConfigurationError(
-                "redis_queue_atomic_fetch=True: needs kombu 5.7; upgrade kombu, or leave the setting out"
-            )
+        self._fetching = Store.of(consumer.app).settings.atomic_fetch and _can_fetch()
 
         connect = consumer.connect
 
@@ -79,7 +75,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             return
         if self.leases is None:
             self.leases = WorkerLeases(connection, lambda tag, after: _tell_loss(consumer, tag, after))
-        lease_channels(connection.transport, self.leases, fetching=Store.of(consumer.app).settings.atomic_fetch)
+        lease_channels(connection.transport, self.leases, fetching=self._fetching)
 
     def stop(self, consumer: Any) -> None:
         """Do nothing: tasks still run while a worker shuts down or reconnects."""
@@ -101,6 +97,19 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
         limit: DeliveryLimit = getattr(consumer.app, ATTRIBUTE).limit
         make = consumer.create_task_handler
         consumer.create_task_handler = lambda *args, **options: _guard(consumer, limit, make(*args, **options))
+
+
+def _can_fetch() -> bool:
+    lacking = internals.lacking()
+    if lacking:
+        logger.warning(
+            "atomic fetch is off, so a worker that is killed may lose a message that it has just popped: it needs "
+            "kombu 5.7, or a later one that it knows; %s has no %s",
+            internals.versions(),
+            ", ".join(lacking),
+            extra={"action": "fetch_unsupported"},
+        )
+    return not lacking
 
 
 def _guard(consumer: Any, limit: DeliveryLimit, handle: OnMessage) -> OnMessage:

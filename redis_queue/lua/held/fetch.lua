@@ -3,39 +3,116 @@
 -- kombu pops first and records later: a worker killed in between loses the message. Each record contains its queue, so
 -- the message goes back there, and has its own tag, so no other worker can settle it.
 --
--- KEYS[1] index      ZSET  delivery tag -> time from which the visibility timeout counts (s)
--- KEYS[2] unacked    HASH  delivery tag -> message, exchange and routing key as JSON
+-- A worker that finds nothing joins the line of idle workers. One worker of a line, the listener, is notified by Redis
+-- when a list changes; it fetches, and wakes the worker that has waited longest, which listens next. So a message wakes
+-- two workers, however many are idle. While workers are idle, a worker takes no more than its share.
+--
+-- KEYS[1] index      ZSET    delivery tag -> time from which the visibility timeout counts (s)
+-- KEYS[2] unacked    HASH    delivery tag -> message, exchange and routing key as JSON
+-- KEYS[3] line       ZSET    channel of an idle worker -> when it last looked for messages (ms)
+-- KEYS[4] listener   STRING  channel of the listener
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] limit      most messages
 -- ARGV[3] tag        first part of the tags, followed by a number
+-- ARGV[4] channel    on which the caller is woken
+-- ARGV[5] missed     1 if the caller was not notified: a listener that missed messages is replaced
+-- ARGV[6] turns      1 to take one message of each list of a priority in turn, 0 to empty one list after the other
+-- ARGV[7] width      number of lists per priority
 -- ARGV[...] lists    list, JSON of exchange and routing key, ...; in order of priority
 --
--- Stops after the message that makes 1 MiB, and reads none after it, so that no call blocks Redis for long.
--- Returns {the time, number of the list, message, number of the list, message, ...}; tags are counted from 1.
+-- Stops after the message that makes 1 MiB, and reads at most 15 of each list after it, so that no call blocks Redis
+-- for long.
+-- Returns {the time, idle workers in the line, 1 if the caller is the listener now, number of the list, message, number
+-- of the list, message, ...}; tags are counted from 1.
 -- O(lists + messages * log index)
-local index, unacked = KEYS[1], KEYS[2]
-local now, limit, tag = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
-local lists = {unpack(ARGV, 4)}
-local MAX_BYTES = 1048576
+local index, unacked, line, listener = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local now, limit, tag, channel = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local missed, turns, width = ARGV[5] == '1', ARGV[6] == '1', tonumber(ARGV[7])
+local lists = {unpack(ARGV, 8)}
+local MAX_BYTES, CHUNK = 1048576, 16
+local IDLE, LISTENING = 60000, 60
 
 -- include clock
+-- If Redis is full, a first write that needs no memory allows the others: a full queue can be drained.
+redis.call('ZREM', line, channel)
 redis.call('ZCARD', index)
 redis.call('HLEN', unacked)
-local text = string.format('%.3f', now / 1000)
-local reply, count, bytes = {text}, 0, 0
+local lengths, total = {}, 0
 for i = 1, #lists, 2 do
   local list = lists[i]
-  local taken = 0
-  while count < limit and bytes < MAX_BYTES do
-    local message = redis.call('LINDEX', list, -1 - taken)
-    if not message then break end
-    taken, count, bytes = taken + 1, count + 1, bytes + #message
-    local name = tag .. string.format('%.0f', count)
-    redis.call('HSET', unacked, name, '[' .. message .. ', ' .. lists[i + 1] .. ']')
-    redis.call('ZADD', index, text, name)
-    reply[#reply + 1] = (i + 1) / 2
-    reply[#reply + 1] = message
-  end
-  if taken > 0 then redis.call('RPOP', list, taken) end
+  local length = redis.call('LLEN', list)
+  -- Removes nothing: without the permission for it, messages would be recorded and stay in their lists.
+  if length > 0 and total == 0 then redis.call('LTRIM', list, 0, -1) end
+  lengths[#lengths + 1], total = length, total + length
 end
+local peers = redis.call('ZCARD', line)
+if peers > 0 then limit = math.min(limit, math.ceil(total / (peers + 1))) end
+
+local text = string.format('%.3f', now / 1000)
+local reply, fields, scores, count, bytes = {text, peers, 0}, {}, {}, 0, 0
+local taken, read, ahead = {}, {}, {}
+-- Return the next message of a list; reads the first one alone, then 16 at a time.
+local function following(number)
+  local done = taken[number] or 0
+  if done >= lengths[number] then return nil end
+  if done >= (ahead[number] or 0) then
+    local most = math.min(done == 0 and 1 or CHUNK, lengths[number] - done, limit - count)
+    local list = lists[2 * number - 1]
+    read[number] = redis.call('LRANGE', list, -done - most, -done - 1)
+    ahead[number] = done + most
+  end
+  local messages = read[number]
+  taken[number] = done + 1
+  return messages[ahead[number] - done]
+end
+local function take(number)
+  local message = following(number)
+  if not message then return false end
+  count, bytes = count + 1, bytes + #message
+  local name = tag .. string.format('%.0f', count)
+  fields[2 * count - 1], fields[2 * count] = name, '[' .. message .. ', ' .. lists[2 * number] .. ']'
+  scores[2 * count - 1], scores[2 * count] = text, name
+  reply[2 * count + 2], reply[2 * count + 3] = number, message
+  return true
+end
+for first = 1, total > 0 and #lengths or 0, width do
+  local found
+  repeat
+    found = false
+    for number = first, first + width - 1 do
+      while count < limit and bytes < MAX_BYTES and take(number) do
+        found = true
+        if turns then break end
+      end
+    end
+  until not found
+end
+if count > 0 then
+  redis.call('HSET', unacked, unpack(fields))
+  redis.call('ZADD', index, unpack(scores))
+  for number, done in pairs(taken) do
+    local list = lists[2 * number - 1]
+    redis.call('LTRIM', list, 0, -done - 1)
+  end
+end
+
+local first = redis.call('GET', listener)
+if count == 0 then
+  if not first or first == channel or redis.call('PUBSUB', 'NUMSUB', first)[2] == 0 then
+    redis.call('SET', listener, channel, 'EX', LISTENING)
+    reply[3] = 1
+  else
+    redis.call('ZADD', line, string.format('%.0f', now), channel)
+    redis.call('PEXPIRE', line, IDLE)
+  end
+  redis.call('ZREMRANGEBYSCORE', line, '-inf', string.format('%.0f', now - IDLE))
+  return reply
+end
+local left, wakes = total - count, 0
+if first == channel or missed then
+  redis.call('DEL', listener)
+  wakes = 1
+end
+if left > 0 then wakes = math.min(left, 2) end
+-- include wake_idle
 return reply

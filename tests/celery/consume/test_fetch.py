@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import socket
 import subprocess
@@ -18,7 +19,6 @@ from kombu.entity import Queue
 from kombu.messaging import Consumer
 
 from redis_queue.celery.brokers import timeouts
-from redis_queue.store.script_cache import load_scripts
 from tests.support.celery import kombu_consumer
 from tests.support.celery.fetching import Taker, connected, publish
 from tests.support.celery.leasing import Leasing
@@ -142,31 +142,37 @@ class TestFetch:
             for number in range(4):
                 publish(other, number)
             # It is notified and, before reading that, asks Redis: both replies are in one read of the socket.
-            taker.channel.look_again()
-            end = taker.channel.client.connection._sock
+            fetch = taker.channel._fetch
+            assert fetch is not None
+            fetch.wakeups.ping()
             wait_until(
-                lambda: {b"pong", b"invalidate"} <= set(re.findall(b"pong|invalidate", peek(end))),
+                lambda: {b"pong", b"invalidate"} <= set(re.findall(b"pong|invalidate", peek(fetch.wakeups.socket))),
                 description="a reply and a notification",
             )
             for count in range(1, 5):
                 assert taker.take(count) == list(range(count))
                 taker.settle()
 
-    def test_missing_script_without_eval_permission_is_retried(self, server: RedisServer, client: redis.Redis) -> None:
-        with connected(server) as connection:
-            publish(connection, 1)
-            client.script_flush()
-            client.execute_command("ACL", "SETUSER", "default", "-eval")
-            try:
-                taker = Taker(connection, ["q"], 1)
-                # One of the errors after which kombu connects again.
-                with pytest.raises(connection.connection_errors, match="run `redis-queue load-scripts`"):
-                    connection.drain_events(timeout=5)
-                load_scripts(client)
-                assert taker.take(1) == [1]
-                taker.settle()
-            finally:
-                client.execute_command("ACL", "SETUSER", "default", "+eval")
+    @pytest.mark.parametrize("denied", [["-eval"], ["-client|tracking"], ["resetchannels"], ["-ltrim"], ["-subscribe"]])
+    def test_without_a_permission_it_consumes_as_kombu_does(
+        self, server: RedisServer, client: redis.Redis, caplog: pytest.LogCaptureFixture, denied: list[str]
+    ) -> None:
+        client.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">pw", "~*", "&*", "+@all", *denied)
+        client.script_flush()
+        url = f"redis+socket://worker:pw@{server.socket}"
+        with Connection(url) as connection, caplog.at_level(logging.WARNING):
+            taker = Taker(connection, ["q"], 2)
+            for number in range(3):
+                publish(connection, number)
+            assert taker.take(2) == [0, 1]
+            assert client.hlen("unacked") == 2
+            assert client.llen("q") == 1
+            for message in taker.messages:
+                message.ack()
+            assert taker.take(3) == [0, 1, 2]
+            assert client.hlen("unacked") == 1
+        (record,) = [record for record in caplog.records if "atomic fetch is off" in record.message]
+        assert "permission" in record.message
 
     def test_takes_no_more_than_the_worker_wants(self, server: RedisServer, client: redis.Redis) -> None:
         with connected(server) as connection:
@@ -247,10 +253,10 @@ class TestFetch:
             taker = Taker(connection, ["q"], 1)
             taker.take(1)
             proxy.mute()
-            fetch = taker.channel._fetch
-            assert fetch is not None
+            taker.messages.pop().ack()
             with pytest.raises(redis.TimeoutError):
-                fetch.take([("q", '"", "q"')], 1)
+                connection.drain_events(timeout=30)
+            assert len(taker.leases.settlement) == 1
 
     @pytest.mark.parametrize("kind", ["normal", "pubsub"])
     def test_continues_after_its_connections_were_cut(

@@ -1,10 +1,14 @@
-"""Atomic fetch delivers its messages to the worker one by one and returns the rest when the channel closes."""
+"""Atomic fetch hands its messages on to the worker in turns, and returns the rest when the channel closes."""
 
 from __future__ import annotations
+
+import time
+from typing import Any
 
 import pytest
 import redis
 
+from redis_queue.celery.consume.channel import TURN
 from tests.support.celery.fetching import Taker, connected, publish
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -17,29 +21,77 @@ def held(taker: Taker) -> int:
     return len(taker.channel._received)
 
 
-def test_one_message_is_delivered_per_turn_and_the_others_stay_recorded(
-    redis_server: RedisServer, client: redis.Redis
-) -> None:
+def long_task(taker: Taker) -> None:
+    """Let each message take longer than a turn."""
+
+    def work(_: Any, message: Any) -> None:
+        taker.got.append(message.payload)
+        taker.messages.append(message)
+        end = time.monotonic() + 2 * TURN
+        while time.monotonic() < end:
+            pass
+
+    taker.consumer.callbacks = [work]
+
+
+def test_fetched_messages_are_handed_on_in_one_turn(redis_server: RedisServer, client: redis.Redis) -> None:
     with connected(redis_server) as connection:
         for number in range(4):
             publish(connection, number)
         taker = Taker(connection, ["q"], prefetch=4)
         wait_until(lambda: connection.drain_events(timeout=1) or taker.got, description="the first")
-        assert (taker.got, held(taker), client.zcard("unacked_index")) == ([0], 3, 4)
-        assert taker.take(4) == [0, 1, 2, 3]
+        assert (taker.got, held(taker), client.zcard("unacked_index")) == ([0, 1, 2, 3], 0, 4)
         taker.settle()
     assert client.zcard("unacked_index") == 0
 
 
-def test_undelivered_messages_are_returned_when_the_channel_closes(
+def test_long_tasks_have_a_turn_each_and_the_others_stay_recorded(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
     with connected(redis_server) as connection:
         for number in range(4):
             publish(connection, number)
         taker = Taker(connection, ["q"], prefetch=4)
-        wait_until(lambda: connection.drain_events(timeout=1) or taker.got, description="the first")
+        long_task(taker)
+        for count in range(1, 5):
+            wait_until(
+                lambda count=count: connection.drain_events(timeout=1) or len(taker.got) == count,  # type: ignore[misc]
+                description="the next",
+            )
+            assert (held(taker), client.zcard("unacked_index")) == (4 - count, 4)
         taker.settle()
+
+
+def test_what_was_done_is_settled_before_a_long_task(redis_server: RedisServer, client: redis.Redis) -> None:
+    with connected(redis_server) as connection:
+        publish(connection, "first")
+        publish(connection, "second")
+        taker = Taker(connection, ["q"], prefetch=2)
+        in_flight: list[int] = []
+
+        def work(_: Any, message: Any) -> None:
+            taker.got.append(message.payload)
+            wait_until(lambda: client.zcard("unacked_index") == 2 - len(in_flight), description="settled tasks")
+            in_flight.append(1)
+            end = time.monotonic() + 2 * TURN
+            while time.monotonic() < end:
+                pass
+            message.ack()
+
+        taker.consumer.callbacks = [work]
+        assert taker.take(2) == ["first", "second"]
+
+
+def test_messages_that_were_not_handed_on_are_returned_when_the_channel_closes(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with connected(redis_server) as connection:
+        for number in range(4):
+            publish(connection, number)
+        taker = Taker(connection, ["q"], prefetch=4)
+        long_task(taker)
+        wait_until(lambda: connection.drain_events(timeout=1) or taker.got, description="the first")
+        taker.messages.pop().ack()
         assert held(taker) == 3
     assert (client.llen("q"), client.zcard("unacked_index"), client.hlen("unacked")) == (3, 0, 0)
     assert taker.leases.held == {}
@@ -63,28 +115,35 @@ def test_reply_after_the_last_queue_was_cancelled_is_not_an_error(
         taker.settle()
 
 
-def test_replies_do_not_accumulate_under_load(redis_server: RedisServer, client: redis.Redis) -> None:
+def test_commands_do_not_grow_with_the_messages(redis_server: RedisServer, client: redis.Redis) -> None:
     with connected(redis_server) as connection:
         taker = Taker(connection, ["q", "other"], prefetch=0)
         for number in range(50):
             publish(connection, number)
             publish(connection, number, "other")
-        asked = client.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"]
+        asked = client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
         taker.take(100)
         taker.settle()
-        # One request for each delivered message, and one that finds nothing.
-        assert client.info("commandstats")["cmdstat_ping"]["calls"] - asked <= 102
+        # One fetch takes all, one finds nothing, two batches are settled.
+        assert client.info("commandstats")["cmdstat_evalsha"]["calls"] - asked <= 6
 
 
-def test_health_check_of_redis_py_does_not_end_the_polling(redis_server: RedisServer, client: redis.Redis) -> None:
+def test_looks_without_a_wake_up_find_messages(redis_server: RedisServer, client: redis.Redis) -> None:
     with connected(redis_server, health_check_interval=1) as connection:
         taker = Taker(connection, ["q"], prefetch=1)
         publish(connection, "first")
         taker.take(1)
         taker.settle()
         with pytest.raises(TimeoutError):
-            connection.drain_events(timeout=1.2)
-        taker.channel.look_again()
+            connection.drain_events(timeout=0.5)
+        fetch = taker.channel._fetch
+        assert fetch is not None
+        # A wake-up that is lost.
+        fetch.commands.call("CLIENT", "TRACKING", "OFF")
         publish(connection, "second")
+        with pytest.raises(TimeoutError):
+            connection.drain_events(timeout=0.3)
+        fetch.look_at = 0.0
+        taker.channel.look()
         assert taker.take(2) == ["first", "second"]
         taker.settle()

@@ -19,7 +19,8 @@ class Waiting:
     """A task that waits for a slot in the pool."""
 
     def __init__(self, number: int, tag: str) -> None:
-        self.number, self.id, self.message = number, str(number), SimpleNamespace(delivery_tag=tag)
+        self.number, self.id, self.message = number, str(number), SimpleNamespace(delivery_tag=tag, channel=None)
+        self.task = SimpleNamespace(acks_late=True)
 
     def acknowledge(self) -> None:
         """Do nothing."""

@@ -111,7 +111,7 @@ def test_a_message_is_recorded_and_settled_without_scripts(
             assert before <= score <= client.time()[0] + 1
             assert client.zscore("unacked_index", "tag") == score
             assert client.hget("unacked", "tag") == b"[]"
-            records.settle("tag")
+            records.settle(["tag"])
             records.close()
         assert not client.exists("unacked", "unacked_index")
     finally:

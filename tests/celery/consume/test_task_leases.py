@@ -19,7 +19,7 @@ from redis_queue.celery.consume import counters
 from redis_queue.celery.consume import steps as step
 from redis_queue.celery.consume.connections import check_broker
 from redis_queue.celery.consume.counters import LeaseCounters
-from redis_queue.celery.consume.fetch import can_fetch
+from redis_queue.celery.consume.internals import lacking
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.script_files import load
 from tests.support.celery.leasing import TIMEOUT, Leasing, keeper_of
@@ -37,14 +37,14 @@ HUB = 10
 
 POP, ATOMIC = "pop and record", "atomic fetch"
 
-FETCHES = [POP, *([ATOMIC] if can_fetch() else [])]
+FETCHES = [POP, *([] if lacking() else [ATOMIC])]
 """Ways to take messages; the oldest supported kombu has only its own."""
 
 # Celery 5.5 discards the results of a prefork pool when it connects again, so those tasks are never settled.
-RECONNECTING = [(POP, "solo"), *([(POP, "prefork"), (ATOMIC, "prefork")] if can_fetch() else [])]
+RECONNECTING = [(POP, "solo"), *([] if lacking() else [(POP, "prefork"), (ATOMIC, "prefork")])]
 
 # Waiting tasks are held in front of the pool, or in front of the worker.
-HOLDING_BACK = [(POP, "prefork"), *([(ATOMIC, "solo")] if can_fetch() else [])]
+HOLDING_BACK = [(POP, "prefork"), *([] if lacking() else [(ATOMIC, "solo")])]
 
 
 def first(cases: list[Any]) -> list[Any]:
@@ -466,11 +466,3 @@ def test_several_brokers_are_refused_with_a_clear_error(
 def test_single_brokers_and_those_with_own_leases_are_accepted(urls: list[str]) -> None:
     for broker in (urls, ";".join(urls)):
         check_broker(Celery("tests", broker=broker, set_as_current=False))
-
-
-def test_atomic_fetch_is_refused_with_a_clear_error_where_kombu_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
-    app.conf.redis_queue_atomic_fetch = True
-    monkeypatch.setattr(step, "can_fetch", lambda: False)
-    with pytest.raises(ConfigurationError, match=r"redis_queue_atomic_fetch=True: needs kombu 5\.7"):
-        step.LeaseStep(SimpleNamespace(app=app, steps=[]))

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Final
+
+from redis_queue.celery.consume.settlement import Settlement
+from redis_queue.celery.kombu_keys import InFlightKeys
+
+DEFAULT: Final = InFlightKeys("unacked_index", "unacked")
 
 
 class MemoryCounters:
@@ -18,17 +24,27 @@ class MemoryCounters:
 class FakeLeases:
     """A WorkerLeases that renews nothing and never loses a lease."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_flight: InFlightKeys = DEFAULT) -> None:
         self.held: dict[str, float] = {}
+        self.settlement = Settlement(in_flight, self)
+        self.lost: list[str] = []
         self.aside: list[bytes] = []
         self.counters = MemoryCounters()
 
     def hold(self, tag: str, since: float, score: float) -> None:
+        self.hold_all([tag], since, score)
+
+    def hold_all(self, tags: list[str], since: float, score: float) -> None:
         assert since > 0
-        self.held[tag] = score
+        self.held.update(dict.fromkeys(tags, score))
 
     def drop(self, tag: str) -> None:
-        self.held.pop(tag, None)
+        self.release([tag], lost=[])
+
+    def release(self, tags: list[str], *, lost: list[str]) -> None:
+        for tag in tags:
+            self.held.pop(tag, None)
+        self.lost += lost
 
     def holds(self, tag: str) -> bool:
         """Return whether *tag* was held and not dropped."""
@@ -37,6 +53,10 @@ class FakeLeases:
     def is_ours(self, tag: str) -> bool:
         """Return True: no lease is ever lost."""
         return bool(tag)
+
+    def settle_waiting(self) -> None:
+        """Do nothing: nothing is waiting."""
+        assert not self.settlement
 
     def put_aside(self, tag: str, item: bytes) -> None:
         """Record an unreadable item."""

@@ -10,8 +10,9 @@ from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.messaging import Consumer
 
-from redis_queue.celery.consume.fetch import FetchingChannel
+from redis_queue.celery.consume.channel import FetchingChannel
 from redis_queue.celery.consume.qos import lease_channels
+from redis_queue.celery.kombu_keys import InFlightKeys
 from tests.support.celery.fake_leases import FakeLeases
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -21,7 +22,7 @@ class Taker:
     """A consumer of *queues* that keeps what it receives."""
 
     def __init__(self, connection: Any, queues: list[str], prefetch: int, *, no_ack: bool = False) -> None:
-        self.leases = FakeLeases()
+        self.leases = FakeLeases(InFlightKeys.of(connection.default_channel))
         self.got: list[Any] = []
         self.messages: list[Any] = []
         self._connection = connection
@@ -53,10 +54,18 @@ class Taker:
         return self.got
 
     def settle(self) -> None:
-        """Acknowledge all received messages."""
+        """Acknowledge all received messages, and wait until Redis has confirmed it."""
+        tags = [message.delivery_tag for message in self.messages]
         for message in self.messages:
             message.ack()
         self.messages.clear()
+
+        def settled() -> bool:
+            with suppress(TimeoutError):
+                self._connection.drain_events(timeout=0.01)
+            return not any(tag in self.leases.settlement for tag in tags)
+
+        wait_until(settled, timeout=5, description="the messages to be settled")
 
 
 @contextmanager

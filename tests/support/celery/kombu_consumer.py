@@ -16,7 +16,7 @@ from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.messaging import Consumer
 
-from redis_queue.celery.consume.fetch import Fetch
+from redis_queue.celery.consume.channel import FetchingChannel
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.qos import LeasedQoS, lease_channels
 
@@ -40,13 +40,7 @@ def main(url: str, kind: str) -> None:
     if kind == "stock":
         LeasedQoS.append = die  # type: ignore[method-assign]
     if kind == "atomic":
-        take = Fetch._take
-
-        def take_and_die(self: Fetch, *arguments: Any) -> Any:
-            found = take(self, *arguments)
-            return die() if found.messages else found
-
-        Fetch._take = take_and_die  # type: ignore[assignment,method-assign]
+        FetchingChannel._take_in = die  # type: ignore[method-assign]
 
     def note(body: Any, message: Any) -> None:
         client.rpush(DONE, body)

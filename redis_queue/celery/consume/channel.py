@@ -1,0 +1,326 @@
+"""FetchingChannel: atomic fetch and batched settling in a channel of kombu's Redis transport.
+
+The lists and records are kombu's own, so stock workers may consume the same queues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from decimal import Decimal
+from queue import Empty
+from typing import TYPE_CHECKING, Any, Final
+
+import redis
+from kombu.transport import virtual
+from kombu.transport.redis import Channel
+from kombu.utils.encoding import bytes_to_str
+from kombu.utils.json import loads
+from kombu.utils.scheduling import priority_cycle
+
+from redis_queue.celery.consume.fetch import Fetch, Fetched, MessageList
+from redis_queue.celery.consume.settlement import DELAY, Settlement
+from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.keeper import client_of
+from redis_queue.lazy_property import LazyProperty
+from redis_queue.logs import logger_of
+from redis_queue.store.chunks import CHUNK
+from redis_queue.store.redis_errors import lacks_permission, translate
+
+if TYPE_CHECKING:
+    from redis_queue.celery.consume.poller import FetchingPoller
+
+logger = logger_of(__name__)
+
+TURN: Final = 0.005
+"""Seconds for which messages are handed on before the event loop gets a turn."""
+
+NAMES: Final = 1000
+"""Most names of tasks whose durations are remembered."""
+
+LOOKS: Final = 6
+"""Looks of an idle worker for messages per visibility timeout, at least."""
+
+
+class FetchedMessage(virtual.Message):
+    """Message that is made when it is fetched; kombu makes it again when it is handed on, which returns the same."""
+
+    def __new__(cls, payload: Any, channel: Any = None, **options: Any) -> FetchedMessage:  # noqa: ARG004
+        """Return *payload* if it is a message already."""
+        return payload if isinstance(payload, cls) else super().__new__(cls)
+
+    def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
+        if payload is not self:
+            super().__init__(payload, channel=channel, **options)
+
+
+class FetchingChannel(Channel):
+    """Channel that fetches and settles in batches; it uses BRPOP for consumers without acknowledgements."""
+
+    Message = FetchedMessage
+
+    _fetch: Fetch | None = None
+    #: Tags of consumers without acknowledgements.
+    _no_ack: frozenset[str] = frozenset()
+    #: Whether Redis refused a command of atomic fetch.
+    _refused = False
+    #: Whether to fetch now although most of the window is in use.
+    _fills_up = False
+
+    @LazyProperty
+    def _received(self) -> deque[tuple[str, Any]]:
+        """Fetched messages that are not handed on yet, each with its queue."""
+        return deque()
+
+    @LazyProperty
+    def _durations(self) -> dict[str | None, float]:
+        """Seconds that handing on the last message of a task took; a solo pool runs the task meanwhile."""
+        return {}
+
+    @property
+    def fetches(self) -> bool:
+        """Whether this channel uses atomic fetch."""
+        return not self._no_ack and not self._refused
+
+    @property
+    def _settlement(self) -> Settlement:
+        found: Settlement = self.qos.leases.settlement
+        return found
+
+    @property
+    def _poller(self) -> FetchingPoller:
+        found: FetchingPoller = self.connection.cycle
+        return found
+
+    def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **options: Any) -> Any:
+        """Consume from *queue*."""
+        if no_ack and queue not in self._fanout_queues:
+            self._no_ack |= {consumer_tag}
+            self.stop_fetching()
+        return super().basic_consume(queue, no_ack, callback, consumer_tag, **options)
+
+    def _basic_cancel(self, consumer_tag: str) -> Any:
+        self._no_ack -= {consumer_tag}
+        found = super()._basic_cancel(consumer_tag)
+        if self._fetch is not None and not self.active_queues:
+            with self._ended_by_errors():
+                self._fetch.leave()
+        return found
+
+    def go_on(self) -> None:
+        """Ask for messages if there may be any and the worker has room for them; called before each poll."""
+        with self._ended_by_errors():
+            fetch = self._fetch or self._start_fetching()
+            if fetch.is_due and not fetch.asked:
+                room = self._room() - len(self._received)
+                if room > 0 and (self._fills_up or not self._is_busy() or 2 * room >= self.qos.prefetch_count):
+                    self._ask(fetch, room)
+                elif room > 0:
+                    # More room may come: half a window is asked for at once, less with the next batch to settle.
+                    self._poller.settle_at(time.monotonic() + DELAY)
+            self._poller.look_at(fetch.next_look)
+        if self._received:
+            self._poller.ring()
+
+    def settle_later(self, tag: str) -> bool:
+        """Settle a message with the next batch; False if this channel is closed."""
+        if self._fetch is None:
+            return False
+        self._settlement.add(tag)
+        self._poller.settle_at(self._settlement.due_at)
+        return True
+
+    def settle(self) -> None:
+        """Send all that is to be settled, and ask for as many messages as the worker has room for."""
+        if self._fetch is not None:
+            self._fills_up = True
+            if self.active_queues and self.qos.can_consume():
+                self.go_on()
+            self.flush()
+
+    def flush(self) -> None:
+        """Send all that is to be settled."""
+        if self._fetch is not None:
+            with self._ended_by_errors():
+                self._settlement.flush(self._fetch.commands)
+
+    def look(self) -> None:
+        """Look for messages without a wake-up if it is time, and check that the connections are alive."""
+        if self._fetch is not None:
+            with self._ended_by_errors():
+                self._fetch.look()
+                self._poller.look_at(self._fetch.next_look)
+
+    def hand_on(self) -> bool:
+        """Hand messages on to the worker for one turn; tell whether there were any.
+
+        A solo pool runs the task of a message meanwhile. A task that may take longer than a turn begins one: what was
+        done before is settled, and no fetched message waits on the socket, where its lease would not be renewed.
+        """
+        began = now = time.monotonic()
+        handed = 0
+        while self._received and now - began < TURN and self.qos.can_consume():
+            queue, message = self._received[0]
+            name = _task_name(message)
+            if self._durations.get(name, math.inf) >= TURN:
+                if handed:
+                    break
+                self._prepare_for_long_task()
+            self._received.popleft()
+            handed += 1
+            self._queue_cycle.rotate(queue)
+            before = now
+            self.connection._deliver(message, queue)
+            now = time.monotonic()
+            self._note_duration(name, now - before)
+        return handed > 0
+
+    def stop_fetching(self) -> None:
+        """Settle what is to be settled, let another worker listen, and close the connections."""
+        fetch = self._fetch
+        if fetch is None:
+            return
+        with contextlib.suppress(OSError, redis.RedisError):
+            self._settlement.flush(fetch.commands)
+            fetch.leave()
+            fetch.commands.wait()
+        self._end_fetch()
+
+    def close(self) -> None:
+        """Close the channel, and return the messages that were not settled."""
+        self.stop_fetching()
+        while self._received:
+            # It is returned with all other messages that were not settled.
+            self.qos.keep(self._received.popleft()[1])
+        super().close()
+
+    def _start_fetching(self) -> Fetch:
+        self._fetch = fetch = Fetch(
+            client_of(self),
+            InFlightKeys.of(self),
+            self.global_keyprefix or "",
+            longest_look=self.visibility_timeout / LOOKS,
+        )
+        self._poller.watch(self, fetch.commands.socket, self._read_replies)
+        self._poller.watch(self, fetch.wakeups.socket, self._read_wakeups)
+        return fetch
+
+    def _end_fetch(self) -> None:
+        fetch, self._fetch = self._fetch, None
+        if fetch is not None:
+            self._poller.forget(self)
+            fetch.close()
+            self._settlement.reclaim()
+
+    @contextlib.contextmanager
+    def _ended_by_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except redis.ResponseError as error:
+            self._end_fetch()
+            if not lacks_permission(error):
+                raise
+            self._refused = True
+            logger.warning(
+                "atomic fetch is off, so a worker that is killed may lose a message that it has just popped: %s; "
+                "docs/security.md lists the permissions of workers",
+                translate(error),
+                extra={"action": "fetch_refused"},
+            )
+            self.qos.leases.settle_waiting()
+        except BaseException:
+            self._end_fetch()
+            raise
+
+    def _read_replies(self) -> None:
+        fetch = self._fetch
+        if fetch is not None:
+            with self._ended_by_errors():
+                fetch.commands.read()
+        if not self.hand_on():
+            raise Empty
+
+    def _read_wakeups(self) -> None:
+        fetch = self._fetch
+        if fetch is not None:
+            with self._ended_by_errors():
+                fetch.wake_up()
+        raise Empty
+
+    def _ask(self, fetch: Fetch, room: int) -> None:
+        queues = self._queue_cycle.consume(len(self.active_queues))
+        if not queues:
+            return
+        prefix = self.global_keyprefix or ""
+        lists = [
+            MessageList(f"{prefix}{self._q_for_pri(queue, step)}", queue)
+            for step in self.priority_steps
+            for queue in queues
+        ]
+        self._fills_up = False
+        fetch.ask(
+            lists,
+            len(queues),
+            room,
+            lambda fetched: self._take_in(lists, fetched),
+            turns=not isinstance(self._queue_cycle, priority_cycle),
+            before=self._settlement.calls(fetch.commands),
+        )
+
+    def _is_busy(self) -> bool:
+        """Tell whether the worker has messages that are not settled."""
+        qos = self.qos
+        return bool(self._received) or len(qos._delivered) > len(qos._dirty)
+
+    def _room(self) -> int:
+        """Return how many messages the worker can take now, those that it has not handed on among them."""
+        if "can_consume" in vars(self.qos):
+            # With disabled prefetch, Celery decides before each message whether it takes one.
+            return 1
+        room = self.qos.can_consume_max_estimate()
+        return CHUNK if room is None else min(room, CHUNK)
+
+    def _prepare_for_long_task(self) -> None:
+        self.flush()
+        if self._fetch is not None and self._fetch.asked:
+            with self._ended_by_errors():
+                self._fetch.commands.wait()
+
+    def _note_duration(self, name: str | None, seconds: float) -> None:
+        if len(self._durations) >= NAMES:
+            self._durations.clear()
+        self._durations[name] = seconds
+
+    def _take_in(self, lists: list[MessageList], fetched: Fetched) -> None:
+        self.qos.record([tag for _, _, tag in fetched.messages], fetched.since, fetched.score)
+        for number, item, tag in fetched.messages:
+            queue = lists[number].queue
+            try:
+                message = self._read_message(item, tag)
+            except Exception:
+                logger.exception("cannot read a message of queue %s", queue, extra={"action": "message_unreadable"})
+                self.qos.put_aside(tag, item)
+            else:
+                self._received.append((queue, message))
+
+    def _read_message(self, item: bytes, tag: str) -> Any:
+        text = bytes_to_str(item)
+        # The decoder of kombu is slow, and only needed for its own types of values.
+        payload = loads(text) if "__type__" in text else json.loads(text)
+        payload["properties"]["delivery_tag"] = tag
+        # kombu turns the priority into an integer when it restores a message: 1e999999 gets a million digits.
+        if isinstance(payload["properties"].get("priority"), Decimal):
+            raise TypeError("priority: expected an integer, got a decimal")
+        self._get_message_priority(payload)
+        # Make the message here: a later error would stop this worker, and each worker that gets the message.
+        return self.Message(payload, channel=self)
+
+
+def _task_name(message: Any) -> str | None:
+    headers = message.headers
+    name = headers.get("task") if isinstance(headers, dict) else None
+    return name if isinstance(name, str) else None

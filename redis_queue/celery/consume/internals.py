@@ -1,0 +1,114 @@
+"""What atomic fetch uses of kombu and Celery beyond their public interfaces, and whether the installed ones have it.
+
+Everything that is private, or whose parameters matter, is listed here, and checked by its shape when a worker starts.
+With another kombu or Celery a worker consumes as without atomic fetch: never half.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, Final
+
+import celery
+import kombu
+from celery.worker.consumer import Consumer
+from celery.worker.request import Request
+from celery.worker.worker import WorkController
+from kombu.asynchronous import Hub
+from kombu.transport import redis, virtual
+
+METHODS: Final[dict[Any, tuple[str, ...]]] = {
+    redis.Channel: (
+        "basic_consume queue",
+        "_basic_cancel consumer_tag",
+        "_q_for_pri queue pri",
+        "_get_message_priority message",
+        "conn_or_acquire client",
+        "close",
+    ),
+    redis.QoS: (
+        "append message delivery_tag",
+        "ack delivery_tag",
+        "reject delivery_tag requeue",
+        "can_consume",
+        "can_consume_max_estimate",
+        "restore_unacked client",
+        "restore_by_tag tag client leftmost",
+        "restore_visible start num interval",
+    ),
+    virtual.QoS: ("append message delivery_tag", "ack delivery_tag", "restore_unacked_once stderr"),
+    virtual.Message: ("__init__ payload channel",),
+    redis.MultiChannelPoller: (
+        "add channel",
+        "close",
+        "get callback timeout",
+        "handle_event fileno event",
+        "on_poll_init poller",
+        "on_poll_start",
+        "on_readable fileno",
+        "_pause_brpop channel fileno",
+        "_register_BRPOP channel",
+        "_unregister_from_poll fileno",
+    ),
+    redis.Transport: ("_deliver message queue", "register_with_event_loop connection loop"),
+    Hub: ("call_later delay callback",),
+    Consumer: ("connect", "create_task_handler", "ensure_connected conn"),
+    WorkController: ("_process_task req",),
+    Request: ("acknowledge",),
+}
+"""Methods with the names of their parameters, which may be followed by others."""
+
+ATTRIBUTES: Final[dict[Any, tuple[str, ...]]] = {
+    redis.Channel: ("_queue_cycle", "active_fanout_queues", "handlers"),
+    redis.MultiChannelPoller: ("_channels", "_fd_to_chan", "_paused_brpop", "poller"),
+    virtual.QoS: ("_delivered", "_dirty"),
+    virtual.Channel: ("_qos",),
+    virtual.Transport: ("_avail_channels", "_callbacks", "channels", "cycle"),
+    Consumer: ("on_task_request", "controller", "hub"),
+}
+"""Attributes that the initialisers set."""
+
+CLASS_ATTRIBUTES: Final[dict[Any, tuple[str, ...]]] = {
+    redis.Channel: (
+        "Message",
+        "QoS",
+        "_fanout_queues",
+        "active_queues",
+        "global_keyprefix",
+        "priority_steps",
+        "unacked_index_key",
+        "unacked_key",
+        "visibility_timeout",
+    ),
+    redis.MultiChannelPoller: ("eventflags", "fds"),
+    redis.Transport: ("Channel", "driver_type"),
+}
+
+
+def lacking() -> list[str]:
+    """Return what the installed kombu and Celery lack, each as ``class.name(parameters)``."""
+    return [*_methods(), *_attributes()]
+
+
+def versions() -> str:
+    """Return the versions of kombu and Celery, for messages."""
+    return f"kombu {kombu.__version__}, Celery {celery.__version__}"
+
+
+def _methods() -> Iterator[str]:
+    for owner, wanted in METHODS.items():
+        for line in wanted:
+            name, *parameters = line.split()
+            function = getattr(owner, name, None)
+            found = list(inspect.signature(function).parameters)[1:] if callable(function) else None
+            if found is None or found[: len(parameters)] != parameters:
+                yield f"{owner.__name__}.{name}({', '.join(parameters)})"
+
+
+def _attributes() -> Iterator[str]:
+    for owner, wanted in ATTRIBUTES.items():
+        initialised = owner.__init__.__code__.co_names
+        yield from (f"{owner.__name__}.{name}" for name in wanted if name not in initialised)
+    for owner, wanted in CLASS_ATTRIBUTES.items():
+        yield from (f"{owner.__name__}.{name}" for name in wanted if not hasattr(owner, name))

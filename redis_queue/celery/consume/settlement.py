@@ -1,0 +1,126 @@
+"""Settlement: acknowledged messages of a worker, whose records are removed in batches."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from redis_queue.celery.consume.async_connection import AsyncConnection, Call
+from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.errors import StoreUnavailableError
+from redis_queue.logs import logger_of
+from redis_queue.store.redis_errors import lacks_permission, translate
+from redis_queue.store.script_files import load
+
+logger = logger_of(__name__)
+
+MOST: Final = 64
+"""Most messages in a batch: those that a killed worker may run again although their tasks had ended."""
+
+DELAY: Final = 0.005
+"""Most seconds between an acknowledgement and its batch, while the worker's event loop runs."""
+
+
+class Holder(Protocol):
+    """What renews the leases of messages until their records are removed."""
+
+    def release(self, tags: list[str], *, lost: list[str]) -> None:
+        """Renew the leases of *tags* no longer; those of *lost* were lost before."""
+
+
+class Settlement:
+    """Collects delivery tags of atomic fetch; one script removes the records of a batch, and its reply is read later.
+
+    A tag stays here, and its lease is renewed, until Redis has confirmed it: a batch without a reply is sent again on
+    the next connection. Each fetch makes new tags, so a late or repeated batch touches no message of another worker.
+    """
+
+    def __init__(self, in_flight: InFlightKeys, holder: Holder) -> None:
+        self._script = load("held/settle")
+        self._keys = (2, in_flight.index, in_flight.records)
+        self._holder = holder
+        self._waiting: list[str] = []
+        self._since = math.inf
+        self._sent: list[list[str]] = []
+        self._repeated: set[str] = set()
+        self._tags: set[str] = set()
+
+    def __len__(self) -> int:
+        """Return how many tags are not sent yet."""
+        return len(self._waiting)
+
+    def __contains__(self, tag: str) -> bool:
+        """Tell whether *tag* was added, and Redis has not confirmed that its record is removed."""
+        return tag in self._tags
+
+    @property
+    def due_at(self) -> float:
+        """When the next batch has to be sent, on the monotonic clock; infinite if there is none."""
+        return 0.0 if len(self._waiting) >= MOST else self._since + DELAY
+
+    def add(self, tag: str) -> None:
+        """Settle *tag* with the next batch; no-op if it was added before."""
+        if tag not in self._tags:
+            if not self._waiting:
+                self._since = time.monotonic()
+            self._waiting.append(tag)
+            self._tags.add(tag)
+
+    def calls(self, connection: AsyncConnection) -> list[Call]:
+        """Return the calls that settle all tags that are not sent yet; the caller sends them on *connection*."""
+        calls = []
+        for batch in self._batches():
+            self._sent.append(batch)
+            calls.append(connection.script(self._script, (*self._keys, *batch), functools.partial(self._take, batch)))
+        return calls
+
+    def flush(self, connection: AsyncConnection) -> None:
+        """Send all tags that are not sent yet on *connection*."""
+        if self._waiting:
+            connection.send(self.calls(connection))
+
+    def reclaim(self) -> None:
+        """Send the batches without a reply again: their connection is lost."""
+        for batch in reversed(self._sent):
+            self._repeated.update(batch)
+            self._waiting[:0] = batch
+            self._since = 0.0
+        self._sent.clear()
+
+    def settle_all(self, settle: Callable[[list[str]], list[bytes]]) -> None:
+        """Settle all tags by *settle*, which removes the records of a batch and returns the tags that had none."""
+        self.reclaim()
+        batches = self._batches()
+        self._sent += batches
+        for batch in batches:
+            self._take(batch, settle(batch))
+
+    def _batches(self) -> list[list[str]]:
+        waiting, self._waiting, self._since = self._waiting, [], math.inf
+        return [waiting[start : start + MOST] for start in range(0, len(waiting), MOST)]
+
+    def _take(self, batch: list[str], reply: Any) -> None:
+        if batch not in self._sent:
+            # It was sent again since.
+            return
+        missing: list[bytes] = []
+        if isinstance(reply, Exception) and lacks_permission(reply):
+            # The caller settles without scripts.
+            raise reply
+        if isinstance(reply, Exception):
+            error = translate(reply)
+            if isinstance(error, StoreUnavailableError):
+                raise error from reply
+            # As in kombu and Celery: the messages come again when their leases end.
+            logger.critical("cannot settle %d messages: %s", len(batch), error, extra={"action": "settle_failed"})
+        else:
+            missing = reply
+        self._sent.remove(batch)
+        self._tags.difference_update(batch)
+        gone = {tag.decode(errors="replace") for tag in missing}
+        lost = [tag for tag in batch if tag in gone and tag not in self._repeated]
+        self._repeated.difference_update(batch)
+        self._holder.release(batch, lost=lost)

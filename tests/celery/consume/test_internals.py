@@ -1,0 +1,63 @@
+"""What atomic fetch uses of kombu and Celery is checked by its shape; without it, workers consume as stock ones."""
+
+from __future__ import annotations
+
+import ast
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
+
+from redis_queue.celery.consume import channel, internals, poller, qos
+from redis_queue.celery.consume.steps import LeaseStep
+
+pytestmark = pytest.mark.celery
+
+NEW_ENOUGH = hasattr(kombu_redis.MultiChannelPoller, "_pause_brpop")
+
+TABLES = (internals.METHODS, internals.ATTRIBUTES, internals.CLASS_ATTRIBUTES)
+
+KINDS = (kombu_redis.Channel, kombu_redis.QoS, kombu_redis.MultiChannelPoller, virtual.Transport)
+
+
+def step() -> LeaseStep:
+    """Return the step of a worker."""
+    app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
+    app.conf.redis_queue_url = "redis://localhost:1"
+    controller = SimpleNamespace(_process_task=None)
+    return LeaseStep(SimpleNamespace(app=app, steps=[], connect=None, controller=controller, on_task_request=None))
+
+
+def test_the_installed_versions_are_known() -> None:
+    assert bool(internals.lacking()) is not NEW_ENOUGH
+
+
+@pytest.mark.parametrize("name", ["_fd_to_chan", "on_readable", "can_consume", "global_keyprefix"])
+def test_with_another_kombu_a_worker_consumes_as_a_stock_one_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    for table in TABLES:
+        for owner, lines in list(table.items()):
+            other = (f"{line}_of_another_kombu" if line.split()[0] == name else line for line in lines)
+            monkeypatch.setitem(table, owner, tuple(other))
+    with caplog.at_level(logging.WARNING):
+        assert step()._fetching is False
+    (record,) = caplog.records
+    assert "atomic fetch is off" in record.message
+    assert internals.versions() in record.message
+    assert name in record.message
+
+
+def test_all_private_names_of_kombu_in_use_are_in_the_tables() -> None:
+    private = {name for kind in KINDS for name in dir(kind) if name.startswith("_") and not name.startswith("__")}
+    used = set()
+    for module in (channel, poller, qos):
+        tree = ast.parse(Path(module.__file__).read_text())
+        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        used |= names & private
+    assert used <= {line.split()[0] for table in TABLES for lines in table.values() for line in lines}
