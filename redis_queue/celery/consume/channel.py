@@ -25,7 +25,7 @@ from kombu.utils.scheduling import priority_cycle
 from redis_queue.celery.consume.fetch import Fetch, Fetched, MessageList
 from redis_queue.celery.consume.settlement import DELAY, Settlement
 from redis_queue.celery.kombu_keys import InFlightKeys
-from redis_queue.keeper import client_of
+from redis_queue.keeper.redis_py import client_of
 from redis_queue.lazy_property import LazyProperty
 from redis_queue.logs import logger_of
 from redis_queue.store.chunks import CHUNK

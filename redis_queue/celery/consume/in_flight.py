@@ -8,7 +8,7 @@ import redis
 
 from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.errors import RedisQueueError
-from redis_queue.keeper import client_of
+from redis_queue.keeper.redis_py import client_of
 from redis_queue.store.links import DirectLink
 from redis_queue.store.script_files import load
 from redis_queue.store.scripts import BoundScript

@@ -17,7 +17,10 @@ from redis_queue.celery.consume.keeper_process import KeeperProcess
 from redis_queue.celery.consume.settlement import Settlement
 from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.errors import ConfigurationError, RedisQueueError
-from redis_queue.keeper import LeaseIndex, RenewalTime, Renewer, client_of, pack, write_line
+from redis_queue.keeper.board import RenewalTime
+from redis_queue.keeper.greeting import pack
+from redis_queue.keeper.lines import write_line
+from redis_queue.keeper.redis_py import LeaseIndex, Renewer, client_of
 from redis_queue.logs import logger_of
 from redis_queue.store.keys import unreadable, visibility_timeouts
 from redis_queue.store.redis_errors import RedisErrors
