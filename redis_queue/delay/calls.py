@@ -27,12 +27,19 @@ class Calls:
         """Store entries as :meth:`DelayQueue.push_many` does with "keep"; tell for each whether it was stored."""
         return [flag != KEPT for _, flag in self._writer.push(items, "keep")]
 
+    def keep_held(self, item: Push) -> bool:
+        """Store *item* as :meth:`keep_many` does, even if Redis is full: its message is settled next."""
+        return next(flag != KEPT for _, flag in self._writer.push([item], "held"))
+
     def renew_many(self, items: Iterable[Push]) -> list[bool]:
         """Store entries as :meth:`DelayQueue.push_many` does with "replace"; tell for each if its id was revoked."""
         return [flag == RENEWED for _, flag in self._writer.push(items, "replace")]
 
     def replace_own(self, item: Push) -> bool:
-        """Store *item* unless a record without its mark has its id; tell whether it was stored."""
+        """Store *item* unless a record without its mark has its id; tell whether it was stored.
+
+        As with :meth:`keep_held`, even if Redis is full.
+        """
         return next(flag != KEPT for _, flag in self._writer.push([item], "own"))
 
     def replace_older(self, item: Push, *, age: Seconds) -> bool:

@@ -107,8 +107,9 @@ class Moves:
     def deliver(self, rows: Sequence[Delivery]) -> list[bool | None]:
         """Finish claimed entries and push their elements into lists of this Redis, each entry in one atomic step.
 
-        True: delivered. False: the lease was lost, nothing happened. None: a key is not a list, or Redis is full; the
-        entry is still held. Raises ConfigurationError on Cluster, InvalidValueError for an entry with more lists and
+        True: delivered. False: the lease was lost, nothing happened. None: a key is not a list; the entry is still
+        held. If Redis is full, a list gets about 500 messages; with more, raises StoreRefusedError, and entries stay
+        held. Raises ConfigurationError on Cluster, InvalidValueError for an entry with more lists and
         expiring keys than :data:`redis_queue.delay.model.MAX_LISTS`.
         """
         self._shards.check_one_server("deliver")

@@ -266,8 +266,9 @@ class DelayQueue:
         Each entry moves in one atomic step; its payload is pushed as its stored bytes, at the left end. *lists*: move
         only into these lists (at most 2,000). Without *lists*, the clients that push entries choose freely: with the
         permissions of this caller, they can write into any list. An entry stays due, for :meth:`claim`, if it has no
-        destination, or one that is not in *lists* or is a key of another type. The lists must be in the same Redis:
-        raises ConfigurationError on Cluster, InvalidValueError for more than 2,000 lists.
+        destination, or one that is not in *lists* or is a key of another type. If Redis is full, a
+        list of 500 messages gets no more, and the others stay due. The lists must be in the same Redis: raises
+        ConfigurationError on Cluster, InvalidValueError for more than 2,000 lists.
         """
         return self.moves.move(limit, lists=lists).moved
 

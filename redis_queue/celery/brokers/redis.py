@@ -20,6 +20,7 @@ from redis_queue.model import Entry
 from redis_queue.store import keys
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.connection import Client
+from redis_queue.store.scripts import Scripts
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -147,9 +148,11 @@ class RedisBroker(Broker):
     def _is_database_of(self, store: redis.Redis) -> bool:
         """Tell whether *store* and the broker are one database, by a key that the store writes and the broker reads."""
         probe = keys.probe(CelerySettings.of(self.app).prefix, os.urandom(16).hex())
-        store.set(probe, b"1", px=PROBE_MS)
+        # Not SET: a full Redis refuses it, but executes this script.
+        lead = Scripts(store).bind("delay/lead", None, leader=probe)
+        lead(member=b"probe", lease=PROBE_MS)
         try:
             # GET is among the permissions of a user for store and broker.
             return self._client.get(probe) is not None
         finally:
-            store.delete(probe)
+            lead(member=b"probe", lease=0)

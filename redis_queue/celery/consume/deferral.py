@@ -114,7 +114,7 @@ def defer_envelope(delayed: StoredTasks, envelope: Envelope, seconds: float, del
     envelope = envelope.with_call(attempt.call)
     push = delayed.writer.as_push(envelope, (seconds, None))
     push = replace(push, headers={**(push.headers or {}), DEFERRED_FOR: duration_ms(seconds)})
-    if not delayed.queue.calls.keep_many([push])[0] and not attempt.waits_in(delayed.queue.look(envelope.id)):
+    if not delayed.queue.calls.keep_held(push) and not attempt.waits_in(delayed.queue.look(envelope.id)):
         delayed.writer.keep_attempt(push, envelope, attempt)
 
 

@@ -27,6 +27,7 @@ if last == sequence then return {0, tonumber(outcome)} end
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)
 local died = redis.call('ZSCORE', dead, id)
+-- include first_write
 if not died and redis.call('HEXISTS', records, id) == 1 then return {0, remember(0)} end
 local text = string.format('%.0f', now)
 redis.call('ZADD', dead, text, id)

@@ -20,8 +20,7 @@ if last == sequence then return outcome end
 redis.call('HLEN', records)
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)
--- If Redis is full, a first write that needs no memory allows the others.
-redis.call('HDEL', records, '')
+-- include first_write
 local flags = {}
 for i, id in ipairs(ids) do
   flags[i] = 0

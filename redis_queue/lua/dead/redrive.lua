@@ -32,6 +32,7 @@ redis.call('LLEN', ready)
 redis.call('ZCARD', waiting)
 redis.call('LLEN', quarantine)
 local idle = redis.call('LLEN', wake) == 0
+-- include first_write
 local flags, moved = {}, 0
 for i, id in ipairs(ids) do
   flags[i] = 0

@@ -38,7 +38,7 @@ local function stands(key, index, place, score, element)
   return scored == tonumber(score) and redis.call('HGET', key, place) == element
 end
 
--- If Redis is full, a first write that needs no memory allows the others: stored messages are removed elsewhere.
+-- As includes/first_write.lua: stored messages are removed elsewhere.
 redis.call('HDEL', records, '')
 local head, mark = 'v1 ' .. string.format('%.0f', now) .. ' ', 'redis_queue ' .. slot .. ' ' .. sequence
 local flags, marked, stored, first = {}, {}, 0, math.huge

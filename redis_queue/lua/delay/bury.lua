@@ -27,6 +27,8 @@ for _, id in ipairs(ids) do
   reasons[#reasons + 1] = id
   reasons[#reasons + 1] = reason
 end
+-- As includes/first_write.lua.
+redis.call('HDEL', errors, '')
 redis.call('ZADD', dead, unpack(scores))
 redis.call('HSET', errors, unpack(reasons))
 redis.call('HINCRBY', meta, 'dead', #ids)

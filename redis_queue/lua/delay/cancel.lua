@@ -22,8 +22,7 @@ redis.call('HLEN', records)
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)
 redis.call('ZCARD', dead)
--- If Redis is full, a first write that needs no memory allows the others.
-redis.call('HDEL', records, '')
+-- include first_write
 local flags = {}
 for i, id in ipairs(ids) do
   flags[i] = 0

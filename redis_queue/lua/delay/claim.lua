@@ -61,8 +61,7 @@ local due = redis.call('ZRANGEBYSCORE', waiting, low, string.format('%.0f', now 
   'WITHSCORES', 'LIMIT', 0, limit)
 redis.call('LLEN', quarantine)
 redis.call('ZCARD', in_flight)
--- If Redis is full, it allows all writes of a script whose first write needs no memory: a full queue can be drained.
-redis.call('HDEL', leases, '')
+-- include first_write
 if #due == 0 then return kept({'', 0, 0}) end
 local ids = {}
 for i = 1, #due, 2 do ids[#ids + 1] = due[i] end

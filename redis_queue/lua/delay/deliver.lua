@@ -14,6 +14,7 @@
 --                    keys that expire, those keys; for each
 --
 -- Returns flags: 1 = delivered, 0 = lease lost, 2 = a list has another type or cannot be written: still held.
+-- If Redis is full and the first list has 500 messages (a message takes up to twice the memory there): its error.
 -- O(held)
 local meta, records, in_flight, leases, errors, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local sequence = ARGV[1]
@@ -26,6 +27,7 @@ redis.call('ZCARD', in_flight)
 redis.call('HLEN', meta)
 local reasons = redis.call('HLEN', errors)
 local flags, done, at = {}, {}, 1
+local MOST, STOPS = 500, 'OOM READONLY MISCONF NOREPLICAS'
 local function fits(lists)
   for _, list in ipairs(lists) do
     local kind = redis.call('TYPE', list).ok
@@ -45,11 +47,14 @@ while at <= #held do
     flag = fits(lists) and 1 or 2
     for _, list in ipairs(flag == 1 and lists or {}) do
       local pushed = redis.pcall('LPUSH', list, element)
-      if type(pushed) ~= 'number' then
+      local why = type(pushed) == 'table' and string.match(pushed.err, '%u%u+')
+      if why == 'OOM' and redis.call('LLEN', list) < MOST then
+        -- include first_write
+        pushed, why = redis.call('LPUSH', list, element), nil
+      end
+      if why then
         -- If Redis refuses all writes, this entry is not the cause. A missing permission may concern its list only.
-        for _, word in ipairs(#done == 0 and {'OOM ', 'READONLY ', 'MISCONF ', 'NOREPLICAS '} or {}) do
-          if string.find(pushed.err, word, 1, true) then return pushed end
-        end
+        if #done == 0 and string.find(STOPS, why, 1, true) then return pushed end
         flag = 2
       end
     end

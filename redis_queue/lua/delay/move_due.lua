@@ -21,8 +21,8 @@
 -- and, if any was moved, how many ms late they were: the sum, the worst, how many in each bucket of
 -- redis_queue.delay.lateness. Skipped and unchanged: entries without a destination, with a destination that is not
 -- a list or not allowed, and messages that the caller must decode. Unreadable records go to quarantine. None of these
--- blocks the others. If Redis is full, nothing is moved and its error is returned.
--- Stops after the entry that makes 1 MiB, so that no call blocks Redis for long.
+-- blocks the others. If Redis is full, it stops at a list of 500 messages, where each takes up to twice the memory, and
+-- returns 0.1 s. It stops after the entry that makes 1 MiB, so that no call blocks Redis for long.
 -- O(limit * log waiting)
 local meta, records, waiting, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local errors, quarantine = KEYS[5], KEYS[6]
@@ -80,14 +80,15 @@ for i = 1, #due / 2 do ids[i] = due[2 * i - 1] end
 for i = 1, #bounds do counts[i] = 0 end
 -- In order of due time: each entry is at most as late as the one before.
 local bucket, above = #bounds, bounds[#bounds - 1]
-local STOPS = 'OOM READONLY MISCONF NOREPLICAS'
-local gone, moved, passed, full, bytes, rest = {}, 0, 0, nil, 0, #ids == limit and 1 or 0
+local STOPS, MOST_FULL, FULL_WAIT = 'OOM READONLY MISCONF NOREPLICAS', 500, 100000
+local gone, moved, passed, stop, bytes, rest = {}, 0, 0, nil, 0, #ids == limit and 1 or 0
 for i, id in ipairs(ids) do
   if bytes >= MAX_BYTES then rest = 1 break end
   local record = redis.call('HGET', records, id)
   bytes = bytes + #(record or '')
   -- include frame
   if not whole then
+    redis.call('HDEL', errors, id) -- As includes/first_write.lua.
     redis.call('RPUSH', quarantine, unreadable(id, record))
     gone[#gone + 1] = id
   elseif target == '' or unknown(record, start + head + target, id) then
@@ -99,13 +100,18 @@ for i, id in ipairs(ids) do
     local element = (kind == 'none' or kind == 'list') and unpacked(record, split + target, id, nonce .. i)
     kinds[destination], bytes = kind, bytes + math.max(0, #(element or '') - #record)
     local pushed = element and redis.pcall('LPUSH', destination, element)
+    local why = type(pushed) == 'table' and string.match(pushed.err, '%u%u+')
+    if why == 'OOM' and redis.call('LLEN', destination) < MOST_FULL then
+      -- include first_write
+      pushed, why = redis.call('LPUSH', destination, element), nil
+    end
     if type(pushed) == 'number' then
       gone[#gone + 1], moved = id, moved + 1
       local late = math.min(now - due[2 * i], MOST)
       while late <= above do bucket, above = bucket - 1, bounds[bucket - 2] or -1 end
       counts[bucket], sum, worst = counts[bucket] + 1, sum + late, worst or late
-    elseif pushed and string.find(STOPS, string.match(pushed.err, '%u%u+') or '-', 1, true) then
-      full = pushed.err break
+    elseif why and string.find(STOPS, why, 1, true) then
+      stop, rest = pushed.err, 0 break
     else
       passed = passed + 1
     end
@@ -117,6 +123,8 @@ if #gone > 0 then
   if held > 0 then redis.call('HDEL', leases, unpack(gone)) end
   if reasons > 0 then redis.call('HDEL', errors, unpack(gone)) end
 end
-if full and #gone == 0 then return redis.error_reply(full) end
-if moved == 0 then return {rest, 0, passed, next_in()} end
-return {rest, moved, passed, next_in(), sum, worst, unpack(counts)}
+local full = stop and string.find(stop, 'OOM', 1, true)
+if stop and #gone == 0 and not full then return redis.error_reply(stop) end
+local left = full and FULL_WAIT or next_in()
+if moved == 0 then return {rest, 0, passed, left} end
+return {rest, moved, passed, left, sum, worst, unpack(counts)}

@@ -30,6 +30,8 @@ if last == sequence then return 0 end
 redis.call('HLEN', lateness)
 redis.call('HLEN', minutes)
 local there = redis.call('HRANDFIELD', dispatchers, LOOK, 'WITHVALUES')
+-- As includes/first_write.lua.
+redis.call('HDEL', lateness, '')
 if sent + failed > 0 then
   redis.call('HINCRBY', lateness, 'sent', sent)
   redis.call('HINCRBY', lateness, 'failed', failed)

@@ -12,7 +12,8 @@
 -- KEYS[10] wake      CHANNEL for an entry that is due earlier than all others
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] on_conflict  replace, keep, error; for a single entry also own: replace only a record that contains the mark,
---                      or a number: replace only a record without the mark, stored at least so many ms ago
+--                      or a number: replace only a record without the mark, stored at least so many ms ago; or held:
+--                      as keep, for a message that its worker stores again
 -- ARGV[3] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 -- ARGV[...] entries  id, delay in ms, due time in ms (0 = use the delay), mark ("" = none), record; five for each
 --
@@ -46,7 +47,7 @@ local head = 'v1 ' .. string.format('%.0f', now) .. ' '
 local flags, seen, fields, scores, taken, new, renewed = {}, {}, {}, {}, {}, {}, {}
 local first = math.huge
 for i, id in ipairs(ids) do
-  local before, mark, stays = seen[id] or one, entries[5 * i - 1], on_conflict == 'keep'
+  local before, mark, stays = seen[id] or one, entries[5 * i - 1], on_conflict == 'keep' or on_conflict == 'held'
   if one then
     local marked = mark ~= '' and string.find(one, mark, 1, true)
     stays = not marked
@@ -78,6 +79,10 @@ end
 flags = table.concat(flags)
 if #fields > 0 then
   -- include wake_dispatcher
+  if on_conflict == 'own' or on_conflict == 'held' then
+    -- The caller moves the message of a task that it runs: a retry, or a deferral. Celery would drop a refused retry.
+    -- include first_write
+  end
   redis.call('HSET', records, unpack(fields))
   local placed = redis.pcall('ZADD', waiting, unpack(scores))
   if type(placed) ~= 'number' then

@@ -20,10 +20,10 @@ local expected, sequence = tonumber(ARGV[5]), ARGV[6]
 if last == sequence then return tonumber(outcome) end
 -- include clock
 if due == 0 then due = now + delay end
+-- As includes/first_write.lua.
+redis.call('ZREM', waiting, '')
 local before = tonumber(redis.call('ZSCORE', waiting, id) or '')
 if not before or (expected ~= 0 and before ~= expected) then
-  -- If Redis is full, a first write that needs no memory allows the other.
-  redis.call('ZREM', waiting, '')
   return remember(0)
 end
 -- include wake_dispatcher

@@ -22,7 +22,7 @@ for _, id in ipairs(ids) do
   scores[#scores + 1] = string.format('%.0f', now)
   scores[#scores + 1] = id
 end
--- If Redis is full, a first write that needs no memory allows the others: a revoke removes stored entries.
+-- As includes/first_write.lua: a revoke removes stored entries.
 redis.call('ZREM', revoked, '')
 redis.call('ZADD', revoked, unpack(scores))
 local over = redis.call('ZCARD', revoked) - MOST

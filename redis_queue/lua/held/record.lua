@@ -15,6 +15,8 @@ local now, tag, record = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
 -- include clock
 redis.call('ZCARD', index)
+-- As includes/first_write.lua.
+redis.call('HDEL', unacked, '')
 local text = string.format('%.3f', now / 1000)
 redis.call('HSET', unacked, tag, record)
 redis.call('ZADD', index, text, tag)

@@ -22,6 +22,8 @@ local SECOND, MICROSECONDS = 1, 1000000
 -- include clock
 local text = string.format('%.0f.%06d', math.ceil(now / 1000), signature)
 redis.call('ZCARD', index)
+-- As includes/first_write.lua.
+redis.call('ZREM', index, '')
 redis.call('ZADD', timeouts, text, string.format('%.6g', timeout))
 redis.call('EXPIRE', timeouts, keep)
 local reply = {text, ''}

@@ -28,7 +28,8 @@ for i, id in ipairs(ids) do
     flags[i] = 0
   end
 end
--- If Redis is full, a first write that needs no memory allows the other.
-if lease > 0 and #scores > 0 then redis.call('HDEL', leases, '') end
-if lease > 0 and #scores > 0 then redis.call('ZADD', in_flight, 'XX', 'GT', unpack(scores)) end
+if lease > 0 and #scores > 0 then
+  -- include first_write
+  redis.call('ZADD', in_flight, 'XX', 'GT', unpack(scores))
+end
 return {tonumber(expires), table.concat(flags)}

@@ -34,6 +34,9 @@ redis.call('HLEN', errors)
 redis.call('LLEN', quarantine)
 local idle = listed and redis.call('LLEN', wake) == 0
 local flags, returned = {}, 0
+if acting then
+  -- include first_write
+end
 for i, id in ipairs(ids) do
   local has_record = redis.call('HEXISTS', records, id) == 1
   local placed = redis.call('ZSCORE', waiting, id) or redis.call('ZSCORE', in_flight, id)

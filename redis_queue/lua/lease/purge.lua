@@ -21,8 +21,7 @@ redis.call('HLEN', errors)
 local listed = redis.call('TYPE', place).ok == 'list'
 -- Oldest first: the right end of a list.
 local ids = listed and redis.call('LRANGE', place, -limit, -1) or redis.call('ZRANGE', place, 0, limit - 1)
--- If Redis is full, a first write that needs no memory allows the others.
-redis.call('HDEL', leases, '')
+-- include first_write
 if #ids == 0 then return remember(0) end
 redis.call('HDEL', records, unpack(ids))
 redis.call('HDEL', leases, unpack(ids))

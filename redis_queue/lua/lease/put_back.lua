@@ -37,9 +37,8 @@ redis.call('LLEN', quarantine)
 local idle = redis.call('LLEN', wake) == 0
 local ids = redis.call('ZRANGEBYSCORE', in_flight, '-inf', at, 'LIMIT', 0, limit)
 local expired, returned, died = 'lease expired', 0, 0
--- If Redis is full, a first write that needs no memory allows the others.
-redis.call('HDEL', errors, '')
--- A user without permission to remove from in_flight gets its error here, before anything is in two places.
+-- As includes/first_write.lua. A user without permission to remove from in_flight gets its error here, before anything
+-- is in two places.
 redis.call('ZREM', in_flight, '')
 -- Latest first, so that the oldest one ends up at the very front.
 for i = #ids, 1, -1 do

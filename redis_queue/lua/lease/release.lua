@@ -38,9 +38,8 @@ redis.call('ZCARD', waiting)
 redis.call('ZCARD', dead)
 local idle = redis.call('LLEN', wake) == 0
 
--- If Redis is full, a first write that needs no memory allows the others.
-redis.call('HDEL', errors, '')
--- A user without permission to remove from in_flight gets its error here, before anything is in two places.
+-- As includes/first_write.lua. A user without permission to remove from in_flight gets its error here, before anything
+-- is in two places.
 redis.call('ZREM', in_flight, '')
 local flags, done = {}, {}
 -- Last one first, so that the first one ends up at the very front.

@@ -22,6 +22,8 @@ local current, fence, ends = found[1] or '', tonumber(found[2]) or 0, tonumber(f
 
 -- A late call must not take the lock again after it was given back.
 if found[4] == token then return {0, 0} end
+-- As includes/first_write.lua.
+redis.call('HDEL', holder, '')
 if current ~= '' and current ~= token and ends > now then
   if id ~= '' and waiting < MOST then
     redis.call('ZADD', line, 'NX', string.format('%.0f', now), id)

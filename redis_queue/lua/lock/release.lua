@@ -13,7 +13,7 @@ local KEPT = 3600000
 local found = redis.call('HMGET', holder, 'token', 'released')
 local first = redis.call('ZRANGE', line, 0, 0)[1] or ''
 if found[1] == token then
-  -- First a write that needs no memory: a lock can be given back if Redis is full.
+  -- First, as includes/first_write.lua.
   redis.call('HDEL', holder, 'token', 'expires_at')
   redis.call('HSET', holder, 'released', token)
   redis.call('PEXPIRE', holder, KEPT)

@@ -60,8 +60,7 @@ local soonest = redis.call('ZRANGE', in_flight, 0, 0, 'WITHSCORES')[2]
 local due = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
 soonest = math.min(tonumber(soonest or math.huge), tonumber(due or math.huge))
 local next_in = soonest < math.huge and math.max(0, soonest - now) or -1
--- If Redis is full, a first write that needs no memory allows the others: a full queue can be drained.
-redis.call('HDEL', leases, '')
+-- include first_write
 if paused then return kept({'-', 0, -1}) end
 
 -- One more than the limit shows whether any are left.

@@ -16,7 +16,7 @@ redis.call('LLEN', ready)
 local idle = redis.call('LLEN', wake) == 0
 local ids = redis.call('ZRANGEBYSCORE', waiting, '-inf', string.format('%.0f', now), 'LIMIT', 0, limit)
 if #ids == 0 then return 0 end
--- If Redis is full, a first write that needs no memory allows the others.
+-- As includes/first_write.lua.
 redis.call('ZREM', waiting, '')
 redis.call('LPUSH', ready, unpack(ids))
 redis.call('ZREM', waiting, unpack(ids))

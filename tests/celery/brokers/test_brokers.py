@@ -107,7 +107,7 @@ def test_same_store_is_recognised_by_keys_under_its_prefix(
     broker: Broker, redis_url: str, redis_server: RedisServer, client: redis.Redis
 ) -> None:
     app = broker.app(redis_queue_url=redis_url, redis_queue_prefix="shop")
-    rules = "~{shop:* ~shop:* resetchannels &{shop:* +get +set +del"
+    rules = "~{shop:* ~shop:* resetchannels &{shop:* +eval +evalsha +get +set +del +pexpire"
     client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", *rules.split())
     limited = redis.Redis.from_url(redis_server.url, username="limited", password="pw", **client_options())
     try:

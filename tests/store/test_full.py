@@ -1,0 +1,250 @@
+"""A full Redis (``maxmemory``, ``noeviction``) takes nothing new, and can be drained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+
+from redis_queue import DelayQueue, Lock, RedisQueue, StoreRefusedError
+from redis_queue.delay.model import Delivery, ForeignMessage, Push
+from redis_queue.store.script_files import all_scripts
+from redis_queue.store.scripts import Scripts
+from tests.support.servers import RedisServer
+from tests.support.store.ballast import Ballast
+from tests.support.store.stage import VERBS, Copy, Stage, snapshot
+
+ADVICE = "out of memory and takes nothing new: let consumers and workers make room, or raise its maxmemory"
+
+REFUSED = {
+    "queue/put": ["put", "put delayed"],
+    "delay/push": ["push", "push over", "push keep"],
+    "held/fetch": ["held/fetch"],
+}
+"""Script -> the calls that store something new, which a full Redis refuses; all other calls are executed."""
+
+
+class Call(NamedTuple):
+    """A call: the operation, its script, and the ms before it."""
+
+    act: Callable[[Stage], Any]
+    script: str
+    later: int = 0
+
+
+def script(stage: Stage, name: str, **arguments: Any) -> Any:
+    """Call a script of messages in flight in the broker, which is the Redis of *stage*."""
+    client: Any = stage.queue.client
+    return Scripts(client).bind(name, None, index=b"index", unacked=b"unacked", timeouts=b"timeouts")(**arguments)
+
+
+def lock(stage: Stage) -> Lock:
+    """Return a lock in the Redis of *stage*."""
+    return Lock("door", stage.queue.client)
+
+
+def locked(stage: Stage) -> Any:
+    """Take the lock."""
+    held = lock(stage).acquire()
+    assert held is not None
+    return held
+
+
+def adopt(stage: Stage) -> Any:
+    """Adopt a message of a foreign list."""
+    return stage.timed.foreign.adopt([(Push("adopted", id="adopted"), ForeignMessage(b"element", "foreign", 0))])
+
+
+def mend(stage: Stage) -> Any:
+    """Repair a record without a place and a place without a record, in both queues."""
+    ids = [b"orphan", b"empty"]
+    queue, timed = stage.queue._records, stage.timed._shards[0]
+    return [
+        queue.run("lease/mend", now=1, listed=1, acting=1, more=ids),
+        timed.run("lease/mend", now=1, listed=0, acting=1, more=ids),
+    ]
+
+
+def purge_twice(stage: Stage) -> Any:
+    """Purge a place that is empty since its size was read."""
+    records = stage.queue._records
+    return [records._purge_some(records.keys.ready, 5) for _ in range(2)]
+
+
+CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.items()} | {
+    "quarantine": Call(lambda s: s.queue._records.quarantine(s.held, "bad"), "lease/quarantine"),
+    "mend": Call(mend, "lease/mend"),
+    "adopt": Call(adopt, "delay/adopt"),
+    "note_revoked": Call(lambda s: s.timed.calls.note_revoked(["waiting", "new"]), "delay/revoke"),
+    "cancel an unknown id": Call(lambda s: s.timed.cancel("unknown"), "delay/cancel"),
+    "delete an unknown id": Call(lambda s: s.queue.delete_dead(["unknown"]), "dead/delete"),
+    "purge more": Call(purge_twice, "lease/purge"),
+    "retry": Call(lambda s: s.timed.calls.replace_own(Push("again", id="new", mark="call")), "delay/push"),
+    "defer": Call(lambda s: s.timed.calls.keep_held(Push("again", id="new")), "delay/push"),
+    "lock": Call(locked, "lock/acquire"),
+    "wait for a lock": Call(lambda s: (locked(s), lock(s).acquire(id="next")), "lock/acquire"),
+    "extend a lock": Call(lambda s: lock(s).extend([locked(s)], 60_000), "lock/extend"),
+    "release a lock": Call(lambda s: locked(s).release(), "lock/release"),
+    "leave the line": Call(lambda s: lock(s).pass_over("next"), "lock/next"),
+    "held/fetch": Call(
+        lambda s: script(s, "held/fetch", now=0, limit=5, tag="tag", more=["foreign", "1"]), "held/fetch"
+    ),
+    "held/record": Call(lambda s: script(s, "held/record", now=0, tag="new", record="[]"), "held/record"),
+    "held/renew": Call(
+        lambda s: script(s, "held/renew", now=0, timeout=60, signature=1, keep=60, more=["tag", "1"]), "held/renew"
+    ),
+    "held/settle": Call(lambda s: script(s, "held/settle", tag="tag"), "held/settle"),
+}
+
+EXECUTED = sorted(CALLS.keys() - {name for names in REFUSED.values() for name in names})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    """A server with a changeable memory limit."""
+    with RedisServer("--maxmemory-policy", "noeviction") as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    """A client of the server, which is empty and has no limit."""
+    with server.client() as client:
+        client.config_set("maxmemory", "0")
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def stage(client: redis.Redis) -> Stage:
+    """Both queues with entries in every state, and messages of a broker."""
+    stage = Stage(client)
+    client.rpush("foreign", "element")
+    client.hset("unacked", "tag", "[]")
+    client.zadd("index", {"tag": 1})
+    for keys in (stage.queue._records.keys, stage.timed._shards[0].keys):
+        client.hset(keys.records, "orphan", "v1 1 json 0 1\n5")
+        client.zadd(keys.dead, {"empty": 1})
+    return stage
+
+
+def shape(client: redis.Redis) -> dict[bytes, tuple[bytes, int]]:
+    """Return the type and the number of items of each key."""
+    sizes: dict[bytes, Callable[[bytes], Any]] = {
+        b"string": lambda _: 1,
+        b"hash": client.hlen,
+        b"list": client.llen,
+        b"zset": client.zcard,
+    }
+    return {key: (kind, sizes[kind](key)) for key in client.scan_iter() for kind in [client.type(key)]}
+
+
+def test_each_script_that_writes_is_called() -> None:
+    called = {CALLS[name].script for name in EXECUTED} | REFUSED.keys()
+    assert called >= {script.name for script in all_scripts() if script.writes}
+
+
+@pytest.mark.parametrize("name", EXECUTED)
+def test_call_is_executed_as_without_a_limit(client: redis.Redis, stage: Stage, name: str) -> None:
+    call, copy = CALLS[name], Copy(client)
+    later = stage.on(client, later=call.later)
+    call.act(later)
+    usual = shape(client)
+    copy.restore()
+    client.config_set("maxmemory", "1")
+    call.act(later)
+    assert shape(client) == usual
+
+
+@pytest.mark.parametrize("name", [name for names in REFUSED.values() for name in names])
+def test_call_is_refused_and_changes_nothing(client: redis.Redis, stage: Stage, name: str) -> None:
+    client.config_set("maxmemory", "1")
+    before = snapshot(client)
+    with pytest.raises(StoreRefusedError, match=ADVICE):
+        CALLS[name].act(stage)
+    assert snapshot(client) == before
+
+
+def test_new_queue_is_refused(client: redis.Redis) -> None:
+    client.config_set("maxmemory", "1")
+    for call in (lambda: RedisQueue("new", client).put(1), lambda: DelayQueue("new", client).push(1)):
+        with pytest.raises(StoreRefusedError, match=ADVICE):
+            call()
+    assert not client.keys("*new*")
+
+
+def test_unreadable_messages_are_quarantined(client: redis.Redis, stage: Stage) -> None:
+    client.hset(stage.queue._records.keys.records, "ready", b"garbage")
+    client.hset(stage.queue._records.keys.records, "ready2", b"v1 5 json 0 3\n{x}")
+    client.hset(stage.timed._shards[0].keys.records, "due", b"garbage")
+    client.config_set("maxmemory", "1")
+    assert stage.queue.get(block=False) is None
+    assert {item.id for item in stage.queue.quarantined()} == {"ready", "ready2"}
+    assert stage.timed.claim() == []
+    assert [item.id for item in stage.timed.quarantined()] == ["due"]
+
+
+def test_due_entries_are_moved_in_portions(client: redis.Redis) -> None:
+    timed = DelayQueue("orders", client)
+    timed.push_many([Push(number, id=str(number), destination="target") for number in range(1200)])
+    client.config_set("maxmemory", "1")
+    for left in (700, 200, 0):
+        moved = timed.moves.move()
+        assert (moved.moved, len(timed)) == (500 if left else 200, left)
+        if left:
+            again = timed.moves.move()
+            assert (again.moved, again.next_in) == (0, 0.1)
+        client.delete("target")
+
+
+def test_claimed_entries_are_not_delivered_to_a_long_list(client: redis.Redis) -> None:
+    timed = DelayQueue("orders", client)
+    client.rpush("target", *range(500))
+    timed.push("claimed")
+    entries = timed.claim()
+    client.config_set("maxmemory", "1")
+    row = Delivery(entries[0], b"element", ("target",))
+    with pytest.raises(StoreRefusedError, match=ADVICE):
+        timed.moves.deliver([row])
+    client.rpop("target")
+    assert timed.moves.deliver([row]) == [True]
+
+
+def test_both_queues_are_drained_and_take_messages_afterwards(client: redis.Redis) -> None:
+    queue, timed = RedisQueue("orders", client), DelayQueue("orders", client)
+    count = 500
+    queue.put_many({"order": number} for number in range(count))
+    timed.push_many([Push(number, id=f"moved{number}", destination="target") for number in range(count)])
+    timed.push_many([Push(number, id=f"claimed{number}") for number in range(count)])
+    timed.push("far", delay=3600, id="far")
+    ballast = Ballast(client)
+    with pytest.raises(StoreRefusedError, match=ADVICE):
+        queue.put("refused")
+    with pytest.raises(StoreRefusedError, match=ADVICE):
+        timed.push("refused")
+
+    got = 0
+    while messages := queue.get_many(100, block=False):
+        for message in messages[::10]:
+            assert queue.extend(message, 60)
+        assert all(queue.ack_many(messages))
+        got += len(messages)
+    assert got == count
+    assert timed.move_due() == count
+    assert client.llen("target") == count
+    got = 0
+    while entries := timed.claim(100):
+        back = entries[1:2]
+        assert all(timed.release_many(back))
+        assert all(timed.ack_many(entries[:1] + entries[2:]))
+        got += len(entries) - len(back)
+    assert got == count
+    assert timed.cancel("far").taken_out
+    assert ballast.is_full()
+    assert (queue.stats().ready, queue.stats().in_flight, len(timed)) == (0, 0, 0)
+
+    ballast.free()
+    assert queue.put("taken")
+    assert timed.push("taken")
