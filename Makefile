@@ -11,7 +11,7 @@ INSTALL := pyproject.toml scripts/environment $(LOCKED)/bootstrap.txt
 # Groups of tests that only `make test-all` runs.
 GROUPS := matrix or browser or installs or thorough
 # Tests on each of the other servers; for a release, all: make test-servers STORE_TESTS="tests/queue tests/delay tests/store tests/lua"
-STORE_TESTS := tests/queue/test_queue.py tests/delay/test_delay_queue.py
+STORE_TESTS := tests/queue/test_queue.py tests/delay/test_delay_queue.py tests/store/test_full.py tests/celery/test_full_redis.py
 # Tests on the oldest versions; for a release, all: make test-oldest OLDEST_TESTS="tests/queue tests/delay tests/celery tests/contrib tests/testing"
 OLDEST_TESTS := tests/queue/test_queue.py tests/contrib/django/test_outbox.py tests/celery/publish/test_capture.py tests/celery/dispatch/test_dispatcher.py
 # System packages that tests need; `make test` and `make test-all` install them if they are allowed to.

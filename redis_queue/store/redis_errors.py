@@ -72,6 +72,10 @@ _UNREACHABLE: Final = (redis.ConnectionError, redis.TimeoutError, redis.exceptio
 _NOT_CONNECTED: Final = re.compile(r"\bconnecting to |^No master found for |^Redis Cluster cannot be connected")
 
 
+FULL: Final = (
+    "Redis is out of memory and takes nothing new: let consumers and workers make room, or raise its maxmemory"
+)
+
 _MEANINGS: Final[tuple[tuple[tuple[type[Exception], ...], tuple[str, ...], type[StoreError], str], ...]] = (
     (
         (redis.AuthenticationError, redis.exceptions.AuthorizationError),
@@ -90,7 +94,7 @@ _MEANINGS: Final[tuple[tuple[tuple[type[Exception], ...], tuple[str, ...], type[
         (redis.exceptions.OutOfMemoryError,),
         ("OOM",),
         StoreRefusedError,
-        "Redis is out of memory and refused the write",
+        FULL,
     ),
     # Temporary: a full disk, missing replicas. A caller that waits for Redis waits for these, too.
     ((), ("MISCONF", "NOREPLICAS"), StoreUnavailableError, "Redis refuses writes for now"),

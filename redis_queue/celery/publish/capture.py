@@ -24,7 +24,7 @@ from redis_queue.celery.tracing import without_schedule
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError, StoreUnavailableError
 from redis_queue.logs import logger_of
 from redis_queue.store.ids import check_id
-from redis_queue.store.redis_errors import redact
+from redis_queue.store.redis_errors import FULL, redact
 from redis_queue.times import from_ms
 
 logger = logger_of(__name__)
@@ -117,7 +117,12 @@ class Capture:
             if due is None:
                 if self._sending.batch is not None and not _eta(message):
                     raise InvalidValueError(f"{name} has no countdown and no eta: use push_many(countdown=…)")
-                return send(producer, name, message, **options)
+                try:
+                    return send(producer, name, message, **options)
+                except (OperationalError, redis.exceptions.OutOfMemoryError) as error:
+                    _raise_unless_full(error, retry=_is_retry(_id(message)))
+                # The store takes a retry even if its Redis is full: Celery drops a task whose retry is refused.
+                due = self._due(message) or (0.0, None)
             if not self._is_ours(producer):
                 return send(producer, name, message, **options)
             task_id = _id(message)
@@ -192,6 +197,14 @@ class Capture:
 def _is_retry(task_id: Any) -> bool:
     """Tell whether the running task sends a message with its own id; Celery drops a task whose retry raises."""
     return bool(current_task) and str(current_task.request.id) == str(task_id)
+
+
+def _raise_unless_full(error: Exception, *, retry: bool) -> None:
+    """Raise the *error* of a send, unless a full Redis refused a *retry*."""
+    if not isinstance(error.__cause__ or error, redis.exceptions.OutOfMemoryError):
+        raise error
+    if not retry:
+        raise OperationalError(f"{FULL} ({error})") from error
 
 
 def _id(message: Any) -> Any:
