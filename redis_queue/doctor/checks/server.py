@@ -67,8 +67,8 @@ def memory(server: ServerInfo) -> Iterator[Finding]:
     if share >= NEARLY_FULL:
         say = error if share >= FULL else warning
         yield say(
-            f"{server.label}{share:.0%} of maxmemory is used; when memory is full, every put fails",
-            "give Redis more memory, or look for large keys: redis-cli --bigkeys",
+            f"{server.label}{share:.0%} of maxmemory is used; a full Redis takes no new messages",
+            "let workers make room, raise maxmemory, or look for large keys: redis-cli --bigkeys",
         )
 
 
