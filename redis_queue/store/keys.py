@@ -47,7 +47,6 @@ Keys in the Redis of a Celery broker, after its ``global_keyprefix``:
 
 - ``redis_queue:visibility_timeouts``: ZSET of timeouts in use, each with the time when a worker with it was last seen.
 - ``redis_queue:unreadable``: LIST of unreadable messages that workers found in queues.
-- ``redis_queue:sweep``: STRING, the worker that looks for expired leases.
 - ``redis_queue:counters``: HASH of outcomes of leases.
 - ``redis_queue:idle:<x>``: ZSET of the idle workers that consume the queues x, channel -> when it last looked (ms).
 - ``redis_queue:listener:<x>``: STRING, the channel of the worker among them that is notified of new messages.
@@ -201,11 +200,6 @@ def visibility_timeouts(broker_prefix: str) -> bytes:
 def unreadable(broker_prefix: str) -> bytes:
     """Return the key of the unreadable messages that workers found in queues."""
     return f"{broker_prefix}redis_queue:unreadable".encode()
-
-
-def sweeping(broker_prefix: str) -> bytes:
-    """Return the key of the worker that looks for expired leases."""
-    return f"{broker_prefix}redis_queue:sweep".encode()
 
 
 def counters(broker_prefix: str) -> bytes:

@@ -118,7 +118,7 @@ def test_due_tasks_are_sent_to_another_broker(broker: Broker, server: RedisServe
 
 
 @pytest.mark.parametrize("pool", ["solo", "prefork"])
-@pytest.mark.parametrize("fetch", ["0"])
+@pytest.mark.parametrize("fetch", ["0", "1"])
 def test_running_worker_drains_everything(
     delayed: DelayedTasks, client: redis.Redis, notes: RedisServer, *, pool: str, fetch: str
 ) -> None:

@@ -180,9 +180,29 @@ MUTANTS: Final = [
         "tests/celery/test_serialized.py",
     ),
     Mutant(
-        "a sweep that waits for kombu's",
-        (Edit("celery/consume/qos.py", 'sweeping("")', "self.unacked_mutex_key"),),
-        "tests/celery/consume/test_sweep.py",
+        "return what another sweep has returned",
+        (Edit("lua/held/restore.lua", "~= record then return 0 end", "== '' then return 0 end"),),
+        "tests/celery/consume/test_sweep.py -k two_sweeps",
+    ),
+    Mutant(
+        "forget what a lost connection did not settle",
+        (Edit("celery/consume/settlement.py", "            self._waiting[:0] = batch\n", ""),),
+        "tests/celery/consume/test_settlement.py -k unsettled",
+    ),
+    Mutant(
+        "return what is to be settled",
+        (Edit("celery/consume/qos.py", "tag in running or tag in self.leases.settlement or", "tag in running or"),),
+        "tests/celery/consume/test_settlement.py -k do_not_return",
+    ),
+    Mutant(
+        "listen for ever",
+        (Edit("lua/held/fetch.lua", "  redis.call('DEL', listener)\n  wakes = 1\n", ""),),
+        "tests/celery/consume/test_idle_line.py -k wakes_the_listener",
+    ),
+    Mutant(
+        "trust a listener that is gone",
+        (Edit("lua/held/fetch.lua", " or redis.call('PUBSUB', 'NUMSUB', first)[2] == 0", ""),),
+        "tests/celery/consume/test_idle_line.py -k is_gone",
     ),
     Mutant(
         "start what another worker has",

@@ -21,7 +21,6 @@ ADVICE = "out of memory and takes nothing new: let consumers and workers make ro
 REFUSED = {
     "queue/put": ["put", "put delayed"],
     "delay/push": ["push", "push over", "push keep"],
-    "held/fetch": ["held/fetch"],
 }
 """Script -> the calls that store something new, which a full Redis refuses; all other calls are executed."""
 
@@ -94,6 +93,9 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     "held/record": Call(lambda s: script(s, "held/record", now=0, tag="new", record="[]"), "held/record"),
     "held/renew": Call(
         lambda s: script(s, "held/renew", now=0, timeout=60, signature=1, keep=60, more=["tag", "1"]), "held/renew"
+    ),
+    "held/restore": Call(
+        lambda s: script(s, "held/restore", tag="tag", record="[]", last=0, more=["foreign", "x" * 100]), "held/restore"
     ),
     "held/settle": Call(lambda s: script(s, "held/settle", tag="tag"), "held/settle"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import redis
@@ -27,6 +28,7 @@ class InFlightRecords:
         self._link = DirectLink(client)
         keys = [in_flight.index.encode(), in_flight.records.encode()]
         self._record = BoundScript(self._link, load("held/record"), keys)
+        self._restore = BoundScript(self._link, load("held/restore"), keys)
         self._settle = BoundScript(self._link, load("held/settle"), keys)
 
     @classmethod
@@ -47,6 +49,15 @@ class InFlightRecords:
                 pipe.zadd(self._in_flight.index, {tag: score})
                 pipe.execute()
             return float(score)
+
+    def find(self, tag: str) -> Any:
+        """Return the record of *tag*."""
+        found: Any = self._client.hget(self._in_flight.records, tag)
+        return found
+
+    def restore(self, tag: str, record: bytes, rows: Sequence[str], *, last: bool) -> bool:
+        """Push *rows*, each a list and a message, in place of the *record* of *tag*; False if it has changed."""
+        return bool(_call(self._restore, tag=tag, record=record, last=int(last), more=rows))
 
     def settle(self, tags: list[str]) -> list[bytes]:
         """Remove the records of *tags*; return those that had none, if Redis permits scripts."""

@@ -25,6 +25,7 @@ METHODS: Final[dict[Any, tuple[str, ...]]] = {
         "_q_for_pri queue pri",
         "_get_message_priority message",
         "conn_or_acquire client",
+        "_do_restore_message payload exchange routing_key pipe leftmost",
         "close",
     ),
     redis.QoS: (

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import Any, Final
 
+import redis
 from celery.worker import state
 from kombu.transport import virtual
-from kombu.transport.redis import Mutex, MutexHeld, QoS
+from kombu.transport.redis import QoS
 from kombu.utils.encoding import bytes_to_str
-from kombu.utils.json import dumps
+from kombu.utils.json import dumps, loads
 
 from redis_queue.celery.consume.channel import FetchingChannel
 from redis_queue.celery.consume.in_flight import InFlightRecords
@@ -19,7 +19,6 @@ from redis_queue.celery.consume.poller import FetchingPoller
 from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.lazy_property import LazyProperty
 from redis_queue.logs import logger_of
-from redis_queue.store.keys import sweeping
 
 logger = logger_of(__name__)
 
@@ -31,12 +30,6 @@ SWEEP: Final = 60.0
 
 LOOK: Final = 10.0
 """Most seconds until a channel looks for messages without a wake-up, and checks that wake-ups reach it."""
-
-MUTEX_EXPIRE: Final = 20.0
-"""Most seconds without sweeps after a worker died in one.
-
-kombu's mutex cannot be used: a worker that dies in the sweep that kombu makes on startup holds it for 300 s.
-"""
 
 
 class LeasedQoS(QoS):
@@ -176,11 +169,24 @@ class LeasedQoS(QoS):
         sixth = self.visibility_timeout / SWEEPS
         if now - self._swept_at >= min(SWEEP, sixth):
             self._swept_at = now
-            with contextlib.suppress(MutexHeld):
-                self._sweep(num)
+            self._sweep(num)
         if isinstance(self.channel, FetchingChannel) and now - self._looked_at >= min(LOOK, sixth):
             self._looked_at = now
             self.channel.look()
+
+    def restore_by_tag(self, tag: str, client: Any = None, leftmost: bool = False) -> bool:
+        """Return a message to its queue, even if Redis is full; False if another worker returned or settled it."""
+        record = self._records.find(tag)
+        if record is None:
+            self._records.settle([tag])
+            return False
+        found = _Pushes(self.channel.global_keyprefix or "")
+        self.channel._do_restore_message(*loads(bytes_to_str(record)), found, leftmost)
+        try:
+            return self._records.restore(tag, record, found.rows, last=leftmost)
+        except redis.exceptions.NoPermissionError:
+            super().restore_by_tag(tag, client, leftmost)
+            return True
 
     def _sweep(self, limit: int | None) -> None:
         # kombu's client adds the prefix of the broker's keys to some commands, but not to ZRANGEBYSCORE.
@@ -188,24 +194,35 @@ class LeasedQoS(QoS):
         with self.channel.conn_or_acquire() as client:
             seconds, microseconds = client.time()
             expired = seconds + microseconds / 1e6 - self.visibility_timeout
-            with Mutex(client, sweeping(""), min(MUTEX_EXPIRE, self.visibility_timeout / 3)):
-                tags = map(bytes_to_str, client.zrangebyscore(index, 0, expired, start=limit and 0, num=limit))
-                # After the whole worker was stopped, its own messages may be among them: they are still held.
-                restored = sum(self._return(tag, client) for tag in tags if not self.leases.holds(tag))
+            tags = map(bytes_to_str, client.zrangebyscore(index, 0, expired, start=limit and 0, num=limit))
+            # After the whole worker was stopped, its own messages may be among them: they are still held.
+            restored = sum(self._return(tag, client) for tag in tags if not self.leases.holds(tag))
         if restored:
             self.leases.counters.add("restored", restored)
 
     def _return(self, tag: str, client: Any) -> bool:
         """Return a message to its queue; False if it is unreadable."""
         try:
-            self.restore_by_tag(tag, client)
+            return self.restore_by_tag(tag, client)
         except (ValueError, TypeError, LookupError):
             logger.exception("cannot read a message of a dead worker", extra={"action": "message_unreadable"})
             item = client.hget(self.unacked_key, tag)
             if item is not None:
                 self.leases.put_aside(tag, item)
             return False
-        return True
+
+
+class _Pushes:
+    """Collects the pushes of kombu instead of sending them."""
+
+    def __init__(self, prefix: str) -> None:
+        self.rows: list[str] = []
+        self._prefix = prefix
+
+    def rpush(self, key: str, message: str) -> None:
+        self.rows += (f"{self._prefix}{key}", message)
+
+    lpush = rpush
 
 
 def running_tags() -> set[str]:

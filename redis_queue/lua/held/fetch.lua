@@ -33,7 +33,7 @@ local MAX_BYTES, CHUNK = 1048576, 16
 local IDLE, LISTENING = 60000, 60
 
 -- include clock
--- If Redis is full, a first write that needs no memory allows the others: a full queue can be drained.
+-- As includes/first_write.lua, and the caller is not idle.
 redis.call('ZREM', line, channel)
 redis.call('ZCARD', index)
 redis.call('HLEN', unacked)

@@ -18,7 +18,6 @@ from redis_queue.celery.consume.connections import SWEEP_LIMIT, worker_connectio
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.celery.kombu_keys import InFlightKeys
-from redis_queue.store.keys import sweeping
 from tests.support.celery.fake_leases import FakeLeases
 from tests.support.servers import RedisServer
 
@@ -163,34 +162,11 @@ def test_at_most_the_limit_is_put_back_at_once(channel: Any, client: redis.Redis
     assert len(queued(client)) == 3
 
 
-def test_only_one_worker_sweeps_at_a_time_and_a_dead_one_blocks_briefly(channel: Any, client: redis.Redis) -> None:
-    hold(client, "out", TIMEOUT + 2)
-    client.set(sweeping(""), "somebody", ex=300)
-    channel.qos.restore_visible()
-    assert queued(client) == []
-    assert qos.MUTEX_EXPIRE <= TIMEOUT / 3
-
-
 def test_mutex_of_a_killed_kombu_worker_does_not_block(channel: Any, client: redis.Redis) -> None:
     hold(client, "out", TIMEOUT + 2)
     client.set("unacked_mutex", "somebody who just started", ex=300)
     channel.qos.restore_visible()
     assert queued(client) == ["out"]
-
-
-def test_mutex_is_released_and_has_the_prefix_of_the_broker(redis_server: RedisServer) -> None:
-    options = {"visibility_timeout": TIMEOUT, "global_keyprefix": "shop:"}
-    with Connection(f"redis+socket://{redis_server.socket}", transport_options=options) as connection:
-        lease_channels(connection.transport, FakeLeases())  # type: ignore[arg-type]
-        with redis_server.client() as client:
-            client.flushall()
-            client.set(sweeping("shop:"), "somebody", ex=300)
-            connection.default_channel.qos.restore_visible()
-            assert client.get(sweeping("shop:")) == b"somebody"
-            client.delete(sweeping("shop:"))
-            connection.default_channel.qos._swept_at = 0.0
-            connection.default_channel.qos.restore_visible()
-            assert client.keys() == []
 
 
 def test_expired_messages_are_put_back_under_the_prefix_of_the_broker(redis_server: RedisServer) -> None:
@@ -226,3 +202,22 @@ def test_unreadable_messages_are_quarantined_and_block_no_others(channel: Any, c
     channel.qos.restore_visible()
     assert queued(client) == ["out"]
     assert sorted(channel.qos.leases.aside) == [b"[1]", b"\xff not JSON"]
+
+
+def test_two_sweeps_at_the_same_time_return_a_message_once(
+    channel: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(client, "out", TIMEOUT + 2)
+    records = channel.qos._records
+    find = records.find
+
+    def find_and_be_late(tag: str) -> Any:
+        record = find(tag)
+        monkeypatch.setattr(records, "find", find)
+        channel.qos.restore_by_tag(tag)
+        return record
+
+    monkeypatch.setattr(records, "find", find_and_be_late)
+    channel.qos.restore_visible(num=None)
+    assert queued(client) == ["out"]
+    assert channel.qos.leases.counters.amounts == {}
