@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from redis_queue.backoff import Backoff, retry_delay
-from redis_queue.errors import InvalidValueError, RedisQueueError, StoreUnavailableError, Verdict
+from redis_queue.errors import RedisQueueError, StoreUnavailableError, Verdict
 from redis_queue.logs import logger_of
 from redis_queue.model import Message
+from redis_queue.queue.ack_buffer import AckBuffer
+from redis_queue.queue.handler import Handler, check_handler, check_ran
 from redis_queue.queue.heartbeat import Turn
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.queue.verdict import GiveBack, verdict_on
+from redis_queue.queue.waiting import Step
 from redis_queue.stop_event import StopEvent
 from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.times import Seconds, duration_ms
@@ -26,7 +28,7 @@ logger = logger_of(__name__)
 
 MAX_THREADS: Final = 1000
 
-Handler = Callable[[Message], Any]
+Result = TypeVar("Result")
 
 
 class Consumer:
@@ -39,8 +41,10 @@ class Consumer:
     that hangs for longer loses its message, and the other messages of its thread. While Redis cannot be reached, the
     threads wait with growing pauses; a finished message is acked as soon as Redis answers again.
 
-    A thread claims up to *batch* messages (1 to 500) in one round trip and acks them together after the last one: much
-    faster, but after a crash the whole batch is delivered again.
+    A thread acks finished messages and claims up to *batch* (1 to 500) others in one round trip: a larger batch is much
+    faster. Messages are acked after the last one of their batch, but at most 5 ms after they are done, also while the
+    next handler runs. A crash repeats the messages of these 5 ms and the running ones; the others of the batch are
+    redelivered.
 
     :meth:`run` returns after :meth:`stop`, SIGTERM or SIGINT. Running handlers get *grace* seconds to finish. Claimed
     messages whose handler has not started go back at once, and that delivery does not count. If an error ended a
@@ -58,7 +62,7 @@ class Consumer:
         max_runtime: Seconds | None = None,
         retry_delay: Callable[[int], Seconds] = retry_delay,
     ) -> None:
-        _check_handler(handler)
+        check_handler(handler)
         self._queue = queue
         self._handler = handler
         self._concurrency = check_limit(concurrency, MAX_THREADS, name="concurrency")
@@ -66,6 +70,7 @@ class Consumer:
         self._grace = duration_ms(grace, name="grace") / 1000
         self._retry_delay = retry_delay
         self._heartbeat = queue.keep_alive(max_runtime=max_runtime)
+        self._done = AckBuffer(lambda done: self._guard(self._ack, done))
         self._claiming = threading.Lock()
         self._begun = False
         self._stop = StopEvent()
@@ -82,7 +87,7 @@ class Consumer:
             raise RuntimeError("this Consumer has already run: make a new one")
         self._begun = True
         threads = [
-            threading.Thread(target=self._work, name=f"redis-queue-consumer-{number}", daemon=True)
+            threading.Thread(target=self._guard, args=(self._work,), name=f"redis-queue-consumer-{number}", daemon=True)
             for number in range(self._concurrency)
         ]
         with self._signals(), self._heartbeat:
@@ -94,6 +99,7 @@ class Consumer:
             deadline = time.monotonic() + self._grace
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
+            self._done.close(max(0.0, deadline - time.monotonic()))
             self._abandon.set()
         if self._error is not None:
             raise self._error
@@ -118,17 +124,22 @@ class Consumer:
 
     def _work(self) -> None:
         backoff = Backoff()
+        messages: list[Message] = []
+        while messages or not self._stop.is_set():
+            try:
+                messages = messages or self._claim()
+            except StoreUnavailableError as error:
+                pause = backoff.next()
+                logger.warning("Redis is away: %s", error, extra={"action": "store_unavailable", "retry_in": pause})
+                self._stop.wait(pause)
+                continue
+            backoff.reset()
+            messages = self._handle(messages)
+
+    def _guard(self, work: Callable[..., object], *arguments: Any) -> None:
+        """Call *work* in a thread; an error stops the consumer."""
         try:
-            while not self._stop.is_set():
-                try:
-                    messages = self._claim()
-                except StoreUnavailableError as error:
-                    pause = backoff.next()
-                    logger.warning("Redis is away: %s", error, extra={"action": "store_unavailable", "retry_in": pause})
-                    self._stop.wait(pause)
-                    continue
-                backoff.reset()
-                self._handle(messages)
+            work(*arguments)
         except BaseException as error:
             logger.exception("consumer stopped", extra={"action": "consumer_failed"})
             self._error = error
@@ -141,34 +152,43 @@ class Consumer:
                 return []
             return self._queue.get_many(self._batch, block=True, timeout=self._queue.settings.poll_interval)
 
-    def _handle(self, messages: list[Message]) -> None:
+    def _handle(self, messages: list[Message]) -> list[Message]:
+        """Handle and settle *messages*; return the next ones, if they could be claimed with the ack."""
         turn = self._heartbeat.add(*messages)
         try:
-            self._work_off(messages, turn)
+            return self._work_off(messages, turn)
         finally:
             self._heartbeat.remove(*messages)
 
-    def _work_off(self, messages: list[Message], turn: Turn) -> None:
-        done: list[Message] = []
+    def _work_off(self, messages: list[Message], turn: Turn) -> list[Message]:
         left = messages[::-1]
+        last: list[Message] = []
+        goes_on = False
         try:
             while left and not self._stop.is_set():
                 message = left.pop()
                 self._heartbeat.restart(turn)
                 if not self._heartbeat.is_lost(message) and self._finish(message):
-                    done.append(message)
+                    # No handler runs after the last one, so its ack is sent at once.
+                    (self._done.add if left else last.append)(message)
+            goes_on = not self._stop.is_set()
         finally:
             turn.pause()
-            if done:
-                self._ack(done)
-            if left:
-                left.reverse()
-                self._settle(left, lambda: self._queue.nack_many(left, counted=False))
+            done = self._done.take() + last
+            if not goes_on:
+                self._leave(done, left[::-1])
+        return self._ack_and_claim(done) if goes_on and done else []
+
+    def _leave(self, done: list[Message], left: list[Message]) -> None:
+        if done:
+            self._ack(done)
+        if left:
+            self._settle(left, lambda: self._queue.nack_many(left, counted=False), [False] * len(left))
 
     def _finish(self, message: Message) -> bool:
         """Run the handler; True means that the message can be acked."""
         try:
-            _check_ran(self._handler(message))
+            check_ran(self._handler(message))
         except Exception as error:
             if not isinstance(error, Verdict):
                 logger.exception("handler failed", extra={"action": "handler_failed", "message_id": message.id})
@@ -180,17 +200,24 @@ class Consumer:
             return True
         return False
 
+    def _ack_and_claim(self, done: list[Message]) -> list[Message]:
+        # The same call is repeated: if its reply was lost, it returns what it acked and claimed.
+        refused = Step([False] * len(done), [])
+        step = self._settle(done, self._queue.ack_then_get(done, self._batch), refused)
+        _report(done, step.accepted)
+        return step.messages
+
     def _ack(self, done: list[Message]) -> None:
-        accepted = self._settle(done, lambda: self._queue.ack_many(done))
-        for message, kept in zip(done, accepted, strict=True):
-            if not kept:
-                logger.warning("ack refused, lease lost", extra={"action": "ack_refused", "message_id": message.id})
+        _report(done, self._settle(done, lambda: self._queue.ack_many(done), [False] * len(done)))
 
     def _nack(self, message: Message, how: GiveBack) -> None:
-        self._settle([message], lambda: [self._queue.nack(message, **how._asdict())])
+        self._settle([message], lambda: self._queue.nack(message, **how._asdict()), False)
 
-    def _settle(self, messages: list[Message], call: Callable[[], list[bool]]) -> list[bool]:
-        """Repeat *call* until Redis answers: finished work is acked however long Redis cannot be reached."""
+    def _settle(self, messages: list[Message], call: Callable[[], Result], abandoned: Result) -> Result:
+        """Repeat *call* until Redis answers: finished work is acked however long Redis cannot be reached.
+
+        Returns *abandoned* if Redis does not answer until the grace is over.
+        """
         backoff = Backoff()
         try:
             while True:
@@ -199,7 +226,7 @@ class Consumer:
                 except StoreUnavailableError as error:
                     logger.warning("cannot settle yet: %s", error, extra={"action": "store_unavailable"})
                     if self._abandon.wait(backoff.next()):
-                        return [False] * len(messages)
+                        return abandoned
         except RedisQueueError:
             logger.exception("cannot settle", extra={"action": "settle_failed"})
             raise
@@ -207,24 +234,7 @@ class Consumer:
             self._heartbeat.remove(*messages)
 
 
-def _check_handler(handler: Any) -> None:
-    if not callable(handler):
-        raise InvalidValueError(f"handler={handler!r}: must be a function that takes a message")
-    for found in (handler, type(handler).__call__):
-        if any(is_lazy(found) for is_lazy in _LAZY):
-            raise InvalidValueError(
-                f"handler={handler!r}: must be a plain function, because calling this one would not run its code; a"
-                " plain function may call asyncio.run()"
-            )
-
-
-_LAZY: Final = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-
-
-def _check_ran(result: object) -> None:
-    """Raise if a handler returned an object whose code has not run yet."""
-    if result is None or not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
-        return
-    if inspect.iscoroutine(result):
-        result.close()
-    raise InvalidValueError(f"the handler returned a {type(result).__name__}, whose code did not run")
+def _report(done: list[Message], accepted: list[bool]) -> None:
+    for message, kept in zip(done, accepted, strict=True):
+        if not kept:
+            logger.warning("ack refused, lease lost", extra={"action": "ack_refused", "message_id": message.id})

@@ -12,7 +12,7 @@ from redis_queue.model import DeadLetter, InFlight, Item, Message, PutBack, Quar
 from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.queue.replies import read_message, read_stats
 from redis_queue.queue.verdict import verdict_on
-from redis_queue.queue.waiting import Claims
+from redis_queue.queue.waiting import Claims, Step
 from redis_queue.store.chunks import (
     CHUNK,
     MANY,
@@ -144,6 +144,17 @@ class RedisQueue:
     def ack_many(self, messages: Iterable[Message]) -> list[bool]:
         """Finish *messages*, one round trip per 500; False for each message whose lease was lost."""
         return self._records.ack(list(messages))
+
+    def ack_then_get(self, messages: Iterable[Message], limit: int) -> Callable[[], Step]:
+        """Return a call that finishes *messages* and claims up to *limit* others (each 1 to 500) in one round trip.
+
+        The call does not wait for messages. It returns a pair: the result of :meth:`ack_many` and that of
+        :meth:`get_many`. If it raises StoreUnavailableError, call it again before any other call of this thread to this
+        queue: it takes effect once.
+        """
+        done = list(messages)
+        check_limit(len(done), CHUNK, name="messages")
+        return self._claims.ack_then_get(done, check_limit(limit, CHUNK))
 
     def nack(
         self, message: Message, *, delay: Seconds = 0, reason: Reason = "", dead: bool = False, counted: bool = True

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 from redis_queue.backoff import Backoff
-from redis_queue.errors import RedisQueueError, StoreUnavailableError
+from redis_queue.errors import RedisQueueError, StoreError, StoreUnavailableError
 from redis_queue.logs import logger_of
 from redis_queue.model import Lease, Message
 from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.queue.replies import read_message
 from redis_queue.store.chunks import CHUNK
-from redis_queue.store.records import Records
+from redis_queue.store.records import Records, read_flags
 from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import Settings
 from redis_queue.times import Seconds, duration_ms, from_ms
@@ -23,6 +24,13 @@ logger = logger_of(__name__)
 
 SHORTEST_WAIT: Final = 0.005
 """Redis 6.2 cuts a timeout of a millisecond to 0, which means for ever."""
+
+
+class Step(NamedTuple):
+    """What one step did: whether each ack was accepted, and the messages that it claimed."""
+
+    accepted: list[bool]
+    messages: list[Message]
 
 
 class Claims:
@@ -55,10 +63,19 @@ class Claims:
                     raise
                 _pause(error, backoff, deadline)
 
+    def ack_then_get(self, done: Sequence[Message], limit: int) -> Callable[[], Step]:
+        """Return a call that acks *done* and claims up to *limit* ready messages in one step, without waiting.
+
+        If it raises StoreUnavailableError, call it again: it takes effect once, and returns what the lost reply said.
+        """
+        call = self._records.prepare("queue/get", done, **self._arguments(limit))
+        return lambda: self._step(done, call)
+
     def ack_and_get(self, message: Message, heartbeat: Heartbeat, timeout: Seconds | None) -> Message | None:
         """Finish *message* however long Redis is away, for *timeout* at most; claim the next one if one is ready."""
+        call = self.ack_then_get([message], 1)
         try:
-            return self._ack_and_claim(message)
+            return self._next(message, call())
         except StoreUnavailableError as error:
             away = error
         # The outcome of the ack is unknown: until it is known, nobody else may get the message.
@@ -67,54 +84,63 @@ class Claims:
         while True:
             _pause(away, backoff, deadline)
             try:
-                self._records.ack([message])
+                step = call()
             except StoreUnavailableError as error:
                 if deadline <= time.monotonic():
                     raise
                 away = error
             else:
                 heartbeat.remove(message)
-                return None
+                return self._next(message, step)
 
-    def _ack_and_claim(self, message: Message) -> Message | None:
-        """Finish *message* and claim the next ready one in one round trip."""
-        accepted, reply = self._records.ack_and(message, "queue/get", **self._arguments(1))
-        if not accepted:
+    def _next(self, message: Message, step: Step) -> Message | None:
+        if not step.accepted[0]:
             logger.warning("the lease was lost", extra={"action": "lease_lost", "message_id": message.id})
-        messages, _ = self._claim(1, reply)
-        return messages[0] if messages else None
+        return step.messages[0] if step.messages else None
 
-    def _claim(self, limit: int, reply: Any = None) -> tuple[list[Message], float]:
-        """Claim once, or read *reply*; if nothing was ready but something is due, move that and claim again."""
-        messages, next_in = self._claim_once(limit, reply)
-        if next_in > 0:
-            return messages, next_in
+    def _step(self, done: Sequence[Message], call: Callable[[], Any]) -> Step:
         try:
-            moved = self._maintain()
-        except RedisQueueError as error:
-            if not messages:
-                raise
-            # Claimed messages must reach the caller even if the maintenance failed.
-            logger.warning("cannot put back: %s", error, extra={"action": "put_back_failed"})
-            return messages, self._poll
-        if not messages and moved:
+            reply = call()
+        except StoreUnavailableError:
+            raise
+        except StoreError:
+            # The next claim meets this error, too. What is done must be acked in any case.
+            return Step(self._records.ack(done), [])
+        messages, wait, _ = self._read(reply)
+        if messages and wait <= 0:
+            self._maintain_or_log()
+        return Step(read_flags(reply[3]), messages)
+
+    def _claim(self, limit: int) -> tuple[list[Message], float]:
+        """Claim once; if nothing was ready but something is due, move that and claim again.
+
+        Returns the messages, and the seconds until a delayed message or an expired lease needs a look.
+        """
+        messages, wait = self._claim_once(limit)
+        if wait > 0:
+            return messages, wait
+        if messages:
+            self._maintain_or_log()
+        elif self._maintain():
             messages, _ = self._claim_once(limit)
         return messages, self._poll
 
-    def _claim_once(self, limit: int, reply: Any = None) -> tuple[list[Message], float]:
-        """Return the claimed messages, and the seconds until a delayed message or an expired lease needs a look."""
+    def _claim_once(self, limit: int) -> tuple[list[Message], float]:
         while True:
-            token, expires, next_in, *found = reply or self._records.call("queue/get", **self._arguments(limit))
-            reply = None
-            wait = math.inf if next_in < 0 else next_in / 1000
-            if not found and token != b"+":
-                return [], wait
-            lease = Lease(token.decode(), from_ms(expires))
-            fields = iter(found)
-            rows = zip(fields, fields, fields, strict=True)
-            read = [read_message(self._records, row, lease) for row in rows]
-            if messages := [message for message in read if message is not None]:
+            messages, wait, again = self._read(self._records.call("queue/get", **self._arguments(limit)))
+            if not again:
                 return messages, wait
+
+    def _read(self, reply: Sequence[Any]) -> tuple[list[Message], float, bool]:
+        """Return the claimed messages, the seconds as :meth:`_claim` does, and whether all of them were unreadable."""
+        token, expires, next_in, _, *found = reply
+        lease = Lease(token.decode(), from_ms(expires))
+        fields = iter(found)
+        rows = zip(fields, fields, fields, strict=True)
+        read = [read_message(self._records, row, lease) for row in rows]
+        messages = [message for message in read if message is not None]
+        again = not messages and (bool(found) or token == b"+")
+        return messages, math.inf if next_in < 0 else next_in / 1000, again
 
     def _arguments(self, limit: int) -> dict[str, Any]:
         return {"now": self._records.clock(), "lease": self._lease_ms, "limit": limit, "nonce": os.urandom(8).hex()}
@@ -125,6 +151,13 @@ class Claims:
         if self._put_back_limit:
             moved += self._records.put_back(self._put_back_limit).returned
         return bool(moved)
+
+    def _maintain_or_log(self) -> None:
+        try:
+            self._maintain()
+        except RedisQueueError as error:
+            # Claimed messages must reach the caller even if the maintenance failed.
+            logger.warning("cannot put back: %s", error, extra={"action": "put_back_failed"})
 
     def _wait(self, seconds: float) -> None:
         # Blocks on the wake-up token, never on messages: a token lost with its consumer costs one poll interval.

@@ -23,7 +23,7 @@ leader      STRING name of the dispatcher that waits for due entries
 lateness    HASH   all-time totals of dispatching: sent, failed, sum_ms, and a field per bucket
 minutes     HASH   minute of the day -> "<minute> <sent> <failed> <sum_ms> <worst_ms>"
 dispatchers HASH   name -> "<ms when it was seen> <JSON>"
-slot:<x>    STRING number and outcome of the last call of client thread x (x_claim: of its last claim), for a minute:
+slot:<x>    STRING number and outcome of the last call of client thread x, for a minute:
                    a repeated call gets the stored outcome, a late attempt is refused
 =========== ====== =====================================================================
 

@@ -25,10 +25,6 @@ class Link(Protocol):
         """Send one command once. Raises the errors of redis-py."""
         ...
 
-    def send_both(self, first: Command, second: Command) -> tuple[Any, Any]:
-        """Send two commands in this order, in one round trip if possible. Raises the errors of redis-py."""
-        ...
-
     def send_many(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands in one round trip if possible; an error reply is returned in place of a reply."""
         ...
@@ -48,12 +44,22 @@ class DirectLink:
 
     def send(self, *command: Argument) -> Any:
         """Send one command once; on failure close the connection and all free ones."""
-        return self._exchange(command)[0]
-
-    def send_both(self, first: Command, second: Command) -> tuple[Any, Any]:
-        """Send two commands at once. If the first one is refused, the outcome of the second one is unknown."""
-        one, two = self._exchange(first, second)
-        return one, two
+        connection = self._take()
+        try:
+            connection.send_packed_command(connection.pack_command(*command), check_health=False)
+            reply = connection.read_response(disable_decoding=True, disconnect_on_error=True)
+        except redis.ReadOnlyError:
+            # A demoted primary: only a new connection can find the new one.
+            self.close(connection)
+            raise
+        except redis.ResponseError:
+            self._free.append(connection)
+            raise
+        except BaseException:
+            self.close(connection)
+            raise
+        self._free.append(connection)
+        return reply
 
     def send_many(self, commands: Sequence[Command]) -> list[Any]:
         """Send all commands at once and read all replies."""
@@ -76,29 +82,6 @@ class DirectLink:
             return self._free.pop()
         except IndexError:
             return self._connect()
-
-    def _exchange(self, *commands: Command) -> list[Any]:
-        connection = self._take()
-        try:
-            packed = [part for command in commands for part in connection.pack_command(*command)]
-            connection.send_packed_command(packed, check_health=False)
-            replies = [connection.read_response(disable_decoding=True, disconnect_on_error=True) for _ in commands]
-        except redis.ReadOnlyError:
-            # A demoted primary: only a new connection can find the new one.
-            self.close(connection)
-            raise
-        except redis.ResponseError:
-            if len(commands) == 1:
-                self._free.append(connection)
-            else:
-                # The reply to the next command may still be on its way.
-                connection.disconnect()
-            raise
-        except BaseException:
-            self.close(connection)
-            raise
-        self._free.append(connection)
-        return replies
 
     def close(self, *connections: Any) -> None:
         """Close *connections* and all free ones."""
@@ -143,10 +126,6 @@ class ClusterLink:
         # Name the node: otherwise redis-py itself repeats a script whose reply was lost.
         node = self._client.get_node_from_key(command[key])
         return self._client.execute_command(*command, target_nodes=node)
-
-    def send_both(self, first: Command, second: Command) -> tuple[Any, Any]:
-        """Send the commands one after the other."""
-        return self.send(*first), self.send(*second)
 
     def send_many(self, commands: Sequence[Command]) -> list[Any]:
         """Send the commands one after the other."""

@@ -74,12 +74,11 @@ class Records:
 
     def call(self, name: str, **arguments: Any) -> Any:
         """Call script *name*, which remembers the last call of a thread, with the next number of this thread."""
-        return self._numbered.call(name, **arguments)
+        return self._numbered.prepare(name, **arguments)()
 
-    def ack_and(self, held: Leased, name: str, **arguments: Any) -> tuple[bool, Any]:
-        """Ack *held* and call script *name* as :meth:`call` does, in one round trip."""
-        flags, reply = self._numbered.call_both("lease/ack", list(pairs([held])), name, **arguments)
-        return flags[0] == _YES, reply
+    def prepare(self, name: str, held: Sequence[Leased], **arguments: Any) -> Callable[[], Any]:
+        """Return a call of script *name* with *held*; it may be repeated, as :meth:`NumberedCalls.prepare` says."""
+        return self._numbered.prepare(name, more=pairs(held), **arguments)
 
     def run(self, name: str, **arguments: Any) -> Any:
         """Call script *name*, which is safe to repeat at any time."""
@@ -90,7 +89,7 @@ class Records:
 
     def ack(self, held: Sequence[Leased]) -> list[bool]:
         """Ack *held*; False for each whose lease was lost."""
-        return [flag == _YES for chunk in chunks(held) for flag in self.call("lease/ack", more=pairs(chunk))]
+        return [kept for chunk in chunks(held) for kept in read_flags(self.call("lease/ack", more=pairs(chunk)))]
 
     def release(self, held: Sequence[Leased], *, delay: int, reason: object, counted: bool, dead: bool) -> list[bool]:
         """Give *held* back, to be claimed after *delay* ms; False for each whose lease was lost."""
@@ -112,9 +111,9 @@ class Records:
     def extend(self, held: Sequence[Leased], lease_ms: int) -> list[bool]:
         """Lengthen leases to *lease_ms* from now (0: only check them); False for each that was lost."""
         return [
-            flag == _YES
+            kept
             for chunk in chunks(held)
-            for flag in self.run("lease/extend", now=self.clock(), lease=lease_ms, more=pairs(chunk))[1]
+            for kept in read_flags(self.run("lease/extend", now=self.clock(), lease=lease_ms, more=pairs(chunk))[1])
         ]
 
     def put_back(self, limit: int) -> PutBack:
@@ -295,6 +294,11 @@ def _reason_text(reason: object) -> str:
 
 def _version(line: bytes) -> str:
     return hashlib.blake2b(line, digest_size=6).hexdigest()
+
+
+def read_flags(flags: bytes) -> list[bool]:
+    """Return whether each flag in the reply of a script is 1."""
+    return [flag == _YES for flag in flags]
 
 
 _NO, _YES = b"01"

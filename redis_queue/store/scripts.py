@@ -100,18 +100,6 @@ class BoundScript:
     def __call__(self, *, more: Iterable[Argument] = (), **arguments: Argument) -> Any:
         return self._insist(self._command(more, arguments), 1)
 
-    def with_next(
-        self, more: Iterable[Argument], following: BoundScript, arguments: dict[str, Argument], **own: Argument
-    ) -> tuple[Any, Any]:
-        """Call this script and then *following* with *arguments*, in one round trip if both succeed."""
-        first, second = self._command(more, own), following._command((), arguments)
-        try:
-            return self._link.send_both(first, second)
-        except (redis.exceptions.NoScriptError, *RedisErrors) as error:
-            # Repeat each of them alone: a call that took effect returns the same reply again.
-            unknown = may_have_arrived(error)
-            return self._insist(first, 2, unknown=unknown), following._insist(second, 2, unknown=unknown)
-
     def look(self, **arguments: Any) -> ReadCall:
         """Return a call of this read-only script, for :meth:`Scripts.each`."""
         return ReadCall(self._command((), dict(arguments)), functools.partial(self, **arguments))

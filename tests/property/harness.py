@@ -89,10 +89,6 @@ class LossyLink:
                 raise redis.TimeoutError("the reply is lost")
         return reply
 
-    def send_both(self, first: tuple[Argument, ...], second: tuple[Argument, ...]) -> tuple[Any, Any]:
-        """Send two commands, one after the other."""
-        return self.send(*first), self.send(*second)
-
 
 def _may_change(command: tuple[Argument, ...]) -> bool:
     name, target = command[:2]

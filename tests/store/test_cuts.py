@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
-from redis_queue import DelayQueue, EntryExistsError, RedisQueue, StoreUnavailableError
+from redis_queue import Consumer, DelayQueue, EntryExistsError, RedisQueue, StoreUnavailableError
 from redis_queue.delay.model import Push
 from redis_queue.model import Lease, Message
 from redis_queue.store.script_files import load
@@ -290,24 +290,21 @@ class TestDelayedFirstAttempt:
         assert snapshot(client) == before
 
 
-ACK, GET = load("lease/ack").sha.encode(), load("queue/get").sha.encode()
-
-FIRST_REPLY = len(b"$1\r\n1\r\n")
+GET = load("queue/get").sha.encode()
 
 BETWEEN: dict[str, Callable[[FaultProxy], None]] = {
     "nothing arrives": lambda proxy: proxy.cut_next_request(matching=GET),
-    "only the ack arrives": lambda proxy: proxy.cut_next_request(matching=GET, before=GET),
-    "half of the ack arrives": lambda proxy: proxy.cut_next_request(matching=GET, before=ACK),
+    "half of the request arrives": lambda proxy: proxy.cut_next_request(matching=GET, before=GET),
+    "nothing arrives, until the next attempt of the caller": lambda proxy: proxy.cut_next_request(3, matching=GET),
     "no reply comes": lambda proxy: proxy.drop_next_reply(matching=GET),
-    "half of the first reply comes": lambda proxy: proxy.cut_next_reply(matching=GET, after=FIRST_REPLY // 2),
-    "only the first reply comes": lambda proxy: proxy.cut_next_reply(matching=GET, after=FIRST_REPLY),
-    "half of the second reply comes": lambda proxy: proxy.cut_next_reply(matching=GET, after=FIRST_REPLY + 30),
-    "no reply comes, three times": lambda proxy: proxy.drop_next_reply(2, matching=GET),
+    "half of the reply comes": lambda proxy: proxy.cut_next_reply(matching=GET),
+    "no reply comes, three times": lambda proxy: proxy.drop_next_reply(3, matching=GET),
+    "no reply comes, five times": lambda proxy: proxy.drop_next_reply(5, matching=GET),
 }
 
 
 class TestAckWithNextClaim:
-    """consume() sends an ack and the next claim together; the connection may break in between."""
+    """An ack and the next claim are one call; the connection may break before, in and after it."""
 
     @pytest.fixture
     def warm(self, client: redis.Redis) -> RedisQueue:
@@ -318,8 +315,13 @@ class TestAckWithNextClaim:
         return queue
 
     @pytest.mark.parametrize("between", BETWEEN)
-    def test_acks_one_message_and_claims_the_next_once(
-        self, warm: RedisQueue, proxy: FaultProxy, through: redis.Redis, between: str
+    def test_consume_acks_one_message_and_claims_the_next_once(
+        self,
+        warm: RedisQueue,
+        proxy: FaultProxy,
+        through: redis.Redis,
+        between: str,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         found = []
         for message in RedisQueue("orders", through).consume(timeout=0):
@@ -332,6 +334,64 @@ class TestAckWithNextClaim:
         assert proxy.pending_drops == 0
         assert found == ["first", "second", "third"]
         assert warm.stats().acked == 3
+        assert "lease was lost" not in caplog.text
+
+    @pytest.mark.parametrize("between", BETWEEN)
+    @pytest.mark.parametrize("batch", [1, 2])
+    def test_a_consumer_acks_its_batch_and_claims_the_next_once(
+        self,
+        warm: RedisQueue,
+        proxy: FaultProxy,
+        through: redis.Redis,
+        between: str,
+        batch: int,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        def handle(message: Message) -> None:
+            stats = warm.stats()
+            found.append((message.body, message.deliveries, stats.ready))
+            if len(found) == batch:
+                BETWEEN[between](proxy)
+            if message.body == "third":
+                consumer.stop()
+
+        found: list[tuple[str, int, int]] = []
+        consumer = Consumer(RedisQueue("orders", through), handle, batch=batch)
+        consumer.run()
+        assert proxy.pending_drops == 0
+        left = [2, 1, 0] if batch == 1 else [1, 1, 0]
+        assert found == [("first", 1, left[0]), ("second", 1, left[1]), ("third", 1, left[2])]
+        stats = warm.stats()
+        assert (stats.ready, stats.in_flight, stats.acked) == (0, 0, 3)
+        assert "ack refused" not in caplog.text
+
+    @pytest.mark.parametrize("between", ["nothing arrives", "no reply comes", "no reply comes, five times"])
+    def test_a_lease_lost_before_it_is_reported_once_and_the_claim_succeeds(
+        self, warm: RedisQueue, proxy: FaultProxy, through: redis.Redis, between: str
+    ) -> None:
+        queue = RedisQueue("orders", through)
+        first, second = queue.get_many(2)
+        assert warm.nack(first, delay=60)
+        BETWEEN[between](proxy)
+        step = queue.ack_then_get([first, second], 5)
+        found = insist(step)
+        assert proxy.pending_drops == 0
+        assert found == insist(step)
+        assert found[0] == [False, True]
+        assert [message.body for message in found[1]] == ["third"]
+        stats = warm.stats()
+        assert (stats.delayed, stats.in_flight, stats.acked) == (1, 1, 1)
+
+    def test_messages_claimed_by_a_repeated_call_keep_their_new_holders(self, warm: RedisQueue) -> None:
+        (first,) = warm.get_many(1)
+        step = warm.ack_then_get([first], 2)
+        _, (second, third) = step()
+        other = RedisQueue("orders", warm.client)
+        assert other.nack(second)
+        again = other.get()
+        assert again is not None
+        assert (again.body, again.deliveries) == ("second", 2)
+        assert step() == ([True], [third])
 
     def test_claims_without_an_answer_are_put_back(
         self, warm: RedisQueue, proxy: FaultProxy, through: redis.Redis
@@ -341,12 +401,19 @@ class TestAckWithNextClaim:
         proxy.drop_next_reply(10, matching=GET)
         with pytest.raises(StoreUnavailableError, match="unknown"):
             next(consuming)
-        # It repeated the claim, and the second answer was lost as well.
         stats = warm.stats()
-        assert (stats.ready, stats.in_flight, stats.acked) == (0, 2, 1)
+        assert (stats.ready, stats.in_flight, stats.acked) == (1, 1, 1)
         late = RedisQueue("orders", warm.client, clock=lambda: 2 * server_now(warm))
         late.put_back()
         assert [message.body for message in late.get_many(5)] == ["second", "third"]
+
+
+def insist(step: Callable[[], Any]) -> Any:
+    """Call *step* until it has an answer, twice at most."""
+    try:
+        return step()
+    except StoreUnavailableError:
+        return step()
 
 
 def server_now(queue: RedisQueue) -> int:

@@ -6,7 +6,7 @@
 -- KEYS[4] in_flight  ZSET  id -> end of its lease (ms)
 -- KEYS[5] leases     HASH  id -> "<deliveries> <token>"
 -- KEYS[6] quarantine LIST  unreadable records
--- KEYS[7] slot       STRING number of this caller's last claim
+-- KEYS[7] slot       STRING number and outcome of this caller's last call
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] lease      length in ms
 -- ARGV[3] limit      most entries to claim

@@ -17,25 +17,8 @@ local held = {unpack(ARGV, 2)}
 
 -- include last_call
 if last == sequence then return outcome end
-local ids = {}
-for i = 1, #held, 2 do ids[#ids + 1] = held[i] end
-local current = redis.call('HMGET', leases, unpack(ids))
-redis.call('HLEN', records)
-redis.call('ZCARD', in_flight)
 redis.call('HLEN', meta)
-local reasons = redis.call('HLEN', errors)
-local flags, done, seen = {}, {}, {}
-for i, id in ipairs(ids) do
-  local token = ' ' .. held[2 * i]
-  if current[i] and not seen[id] and string.sub(current[i], -#token) == token then
-    flags[i] = 1
-    done[#done + 1] = id
-    seen[id] = true
-  else
-    flags[i] = 0
-  end
-end
-flags = table.concat(flags)
+-- include fence
 if #done == 0 then return flags end
 -- include finish
 return remember(flags)

@@ -1,4 +1,4 @@
--- Claim ready messages under one lease.
+-- Ack messages that are done, then claim ready ones under one lease.
 --
 -- KEYS[1] meta       HASH  schema, paused, counters
 -- KEYS[2] records    HASH  id -> record
@@ -8,22 +8,25 @@
 -- KEYS[6] leases     HASH  id -> "<deliveries> <token>"
 -- KEYS[7] quarantine LIST  unreadable records
 -- KEYS[8] wake       LIST  at most one item
--- KEYS[9] slot       STRING number of this caller's last claim
+-- KEYS[9] errors     HASH  id -> last reason
+-- KEYS[10] slot      STRING number and outcome of this caller's last call
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] lease      length in ms
 -- ARGV[3] limit      most messages to claim
 -- ARGV[4] nonce      new for every call, part of the token
--- ARGV[5] sequence   number of the claim, grows per caller; a repeat gets the same claim, a lower number is refused
+-- ARGV[5] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV[...] held     id, token of each message to ack
 --
--- Returns {token, end of the lease, ms until the next delayed message is due or lease expires (-1 = none), then id,
--- deliveries and record of each message}. Token "" = nothing ready, "-" = paused, "+" = only unreadable messages were
--- ready, which went to quarantine: claim again.
+-- Returns {token, end of the lease, ms until the next delayed message is due or lease expires (-1 = none), flags, then
+-- id, deliveries and record of each message}. Token "" = nothing ready, "-" = paused, "+" = only unreadable messages
+-- were ready, which went to quarantine: claim again. Flags: 1 = acked, 0 = lease lost, nothing changed.
 -- Stops after the message that makes 1 MiB, and reads none after it, so that no call blocks Redis for long.
--- O(limit * log in flight)
+-- O((held + limit) * log in flight)
 local meta, records, ready, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local leases, quarantine, wake, slot = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local leases, quarantine, wake, errors, slot = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local now, lease, limit, nonce = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local sequence = ARGV[5]
+local held = {unpack(ARGV, 6)}
 local MAX_BYTES = 1048576
 
 local known, paused = unpack(redis.call('HMGET', meta, 'schema', 'paused'))
@@ -33,15 +36,16 @@ local known, paused = unpack(redis.call('HMGET', meta, 'schema', 'paused'))
 
 -- include last_call
 if last == sequence then
+  local flags, claim = string.match(outcome, '^([01]*) (.*)$')
+  local reply = {claim == '+' and claim or '', 0, -1, flags}
   -- That lease ends no later than one of this length that begins now. If it is not among the last 1,000 of those, its
   -- messages come back when it ends.
   local latest = string.format('%.0f', now + lease)
   local newest = redis.call('ZRANGE', in_flight, latest, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 1000)
-  local held = #newest > 0 and redis.call('HMGET', leases, unpack(newest)) or {}
-  local reply = {outcome == '+' and outcome or '', 0, -1}
+  local counts = #newest > 0 and redis.call('HMGET', leases, unpack(newest)) or {}
   for i = #newest, 1, -1 do
-    local deliveries, token = string.match(held[i] or '', '^(%d+) (.+)$')
-    if token == outcome then
+    local deliveries, token = string.match(counts[i] or '', '^(%d+) (.+)$')
+    if token == claim then
       reply[1] = token
       reply[2] = tonumber(redis.call('ZSCORE', in_flight, newest[i]))
       reply[#reply + 1] = newest[i]
@@ -51,32 +55,38 @@ if last == sequence then
   end
   return reply
 end
-local function kept(reply)
-  remember(reply[1])
-  return reply
-end
-
-local soonest = redis.call('ZRANGE', in_flight, 0, 0, 'WITHSCORES')[2]
-local due = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
-soonest = math.min(tonumber(soonest or math.huge), tonumber(due or math.huge))
-local next_in = soonest < math.huge and math.max(0, soonest - now) or -1
--- include first_write
-if paused then return kept({'-', 0, -1}) end
 
 -- One more than the limit shows whether any are left.
 local ids = redis.call('LRANGE', ready, -limit - 1, -1)
+local due = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')[2]
+local woken = redis.call('LLEN', wake) > 0
+redis.call('LLEN', quarantine)
+-- include fence
+if #done > 0 then
+  -- include finish
+end
+local function kept(reply)
+  remember(flags .. ' ' .. reply[1])
+  return reply
+end
+-- include first_write
+if paused then return kept({'-', 0, -1, flags}) end
+
+local soonest = redis.call('ZRANGE', in_flight, 0, 0, 'WITHSCORES')[2]
+soonest = math.min(tonumber(soonest or math.huge), tonumber(due or math.huge))
+local next_in = soonest < math.huge and math.max(0, soonest - now) or -1
 if #ids == 0 then
   redis.call('DEL', wake)
-  return kept({'', 0, next_in})
+  return kept({'', 0, next_in, flags})
 end
 local first = math.max(1, #ids - limit + 1)
-local held = redis.call('HMGET', leases, unpack(ids, first))
+local counts = redis.call('HMGET', leases, unpack(ids, first))
 local token = string.format('%.0f-%s', redis.call('HINCRBY', meta, 'claims', 1), nonce)
 local expires = now + lease
-local reply, scores, fields, lost, bytes, taken = {token, expires, next_in}, {}, {}, {}, 0, 0
-local size, width, unread = 3, 0, {}
+local reply, scores, fields, lost, bytes, taken = {token, expires, next_in, flags}, {}, {}, {}, 0, 0
+local size, width, unread = 4, 0, {}
 for i = #ids, first, -1 do
-  local id, count = ids[i], held[i - first + 1]
+  local id, count = ids[i], counts[i - first + 1]
   local record = redis.call('HGET', records, id)
   -- include frame
   if whole then
@@ -94,7 +104,6 @@ for i = #ids, first, -1 do
   taken, bytes = taken + 1, bytes + #(record or '')
   if bytes >= MAX_BYTES then break end
 end
-local wakes = taken < #ids and redis.call('LLEN', wake) == 0
 if #lost > 0 then redis.call('RPUSH', quarantine, unpack(unread)) end
 if width > 0 then
   redis.call('ZADD', in_flight, unpack(scores))
@@ -105,6 +114,6 @@ if #lost > 0 then
   redis.call('HDEL', records, unpack(lost))
   redis.call('HDEL', leases, unpack(lost))
 end
-if wakes then redis.call('RPUSH', wake, '1') end
+if taken < #ids and not woken then redis.call('RPUSH', wake, '1') end
 if width == 0 then reply[1] = '+' end
 return kept(reply)
