@@ -165,6 +165,102 @@ def test_stop_finishes_running_handlers_and_releases_other_messages(queue: Redis
     assert [(message.body, message.deliveries) for message in queue.peek(9)] == [(n, 0) for n in range(1, 10)]
 
 
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_finished_messages_are_acked_while_the_next_handler_runs(queue: RedisQueue, concurrency: int) -> None:
+    def handle(message: Message) -> None:
+        if message.body == "slow":
+            started.set()
+            assert release.wait(20)
+
+    started, release = threading.Event(), threading.Event()
+    queue.put_many(["quick", "quick", "slow", "never begun"])
+    with running(queue, handle, batch=4, concurrency=concurrency):
+        assert started.wait(10)
+        wait_until(lambda: queue.stats().acked == 2, description="the finished ones to be acked")
+        assert queue.stats().in_flight == 2
+        release.set()
+        wait_until(lambda: is_empty(queue), description="an empty queue")
+
+    assert queue.stats().acked == 4
+
+
+def test_finished_messages_are_acked_after_an_outage_while_the_next_handler_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with RedisServer() as server, server.client() as client:
+        queue = RedisQueue("work", client, poll_interval=0.1)
+        started, release = threading.Event(), threading.Event()
+
+        def handle(message: Message) -> None:
+            if message.body == "quick":
+                client.config_set("min-replicas-to-write", 1)
+            else:
+                started.set()
+                assert release.wait(30)
+
+        queue.put_many(["quick", "slow"])
+        with running(queue, handle, batch=2):
+            assert started.wait(10)
+            wait_until(lambda: "cannot settle yet" in caplog.text, description="a refused ack")
+            client.config_set("min-replicas-to-write", 0)
+            wait_until(lambda: queue.stats().acked == 1, description="the finished one to be acked")
+            release.set()
+
+        assert queue.stats().acked == 2
+
+
+def test_a_consumer_needs_one_script_per_batch(queue: RedisQueue) -> None:
+    def handle(message: Message) -> None:
+        if message.body == 0:
+            queue.client.config_resetstat()
+        if message.body == 49:
+            calls.append(calls_of(queue.client, "evalsha"))
+            consumer.stop()
+
+    calls: list[int] = []
+    queue.put_many(range(50))
+    consumer = Consumer(queue, handle)
+    consumer.run()
+
+    assert calls == [49]
+
+
+def test_what_is_done_is_acked_even_if_nothing_can_be_claimed(queue: RedisQueue) -> None:
+    def handle(message: Message) -> None:
+        if message.body == 1:
+            queue.client.rename(queue._keys.ready, "aside")
+            queue.client.set(queue._keys.ready, "not a list")
+
+    queue.put_many(range(3))
+    with pytest.raises(WrongTypeError, match="ready is a string"):
+        Consumer(queue, handle, batch=2).run()
+    assert queue.client.hget(queue._keys.meta, "acked") == b"2"
+
+
+def test_a_message_acked_by_its_handler_is_reported(queue: RedisQueue, caplog: pytest.LogCaptureFixture) -> None:
+    queue.put_many(range(3))
+    with running(queue, queue.ack):
+        wait_until(lambda: is_empty(queue), description="an empty queue")
+        wait_until(lambda: caplog.text.count("ack refused") == 3, description="three reports")
+    assert queue.stats().acked == 3
+
+
+def test_a_paused_queue_acks_and_claims_nothing(queue: RedisQueue) -> None:
+    def handle(message: Message) -> None:
+        seen.append(message.body)
+        if message.body == 0:
+            queue.pause()
+
+    seen: list[int] = []
+    queue.put_many(range(2))
+    with running(queue, handle):
+        wait_until(lambda: queue.stats().acked == 1, description="the ack")
+        stats = queue.stats()
+        assert (seen, stats.ready, stats.in_flight) == ([0], 1, 0)
+        queue.resume()
+        wait_until(lambda: is_empty(queue), description="an empty queue")
+
+
 def test_stop_gives_up_on_a_hung_handler_after_its_grace(queue: RedisQueue) -> None:
     started, release = threading.Event(), threading.Event()
 

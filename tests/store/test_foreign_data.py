@@ -50,7 +50,7 @@ class TestWrongType:
         shard = stage.queue._records if verb.which == "queue" else stage.timed._shards[0]
         place = {"purge": shard.keys.ready, "purge dead": shard.keys.dead}
         where = next((place[name] for name, known in VERBS.items() if known is verb and name in place), b"")
-        special = {"slot": shard._numbered._slot(verb.script), "place": where}
+        special = {"slot": shard.keys.slot(shard._numbered._caller.name), "place": where}
         return {name: special.get(name) or getattr(shard.keys, name) for name in load(verb.script).keys}
 
     @pytest.mark.parametrize("kind", ["string", "list", "hash", "zset", "stream"])

@@ -141,6 +141,7 @@ VERBS: dict[str, Verb] = {
     "put delayed": Verb(lambda s: s.queue.put("new", dedupe_key="new", delay=1), "queue/put"),
     "get": Verb(lambda s: s.queue.get(block=False), "queue/get"),
     "get_many": Verb(lambda s: s.queue.get_many(10), "queue/get"),
+    "ack_then_get": Verb(lambda s: s.queue.ack_then_get([s.held], 5)(), "queue/get", takes=("held",)),
     "promote": Verb(lambda s: s.queue.promote(), "queue/promote", LATER),
     "peek": Verb(lambda s: s.queue.peek(5), "queue/peek"),
     "stats": Verb(lambda s: s.queue.stats(), "queue/stats"),
