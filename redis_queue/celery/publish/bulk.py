@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -150,7 +150,9 @@ class Bulk:
         app, task_id, task = self._app, uuid(), self._task(signature.task)
         if task.typing:
             task.__header__(*signature.args, **signature.kwargs or {})
-        envelope = self._envelope(known, signature, task_id, (app.now() + timedelta(seconds=delay)).isoformat())
+        # In UTC: a day on which the clocks change in the app's time zone does not have 24 hours.
+        eta = (datetime.now(timezone.utc) + timedelta(seconds=delay)).astimezone(app.timezone)
+        envelope = self._envelope(known, signature, task_id, eta.isoformat())
         ignored = envelope.headers["ignore_result"]
         if not ignored:
             app.backend.on_task_call(self._held(), task_id)
@@ -182,7 +184,7 @@ def _is_unchanged(app: Celery) -> bool:
     before = vars(amqp).get(CAPTURED)
     return (
         before is not None
-        and _is_celerys(app, "send_task")
+        and _is_celerys(app, "send_task", "now")
         and _is_celerys(amqp, "as_task_v2", "_create_task_sender")
         and all(getattr(type(amqp), name) is getattr(AMQP, name) for name in WRAPPED)
         and all(map(_is_of_celery, [*before, *(vars(amqp)[name] for name in WRAPPED)]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -14,7 +14,7 @@ from celery import Celery, Signature, Task, chain
 from celery.signals import before_task_publish
 
 from redis_queue.celery import DelayedTasks
-from redis_queue.celery.message.attempt import OWN
+from redis_queue.celery.message.attempt import ETA, OWN
 from redis_queue.celery.message.envelope import Envelope
 from tests.support.celery.brokers import Broker
 
@@ -214,6 +214,27 @@ def test_customization_applies_to_each_message(
             expected[2].replace(other.encode(), one.encode()),
             *expected[3:],
         )
+
+
+def test_eta_counts_elapsed_time_across_clock_changes(app: Celery) -> None:
+    app.conf.timezone = "Europe/Berlin"
+    delayed = DelayedTasks(app)
+    days = (90, 180, 270)
+    before = datetime.now(timezone.utc)
+    results = delayed.push_many(app.tasks["shop.remind"].s(1).set(countdown=86400 * n) for n in (1, *days))
+    after = datetime.now(timezone.utc)
+    found = stored(delayed)
+    for result, n in zip(results[1:], days, strict=True):
+        eta = datetime.fromisoformat(found[result.id].headers[ETA])
+        assert before <= eta - timedelta(days=n) <= after
+
+
+def test_clock_of_the_app_applies_to_each_message(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    delayed = DelayedTasks(app)
+    moment = datetime(2040, 1, 1, tzinfo=timezone.utc)
+    monkeypatch.setattr(app, "now", lambda: moment)
+    delayed.push_many([app.tasks["shop.remind"].s(number) for number in range(3)], countdown=60)
+    assert {envelope.headers[ETA] for envelope in stored(delayed).values()} == {"2040-01-01T00:01:00+00:00"}
 
 
 def test_without_customization_celery_is_called_once(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
