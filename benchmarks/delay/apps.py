@@ -18,12 +18,16 @@ ARGUMENT = "x" * 200
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where tasks wait and run: stock Celery if *store* is None, else DelayedTasks there with the queue *entries*."""
+    """Where tasks wait and run: stock Celery if *store* is None, else DelayedTasks there with the queue *entries*.
+
+    With *atomic_fetch*, DelayedTasks with TaskLeases and atomic fetch.
+    """
 
     broker: str
     queue: str = "bench"
     store: str | None = None
     entries: str = "bench"
+    atomic_fetch: bool = False
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str]) -> Place:
@@ -33,6 +37,7 @@ class Place:
             queue=variables.get("BENCHMARK_QUEUE", "bench"),
             store=variables.get("BENCHMARK_STORE") or None,
             entries=variables.get("BENCHMARK_ENTRIES", "bench"),
+            atomic_fetch=variables.get("BENCHMARK_ATOMIC_FETCH") == "1",
         )
 
     def environment(self) -> dict[str, str]:
@@ -42,6 +47,7 @@ class Place:
             "BENCHMARK_QUEUE": self.queue,
             "BENCHMARK_STORE": self.store or "",
             "BENCHMARK_ENTRIES": self.entries,
+            "BENCHMARK_ATOMIC_FETCH": "1" if self.atomic_fetch else "",
         }
 
 
@@ -64,7 +70,8 @@ def make_app(place: Place) -> Celery:
     app.task(hit, name=TASK, shared=False)
     if place.store is not None:
         app.conf.update(redis_queue_url=place.store, redis_queue_delay_queue=place.entries)
-        DelayedTasks(app)
+        app.conf.redis_queue_atomic_fetch = place.atomic_fetch
+        DelayedTasks(app, leases=place.atomic_fetch)
     return app
 
 

@@ -33,9 +33,9 @@ def undelayed(site: Site) -> float:
         return recording.rows(running.record)[-1][0] - started
 
 
-def falling_due(site: Site) -> float:
+def falling_due(site: Site, *, atomic_fetch: bool = False) -> float:
     """Return the seconds that a worker needs for tasks that are due at the same time."""
-    place = site.delayed("burst")
+    place = site.delayed("burst", atomic_fetch=atomic_fetch)
     app = make_app(place)
     with worker(place, site.folder) as running:
         due_at = datetime.now(timezone.utc) + timedelta(seconds=2 + site.scale.burst / 10_000)

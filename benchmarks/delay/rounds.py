@@ -7,7 +7,7 @@ from kombu.connection import Connection
 from benchmarks import recording
 from benchmarks.delay import burst, idling, lateness, moving, publishing, scheduling
 from benchmarks.delay.apps import Place, make_app
-from benchmarks.delay.figures import LEVELS, Quantiles, Results
+from benchmarks.delay.figures import LEVELS, Burst, Quantiles, Results
 from benchmarks.delay.filling import fill
 from benchmarks.delay.site import Site, Tell
 
@@ -54,12 +54,14 @@ def _throughput(site: Site, rounds: int, tell: Tell) -> tuple[list[dict[str, flo
     return rates, moves
 
 
-def _bursts(site: Site, rounds: int, tell: Tell) -> list[tuple[float, float]]:
-    found: list[tuple[float, float]] = []
+def _bursts(site: Site, rounds: int, tell: Tell) -> list[Burst]:
+    found: list[Burst] = []
     site.client().flushall()
     for number in range(rounds):
-        found.append((burst.undelayed(site), burst.falling_due(site)))
-        tell(f"round {number + 1}/{rounds}: burst: undelayed {found[-1][0]:.2f} s, delayed {found[-1][1]:.2f} s")
+        last = Burst(burst.undelayed(site), burst.falling_due(site), burst.falling_due(site, atomic_fetch=True))
+        found.append(last)
+        delayed = f"delayed {last.delayed:.2f} s, with atomic fetch {last.atomic_fetch:.2f} s"
+        tell(f"round {number + 1}/{rounds}: burst: undelayed {last.undelayed:.2f} s, {delayed}")
     return found
 
 

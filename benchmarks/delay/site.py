@@ -46,9 +46,9 @@ class Site:
         """Return the place of a stock Celery app."""
         return Place(self.url)
 
-    def delayed(self, entries: str = "bench") -> Place:
-        """Return the place of an app with DelayedTasks in the delay queue *entries*."""
-        return Place(self.url, store=self.url, entries=entries)
+    def delayed(self, entries: str = "bench", *, atomic_fetch: bool = False) -> Place:
+        """Return the place of an app with DelayedTasks in the delay queue *entries*, and leases with *atomic_fetch*."""
+        return Place(self.url, store=self.url, entries=entries, atomic_fetch=atomic_fetch)
 
     def used_memory(self) -> int:
         """Return the bytes that Redis uses."""
