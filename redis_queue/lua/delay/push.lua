@@ -31,11 +31,7 @@ local known = redis.call('HGET', meta, 'schema')
 -- include last_call
 if last == sequence then return {0, outcome} end
 -- include clock
-redis.call('ZCARD', waiting)
-redis.call('ZCARD', in_flight)
-redis.call('HLEN', leases)
-redis.call('HLEN', errors)
-redis.call('ZCARD', dead)
+-- include wake_dispatcher
 local notes = redis.call('ZCARD', revoked) > 0 and on_conflict ~= 'own'
 
 -- In all other cases only the existence of a record matters.
@@ -78,7 +74,12 @@ for i, id in ipairs(ids) do
 end
 flags = table.concat(flags)
 if #fields > 0 then
-  -- include wake_dispatcher
+  if #taken > 0 then
+    redis.call('ZCARD', in_flight)
+    redis.call('HLEN', leases)
+    redis.call('HLEN', errors)
+    redis.call('ZCARD', dead)
+  end
   if on_conflict == 'own' or on_conflict == 'held' then
     -- The caller moves the message of a task that it runs: a retry, or a deferral. Celery would drop a refused retry.
     -- include first_write
