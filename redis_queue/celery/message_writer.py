@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from redis_queue.celery.kombu_keys import ListNames
-from redis_queue.celery.message.attempt import Attempt, call_in, new_call
+from redis_queue.celery.message.attempt import Attempt, new_call
 from redis_queue.celery.message.declarations import build, lifetime_ms
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.revoked_state import clear_revoked
@@ -31,9 +31,10 @@ class MessageWriter:
 
     def store(self, messages: Sequence[tuple[Envelope, Due]]) -> None:
         """Store messages in one round trip per 500; each replaces an entry that waits under its task id."""
-        named = [(envelope.with_call(new_call()), due) for envelope, due in messages]
+        calls = [new_call() for _ in messages]
+        named = [(envelope.with_call(call), due) for (envelope, due), call in zip(messages, calls, strict=True)]
         with schedule_spans(named) as traced:
-            pushes = [replace(self.as_push(*message), mark=call_in(message[0].headers) or "") for message in traced]
+            pushes = [self.as_push(*message, mark=call) for message, call in zip(traced, calls, strict=True)]
             renewed = self._open_queue().calls.renew_many(pushes)
         for (envelope, _), was_revoked in zip(messages, renewed, strict=True):
             if was_revoked:
@@ -59,8 +60,8 @@ class MessageWriter:
             f"{envelope.id!r}: other calls wait under this id and under all ids for its retries: cancel one of them"
         )
 
-    def as_push(self, envelope: Envelope, due: Due) -> Push:
-        """Return the entry for a message."""
+    def as_push(self, envelope: Envelope, due: Due, *, mark: str = "") -> Push:
+        """Return the entry for a message, with the *mark* of its call."""
         delay, due_at = due
         return Push(
             envelope.pack(),
@@ -69,6 +70,7 @@ class MessageWriter:
             id=envelope.id or None,
             headers=envelope.storage_headers() or None,
             destination=self._destination(envelope),
+            mark=mark,
         )
 
     def _destination(self, envelope: Envelope) -> str | None:

@@ -67,6 +67,9 @@ class Shards(Sequence[Records]):
 
     def grouped(self, ids: Sequence[str]) -> Iterator[tuple[Records, list[int]]]:
         """Yield each shard of *ids* with the positions of its ids."""
+        if ids and len(self._shards) == 1:
+            yield self._shards[0], list(range(len(ids)))
+            return
         groups: dict[int, list[int]] = {}
         for position, id_ in enumerate(ids):
             groups.setdefault(self._number(id_), []).append(position)

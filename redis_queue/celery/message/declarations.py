@@ -49,22 +49,25 @@ def describe(entity: Any, app: Celery) -> Any:
         return entity
     if isinstance(entity, Exchange):
         return {"exchange": _set(entity, _EXCHANGE)}
-    described = {"queue": entity.name, **_set(entity, _QUEUE)}
+    options = _set(entity, _QUEUE)
+    if _is_ordinary(entity, options, app):
+        return entity.name
+    described = {"queue": entity.name, **options}
     if entity.exchange is not None:
         described["exchange"] = _set(entity.exchange, _EXCHANGE)
     if entity.bindings:
         described["bindings"] = [
             {"exchange": _set(item.exchange, _EXCHANGE), **_set(item, _BINDING)} for item in entity.bindings
         ]
-    return entity.name if _is_ordinary(entity, app) else described
+    return described
 
 
-def _is_ordinary(queue: Any, app: Celery) -> bool:
+def _is_ordinary(queue: Any, options: Mapping[str, Any], app: Celery) -> bool:
     """Tell whether *queue* is just what Celery makes from its name; the default exchange routes to it by that name."""
     exchange = queue.exchange
     if exchange is None or queue.bindings or exchange.type not in (None, "direct"):
         return False
-    special = {name: value for name, value in _set(queue, _QUEUE).items() if name != "routing_key" and value != {}}
+    special = {name: value for name, value in options.items() if name != "routing_key" and value != {}}
     return {**_ORDINARY, **special} == _ORDINARY and (
         exchange.name in ("", queue.name) or app.amqp.queues.get(queue.name) is queue
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -123,7 +123,22 @@ class Envelope:
 
     def with_call(self, name: str) -> Envelope:
         """Return a copy that belongs to the call *name*."""
-        return replace(self, headers={**self.headers, CALL: name})
+        return self.like(self.body, {**self.headers, CALL: name}, self.properties)
+
+    def like(self, body: bytes, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> Envelope:
+        """Return a message with the content given and the destination of this one."""
+        # Every stored message passes here; dataclasses.replace takes three times as long.
+        return Envelope(
+            body,
+            self.content_type,
+            self.content_encoding,
+            headers,
+            properties,
+            self.exchange,
+            self.routing_key,
+            self.declare,
+            self.expires_at,
+        )
 
     def storage_headers(self) -> dict[str, Any]:
         """Return the fields that the record keeps beside the packed message."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
 NATIVE_DELAY: Final = "celery_delayed_"
-_LOCAL: Final = ("retry", "retry_policy", "timeout", "confirm_timeout", "mandatory", "immediate")
+_LOCAL: Final = frozenset({"retry", "retry_policy", "timeout", "confirm_timeout", "mandatory", "immediate"})
 """Options of a publish that are not part of the message."""
 
 Publish = Callable[..., Any]

@@ -66,6 +66,9 @@ _PHRASES: Final = (
 PHRASES: Final[Sequence[bytes]] = tuple(phrase.encode("latin-1") for phrase in _PHRASES)
 _CODES: Final = tuple((phrase, chr(_FIRST + number)) for number, phrase in enumerate(_PHRASES))
 _BY_CODE: Final = {code: phrase for phrase, code in _CODES}
+_PARTS: Final = {phrase: frozenset(part for part in _PHRASES if part in phrase) for phrase in _PHRASES}
+"""The phrases that each phrase contains. They rarely occur a second time, so they are not searched for after it."""
+
 _PACKED = re.compile("[\x82-\xff]")
 _ESCAPED = re.compile(r"\\u00[2-7]")
 
@@ -92,8 +95,15 @@ def pack(element: str, task_id: str = "") -> bytes:
     text = element.removesuffix('"}}') + TAG + '"}}'
     if len(task_id) > MIN_ID and _is_plain(task_id):
         text = text.replace(task_id, _ID, MOST_IDS)
+    replaced: set[str] = set()
     for phrase, code in _CODES:
-        text = text.replace(phrase, code, MOST_PHRASES)
+        # Each search reads the whole message.
+        if phrase in replaced:
+            continue
+        shorter = text.replace(phrase, code, MOST_PHRASES)
+        if shorter != text:
+            text = shorter
+            replaced |= _PARTS[phrase]
     return VERSION + text.encode("latin-1")
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
 ALIKE: Final = frozenset({"countdown", "priority", "queue", "routing_key", "exchange"})
 """Options that the signatures of a kind may have; a signature with any other option has no kind."""
 
+_OF_KIND: Final = ALIKE - {"countdown"}
+"""Options that all signatures of a kind have with the same value."""
+
 Sent = tuple[Any, list[tuple[Envelope, Due]]]
 """The result of a signature, and its delayed messages."""
 
@@ -56,6 +58,7 @@ class Bulk:
         self._tasks: dict[str, Any] = {}
         repr_levels = getattr(app.conf, "task_repr_maxlevels", None)
         self._levels = {} if repr_levels is None else {"maxlevels": repr_levels}
+        self._no_kwargs = saferepr({}, app.amqp.kwargsrepr_maxsize, **self._levels)
 
     @contextmanager
     def open(self) -> Iterator[Bulk]:
@@ -81,7 +84,7 @@ class Bulk:
         return self._send(signature, options)
 
     def message(self, signature: Any, countdown: float | None) -> Sent:
-        """Return the result of *signature* and its delayed messages; *countdown* is the default delay."""
+        """Return the result of *signature* and its delayed messages; *countdown* is the default delay in seconds."""
         timed = signature.options.get("countdown") or signature.options.get("eta")
         options = {} if timed or countdown is None else {"countdown": countdown}
         kind = self._kind(signature)
@@ -91,7 +94,7 @@ class Bulk:
             if kind is not None and len(kept) == 1 and self._serves_others(kept[0][0], signature):
                 self._kinds[kind] = kept[0][0]
             return result, kept
-        delay = seconds_of(timed or countdown) or 0.0
+        delay = (seconds_of(timed) if timed else countdown) or 0.0
         if delay <= self._shortest:
             return self._through_celery(signature, options)
         return self._like(known, signature, delay)
@@ -106,10 +109,10 @@ class Bulk:
             return None
         if type(signature.args) is not tuple or "apply_async" in vars(signature):
             return None
-        values = tuple(options.get(name) for name in ALIKE if name != "countdown")
+        values = [options.get(name) for name in _OF_KIND] if options else []
         if not all(isinstance(value, str | int | None) for value in values):
             return None
-        return task.name, task.ignore_result, values
+        return task.name, task.ignore_result, *values
 
     def _task(self, name: str) -> Any:
         """Return the task *name* of the app; None if it is unknown, or if its messages are not made by Celery alone."""
@@ -138,13 +141,13 @@ class Bulk:
             **known.headers,
             "id": task_id,
             "argsrepr": saferepr(args, amqp.argsrepr_maxsize, **self._levels),
-            "kwargsrepr": saferepr(kwargs, amqp.kwargsrepr_maxsize, **self._levels),
+            "kwargsrepr": saferepr(kwargs, amqp.kwargsrepr_maxsize, **self._levels) if kwargs else self._no_kwargs,
             "root_id": task_id,
             ETA: eta,
         }
         _, _, body = dumps((args, kwargs, _EMBED), serializer="json")
         properties = {**known.properties, "correlation_id": task_id}
-        return replace(known, body=body.encode(), headers=headers, properties=properties)
+        return known.like(body.encode(), headers, properties)
 
     def _like(self, known: Envelope, signature: Any, delay: float) -> Sent:
         app, task_id, task = self._app, uuid(), self._task(signature.task)

@@ -8,7 +8,6 @@ from functools import cache, cached_property
 from typing import Any, Final, cast
 
 import redis
-from celery import current_task
 from celery.app.amqp import AMQP
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
@@ -90,7 +89,7 @@ class Capture:
             **named: Any,
         ) -> Any:
             # A retry is not checked: Celery drops a task whose retry raises.
-            if not _is_retry(task_id):
+            if not self._is_retry(task_id):
                 countdown = self._checked(countdown, eta)
             self._sending.task_id, self._sending.countdown = task_id, countdown
             return create(task_id, name, args, kwargs, countdown, eta, *rest, **named)
@@ -112,7 +111,7 @@ class Capture:
     def _sender(self, send: Callable[..., Any]) -> Callable[..., Any]:
         def send_task_message(producer: Any, name: str, message: Any, **given: Any) -> Any:
             # A retry copies the headers of its task's message.
-            options = without_copied_headers(without_schedule(given)) if current_task else given
+            options = without_copied_headers(without_schedule(given)) if self._app.current_task else given
             due = None if name in NOT_CAPTURED else self._due(message)
             if due is None:
                 if self._sending.batch is not None and not _eta(message):
@@ -120,13 +119,13 @@ class Capture:
                 try:
                     return send(producer, name, message, **options)
                 except (OperationalError, redis.exceptions.OutOfMemoryError) as error:
-                    _raise_unless_full(error, retry=_is_retry(_id(message)))
+                    _raise_unless_full(error, retry=self._is_retry(_id(message)))
                 # The store takes a retry even if its Redis is full: Celery drops a task whose retry is refused.
                 due = self._due(message) or (0.0, None)
             if not self._is_ours(producer):
                 return send(producer, name, message, **options)
             task_id = _id(message)
-            if task_id is not None and not _is_retry(task_id):
+            if task_id is not None and not self._is_retry(task_id):
                 check_id(task_id, name="task_id")
             keeping = InterceptingProducer(self._app, producer, lambda *found: self._keep(due, *found))
             return send(keeping, name, message, **options)
@@ -169,16 +168,17 @@ class Capture:
         if self._sending.batch is not None:
             self._sending.batch.append((envelope, due))
             return None
+        is_retry = self._is_retry(envelope.id)
         try:
-            return _with_retries(lambda: self._store(envelope, due), options)
+            return _with_retries(lambda: self._store(envelope, due, is_retry=is_retry), options)
         except StoreError as error:
             policy = self._delayed.settings.on_store_error
-            if policy != "broker" and not (policy is None and _is_retry(envelope.id)):
+            if policy != "broker" and not (policy is None and is_retry):
                 raise OperationalError(str(error)) from error
             action, reason = "store_unavailable", f"the store is unavailable: {error}"
         except InvalidValueError as error:
             # A retry: the broker took the message before, so it will take it again.
-            if not _is_retry(envelope.id):
+            if not is_retry:
                 raise
             action, reason = "store_refused", str(error)
         logger.warning(
@@ -186,17 +186,17 @@ class Capture:
         )
         return publish()
 
-    def _store(self, envelope: Envelope, due: Due) -> None:
-        if not _is_retry(envelope.id):
+    def _is_retry(self, task_id: Any) -> bool:
+        """Tell whether the running task sends a message with its own id; Celery drops a task whose retry raises."""
+        task = self._app.current_task
+        return task is not None and str(task.request.id) == str(task_id)
+
+    def _store(self, envelope: Envelope, due: Due, *, is_retry: bool) -> None:
+        if not is_retry:
             self._delayed.writer.store([(envelope, due)])
             return
-        request = current_task.request
+        request = self._app.current_task.request
         self._delayed.writer.store_attempt(envelope, due, Attempt.of(vars(request), request.delivery_info))
-
-
-def _is_retry(task_id: Any) -> bool:
-    """Tell whether the running task sends a message with its own id; Celery drops a task whose retry raises."""
-    return bool(current_task) and str(current_task.request.id) == str(task_id)
 
 
 def _raise_unless_full(error: Exception, *, retry: bool) -> None:
