@@ -1,6 +1,6 @@
 # Every target creates its own virtual environment; no target needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all coverage test-oldest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-peers compose-check clean
+.PHONY: help setup demo test test-all coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-peers compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -64,6 +64,9 @@ coverage: setup ## run the tests of the newest versions and report uncovered lin
 test-servers: setup ## run the tests of the store on Redis 6.2, 7.0, 8.2 and Valkey 9, except the server of `test`
 	@set -e; for server in $$($(BIN)/python -m tests.support.matrix); do \
 		echo "== $$server"; REDIS_QUEUE_TEST_SERVER=$$server $(PYTEST) $(STORE_TESTS); done
+
+test-newest: ## run the tests of workers with the newest releases of celery, kombu and redis-py, as a scheduled job of CI does
+	.ci/newest
 
 test-oldest: $(OLDEST)/.ready ## run tests on the oldest supported celery, redis-py, Django, Flask and pytest
 	@# Old redis-py and kombu leave closing sockets to the garbage collector.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery import bootsteps
 
+from redis_queue.celery.consume.internals import lacking
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE, active_defaults, disabled_settings
 from redis_queue.celery.control.background import Background
 from redis_queue.celery.store import Store
@@ -49,11 +50,10 @@ def describe(app: Celery, *, dispatches: bool) -> str:
     leases = ATTRIBUTE in vars(app)
     parts += [f"leases {_on(leases)}"]
     if leases:
-        parts += [f"atomic fetch {_on(store.settings.atomic_fetch)}"]
         parts += [f"{name} on by default" for name in active_defaults(app)]
         parts += [f"{name} off: a killed worker loses its tasks" for name in disabled_settings(app)]
-        parts += [_timeout(app)]
-    return f"redis_queue: {', '.join(part for part in parts if part)}"
+        parts += _parts_of_redis(app, fetches=store.settings.atomic_fetch and not lacking())
+    return f"redis_queue: {', '.join(parts)}"
 
 
 def warn_of_eviction(store: Store) -> None:
@@ -66,12 +66,13 @@ def warn_of_eviction(store: Store) -> None:
         logger.info("the store cannot be checked: %s", error, extra={"action": "store_unknown"})
 
 
-def _timeout(app: Celery) -> str:
+def _parts_of_redis(app: Celery, *, fetches: bool) -> list[str]:
     with app.connection_for_read() as connection:
         if connection.transport.driver_type != "redis":
-            return ""
+            return []
         default = connection.transport.Channel.visibility_timeout
-        return f"visibility_timeout {connection.transport_options.get('visibility_timeout', default)} s"
+        timeout = connection.transport_options.get("visibility_timeout", default)
+        return [f"atomic fetch {_on(fetches)}", f"visibility_timeout {timeout} s"]
 
 
 def _on(value: bool) -> str:

@@ -27,7 +27,7 @@ DEFAULTS = {
     "dispatch_lease": 60.0,
     "overdue": "run",
     "max_deliveries": 5,
-    "atomic_fetch": False,
+    "atomic_fetch": True,
     "allowed_queues": None,
     "on_store_error": None,
 }
@@ -76,7 +76,7 @@ class TestEveryFormOfConfiguration:
             "dispatch_lease": timedelta(seconds=20),
             "overdue": "spread:20",
             "max_deliveries": 3,
-            "atomic_fetch": True,
+            "atomic_fetch": False,
             "allowed_queues": ["mail", "shop-*"],
             "on_store_error": "broker",
         }

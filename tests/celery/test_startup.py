@@ -12,6 +12,7 @@ import pytest
 from celery import Celery
 
 from redis_queue.celery import DelayedTasks, TaskLeases
+from redis_queue.celery.consume.internals import lacking
 from redis_queue.celery.consume.safe_settings import SAFE
 from redis_queue.celery.startup import StartupStep, describe
 from redis_queue.celery.store import Store
@@ -107,8 +108,8 @@ class TestLogLine:
         app.conf.task_acks_late = False
         assert describe(app, dispatches=False) == (
             "redis_queue: store redis://***@localhost:1, delay queue celery, dispatching off, leases on, "
-            "atomic fetch off, task_reject_on_worker_lost on by default, "
-            "task_acks_late off: a killed worker loses its tasks, visibility_timeout 3600 s"
+            "task_reject_on_worker_lost on by default, task_acks_late off: a killed worker loses its tasks, "
+            f"atomic fetch {'off' if lacking() else 'on'}, visibility_timeout 3600 s"
         )
 
     def test_is_short_without_leases_or_delays(self, app: Celery) -> None:

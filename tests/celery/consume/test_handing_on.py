@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from redis_queue.celery.consume.channel import TURN
+from redis_queue.celery.consume.fetch import Fetch
 from tests.support.celery.fetching import Taker, connected, publish
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -80,6 +81,34 @@ def test_what_was_done_is_settled_before_a_long_task(redis_server: RedisServer, 
 
         taker.consumer.callbacks = [work]
         assert taker.take(2) == ["first", "second"]
+
+
+def test_more_messages_are_asked_for_before_the_last_is_handed_on(
+    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_hand: list[int] = []
+    ask = Fetch.ask
+
+    def asked(self: Fetch, *arguments: Any, **options: Any) -> None:
+        in_hand.append(held(taker))
+        ask(self, *arguments, **options)
+
+    with connected(redis_server) as connection:
+        for number in range(16):
+            publish(connection, number)
+        taker = Taker(connection, ["q"], prefetch=8)
+        long_task(taker)
+        monkeypatch.setattr(Fetch, "ask", asked)
+
+        def all_came() -> bool:
+            connection.drain_events(timeout=1)
+            taker.messages.pop().ack()
+            return len(taker.got) == 16
+
+        wait_until(all_came, description="all messages")
+        assert any(in_hand)
+        taker.settle()
+    assert not client.exists("q", "unacked", "unacked_index")
 
 
 def test_messages_that_were_not_handed_on_are_returned_when_the_channel_closes(
