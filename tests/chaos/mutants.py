@@ -44,10 +44,10 @@ def lua(name: str, old: str, new: str) -> Edit:
 
 
 RECORD: Final = "  redis.call('ZADD', in_flight, unpack(scores))\n  redis.call('HSET', leases, unpack(fields))\n"
-RECORD_BY_CLIENT: Final = """            rows = list(zip(fields, fields, fields, strict=True))
-            for id_, count, _ in rows:
-                self._scripts.command("ZADD", self._records.keys.in_flight, expires, id_)
-                self._scripts.command("HSET", self._records.keys.leases, id_, b"%d %s" % (count, token))
+RECORD_BY_CLIENT: Final = """        rows = list(zip(fields, fields, fields, strict=True))
+        for id_, count, _ in rows:
+            self._scripts.command("ZADD", self._records.keys.in_flight, expires, id_)
+            self._scripts.command("HSET", self._records.keys.leases, id_, b"%d %s" % (count, token))
 """
 
 MUTANTS: Final = [
@@ -55,12 +55,12 @@ MUTANTS: Final = [
         "take, then record (M1)",
         (
             lua("queue/get", RECORD, ""),
-            Edit("queue/waiting.py", "            rows = zip(fields, fields, fields, strict=True)\n", RECORD_BY_CLIENT),
+            Edit("queue/waiting.py", "        rows = zip(fields, fields, fields, strict=True)\n", RECORD_BY_CLIENT),
         ),
     ),
     Mutant(
         "ack without its token (M2)",
-        (lua("lease/ack", "string.sub(current[i], -#token) == token", "true"),),
+        (lua("includes/fence", "string.sub(current[i], -#token) == token", "true"),),
     ),
     Mutant(
         "take what is due and record nothing (M3)",

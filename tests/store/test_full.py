@@ -36,7 +36,8 @@ class Call(NamedTuple):
 def script(stage: Stage, name: str, **arguments: Any) -> Any:
     """Call a script of messages in flight in the broker, which is the Redis of *stage*."""
     client: Any = stage.queue.client
-    return Scripts(client).bind(name, None, index=b"index", unacked=b"unacked", timeouts=b"timeouts")(**arguments)
+    keys = {name: name.encode() for name in ("index", "unacked", "timeouts", "line", "listener")}
+    return Scripts(client).bind(name, None, **keys)(**arguments)
 
 
 def lock(stage: Stage) -> Lock:
@@ -88,8 +89,21 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     "release a lock": Call(lambda s: locked(s).release(), "lock/release"),
     "leave the line": Call(lambda s: lock(s).pass_over("next"), "lock/next"),
     "held/fetch": Call(
-        lambda s: script(s, "held/fetch", now=0, limit=5, tag="tag", more=["foreign", "1"]), "held/fetch"
+        lambda s: script(
+            s,
+            "held/fetch",
+            now=0,
+            limit=5,
+            tag="tag",
+            channel="channel",
+            missed=0,
+            turns=1,
+            width=1,
+            more=["foreign", "1"],
+        ),
+        "held/fetch",
     ),
+    "held/leave": Call(lambda s: script(s, "held/leave", channel="channel"), "held/leave"),
     "held/record": Call(lambda s: script(s, "held/record", now=0, tag="new", record="[]"), "held/record"),
     "held/renew": Call(
         lambda s: script(s, "held/renew", now=0, timeout=60, signature=1, keep=60, more=["tag", "1"]), "held/renew"
@@ -97,7 +111,7 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     "held/restore": Call(
         lambda s: script(s, "held/restore", tag="tag", record="[]", last=0, more=["foreign", "x" * 100]), "held/restore"
     ),
-    "held/settle": Call(lambda s: script(s, "held/settle", tag="tag"), "held/settle"),
+    "held/settle": Call(lambda s: script(s, "held/settle", more=["tag"]), "held/settle"),
 }
 
 EXECUTED = sorted(CALLS.keys() - {name for names in REFUSED.values() for name in names})

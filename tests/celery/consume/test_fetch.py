@@ -208,7 +208,8 @@ class TestFetch:
 
             wait_until(all_came, description="all messages")
             assert sorted(got + taker.got) == list(range(40))
-            assert client.hlen("unacked") == 0
+            taker.settle()
+            wait_until(lambda: all_came() and not client.hlen("unacked"), description="the settled messages")
 
     def test_returns_rejected_messages_to_their_own_queue(self, server: RedisServer, client: redis.Redis) -> None:
         with connected(server) as connection:

@@ -25,7 +25,8 @@ from redis_queue import ConfigurationError, InvalidValueError
 from redis_queue.celery import CelerySettings
 from redis_queue.celery.brokers.amqp_message import TaskMessage
 from redis_queue.celery.brokers.base import Broker
-from redis_queue.celery.consume.fetch import Fetched, FetchingChannel
+from redis_queue.celery.consume.channel import FetchingChannel
+from redis_queue.celery.consume.fetch import Fetched, MessageList
 from redis_queue.celery.consume.poison import _read_start, _stamp
 from redis_queue.celery.control import panel as control
 from redis_queue.celery.kombu_keys import InFlightKeys, ListNames
@@ -217,12 +218,14 @@ def test_fetched_message_is_delivered_or_quarantined_with_its_bytes(item: bytes)
     aside: list[Any] = []
     handed: list[Any] = []
     channel = object.__new__(Fetching)
-    channel._qos = SimpleNamespace(put_aside=lambda *found: aside.append(found), record=lambda *_: None)
+    channel._qos = SimpleNamespace(
+        put_aside=lambda *found: aside.append(found), record=lambda *_: None, can_consume=lambda: True
+    )
     channel.connection = SimpleNamespace(_deliver=lambda *found: handed.append(found))
     channel._queue_cycle = SimpleNamespace(rotate=handed.append)
-    channel._take_in("celery", item, "tag", Fetched(1.0, 1.0, []))
+    channel._take_in([MessageList("celery", "celery")], Fetched(1.0, 1.0, [(0, item, "tag")]))
     while channel._received:
-        channel._deliver_next()
+        channel.hand_on()
     assert aside == ([] if handed else [("tag", item)])
 
 

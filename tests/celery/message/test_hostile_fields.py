@@ -21,7 +21,8 @@ from kombu.transport.redis import Channel
 
 from redis_queue.celery import DelayedTasks, Dispatcher
 from redis_queue.celery.conditions import Conditions
-from redis_queue.celery.consume.fetch import Fetched, FetchingChannel
+from redis_queue.celery.consume.channel import FetchingChannel
+from redis_queue.celery.consume.fetch import Fetched, MessageList
 from redis_queue.celery.control import panel as control
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.packing import MOST_CODES, VERSION
@@ -249,9 +250,9 @@ def read_as_worker(item: bytes) -> None:
     """Read *item* as a worker does, and find the list to which it would be returned."""
     channel = object.__new__(Fetching)
     channel._qos = SimpleNamespace(put_aside=lambda *_: None, record=lambda *_: None)
-    channel._take_in("celery", item, "tag", Fetched(1.0, 1.0, []))
-    for _, payload, _ in channel._received:
-        channel._get_message_priority(payload)
+    channel._take_in([MessageList("celery", "celery")], Fetched(1.0, 1.0, [(0, item, "tag")]))
+    for _, fetched in channel._received:
+        channel._get_message_priority(fetched._raw)
 
 
 def test_worker_reads_messages_written_by_others(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
