@@ -192,7 +192,7 @@ MUTANTS: Final = [
     Mutant(
         "return what is to be settled",
         (Edit("celery/consume/qos.py", "tag in running or tag in self.leases.settlement or", "tag in running or"),),
-        "tests/celery/consume/test_settlement.py -k do_not_return",
+        "tests/celery/consume/test_settlement.py -k is_not_undone",
     ),
     Mutant(
         "listen for ever",

@@ -163,3 +163,14 @@ class TestEarlyAcknowledgement:
             assert taker.take(2)[-1] == "next"
             taker.settle()
             assert not client.exists("unacked", "unacked_index")
+
+    def test_is_not_undone_when_the_connection_is_lost(self, proxied: FaultProxy, client: redis.Redis) -> None:
+        with Connection(proxied.url) as connection:
+            taker = filled(connection, 2)
+            proxied.cut()
+            with suppress(*connection.connection_errors):
+                taker.channel.qos.settle_before_start(taker.messages[0].delivery_tag)
+            taker.channel.close()
+            # The task of the other one was not started.
+            assert client.llen("q") == 1
+            assert len(taker.leases.settlement) == 1
