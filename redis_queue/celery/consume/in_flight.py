@@ -11,6 +11,7 @@ from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.errors import RedisQueueError
 from redis_queue.keeper.redis_py import client_of
 from redis_queue.store.links import DirectLink
+from redis_queue.store.redis_errors import lacks_permission
 from redis_queue.store.script_files import load
 from redis_queue.store.scripts import BoundScript
 
@@ -80,4 +81,8 @@ def _call(script: BoundScript, **arguments: Any) -> Any:
     try:
         return script(**arguments)
     except RedisQueueError as error:
-        raise (error.__cause__ or error) from None
+        cause = error.__cause__ or error
+        if isinstance(cause, Exception) and lacks_permission(cause):
+            # Redis 7.0 names no class for a command in a script.
+            raise redis.exceptions.NoPermissionError(str(cause)) from None
+        raise cause from None

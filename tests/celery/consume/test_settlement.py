@@ -65,7 +65,7 @@ class TestBatches:
             assert client.hlen("unacked") == 3
             taker.settle()
             wait_until(
-                lambda: suppressed_drain(connection) or not client.exists("unacked", "unacked_index"),
+                lambda: taker.turn() or not client.exists("unacked", "unacked_index"),
                 description="the settled messages",
             )
             assert taker.leases.held == {}
@@ -99,12 +99,6 @@ class TestBatches:
             assert taker.leases.lost == [tag]
 
 
-def suppressed_drain(connection: Any) -> None:
-    """Let the event loop of *connection* turn once."""
-    with suppress(TimeoutError):
-        connection.drain_events(timeout=0.01)
-
-
 class TestLostConnections:
     @pytest.mark.parametrize("answered", [False, True], ids=["request lost", "reply lost"])
     def test_leave_no_message_unsettled(self, proxied: FaultProxy, client: redis.Redis, *, answered: bool) -> None:
@@ -122,7 +116,7 @@ class TestLostConnections:
                 connection.drain_events(timeout=10)
             assert len(taker.leases.settlement) == 5
             assert len(taker.leases.held) == 5
-            wait_until(lambda: suppressed_drain(connection) or not taker.leases.held, description="settled messages")
+            wait_until(lambda: taker.turn() or not taker.leases.held, description="settled messages")
             assert not client.exists("unacked", "unacked_index", "q")
             # A batch that was sent again finds nothing, but the leases were not lost.
             assert taker.leases.lost == []
@@ -157,7 +151,7 @@ class TestEarlyAcknowledgement:
             taker = filled(connection, 1)
             publish(connection, "next")
             taker.channel.qos.settle_before_start(taker.messages[0].delivery_tag)
-            suppressed_drain(connection)
+            taker.turn()
             assert len(taker.got) == 1
             taker.settle()
             assert taker.take(2)[-1] == "next"

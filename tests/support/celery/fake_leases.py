@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 from redis_queue.celery.consume.settlement import Settlement
@@ -28,6 +29,7 @@ class FakeLeases:
         self.held: dict[str, float] = {}
         self.settlement = Settlement(in_flight, self)
         self.lost: list[str] = []
+        self.settle_alone: Callable[[list[str]], list[bytes]] = lambda _: []
         self.aside: list[bytes] = []
         self.counters = MemoryCounters()
 
@@ -55,8 +57,8 @@ class FakeLeases:
         return bool(tag)
 
     def settle_waiting(self) -> None:
-        """Do nothing: nothing is waiting."""
-        assert not self.settlement
+        """Settle what is to be settled, by a connection of its own."""
+        self.settlement.settle_all(self.settle_alone)
 
     def put_aside(self, tag: str, item: bytes) -> None:
         """Record an unreadable item."""

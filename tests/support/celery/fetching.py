@@ -11,6 +11,7 @@ from kombu.entity import Queue
 from kombu.messaging import Consumer
 
 from redis_queue.celery.consume.channel import FetchingChannel
+from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.celery.kombu_keys import InFlightKeys
 from tests.support.celery.fake_leases import FakeLeases
@@ -28,6 +29,7 @@ class Taker:
         self._connection = connection
         lease_channels(connection.transport, self.leases, fetching=True)  # type: ignore[arg-type]
         self.channel = connection.default_channel
+        self.leases.settle_alone = InFlightRecords.of(self.channel).settle
         assert isinstance(self.channel, FetchingChannel)
         self.consumer = Consumer(
             self.channel,
@@ -53,6 +55,11 @@ class Taker:
         wait_until(enough, timeout=5, description=f"{count} messages")
         return self.got
 
+    def turn(self) -> None:
+        """Let the event loop turn once."""
+        with suppress(TimeoutError):
+            self._connection.drain_events(timeout=0.01)
+
     def settle(self) -> None:
         """Acknowledge all received messages, and wait until Redis has confirmed it."""
         tags = [message.delivery_tag for message in self.messages]
@@ -61,8 +68,7 @@ class Taker:
         self.messages.clear()
 
         def settled() -> bool:
-            with suppress(TimeoutError):
-                self._connection.drain_events(timeout=0.01)
+            self.turn()
             return not any(tag in self.leases.settlement for tag in tags)
 
         wait_until(settled, timeout=5, description="the messages to be settled")
