@@ -65,8 +65,8 @@ test-servers: setup ## run the tests of the store on Redis 6.2, 7.0, 8.2 and Val
 	@set -e; for server in $$($(BIN)/python -m tests.support.matrix); do \
 		echo "== $$server"; REDIS_QUEUE_TEST_SERVER=$$server $(PYTEST) $(STORE_TESTS); done
 
-test-newest: ## run the tests of workers with the newest releases of celery, kombu and redis-py, as a scheduled job of CI does
-	.ci/newest
+test-newest: ## run tests of workers on the newest celery, kombu and redis-py of PyPI, pre-releases among them
+	.ci/newest $(ARGS)
 
 test-oldest: $(OLDEST)/.ready ## run tests on the oldest supported celery, redis-py, Django, Flask and pytest
 	@# Old redis-py and kombu leave closing sockets to the garbage collector.
@@ -137,4 +137,4 @@ $(BENCH)/.ready: $(LOCKED)/bench.txt $(INSTALL)
 	@touch $@
 
 clean: ## remove the virtual environments and caches
-	rm -rf $(VENV) $(OLDEST) $(BENCH) build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage* .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(BENCH) .venv-newest build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage* .hypothesis
