@@ -33,6 +33,7 @@ local MAX_BYTES, CHUNK = 1048576, 16
 local IDLE, LISTENING = 60000, 60
 
 -- include clock
+local listening = redis.call('GET', listener)
 -- As includes/first_write.lua, and the caller is not idle.
 redis.call('ZREM', line, channel)
 redis.call('ZCARD', index)
@@ -96,9 +97,8 @@ if count > 0 then
   end
 end
 
-local first = redis.call('GET', listener)
 if count == 0 then
-  if not first or first == channel or redis.call('PUBSUB', 'NUMSUB', first)[2] == 0 then
+  if not listening or listening == channel or redis.call('PUBSUB', 'NUMSUB', listening)[2] == 0 then
     redis.call('SET', listener, channel, 'EX', LISTENING)
     reply[3] = 1
   else
@@ -109,7 +109,7 @@ if count == 0 then
   return reply
 end
 local left, wakes = total - count, 0
-if first == channel or missed then
+if listening == channel or missed then
   redis.call('DEL', listener)
   wakes = 1
 end
