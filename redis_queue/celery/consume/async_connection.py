@@ -36,9 +36,10 @@ class AsyncConnection:
     def __init__(self, client: redis.Redis) -> None:
         pool = client.connection_pool
         self._connection = pool.connection_class(**pool.connection_kwargs)
+        self._timeout: float = self._connection.socket_timeout or TIMEOUT
+        self._connection.socket_timeout = self._timeout
         self._connection.connect()
         self.socket = self._connection._sock
-        self._timeout: float = self._connection.socket_timeout or TIMEOUT
         self._unanswered: deque[tuple[float, OnReply]] = deque()
 
     @property
@@ -80,6 +81,9 @@ class AsyncConnection:
 
     def read(self) -> None:
         """Handle all replies that have arrived; waits for the rest of one that has arrived in part."""
+        if not self._unanswered and self.is_readable():
+            # A closed connection, which raises an error, stays readable for ever.
+            raise redis.ConnectionError("Redis sent a reply without a command")
         while self._unanswered and self.is_readable():
             self._read_one()
 
