@@ -22,7 +22,9 @@ import redis
 
 from redis_queue.celery.consume.async_connection import AsyncConnection, Call
 from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.errors import StoreUnavailableError
 from redis_queue.store.keys import idle_line, idle_listener, wake_channel
+from redis_queue.store.redis_errors import lacks_permission, translate
 from redis_queue.store.script_files import load
 
 INVALIDATED: Final = "__redis__:invalidate"
@@ -201,7 +203,7 @@ class Fetch:
         self._look_in(self._longest_look)
         # EXISTS makes Redis track the lists, and finds messages that arrived after the script.
         tracking = ("CLIENT", "TRACKING", "ON", "REDIRECT", self._id, "NOLOOP")
-        self.commands.send([Call(tracking, _check), Call(("EXISTS", *(row.key for row in lists)), exists)])
+        self.commands.send([Call(tracking, _check_tracking), Call(("EXISTS", *(row.key for row in lists)), exists)])
 
     def _look_in(self, seconds: float) -> None:
         # Not all at the same time.
@@ -218,5 +220,15 @@ class Fetch:
 
 def _check(reply: Any) -> Any:
     if isinstance(reply, Exception):
+        error = translate(reply)
+        if isinstance(error, StoreUnavailableError) and not lacks_permission(reply):
+            # For Celery it is a lost connection: it connects again, while other errors end a worker.
+            raise error from reply
         raise reply
     return reply
+
+
+def _check_tracking(reply: Any) -> None:
+    if isinstance(reply, Exception) and "redirect" in str(reply):
+        raise redis.ConnectionError(f"the connection of wake-ups was closed ({reply})") from reply
+    _check(reply)

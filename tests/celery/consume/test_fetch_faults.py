@@ -1,0 +1,149 @@
+"""Faults of Redis and of connections under atomic fetch: a worker notices them at once, and no message is stranded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import redis
+from kombu.connection import Connection
+
+from redis_queue.celery.consume.fetch import Fetch
+from redis_queue.store.script_files import load
+from tests.support.celery.fetching import Taker, connected, publish
+from tests.support.proxy import FaultProxy
+from tests.support.servers import RedisServer
+from tests.support.store.server_states import STATES
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A Redis."""
+    with RedisServer() as server:
+        yield server
+
+
+@contextmanager
+def idle(server: RedisServer) -> Iterator[tuple[Any, Taker, Fetch]]:
+    """Connect a consumer that has looked for messages and found none."""
+    with connected(server) as connection:
+        taker = Taker(connection, ["q"], 4)
+        yield connection, taker, wait_until_idle(connection, taker)
+        with suppress(redis.RedisError):
+            taker.channel.close()
+
+
+def wait_until_idle(connection: Any, taker: Taker) -> Fetch:
+    """Return the Fetch of *taker* once it waits for a wake-up."""
+
+    def is_idle() -> Fetch | None:
+        with suppress(TimeoutError):
+            connection.drain_events(timeout=0.01)
+        found = taker.channel._fetch
+        waits = found is not None and not (found.is_due or found.asked or found.commands._unanswered)
+        return found if waits else None
+
+    return wait_until(is_idle, description="an idle consumer")
+
+
+def kill_command_connection(client: redis.Redis) -> None:
+    """Close the connection on which the only consumer fetches, from the side of Redis."""
+    (found,) = (row for row in client.client_list() if row["cmd"] == "exists")
+    client.client_kill_filter(_id=found["id"])
+
+
+class TestIdleWorker:
+    def test_notices_at_once_that_its_command_connection_was_closed(
+        self, redis_server: RedisServer, client: redis.Redis
+    ) -> None:
+        with idle(redis_server) as (connection, _, _):
+            kill_command_connection(client)
+            # Before, the closed socket was readable for ever: the event loop turned without a pause until the next
+            # look.
+            with pytest.raises(redis.ConnectionError):
+                connection.drain_events(timeout=5)
+
+    def test_connects_again_if_its_wake_ups_were_closed_while_it_asked(
+        self, redis_server: RedisServer, client: redis.Redis
+    ) -> None:
+        with idle(redis_server) as (connection, taker, fetch):
+            client.client_kill_filter(_type="pubsub")
+            fetch.is_due = True
+            with pytest.raises(connection.connection_errors):  # noqa: PT012 - either call may notice it
+                taker.channel.go_on()
+                fetch.commands.wait()
+
+    @pytest.mark.parametrize("state", ["read-only", "cut off", "busy", "unsaved", "without replicas"])
+    def test_connects_again_while_redis_refuses_writes(self, server: RedisServer, state: str) -> None:
+        with idle(server) as (connection, taker, fetch):
+            fetch.is_due = True
+            with STATES[state].enter(server), pytest.raises(connection.connection_errors):  # noqa: PT012
+                taker.channel.go_on()
+                fetch.commands.wait()
+
+
+def test_a_key_of_another_type_moves_no_message(redis_server: RedisServer, client: redis.Redis) -> None:
+    with idle(redis_server) as (connection, taker, fetch):
+        assert fetch._line is not None
+        for key in (*fetch._line, "unacked", "unacked_index"):
+            client.delete(*fetch._line, "unacked", "unacked_index")
+            client.lpush(key, "of another program")
+            publish(connection, "x")
+            lists = client.lrange("q", 0, -1)
+            with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+                taker.take(1)
+            assert client.lrange("q", 0, -1) == lists
+            client.delete(key)
+            assert not client.exists("unacked", "unacked_index")
+        assert sorted(taker.take(4)) == ["x"] * 4
+
+
+@pytest.mark.parametrize("after", [*range(0, 40, 3), 100, 300])
+def test_a_cut_reply_ends_the_connection_and_its_message_stays_recorded(
+    redis_server: RedisServer, client: redis.Redis, after: int
+) -> None:
+    client.script_load(load("held/fetch").source)
+    with FaultProxy(str(redis_server.socket)) as proxy, Connection(proxy.url) as connection:
+        publish(connection, "x")
+        taker = Taker(connection, ["q"], 1)
+        proxy.cut_next_reply(matching=b"EVALSHA", after=after)
+        taker.channel.go_on()
+        first = taker.channel._fetch
+
+        def noticed() -> bool:
+            with suppress(TimeoutError, *connection.connection_errors):
+                connection.drain_events(timeout=0.01)
+            return taker.channel._fetch is not first
+
+        wait_until(noticed, timeout=5, description="the lost connection to be noticed")
+        assert taker.got == []
+        assert client.hlen("unacked") == client.zcard("unacked_index") == 1
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_a_cut_wake_up_is_an_error(redis_server: RedisServer, client: redis.Redis, after: int) -> None:
+    assert client.dbsize() == 0
+    with FaultProxy(str(redis_server.socket)) as proxy, Connection(proxy.url) as connection:
+        fetch = wait_until_idle(connection, Taker(connection, ["q"], 1))
+        proxy.cut_next_reply(matching=b"PING", after=after)
+        fetch.wakeups.ping()
+        with pytest.raises(connection.connection_errors):
+            connection.drain_events(timeout=5)
+
+
+def test_redis_forgets_its_scripts_at_any_time(redis_server: RedisServer, client: redis.Redis) -> None:
+    with connected(redis_server) as connection:
+        taker = Taker(connection, ["q"], 4)
+        for number in range(20):
+            client.script_flush()
+            publish(connection, number)
+            client.script_flush()
+            assert taker.take(number + 1)[-1] == number
+            client.script_flush()
+            taker.settle()
+        assert not client.exists("unacked", "unacked_index")
