@@ -46,6 +46,11 @@ class Text:
         """Return the variable of each KEYS[n] and ARGV[n], from the first statements without constants."""
         found: dict[str, str] = {}
         for line in self.bindings:
+            if line.startswith("-- "):
+                continue
+            if rest := re.fullmatch(r"local (\w+), FIRST = ARGV, (\d+)", line):
+                found[f"ARGV, {rest[2]}"] = rest[1]
+                continue
             match = re.fullmatch(r"local ([\w, ]+) = (.+)", line)
             assert match, f"not a binding: {line}"
             labels = match[1].split(", ")

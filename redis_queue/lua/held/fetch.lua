@@ -28,7 +28,8 @@
 local index, unacked, line, listener = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now, limit, tag, channel = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local missed, turns, width = ARGV[5] == '1', ARGV[6] == '1', tonumber(ARGV[7])
-local lists = {unpack(ARGV, 8)}
+-- Not unpacked: Lua refuses more than 8,000 values, those of 1,000 queues.
+local lists, FIRST = ARGV, 8
 local MAX_BYTES, CHUNK = 1048576, 16
 local IDLE, LISTENING = 60000, 60
 
@@ -39,7 +40,7 @@ redis.call('ZREM', line, channel)
 redis.call('ZCARD', index)
 redis.call('HLEN', unacked)
 local lengths, total = {}, 0
-for i = 1, #lists, 2 do
+for i = FIRST, #lists, 2 do
   local list = lists[i]
   local length = redis.call('LLEN', list)
   -- Removes nothing: without the permission for it, messages would be recorded and stay in their lists.
@@ -58,7 +59,7 @@ local function following(number)
   if done >= lengths[number] then return nil end
   if done >= (ahead[number] or 0) then
     local most = math.min(done == 0 and 1 or CHUNK, lengths[number] - done, limit - count)
-    local list = lists[2 * number - 1]
+    local list = lists[FIRST + 2 * number - 2]
     read[number] = redis.call('LRANGE', list, -done - most, -done - 1)
     ahead[number] = done + most
   end
@@ -71,28 +72,33 @@ local function take(number)
   if not message then return false end
   count, bytes = count + 1, bytes + #message
   local name = tag .. string.format('%.0f', count)
-  fields[2 * count - 1], fields[2 * count] = name, '[' .. message .. ', ' .. lists[2 * number] .. ']'
+  fields[2 * count - 1], fields[2 * count] = name, '[' .. message .. ', ' .. lists[FIRST + 2 * number - 1] .. ']'
   scores[2 * count - 1], scores[2 * count] = text, name
   reply[2 * count + 2], reply[2 * count + 3] = number, message
   return true
 end
 for first = 1, total > 0 and #lengths or 0, width do
-  local found
-  repeat
-    found = false
-    for number = first, first + width - 1 do
-      while count < limit and bytes < MAX_BYTES and take(number) do
-        found = true
-        if turns then break end
-      end
+  local open = {}
+  for number = first, first + width - 1 do
+    if lengths[number] > 0 then open[#open + 1] = number end
+  end
+  while #open > 0 do
+    local more = {}
+    for _, number in ipairs(open) do
+      local found
+      repeat
+        found = count < limit and bytes < MAX_BYTES and take(number)
+      until turns or not found
+      if found then more[#more + 1] = number end
     end
-  until not found
+    open = more
+  end
 end
 if count > 0 then
   redis.call('HSET', unacked, unpack(fields))
   redis.call('ZADD', index, unpack(scores))
   for number, done in pairs(taken) do
-    local list = lists[2 * number - 1]
+    local list = lists[FIRST + 2 * number - 2]
     redis.call('LTRIM', list, 0, -done - 1)
   end
 end

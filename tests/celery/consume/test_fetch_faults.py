@@ -147,3 +147,14 @@ def test_redis_forgets_its_scripts_at_any_time(redis_server: RedisServer, client
             client.script_flush()
             taker.settle()
         assert not client.exists("unacked", "unacked_index")
+
+
+def test_a_worker_may_consume_any_number_of_queues(redis_server: RedisServer, client: redis.Redis) -> None:
+    queues = [f"q{number}" for number in range(2_500)]
+    with connected(redis_server) as connection:
+        for number in (0, 2_499):
+            publish(connection, number, queues[number])
+        taker = Taker(connection, queues, 4)
+        assert sorted(taker.take(2)) == [0, 2_499]
+        taker.settle()
+    assert not client.exists("unacked", "unacked_index")
