@@ -21,6 +21,13 @@ from redis_queue.errors import StoreError
 from redis_queue.lock.lock import current_lock
 from redis_queue.validation.history import Event, History
 
+WORKER: Final = "worker"
+STOCK: Final = "stock worker"
+"""Role of a Celery worker without redis_queue. It is never killed: a killed one loses messages by itself."""
+
+POPPING: Final = "popping worker"
+"""Role of a worker with leases but without atomic fetch. It is never killed, for the same reason."""
+
 TASK: Final = "chaos"
 SERIAL: Final = "chaos.alone"
 ALONE: Final = 0.2
@@ -36,13 +43,20 @@ CANCELLED: Final = 0.1
 
 
 class Tasks:
-    """Immediate and delayed tasks, some cancelled, some serialized; two workers execute them and ack late."""
+    """Immediate and delayed tasks, some cancelled, some serialized; workers execute them and ack late.
 
-    crew: Sequence[str] = (PRODUCER, PRODUCER, "worker", "worker")
+    Besides the two workers that may be killed there is one of each role in *others*.
+    """
+
     lease = LEASE
     calm = 60.0
 
-    def __init__(self, broker: str, store: str, queue: str = "chaos", **settings: Any) -> None:
+    def __init__(
+        self, broker: str, store: str, queue: str = "chaos", *, others: Sequence[str] = (), **settings: Any
+    ) -> None:
+        self.crew: Sequence[str] = (PRODUCER, PRODUCER, WORKER, WORKER, *others)
+        # Serialized tasks need an app with redis_queue.
+        self._alone = 0.0 if STOCK in others else ALONE
         self._broker = broker
         self._store = store
         self._queue = queue
@@ -52,8 +66,8 @@ class Tasks:
 
     def begin(self, role: str, post: Post) -> Step:
         """Return the step that a process of *role* repeats: send a task, or work until the end."""
-        app = self._app()
-        dice = post.arm()
+        app = self._app(role)
+        dice = post.arm() if role in (PRODUCER, WORKER) else Dice(post.seed, chance=0.0)
         history = History(post.history)
         return self._produce(app, history, post) if role == PRODUCER else self._work(app, history, dice)
 
@@ -75,7 +89,7 @@ class Tasks:
         for letter in self._delayed.queue.dead_letters(limit=500):
             yield f"{letter.id} is dead: {letter.reason}"
 
-    def _app(self) -> Celery:
+    def _app(self, role: str = WORKER) -> Celery:
         app = Celery("chaos", broker=self._broker, set_as_current=False)
         app.conf.update(
             task_default_queue=self._queue,
@@ -91,7 +105,10 @@ class Tasks:
             redis_queue_dispatch_lease=2 * LEASE,
             **self._settings,
         )
-        DelayedTasks(app, leases=True)
+        if role == POPPING:
+            app.conf.redis_queue_atomic_fetch = False
+        if role != STOCK:
+            DelayedTasks(app, leases=True)
         return app
 
     def _produce(self, app: Celery, history: History, post: Post) -> Step:
@@ -109,8 +126,8 @@ class Tasks:
                 return False
             twin = f"d{number}"
             try:
-                send(f"w{number}", SERIAL if dice.random() < ALONE else TASK)
-                send(twin, SERIAL if dice.random() < ALONE else TASK, countdown=dice.uniform(0, MOST_DELAY))
+                send(f"w{number}", SERIAL if dice.random() < self._alone else TASK)
+                send(twin, SERIAL if dice.random() < self._alone else TASK, countdown=dice.uniform(0, MOST_DELAY))
                 if dice.random() < CANCELLED:
                     history.write(Event("cancel", "invoke", twin))
                     note_cancel(history, twin, delayed.cancel(twin))

@@ -15,7 +15,7 @@ import redis
 
 from chaos.queues import Queues
 from chaos.run import Strikes
-from chaos.tasks import Tasks
+from chaos.tasks import POPPING, STOCK, Tasks
 from chaos.workload import Workload
 from tests.support.cluster import RedisCluster
 from tests.support.proxy import FaultProxy
@@ -92,22 +92,51 @@ def node_loss() -> Iterator[Site]:
 def celery() -> Iterator[Site]:
     """A Celery app with broker and store in one Redis."""
     with RedisServer() as server:
-        yield Site(Tasks(_as_broker(server), server.url, redis_queue_atomic_fetch=True))
+        yield Site(Tasks(_as_broker(server), server.url))
 
 
 @contextlib.contextmanager
 def celery_restart() -> Iterator[Site]:
     """Like `celery`, and Redis is killed and restarted from its append-only file."""
     with RedisServer(aof="always") as server:
-        workload = Tasks(_as_broker(server), server.url, redis_queue_atomic_fetch=True)
+        workload = Tasks(_as_broker(server), server.url)
         yield Site(workload, Strikes(lambda: _restart(server), every=2.0))
+
+
+@contextlib.contextmanager
+def celery_flush() -> Iterator[Site]:
+    """Like `celery`, and Redis loses its script cache."""
+    with RedisServer() as server, server.client() as client:
+        yield Site(Tasks(_as_broker(server), server.url), Strikes(lambda: _flush(client), every=0.05))
+
+
+@contextlib.contextmanager
+def celery_cuts() -> Iterator[Site]:
+    """Like `celery`, and replies are lost, connections are reset, pause, or receive nothing more."""
+    with RedisServer(tcp=True) as server, FaultProxy(server.address) as proxy:
+        faults = itertools.cycle([FaultProxy.cut, _lose_replies, _silence, FaultProxy.mute])
+        yield Site(Tasks(proxy.url, proxy.url), Strikes(lambda: _cut(next(faults), proxy), every=0.4))
+
+
+@contextlib.contextmanager
+def celery_stock() -> Iterator[Site]:
+    """Like `celery`, beside Celery workers without redis_queue."""
+    with RedisServer() as server:
+        yield Site(Tasks(_as_broker(server), server.url, others=(STOCK, STOCK)))
+
+
+@contextlib.contextmanager
+def celery_versions() -> Iterator[Site]:
+    """Like `celery`, beside workers without atomic fetch, as while it is rolled out."""
+    with RedisServer() as server:
+        yield Site(Tasks(_as_broker(server), server.url, others=(POPPING, POPPING)))
 
 
 @contextlib.contextmanager
 def celery_elsewhere() -> Iterator[Site]:
     """A Celery app whose broker and store are two Redis servers."""
     with RedisServer() as broker, RedisServer() as store:
-        yield Site(Tasks(_as_broker(broker), store.url, redis_queue_atomic_fetch=True))
+        yield Site(Tasks(_as_broker(broker), store.url))
 
 
 @contextlib.contextmanager
@@ -135,6 +164,10 @@ SCENARIOS: Final[dict[str, Callable[[], AbstractContextManager[Site]]]] = {
     "node loss": node_loss,
     "celery": celery,
     "celery restart": celery_restart,
+    "celery flush": celery_flush,
+    "celery cuts": celery_cuts,
+    "celery stock": celery_stock,
+    "celery versions": celery_versions,
     "celery elsewhere": celery_elsewhere,
     "celery rabbitmq": celery_rabbitmq,
     "rabbitmq restart": rabbitmq_restart,
