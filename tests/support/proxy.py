@@ -105,9 +105,9 @@ class FaultProxy(Running):
         """Let the server execute the next `n` exchanges that contain `matching`, and reset the connection each time.
 
         An exchange is what a client sends without a pause of 50 ms: a command or a pipeline. The client sees the reset
-        after the server has executed all of it. Commands of the connection setup (HELLO, AUTH, CLIENT, SELECT,
-        READONLY) pass and do not count. `matching` is searched in each chunk of up to 64 KiB as it is received. Only
-        the last planned fault of this and the following four kinds is active.
+        after the server has executed all of it. Commands of the connection setup (HELLO, AUTH, CLIENT except TRACKING,
+        SELECT, READONLY) pass and do not count. `matching` is searched in each chunk of up to 64 KiB as it is
+        received. Only the last planned fault of this and the following four kinds is active.
         """
         self._run(self._plan(LOST_REPLY, n, matching))
 

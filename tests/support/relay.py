@@ -16,7 +16,9 @@ Target = tuple[str, int] | str
 CHUNK = 65536
 PAUSE = 0.05
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-HANDSHAKE = re.compile(rb"\*\d+\r\n\$\d+\r\n(?:HELLO|AUTH|CLIENT|SELECT|READONLY)\r\n", re.IGNORECASE)
+HANDSHAKE = re.compile(
+    rb"\*\d+\r\n\$\d+\r\n(?:HELLO|AUTH|CLIENT\r\n\$\d+\r\n(?!TRACKING)\w+|SELECT|READONLY)\r\n", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
