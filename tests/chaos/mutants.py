@@ -201,7 +201,7 @@ MUTANTS: Final = [
     ),
     Mutant(
         "trust a listener that is gone",
-        (Edit("lua/held/fetch.lua", " or redis.call('PUBSUB', 'NUMSUB', first)[2] == 0", ""),),
+        (Edit("lua/held/fetch.lua", " or redis.call('PUBSUB', 'NUMSUB', listening)[2] == 0", ""),),
         "tests/celery/consume/test_idle_line.py -k is_gone",
     ),
     Mutant(
