@@ -82,7 +82,7 @@ class WorkerLeases:
         self.settlement = Settlement(self._in_flight, self)
         #: Number of lost leases.
         self.lost = 0
-        self._keeper = KeeperProcess(greeting, index.visibility_timeout, held=self._lines, on_lost=self._note_loss)
+        self._keeper = KeeperProcess(greeting, index.visibility_timeout, held=self._lines, on_lost=self._note_renewal)
 
     def hold(self, tag: str, since: float, score: float) -> None:
         """Renew the lease of *tag* from now on; it began at *since* (monotonic clock), *score* by Redis."""
@@ -170,6 +170,11 @@ class WorkerLeases:
     def _lines(self, renewed: RenewalTime) -> Iterator[bytes]:
         for tag, held in dict(self._held).items():
             yield write_line(tag, held.score_at(renewed))
+
+    def _note_renewal(self, tag: str) -> None:
+        # The record may be gone before the reply to its settlement is read, which tells whether the lease was lost.
+        if tag not in self.settlement:
+            self._note_loss(tag)
 
     def _note_loss(self, tag: str) -> None:
         held = self._held.get(tag)

@@ -57,6 +57,16 @@ def wait_for_renewal(client: redis.Redis) -> None:
     wait_until(lambda: client.exists(visibility_timeouts("")), description="a keeper that renews")
 
 
+def test_lease_of_a_message_whose_settlement_is_not_confirmed_is_not_lost(begin: Begin) -> None:
+    leases = begin()
+    leases.settlement.add("settled")
+    # Neither has a record; the keeper reports them in this order.
+    leases.hold_all(["settled", "gone"], time.monotonic(), time.time())
+    wait_until(lambda: not leases.holds("gone"), description="the lost lease")
+    assert (leases.holds("settled"), leases.lost) == (True, 1)
+    leases.drop("settled")
+
+
 def break_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every keeper that is started from now on exit at once."""
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
