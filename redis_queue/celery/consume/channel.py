@@ -49,6 +49,9 @@ LOOKS: Final = 6
 class FetchedMessage(virtual.Message):
     """Message that is made when it is fetched; kombu makes it again when it is handed on, which returns the same."""
 
+    #: The queue from which it was fetched.
+    queue: str
+
     def __new__(cls, payload: Any, channel: Any = None, **options: Any) -> FetchedMessage:  # noqa: ARG004
         """Return *payload* if it is a message already."""
         return payload if isinstance(payload, cls) else super().__new__(cls)
@@ -300,14 +303,14 @@ class FetchingChannel(Channel):
         for number, item, tag in fetched.messages:
             queue = lists[number].queue
             try:
-                message = self._read_message(item, tag)
+                message = self._read_message(item, tag, queue)
             except Exception:
                 logger.exception("cannot read a message of queue %s", queue, extra={"action": "message_unreadable"})
                 self.qos.put_aside(tag, item)
             else:
                 self._received.append((queue, message))
 
-    def _read_message(self, item: bytes, tag: str) -> Any:
+    def _read_message(self, item: bytes, tag: str, queue: str) -> Any:
         text = bytes_to_str(item)
         # The decoder of kombu is slow, and only needed for its own types of values.
         payload = loads(text) if "__type__" in text else json.loads(text)
@@ -317,7 +320,9 @@ class FetchingChannel(Channel):
             raise TypeError("priority: expected an integer, got a decimal")
         self._get_message_priority(payload)
         # Make the message here: a later error would stop this worker, and each worker that gets the message.
-        return self.Message(payload, channel=self)
+        message = self.Message(payload, channel=self)
+        message.queue = queue
+        return message
 
 
 def _task_name(message: Any) -> str | None:

@@ -58,6 +58,11 @@ class LeasedQoS(QoS):
         return set()
 
     @LazyProperty
+    def _at_start(self) -> set[str]:
+        """Tags of messages that are acknowledged when their tasks start, and have to be settled at once."""
+        return set()
+
+    @LazyProperty
     def _outliving(self) -> set[str]:
         """Tags of tasks that still run after their connection was lost."""
         return set()
@@ -93,6 +98,10 @@ class LeasedQoS(QoS):
             self._settled_early.add(delivery_tag)
             self.channel.flush()
 
+    def settle_at_start(self, delivery_tag: str) -> None:
+        """Let the acknowledgement of a fetched message, which comes when its task starts, settle it at once."""
+        self._at_start.add(delivery_tag)
+
     def ack(self, delivery_tag: str) -> None:
         """Settle a message; a lost lease leaves the record to its new holder."""
         if delivery_tag in self._settled_early:
@@ -104,6 +113,9 @@ class LeasedQoS(QoS):
             self.leases.drop(delivery_tag)
         else:
             self._settle(delivery_tag)
+            if delivery_tag in self._at_start:
+                self._at_start.discard(delivery_tag)
+                self.channel.flush()
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Settle or return a message; with a lost lease, neither."""
@@ -151,17 +163,30 @@ class LeasedQoS(QoS):
         by another connection: returned, they would run twice.
         """
         running = running_tags()
+        unstarted = self._settled_early.intersection(self._delivered)
+        self.leases.settlement.withdraw(unstarted)
         for tag in list(self._delivered):
             if tag in running:
                 self._outliving.add(tag)
-            if tag in running or tag in self.leases.settlement or not self.leases.is_ours(tag):
+            if tag in running or tag in self.leases.settlement:
                 self._delivered.pop(tag, None)
         tags = list(self._delivered)
         try:
+            for tag in tags:
+                if tag in unstarted:
+                    self._record_again(tag)
+                elif not self.leases.is_ours(tag):
+                    self._delivered.pop(tag, None)
             return super().restore_unacked(client)
         finally:
             for tag in tags:
                 self.leases.drop(tag)
+
+    def _record_again(self, tag: str) -> None:
+        """Record a message that was settled, but whose task did not start: the pool was closed."""
+        self._settled_early.discard(tag)
+        message = self._delivered[tag]
+        self._records.add(tag, dumps([message._raw, "", message.queue]))
 
     def restore_visible(self, start: int = 0, num: int | None = 10, interval: int = 10) -> None:  # noqa: ARG002
         """Return up to *num* messages whose leases ended by the clock of Redis; may be called often."""

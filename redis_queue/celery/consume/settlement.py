@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, Final, Protocol
 
 from redis_queue.celery.consume.async_connection import AsyncConnection, Call
@@ -68,6 +68,16 @@ class Settlement:
                 self._since = time.monotonic()
             self._waiting.append(tag)
             self._tags.add(tag)
+
+    def withdraw(self, tags: Set[str]) -> None:
+        """Settle *tags* no longer; those that were sent may be settled all the same."""
+        if self._tags.isdisjoint(tags):
+            return
+        self._waiting = [tag for tag in self._waiting if tag not in tags]
+        for batch in self._sent:
+            batch[:] = [tag for tag in batch if tag not in tags]
+        self._repeated -= tags
+        self._tags -= tags
 
     def calls(self, connection: AsyncConnection) -> list[Call]:
         """Return the calls that settle all tags that are not sent yet; the caller sends them on *connection*."""

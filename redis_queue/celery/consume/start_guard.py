@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from celery.concurrency import solo
 from celery.worker import state
 
 from redis_queue.celery.consume.channel import FetchingChannel
@@ -17,7 +18,8 @@ def guard_starts(consumer: Any, is_ours: Callable[[str], bool], on_drop: Callabl
     """Let the worker of *consumer* drop a waiting task, instead of starting it, if its lease was lost.
 
     *is_ours* tells by the delivery tag; while the broker is away, it is not asked and tasks are started. *on_drop* is
-    called after each dropped task. A fetched message with early acknowledgement is settled before its task starts.
+    called after each dropped task. A fetched message with early acknowledgement is settled before its task starts, or
+    when it starts in a pool that lets tasks wait.
     """
     worker = consumer.controller
     process = worker._process_task
@@ -27,7 +29,7 @@ def guard_starts(consumer: Any, is_ours: Callable[[str], bool], on_drop: Callabl
         try:
             ours = is_ours(message.delivery_tag)
             if ours and not request.task.acks_late and isinstance(message.channel, FetchingChannel):
-                message.channel.qos.settle_before_start(message.delivery_tag)
+                _settle(message, worker.pool)
         except (*consumer.connection_errors, *consumer.channel_errors):
             ours = True
         if ours:
@@ -40,6 +42,16 @@ def guard_starts(consumer: Any, is_ours: Callable[[str], bool], on_drop: Callabl
     worker._process_task = start
     if consumer.on_task_request == process:
         consumer.on_task_request = start
+
+
+def _settle(message: Any, pool: Any) -> None:
+    qos = message.channel.qos
+    if not (pool.uses_semaphore or isinstance(pool, solo.TaskPool)):
+        # Its tasks wait for a thread or a greenlet, and may never get one.
+        qos.settle_at_start(message.delivery_tag)
+    elif pool.active:
+        # A pool that is being closed takes no tasks.
+        qos.settle_before_start(message.delivery_tag)
 
 
 def _drop(worker: Any, request: Any) -> None:

@@ -122,9 +122,13 @@ class CeleryProcess:
         """Wait for the end and return the exit code."""
         return self._process.wait(timeout)
 
+    def request_shutdown(self) -> None:
+        """Request a warm shutdown with SIGTERM."""
+        self._process.send_signal(signal.SIGTERM)
+
     def finish(self, *, timeout: float = 60.0) -> int:
         """Request a warm shutdown with SIGTERM and return the exit code."""
-        self._process.send_signal(signal.SIGTERM)
+        self.request_shutdown()
         return self._process.wait(timeout)
 
     def finish_between_ticks(self) -> int:

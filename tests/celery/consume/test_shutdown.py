@@ -1,0 +1,72 @@
+"""Warm shutdown: messages whose tasks did not start go back to their queues, and finished tasks are settled at once."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import pytest
+import redis
+
+from tests.support.celery.fetching import Taker, connected, publish
+from tests.support.celery.leasing import Leasing
+from tests.support.celery.leasing_names import WAIT
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("pool", ["solo", "prefork", "threads", "gevent"])
+def test_tasks_that_did_not_start_are_returned(
+    redis_server: RedisServer, client: redis.Redis, pool: str, *, late: bool
+) -> None:
+    leasing = Leasing(
+        redis_server,
+        client,
+        f"redis+socket://{redis_server.socket}",
+        settings={"worker_prefetch_multiplier": 4, "task_acks_late": late},
+    )
+    ids = {leasing.send(WAIT).id for _ in range(4)}
+    with leasing.worker("one", pool=pool, timeout=30) as one:
+        leasing.wait_for_starts(1)
+        one.request_shutdown()
+        one.wait_for_output("Warm shutdown")
+        # Some pools start another task before they are closed.
+        for _ in ids:
+            leasing.end_task("one")
+        assert one.wait() == 0
+    returned = [json.loads(item)["headers"]["id"] for item in client.lrange(leasing.queue, 0, -1)]
+    assert sorted([*leasing.started, *returned]) == sorted(ids)
+    assert not client.exists("unacked", "unacked_index")
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_message_that_was_settled_for_a_task_that_never_started_is_returned(
+    redis_server: RedisServer, client: redis.Redis, *, confirmed: bool
+) -> None:
+    with connected(redis_server) as connection:
+        for number in range(2):
+            publish(connection, number)
+        taker = Taker(connection, ["q"], prefetch=2)
+        taker.take(2)
+        first, second = taker.messages
+        for message in (first, second):
+            taker.channel.qos.settle_before_start(message.delivery_tag)
+
+        def settled() -> bool:
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.01)
+            return first.delivery_tag not in taker.leases.settlement
+
+        if confirmed:
+            wait_until(settled, description="the reply")
+        # Its task has started.
+        second.ack()
+    assert (client.llen("q"), client.exists("unacked", "unacked_index")) == (1, 0)
+    assert not taker.leases.settlement
+    with connected(redis_server) as connection:
+        taker = Taker(connection, ["q"], prefetch=2)
+        assert taker.take(1) == [0]
+        taker.settle()
