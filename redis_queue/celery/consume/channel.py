@@ -90,6 +90,11 @@ class FetchingChannel(Channel):
         return not self._no_ack and not self._refused
 
     @property
+    def has_messages(self) -> bool:
+        """Whether there are fetched messages that are not handed on yet."""
+        return bool(self._received)
+
+    @property
     def _settlement(self) -> Settlement:
         found: Settlement = self.qos.leases.settlement
         return found
@@ -104,11 +109,15 @@ class FetchingChannel(Channel):
         if no_ack and queue not in self._fanout_queues:
             self._no_ack |= {consumer_tag}
             self.stop_fetching()
+        if self._fetch is not None:
+            # It waits for messages of the other queues.
+            self._fetch.is_due = True
         return super().basic_consume(queue, no_ack, callback, consumer_tag, **options)
 
     def _basic_cancel(self, consumer_tag: str) -> Any:
         self._no_ack -= {consumer_tag}
         found = super()._basic_cancel(consumer_tag)
+        self._return_foreign()
         if self._fetch is not None and not self.active_queues:
             with self._ended_by_errors():
                 self._fetch.leave()
@@ -126,8 +135,6 @@ class FetchingChannel(Channel):
                     # More room may come: half a window is asked for at once, less with the next batch to settle.
                     self._poller.settle_at(time.monotonic() + DELAY)
             self._poller.look_at(fetch.next_look)
-        if self._received:
-            self._poller.ring()
 
     def settle_later(self, tag: str) -> bool:
         """Settle a message with the next batch; False if this channel is closed."""
@@ -309,6 +316,16 @@ class FetchingChannel(Channel):
                 self.qos.put_aside(tag, item)
             else:
                 self._received.append((queue, message))
+        self._return_foreign()
+
+    def _return_foreign(self) -> None:
+        """Return the messages of queues that are not consumed any longer."""
+        foreign = [row for row in self._received if row[0] not in self._active_queues]
+        with contextlib.suppress(OSError, redis.RedisError):
+            # The first one of them comes first again.
+            for row in reversed(foreign):
+                self.qos.put_back(row[1].delivery_tag)
+                self._received.remove(row)
 
     def _read_message(self, item: bytes, tag: str, queue: str) -> Any:
         text = bytes_to_str(item)

@@ -64,7 +64,7 @@ ATTRIBUTES: Final[dict[Any, tuple[str, ...]]] = {
     redis.Channel: ("_queue_cycle", "active_fanout_queues", "handlers"),
     redis.MultiChannelPoller: ("_channels", "_fd_to_chan", "_paused_brpop", "poller"),
     virtual.QoS: ("_delivered", "_dirty"),
-    virtual.Channel: ("_qos",),
+    virtual.Channel: ("_active_queues", "_qos"),
     virtual.Transport: ("_avail_channels", "_callbacks", "channels", "cycle"),
     Consumer: ("on_task_request", "controller", "hub"),
 }

@@ -106,7 +106,7 @@ class FetchingPoller(MultiChannelPoller):
 
     def ring(self) -> None:
         """Let the next poll return at once."""
-        if not self._rung:
+        if not self._rung and self._button.fileno() >= 0:
             self._rung = True
             self._button.send(b"\0")
 
@@ -175,12 +175,15 @@ class FetchingPoller(MultiChannelPoller):
             channel.go_on()
         else:
             super()._register_BRPOP(channel)
+        if channel.has_messages:
+            self.ring()
 
     def _answer(self) -> None:
         """Do what the bell was rung for."""
-        self._rung = False
         with contextlib.suppress(BlockingIOError):
             self._bell.recv(64)
+        # Afterwards: a thread that rings in between would have its byte read, and no other one would ring.
+        self._rung = False
         if self._hub is None:
             self._settle()
         handed = [channel.hand_on() for channel in tuple(self._channels)]

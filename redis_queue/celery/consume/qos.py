@@ -87,6 +87,13 @@ class LeasedQoS(QoS):
         """Append a fetched message that will not be delivered."""
         self.append(message, message.delivery_tag)
 
+    def put_back(self, delivery_tag: str) -> None:
+        """Return a fetched message, which becomes the next one of its queue."""
+        if self.leases.is_ours(delivery_tag):
+            self.restore_by_tag(delivery_tag)
+        self._fetched.discard(delivery_tag)
+        self.leases.drop(delivery_tag)
+
     def put_aside(self, delivery_tag: str, item: bytes) -> None:
         """Move an unreadable message to a list that no worker consumes."""
         self._fetched.discard(delivery_tag)

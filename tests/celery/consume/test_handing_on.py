@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import redis
+from kombu.entity import Queue
 
 from redis_queue.celery.consume.channel import TURN
 from redis_queue.celery.consume.fetch import Fetch
@@ -139,6 +140,39 @@ def test_reply_after_the_last_queue_was_cancelled_is_not_an_error(
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.3)
         assert client.llen("q") == 1
+        taker.consumer.consume()
+        assert taker.take(2) == ["first", "second"]
+        taker.settle()
+
+
+def test_messages_of_a_cancelled_queue_are_returned_in_order(redis_server: RedisServer, client: redis.Redis) -> None:
+    with connected(redis_server) as connection:
+        for number in range(4):
+            publish(connection, number)
+        publish(connection, "other", "p")
+        taker = Taker(connection, ["q", "p"], prefetch=5)
+        long_task(taker)
+        wait_until(lambda: connection.drain_events(timeout=1) or taker.got, description="the first")
+        taker.consumer.cancel_by_queue("q")
+        assert (client.llen("q"), client.zcard("unacked_index")) == (4 - len({0} & {*taker.got}), 2)
+        taker.consumer.add_queue(Queue("q"))
+        taker.consumer.consume()
+        assert sorted(taker.take(5), key=str) == [0, 1, 2, 3, "other"]
+        assert [number for number in taker.got if number != "other"] == [0, 1, 2, 3]
+        taker.settle()
+
+
+def test_queue_that_is_added_is_consumed_at_once(redis_server: RedisServer) -> None:
+    with connected(redis_server) as connection:
+        taker = Taker(connection, ["q"], prefetch=1)
+        publish(connection, "first")
+        taker.take(1)
+        taker.settle()
+        # This worker listens, and looks for messages itself after 8 s at the earliest.
+        publish(connection, "second", "p")
+        with pytest.raises(TimeoutError):
+            connection.drain_events(timeout=0.1)
+        taker.consumer.add_queue(Queue("p"))
         taker.consumer.consume()
         assert taker.take(2) == ["first", "second"]
         taker.settle()
