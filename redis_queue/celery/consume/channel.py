@@ -141,7 +141,11 @@ class FetchingChannel(Channel):
         if self._fetch is None:
             return False
         self._settlement.add(tag)
-        self._poller.settle_at(self._settlement.due_at)
+        if self._active_queues:
+            self._poller.settle_at(self._settlement.due_at)
+        else:
+            # The worker shuts down, and its event loop has ended.
+            self.flush()
         return True
 
     def settle(self) -> None:

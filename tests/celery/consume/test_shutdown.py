@@ -70,3 +70,18 @@ def test_message_that_was_settled_for_a_task_that_never_started_is_returned(
         taker = Taker(connection, ["q"], prefetch=2)
         assert taker.take(1) == [0]
         taker.settle()
+
+
+def test_acknowledgements_are_sent_at_once_after_the_consumer_has_ended(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with connected(redis_server) as connection:
+        for number in range(2):
+            publish(connection, number)
+        taker = Taker(connection, ["q"], prefetch=2)
+        taker.take(2)
+        taker.consumer.cancel()
+        # Nothing polls the connection any longer.
+        for left in (1, 0):
+            taker.messages.pop().ack()
+            wait_until(lambda left=left: client.hlen("unacked") == left, description="one less")  # type: ignore[misc]
