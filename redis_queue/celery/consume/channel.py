@@ -145,7 +145,7 @@ class FetchingChannel(Channel):
             self._poller.settle_at(self._settlement.due_at)
         else:
             # The worker shuts down, and its event loop has ended.
-            self.flush()
+            self.settle_now()
         return True
 
     def settle(self) -> None:
@@ -154,6 +154,11 @@ class FetchingChannel(Channel):
             self._fills_up = True
             if self.active_queues and self.qos.can_consume():
                 self.go_on()
+            self.flush()
+
+    def settle_now(self) -> None:
+        """Send all that is to be settled, or send it on the next connection if this one is lost."""
+        with contextlib.suppress(OSError, redis.RedisError):
             self.flush()
 
     def flush(self) -> None:

@@ -122,7 +122,7 @@ class LeasedQoS(QoS):
             self._settle(delivery_tag)
             if delivery_tag in self._at_start:
                 self._at_start.discard(delivery_tag)
-                self.channel.flush()
+                self.channel.settle_now()
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Settle or return a message; with a lost lease, neither."""

@@ -85,3 +85,17 @@ def test_acknowledgements_are_sent_at_once_after_the_consumer_has_ended(
         for left in (1, 0):
             taker.messages.pop().ack()
             wait_until(lambda left=left: client.hlen("unacked") == left, description="one less")  # type: ignore[misc]
+
+
+def test_acknowledgements_over_a_lost_connection_are_kept(redis_server: RedisServer, client: redis.Redis) -> None:
+    with connected(redis_server) as connection:
+        publish(connection, "done")
+        taker = Taker(connection, ["q"], prefetch=1)
+        taker.take(1)
+        taker.consumer.cancel()
+        (message,) = taker.messages
+        taker.channel._fetch.commands.close()
+        message.ack()
+        assert message.delivery_tag in taker.leases.settlement
+    assert client.llen("q") == 0
+    assert client.hlen("unacked") == 1
