@@ -315,16 +315,19 @@ class FetchingChannel(Channel):
         self._durations[name] = seconds
 
     def _take_in(self, lists: list[MessageList], fetched: Fetched) -> None:
-        self.qos.record([tag for _, _, tag in fetched.messages], fetched.since, fetched.score)
+        received, unreadable = [], []
         for number, item, tag in fetched.messages:
             queue = lists[number].queue
             try:
-                message = self._read_message(item, tag, queue)
+                received.append((queue, self._read_message(item, tag, queue)))
             except Exception:
                 logger.exception("cannot read a message of queue %s", queue, extra={"action": "message_unreadable"})
-                self.qos.put_aside(tag, item)
-            else:
-                self._received.append((queue, message))
+                unreadable.append((tag, item))
+        self.qos.record([message.delivery_tag for _, message in received], fetched.since, fetched.score)
+        self._received += received
+        # They are not held: after an error a sweep puts them aside once their leases end.
+        for tag, item in unreadable:
+            self.qos.put_aside(tag, item)
         self._return_foreign()
 
     def _return_foreign(self) -> None:

@@ -112,6 +112,25 @@ def test_a_key_of_another_type_moves_no_message(redis_server: RedisServer, clien
         assert sorted(taker.take(4)) == ["x"] * 4
 
 
+def test_an_unreadable_message_that_cannot_be_put_aside_strands_no_other(
+    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(tag: str, item: bytes) -> None:
+        raise redis.ConnectionError(f"cannot put {item!r} aside ({tag})")
+
+    with connected(redis_server) as connection:
+        client.rpush("q", "unreadable")
+        publish(connection, "x")
+        client.rpush("q", "unreadable")
+        taker = Taker(connection, ["q"], 4)
+        monkeypatch.setattr(taker.leases, "put_aside", refuse)
+        with pytest.raises(redis.ConnectionError, match="unreadable"):
+            taker.take(1)
+        assert taker.take(1) == ["x"]
+        # Nobody renews the leases of the others, so a sweep finds them.
+        assert list(taker.leases.held) == [taker.messages[0].delivery_tag]
+
+
 @pytest.mark.parametrize("after", [*range(0, 40, 3), 100, 300])
 def test_a_cut_reply_ends_the_connection_and_its_message_stays_recorded(
     redis_server: RedisServer, client: redis.Redis, after: int
