@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 import redis
 from kombu.connection import Connection
 
-from redis_queue.celery.brokers import timeouts
-from redis_queue.celery.consume import fetch as fetches
 from redis_queue.celery.consume.fetch import Fetch
 from redis_queue.store.script_files import load
-from tests.support.celery.fetching import Taker, connected, publish
+from tests.support.celery.fetching import Taker, connected, drained, publish, wait_until_idle
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.store.server_states import STATES
@@ -38,26 +36,6 @@ def idle(server: RedisServer) -> Iterator[tuple[Any, Taker, Fetch]]:
         yield connection, taker, wait_until_idle(connection, taker)
         with suppress(redis.RedisError):
             taker.channel.close()
-
-
-def wait_until_idle(connection: Any, taker: Taker) -> Fetch:
-    """Return the Fetch of *taker* once it waits for a wake-up."""
-
-    def is_idle() -> Fetch | None:
-        with suppress(TimeoutError):
-            connection.drain_events(timeout=0.01)
-        found = taker.channel._fetch
-        waits = found is not None and not (found.is_due or found.asked or found.commands._unanswered)
-        return found if waits else None
-
-    return wait_until(is_idle, description="an idle consumer")
-
-
-def drained(connection: Any) -> bool:
-    """Let the event loop turn once, and connect again if a connection was lost."""
-    with suppress(TimeoutError, *connection.connection_errors):
-        connection.drain_events(timeout=0.01)
-    return True
 
 
 def kill_command_connection(client: redis.Redis) -> None:
@@ -185,83 +163,3 @@ def test_a_worker_may_consume_any_number_of_queues(redis_server: RedisServer, cl
         assert sorted(taker.take(2)) == [0, 2_499]
         taker.settle()
     assert not client.exists("unacked", "unacked_index")
-
-
-class TestSilentConnection:
-    """One of the two connections receives nothing more; looks are half a second apart, as is the timeout."""
-
-    @pytest.fixture
-    def proxy(
-        self, redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-    ) -> Iterator[FaultProxy]:
-        assert client.dbsize() == 0
-        monkeypatch.setattr(timeouts, "LEAST", 0.5)
-        with FaultProxy(str(redis_server.socket)) as proxy:
-            yield proxy
-
-    @staticmethod
-    def connect(proxy: FaultProxy) -> Connection:
-        connection = Connection(proxy.url, transport_options={"visibility_timeout": 3})
-        timeouts.add_timeouts(connection, 3)
-        return connection
-
-    def test_of_wake_ups_costs_a_look_and_is_replaced(self, proxy: FaultProxy, redis_server: RedisServer) -> None:
-        with self.connect(proxy) as connection, connected(redis_server) as producer:
-            taker = Taker(connection, ["q"], 4)
-            fetch = wait_until_idle(connection, taker)
-            proxy.mute_next(matching=b"PING")
-            fetch.wakeups.ping()
-            wait_until(lambda: not proxy.pending_drops, description="the fault")
-            publish(producer, "x")
-            assert taker.take(1) == ["x"]
-            wait_until(
-                lambda: drained(connection) and taker.channel._fetch is not fetch,
-                timeout=5,
-                description="the silent connection to be replaced",
-            )
-            publish(producer, "y")
-            assert taker.take(2) == ["x", "y"]
-
-    def test_of_commands_is_replaced(self, proxy: FaultProxy) -> None:
-        with self.connect(proxy) as connection:
-            taker = Taker(connection, ["q"], 4)
-            fetch = wait_until_idle(connection, taker)
-            proxy.mute_next(matching=b"EVALSHA")
-            wait_until(
-                lambda: drained(connection) and taker.channel._fetch is not fetch,
-                timeout=5,
-                description="the silent connection to be replaced",
-            )
-            wait_until_idle(connection, taker)
-            publish(connection, "x")
-            assert taker.take(1) == ["x"]
-
-
-def test_idle_workers_are_woken_after_a_restart_that_kept_the_keys_of_their_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fetches, "LOOK", 600.0)
-    monkeypatch.setattr(fetches, "LONGEST_LOOK", 600.0)
-    with RedisServer(aof="always") as server, ExitStack() as stack:
-        connections = [stack.enter_context(connected(server)) for _ in range(3)]
-        takers = [Taker(connection, ["q"], 1) for connection in connections]
-        old = {wait_until_idle(*pair) for pair in zip(connections, takers, strict=True)}
-        server.restart()
-        with server.client() as client:
-            assert client.exists(*(client.keys("redis_queue:idle:*") + client.keys("redis_queue:listener:*"))) == 2
-        wait_until(
-            lambda: all(map(drained, connections)) and not old & {taker.channel._fetch for taker in takers},
-            description="new connections",
-        )
-        for pair in zip(connections, takers, strict=True):
-            wait_until_idle(*pair)
-        with connected(server) as producer:
-            for number in range(6):
-                publish(producer, number)
-                wait_until(
-                    lambda: all(map(drained, connections)) and number in [body for t in takers for body in t.got],  # noqa: B023
-                    timeout=5,
-                    description="the message",
-                )
-                for taker in takers:
-                    taker.settle()

@@ -11,6 +11,7 @@ from kombu.entity import Queue
 from kombu.messaging import Consumer
 
 from redis_queue.celery.consume.channel import FetchingChannel
+from redis_queue.celery.consume.fetch import Fetch
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.celery.kombu_keys import InFlightKeys
@@ -84,3 +85,23 @@ def connected(server: RedisServer, **options: Any) -> Iterator[Any]:
 def publish(connection: Any, body: Any, queue: str = "q", **options: Any) -> None:
     """Publish one message with a plain kombu producer."""
     connection.Producer().publish(body, routing_key=queue, serializer="json", declare=[Queue(queue)], **options)
+
+
+def wait_until_idle(connection: Any, taker: Taker) -> Fetch:
+    """Return the Fetch of *taker* once it waits for a wake-up."""
+
+    def is_idle() -> Fetch | None:
+        with suppress(TimeoutError):
+            connection.drain_events(timeout=0.01)
+        found = taker.channel._fetch
+        waits = found is not None and not (found.is_due or found.asked or found.commands._unanswered)
+        return found if waits else None
+
+    return wait_until(is_idle, description="an idle consumer")
+
+
+def drained(connection: Any) -> bool:
+    """Let the event loop turn once, and connect again if a connection was lost."""
+    with suppress(TimeoutError, *connection.connection_errors):
+        connection.drain_events(timeout=0.01)
+    return True

@@ -1,0 +1,99 @@
+"""Atomic fetch with silent connections, and after a restart of Redis: idle workers get their messages soon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import redis
+from kombu.connection import Connection
+
+from redis_queue.celery.brokers import timeouts
+from redis_queue.celery.consume import fetch as fetches
+from tests.support.celery.fetching import Taker, connected, drained, publish, wait_until_idle
+from tests.support.proxy import FaultProxy
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+
+class TestSilentConnection:
+    """One of the two connections receives nothing more; looks are half a second apart, as is the timeout."""
+
+    @pytest.fixture
+    def proxy(
+        self, redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[FaultProxy]:
+        assert client.dbsize() == 0
+        monkeypatch.setattr(timeouts, "LEAST", 0.5)
+        with FaultProxy(str(redis_server.socket)) as proxy:
+            yield proxy
+
+    @staticmethod
+    def connect(proxy: FaultProxy) -> Connection:
+        connection = Connection(proxy.url, transport_options={"visibility_timeout": 3})
+        timeouts.add_timeouts(connection, 3)
+        return connection
+
+    def test_of_wake_ups_costs_a_look_and_is_replaced(self, proxy: FaultProxy, redis_server: RedisServer) -> None:
+        with self.connect(proxy) as connection, connected(redis_server) as producer:
+            taker = Taker(connection, ["q"], 4)
+            fetch = wait_until_idle(connection, taker)
+            proxy.mute_next(matching=b"PING")
+            fetch.wakeups.ping()
+            wait_until(lambda: not proxy.pending_drops, description="the fault")
+            publish(producer, "x")
+            assert taker.take(1) == ["x"]
+            wait_until(
+                lambda: drained(connection) and taker.channel._fetch is not fetch,
+                timeout=5,
+                description="the silent connection to be replaced",
+            )
+            publish(producer, "y")
+            assert taker.take(2) == ["x", "y"]
+
+    def test_of_commands_is_replaced(self, proxy: FaultProxy) -> None:
+        with self.connect(proxy) as connection:
+            taker = Taker(connection, ["q"], 4)
+            fetch = wait_until_idle(connection, taker)
+            proxy.mute_next(matching=b"EVALSHA")
+            wait_until(
+                lambda: drained(connection) and taker.channel._fetch is not fetch,
+                timeout=5,
+                description="the silent connection to be replaced",
+            )
+            wait_until_idle(connection, taker)
+            publish(connection, "x")
+            assert taker.take(1) == ["x"]
+
+
+def test_idle_workers_are_woken_after_a_restart_that_kept_the_keys_of_their_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetches, "LOOK", 600.0)
+    monkeypatch.setattr(fetches, "LONGEST_LOOK", 600.0)
+    with RedisServer(aof="always") as server, ExitStack() as stack:
+        connections = [stack.enter_context(connected(server)) for _ in range(3)]
+        takers = [Taker(connection, ["q"], 1) for connection in connections]
+        old = {wait_until_idle(*pair) for pair in zip(connections, takers, strict=True)}
+        server.restart()
+        with server.client() as client:
+            assert client.exists(*(client.keys("redis_queue:idle:*") + client.keys("redis_queue:listener:*"))) == 2
+        wait_until(
+            lambda: all(map(drained, connections)) and not old & {taker.channel._fetch for taker in takers},
+            description="new connections",
+        )
+        for pair in zip(connections, takers, strict=True):
+            wait_until_idle(*pair)
+        with connected(server) as producer:
+            for number in range(6):
+                publish(producer, number)
+                wait_until(
+                    lambda: all(map(drained, connections)) and number in [body for t in takers for body in t.got],  # noqa: B023
+                    timeout=5,
+                    description="the message",
+                )
+                for taker in takers:
+                    taker.settle()
