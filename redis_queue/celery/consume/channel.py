@@ -217,6 +217,13 @@ class FetchingChannel(Channel):
             self.qos.keep(self._received.popleft()[1])
         super().close()
 
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        # A child of the pool must not keep them open: for Redis, a worker that was killed would still be there.
+        fetch, self._fetch = self._fetch, None
+        if fetch is not None:
+            fetch.close()
+
     def _start_fetching(self) -> Fetch:
         self._fetch = fetch = Fetch(
             client_of(self),

@@ -21,6 +21,7 @@ from kombu.transport import redis, virtual
 METHODS: Final[dict[Any, tuple[str, ...]]] = {
     redis.Channel: (
         "basic_consume queue",
+        "_after_fork",
         "_basic_cancel consumer_tag",
         "_q_for_pri queue pri",
         "_get_message_priority message",

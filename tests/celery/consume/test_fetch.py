@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -297,3 +299,23 @@ def test_large_messages_are_fetched_a_mebibyte_at_a_time(server: RedisServer, cl
         assert [number for number, _ in taker.take(9)] == list(range(9))
         taker.settle()
     assert client.llen("q") == 0
+
+
+def test_a_forked_child_does_not_keep_its_connections_open(server: RedisServer, client: redis.Redis) -> None:
+    with connected(server) as connection:
+        taker = Taker(connection, ["q"], 1)
+        publish(connection, 1)
+        taker.take(1)
+        fetch = taker.channel._fetch
+        assert fetch is not None
+        ends = [end.fileno() for end in (fetch.commands.socket, fetch.wakeups.socket)]
+        child = os.fork()
+        if not child:
+            taker.channel._after_fork()
+            open_ends = [number for number in ends if Path(f"/proc/self/fd/{number}").exists()]
+            os._exit(len(open_ends))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        publish(connection, 2)
+        taker.settle()
+        assert taker.take(2) == [1, 2]
+        taker.settle()

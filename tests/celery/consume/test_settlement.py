@@ -164,6 +164,8 @@ class TestEarlyAcknowledgement:
             proxied.cut()
             with suppress(*connection.connection_errors):
                 taker.channel.qos.settle_before_start(taker.messages[0].delivery_tag)
+            # As soon as its task has started.
+            taker.messages[0].ack()
             taker.channel.close()
             # The task of the other one was not started.
             assert client.llen("q") == 1

@@ -109,8 +109,9 @@ class TestTaskLongerThanTheVisibilityTimeout:
             assert one.finish() == 0
             assert "Traceback" not in one.output
         kept = {key for key in leasing.client.scan_iter() if not key.startswith((b"_kombu", b"tests:"))}
-        assert kept == {b"redis_queue:visibility_timeouts"}
-        assert leasing.client.ttl("redis_queue:visibility_timeouts") > 0
+        # The second worker was killed; it may have been the listener.
+        assert {key.partition(b":")[2].partition(b":")[0] for key in kept} - {b"listener"} == {b"visibility_timeouts"}
+        assert all(leasing.client.ttl(key) > 0 for key in kept)
 
     def test_runs_twice_without_leases(self, leasing: Leasing) -> None:
         with leasing.busy("one", leases=False):

@@ -218,6 +218,7 @@ def test_fetched_message_is_delivered_or_quarantined_with_its_bytes(item: bytes)
     aside: list[Any] = []
     handed: list[Any] = []
     channel = object.__new__(Fetching)
+    channel._active_queues = ["celery"]
     channel._qos = SimpleNamespace(
         put_aside=lambda *found: aside.append(found), record=lambda *_: None, can_consume=lambda: True
     )

@@ -249,6 +249,7 @@ class Fetching(FetchingChannel, Channel):
 def read_as_worker(item: bytes) -> None:
     """Read *item* as a worker does, and find the list to which it would be returned."""
     channel = object.__new__(Fetching)
+    channel._active_queues = ["celery"]
     channel._qos = SimpleNamespace(put_aside=lambda *_: None, record=lambda *_: None)
     channel._take_in([MessageList("celery", "celery")], Fetched(1.0, 1.0, [(0, item, "tag")]))
     for _, fetched in channel._received:
