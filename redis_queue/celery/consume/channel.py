@@ -231,9 +231,17 @@ class FetchingChannel(Channel):
             self.global_keyprefix or "",
             longest_look=self.visibility_timeout / LOOKS,
         )
+        self._return_unread()
         self._poller.watch(self, fetch.commands.socket, self._read_replies)
         self._poller.watch(self, fetch.wakeups.socket, self._read_wakeups)
         return fetch
+
+    def _return_unread(self) -> None:
+        """Return the messages of fetches whose replies were lost, which would wait until their leases end."""
+        unread = self.qos.leases.unread
+        while unread:
+            self.qos.return_fetch(unread[-1])
+            unread.pop()
 
     def _end_fetch(self) -> None:
         fetch, self._fetch = self._fetch, None
@@ -241,6 +249,8 @@ class FetchingChannel(Channel):
             self._poller.forget(self)
             fetch.close()
             self._settlement.reclaim()
+            if fetch.asked is not None:
+                self.qos.leases.unread.append(fetch.asked)
 
     @contextlib.contextmanager
     def _ended_by_errors(self) -> Iterator[None]:

@@ -49,6 +49,13 @@ class MessageList(NamedTuple):
     queue: str
 
 
+class Asked(NamedTuple):
+    """A fetch: the first part of its delivery tags, which a number from 1 follows, and the most messages."""
+
+    tag: str
+    limit: int
+
+
 class Fetched(NamedTuple):
     """Result of one fetch: when its leases began (*since*: monotonic clock, *score*: Redis clock), and the messages.
 
@@ -74,8 +81,8 @@ class Fetch:
         self._channel = wake_channel(prefix, os.urandom(8).hex())
         #: Whether there may be messages to fetch.
         self.is_due = True
-        #: Whether a fetch is not answered yet.
-        self.asked = False
+        #: The fetch that is not answered yet.
+        self.asked: Asked | None = None
         #: When an idle worker looks for messages without a wake-up, on the monotonic clock.
         self.look_at = math.inf
         self._missed = False
@@ -126,7 +133,7 @@ class Fetch:
         since, tag = time.monotonic(), f"{os.urandom(12).hex()}-"
 
         def answered(reply: Any) -> None:
-            self.asked = False
+            self.asked = None
             score, idle, listens, *found = _check(reply)
             rows = zip(found[::2], found[1::2], strict=True)
             messages = [(number - 1, item, f"{tag}{n}") for n, (number, item) in enumerate(rows, 1)]
@@ -144,7 +151,7 @@ class Fetch:
         named = (part for row in lists for part in (row.key, f'"", {json.dumps(row.queue)}'))
         calls.append(self.commands.script(self._script, (*keys, *options, *named), answered))
         self.is_due = self._missed = False
-        self.asked = True
+        self.asked = Asked(tag, limit)
         self.look_at = math.inf
         self.commands.send(calls)
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import redis
 
 from redis_queue.celery.consume.counters import Counters
+from redis_queue.celery.consume.fetch import Asked
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.keeper_process import KeeperProcess
 from redis_queue.celery.consume.settlement import Settlement
@@ -80,6 +81,8 @@ class WorkerLeases:
         self._held: dict[str, HeldMessage] = {}
         #: The messages that are to be settled; their leases are held until they are.
         self.settlement = Settlement(self._in_flight, self)
+        #: Fetches whose replies were lost with their connections.
+        self.unread: list[Asked] = []
         #: Number of lost leases.
         self.lost = 0
         self._keeper = KeeperProcess(greeting, index.visibility_timeout, held=self._lines, on_lost=self._note_renewal)

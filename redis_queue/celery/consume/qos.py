@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps, loads
 
 from redis_queue.celery.consume.channel import FetchingChannel
+from redis_queue.celery.consume.fetch import Asked
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.poller import FetchingPoller
@@ -93,6 +95,13 @@ class LeasedQoS(QoS):
             self.restore_by_tag(delivery_tag)
         self._fetched.discard(delivery_tag)
         self.leases.drop(delivery_tag)
+
+    def return_fetch(self, fetch: Asked) -> None:
+        """Return the messages of a fetch whose reply was lost; they become the next ones of their queues."""
+        tags = (f"{fetch.tag}{number}" for number in range(1, fetch.limit + 1))
+        recorded = list(itertools.takewhile(lambda tag: self._records.find(tag) is not None, tags))
+        for tag in reversed(recorded):
+            self._return(tag)
 
     def put_aside(self, delivery_tag: str, item: bytes) -> None:
         """Move an unreadable message to a list that no worker consumes."""
@@ -228,17 +237,17 @@ class LeasedQoS(QoS):
             expired = seconds + microseconds / 1e6 - self.visibility_timeout
             tags = map(bytes_to_str, client.zrangebyscore(index, 0, expired, start=limit and 0, num=limit))
             # After the whole worker was stopped, its own messages may be among them: they are still held.
-            restored = sum(self._return(tag, client) for tag in tags if not self.leases.holds(tag))
+            restored = sum(self._return(tag) for tag in tags if not self.leases.holds(tag))
         if restored:
             self.leases.counters.add("restored", restored)
 
-    def _return(self, tag: str, client: Any) -> bool:
+    def _return(self, tag: str) -> bool:
         """Return a message to its queue; False if it is unreadable."""
         try:
-            return self.restore_by_tag(tag, client)
+            return self.restore_by_tag(tag)
         except (ValueError, TypeError, LookupError):
             logger.exception("cannot read a message of a dead worker", extra={"action": "message_unreadable"})
-            item = client.hget(self.unacked_key, tag)
+            item = self._records.find(tag)
             if item is not None:
                 self.leases.put_aside(tag, item)
             return False

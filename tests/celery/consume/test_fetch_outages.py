@@ -11,6 +11,7 @@ from kombu.connection import Connection
 
 from redis_queue.celery.brokers import timeouts
 from redis_queue.celery.consume import fetch as fetches
+from redis_queue.store.script_cache import load_scripts
 from tests.support.celery.fetching import Taker, connected, drained, publish, wait_until_idle
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
@@ -97,3 +98,22 @@ def test_idle_workers_are_woken_after_a_restart_that_kept_the_keys_of_their_line
                 )
                 for taker in takers:
                     taker.settle()
+
+
+def test_messages_of_a_lost_reply_are_returned_in_order_on_the_next_connection(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    load_scripts(client)
+    with FaultProxy(str(redis_server.socket)) as proxy, Connection(proxy.url) as connection:
+        for number in range(5):
+            publish(connection, number)
+        taker = Taker(connection, ["q"], 3)
+        proxy.drop_next_reply(matching=b"EVALSHA")
+        with pytest.raises(connection.connection_errors):
+            connection.drain_events(timeout=10)
+        assert (client.llen("q"), client.hlen("unacked")) == (2, 3)
+        assert taker.take(3) == [0, 1, 2]
+        taker.settle()
+        assert taker.take(5) == [0, 1, 2, 3, 4]
+        taker.settle()
+        assert not client.exists("q", "unacked", "unacked_index")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from redis_queue.celery.consume.fetch import Asked
 from redis_queue.celery.consume.settlement import Settlement
 from redis_queue.celery.kombu_keys import InFlightKeys
 
@@ -29,6 +30,7 @@ class FakeLeases:
         self.held: dict[str, float] = {}
         self.settlement = Settlement(in_flight, self)
         self.lost: list[str] = []
+        self.unread: list[Asked] = []
         self.settle_alone: Callable[[list[str]], list[bytes]] = lambda _: []
         self.aside: list[bytes] = []
         self.counters = MemoryCounters()
