@@ -191,8 +191,8 @@ MUTANTS: Final = [
     ),
     Mutant(
         "return what is to be settled",
-        (Edit("celery/consume/qos.py", "tag in running or tag in self.leases.settlement or", "tag in running or"),),
-        "tests/celery/consume/test_settlement.py -k is_not_undone",
+        (Edit("celery/consume/qos.py", "tag in running or tag in self.leases.settlement:", "tag in running:"),),
+        "tests/celery/consume/test_settlement.py -k recovering",
     ),
     Mutant(
         "listen for ever",

@@ -133,6 +133,20 @@ class TestLostConnections:
             assert len(taker.leases.settlement) == 5
 
 
+def test_recovering_a_channel_returns_no_messages_that_are_to_be_settled(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with connected(redis_server) as connection:
+        taker = filled(connection, 3)
+        taker.messages.pop().ack()
+        taker.channel.basic_recover(requeue=True)
+        assert client.llen("q") == 2
+        taker.messages.clear()
+        assert sorted(taker.take(5)) == [0, 0, 1, 1, 2]
+        taker.settle()
+        assert not client.exists("q", "unacked", "unacked_index")
+
+
 class TestEarlyAcknowledgement:
     def test_is_on_its_way_before_the_task_starts(self, redis_server: RedisServer, client: redis.Redis) -> None:
         with connected(redis_server) as connection:
