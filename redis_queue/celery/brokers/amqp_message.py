@@ -71,12 +71,17 @@ def _item(name: str, value: Any) -> bytes:
     kind: Any = type(value)
     if kind is str:
         text: bytes = value.encode("utf-8", "surrogatepass")
-        return _short(name) + pack(">cI", b"S", len(text)) + text
+        return _name(name) + pack(">cI", b"S", len(text)) + text
     if kind in _PLAIN:
         return _cached(name, kind, value)
     if value == _NO_LIMITS or value in ({}, []):
         return _cached(name, kind, tuple(value))
     return _serialised(name, value)
+
+
+@lru_cache(maxsize=2048)
+def _name(name: str) -> bytes:
+    return _short(name)
 
 
 def _short(text: Any) -> bytes:
