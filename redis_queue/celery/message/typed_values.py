@@ -25,7 +25,7 @@ def restore_types(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, list):
-        return [restore_types(item) for item in value]
+        return [item if type(item) in _PLAIN else restore_types(item) for item in value]
     if not isinstance(value, Mapping):
         return value
     if value.keys() != _TYPED:
