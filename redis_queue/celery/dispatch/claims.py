@@ -1,11 +1,13 @@
-"""Claim batches of due entries; while a broker confirms one batch, claim the next (RabbitMQ only)."""
+"""Claim batches of due entries; while a broker confirms one batch, claim and read the next (RabbitMQ only)."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from redis_queue.celery.message.reading import Message, read_readable
 from redis_queue.delay.model import Claimed
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import StoreError
@@ -13,10 +15,11 @@ from redis_queue.errors import StoreError
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Entries claimed at *at* on the monotonic clock."""
+    """Entries claimed at *at* on the monotonic clock; *messages* by entry id were read ahead."""
 
     claimed: Claimed
     at: float
+    messages: Mapping[str, Message] = field(default_factory=dict)
 
 
 class Claims:
@@ -42,10 +45,14 @@ class Claims:
         return claim
 
     def claim_ahead(self) -> None:
-        """Claim the next batch if there is more. Never raises: the current batch still waits for its confirms."""
+        """Claim and read the next batch if there is more.
+
+        Never raises: the current batch still waits for its confirms.
+        """
         if self.may_claim_ahead and self._more and self._next is None:
             with contextlib.suppress(StoreError):
-                self._next = self._claim(self._batch, 0)
+                self._next = claim = self._claim(self._batch, 0)
+                self._next = replace(claim, messages=read_readable(claim.claimed.entries))
 
     def give_back(self) -> None:
         """Give back the batch that was claimed ahead; if Redis is away, its lease ends by itself."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Protocol
 
 from redis_queue.celery.brokers import Broker, reason_of
 from redis_queue.celery.brokers.outage import unavailable_if_away
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.packing import VERSION, element_of, needs_reading
-from redis_queue.celery.message.reading import envelope_of_entry
+from redis_queue.celery.message.reading import Message, envelope_of_entry
 from redis_queue.delay.model import Delivery
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError
@@ -21,6 +22,8 @@ from redis_queue.store.chunks import chunks
 
 if TYPE_CHECKING:
     from celery import Celery
+
+NONE_READ: Final[Mapping[str, Message]] = MappingProxyType({})
 
 
 class DeliveryPolicy(Protocol):
@@ -63,24 +66,25 @@ class Batch:
         self._open: dict[str, Entry] = {}
         self._published: list[Entry] = []
 
-    def send(self, entries: Sequence[Entry], *, until: float) -> None:
+    def send(self, entries: Sequence[Entry], *, until: float, messages: Mapping[str, Message] = NONE_READ) -> None:
         """Send *entries*; begin no more after *until* on the monotonic clock, since leases end soon after it.
 
+        *messages* by entry id were read already; the others are read now.
         Each entry is sent, refused or given back, whatever fails. Raises BrokerUnavailableError if the broker is away.
         """
         self._open = {entry.id: entry for entry in entries}
         try:
             with unavailable_if_away(self._broker):
-                self._send(until)
+                self._send(until, messages)
         finally:
             self._ack()
             self._policy.end(list(self._open.values()))
 
-    def _send(self, until: float) -> None:
+    def _send(self, until: float, messages: Mapping[str, Message]) -> None:
         broker = self._broker
         if self._policy.as_stored and isinstance(broker, RedisBroker) and not broker.shares_store:
             self._push_as_stored(broker)
-        ready = list(self._messages())
+        ready = list(self._envelopes(messages))
         for entry, envelope in ready:
             self._policy.begin(entry, envelope)
         for part in chunks(ready, broker.at_once):
@@ -88,10 +92,10 @@ class Batch:
                 break
             self._publish(self._deliver(part))
 
-    def _messages(self) -> Iterator[tuple[Entry, Envelope]]:
+    def _envelopes(self, messages: Mapping[str, Message]) -> Iterator[tuple[Entry, Envelope]]:
         for entry in list(self._open.values()):
             try:
-                envelope = envelope_of_entry(self._app, entry, self._broker.destinations)
+                envelope = envelope_of_entry(self._app, entry, self._broker.destinations, messages.get(entry.id))
                 self._broker.check(entry, envelope)
                 yield entry, self._policy.message(entry, envelope)
             except Exception as error:

@@ -97,5 +97,6 @@ class Dispatcher:
         broker.meanwhile = self._claims.claim_ahead
         # Half of the lease is left for a slow publish: after its end another dispatcher may hold the entries.
         until = claim.at + self._queue.settings.lease_ms / 2000
-        Batch(self._app, self._queue, broker, outcome).send(claim.claimed.entries, until=until)
+        batch = Batch(self._app, self._queue, broker, outcome)
+        batch.send(claim.claimed.entries, until=until, messages=claim.messages)
         return replace(outcome.result(), next_in=0, more=claim.claimed.more)

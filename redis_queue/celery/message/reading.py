@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from redis_queue.celery.message.attempt import CALL, ETA, call_in, call_name
 from redis_queue.celery.message.destinations import Destinations
@@ -11,6 +13,7 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.intercepting_producer import InterceptingProducer
 from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.message.trace_headers import with_schedule
+from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 
 if TYPE_CHECKING:
@@ -18,12 +21,24 @@ if TYPE_CHECKING:
 
 _REPRS: Final = ("argsrepr", "kwargsrepr")
 
+Message: TypeAlias = Envelope | TaskCall
+"""What an entry holds: a captured message or a call."""
 
-def read_entry(entry: Entry) -> Envelope | TaskCall:
+
+def read_entry(entry: Entry) -> Message:
     """Return the message or the call that *entry* holds; raises InvalidValueError for an unreadable one."""
     if isinstance(entry.payload, bytes):
         return Envelope.unpack(entry.payload, entry.id, entry.headers)
     return TaskCall.from_payload(entry.payload)
+
+
+def read_readable(entries: Iterable[Entry]) -> dict[str, Message]:
+    """Return what *entries* hold, by id, without the unreadable ones."""
+    found: dict[str, Message] = {}
+    for entry in entries:
+        with contextlib.suppress(InvalidValueError):
+            found[entry.id] = read_entry(entry)
+    return found
 
 
 def envelope_of_call(app: Celery, call: TaskCall, task_id: str) -> Envelope:
@@ -40,12 +55,14 @@ def envelope_of_call(app: Celery, call: TaskCall, task_id: str) -> Envelope:
     return with_schedule(replace(envelope, properties=properties), call.options.get("headers"))
 
 
-def envelope_of_entry(app: Celery, entry: Entry, destinations: Destinations) -> Envelope:
-    """Return the message that *entry* becomes.
+def envelope_of_entry(
+    app: Celery, entry: Entry, destinations: Destinations, message: Message | None = None
+) -> Envelope:
+    """Return the message that *entry* becomes; *message* is what it holds, if that was read already.
 
     Raises InvalidValueError for an unreadable entry, and for a call to a forbidden queue.
     """
-    message = read_entry(entry)
+    message = message or read_entry(entry)
     if isinstance(message, Envelope):
         return message
     destinations.check_call(message.options)

@@ -378,6 +378,7 @@ class TestOverlap:
 
 
 class TestUnsendableEntry:
+    @pytest.mark.parametrize("batch", [1, 100], ids=["claimed ahead", "in one batch"])
     @pytest.mark.parametrize(
         "payload",
         ["text", 5, None, [1], b"bytes", {}, {"task": ""}, {"task": "shop.remind", "options": {"countdown": 5}}],
@@ -391,12 +392,13 @@ class TestUnsendableEntry:
         queue: DelayQueue,
         default: str,
         payload: Any,
+        batch: int,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         queue.push_many([Push(call(1), id="before"), Push(payload, id="bad"), Push(call(2), id="after")])
 
         with caplog.at_level(logging.ERROR, "redis_queue"):
-            assert Dispatcher(app, queue).run() == Dispatched(sent=2, failed=1)
+            assert Dispatcher(app, queue, batch=batch).run() == Dispatched(sent=2, failed=1)
 
         assert sorted(broker.take_ids(default)) == ["after", "before"]
         (dead,) = queue.dead_letters()
