@@ -90,11 +90,18 @@ class DirectLink:
             connection.disconnect()
 
     def _connect(self) -> Any:
-        # Not through the pool: a check-out costs a system call per use, and its count would never go down. Without
-        # redis-py's retries, ten by default: a get with a timeout would wait for all of them.
-        connection = self._pool.connection_class(**{**self._pool.connection_kwargs, "retry": Retry(NoBackoff(), 0)})
+        connection = new_connection(self._pool)
         connection.connect()
         return connection
+
+
+def new_connection(pool: Any) -> Any:
+    """Return a new connection with the settings of *pool*, not connected yet, that tries everything once.
+
+    It is not in the pool: a check-out costs a system call per use, and its count would never go down.
+    """
+    # redis-py tries ten times by default: a get with a timeout would wait for all of them.
+    return pool.connection_class(**{**pool.connection_kwargs, "retry": Retry(NoBackoff(), 0)})
 
 
 def _replies(connection: Any, commands: Sequence[Command]) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import redis
 
-from redis_queue.store.links import Argument, Command
+from redis_queue.store.links import Argument, Command, new_connection
 from redis_queue.store.script_files import Script
 
 TIMEOUT: Final = 10.0
@@ -34,8 +34,7 @@ class AsyncConnection:
     """
 
     def __init__(self, client: redis.Redis) -> None:
-        pool = client.connection_pool
-        self._connection = pool.connection_class(**pool.connection_kwargs)
+        self._connection = new_connection(client.connection_pool)
         self._timeout: float = self._connection.socket_timeout or TIMEOUT
         self._connection.socket_timeout = self._timeout
         self._connection.connect()

@@ -23,6 +23,7 @@ from kombu.utils.json import loads
 from kombu.utils.scheduling import priority_cycle
 
 from redis_queue.celery.consume.fetch import Fetch, Fetched, MessageList
+from redis_queue.celery.consume.internals import FETCH_IS_OFF
 from redis_queue.celery.consume.settlement import DELAY, Settlement
 from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.keeper.redis_py import client_of
@@ -75,8 +76,8 @@ class FetchingChannel(Channel):
     _fills_up = False
 
     @LazyProperty
-    def _received(self) -> deque[tuple[str, Any]]:
-        """Fetched messages that are not handed on yet, each with its queue."""
+    def _received(self) -> deque[FetchedMessage]:
+        """Fetched messages that are not handed on yet."""
         return deque()
 
     @LazyProperty
@@ -183,7 +184,7 @@ class FetchingChannel(Channel):
         began = now = time.monotonic()
         handed = 0
         while self._received and now - began < TURN and self.qos.can_consume():
-            queue, message = self._received[0]
+            message = self._received[0]
             name = _task_name(message)
             if self._durations.get(name, math.inf) >= TURN:
                 if handed:
@@ -191,9 +192,9 @@ class FetchingChannel(Channel):
                 self._prepare_for_long_task()
             self._received.popleft()
             handed += 1
-            self._queue_cycle.rotate(queue)
+            self._queue_cycle.rotate(message.queue)
             before = now
-            self.connection._deliver(message, queue)
+            self.connection._deliver(message, message.queue)
             now = time.monotonic()
             self._note_duration(name, now - before)
         return handed > 0
@@ -214,7 +215,8 @@ class FetchingChannel(Channel):
         self.stop_fetching()
         while self._received:
             # It is returned with all other messages that were not settled.
-            self.qos.keep(self._received.popleft()[1])
+            message = self._received.popleft()
+            self.qos.append(message, message.delivery_tag)
         super().close()
 
     def _after_fork(self) -> None:
@@ -262,8 +264,8 @@ class FetchingChannel(Channel):
                 raise
             self._refused = True
             logger.warning(
-                "atomic fetch is off, so a worker that is killed may lose a message that it has just popped: %s; "
-                "docs/security.md lists the permissions of workers",
+                "%s: %s; docs/security.md lists the permissions of workers",
+                FETCH_IS_OFF,
                 translate(error),
                 extra={"action": "fetch_refused"},
             )
@@ -332,15 +334,16 @@ class FetchingChannel(Channel):
         self._durations[name] = seconds
 
     def _take_in(self, lists: list[MessageList], fetched: Fetched) -> None:
-        received, unreadable = [], []
+        received: list[FetchedMessage] = []
+        unreadable = []
         for number, item, tag in fetched.messages:
             queue = lists[number].queue
             try:
-                received.append((queue, self._read_message(item, tag, queue)))
+                received.append(self._read_message(item, tag, queue))
             except Exception:
                 logger.exception("cannot read a message of queue %s", queue, extra={"action": "message_unreadable"})
                 unreadable.append((tag, item))
-        self.qos.record([message.delivery_tag for _, message in received], fetched.since, fetched.score)
+        self.qos.record([message.delivery_tag for message in received], fetched.since, fetched.score)
         self._received += received
         # They are not held: after an error a sweep puts them aside once their leases end.
         for tag, item in unreadable:
@@ -349,14 +352,14 @@ class FetchingChannel(Channel):
 
     def _return_foreign(self) -> None:
         """Return the messages of queues that are not consumed any longer."""
-        foreign = [row for row in self._received if row[0] not in self._active_queues]
+        foreign = [message for message in self._received if message.queue not in self._active_queues]
         with contextlib.suppress(OSError, redis.RedisError):
             # The first one of them comes first again.
-            for row in reversed(foreign):
-                self.qos.put_back(row[1].delivery_tag)
-                self._received.remove(row)
+            for message in reversed(foreign):
+                self.qos.put_back(message.delivery_tag)
+                self._received.remove(message)
 
-    def _read_message(self, item: bytes, tag: str, queue: str) -> Any:
+    def _read_message(self, item: bytes, tag: str, queue: str) -> FetchedMessage:
         text = bytes_to_str(item)
         # The decoder of kombu is slow, and only needed for its own types of values.
         payload = loads(text) if "__type__" in text else json.loads(text)
@@ -366,7 +369,7 @@ class FetchingChannel(Channel):
             raise TypeError("priority: expected an integer, got a decimal")
         self._get_message_priority(payload)
         # Make the message here: a later error would stop this worker, and each worker that gets the message.
-        message = self.Message(payload, channel=self)
+        message = FetchedMessage(payload, channel=self)
         message.queue = queue
         return message
 

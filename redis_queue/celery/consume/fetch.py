@@ -155,14 +155,13 @@ class Fetch:
         self.look_at = math.inf
         self.commands.send(calls)
 
-    def wake_up(self) -> bool:
-        """Read all wake-ups that have arrived; return whether there may be messages now."""
+    def wake_up(self) -> None:
+        """Read all wake-ups that have arrived; a fetch is due then."""
         while (push := self.wakeups.next_push()) is not None:
             if _check(push)[0] == b"pong":
                 self._pinged = False
             else:
                 self._become_due()
-        return self.is_due
 
     def look(self) -> None:
         """Look for messages if it is time; check that both connections are alive."""

@@ -18,6 +18,9 @@ from celery.worker.worker import WorkController
 from kombu.asynchronous import Hub
 from kombu.transport import redis, virtual
 
+FETCH_IS_OFF: Final = "atomic fetch is off, so a worker that is killed may lose a message that it has just popped"
+"""How a warning begins if a worker consumes without atomic fetch."""
+
 METHODS: Final[dict[Any, tuple[str, ...]]] = {
     redis.Channel: (
         "basic_consume queue",

@@ -30,9 +30,6 @@ SWEEPS: Final = 6
 SWEEP: Final = 60.0
 """Most seconds between two sweeps."""
 
-LOOK: Final = 10.0
-"""Most seconds until a channel looks for messages without a wake-up, and checks that wake-ups reach it."""
-
 
 class LeasedQoS(QoS):
     """Mixin for kombu's QoS of a Redis channel: holds the leases of its messages, and checks them before it settles.
@@ -43,7 +40,6 @@ class LeasedQoS(QoS):
 
     leases: WorkerLeases
     _swept_at = 0.0
-    _looked_at = 0.0
 
     @LazyProperty
     def _records(self) -> InFlightRecords:
@@ -84,10 +80,6 @@ class LeasedQoS(QoS):
         """Hold the leases of fetched messages, which Redis recorded at *score*; they will be appended."""
         self._fetched.update(tags)
         self.leases.hold_all(tags, since, score)
-
-    def keep(self, message: Any) -> None:
-        """Append a fetched message that will not be delivered."""
-        self.append(message, message.delivery_tag)
 
     def put_back(self, delivery_tag: str) -> None:
         """Return a fetched message, which becomes the next one of its queue."""
@@ -207,13 +199,9 @@ class LeasedQoS(QoS):
     def restore_visible(self, start: int = 0, num: int | None = 10, interval: int = 10) -> None:  # noqa: ARG002
         """Return up to *num* messages whose leases ended by the clock of Redis; may be called often."""
         now = time.monotonic()
-        sixth = self.visibility_timeout / SWEEPS
-        if now - self._swept_at >= min(SWEEP, sixth):
+        if now - self._swept_at >= min(SWEEP, self.visibility_timeout / SWEEPS):
             self._swept_at = now
             self._sweep(num)
-        if isinstance(self.channel, FetchingChannel) and now - self._looked_at >= min(LOOK, sixth):
-            self._looked_at = now
-            self.channel.look()
 
     def restore_by_tag(self, tag: str, client: Any = None, leftmost: bool = False) -> bool:
         """Return a message to its queue, even if Redis is full; False if another worker returned or settled it."""

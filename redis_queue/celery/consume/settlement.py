@@ -70,7 +70,7 @@ class Settlement:
             self._tags.add(tag)
 
     def withdraw(self, tags: Set[str]) -> None:
-        """Settle *tags* no longer; those that were sent may be settled all the same."""
+        """Do not settle *tags*; those that were sent may still be settled."""
         if self._tags.isdisjoint(tags):
             return
         self._waiting = [tag for tag in self._waiting if tag not in tags]

@@ -103,8 +103,8 @@ def _can_fetch() -> bool:
     lacking = internals.lacking()
     if lacking:
         logger.warning(
-            "atomic fetch is off, so a worker that is killed may lose a message that it has just popped: it needs "
-            "kombu 5.7, or a later one that it knows; %s has no %s",
+            "%s: it needs kombu 5.7, or a later one that it knows; %s has no %s",
+            internals.FETCH_IS_OFF,
             internals.versions(),
             ", ".join(lacking),
             extra={"action": "fetch_unsupported"},

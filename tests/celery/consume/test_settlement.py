@@ -102,6 +102,8 @@ class TestBatches:
 class TestLostConnections:
     @pytest.mark.parametrize("answered", [False, True], ids=["request lost", "reply lost"])
     def test_leave_no_message_unsettled(self, proxied: FaultProxy, client: redis.Redis, *, answered: bool) -> None:
+        # Without the script, the connection would be cut before Redis has executed it.
+        load_scripts(client)
         with Connection(proxied.url) as connection:
             taker = filled(connection, 5)
             fetch = taker.channel._fetch

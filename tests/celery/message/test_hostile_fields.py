@@ -252,7 +252,7 @@ def read_as_worker(item: bytes) -> None:
     channel._active_queues = ["celery"]
     channel._qos = SimpleNamespace(put_aside=lambda *_: None, record=lambda *_: None)
     channel._take_in([MessageList("celery", "celery")], Fetched(1.0, 1.0, [(0, item, "tag")]))
-    for _, fetched in channel._received:
+    for fetched in channel._received:
         channel._get_message_priority(fetched._raw)
 
 
