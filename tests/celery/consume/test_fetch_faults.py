@@ -33,7 +33,7 @@ def idle(server: RedisServer) -> Iterator[tuple[Any, Taker, Fetch]]:
     """Connect a consumer that has looked for messages and found none."""
     with connected(server) as connection:
         taker = Taker(connection, ["q"], 4)
-        yield connection, taker, wait_until_idle(connection, taker)
+        yield connection, taker, wait_until_idle(taker)
         with suppress(redis.RedisError):
             taker.channel.close()
 
@@ -134,7 +134,7 @@ def test_a_cut_reply_ends_the_connection_and_its_message_stays_recorded(
 def test_a_cut_wake_up_is_an_error(redis_server: RedisServer, client: redis.Redis, after: int) -> None:
     assert client.dbsize() == 0
     with FaultProxy(str(redis_server.socket)) as proxy, Connection(proxy.url) as connection:
-        fetch = wait_until_idle(connection, Taker(connection, ["q"], 1))
+        fetch = wait_until_idle(Taker(connection, ["q"], 1))
         proxy.cut_next_reply(matching=b"PING", after=after)
         fetch.wakeups.ping()
         with pytest.raises(connection.connection_errors):

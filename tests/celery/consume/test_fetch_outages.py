@@ -41,7 +41,7 @@ class TestSilentConnection:
     def test_of_wake_ups_costs_a_look_and_is_replaced(self, proxy: FaultProxy, redis_server: RedisServer) -> None:
         with self.connect(proxy) as connection, connected(redis_server) as producer:
             taker = Taker(connection, ["q"], 4)
-            fetch = wait_until_idle(connection, taker)
+            fetch = wait_until_idle(taker)
             proxy.mute_next(matching=b"PING")
             fetch.wakeups.ping()
             wait_until(lambda: not proxy.pending_drops, description="the fault")
@@ -58,14 +58,14 @@ class TestSilentConnection:
     def test_of_commands_is_replaced(self, proxy: FaultProxy) -> None:
         with self.connect(proxy) as connection:
             taker = Taker(connection, ["q"], 4)
-            fetch = wait_until_idle(connection, taker)
+            fetch = wait_until_idle(taker)
             proxy.mute_next(matching=b"EVALSHA")
             wait_until(
                 lambda: drained(connection) and taker.channel._fetch is not fetch,
                 timeout=5,
                 description="the silent connection to be replaced",
             )
-            wait_until_idle(connection, taker)
+            wait_until_idle(taker)
             publish(connection, "x")
             assert taker.take(1) == ["x"]
 
@@ -78,7 +78,7 @@ def test_idle_workers_are_woken_after_a_restart_that_kept_the_keys_of_their_line
     with RedisServer(aof="always") as server, ExitStack() as stack:
         connections = [stack.enter_context(connected(server)) for _ in range(3)]
         takers = [Taker(connection, ["q"], 1) for connection in connections]
-        old = {wait_until_idle(*pair) for pair in zip(connections, takers, strict=True)}
+        old = {wait_until_idle(taker) for taker in takers}
         server.restart()
         with server.client() as client:
             assert client.exists(*(client.keys("redis_queue:idle:*") + client.keys("redis_queue:listener:*"))) == 2
@@ -86,8 +86,8 @@ def test_idle_workers_are_woken_after_a_restart_that_kept_the_keys_of_their_line
             lambda: all(map(drained, connections)) and not old & {taker.channel._fetch for taker in takers},
             description="new connections",
         )
-        for pair in zip(connections, takers, strict=True):
-            wait_until_idle(*pair)
+        for taker in takers:
+            wait_until_idle(taker)
         with connected(server) as producer:
             for number in range(6):
                 publish(producer, number)

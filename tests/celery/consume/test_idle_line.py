@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import redis
 
 from redis_queue.celery.consume import fetch as fetches
 from redis_queue.celery.consume.fetch import LOOK, Fetch
-from tests.support.celery.fetching import Taker, connected, publish
+from tests.support.celery.fetching import Taker, connected, is_idle, publish, wait_until_idle
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -29,29 +29,22 @@ class Idle:
         self._server = server
         self._stack = stack
         self.takers: list[Taker] = []
-        self._connections: list[Any] = []
 
     def add(self, number: int, queues: tuple[str, ...] = ("q",), prefetch: int = 8, **options: Any) -> list[Taker]:
         """Add consumers that wait for messages of *queues*."""
         added = []
         for _ in range(number):
             connection = self._stack.enter_context(connected(self._server, **options))
-            self._connections.append(connection)
             taker = Taker(connection, list(queues), prefetch)
             self.takers.append(taker)
             added.append(taker)
-            wait_until(lambda taker=taker: self.turn(taker) or is_idle(taker), description="an idle consumer")  # type: ignore[misc]
+            wait_until_idle(taker)
         return added
-
-    def turn(self, taker: Taker) -> None:
-        """Let the event loop of *taker* turn once."""
-        with suppress(TimeoutError):
-            self._connections[self.takers.index(taker)].drain_events(timeout=0.005)
 
     def turn_all(self) -> None:
         """Let all turn."""
         for taker in self.takers:
-            self.turn(taker)
+            taker.turn()
 
     def woken(self) -> list[Taker]:
         """Return those that Redis has told something."""
@@ -73,12 +66,6 @@ def fetch_of(taker: Taker) -> Fetch:
     found = taker.channel._fetch
     assert found is not None
     return found
-
-
-def is_idle(taker: Taker) -> bool:
-    """Tell whether it waits for a wake-up."""
-    found = taker.channel._fetch
-    return found is not None and not found.is_due and not found.asked and not found.commands._unanswered
 
 
 @pytest.fixture
@@ -108,14 +95,14 @@ class TestWakeUps:
                 publish(producer, number)
                 wait_until(idle.woken, description="the wake-up")
                 assert idle.woken() == [first]
-                wait_until(lambda: idle.turn(first) or number in first.got, description="the message")  # noqa: B023
+                wait_until(lambda: first.turn() or number in first.got, description="the message")  # noqa: B023
                 second = idle.woken()
                 assert len(second) == 1
-                wait_until(lambda: idle.turn(second[0]) or is_idle(second[0]), description="the next listener")  # noqa: B023
+                wait_until_idle(second[0])
                 assert idle.listener(client) is second[0] is not first
                 assert not idle.woken()
                 first.settle()
-                wait_until(lambda: idle.turn(first) or is_idle(first), description="it to be idle")  # noqa: B023
+                wait_until_idle(first)
                 assert not idle.woken()
         assert client.zcard(client.keys(LINE)[0]) == 11
 
@@ -161,14 +148,14 @@ class TestWakeUps:
         assert idle.listener(client) is first
         first.consumer.cancel()
         wait_until(idle.woken, description="the wake-up")
-        wait_until(lambda: idle.turn(second) or is_idle(second), description="the listener")
+        wait_until_idle(second)
         assert idle.listener(client) is second
 
     def test_a_listener_that_closes_wakes_the_next(self, idle: Idle, client: redis.Redis) -> None:
         first, second, _ = idle.add(3)
         assert idle.listener(client) is first
         first.channel.close()
-        wait_until(lambda: idle.turn(second) or (is_idle(second) and idle.listener(client) is second), description="it")
+        wait_until(lambda: second.turn() or (is_idle(second) and idle.listener(client) is second), description="it")
         assert not client.exists("unacked")
 
     def test_consumers_that_are_gone_are_skipped(
@@ -178,7 +165,7 @@ class TestWakeUps:
         fetch_of(second).close()
         with connected(redis_server) as producer:
             publish(producer, "x")
-        wait_until(lambda: idle.turn(first) or first.got, description="the message")
+        wait_until(lambda: first.turn() or first.got, description="the message")
         assert idle.woken() == [third]
 
 
@@ -192,11 +179,11 @@ class TestMissedWakeUps:
             publish(producer, "x")
             fetch_of(second).look_at = 0.0
             second.channel.look()
-            wait_until(lambda: idle.turn(second) or second.got == ["x"], description="the message")
-            wait_until(lambda: idle.turn(third) or is_idle(third), description="the next listener")
+            wait_until(lambda: second.turn() or second.got == ["x"], description="the message")
+            wait_until_idle(third)
             assert idle.listener(client) is third
             # The old one finds nothing and joins the line.
-            wait_until(lambda: idle.turn(first) or is_idle(first), description="the old listener")
+            wait_until_idle(first)
             assert idle.listener(client) is third
 
     def test_a_listener_that_is_gone_is_replaced_by_the_one_that_looks(self, idle: Idle, client: redis.Redis) -> None:
@@ -205,7 +192,7 @@ class TestMissedWakeUps:
         fetch_of(second).look_at = 0.0
         second.channel.look()
         wait_until(
-            lambda: idle.turn(second) or (is_idle(second) and idle.listener(client) is second),
+            lambda: second.turn() or (is_idle(second) and idle.listener(client) is second),
             description="the listener",
         )
 

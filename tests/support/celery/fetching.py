@@ -87,17 +87,23 @@ def publish(connection: Any, body: Any, queue: str = "q", **options: Any) -> Non
     connection.Producer().publish(body, routing_key=queue, serializer="json", declare=[Queue(queue)], **options)
 
 
-def wait_until_idle(connection: Any, taker: Taker) -> Fetch:
+def is_idle(taker: Taker) -> bool:
+    """Tell whether *taker* waits for a wake-up."""
+    found = taker.channel._fetch
+    return found is not None and not (found.is_due or found.asked or found.commands._unanswered)
+
+
+def wait_until_idle(taker: Taker) -> Fetch:
     """Return the Fetch of *taker* once it waits for a wake-up."""
 
-    def is_idle() -> Fetch | None:
-        with suppress(TimeoutError):
-            connection.drain_events(timeout=0.01)
-        found = taker.channel._fetch
-        waits = found is not None and not (found.is_due or found.asked or found.commands._unanswered)
-        return found if waits else None
+    def idle() -> bool:
+        taker.turn()
+        return is_idle(taker)
 
-    return wait_until(is_idle, description="an idle consumer")
+    wait_until(idle, description="an idle consumer")
+    found: Fetch | None = taker.channel._fetch
+    assert found is not None
+    return found
 
 
 def drained(connection: Any) -> bool:
