@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 from kombu.exceptions import OperationalError
 
-from redis_queue.celery.brokers.amqp_message import TaskMessage, TooLargeError
+from redis_queue.celery.brokers.amqp_frames import frames
 from redis_queue.celery.brokers.base import Broker, Settle, properties, reason_of
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.typed_values import restore_types
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 CONFIRM_WITHIN: Final = 10.0
 """Most seconds without any confirm; a broker that is out of memory or disk sends none."""
 
-CORK_BYTES: Final = 64 * 1024
-"""Most bytes that are held back before they are sent."""
+PIECE: Final = 64 * 1024
+"""Bytes that are sent at once; py-amqp sends each message by itself."""
 
 
 class AmqpBroker(Broker):
@@ -103,40 +103,23 @@ class AmqpBroker(Broker):
         self._returned = {}
         channel = self._channel()
         refusals = {number: self._refusal(lambda: self._prepare(envelopes[number])) for number in batch}  # noqa: B023
-        with _corked(channel.connection.transport):
-            for number, refusal in refusals.items():
-                if refusal is not None:
-                    settle(number, refusal)
-                    continue
-                try:
-                    self._send(channel, envelopes[number], self._ids[number])
-                except TooLargeError as error:
-                    settle(number, str(error))
-                    continue
-                # After the send: no confirm is read before all messages are sent.
-                self._published += 1
-                self._waiting[self._published] = number
+        transport, piece = channel.connection.transport, bytearray()
+        for number, refusal in refusals.items():
+            envelope, mark = envelopes[number], self._ids[number]
+            why = refusal or self._refusal(lambda: piece.extend(_frames(channel, envelope, mark)))  # noqa: B023
+            if why is not None:
+                settle(number, why)
+                continue
+            # No confirm is read before all messages are sent.
+            self._published += 1
+            self._waiting[self._published] = number
+            if len(piece) >= PIECE:
+                transport.write(piece)
+                piece.clear()
+        if piece:
+            transport.write(piece)
         self.meanwhile()
         self._await_confirms()
-
-    def _send(self, channel: Any, envelope: Envelope, mark: str) -> None:
-        found = {**properties(envelope), "correlation_id": mark}
-        if "expiration" in found:
-            found["expiration"] = str(int(found["expiration"] * 1000))
-        message = channel.prepare_message(
-            envelope.body,
-            found.pop("priority", 0) or 0,
-            envelope.content_type,
-            envelope.content_encoding,
-            restore_types(envelope.headers),
-            found,
-            _Message=TaskMessage,
-        )
-        message.frame_max = channel.connection.frame_max
-        # The method of the class: with confirm_publish that of the instance waits for each message.
-        type(channel).basic_publish(
-            channel, message, exchange=envelope.exchange, routing_key=envelope.routing_key, mandatory=True
-        )
 
     def _prepare(self, envelope: Envelope) -> None:
         self.declare(envelope)
@@ -164,8 +147,6 @@ class AmqpBroker(Broker):
         if self._confirming is None:
             channel = self._confirming = self.connection.channel()
             channel.confirm_select()
-            # Otherwise py-amqp polls the socket before each publish. A blocked broker is noticed by missing confirms.
-            channel.connection.client_properties.get("capabilities", {})["connection.blocked"] = False
             self._published = 0
             channel.events["basic_ack"].add(self._on_ack)
             channel.events["basic_nack"].add(self._on_nack)
@@ -205,31 +186,25 @@ class AmqpBroker(Broker):
             self._settle(number, returned or why)
 
 
-@contextmanager
-def _corked(transport: Any) -> Iterator[None]:
-    """Collect frames for *transport* and send them in large pieces: py-amqp sends each frame by itself."""
-    write, held, size = transport._write, [], 0
-
-    def hold(data: Any) -> None:
-        nonlocal size
-        held.append(bytes(data))
-        size += len(data)
-        if size >= CORK_BYTES:
-            flush()
-
-    def flush() -> None:
-        nonlocal size
-        data = b"".join(held)
-        held.clear()
-        size = 0
-        write(data)
-
-    transport._write = hold
-    try:
-        yield
-        flush()
-    finally:
-        transport._write = write
+def _frames(channel: Any, envelope: Envelope, mark: str) -> bytes:
+    found = {
+        **properties(envelope),
+        "correlation_id": mark,
+        "content_type": envelope.content_type,
+        "content_encoding": envelope.content_encoding,
+        "application_headers": restore_types(envelope.headers),
+    }
+    found["priority"] = found.get("priority") or 0
+    if "expiration" in found:
+        found["expiration"] = str(int(found["expiration"] * 1000))
+    return frames(
+        channel.channel_id,
+        channel.connection.frame_max,
+        exchange=envelope.exchange,
+        routing_key=envelope.routing_key,
+        properties=found,
+        body=envelope.body,
+    )
 
 
 def _mark(envelope: Envelope, number: int) -> str:

@@ -69,7 +69,7 @@ _BY_CODE: Final = {code: phrase for phrase, code in _CODES}
 _PARTS: Final = {phrase: frozenset(part for part in _PHRASES if part in phrase) for phrase in _PHRASES}
 """The phrases that each phrase contains. They rarely occur a second time, so they are not searched for after it."""
 
-_PACKED = re.compile("[\x82-\xff]")
+_PACKED = re.compile("([\x82-\xff])")
 _ESCAPED = re.compile(r"\\u00[2-7]")
 
 MIN_ID: Final = 8
@@ -118,7 +118,13 @@ def expand(data: bytes, entry_id: str) -> str:
         raise kind(f"stored message begins with {data[:1]!r}: expected {VERSION!r}, the form that this version reads")
     if len(data) > MOST_CODES and len(data.translate(None, _ASCII)) > MOST_CODES:
         raise InvalidValueError(f"stored message has more than {MOST_CODES} replaced phrases")
-    text = _PACKED.sub(_phrase, data[1:].decode("latin-1"))
+    parts = _PACKED.split(data[1:].decode("latin-1"))
+    try:
+        # Every other part is a phrase: a substitution with a function takes twice as long.
+        parts[1::2] = map(_BY_CODE.__getitem__, parts[1::2])
+    except KeyError as unknown:
+        raise InvalidValueError(f"stored message holds {unknown.args[0]!r}, which stands for no phrase") from None
+    text = "".join(parts)
     if _ID in text and not _is_plain(entry_id):
         raise InvalidValueError(f"stored message leaves out an id that cannot be {entry_id!r}")
     return text.replace(_ID, entry_id)
@@ -138,10 +144,3 @@ def needs_reading(element: str) -> bool:
 def _is_plain(id: str) -> bool:
     """Tell whether JSON writes *id* as it is."""
     return len(id) <= MAX_ID and id.isascii() and id.isprintable() and '"' not in id and "\\" not in id
-
-
-def _phrase(found: re.Match[str]) -> str:
-    try:
-        return _BY_CODE[found[0]]
-    except KeyError:
-        raise InvalidValueError(f"stored message holds {found[0]!r}, which stands for no phrase") from None

