@@ -23,7 +23,16 @@ def held(taker: Taker) -> int:
     return len(taker.channel._received)
 
 
-def long_task(taker: Taker) -> None:
+def with_long_tasks(connection: Any, count: int) -> Taker:
+    """Return the consumer of *count* messages, numbers from 0, which take longer than a turn each."""
+    for number in range(count):
+        publish(connection, number)
+    taker = Taker(connection, ["q"], prefetch=count)
+    make_long(taker)
+    return taker
+
+
+def make_long(taker: Taker) -> None:
     """Let each message take longer than a turn."""
 
     def work(_: Any, message: Any) -> None:
@@ -51,10 +60,7 @@ def test_long_tasks_have_a_turn_each_and_the_others_stay_recorded(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
     with connected(redis_server) as connection:
-        for number in range(4):
-            publish(connection, number)
-        taker = Taker(connection, ["q"], prefetch=4)
-        long_task(taker)
+        taker = with_long_tasks(connection, 4)
         for count in range(1, 5):
             wait_until(
                 lambda count=count: connection.drain_events(timeout=1) or len(taker.got) == count,  # type: ignore[misc]
@@ -98,7 +104,7 @@ def test_more_messages_are_asked_for_before_the_last_is_handed_on(
         for number in range(16):
             publish(connection, number)
         taker = Taker(connection, ["q"], prefetch=8)
-        long_task(taker)
+        make_long(taker)
         monkeypatch.setattr(Fetch, "ask", asked)
 
         def all_came() -> bool:
@@ -116,10 +122,7 @@ def test_messages_that_were_not_handed_on_are_returned_when_the_channel_closes(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
     with connected(redis_server) as connection:
-        for number in range(4):
-            publish(connection, number)
-        taker = Taker(connection, ["q"], prefetch=4)
-        long_task(taker)
+        taker = with_long_tasks(connection, 4)
         wait_until(lambda: connection.drain_events(timeout=1) or taker.got, description="the first")
         taker.messages.pop().ack()
         assert held(taker) == 3
@@ -151,7 +154,7 @@ def test_messages_of_a_cancelled_queue_are_returned_in_order(redis_server: Redis
             publish(connection, number)
         publish(connection, "other", "p")
         taker = Taker(connection, ["q", "p"], prefetch=5)
-        long_task(taker)
+        make_long(taker)
         wait_until(lambda: connection.drain_events(timeout=1) or taker.got, description="the first")
         taker.consumer.cancel_by_queue("q")
         assert (client.llen("q"), client.zcard("unacked_index")) == (4 - len({0} & {*taker.got}), 2)
