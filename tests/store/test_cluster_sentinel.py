@@ -18,6 +18,7 @@ from redis_queue.store.scripts import CALL_ATTEMPTS, Scripts
 from redis_queue.store.urls import url_of
 from tests.support.cluster import RedisCluster
 from tests.support.ports import HOST
+from tests.support.replication import replication_of, wait_until_replicated
 from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -44,14 +45,6 @@ def blocked(server: RedisServer) -> int:
     """Return the number of blocked clients of *server*."""
     with server.client() as client:
         return int(client.info("clients")["blocked_clients"])
-
-
-def replicated(server: RedisServer, replicas: int) -> bool:
-    """Tell whether *replicas* replicas have received all writes of *server*."""
-    with server.client() as client:
-        state = client.info("replication")
-    known = [state.get(f"slave{number}") for number in range(replicas)]
-    return all(replica and replica["offset"] == state["master_repl_offset"] for replica in known)
 
 
 def persist(call: Callable[[], Any]) -> Any:
@@ -180,10 +173,7 @@ class TestCluster:
         timed.push_many([Push(number, id=str(number)) for number in range(100)])
         held = queue.get_many(10)
         assert queue.ack_many(held[:5]) == [True] * 5
-        wait_until(
-            lambda: all(replicated(server, 1) for server in cluster.servers if is_primary(server)),
-            description="the replicas to be in sync",
-        )
+        wait_until_replicated(*filter(is_primary, cluster.servers), replicas=1)
         future = pool.submit(cluster.kill_primary_of, ORDERS.meta.decode())
         for number in range(100, 130):
             persist(lambda: queue.put(number, dedupe_key=f"late {number}"))  # noqa: B023
@@ -209,10 +199,7 @@ class TestCluster:
 
 def is_primary(server: RedisServer) -> bool:
     """Tell whether *server* runs and is a primary."""
-    if not server.answering:
-        return False
-    with server.client() as client:
-        return bool(client.info("replication")["role"] == "master")
+    return server.answering and replication_of(server)["role"] == "master"
 
 
 def sentinel_url(sentinel: SentinelSet) -> str:
@@ -252,7 +239,7 @@ class TestSentinel:
         assert queue.ack_many(held[:5]) == [True] * 5
         waiting = pool.submit(RedisQueue("empty", sentinel_url(sentinel)).get, timeout=40)
         wait_until(lambda: blocked(sentinel.primary) == 1, description="a blocked get")
-        wait_until(lambda: replicated(sentinel.primary, 2), description="the replicas to be in sync")
+        wait_until_replicated(sentinel.primary, replicas=2)
         new = sentinel.fail_over()
         persist(lambda: queue.put("after", dedupe_key="after"))
         assert queue.ack_many(held) == [False] * 5 + [True] * 5
@@ -271,7 +258,7 @@ class TestSentinel:
         waiting = pool.submit(RedisQueue("empty", sentinel_url(sentinel)).get, timeout=40)
         old = sentinel.primary
         wait_until(lambda: blocked(old) == 1, description="a blocked get")
-        wait_until(lambda: replicated(old, 2), description="the replicas to be in sync")
+        wait_until_replicated(old, replicas=2)
         with sentinel.sentinels[0].client() as watcher:
             watcher.execute_command("SENTINEL", "FAILOVER", sentinel.master_name)
         wait_until(lambda: sentinel.primary is not old, description="another primary")

@@ -9,6 +9,7 @@ import redis
 from redis.sentinel import Sentinel
 
 from .ports import HOST
+from .replication import replication_of
 from .running import Running
 from .servers import RedisServer, client_options
 from .settle import wait_until_settled
@@ -164,7 +165,7 @@ class SentinelSet(Running):
 
     def _live_primary(self) -> RedisServer | None:
         server = self._named_primary()
-        return server if server and server.answering and _replication(server)["role"] == "master" else None
+        return server if server and server.answering and replication_of(server)["role"] == "master" else None
 
     def _wait_for_primary(self) -> RedisServer:
         return wait_until_settled(self._live_primary, "a running primary")
@@ -202,14 +203,8 @@ def _master(sentinel: SentinelServer) -> dict[str, Any]:
     return known
 
 
-def _replication(server: RedisServer) -> dict[str, Any]:
-    with server.client() as client:
-        state: dict[str, Any] = client.info("replication")
-    return state
-
-
 def _follows(server: RedisServer, primary: RedisServer) -> bool:
-    state = _replication(server)
+    state = replication_of(server)
     return (state["role"], state.get("master_port"), state.get("master_link_status")) == ("slave", primary.port, "up")
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from tests.support.parts import require
 from tests.support.paths import ROOT
 from tests.support.ports import HOST, free_port
 from tests.support.proxy import FaultProxy
-from tests.support.sentinel import SentinelSet
+from tests.support.replication import replication_of, wait_until_replicated
+from tests.support.sentinel import DATA_OPTIONS, SentinelSet
 from tests.support.servers import RedisServer, client_options
 from tests.support.wait import wait_until
 
@@ -218,6 +220,49 @@ class TestSentinel:
     def test_the_next_test_finds_it_whole_and_empty(self, sentinel: SentinelSet, sentinel_client: redis.Redis) -> None:
         assert all(server.answering for server in sentinel.servers)
         assert sentinel_client.dbsize() == 0
+
+
+@pytest.fixture
+def replicated_pair() -> Iterator[tuple[RedisServer, RedisServer]]:
+    """A primary and its replica, which is in sync."""
+    with (
+        RedisServer(*DATA_OPTIONS, tcp=True) as primary,
+        RedisServer("--replicaof", HOST, str(primary.port), tcp=True) as replica,
+    ):
+        wait_until(lambda: replication_of(replica)["master_link_status"] == "up", description="a replica in sync")
+        yield primary, replica
+
+
+class TestWaitUntilReplicated:
+    def test_ends_while_writes_go_on(self, replicated_pair: tuple[RedisServer, RedisServer]) -> None:
+        primary, replica = replicated_pair
+        stop = threading.Event()
+
+        def write() -> None:
+            with primary.client() as client:
+                while not stop.is_set():
+                    client.incr("counter")
+
+        with primary.client() as client, replica.client() as reader, ThreadPoolExecutor() as pool:
+            client.set("key", "value")
+            writing = pool.submit(write)
+            try:
+                wait_until_replicated(primary, replicas=1)
+            finally:
+                stop.set()
+            writing.result(10)
+            assert reader.get("key") == b"value"
+
+    def test_waits_for_each_replica(self, replicated_pair: tuple[RedisServer, RedisServer]) -> None:
+        primary, replica = replicated_pair
+        wait_until_replicated(primary, replicas=1)
+        replica.pause()
+        with primary.client() as client:
+            client.set("key", "value")
+        with pytest.raises(AssertionError, match="in sync"):
+            wait_until_replicated(primary, replicas=1, timeout=0.1)
+        replica.resume()
+        wait_until_replicated(primary, replicas=1)
 
 
 @pytest.fixture
