@@ -26,6 +26,7 @@ from tests.support.parts import require
 from tests.support.paths import ROOT
 from tests.support.ports import HOST, free_port
 from tests.support.proxy import FaultProxy
+from tests.support.redis_sockets import kept_sockets
 from tests.support.replication import replication_of, wait_until_replicated
 from tests.support.sentinel import DATA_OPTIONS, SentinelSet
 from tests.support.servers import RedisServer, client_options
@@ -216,6 +217,10 @@ class TestSentinel:
         with sentinel.client() as client:
             assert client.get("key") == b"value"
             assert client.set("key", "after")
+
+    def test_sockets_of_its_clients_are_kept(self, sentinel: SentinelSet) -> None:
+        with kept_sockets() as kept, sentinel.client() as client, client.client() as single:
+            assert single.connection._sock in kept
 
     def test_the_next_test_finds_it_whole_and_empty(self, sentinel: SentinelSet, sentinel_client: redis.Redis) -> None:
         assert all(server.answering for server in sentinel.servers)
