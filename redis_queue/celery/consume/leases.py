@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -83,6 +84,8 @@ class WorkerLeases:
         self.settlement = Settlement(self._in_flight, self)
         #: Fetches whose replies were lost with their connections.
         self.unread: list[Asked] = []
+        # Tags whose records this worker removes at this moment.
+        self._in_removal: set[str] = set()
         #: Number of lost leases.
         self.lost = 0
         self._keeper = KeeperProcess(greeting, index.visibility_timeout, held=self._lines, on_lost=self._note_renewal)
@@ -111,6 +114,19 @@ class WorkerLeases:
         lines = [write_line(tag) for tag in tags if self._held.pop(tag, None) is not None]
         if lines:
             self._keeper.write(b"".join(lines))
+
+    @contextlib.contextmanager
+    def removal(self, tags: Collection[str]) -> Iterator[None]:
+        """Drop *tags* after the block, which removes their records. After an error in the block they are still held.
+
+        A renewal that misses such a record is not reported as a loss.
+        """
+        self._in_removal.update(tags)
+        try:
+            yield
+            self.release(list(tags), lost=[])
+        finally:
+            self._in_removal.difference_update(tags)
 
     def holds(self, tag: str) -> bool:
         """Tell whether this worker holds *tag*, as far as it knows."""
@@ -145,17 +161,17 @@ class WorkerLeases:
 
     def put_aside(self, tag: str, item: bytes) -> None:
         """Move an unreadable message from its record *tag* to a list that no worker consumes."""
-        with self._client.pipeline() as pipe:
+        with self.removal([tag]), self._client.pipeline() as pipe:
             pipe.rpush(self._unreadable, item)
             pipe.zrem(self._in_flight.index, tag)
             pipe.hdel(self._in_flight.records, tag)
             pipe.execute()
-        self.drop(tag)
 
     def settle(self, tag: str) -> None:
         """Remove the record of *tag*, by a connection of its own; after a lost lease it stays for its new holder."""
         if self.is_ours(tag):
-            self._records.settle([tag])
+            with self.removal([tag]):
+                self._records.settle([tag])
 
     def settle_waiting(self) -> None:
         """Settle all messages that are to be settled, by a connection of its own; logs errors."""
@@ -176,7 +192,7 @@ class WorkerLeases:
 
     def _note_renewal(self, tag: str) -> None:
         # The record may be gone before the reply to its settlement is read, which tells whether the lease was lost.
-        if tag not in self.settlement:
+        if tag not in self.settlement and tag not in self._in_removal:
             self._note_loss(tag)
 
     def _note_loss(self, tag: str) -> None:

@@ -143,7 +143,8 @@ class LeasedQoS(QoS):
     def _settle(self, delivery_tag: str) -> None:
         if delivery_tag not in self._fetched or not self._settle_later(delivery_tag):
             if self.leases.is_ours(delivery_tag):
-                self._records.settle([delivery_tag])
+                with self.leases.removal([delivery_tag]):
+                    self._records.settle([delivery_tag])
             self.leases.drop(delivery_tag)
         virtual.QoS.ack(self, delivery_tag)
 
@@ -172,23 +173,24 @@ class LeasedQoS(QoS):
         """
         running = running_tags()
         unstarted = self._settled_early.intersection(self._delivered)
-        self.leases.settlement.withdraw(unstarted)
-        for tag in list(self._delivered):
-            if tag in running:
-                self._outliving.add(tag)
-            if tag in running or tag in self.leases.settlement:
-                self._delivered.pop(tag, None)
-        tags = list(self._delivered)
-        try:
-            for tag in tags:
-                if tag in unstarted:
-                    self._record_again(tag)
-                elif not self.leases.is_ours(tag):
+        with self.leases.removal(unstarted):
+            self.leases.settlement.withdraw(unstarted)
+            for tag in list(self._delivered):
+                if tag in running:
+                    self._outliving.add(tag)
+                if tag in running or tag in self.leases.settlement:
                     self._delivered.pop(tag, None)
-            return super().restore_unacked(client)
-        finally:
-            for tag in tags:
-                self.leases.drop(tag)
+            tags = list(self._delivered)
+            try:
+                for tag in tags:
+                    if tag in unstarted:
+                        self._record_again(tag)
+                    elif not self.leases.is_ours(tag):
+                        self._delivered.pop(tag, None)
+                return super().restore_unacked(client)
+            finally:
+                for tag in tags:
+                    self.leases.drop(tag)
 
     def _record_again(self, tag: str) -> None:
         """Record a message that was settled, but whose task did not start: the pool was closed."""
@@ -211,11 +213,12 @@ class LeasedQoS(QoS):
             return False
         found = _Pushes(self.channel.global_keyprefix or "")
         self.channel._do_restore_message(*loads(bytes_to_str(record)), found, leftmost)
-        try:
-            return self._records.restore(tag, record, found.rows, last=leftmost)
-        except redis.exceptions.NoPermissionError:
-            super().restore_by_tag(tag, client, leftmost)
-            return True
+        with self.leases.removal([tag]):
+            try:
+                return self._records.restore(tag, record, found.rows, last=leftmost)
+            except redis.exceptions.NoPermissionError:
+                super().restore_by_tag(tag, client, leftmost)
+                return True
 
     def _sweep(self, limit: int | None) -> None:
         # kombu's client adds the prefix of the broker's keys to some commands, but not to ZRANGEBYSCORE.

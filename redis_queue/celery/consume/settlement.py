@@ -129,8 +129,9 @@ class Settlement:
         else:
             missing = reply
         self._sent.remove(batch)
-        self._tags.difference_update(batch)
         gone = {tag.decode(errors="replace") for tag in missing}
         lost = [tag for tag in batch if tag in gone and tag not in self._repeated]
         self._repeated.difference_update(batch)
         self._holder.release(batch, lost=lost)
+        # Afterwards: a renewal that missed a record, told by another thread, would count as a loss in between.
+        self._tags.difference_update(batch)

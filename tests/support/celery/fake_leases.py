@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from redis_queue.celery.consume.fetch import Asked
@@ -49,6 +50,12 @@ class FakeLeases:
         for tag in tags:
             self.held.pop(tag, None)
         self.lost += lost
+
+    @contextmanager
+    def removal(self, tags: Collection[str]) -> Iterator[None]:
+        """Drop *tags* after the block."""
+        yield
+        self.release(list(tags), lost=[])
 
     def holds(self, tag: str) -> bool:
         """Return whether *tag* was held and not dropped."""
