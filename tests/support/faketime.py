@@ -1,4 +1,4 @@
-"""A server whose clock can be set, as an operator or NTP sets the clock of a host."""
+"""Processes whose clock is wrong, and a server whose clock can be set as an operator or NTP sets that of a host."""
 
 from __future__ import annotations
 
@@ -11,6 +11,21 @@ from .servers import RedisServer
 from .wait import wait_until
 
 SOON = 30
+
+
+def wrong_clock(**settings: str) -> dict[str, str]:
+    """Return the environment of a process under libfaketime with *settings* of it."""
+    return {
+        "LD_PRELOAD": require("libfaketime"),
+        # On a real host only the time of day is wrong, not the monotonic clock.
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        **settings,
+    }
+
+
+def clock_off_by(seconds: int) -> dict[str, str]:
+    """Return the environment of a process whose clock is *seconds* ahead, or behind if they are negative."""
+    return wrong_clock(FAKETIME=f"{seconds:+d}")
 
 
 class ClockServer(RedisServer):
@@ -26,13 +41,7 @@ class ClockServer(RedisServer):
         super().__init__(
             *args,
             kind="redis-6.2" if kind in ("path", "redis-7.0") else kind,
-            environment={
-                "LD_PRELOAD": require("libfaketime"),
-                "FAKETIME_TIMESTAMP_FILE": str(self._file),
-                "FAKETIME_NO_CACHE": "1",
-                # On a real host only the time of day jumps, not the monotonic clock.
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            },
+            environment=wrong_clock(FAKETIME_TIMESTAMP_FILE=str(self._file), FAKETIME_NO_CACHE="1"),
         )
 
     def set_clock(self, offset: int) -> None:

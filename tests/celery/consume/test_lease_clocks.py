@@ -1,18 +1,27 @@
-"""TaskLeases with a clock of the Redis host that is an hour off: a living worker still keeps its task."""
+"""TaskLeases with wrong clocks, of the Redis host or of the workers: only a killed worker loses its tasks."""
 
 from __future__ import annotations
 
+from collections import Counter
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from redis_queue.celery.consume import counters
+from redis_queue.celery.consume.counters import LeaseCounters
 from tests.support.celery.leasing import TIMEOUT, Leasing
-from tests.support.faketime import ClockServer
+from tests.support.celery.leasing_names import WAIT
+from tests.support.celery.processes import CeleryProcess
+from tests.support.faketime import ClockServer, clock_off_by
+from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
 
 HOUR = 3600
+SKEW = 90
+WINDOW = 4
 
 
 def wait_for_lease_at(leasing: Leasing, second: float) -> None:
@@ -41,3 +50,48 @@ def test_a_long_task_runs_once(tmp_path: Path, offset: int) -> None:
             leasing.wait_until_settled()
             assert leasing.started == leasing.ended
             assert len(leasing.started) == 1
+
+
+def skew_of(worker: CeleryProcess) -> float:
+    """Return how many seconds the clock of *worker*, which has just logged its first line, is ahead."""
+    logged = next(line[1:20] for line in worker.output.splitlines() if line.startswith("[20"))
+    return (datetime.fromisoformat(logged) - datetime.now()).total_seconds()
+
+
+@pytest.mark.parametrize("killed", ["ahead", "behind"])
+def test_only_the_messages_of_a_killed_worker_are_delivered_again(killed: str) -> None:
+    with RedisServer() as store, store.client() as client:
+        settings = {"worker_prefetch_multiplier": WINDOW}
+        leasing = Leasing(store, client, f"redis+socket://{store.socket}", settings=settings)
+        ids = [leasing.send(WAIT).id for _ in range(5 * WINDOW)]
+        with (
+            leasing.worker("ahead", pool="prefork", environment=clock_off_by(SKEW)) as ahead,
+            leasing.worker("behind", pool="prefork", environment=clock_off_by(-SKEW)) as behind,
+        ):
+            for name, worker, skew in (("ahead", ahead, SKEW), ("behind", behind, -SKEW)):
+                worker.wait_for_output("ready.")
+                assert skew_of(worker) == pytest.approx(skew, abs=SKEW / 2)
+                for _ in range(WINDOW):
+                    leasing.end_task(name)
+            leasing.wait_for_ends(2 * WINDOW)
+            leasing.wait_for_starts(2 * WINDOW + 2)
+            leasing.wait_for_leases(2 * WINDOW)
+            # Each worker sweeps several times meanwhile.
+            leasing.wait_for_leases(2 * WINDOW, after=now(leasing) + 2 * TIMEOUT)
+            assert not counters.read(leasing.app()).restored
+            running = set(leasing.started) - set(leasing.ended)
+
+            victim, survivor = (ahead, "behind") if killed == "ahead" else (behind, "ahead")
+            victim.kill()
+            for _ in ids:
+                leasing.end_task(survivor)
+            leasing.wait_for_ends(len(ids))
+            leasing.wait_until_settled()
+
+            assert sorted(leasing.ended) == sorted(ids)
+            (again,) = Counter(leasing.started) - Counter(ids)
+            assert again in running
+            assert f"[{again}] received" in victim.output
+            assert counters.read(leasing.app()) == LeaseCounters(lost=0, restored=WINDOW, dropped=0)
+            assert "lost the lease" not in ahead.output + behind.output
+        assert not client.exists(leasing.queue, "unacked", "unacked_index")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,9 +44,15 @@ class Leasing:
         return f"file://{self.store.directory}"
 
     def worker(
-        self, name: str, *arguments: str, leases: bool = True, pool: str = "solo", timeout: float = TIMEOUT
+        self,
+        name: str,
+        *arguments: str,
+        leases: bool = True,
+        pool: str = "solo",
+        timeout: float = TIMEOUT,
+        environment: Mapping[str, str] | None = None,
     ) -> CeleryProcess:
-        """Return a worker that is not started yet."""
+        """Return a worker that is not started yet; *environment* extends that of the process."""
         options = ("--pool", pool, "--concurrency", "1", "--loglevel", "INFO", "--hostname", f"{name}@%h")
         return CeleryProcess(
             *("-A", "tests.support.celery.leasing_app", "worker"),
@@ -60,6 +66,7 @@ class Leasing:
                 "QUEUE": self.queue,
                 "LEASES": "1" if leases else "0",
                 "SETTINGS": json.dumps(self.all_settings(timeout)),
+                **(environment or {}),
             },
         )
 
