@@ -18,7 +18,7 @@ pytestmark = pytest.mark.celery
 
 
 @pytest.mark.parametrize("late", [True, False])
-@pytest.mark.parametrize("pool", ["solo", "prefork", "threads", "gevent"])
+@pytest.mark.parametrize("pool", ["solo", "prefork", "threads", "gevent", "eventlet"])
 def test_tasks_that_did_not_start_are_returned(
     redis_server: RedisServer, client: redis.Redis, pool: str, *, late: bool
 ) -> None:

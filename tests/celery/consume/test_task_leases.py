@@ -86,6 +86,7 @@ class TestTaskLongerThanTheVisibilityTimeout:
             *first(
                 [
                     (FETCHES[-1], "gevent"),
+                    (FETCHES[-1], "eventlet"),
                     (FETCHES[-1], "prefork"),
                     *((POP, pool) for pool in ("threads", "solo", "gevent")),
                 ]

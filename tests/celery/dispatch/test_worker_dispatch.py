@@ -88,7 +88,11 @@ class TestOnTime:
             assert sorted(row["id"] for row in fleet.wait_for(5)) == sorted(ids)
 
     @pytest.mark.parametrize(
-        "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.matrix) for pool in ("threads", "solo", "gevent"))]
+        "pool",
+        [
+            "prefork",
+            *(pytest.param(pool, marks=pytest.mark.matrix) for pool in ("threads", "solo", "gevent", "eventlet")),
+        ],
     )
     def test_any_pool_dispatches_and_stops_within_a_second(self, one_redis: Fleet, pool: str) -> None:
         delayed = one_redis.delayed()
