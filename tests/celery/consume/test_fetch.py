@@ -24,7 +24,7 @@ from redis_queue.celery.brokers import timeouts
 from tests.support.celery import kombu_consumer
 from tests.support.celery.fetching import Taker, connected, publish
 from tests.support.celery.leasing import Leasing
-from tests.support.celery.leasing_names import WAIT
+from tests.support.celery.leasing_names import MEASURE, MEASURED, WAIT
 from tests.support.paths import ROOT
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
@@ -287,6 +287,47 @@ class TestFetch:
             leasing.wait_for_ends(2)
             leasing.wait_until_settled()
             assert one.finish() == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(180)
+def test_fifty_lost_connections_repeat_no_task_and_leave_nothing_open(server: RedisServer, client: redis.Redis) -> None:
+    # The tasks use another Redis, where nothing is cut.
+    with RedisServer() as store, store.client() as notes:
+        settings = {"worker_prefetch_multiplier": 4}
+        leasing = Leasing(store, notes, f"redis+socket://{server.socket}", settings=settings, broker=client)
+        ids: list[str] = []
+
+        def measured() -> list[int]:
+            notes.delete(MEASURED)
+            leasing.send(MEASURE)
+            found: Any = wait_until(lambda: notes.lindex(MEASURED, 0), description="the figures of the worker")
+            return list(json.loads(found))
+
+        with leasing.worker("one", timeout=30) as one:
+
+            def losses() -> int:
+                return one.output.count("Connection to broker lost")
+
+            one.wait_for_output("ready.")
+            for cut in range(50):
+                ids += [leasing.send(WAIT).id for _ in range(4)]
+                leasing.wait_for_starts(len(ids) - 3)
+                client.client_kill_filter(_type=("normal", "pubsub")[cut % 2], skipme=True)
+                for _ in range(4):
+                    leasing.end_task("one")
+                wait_until(lambda: losses() > cut, description="the worker to notice")  # noqa: B023
+                leasing.wait_for_ends(len(ids))
+                if cut == 4:
+                    files, threads = measured()
+            leasing.wait_until_settled()
+            files_now, threads_now = measured()
+            assert sorted(leasing.started) == sorted(leasing.ended) == sorted(ids)
+            assert files_now - files < 10
+            assert threads_now <= threads
+            assert "lost the lease" not in one.output
+            assert one.finish() == 0
+        assert not client.exists(leasing.queue, "unacked", "unacked_index")
 
 
 def test_large_messages_are_fetched_a_mebibyte_at_a_time(server: RedisServer, client: redis.Redis) -> None:

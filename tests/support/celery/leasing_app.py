@@ -7,9 +7,12 @@ JSON.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
+import threading
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -17,7 +20,18 @@ from celery import Celery
 
 from redis_queue.celery import TaskLeases
 from redis_queue.store.connection import connect
-from tests.support.celery.leasing_names import DIE, DIE_TWICE, ENDED, HEALED, HOLD, STARTED, WAIT, finish_key
+from tests.support.celery.leasing_names import (
+    DIE,
+    DIE_TWICE,
+    ENDED,
+    HEALED,
+    HOLD,
+    MEASURE,
+    MEASURED,
+    STARTED,
+    WAIT,
+    finish_key,
+)
 
 app = Celery("leasing", broker=os.environ["BROKER_URL"], backend=os.environ["RESULT_URL"], set_as_current=False)
 app.conf.update(
@@ -60,6 +74,14 @@ def hold_interpreter(self: Any, seconds: int) -> None:
     # A function called through PyDLL does not release the GIL.
     ctypes.PyDLL(None).sleep(seconds)
     _store().rpush(ENDED, self.request.id)
+
+
+@app.task(name=MEASURE, shared=False)  # type: ignore[untyped-decorator]
+def measure() -> None:
+    """Record the numbers of open files and threads of this process, without garbage."""
+    gc.collect()
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    _store().rpush(MEASURED, json.dumps([files, threading.active_count()]))
 
 
 @app.task(bind=True, name=DIE, shared=False)  # type: ignore[untyped-decorator]

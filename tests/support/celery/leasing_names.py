@@ -8,10 +8,12 @@ WAIT: Final = "tests.wait"
 HOLD: Final = "tests.hold_interpreter"
 DIE: Final = "tests.die"
 DIE_TWICE: Final = "tests.die_twice"
+MEASURE: Final = "tests.measure"
 
 STARTED: Final = "tests:started"
 ENDED: Final = "tests:ended"
 HEALED: Final = "tests:healed"
+MEASURED: Final = "tests:measured"
 
 
 def finish_key(worker: str) -> str:
