@@ -107,7 +107,8 @@ def celery_restart() -> Iterator[Site]:
 def celery_flush() -> Iterator[Site]:
     """Like `celery`, and Redis loses its script cache.
 
-    Not as often as in `flush`: kombu's scripts fail if it happens twice within a call, and the worker ends.
+    Not as often as in `flush`: when a worker connects, kombu binds the queue of its remote control by a script of
+    redis-py. The worker ends if Redis forgets that script between SCRIPT LOAD and the second EVALSHA.
     """
     with RedisServer() as server, server.client() as client:
         yield Site(Tasks(_as_broker(server), server.url), Strikes(lambda: _flush(client), every=0.3))
