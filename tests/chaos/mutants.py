@@ -131,7 +131,7 @@ MUTANTS: Final = [
     ),
     Mutant(
         "publish what need not arrive (M12)",
-        (Edit("celery/brokers/amqp.py", "mandatory=True", "mandatory=False"),),
+        (Edit("celery/brokers/amqp_frames.py", r'_MANDATORY: Final = b"\x01"', r'_MANDATORY: Final = b"\x00"'),),
         "tests/celery/brokers tests/celery/dispatch/test_dispatcher.py",
     ),
     Mutant(
