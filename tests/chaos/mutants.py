@@ -76,7 +76,7 @@ MUTANTS: Final = [
                 "    redis.call('ZREM', waiting, id)\n    redis.call('HDEL', records, id)\n    local pushed = element",
             ),
         ),
-        "tests/store/test_foreign_data.py tests/store/test_refused.py",
+        "tests/delay/test_delay_queue.py -k another_type",
     ),
     Mutant(
         "a token that comes again (M6)",
