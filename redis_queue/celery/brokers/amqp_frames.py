@@ -12,6 +12,7 @@ from struct import Struct, pack
 from typing import Any, Final
 
 import amqp
+from amqp.exceptions import FrameSyntaxError
 from amqp.serialization import dumps
 
 from redis_queue.errors import InvalidValueError
@@ -50,7 +51,8 @@ def frames(
     """Return the frames of a message on *channel*; *properties* are named as by py-amqp.
 
     *frame_max* is the largest frame that the connection allows. Raises TooLargeError if the properties do not fit into
-    one: RabbitMQ would close the connection, which looks like a broker that is away.
+    one: RabbitMQ would close the connection, which looks like a broker that is away. Raises what
+    :func:`serialize_properties` raises.
     """
     head = serialize_properties(properties)
     if len(head) > frame_max - FRAME_OVERHEAD:
@@ -65,13 +67,21 @@ def frames(
 
 
 def serialize_properties(properties: Mapping[str, Any]) -> bytes:
-    """Return the bytes of *properties*, as :class:`amqp.Message` serialises them."""
+    """Return the bytes of *properties*, as :class:`amqp.Message` serialises them.
+
+    Raises InvalidValueError for a header of a type that AMQP lacks, TooLargeError, or struct.error for a number out of
+    its range.
+    """
     flags, parts = 0, []
-    for name, bit, write in _WRITERS:
-        value = properties.get(name)
-        if value is not None:
-            flags |= bit
-            parts.append(write(value))
+    try:
+        for name, bit, write in _WRITERS:
+            value = properties.get(name)
+            if value is not None:
+                flags |= bit
+                parts.append(write(value))
+    except FrameSyntaxError as error:
+        # py-amqp counts it among the errors of a lost connection.
+        raise InvalidValueError(str(error)) from None
     return pack(">H", flags) + b"".join(parts)
 
 

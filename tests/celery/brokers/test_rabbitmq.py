@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
 from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher
@@ -69,6 +71,22 @@ def test_headers_larger_than_a_frame_refuse_only_their_message(broker: Broker, r
     assert found is not None
     assert (found.state, found.deliveries) == ("delayed", 1)
     assert "must be <= 131,072, a frame of the broker" in found.reason
+    work.close()
+
+
+def test_header_of_a_type_that_amqp_lacks_refuses_only_its_message(broker: Broker, redis_url: str) -> None:
+    app = broker.app(redis_queue_url=redis_url)
+    delayed = DelayedTasks(app)
+    work = Dispatcher(app, delayed.queue)
+    first = send_due(delayed)
+    refused = send_due(delayed, headers={"order": UUID(int=1)})
+    last = send_due(delayed)
+    assert work.run() == Dispatched(sent=2, failed=1)
+    assert set(broker.take_ids(app.conf.task_default_queue)) == {first, last}
+    found = delayed.queue.look(refused)
+    assert found is not None
+    assert "UUID" in found.reason
+    assert "order" in found.reason
     work.close()
 
 
