@@ -24,7 +24,7 @@ CONFIRM_WITHIN: Final = 10.0
 """Most seconds without any confirm; a broker that is out of memory or disk sends none."""
 
 PIECE: Final = 64 * 1024
-"""Bytes that are sent at once; py-amqp sends each message by itself."""
+"""Most bytes of a write, which has to end within the timeout of the socket; py-amqp writes each message by itself."""
 
 
 class AmqpBroker(Broker):
@@ -113,9 +113,9 @@ class AmqpBroker(Broker):
             # No confirm is read before all messages are sent.
             self._published += 1
             self._waiting[self._published] = number
-            if len(piece) >= PIECE:
-                transport.write(piece)
-                piece.clear()
+            while len(piece) >= PIECE:
+                transport.write(piece[:PIECE])
+                del piece[:PIECE]
         if piece:
             transport.write(piece)
         self.meanwhile()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
+from amqp.transport import TCPTransport
 
 from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher
+from redis_queue.celery.brokers.amqp import PIECE
 from redis_queue.celery.brokers.amqp_frames import FRAME_OVERHEAD, frames, serialize_properties
 from tests.support.celery.brokers import Broker
 
@@ -87,6 +89,27 @@ def test_header_of_a_type_that_amqp_lacks_refuses_only_its_message(broker: Broke
     assert found is not None
     assert "UUID" in found.reason
     assert "order" in found.reason
+    work.close()
+
+
+def test_large_message_is_sent_in_pieces(broker: Broker, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = broker.app(redis_queue_url=redis_url)
+    delayed = DelayedTasks(app)
+    work = Dispatcher(app, delayed.queue)
+    sizes: list[int] = []
+    write = TCPTransport.write
+
+    def noted(self: TCPTransport, data: bytes) -> None:
+        sizes.append(len(data))
+        write(self, data)
+
+    ids = [send_due(delayed), send_due(delayed, args=["x" * 1_000_000]), send_due(delayed)]
+    monkeypatch.setattr(TCPTransport, "write", noted)
+    assert work.run() == Dispatched(sent=3)
+    assert sorted(broker.take_ids(app.conf.task_default_queue)) == sorted(ids)
+    # Each write has to end within the timeout of the socket.
+    assert sum(sizes) > 1_000_000
+    assert max(sizes) == PIECE
     work.close()
 
 
