@@ -51,8 +51,8 @@ class Claims:
         """
         if self.may_claim_ahead and self._more and self._next is None:
             with contextlib.suppress(StoreError):
-                self._next = claim = self._claim(self._batch, 0)
-                self._next = replace(claim, messages=read_readable(claim.claimed.entries))
+                self._next = self._claim(self._batch, 0)
+                self._next = replace(self._next, messages=read_readable(self._next.claimed.entries))
 
     def give_back(self) -> None:
         """Give back the batch that was claimed ahead; if Redis is away, its lease ends by itself."""
