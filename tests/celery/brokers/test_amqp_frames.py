@@ -21,12 +21,15 @@ values = st.recursive(
     max_leaves=8,
 )
 headers = st.dictionaries(st.text(min_size=1, max_size=20), values, max_size=12)
-
-
 properties = st.fixed_dictionaries(
-    {"content_type": st.sampled_from(["application/json", "é"]), "application_headers": headers},
+    {
+        "content_type": st.sampled_from(["application/json", "é"]),
+        "content_encoding": st.just("utf-8"),
+        "application_headers": headers,
+    },
     optional={
         "correlation_id": st.just("c"),
+        "reply_to": st.just("r"),
         "delivery_mode": st.just(2),
         "priority": st.integers(0, 9),
         "expiration": st.just("1000"),
