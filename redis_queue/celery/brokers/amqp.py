@@ -13,7 +13,6 @@ from kombu.exceptions import OperationalError
 from redis_queue.celery.brokers.amqp_frames import frames
 from redis_queue.celery.brokers.base import Broker, Settle, properties, reason_of
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.message.typed_values import restore_types
 from redis_queue.keeper.renewal import socket_timeout
 from redis_queue.store.chunks import CHUNK
 
@@ -23,8 +22,11 @@ if TYPE_CHECKING:
 CONFIRM_WITHIN: Final = 10.0
 """Most seconds without any confirm; a broker that is out of memory or disk sends none."""
 
-PIECE: Final = 64 * 1024
-"""Most bytes of a write, which has to end within the timeout of the socket; py-amqp writes each message by itself."""
+PIECE: Final = 16 * 1024
+"""Most bytes of a write, which has to end within the timeout of the socket; py-amqp writes each message by itself.
+
+RabbitMQ begins with the first piece while the next ones are made: larger ones let it wait longer.
+"""
 
 
 class AmqpBroker(Broker):
@@ -192,7 +194,7 @@ def _frames(channel: Any, envelope: Envelope, mark: str) -> bytes:
         "correlation_id": mark,
         "content_type": envelope.content_type,
         "content_encoding": envelope.content_encoding,
-        "application_headers": restore_types(envelope.headers),
+        "application_headers": envelope.headers,
     }
     found["priority"] = found.get("priority") or 0
     if "expiration" in found:

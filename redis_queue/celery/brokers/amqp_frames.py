@@ -15,6 +15,7 @@ import amqp
 from amqp.exceptions import FrameSyntaxError
 from amqp.serialization import dumps
 
+from redis_queue.celery.message.typed_values import restore_types
 from redis_queue.errors import InvalidValueError
 
 FRAME_OVERHEAD: Final = 20
@@ -69,6 +70,7 @@ def frames(
 def serialize_properties(properties: Mapping[str, Any]) -> bytes:
     """Return the bytes of *properties*, as :class:`amqp.Message` serialises them.
 
+    Headers are plain JSON, in which values of other types have the form that kombu gives them.
     Raises InvalidValueError for a header of a type that AMQP lacks, TooLargeError, or struct.error for a number out of
     its range.
     """
@@ -117,7 +119,7 @@ def _item(name: str, value: Any) -> bytes:
         return _cached(name, kind, value)
     if value == _NO_LIMITS or value in ({}, []):
         return _cached(name, kind, tuple(value))
-    return _serialised(name, value)
+    return _serialised(name, restore_types(value))
 
 
 @lru_cache(maxsize=2048)
