@@ -161,7 +161,9 @@ def test_retry_in_a_worker_waits_in_the_broker_if_the_store_is_unavailable(broke
             worker.wait_for_output("ready.")
             proxy.mode = "refuse"
             proxy.cut()
-            result = fleet.app().send_task(STUBBORN, (1, 1.0))
+            # The store is tried for about a second. If the retry were due by then, another thread could end it before
+            # this one notes that it retries, and Celery would keep that state.
+            result = fleet.app().send_task(STUBBORN, (1, 3.0))
             worker.wait_for_output("the store is unavailable")
             proxy.mode = "pass"
             assert result.get(timeout=60) == 1
