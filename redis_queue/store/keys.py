@@ -34,6 +34,29 @@ holder      HASH   token and expiry of the holder, the fence, and the token that
 line        ZSET   id -> time since which it waits for the lock
 =========== ====== =====================================================================
 
+What workers report has keys of its own, ``{<prefix>:monitor}:<part>``:
+
+=========== ====== =====================================================================
+workers     HASH   name -> "<ms when it was seen> <JSON>": the last report of each worker
+running     HASH   name -> JSON: the tasks that this worker runs
+series      HASH   "<task>\\0<queue>" -> "<number> <day of the last run>"; "next": the next number
+totals      HASH   number of a series -> all-time counts, without the current minute
+current     HASH   "minute": its number, and number of a series -> its counts in this minute
+minutes:<n> HASH   "<series>:<hour>" -> counts of each minute; "day": number of the day; n: the same modulo 3
+hours:<n>   HASH   "<series>:<day>" -> counts of each hour, "<series>:<day>:sum" -> of the day;
+                   "span": number of these 30 days; n: the same modulo 4
+runs        HASH   id -> "<root id>\\0<JSON>", one line of JSON for each run: the latest runs that have ended
+runs_order  ZSET   id -> time the run ended
+trees       ZSET   "<root id>\\0<id>": the runs of one canvas
+failures    HASH   id -> "<task>\\0<exception>\\0<JSON>": failed tasks and discarded messages, in groups
+failed_at   ZSET   id -> time of the failure
+tracebacks  HASH   id -> "<length of the traceback>\\n<traceback><packed message>"
+groups      HASH   "<task>\\0<exception>" -> "<failures> <first time> <last time> <last id>"; "limits": how many
+                   are kept and for how long, "not_kept": failures that were too many, and the time of the last ones
+retrying    HASH   id -> "<end of the lease> <token>" while a failure is retried
+slot:<x>    STRING as above
+=========== ====== =====================================================================
+
 Other keys under a prefix:
 
 - ``<prefix>:registry``: HASH of all queues that were ever written to.
@@ -65,7 +88,7 @@ Kind = Literal["queue", "delay"]
 MAX_NAME: Final = 200
 
 _RESERVED: Final = re.compile(
-    r"\{[^{}]+:(?:queue|delay|lock):.*|[^{}:]+:(?:registry|audit|(?:starts|operation|probe):.*)|redis_queue:.*",
+    r"\{[^{}]+:(?:(?:queue|delay|lock):.*|monitor\}:.*)|[^{}:]+:(?:registry|audit|(?:starts|operation|probe):.*)|redis_queue:.*",
     re.DOTALL,
 )
 _KEY: Final = re.compile(r"\{([^{}:]+):(queue|delay):([^{}:]+)(?::(\d{1,4}))?\}:([a-z_]+)(?::\w+)?")
@@ -142,6 +165,59 @@ class LockKeys:
         self.line = f"{root}line".encode()
 
 
+class MonitorKeys:
+    """The keys of what workers report under *prefix*."""
+
+    def __init__(self, prefix: str) -> None:
+        self._root = f"{{{_escape(prefix)}:monitor}}:"
+        self.workers = self._key("workers")
+        self.running = self._key("running")
+        self.series = self._key("series")
+        self.totals = self._key("totals")
+        self.current = self._key("current")
+        self.minutes_0, self.minutes_1, self.minutes_2 = self.minutes = tuple(
+            self._key(f"minutes:{number}") for number in range(3)
+        )
+        self.hours_0, self.hours_1, self.hours_2, self.hours_3 = self.hours = tuple(
+            self._key(f"hours:{number}") for number in range(4)
+        )
+        self.runs = self._key("runs")
+        self.runs_order = self._key("runs_order")
+        self.trees = self._key("trees")
+        self.failures = self._key("failures")
+        self.failed_at = self._key("failed_at")
+        self.tracebacks = self._key("tracebacks")
+        self.groups = self._key("groups")
+        self.retrying = self._key("retrying")
+
+    def slot(self, client: str) -> bytes:
+        """Return the key of the last outcome of one client thread."""
+        return self._key(f"slot:{client}")
+
+    def all(self) -> tuple[bytes, ...]:
+        """Return all keys except the slots."""
+        return (
+            self.workers,
+            self.running,
+            self.series,
+            self.totals,
+            self.current,
+            *self.minutes,
+            *self.hours,
+            self.runs,
+            self.runs_order,
+            self.trees,
+            self.failures,
+            self.failed_at,
+            self.tracebacks,
+            self.groups,
+            self.retrying,
+        )
+
+    def _key(self, part: str) -> bytes:
+        return f"{self._root}{part}".encode()
+
+
 class Part(NamedTuple):
     """The parts of a key of a queue: *shard* is None for a RedisQueue, *name* is such as ``ready``."""
 
@@ -205,6 +281,11 @@ def unreadable(broker_prefix: str) -> bytes:
 def counters(broker_prefix: str) -> bytes:
     """Return the key of the counters of outcomes of leases."""
     return f"{broker_prefix}redis_queue:counters".encode()
+
+
+def removals(broker_prefix: str, caller: str) -> bytes:
+    """Return the key of the last outcome of a caller that removes or moves messages of a broker, as ``slot:<x>``."""
+    return f"{broker_prefix}redis_queue:slot:{caller}".encode()
 
 
 def idle_line(broker_prefix: str, queues: str) -> bytes:

@@ -46,6 +46,17 @@ def server_clock() -> int:
     return 0
 
 
+def now_ms(scripts: Scripts, clock: Clock = server_clock) -> int:
+    """Return the time of *clock* in ms; for the server's clock, one round trip."""
+    fixed = clock()
+    if fixed:
+        return fixed
+    reply = scripts.command("TIME")
+    # redis-py asks every primary of a cluster.
+    seconds, micros = next(iter(reply.values())) if isinstance(reply, dict) else reply
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
 def pairs(held: Sequence[Leased]) -> list[bytes]:
     """Return id and token of each. Raises InvalidValueError for an item without a lease."""
     found: list[bytes] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.resources import files
 from pathlib import Path
@@ -15,12 +16,16 @@ import redis
 from redis.crc import key_slot
 
 from redis_queue import DelayQueue, Lock, RedisQueue
-from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
+from redis_queue.delay.lateness import DispatcherRow, Dispatches
 from redis_queue.delay.model import Delivery, ForeignMessage, Push
 from redis_queue.doctor import repair
+from redis_queue.histogram import Histogram
 from redis_queue.keeper.redis_py import LeaseIndex, Renewer
+from redis_queue.monitor.failures import Failures
+from redis_queue.monitor.model import Failure, Run, RunningTask, Series, Tally, WorkerRow
+from redis_queue.monitor.report import Reports
 from redis_queue.store import keys as keys_module
-from redis_queue.store.keys import Keys
+from redis_queue.store.keys import Keys, MonitorKeys
 from redis_queue.store.records import Records
 from redis_queue.store.script_files import Script, load
 from redis_queue.store.scripts import BoundScript
@@ -46,7 +51,15 @@ def text(name: str) -> Text:
 
 
 def test_the_scripts_are_found_as_package_data() -> None:
-    assert {name.partition("/")[0] for name in names()} == {"dead", "delay", "held", "lease", "lock", "queue"}
+    assert {name.partition("/")[0] for name in names()} == {
+        "dead",
+        "delay",
+        "held",
+        "lease",
+        "lock",
+        "monitor",
+        "queue",
+    }
     assert names() == sorted(
         str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/*.lua") if path not in includes()
     )
@@ -56,7 +69,7 @@ def test_the_scripts_are_found_as_package_data() -> None:
 def test_the_code_calls_every_script_and_no_unknown_ones() -> None:
     package = Path(str(files("redis_queue")))
     code = "\n".join(path.read_text("utf-8") for path in package.rglob("*.py"))
-    assert sorted(set(re.findall(r'"((?:dead|delay|held|lease|lock|queue)/\w+)"', code))) == names()
+    assert sorted(set(re.findall(r'"((?:dead|delay|held|lease|lock|monitor|queue)/\w+)"', code))) == names()
 
 
 def test_the_header_numbers_all_slots_in_order(text: Text) -> None:
@@ -95,7 +108,7 @@ def test_the_loader_has_the_same_names(name: str, text: Text) -> None:
 
 
 def test_each_key_has_the_type_of_the_key_table(text: Text) -> None:
-    table = dict(re.findall(r"^(\w+)(?::<x>)?\s+(HASH|LIST|ZSET|STRING)\s", keys_module.__doc__ or "", re.MULTILINE))
+    table = dict(re.findall(r"^(\w+)(?::<[xn]>)?\s+(HASH|LIST|ZSET|STRING)\s", keys_module.__doc__ or "", re.MULTILINE))
     assert set(table.values()) == TYPES
     for _, label, rest in text.keys:
         if label == "place":
@@ -103,9 +116,10 @@ def test_each_key_has_the_type_of_the_key_table(text: Text) -> None:
         elif label == "wake" and text.name.startswith("delay/"):
             assert rest.startswith("CHANNEL")
         elif text.name.startswith("held/"):
-            assert rest.split()[0] in ("ZSET", "HASH", "STRING"), "keys of kombu, of timeouts and of idle workers"
+            assert rest.split()[0] in TYPES, "keys of kombu, of timeouts and of idle workers"
         else:
-            assert rest.split()[0] == table[label], label
+            # The keys of a ring have numbers.
+            assert rest.split()[0] == table[re.sub(r"_\d$", "", label)], label
 
 
 def test_arguments_in_time_name_their_unit(text: Text) -> None:
@@ -212,7 +226,8 @@ def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: 
     # Cancel chooses between two declared keys; the keys of a broker in the same Redis are the documented exception.
     others = {"delay/cancel": {"place"}, "delay/move_due": {"destination"}, "delay/deliver": {"list", "key"}}
     others |= {"delay/adopt": {"key", "index"}, "held/fetch": {"list", "idle", ""}, "held/leave": {"idle"}}
-    others |= {"held/restore": {"list"}}
+    others |= {"held/restore": {"list"}, "held/depth": {"list"}, "held/total": {"list"}}
+    others |= {"monitor/count": {"ring", "of_day", "of_span"}}
     declared |= others.get(name, set())
     calls = CALL.findall(text.rest)
     assert len(calls) == len(re.findall(r"redis\.p?call\(", text.rest))
@@ -249,8 +264,10 @@ def test_the_server_and_the_client_have_the_same_sha(name: str, client: redis.Re
 @pytest.mark.parametrize("name", [name for name in names() if not name.startswith(("held/", "lock/"))])
 def test_all_keys_of_a_call_are_in_one_cluster_slot(name: str) -> None:
     script = load(name)
-    for keys in (Keys("p{r}e:fix", "queue", HOSTILE_NAME), Keys("p{r}e:fix", "delay", HOSTILE_NAME, 3)):
-        bound = [keys.slot("thread") if key == "slot" else getattr(keys, key, keys.dead) for key in script.keys]
+    of_queues = (Keys("p{r}e:fix", "queue", HOSTILE_NAME), Keys("p{r}e:fix", "delay", HOSTILE_NAME, 3))
+    for keys in (MonitorKeys("p{r}e:fix"),) if name.startswith("monitor/") else of_queues:
+        other = getattr(keys, "dead", b"")
+        bound = [keys.slot("thread") if key == "slot" else getattr(keys, key, other) for key in script.keys]
         assert len({key_slot(key) for key in bound}) == 1
         assert len(set(bound)) == len(bound) or name == "lease/purge"
 
@@ -313,6 +330,22 @@ def test_locking_uses_keys_of_one_slot(client: redis.Redis, calls: dict[str, lis
     assert len({key_slot(key) for made in calls.values() for keys in made for key in keys}) == 1
 
 
+def test_reporting_uses_keys_of_one_slot(client: redis.Redis, calls: dict[str, list[list[bytes]]]) -> None:
+    now = datetime.now(timezone.utc)
+    run = Run("id", "task", "queue", "worker", "succeeded", now)
+    task = RunningTask("id", "task", "queue", "worker", now)
+    reports = Reports(client, "p{r}e:fix")
+    reports.write(WorkerRow("worker", now, now), [task], {Series("task", "queue"): Tally(1)}, [run])
+    failure = Failure("id", "task", "queue", "worker", now)
+    failures = Failures(client, "p{r}e:fix")
+    failures.keep([failure, replace(failure, id="other")], 10, 7, missed=1)
+    failures.claim([failure], "token")
+    check_types(client, calls)
+    failures.delete([failure], "token")
+    assert sorted(calls) == [name for name in names() if name.startswith("monitor/")]
+    assert len({key_slot(key) for made in calls.values() for keys in made for key in keys}) == 1
+
+
 def check_types(client: redis.Redis, calls: dict[str, list[list[bytes]]]) -> None:
     """Compare the types of the keys in *calls* with the headers."""
     for name, made in calls.items():
@@ -335,7 +368,7 @@ def read_all(queue: RedisQueue) -> None:
 def keep_counts(timed: DelayQueue) -> None:
     timed.moves.lead("me", 60)
     row = DispatcherRow("me", datetime.now(timezone.utc), True, "1", 1, 0, "")
-    timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), dispatcher=row)
+    timed.dispatch_log.note(Dispatches(1, 0, Histogram.of([7])), dispatcher=row)
     timed.dispatch_log.minutes()
     assert timed.dispatch_log.dispatchers()
 
@@ -391,14 +424,15 @@ def test_every_method_uses_keys_of_one_slot_and_of_the_documented_type(
     client.hset(Keys("redis_queue", "queue", HOSTILE_NAME).records, "nowhere", "v1 1 json 0 1\n5")
     repair(client, dry_run=False)
 
-    assert sorted(calls) == [name for name in names() if not name.startswith(("held/", "lock/"))]
+    assert sorted(calls) == [name for name in names() if not name.startswith(("held/", "lock/", "monitor/"))]
     assert all(len({key_slot(key) for key in keys}) == 1 for made in calls.values() for keys in made)
     check_types(client, calls)
 
 
 LOOKS = """
-    dead/letters delay/count delay/dispatchers delay/find delay/head delay/list delay/minutes delay/stats lease/held
-    lease/look lease/quarantined lease/recordless lease/tally lease/versions queue/peek queue/stats
+    dead/letters delay/count delay/dispatchers delay/find delay/head delay/list delay/minutes delay/stats held/depth
+    held/look held/total lease/held lease/look lease/quarantined lease/recordless lease/tally lease/versions queue/peek
+    queue/stats
 """
 
 

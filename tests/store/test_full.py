@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,8 +11,10 @@ import redis
 
 from redis_queue import DelayQueue, Lock, RedisQueue, StoreRefusedError
 from redis_queue.delay.model import Delivery, ForeignMessage, Push
+from redis_queue.monitor.model import Failure, Run, Series, Tally, WorkerRow
 from redis_queue.store.script_files import all_scripts
 from redis_queue.store.scripts import Scripts
+from tests.support.clock import when
 from tests.support.servers import RedisServer
 from tests.support.store.ballast import Ballast
 from tests.support.store.stage import VERBS, Copy, Stage, snapshot
@@ -21,6 +24,8 @@ ADVICE = "out of memory and takes nothing new: let consumers and workers make ro
 REFUSED = {
     "queue/put": ["put", "put delayed"],
     "delay/push": ["push", "push over", "push keep"],
+    "monitor/failure_keep": ["keep a failure"],
+    "monitor/failure_claim": ["claim a failure"],
 }
 """Script -> the calls that store something new, which a full Redis refuses; all other calls are executed."""
 
@@ -36,7 +41,8 @@ class Call(NamedTuple):
 def script(stage: Stage, name: str, **arguments: Any) -> Any:
     """Call a script of messages in flight in the broker, which is the Redis of *stage*."""
     client: Any = stage.queue.client
-    keys = {name: name.encode() for name in ("index", "unacked", "timeouts", "line", "listener")}
+    keys = {name: name.encode() for name in ("index", "unacked", "timeouts", "line", "listener", "target", "slot")}
+    keys["list"] = b"foreign"
     return Scripts(client).bind(name, None, **keys)(**arguments)
 
 
@@ -65,6 +71,16 @@ def mend(stage: Stage) -> Any:
         queue.run("lease/mend", now=1, listed=1, acting=1, more=ids),
         timed.run("lease/mend", now=1, listed=0, acting=1, more=ids),
     ]
+
+
+FAILURE = Failure("failed", "task", "queue", "me", when(0))
+
+
+def report(stage: Stage, tallies: Any = None) -> None:
+    """Write the report of a worker, without the time of the server."""
+    now = datetime.fromtimestamp(stage.clock() / 1000, timezone.utc)
+    run = Run("id", "task", "queue", "me", "failed", now)
+    stage.reports.write(WorkerRow("me", now, now), tallies=tallies, ended=[run])
 
 
 def purge_twice(stage: Stage) -> Any:
@@ -111,7 +127,14 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     "held/restore": Call(
         lambda s: script(s, "held/restore", tag="tag", record="[]", last=0, more=["foreign", "x" * 100]), "held/restore"
     ),
+    "held/drop": Call(lambda s: script(s, "held/drop", sequence=1, limit=5), "held/drop"),
+    "held/take": Call(lambda s: script(s, "held/take", sequence=1, more=[0, 7, "element", "", "x" * 100]), "held/take"),
     "held/settle": Call(lambda s: script(s, "held/settle", more=["tag"]), "held/settle"),
+    "count": Call(lambda s: report(s, {Series("task", "queue"): Tally(1)}), "monitor/count"),
+    "report": Call(report, "monitor/report"),
+    "keep a failure": Call(lambda s: s.failures.keep([FAILURE], 10, 7), "monitor/failure_keep"),
+    "claim a failure": Call(lambda s: s.failures.claim([FAILURE], "token"), "monitor/failure_claim"),
+    "delete a failure": Call(lambda s: s.failures.delete([FAILURE]), "monitor/failure_delete"),
 }
 
 EXECUTED = sorted(CALLS.keys() - {name for names in REFUSED.values() for name in names})
@@ -140,6 +163,7 @@ def stage(client: redis.Redis) -> Stage:
     client.rpush("foreign", "element")
     client.hset("unacked", "tag", "[]")
     client.zadd("index", {"tag": 1})
+    stage.failures.keep([FAILURE], 10, 7)
     for keys in (stage.queue._records.keys, stage.timed._shards[0].keys):
         client.hset(keys.records, "orphan", "v1 1 json 0 1\n5")
         client.zadd(keys.dead, {"empty": 1})

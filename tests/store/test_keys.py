@@ -125,7 +125,8 @@ def test_common_names_stay_readable() -> None:
 
 
 def test_the_table_in_the_module_lists_every_key() -> None:
-    table = set(re.findall(r"^(\w+)(?::<x>)?\s+(?:HASH|LIST|ZSET|STRING)\s", keys.__doc__ or "", re.MULTILINE))
+    table = set(re.findall(r"^(\w+)(?::<[xn]>)?\s+(?:HASH|LIST|ZSET|STRING)\s", keys.__doc__ or "", re.MULTILINE))
     found = {key.decode().partition("}:")[2] for key in Keys("p", "queue", "n").all()}
     found |= {key.decode().partition("}:")[2] for key in vars(keys.LockKeys("p", "n")).values()}
+    found |= {key.decode().split(":")[2] for key in keys.MonitorKeys("p").all()}
     assert table == found | {"slot"}

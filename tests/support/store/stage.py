@@ -10,8 +10,11 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
+from redis_queue.delay.lateness import DispatcherRow, Dispatches
 from redis_queue.delay.model import Delivery, Push
+from redis_queue.histogram import Histogram
+from redis_queue.monitor.failures import Failures
+from redis_queue.monitor.report import Reports
 from redis_queue.store.script_files import load
 from tests.support.clock import START, Clock
 
@@ -92,6 +95,8 @@ class Stage:
         self.clock = Clock()
         self.queue = RedisQueue("orders", client, clock=self.clock, max_deliveries=3, put_back_on_get=0)
         self.timed = DelayQueue("orders", client, clock=self.clock, max_deliveries=3)
+        self.reports = Reports(client, "redis_queue", self.clock)
+        self.failures = Failures(client, "redis_queue", self.clock)
         self.fill()
 
     def fill(self) -> None:
@@ -109,7 +114,7 @@ class Stage:
         timed.push("held", id="held")
         self.held_entry = timed.claim()[0]
         timed.push("due", id="due", destination="target")
-        timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), dispatcher=SOMEBODY)
+        timed.dispatch_log.note(Dispatches(1, 0, Histogram.of([7])), dispatcher=SOMEBODY)
         timed.push("waiting", id="waiting", delay=60)
 
     def on(self, client: redis.Redis, *, later: int = 0) -> Stage:
@@ -189,7 +194,7 @@ VERBS: dict[str, Verb] = {
         which="delay",
     ),
     "note_dispatches": Verb(
-        lambda s: s.timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), dispatcher=SOMEBODY),
+        lambda s: s.timed.dispatch_log.note(Dispatches(1, 0, Histogram.of([7])), dispatcher=SOMEBODY),
         "delay/note",
         which="delay",
     ),

@@ -1,0 +1,74 @@
+-- Keep failures of tasks; each replaces an earlier failure with its id. Removes those that are too old or too many.
+--
+-- KEYS[1] failures   HASH  id -> "<task>\0<exception>\0<JSON>"
+-- KEYS[2] tracebacks HASH  id -> traceback and packed message
+-- KEYS[3] failed_at  ZSET  id -> time of the failure (ms)
+-- KEYS[4] groups     HASH  "<task>\0<exception>" -> "<failures> <first ms> <last ms> <last id>"; "limits", "not_kept"
+-- KEYS[5] retrying   HASH  id -> "<end of the lease> <token>"
+-- KEYS[6] slot       STRING number and outcome of this caller's last call
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] sequence   number of the call, grows per caller; a repeat changes nothing, a lower number is refused
+-- ARGV[3] most       failures that are kept
+-- ARGV[4] days       for which they are kept, may be a fraction
+-- ARGV[5] missed     failures that the caller could not keep
+-- ARGV[...] rest     id, time in ms, task, exception, JSON, traceback and message; six for each
+--
+-- Returns the number of kept failures. Removes at most 100 more than it adds. A group beyond 500 is counted as
+-- "(other)".
+-- O(failures * log N)
+local failures, tracebacks, failed_at, groups, retrying, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local now, sequence, most, days, missed = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
+local rest = {unpack(ARGV, 6)}
+local DAY, TRIM, MOST_GROUPS = 86400000, 100, 500
+
+-- include clock
+-- include last_call
+if last == sequence then return tonumber(outcome) end
+redis.call('HLEN', failures)
+redis.call('HLEN', tracebacks)
+redis.call('ZCARD', failed_at)
+redis.call('HLEN', groups)
+redis.call('HLEN', retrying)
+-- include remove_failure
+
+local keep = tonumber(days) * DAY
+redis.call('HSET', groups, 'limits', string.format('%.0f ', most) .. days)
+if missed > 0 then
+  local before = tonumber(string.match(redis.call('HGET', groups, 'not_kept') or '', '^%d+')) or 0
+  redis.call('HSET', groups, 'not_kept', string.format('%.0f %.0f', before + missed, now))
+end
+
+local function add(id, at, task, exception, summary, traceback)
+  local before = tonumber(redis.call('ZSCORE', failed_at, id))
+  if before and before > at then return end
+  if before then remove_failure(id) end
+  local group = task .. '\0' .. exception
+  local row = redis.call('HGET', groups, group)
+  if not row and redis.call('HLEN', groups) >= MOST_GROUPS then
+    group = '(other)\0(other)'
+    row = redis.call('HGET', groups, group)
+  end
+  local count, first = string.match(row or '', '^(%d+) (%d+) ')
+  local time = string.format('%.0f', at)
+  row = string.format('%.0f ', (count or 0) + 1) .. (first or time) .. ' ' .. time .. ' ' .. id
+  redis.call('HSET', groups, group, row)
+  redis.call('HSET', failures, id, group .. '\0' .. summary)
+  redis.call('HSET', tracebacks, id, traceback)
+  redis.call('ZADD', failed_at, time, id)
+end
+
+for i = 1, #rest, 6 do
+  add(rest[i], math.min(tonumber(rest[i + 1]), now), rest[i + 2], rest[i + 3], rest[i + 4], rest[i + 5])
+end
+local excess = redis.call('ZCARD', failed_at) - most
+local oldest = redis.call('ZRANGE', failed_at, 0, #rest / 6 + TRIM - 1, 'WITHSCORES')
+for i = 1, #oldest, 2 do
+  if (i + 1) / 2 <= excess or tonumber(oldest[i + 1]) < now - keep then remove_failure(oldest[i]) end
+end
+local lifetime = string.format('%.0f', keep + DAY)
+redis.call('PEXPIRE', failures, lifetime)
+redis.call('PEXPIRE', tracebacks, lifetime)
+redis.call('PEXPIRE', failed_at, lifetime)
+redis.call('PEXPIRE', groups, lifetime)
+redis.call('PEXPIRE', retrying, lifetime)
+return remember(redis.call('ZCARD', failed_at))

@@ -1,0 +1,86 @@
+-- Store the state of a worker, the tasks that it runs, and runs that have ended.
+--
+-- KEYS[1] workers    HASH  name -> "<ms when it was seen> <JSON>"
+-- KEYS[2] running    HASH  name -> JSON
+-- KEYS[3] runs       HASH  id -> "<root>\0<JSON>\n<JSON>…", the last run first
+-- KEYS[4] runs_order ZSET  id -> ms when its last run ended
+-- KEYS[5] trees      ZSET  "<root>\0<id>" -> 0
+-- KEYS[6] slot       STRING number and outcome of this caller's last call
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] sequence   number of the call, grows per caller; a repeat changes nothing, a lower number is refused
+-- ARGV[3] worker     its name; empty = no worker
+-- ARGV[4] row        JSON of its state; empty = it left
+-- ARGV[5] tasks      JSON of the tasks that it runs; empty = none
+-- ARGV[...] ended    id, root and JSON of ended runs; three for each, at most 100
+--
+-- Returns the time in ms. Also removes workers that were not seen for an hour, out of ten random ones, and the oldest
+-- runs: those of at most 20,000 tasks are kept, for two days, and ten of each task.
+-- O(log runs * ended)
+local workers, running, runs, runs_order, trees, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local now, sequence, worker, row, tasks = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local ended = {unpack(ARGV, 6)}
+local GONE, LOOK, MOST_RUNS, KEEP_RUNS, LINES, TRIM, EXPIRE = 3600000, 10, 20000, 172800000, 10, 60, 345600
+
+-- include clock
+-- include last_call
+local answer = string.format('%.0f', now)
+if last == sequence then return tonumber(answer) end
+redis.call('HLEN', running)
+redis.call('HLEN', runs)
+local kept = redis.call('ZCARD', runs_order)
+redis.call('ZCARD', trees)
+local there = redis.call('HRANDFIELD', workers, LOOK, 'WITHVALUES')
+-- As includes/first_write.lua.
+redis.call('HDEL', workers, '')
+
+for i = 1, #ended - 2, 3 do
+  local id, root, line = ended[i], ended[i + 1], ended[i + 2]
+  local lines = {line}
+  local old_root, before = string.match(redis.call('HGET', runs, id) or '', '^([^%z]*)%z(.*)$')
+  -- A caller may use an id again, under another root.
+  if old_root and old_root ~= root then redis.call('ZREM', trees, old_root .. '\0' .. id) end
+  for older in string.gmatch(before or '', '[^\n]+') do
+    if #lines < LINES then lines[#lines + 1] = older end
+  end
+  redis.call('HSET', runs, id, root .. '\0' .. table.concat(lines, '\n'))
+  kept = kept + redis.call('ZADD', runs_order, answer, id)
+  redis.call('ZADD', trees, 0, root .. '\0' .. id)
+end
+if #ended > 0 then
+  local oldest = redis.call('ZRANGE', runs_order, 0, #ended + TRIM, 'WITHSCORES')
+  for i = 1, #oldest, 2 do
+    local id = oldest[i]
+    if kept > MOST_RUNS or tonumber(answer) - oldest[i + 1] > KEEP_RUNS then
+      local root = string.match(redis.call('HGET', runs, id) or '', '^([^%z]*)%z')
+      redis.call('ZREM', trees, (root or '') .. '\0' .. id)
+      redis.call('HDEL', runs, id)
+      kept = kept - redis.call('ZREM', runs_order, id)
+    end
+  end
+  redis.call('EXPIRE', runs, EXPIRE)
+  redis.call('EXPIRE', runs_order, EXPIRE)
+  redis.call('EXPIRE', trees, EXPIRE)
+end
+
+for i = 1, #there, 2 do
+  local seen = tonumber(string.match(there[i + 1], '^%d+')) or 0
+  local gone = now - seen > GONE
+  if gone then
+    redis.call('HDEL', workers, there[i])
+    redis.call('HDEL', running, there[i])
+  end
+end
+if worker ~= '' and row ~= '' then
+  redis.call('HSET', workers, worker, answer .. ' ' .. row)
+  redis.call('EXPIRE', workers, EXPIRE)
+else
+  redis.call('HDEL', workers, worker)
+end
+if row ~= '' and tasks ~= '' then
+  redis.call('HSET', running, worker, tasks)
+  redis.call('EXPIRE', running, EXPIRE)
+else
+  redis.call('HDEL', running, worker)
+end
+remember('')
+return tonumber(answer)

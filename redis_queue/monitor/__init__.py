@@ -1,0 +1,1 @@
+"""What workers report: their state, running tasks, history and failures; kept in the store, in bounded memory."""

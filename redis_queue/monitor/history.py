@@ -1,0 +1,227 @@
+"""History: what was executed in each minute of two days, and in each hour of ninety."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from redis_queue.errors import InvalidValueError
+from redis_queue.monitor.counts import read_executed, read_tally
+from redis_queue.monitor.model import Period, Series, Tally
+from redis_queue.monitor.report import OTHER, SEPARATOR, series_key
+from redis_queue.store.chunks import CHUNK, check_limit, chunks
+from redis_queue.store.connection import Client
+from redis_queue.store.keys import MonitorKeys
+from redis_queue.store.records import Clock, now_ms, server_clock
+from redis_queue.store.scripts import Scripts
+from redis_queue.times import from_ms
+
+MOST_MINUTES: Final = 2 * 1440
+MOST_HOURS: Final = 90 * 24
+
+ALL: Final = b"0"
+"""Number under which the counts of all series are added up."""
+
+REST: Final = b"1"
+"""Number of the series beyond the limit."""
+
+SPAN_DAYS: Final = 30
+
+MOST_BY_MINUTE: Final = 120
+"""Most minutes that are added up minute by minute."""
+
+_SERIES: Final = re.compile(rb"(\d{1,15}) (\d{1,7})")
+_MINUTE: Final = re.compile(rb"\d{1,11}")
+_PART: Final = re.compile(rb"(\d{1,2})=([^;]*)")
+
+_EMPTY: Final = Tally()
+
+
+class History:
+    """Reads the counts of all workers under *prefix*, by minute and hour of the server's clock in UTC.
+
+    All methods raise StoreError. Lossy by design: what a killed worker had not reported is missing, at most a second.
+    """
+
+    def __init__(self, client: Client, prefix: str, clock: Clock = server_clock) -> None:
+        self._scripts = Scripts(client)
+        self._keys = MonitorKeys(prefix)
+        self._clock = clock
+
+    def series(self) -> list[Series]:
+        """Return the series with runs in the last 90 days, by name."""
+        return sorted(self._numbers().values())
+
+    def minutes(self, limit: int = 60, series: Series | None = None) -> list[Period]:
+        """Return the counts of the last *limit* (1 to 2,880) minutes, oldest first, including the current one.
+
+        *series* selects one; default: the sum of all. Raises InvalidValueError.
+        """
+        check_limit(limit, MOST_MINUTES)
+        number = self._number(series)
+        last, open_minute, counts = self._current([number] if number is not None else [])
+        first = last - limit + 1
+        found = {} if number is None else self._stored_minutes([number], first, last).get(number, {})
+        if number is not None and open_minute not in found:
+            found[open_minute] = [counts.get(number, b"")]
+        return [
+            Period(from_ms(minute * 60_000), read_tally(found.get(minute, ()))) for minute in range(first, last + 1)
+        ]
+
+    def hours(self, limit: int = 24, series: Series | None = None) -> list[Period]:
+        """Return the counts of the last *limit* (1 to 2,160) hours; as :meth:`minutes`."""
+        check_limit(limit, MOST_HOURS)
+        number = self._number(series)
+        now, open_minute, counts = self._current([number] if number is not None else [])
+        last = now // 60
+        first = last - limit + 1
+        found = {} if number is None else self._stored_hours([number], first, last).get(number, {})
+        if number is not None:
+            found.setdefault(open_minute // 60, []).append(counts.get(number, b""))
+        return [Period(from_ms(hour * 3_600_000), read_tally(found.get(hour, ()))) for hour in range(first, last + 1)]
+
+    def totals(self, minutes: int) -> dict[Series, Tally]:
+        """Return the counts of each series in the last *minutes* (1 to 129,600), without those that had no runs.
+
+        More than two hours are rounded to full hours, more than two days to full days. Raises InvalidValueError.
+        """
+        return self.totals_before(minutes, 0)
+
+    def totals_before(self, minutes: int, before: int) -> dict[Series, Tally]:
+        """Return what :meth:`totals` would have returned *before* minutes ago."""
+        if isinstance(minutes, bool) or not isinstance(minutes, int) or not 1 <= minutes <= MOST_HOURS * 60:
+            raise InvalidValueError(f"minutes={minutes!r}: must be 1 to {MOST_HOURS * 60}")
+        if isinstance(before, bool) or not isinstance(before, int) or not 0 <= before <= MOST_HOURS * 60:
+            raise InvalidValueError(f"before={before!r}: must be 0 to {MOST_HOURS * 60}")
+        names = {**self._numbers(), REST: OTHER}
+        now, open_minute, counts = self._current(list(names))
+        last = now - before
+        first = last - minutes + 1
+        if minutes <= MOST_BY_MINUTE and now - first < MOST_MINUTES:
+            found = _flat(self._stored_minutes(list(names), first, last))
+        elif minutes <= MOST_MINUTES:
+            found = _flat(self._stored_hours(list(names), first // 60, last // 60))
+        else:
+            found = self._stored_days(list(names), first // 1440, last // 1440)
+        # Read before: a minute that is closed in between is counted twice for a moment, rather than not at all.
+        if first <= open_minute <= last:
+            for number, text in counts.items():
+                found.setdefault(number, []).append(text)
+        return _tallies(names, found)
+
+    def executed(self, minutes: int = 60) -> dict[Series, list[int]]:
+        """Return how many runs of each series ended in each of the last *minutes* (1 to 120), oldest first.
+
+        Series without runs in this time are left out. Raises InvalidValueError.
+        """
+        check_limit(minutes, MOST_BY_MINUTE, name="minutes")
+        names = {**self._numbers(), REST: OTHER}
+        last, open_minute, counts = self._current(list(names))
+        span = range(last - minutes + 1, last + 1)
+        stored = self._stored_minutes(list(names), span[0], span[-1])
+        for number, text in counts.items():
+            stored.setdefault(number, {}).setdefault(open_minute, [text])
+        found = {
+            series: [read_executed(stored.get(number, {}).get(minute, ())) for minute in span]
+            for number, series in names.items()
+        }
+        return {series: values for series, values in found.items() if any(values)}
+
+    def all_time(self) -> dict[Series, Tally]:
+        """Return the all-time counts of each series; they never decrease while the series is in use."""
+        names = {**self._numbers(), REST: OTHER}
+        _, _, counts = self._current(list(names))
+        values = self._fields(self._keys.totals, list(names))
+        return _tallies(names, {n: [values.get(n, b""), counts.get(n, b"")] for n in names})
+
+    def _numbers(self) -> dict[bytes, Series]:
+        rows: dict[bytes, bytes] = _pairs(self._scripts.command("HGETALL", self._keys.series))
+        found: dict[bytes, Series] = {}
+        for name, value in rows.items():
+            task, separator, queue = name.decode(errors="replace").partition(SEPARATOR)
+            parts = _SERIES.fullmatch(value)
+            if separator and parts is not None:
+                found[parts[1]] = Series(task, queue)
+        return found
+
+    def _number(self, series: Series | None) -> bytes | None:
+        if series is None:
+            return ALL
+        if series == OTHER:
+            return REST
+        value = self._scripts.command("HGET", self._keys.series, series_key(series).encode(errors="replace"))
+        parts = _SERIES.fullmatch(value or b"")
+        return None if parts is None else parts[1]
+
+    def _current(self, numbers: Sequence[bytes]) -> tuple[int, int, dict[bytes, bytes]]:
+        """Return this minute, the minute whose counts are open, and the open counts of *numbers*."""
+        values = self._fields(self._keys.current, [b"minute", *numbers])
+        minute = now_ms(self._scripts, self._clock) // 60_000
+        opened = values.pop(b"minute", b"")
+        return minute, int(opened) if _MINUTE.fullmatch(opened) else minute, values
+
+    def _stored_minutes(self, numbers: Sequence[bytes], first: int, last: int) -> dict[bytes, dict[int, list[bytes]]]:
+        found: dict[bytes, dict[int, list[bytes]]] = {}
+        for hour in range(first // 60, last // 60 + 1):
+            day = hour // 24
+            fields = {b"%b:%d" % (number, hour % 24): number for number in numbers}
+            values = self._of_period(self._keys.minutes[day % len(self._keys.minutes)], b"day", day, list(fields))
+            for field, text in values.items():
+                rows = found.setdefault(fields[field], {})
+                for part, counts in _PART.findall(text):
+                    minute = hour * 60 + int(part)
+                    if first <= minute <= last:
+                        rows.setdefault(minute, []).append(counts)
+        return found
+
+    def _stored_hours(self, numbers: Sequence[bytes], first: int, last: int) -> dict[bytes, dict[int, list[bytes]]]:
+        found: dict[bytes, dict[int, list[bytes]]] = {}
+        for number, day, text in self._of_days(numbers, first // 24, last // 24, b"%b:%d"):
+            rows = found.setdefault(number, {})
+            for part, counts in _PART.findall(text):
+                hour = day * 24 + int(part)
+                if first <= hour <= last:
+                    rows.setdefault(hour, []).append(counts)
+        return found
+
+    def _stored_days(self, numbers: Sequence[bytes], first: int, last: int) -> dict[bytes, list[bytes]]:
+        found: dict[bytes, list[bytes]] = {}
+        for number, _, text in self._of_days(numbers, first, last, b"%b:%d:sum"):
+            found.setdefault(number, []).append(text)
+        return found
+
+    def _of_days(
+        self, numbers: Sequence[bytes], first: int, last: int, form: bytes
+    ) -> Iterator[tuple[bytes, int, bytes]]:
+        for span in range(first // SPAN_DAYS, last // SPAN_DAYS + 1):
+            days = range(max(first, span * SPAN_DAYS), min(last, span * SPAN_DAYS + SPAN_DAYS - 1) + 1)
+            fields = {form % (number, day): (number, day) for number in numbers for day in days}
+            key = self._keys.hours[span % len(self._keys.hours)]
+            for field, text in self._of_period(key, b"span", span, list(fields)).items():
+                yield *fields[field], text
+
+    def _of_period(self, key: bytes, name: bytes, period: int, fields: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return *fields* of a key of a ring, if it holds this *period*."""
+        values = self._fields(key, [name, *fields])
+        return values if values.pop(name, None) == b"%d" % period else {}
+
+    def _fields(self, key: bytes, fields: Sequence[bytes]) -> dict[bytes, bytes]:
+        calls = [self._scripts.look("HMGET", key, *chunk) for chunk in chunks(fields, CHUNK)]
+        values = [value for reply in self._scripts.each(calls) for value in reply()]
+        return {field: value for field, value in zip(fields, values, strict=True) if value is not None}
+
+
+def _flat(stored: Mapping[bytes, Mapping[int, Iterable[bytes]]]) -> dict[bytes, list[bytes]]:
+    return {number: [text for texts in rows.values() for text in texts] for number, rows in stored.items()}
+
+
+def _tallies(names: Mapping[bytes, Series], found: Mapping[bytes, Iterable[bytes]]) -> dict[Series, Tally]:
+    tallies = {series: read_tally(found.get(number, ())) for number, series in names.items()}
+    return {series: tally for series, tally in tallies.items() if tally != _EMPTY}
+
+
+def _pairs(reply: Any) -> dict[bytes, bytes]:
+    if isinstance(reply, dict):
+        return reply
+    return dict(zip(*[iter(reply)] * 2, strict=True))

@@ -1,0 +1,110 @@
+"""Report: what a worker writes each second, in one script call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from redis_queue.errors import StoreUnavailableError
+from redis_queue.monitor.counts import write_tally
+from redis_queue.monitor.model import Run, RunningTask, Series, Tally, WorkerRow
+from redis_queue.monitor.rows import MAX_TEXT, write_run, write_running, write_worker
+from redis_queue.store.connection import Client
+from redis_queue.store.keys import MonitorKeys
+from redis_queue.store.numbered_calls import NumberedCalls
+from redis_queue.store.records import Clock, server_clock
+from redis_queue.store.scripts import Scripts
+
+MOST_SERIES: Final = 100
+"""Most series in one report. In all, 200 are counted apart; the runs of others are counted as "(other)"."""
+
+MOST_RUNNING: Final = 100
+"""Most running tasks that a worker reports."""
+
+MOST_ENDED: Final = 20
+"""Most ended runs in one report."""
+
+MOST_CLOSES: Final = 100
+"""Most calls that close the series of the minute before, ten at a time."""
+
+AGAIN: Final = -1
+"""Reply of a call that has closed some, and must be repeated."""
+
+SEPARATOR: Final = "\0"
+
+
+class Reports:
+    """Writes the reports of workers under *prefix*. Raises StoreError."""
+
+    def __init__(self, client: Client, prefix: str, clock: Clock = server_clock) -> None:
+        self._clock = clock
+        self._calls = NumberedCalls(Scripts(client), MonitorKeys(prefix))
+
+    def write(
+        self,
+        worker: WorkerRow | None = None,
+        running: Sequence[RunningTask] = (),
+        tallies: Mapping[Series, Tally] | None = None,
+        ended: Sequence[Run] = (),
+        *,
+        left: bool = False,
+    ) -> int:
+        """Store the state of *worker*, the tasks that it runs, and what ended since its last report.
+
+        Return the time of the server in ms. It takes one round trip, and another one if there are *tallies*; the first
+        call of a minute takes up to 21. With *left* the worker is removed; its *seen_at* is ignored. At most
+        :data:`MOST_SERIES` series, :data:`MOST_RUNNING` running tasks and :data:`MOST_ENDED` runs are written; the
+        counts of further series are added up.
+        """
+        if tallies:
+            self.count_call(tallies)()
+        now: int = self._calls.prepare(
+            "monitor/report",
+            now=self._clock(),
+            worker="" if worker is None else worker.name[:MAX_TEXT],
+            row="" if worker is None or left else write_worker(worker),
+            tasks="" if left else write_running(running[:MOST_RUNNING]),
+            more=_encoded(part for run in ended[:MOST_ENDED] for part in (run.id, _root(run), write_run(run))),
+        )()
+        return now
+
+    def count_call(self, tallies: Mapping[Series, Tally]) -> Callable[[], None]:
+        """Return a call that adds *tallies* to the history.
+
+        It adds them once, however often it is made: after a StoreError, make the same call again. That holds for a
+        minute after its last attempt, and until the next call of this thread.
+        """
+        call = self._calls.prepare("monitor/count", now=self._clock(), more=_encoded(_texts(tallies)))
+
+        def count() -> None:
+            for _ in range(MOST_CLOSES):
+                if call() != AGAIN:
+                    return
+            raise StoreUnavailableError("the counts of the last minute have too many series; try again")
+
+        return count
+
+
+def series_key(series: Series) -> str:
+    """Return the text under which the number of *series* is stored."""
+    return f"{series.task}{SEPARATOR}{series.queue}"
+
+
+OTHER: Final = Series("(other)", "(other)")
+
+
+def _root(run: Run) -> str:
+    # The script ends a root at the separator.
+    return (run.root or run.id).replace(SEPARATOR, "")
+
+
+def _texts(tallies: Mapping[Series, Tally]) -> list[str]:
+    first = list(tallies.items())[:MOST_SERIES]
+    rest = list(tallies.items())[MOST_SERIES:]
+    if rest:
+        first.append((OTHER, sum((tally for _, tally in rest), Tally())))
+    return [part for series, tally in first for part in (series_key(series), write_tally(tally))]
+
+
+def _encoded(parts: Iterable[str]) -> list[bytes]:
+    return [part.encode(errors="replace") for part in parts]

@@ -1,0 +1,128 @@
+"""Workers: the last reports of all workers, and the tasks that they run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from redis_queue.monitor.model import RunningTask, WorkerRow
+from redis_queue.monitor.report import MOST_RUNNING
+from redis_queue.monitor.rows import MAX_TEXT, read_running, read_worker
+from redis_queue.store.chunks import chunks
+from redis_queue.store.connection import Client
+from redis_queue.store.keys import MonitorKeys
+from redis_queue.store.records import Clock, now_ms, server_clock
+from redis_queue.store.scripts import Scripts
+from redis_queue.times import from_ms
+
+SEEN_MS: Final = 60_000
+"""Milliseconds after which a worker that did not report is left out."""
+
+MOST_WORKERS: Final = 10_000
+
+MOST_BYTES: Final = 32 * 1024 * 1024
+"""Most bytes of reports that one search reads."""
+
+_ROW: Final = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
+
+
+class Workers:
+    """Reads the reports of workers under *prefix*. All methods raise StoreError."""
+
+    def __init__(self, client: Client, prefix: str, clock: Clock = server_clock) -> None:
+        self._scripts = Scripts(client)
+        self._keys = MonitorKeys(prefix)
+        self._clock = clock
+
+    def rows(self, limit: int = MOST_WORKERS) -> list[WorkerRow]:
+        """Return up to *limit* workers that were seen within the last 60 s, by name; unreadable rows are left out."""
+        return self._read(self._names()[:limit])
+
+    def page(self, part: str = "", offset: int = 0, limit: int = 50) -> tuple[list[WorkerRow], int]:
+        """Return up to *limit* workers whose names contain *part*, by name, and the number of such names.
+
+        The cost does not grow with the number of workers beyond that of their names. Workers that were not seen within
+        the last 60 s are left out of the rows, but their names are counted for up to an hour.
+        """
+        names = [name for name in self._names() if part in name.decode(errors="replace")]
+        return self._read(names[offset : offset + limit]), len(names)
+
+    def row(self, name: str) -> WorkerRow | None:
+        """Return one worker; None if it is unknown, or was not seen within the last 60 s."""
+        return next(iter(self._read([name.encode(errors="replace")])), None)
+
+    def consumers(self) -> dict[str, int]:
+        """Return for each queue how many workers consume it."""
+        return Counter(queue for row in self.rows() for queue in dict.fromkeys(row.queues))
+
+    def running(self, limit: int = 1000) -> list[RunningTask]:
+        """Return up to *limit* running tasks, worker by worker; each worker reports at most :data:`MOST_RUNNING`."""
+        names: list[bytes] = sorted(self._scripts.command("HKEYS", self._keys.running))[:MOST_WORKERS]
+        found: list[RunningTask] = []
+        for chunk in chunks(names):
+            alive = {row.name for row in self._read(chunk)}
+            for task in self._running(chunk):
+                if task.worker in alive:
+                    found.append(task)
+                    if len(found) == limit:
+                        return found
+        return found
+
+    def running_of(self, name: str) -> list[RunningTask]:
+        """Return the running tasks of one worker."""
+        return list(self._running([name.encode(errors="replace")]))
+
+    def find_running(self, id_: str) -> RunningTask | None:
+        """Return a running task by its id; None if :meth:`related` has not found it."""
+        return next((task for task in self.related(id_) if task.id == id_), None)
+
+    def related(self, id_: str) -> list[RunningTask]:
+        """Return the running tasks whose id, parent, root or group is *id_*.
+
+        It searches the reports without parsing all of them, and at most :data:`MOST_BYTES` of them.
+        """
+        part = json.dumps(id_[:MAX_TEXT]).encode()
+        names: list[bytes] = sorted(self._scripts.command("HKEYS", self._keys.running))[:MOST_WORKERS]
+        found: list[RunningTask] = []
+        left = MOST_BYTES
+        for chunk in chunks(names):
+            texts: list[bytes | None] = self._scripts.command("HMGET", self._keys.running, *chunk)
+            hits = {name: text for name, text in zip(chunk, texts, strict=True) if text is not None and part in text}
+            alive = {row.name for row in self._read(list(hits))}
+            tasks = itertools.chain.from_iterable(
+                read_running(name.decode(errors="replace"), text, MOST_RUNNING) for name, text in hits.items()
+            )
+            found += [
+                task for task in tasks if task.worker in alive and id_ in (task.id, task.parent, task.root, task.group)
+            ]
+            left -= sum(len(text or b"") for text in texts)
+            if left <= 0:
+                break
+        return found
+
+    def _names(self) -> list[bytes]:
+        names: list[bytes] = self._scripts.command("HKEYS", self._keys.workers)
+        return sorted(names)[:MOST_WORKERS]
+
+    def _read(self, names: Sequence[bytes]) -> list[WorkerRow]:
+        found: list[WorkerRow] = []
+        now = now_ms(self._scripts, self._clock) if names else 0
+        for chunk in chunks(names):
+            values: list[bytes | None] = self._scripts.command("HMGET", self._keys.workers, *chunk)
+            for name, value in zip(chunk, values, strict=True):
+                parts = _ROW.fullmatch(value or b"")
+                if parts is not None and now - int(parts[1]) <= SEEN_MS:
+                    row = read_worker(name.decode(errors="replace"), from_ms(int(parts[1])), parts[2])
+                    found += [row] if row is not None else []
+        return found
+
+    def _running(self, names: Sequence[bytes]) -> Iterator[RunningTask]:
+        for chunk in chunks(names):
+            texts: list[bytes | None] = self._scripts.command("HMGET", self._keys.running, *chunk)
+            for name, text in zip(chunk, texts, strict=True):
+                if text is not None:
+                    yield from read_running(name.decode(errors="replace"), text, MOST_RUNNING)
