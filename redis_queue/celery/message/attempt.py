@@ -19,8 +19,11 @@ ETA: Final = "redis_queue_eta"
 CALL: Final = "redis_queue_call"
 """Header with the name of the call: new for each publish with a delay, the same for its retries and deferrals."""
 
-OWN: Final = frozenset({ETA, CALL})
-"""Headers that belong to one stored message; messages sent by its task must not inherit them."""
+SENT: Final = "redis_queue_sent"
+"""Header with the time at which a producer sent the message, in ms by its clock. Stored messages have none."""
+
+OWN: Final = frozenset({ETA, CALL, SENT})
+"""Headers that belong to one message; messages sent by its task must not inherit them."""
 
 _BYTES: Final = 9
 _NAME: Final = re.compile(r"[\w-]{12}", re.ASCII)

@@ -1,0 +1,74 @@
+"""Rebuild the message of a failed task, as if it had not run yet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
+
+from redis_queue.celery.message.attempt import OWN
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.protocol import json_body, plain_body
+from redis_queue.errors import InvalidValueError
+
+MAX_REPR: Final = 1024
+"""Most characters of the text of new arguments, as Celery cuts it."""
+
+MAX_TIME: Final = 64
+"""Most characters of a time."""
+
+_BODY: Final = 3
+"""Parts of a body of protocol 2: args, kwargs, and callbacks."""
+
+
+def fresh(envelope: Envelope, now: datetime) -> Envelope:
+    """Return *envelope* with its retries counted from zero, and without an expiry that has passed."""
+    headers = {name: value for name, value in envelope.headers.items() if name not in OWN}
+    if "task" in headers:
+        expires = None if _has_passed(headers.get("expires"), now) else headers.get("expires")
+        return replace(envelope, headers={**headers, "retries": 0, "expires": expires})
+    body = json_body(envelope)
+    if body is None:
+        return replace(envelope, headers=headers)
+    expires = None if _has_passed(body.get("expires"), now) else body.get("expires")
+    return _with_body(replace(envelope, headers=headers), {**body, "retries": 0, "expires": expires})
+
+
+def with_arguments(envelope: Envelope, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Envelope:
+    """Return *envelope* with other arguments; None leaves them as they are.
+
+    Raises InvalidValueError if the body is not plain JSON.
+    """
+    if args is None and kwargs is None:
+        return envelope
+    body = plain_body(envelope)
+    if "task" in envelope.headers and isinstance(body, list) and len(body) == _BODY:
+        changed = [body[0] if args is None else list(args), body[1] if kwargs is None else dict(kwargs), body[2]]
+        texts = {} if args is None else {"argsrepr": repr(tuple(args))[:MAX_REPR]}
+        texts |= {} if kwargs is None else {"kwargsrepr": repr(dict(kwargs))[:MAX_REPR]}
+        return _with_body(replace(envelope, headers={**envelope.headers, **texts}), changed)
+    call = json_body(envelope)
+    if call is None:
+        raise InvalidValueError("its arguments cannot be changed: the body of its message is not plain JSON")
+    given = {name: value for name, value in (("args", args), ("kwargs", kwargs)) if value is not None}
+    return _with_body(envelope, {**call, **given})
+
+
+def _with_body(envelope: Envelope, body: Any) -> Envelope:
+    try:
+        data = json.dumps(body, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidValueError(f"its arguments cannot be written as JSON: {error}") from None
+    return replace(envelope, body=data, content_encoding="utf-8")
+
+
+def _has_passed(expires: Any, now: datetime) -> bool:
+    if not isinstance(expires, str) or len(expires) > MAX_TIME:
+        return False
+    try:
+        at = datetime.fromisoformat(expires)
+        return at.tzinfo is not None and at <= now
+    except (ValueError, OverflowError):
+        return False

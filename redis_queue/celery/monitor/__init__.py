@@ -1,0 +1,1 @@
+"""What a worker reports about itself and its tasks; without Celery's events."""

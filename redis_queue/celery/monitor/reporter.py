@@ -1,0 +1,103 @@
+"""Reporter: a thread that writes the report of a worker each second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from redis_queue.celery.monitor.activity import Activity
+from redis_queue.celery.monitor.failure_writer import FailureWriter
+from redis_queue.celery.monitor.snapshot import Snapshots
+from redis_queue.celery.store import Store
+from redis_queue.logs import logger_of
+from redis_queue.monitor.failures import Failures
+from redis_queue.monitor.report import Reports
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logger_of(__name__)
+
+INTERVAL: Final = 1.0
+"""Seconds between two reports."""
+
+PATIENCE: Final = 2.0
+"""Seconds to wait for Redis."""
+
+PAUSE: Final = 5.0
+"""Seconds to wait after a report that could not be written."""
+
+STOP_WITHIN: Final = 1.0
+"""Seconds that a shutdown waits for the last report."""
+
+
+class Reporter:
+    """Writes what *activity* and *snapshots* tell about a worker of *app*, and its *failures*, until :meth:`stop`.
+
+    It never raises. While Redis is away, counts are added up in memory, and written later.
+    """
+
+    def __init__(
+        self, app: Celery, activity: Activity, snapshots: Snapshots, failures: FailureWriter | None = None
+    ) -> None:
+        self._app = app
+        self._failures = failures
+        self._activity = activity
+        self._snapshots = snapshots
+        self._stopped = threading.Event()
+        self._failing = False
+        self._skew = 0.0
+        self._counts: Callable[[], None] | None = None
+        self._thread = threading.Thread(target=self._run, name="redis-queue-monitor", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write a last report, and end the thread; if Redis does not answer within a second, leave it alone."""
+        self._stopped.set()
+        self._thread.join(STOP_WITHIN)
+
+    def _run(self) -> None:
+        reports: Reports | None = None
+        failures: Failures | None = None
+        pause = 0.0
+        while not self._stopped.wait(pause) or reports is not None:
+            left = self._stopped.is_set()
+            try:
+                if reports is None:
+                    store = Store.of(self._app).within(PATIENCE)
+                    reports = Reports(store.client, store.prefix)
+                    failures = Failures(store.client, store.prefix)
+                self._write(reports, left=left)
+                if self._failures is not None and failures is not None:
+                    self._failures.write(failures, self._skew)
+                pause, self._failing = INTERVAL, False
+            except Exception as error:  # noqa: BLE001 - no error may end the reports of this worker
+                if not self._failing:
+                    logger.warning("cannot write reports: %s", error, extra={"action": "monitor_away"})
+                pause, self._failing = PAUSE, True
+            if left:
+                break
+
+    def _write(self, reports: Reports, *, left: bool) -> None:
+        skew = self._skew
+        worker = self._snapshots.worker(skew)
+        tallies, ended = self._activity.take(worker.name, skew)
+        self._write_counts()
+        if tallies:
+            self._counts = reports.count_call(tallies)
+            self._activity.written()
+            self._write_counts()
+        began = time.time()
+        now = reports.write(worker, self._snapshots.running(skew), ended=ended, left=left)
+        self._skew = now / 1000 - (began + time.time()) / 2
+
+    def _write_counts(self) -> None:
+        # If its reply was lost, the counts may be stored: the same call is made again, which adds them once.
+        if self._counts is not None:
+            self._counts()
+            self._counts = None

@@ -1,0 +1,170 @@
+"""Task requests that note how each run ended, in the main process of a worker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, Protocol
+
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from billiard.exceptions import TimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry
+from kombu.utils.imports import symbol_by_name
+
+from redis_queue.celery.message.attempt import SENT
+from redis_queue.monitor.model import Outcome
+from redis_queue.times import END_OF_CALENDAR_MS
+
+REQUEST: Final = "Request"
+"""Attribute of a task: its class of requests, or the name of one."""
+
+
+class Notes(Protocol):
+    """Takes notes about runs; called from the threads of the worker, so it must be fast and never raise."""
+
+    def ended(self, request: Any, outcome: Outcome, seconds: float | None) -> None:
+        """Note the end of a run that took *seconds*."""
+        ...
+
+    def failed(self, request: Any, exc_info: Any, seconds: float | None) -> None:
+        """Note a failed run, before :meth:`ended`."""
+        ...
+
+
+@contextlib.contextmanager
+def noted_requests(tasks: Iterable[Any], notes: Notes) -> Iterator[None]:
+    """Within the block, Celery makes strategies of *tasks* whose requests tell *notes* how each run ended.
+
+    The request classes of an application are extended, not replaced.
+    """
+    changed: list[tuple[Any, Any]] = []
+    classes: dict[Any, type] = {}
+    try:
+        for task in tasks:
+            base = getattr(task, REQUEST)
+            if base not in classes:
+                classes[base] = _noted(symbol_by_name(base), notes)
+            changed.append((task, vars(task).get(REQUEST)))
+            setattr(task, REQUEST, classes[base])
+        yield
+    finally:
+        for task, before in changed:
+            if before is None:
+                delattr(task, REQUEST)
+            else:
+                setattr(task, REQUEST, before)
+
+
+class RequestNotes:
+    """Mixin for a request of Celery: tells ``notes_of_worker`` how its run ended, once."""
+
+    notes_of_worker: Notes
+    _seconds: float | None = None
+    _requeued = _retried = _succeeded = _is_noted = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Celery makes a subclass for each task; its on_success does not call that of this class.
+        original = vars(cls).get("on_success")
+        if original is not None:
+            setattr(cls, "on_success", _noting_success(original))  # noqa: B010 - mypy takes it for a method
+
+    def on_failure(self, exc_info: Any, *args: Any, **options: Any) -> Any:
+        """Handle a failed, retried, rejected or ignored run."""
+        try:
+            return super().on_failure(exc_info, *args, **options)  # type: ignore[misc]
+        finally:
+            _note_failure(self, exc_info)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """Handle a run that reached a time limit."""
+        super().on_timeout(soft, timeout)  # type: ignore[misc]
+        if not soft:
+            _note_failure(self, _time_limit(timeout))
+
+    def reject(self, requeue: bool = False) -> None:
+        """Reject the message."""
+        self._requeued = self._requeued or requeue
+        super().reject(requeue=requeue)  # type: ignore[misc]
+
+    def _announce_revoked(self, *args: Any) -> None:
+        # First: it settles the message, after which the worker may start other tasks.
+        _note(self, "revoked")
+        super()._announce_revoked(*args)  # type: ignore[misc]
+
+    def _success_was_stored(self) -> Any:
+        found = super()._success_was_stored()  # type: ignore[misc]
+        self._succeeded = bool(found)
+        return found
+
+    def _retry_worker_lost(self, *args: Any) -> bool:
+        self._retried = bool(super()._retry_worker_lost(*args))  # type: ignore[misc]
+        return self._retried
+
+
+def keep_sent(handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return *handle*, a handler of messages, which moves the header with the time of sending into an attribute.
+
+    The task must not see it, nor pass it on to its retries.
+    """
+
+    def on_message(message: Any) -> Any:
+        headers = message.headers
+        if isinstance(headers, dict) and SENT in headers:
+            sent = headers.pop(SENT)
+            if isinstance(sent, int) and 0 < sent < END_OF_CALENDAR_MS:
+                setattr(message, SENT, sent)
+        return handle(message)
+
+    return on_message
+
+
+def _noted(base: Any, notes: Notes) -> type:
+    return type("NotedRequest", (RequestNotes, base), {"notes_of_worker": notes})
+
+
+def _noting_success(original: Callable[..., Any]) -> Callable[..., Any]:
+    def on_success(self: Any, result: Any, **options: Any) -> Any:
+        # A failed run continues in on_failure.
+        if result[0]:
+            self._seconds = result[2]
+        elif not self._is_noted:
+            self._is_noted = True
+            self.notes_of_worker.ended(self, "succeeded", result[2])
+        return original(self, result, **options)
+
+    return on_success
+
+
+def _note(request: Any, outcome: Outcome) -> None:
+    if not request._is_noted:
+        request._is_noted = True
+        request.notes_of_worker.ended(request, outcome, request._seconds)
+
+
+def _note_failure(request: Any, exc_info: Any) -> None:
+    # A terminated task was revoked; one whose worker shuts down comes back.
+    if request._is_noted or request._already_revoked or request._already_cancelled:
+        return
+    outcome = _outcome(request, exc_info)
+    if outcome == "failed":
+        request.notes_of_worker.failed(request, exc_info, request._seconds)
+    _note(request, outcome)
+
+
+def _outcome(request: Any, exc_info: Any) -> Outcome:
+    error = exc_info.exception
+    if isinstance(error, ExceptionWithTraceback):
+        error = error.exc
+    if isinstance(error, Retry) or request._requeued or request._retried:
+        return "retried"
+    if request._succeeded or (isinstance(error, Ignore) and not isinstance(error, Reject)):
+        return "succeeded"
+    return "failed"
+
+
+def _time_limit(timeout: float) -> ExceptionInfo:
+    try:
+        raise TimeLimitExceeded(timeout)
+    except TimeLimitExceeded:
+        return ExceptionInfo()

@@ -1,0 +1,188 @@
+"""Snapshot: the state of a worker and the tasks that it runs, at this moment."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+import celery
+from celery.worker import state
+
+from redis_queue.celery.dispatch.report import installed_version
+from redis_queue.celery.kombu_keys import ListNames
+from redis_queue.celery.monitor.activity import Activity
+from redis_queue.celery.store import Store
+from redis_queue.keeper.redis_py import client_of
+from redis_queue.monitor.model import LeaseState, RunningTask, WorkerRow
+from redis_queue.monitor.report import MOST_RUNNING
+from redis_queue.monitor.rows import MAX_ARGUMENTS, MAX_TEXT
+from redis_queue.times import from_ms
+
+LONG: Final = 1.0
+"""Seconds after which a running task is reported."""
+
+_STATM: Final = Path("/proc/self/statm")
+
+_ROW: Final = "redis_queue_row"
+"""Attribute of a request that holds its RunningTask, which does not change."""
+
+_TRIES: Final = 10
+
+
+class Snapshots:
+    """Describes the worker of *consumer*, whose runs *activity* notes."""
+
+    def __init__(self, consumer: Any, activity: Activity) -> None:
+        self._consumer = consumer
+        self._activity = activity
+        self._began = time.time()
+        self._versions = {
+            "redis_queue": installed_version(),
+            "celery": celery.__version__,
+            "python": platform.python_version(),
+        }
+        #: When the event loop turned last, on the monotonic clock; None without an event loop.
+        self.loop_at: float | None = None
+        self._names: ListNames | None = None
+
+    def connect(self) -> None:
+        """Find out where the queues of the worker are, once it has connected."""
+        self._names = _names_of(self._consumer)
+
+    def worker(self, skew: float) -> WorkerRow:
+        """Return the state of the worker; *skew* is how many seconds the clock of Redis is ahead."""
+        consumer, activity, now = self._consumer, self._activity, time.monotonic()
+        running, reserved = len(self._requests(state.active_requests)), self._requests(state.reserved_requests)
+        leases = self._leases()
+        executed, failed = activity.last_minute
+        return WorkerRow(
+            consumer.hostname,
+            from_ms((time.time() + skew) * 1000),
+            from_ms((self._began + skew) * 1000),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            pool=_pool_name(consumer.pool),
+            concurrency=_concurrency(consumer.pool),
+            busy=running,
+            prefetched=max(0, len(reserved) - running),
+            queues=self._queues(),
+            executed=activity.executed,
+            failed=activity.failures,
+            executed_per_minute=executed,
+            failed_per_minute=failed,
+            memory=_memory(),
+            versions=self._versions,
+            loop_age=None if self.loop_at is None else now - self.loop_at,
+            settled_age=None if activity.ended_at is None else now - activity.ended_at,
+            keeper=None if leases is None else leases.keeper_is_up,
+            held=Counter(activity.queue_of(request.delivery_info) for request in reserved),
+            lists=self._lists(),
+            limited=self._limited(),
+        )
+
+    def running(self, skew: float) -> list[RunningTask]:
+        """Return the tasks that have run for :data:`LONG` seconds, longest first, at most :data:`MOST_RUNNING`."""
+        latest = time.time() - LONG
+        long = [found for found in self._requests(state.active_requests) if (found.time_start or latest) < latest]
+        long.sort(key=lambda request: request.time_start)
+        return [self._row(request, skew) for request in long[:MOST_RUNNING]]
+
+    def _requests(self, found: Any) -> list[Any]:
+        """Return the requests of this worker in a WeakSet that other threads change."""
+        for _ in range(_TRIES):
+            try:
+                return [request for request in found if getattr(request, "notes_of_worker", None) is self._activity]
+            except RuntimeError:
+                # It changed size; this happens rarely, since its loop is short.
+                continue
+        return []
+
+    def _row(self, request: Any, skew: float) -> RunningTask:
+        row: RunningTask | None = vars(request).get(_ROW)
+        lease = self._lease(request)
+        if row is None or row.lease != lease:
+            headers = request.request_dict
+            row = RunningTask(
+                str(request.id)[:MAX_TEXT],
+                str(headers.get("task"))[:MAX_TEXT],
+                self._activity.queue_of(request.delivery_info)[:MAX_TEXT],
+                self._consumer.hostname,
+                from_ms((request.time_start + skew) * 1000),
+                str(headers.get("argsrepr") or "")[:MAX_ARGUMENTS],
+                str(headers.get("kwargsrepr") or "")[:MAX_ARGUMENTS],
+                2 if request.delivery_info.get("redelivered") else 1,
+                *(_number(headers.get("retries")), lease),
+                *(str(headers.get(name) or "")[:MAX_TEXT] for name in ("parent_id", "root_id", "group")),
+            )
+            setattr(request, _ROW, row)
+        return row
+
+    def _lease(self, request: Any) -> LeaseState:
+        leases = self._leases()
+        if leases is None:
+            return "none"
+        return "held" if leases.holds(request.message.delivery_tag) or not request.task.acks_late else "lost"
+
+    def _leases(self) -> Any:
+        step = getattr(self._consumer, "redis_queue_leases", None)
+        return None if step is None else step.leases
+
+    def _queues(self) -> tuple[str, ...]:
+        found = getattr(self._consumer.task_consumer, "queues", None) or ()
+        return tuple(str(queue.name) for queue in tuple(found))
+
+    def _limited(self) -> int:
+        # Celery counts a task as reserved only after its rate limit has let it pass.
+        buckets = tuple(self._consumer.task_buckets.values())
+        return sum(len(bucket.contents) for bucket in buckets if bucket is not None)
+
+    def _lists(self) -> tuple[str, ...]:
+        if self._names is None:
+            return ()
+        return tuple(key for queue in self._queues() for key in self._names.all_of(queue))
+
+
+def _names_of(consumer: Any) -> ListNames | None:
+    """Return the names of the lists of *consumer*'s broker, if it is the Redis that keeps the reports."""
+    connection = consumer.connection
+    if connection is None or connection.transport.driver_type != "redis":
+        return None
+    ours = _server_of(Store.of(consumer.app).client)
+    theirs = _server_of(client_of(connection.default_channel))
+    return ListNames.of(connection.transport_options) if ours is not None and ours == theirs else None
+
+
+def _server_of(client: Any) -> tuple[Any, ...] | None:
+    pool = getattr(client, "connection_pool", None)
+    if pool is None:
+        return None
+    options = pool.connection_kwargs
+    return (*(options.get(name) for name in ("host", "port", "path")), int(options.get("db") or 0))
+
+
+def _pool_name(pool: Any) -> str:
+    return type(pool).__module__.rpartition(".")[2] if pool is not None else ""
+
+
+def _concurrency(pool: Any) -> int:
+    try:
+        return int(pool.num_processes)
+    except (AttributeError, TypeError, NotImplementedError):
+        return 0
+
+
+def _memory() -> int:
+    """Return the resident memory of this process in bytes; 0 if the system does not tell."""
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _number(found: Any) -> int:
+    return found if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 1 << 31 else 0

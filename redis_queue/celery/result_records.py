@@ -1,0 +1,167 @@
+"""Records of tasks in a Redis result backend, read as plain JSON: nothing is unpickled or imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, Final, NamedTuple
+
+from redis_queue.celery.redis_of_app import results_of
+from redis_queue.store.chunks import chunks
+from redis_queue.store.codec import read_document
+from redis_queue.store.connection import connect
+from redis_queue.store.ids import is_id
+from redis_queue.store.scripts import Scripts
+
+PATIENCE: Final = 2.0
+"""Seconds to wait for a connection, and for each reply."""
+
+MOST_BYTES: Final = 64 * 1024
+"""Most bytes that are read of a record; of a longer one only its state is known."""
+
+MOST_LINKS: Final = 200
+
+MAX_STATE: Final = 40
+
+_ROUND: Final = 20
+"""Records of one round trip."""
+
+_START: Final = re.compile(rb'\{"status": ?"([A-Z_]{1,40})"')
+
+
+class Link(NamedTuple):
+    """A task *child* that *parent* has led to; *group* is "" outside a group."""
+
+    parent: str
+    child: str
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRecord:
+    """What the result backend keeps of the task *id*. *state* is one of Celery's, such as "SUCCESS".
+
+    *task*, *queue* and *worker* are "" without ``result_extended``. If *is_cut*, only the state could be read.
+    """
+
+    id: str
+    state: str
+    done_at: datetime | None = None
+    task: str = ""
+    queue: str = ""
+    worker: str = ""
+    parent: str = ""
+    group: str = ""
+    links: tuple[Link, ...] = ()
+    is_cut: bool = False
+
+
+class ResultRecords:
+    """Reads the records of one result backend. All methods raise StoreError."""
+
+    def __init__(self, scripts: Scripts, prefix: str) -> None:
+        self._scripts = scripts
+        self._prefix = prefix
+
+    @classmethod
+    def of(cls, app: Any) -> ResultRecords | None:
+        """Return the records of *app*; None if its result backend is not one Redis. Raises ConfigurationError."""
+        address = results_of(app.conf)
+        if address is None:
+            return None
+        options = {**address.options, "socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE}
+        transport = app.conf.get("result_backend_transport_options") or {}
+        prefix = str(transport.get("global_keyprefix") or "")
+        if prefix and prefix[-1] not in ":_-.":
+            prefix += "_"
+        return cls(Scripts(connect(address.url, check=False, **options)), prefix)
+
+    def tasks(self, ids: Iterable[str]) -> dict[str, ResultRecord]:
+        """Return the readable records of *ids*, by id."""
+        found: dict[str, ResultRecord] = {}
+        for chunk in chunks(ids, _ROUND):
+            for id_, text in zip(chunk, self._texts("celery-task-meta-", chunk), strict=True):
+                record = _record(id_, text)
+                if record is not None:
+                    found[id_] = record
+        return found
+
+    def group(self, id_: str) -> tuple[Link, ...]:
+        """Return the members of a group that was saved; () for an unknown one."""
+        (text,) = self._texts("celery-taskset-meta-", [id_])
+        found = _document(text)
+        return tuple(_links("", [found.get("result")])) if found is not None else ()
+
+    def _texts(self, kind: str, ids: Iterable[str]) -> list[bytes]:
+        keys = [f"{self._prefix}{kind}{id_}".encode(errors="surrogateescape") for id_ in ids]
+        # One byte more than is read: so a cut is noticed.
+        calls = [self._scripts.look("GETRANGE", key, 0, MOST_BYTES) for key in keys]
+        return [reply() for reply in self._scripts.each(calls)]
+
+
+def _record(id_: str, text: bytes) -> ResultRecord | None:
+    if len(text) > MOST_BYTES:
+        start = _START.match(text)
+        return ResultRecord(id_, start[1].decode(), is_cut=True) if start else None
+    found = _document(text)
+    if found is None or not isinstance(found.get("status"), str):
+        return None
+    children = found.get("children")
+    name, queue, worker, parent, group = (
+        _name(found.get(field)) for field in ("name", "queue", "worker", "parent_id", "group_id")
+    )
+    return ResultRecord(
+        id_,
+        found["status"][:MAX_STATE],
+        _time(found.get("date_done")),
+        name,
+        queue,
+        worker,
+        parent,
+        group,
+        tuple(_links(id_, children)) if isinstance(children, list) else (),
+    )
+
+
+def _document(text: bytes) -> Mapping[str, Any] | None:
+    try:
+        found = read_document(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, Mapping) else None
+
+
+def _links(owner: str, results: list[Any]) -> Iterator[Link]:
+    """Yield the links of Celery's result tuples, ``[[id, parent], members of the group or None]``."""
+    waiting = [(owner, "", result) for result in results[:MOST_LINKS]]
+    for _ in range(MOST_LINKS):
+        if not waiting:
+            return
+        above, group, result = waiting.pop(0)
+        if not (isinstance(result, list) and len(result) == 2 and isinstance(result[0], list) and result[0]):  # noqa: PLR2004
+            continue
+        (id_, *rest), members = result
+        before = rest[0] if rest else None
+        if isinstance(before, list):
+            waiting.append((above, group, before))
+            above = before[0][0] if before and isinstance(before[0], list) and before[0] else above
+        if not is_id(id_):
+            continue
+        if isinstance(members, list):
+            waiting += [(above, id_, member) for member in members[:MOST_LINKS]]
+        else:
+            yield Link(above if is_id(above) else "", id_, group)
+
+
+def _name(found: Any) -> str:
+    return found if is_id(found) else ""
+
+
+def _time(found: Any) -> datetime | None:
+    try:
+        at = datetime.fromisoformat(found)
+        return at.replace(tzinfo=timezone.utc) if at.tzinfo is None else at.astimezone(timezone.utc)
+    except (TypeError, ValueError, OverflowError):
+        return None

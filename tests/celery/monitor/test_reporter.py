@@ -1,0 +1,56 @@
+"""The reporter counts each run once, also if only a part of a report was written."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import redis
+from celery import Celery
+
+from redis_queue.celery import DelayedTasks
+from redis_queue.celery.monitor.activity import Activity
+from redis_queue.celery.monitor.reporter import Reporter
+from redis_queue.monitor.history import History
+from redis_queue.monitor.model import WorkerRow
+from redis_queue.store.keys import MonitorKeys
+from tests.support.clock import when
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+PREFIX = "redis_queue"
+KEYS = MonitorKeys(PREFIX)
+
+
+class OneWorker:
+    """A worker that runs nothing at the moment."""
+
+    def worker(self, _skew: float) -> WorkerRow:
+        return WorkerRow("one@host", when(0), when(0))
+
+    def running(self, _skew: float) -> list[Any]:
+        return []
+
+
+def request(id_: str) -> Any:
+    info = {"exchange": "", "routing_key": "mail"}
+    return SimpleNamespace(
+        _request_dict={"task": "shop.mail", "id": id_, "delivery_info": info}, time_start=1.0, _message=None
+    )
+
+
+def test_counts_are_not_repeated_if_the_state_cannot_be_written(redis_server: RedisServer, client: redis.Redis) -> None:
+    client.set(KEYS.workers, "of another program")
+    activity = Activity(lambda _: "mail", lambda *_: None)
+    for number in range(3):
+        activity.ended(request(str(number)), "succeeded", 0.1)
+    with Celery("reporting", set_as_current=False) as app:
+        app.conf.redis_queue_url = redis_server.url
+        DelayedTasks(app)
+        reporter = Reporter(app, activity, OneWorker())  # type: ignore[arg-type]
+        reporter.start()
+        wait_until(lambda: client.hlen(KEYS.current), description="the counts")
+        client.delete(KEYS.workers)
+        reporter.stop()
+    assert client.hexists(KEYS.workers, "one@host") is False
+    assert sum(period.tally.executed for period in History(client, PREFIX).minutes(2)) == 3

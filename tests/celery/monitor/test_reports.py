@@ -1,0 +1,181 @@
+"""Real workers report each run once, however it ended, and what they do at the moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+
+import pytest
+import redis
+
+from redis_queue.monitor.model import Series
+from redis_queue.monitor.workers import Workers
+from tests.support.celery.observed_names import (
+    AGAIN,
+    DIE,
+    FAIL,
+    GATE,
+    HEADERS,
+    IGNORE,
+    LONG,
+    OK,
+    REJECT,
+    SEEN,
+)
+from tests.support.celery.observing import PREFIX, Observed, observed_on_one_redis
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+
+POOLS = ["prefork", "solo", "threads", "gevent", "eventlet"]
+
+
+@pytest.fixture
+def observed() -> Iterator[Observed]:
+    """Broker and store in one Redis."""
+    with observed_on_one_redis() as found:
+        yield found
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_each_run_is_counted_once(observed: Observed, pool: str) -> None:
+    expired = observed.send(OK, expires=datetime.now(timezone.utc) - timedelta(seconds=5))
+    for name in (OK, OK, OK, FAIL, AGAIN, REJECT, IGNORE):
+        observed.send(name)
+    observed.send(OK, countdown=0.1)
+    with observed.worker(pool=pool):
+        tallies = {
+            OK: observed.wait_for(OK, 5),
+            FAIL: observed.wait_for(FAIL, 1),
+            AGAIN: observed.wait_for(AGAIN, 3),
+            REJECT: observed.wait_for(REJECT, 1),
+            IGNORE: observed.wait_for(IGNORE, 1),
+        }
+        wait_until(lambda: observed.runs.get(expired), description="the revoked run")
+    counts = {name: (of.executed, of.failed, of.retried, of.revoked) for name, of in tallies.items()}
+    assert counts == {
+        OK: (4, 0, 0, 1),
+        FAIL: (1, 1, 0, 0),
+        AGAIN: (3, 1, 2, 0),
+        REJECT: (1, 1, 0, 0),
+        IGNORE: (1, 0, 0, 0),
+    }
+    assert (tallies[OK].duration.total, tallies[OK].waiting.total, tallies[OK].lateness.total) == (4, 4, 1)
+    assert tallies[OK].lateness.quantile(1) < 60
+    assert Series(OK, "celery") in observed.history.series()
+    assert [run.outcome for run in observed.runs.get(expired)] == ["revoked"]
+
+
+def test_a_hard_time_limit_and_a_killed_process_are_failures(observed: Observed) -> None:
+    observed.send(LONG)
+    with observed.worker(pool="prefork"):
+        long = observed.wait_for(LONG, 1)
+        observed.send(DIE)
+        die = observed.wait_for(DIE, 1)
+    assert (long.executed, long.failed, die.executed, die.failed) == (1, 1, 1, 1)
+
+
+def test_a_task_does_not_see_the_header(observed: Observed) -> None:
+    observed.send(HEADERS)
+    observed.send(HEADERS, headers={"own": "1"})
+    with observed.worker():
+        observed.wait_for(HEADERS, 2)
+    assert sorted(observed.client.lrange(SEEN, 0, -1)) == [b"None", b"{'own': '1'}"]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_running_tasks_and_the_state_of_the_worker_are_seen(observed: Observed, pool: str) -> None:
+    began = time.time()
+    id_ = observed.send(GATE, "gate")
+    with observed.worker(pool=pool) as worker:
+        task = wait_until(lambda: observed.workers.find_running(id_), timeout=60, description="the running task")
+        (row,) = observed.workers.rows()
+        assert (task.task, task.queue, task.worker, task.lease, task.root) == (GATE, "celery", "one@test", "held", id_)
+        assert task.args == "('gate',)"
+        assert began - 1 < task.since.timestamp() < time.time() + 1
+        assert (row.name, row.concurrency, row.busy, row.queues, row.keeper) == ("one@test", 2, 1, ("celery",), True)
+        assert (row.loop_age is None) == (pool == "gevent")
+        assert row.memory > 10_000_000
+        assert row.versions is not None
+        assert set(row.versions) == {"redis_queue", "celery", "python"}
+        observed.client.rpush("gate", "open")
+        wait_until(lambda: not observed.workers.running(), description="no running task")
+        worker.request_shutdown()
+        assert worker.wait() == 0
+    assert observed.workers.rows() == []
+    assert observed.tally(GATE).executed == 1
+
+
+def test_runs_that_end_in_a_warm_shutdown_are_reported(observed: Observed) -> None:
+    observed.send(GATE, "gate")
+    with observed.worker(pool="prefork") as worker:
+        wait_until(lambda: observed.client.llen(SEEN), timeout=60, description="a started task")
+        worker.request_shutdown()
+        worker.wait_for_output("Warm shutdown")
+        observed.client.rpush("gate", "open")
+        assert worker.wait() == 0
+    assert observed.tally(GATE).executed == 1
+
+
+def test_a_terminated_task_is_revoked(observed: Observed) -> None:
+    id_ = observed.send(GATE, "gate")
+    with observed.worker(pool="prefork"):
+        wait_until(lambda: observed.workers.find_running(id_), timeout=60, description="the running task")
+        observed.app.control.revoke(id_, terminate=True, signal="SIGKILL")
+        tally = observed.wait_for(GATE, 1)
+    assert (tally.executed, tally.failed, tally.revoked) == (0, 0, 1)
+
+
+def test_counts_are_written_after_an_outage_of_the_store(redis_server: RedisServer, client: redis.Redis) -> None:
+    with RedisServer() as store, store.client() as of_store:
+        observed = Observed(store, of_store, f"redis+socket://{redis_server.socket}")
+        with observed.worker() as worker:
+            observed.send(OK)
+            observed.wait_for(OK, 1)
+            store.pause()
+            for _ in range(3):
+                observed.send(OK)
+            worker.wait_for_output("cannot write reports")
+            store.resume()
+            assert observed.wait_for(OK, 4).executed == 4
+            assert worker.output.count("cannot write reports") == 1
+        observed.app.close()
+
+
+def test_a_worker_writes_once_a_second(observed: Observed) -> None:
+    def calls() -> int:
+        reports = observed.client.info("commandstats")
+        return sum(stats["calls"] for name, stats in reports.items() if name in ("cmdstat_hlen", "cmdstat_hrandfield"))
+
+    with observed.worker():
+        wait_until(observed.workers.rows, timeout=60, description="a first report")
+        first = observed.workers.rows()[0]
+        before, began = calls(), time.monotonic()
+        wait_until(
+            lambda: (observed.workers.rows()[0].seen_at - first.seen_at).total_seconds() >= 5,
+            description="five seconds of reports",
+        )
+        reports = (calls() - before) / 14
+        assert reports <= 2 * (time.monotonic() - began)
+
+
+def test_nothing_is_reported_if_the_setting_says_so() -> None:
+    with observed_on_one_redis(redis_queue_monitor=False) as observed, observed.worker() as worker:
+        observed.send(GATE, "gate")
+        wait_until(lambda: observed.client.llen(SEEN), timeout=60, description="a started task")
+        observed.client.rpush("gate", "open")
+        wait_until(lambda: not observed.client.llen("gate"), description="an open gate")
+        worker.request_shutdown()
+        assert worker.wait() == 0
+        assert observed.client.keys("*monitor*") == []
+
+
+def test_a_killed_worker_is_listed_until_it_was_not_seen_for_a_minute(observed: Observed) -> None:
+    with observed.worker() as worker:
+        wait_until(observed.workers.rows, timeout=60, description="a first report")
+        worker.kill()
+    assert [row.name for row in observed.workers.rows()] == ["one@test"]
+    later = Workers(observed.client, PREFIX, lambda: round(time.time() * 1000) + 61_000)
+    assert later.rows() == []

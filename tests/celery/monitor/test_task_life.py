@@ -1,0 +1,81 @@
+"""The life of tasks that real workers ran, and the tree of their canvases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+
+from redis_queue.operate.access import Access, AppAccess
+from redis_queue.operate.canvas import Canvas, canvas
+from redis_queue.operate.task_life import TaskLife, task_life
+from tests.support.celery.observed_names import AGAIN, CANVAS, FAIL, GATE, OK, SEEN
+from tests.support.celery.observing import Observed, observed_on_one_redis
+from tests.support.wait import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def observed() -> Iterator[Observed]:
+    """Broker, store and results in one Redis."""
+    with observed_on_one_redis() as found:
+        found.settings["result_backend"] = found.broker_url
+        yield found
+
+
+@pytest.fixture
+def access(observed: Observed) -> Iterator[Access]:
+    """Access with an app that sends nothing: a result of Celery would hold a connection beyond the test."""
+    url = observed.broker_url
+    with Celery("reader", broker=url, backend=url, set_as_current=False) as app:
+        app.conf.redis_queue_url = observed.store.url
+        yield AppAccess(app)
+
+
+def test_one_task_from_its_delay_to_its_end(observed: Observed, access: Access) -> None:
+    id_ = observed.send(AGAIN, countdown=0.1)
+    assert task_life(access, id_).state == "delayed"
+
+    def ended() -> TaskLife | None:
+        life = task_life(access, id_)
+        return life if life.failure is not None and life.state == "failed" else None
+
+    with observed.worker():
+        life = wait_until(ended, description="the failure to be kept")
+    assert (life.task, life.queue, life.worker) == (AGAIN, "celery", "one@test")
+    found = [event.what for event in life.events]
+    assert [found.count(what) for what in ("due", "started", "retried", "failed", "failure kept")] == [1, 3, 2, 1, 1]
+    assert "result FAILURE" in found
+
+
+def test_a_running_task(observed: Observed, access: Access) -> None:
+    with observed.worker():
+        id_ = observed.send(GATE, "gate")
+        wait_until(lambda: task_life(access, id_).state == "running", description="the report")
+        observed.client.rpush("gate", "go")
+        wait_until(lambda: task_life(access, id_).state == "succeeded", description="the end")
+    assert observed.client.lrange(SEEN, 0, -1) == [b"gate"]
+
+
+def test_all_that_a_task_led_to(observed: Observed, access: Access) -> None:
+    id_ = observed.send(CANVAS)
+
+    def all_known() -> Canvas | None:
+        found = canvas(access, task_life(access, id_))
+        states = [node.state for node in found.nodes] if found else []
+        # The last task of the chain is never sent.
+        return found if len(states) == 6 and "unknown" not in states else None
+
+    with observed.worker():
+        found = wait_until(all_known, description="the tree")
+    assert sorted((node.depth, node.task, node.state) for node in found.nodes) == [
+        (0, CANVAS, "succeeded"),
+        (1, OK, "succeeded"),
+        (1, OK, "succeeded"),
+        (1, OK, "succeeded"),
+        (2, FAIL, "failed"),
+        (2, OK, "succeeded"),
+    ]
+    assert len({node.group for node in found.nodes if node.group}) == 1
