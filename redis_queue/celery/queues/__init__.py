@@ -1,0 +1,1 @@
+"""Celery's queues, read from their broker."""

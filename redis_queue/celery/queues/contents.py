@@ -1,0 +1,154 @@
+"""QueueContents: the messages of one queue on a Redis broker: read, delete, move."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from redis_queue.celery.kombu_keys import ListNames
+from redis_queue.celery.queues.message import Element, with_route
+from redis_queue.errors import InvalidValueError
+from redis_queue.keeper.redis_py import client_of
+from redis_queue.store import keys
+from redis_queue.store.chunks import CHUNK, MAX_CALL_BYTES, check_limit, check_offset
+from redis_queue.store.scripts import Scripts
+
+REACH: Final = 10_000
+"""How many of the oldest messages of each priority can be read, deleted and moved; a purge reaches all."""
+
+MOST_AT_ONCE: Final = 100
+"""Most messages of one call that removes."""
+
+BATCH_BYTES: Final = 512 * 1024
+"""Most bytes of messages of one call that removes."""
+
+PASSES: Final = 3
+"""How often the queue is searched for messages that workers move nearer to the end meanwhile."""
+
+
+class QueueContents:
+    """The messages of *queue* at a Redis broker, through kombu's *channel*. All methods raise StoreError.
+
+    The lists of its priorities are numbered in the order in which workers take from them: number 0 first.
+    """
+
+    def __init__(self, channel: Any, queue: str) -> None:
+        self.queue = queue
+        self._names = ListNames.of(channel.connection.client.transport_options)
+        self._scripts = Scripts(client_of(channel))
+        self._lists = [key.encode() for key in self._names.all_of(queue)]
+        self._slot = keys.removals(self._names.prefix, os.urandom(8).hex())
+        self._numbers = itertools.count(1)
+
+    @property
+    def lists(self) -> int:
+        """The number of lists."""
+        return len(self._lists)
+
+    def read(self, number: int, offset: int = 0, limit: int = CHUNK) -> list[Element]:
+        """Return up to *limit* (1 to 500) messages of list *number*, the oldest first, without the *offset* oldest.
+
+        Stops after 1 MiB. No message is returned from beyond the :data:`REACH` oldest.
+        """
+        check_limit(limit, CHUNK)
+        check_offset(offset)
+        script = self._scripts.bind("held/look", None, list=self._lists[number])
+        _, *rows = script(first=offset, limit=min(limit, REACH - offset))
+        parts = zip(*[iter(rows)] * 3, strict=True)
+        return [
+            Element(self._names.steps[number], offset + place, int(size), head, tail)
+            for place, (size, head, tail) in enumerate(parts)
+        ]
+
+    def size(self) -> int:
+        """Return how many messages wait."""
+        return sum(self._scripts.command("LLEN", key) for key in self._lists)
+
+    def remove(self, references: Sequence[str], target: str | None = None) -> Iterator[tuple[list[Element], int]]:
+        """Delete the messages with these *references*, or move them to the queue *target*, batch by batch.
+
+        Yield the messages of each batch that were removed, and the number of those that cannot be moved: messages of
+        other programs, and those larger than 1 MiB. Messages that have changed, or are gone, are left out. Moved ones
+        keep their order and their priority.
+        """
+        wanted = dict.fromkeys(references)
+        for number, step in enumerate(self._names.steps):
+            of_list = {reference for reference in wanted if reference.partition(".")[0] == str(step)}
+            for _ in range(PASSES):
+                if of_list:
+                    yield from self._pass(number, of_list, target)
+
+    def purge(self, limit: int) -> Iterator[int]:
+        """Delete up to *limit* messages, the next ones first; yield the number of each batch."""
+        for key in self._lists:
+            script = self._scripts.bind("held/drop", None, list=key, slot=self._slot)
+            while limit > 0:
+                count = int(script(sequence=next(self._numbers), limit=min(CHUNK, limit)))
+                if not count:
+                    break
+                limit -= count
+                yield count
+
+    def _pass(self, number: int, wanted: set[str], target: str | None) -> Iterator[tuple[list[Element], int]]:
+        """Remove those of *wanted* that are found, and remove their references from *wanted*."""
+        offset = 0
+        while wanted:
+            read = self.read(number, offset, MOST_AT_ONCE)
+            if not read:
+                return
+            chosen = [element for element in read if element.reference in wanted]
+            removed: list[Element] = []
+            if chosen:
+                removed, refused = self._take(number, chosen, target)
+                wanted.difference_update(element.reference for element in (*removed, *refused))
+                yield removed, len(refused)
+            offset += len(read) - len(removed)
+
+    def _take(
+        self, number: int, elements: Sequence[Element], target: str | None
+    ) -> tuple[list[Element], list[Element]]:
+        key = self._lists[number]
+        to = key if target is None else self._names.all_of(target)[number].encode()
+        rows: list[tuple[Element, bytes]] = []
+        refused: list[Element] = []
+        for element in elements:
+            try:
+                rows.append((element, b"" if target is None else self._moved(key, element, target)))
+            except InvalidValueError:
+                refused.append(element)
+        script = self._scripts.bind("held/take", None, list=key, target=to, slot=self._slot)
+        removed: list[Element] = []
+        for batch in _by_size(rows):
+            # Those that this call has removed were older.
+            more = [
+                part
+                for element, data in batch
+                for part in (element.older - len(removed), element.size, element.head, element.tail, data)
+            ]
+            flags = script(sequence=next(self._numbers), more=more)
+            removed += [element for (element, _), flag in zip(batch, flags, strict=True) if flag == ord("1")]
+        return removed, refused
+
+    def _moved(self, key: bytes, element: Element, target: str) -> bytes:
+        if element.size > MAX_CALL_BYTES:
+            raise InvalidValueError(f"{element.size:,} bytes: must be at most {MAX_CALL_BYTES:,} to be moved")
+        data = element.head if not element.tail else self._scripts.command("LINDEX", key, -1 - element.older)
+        if not data or not data.startswith(element.head) or not data.endswith(element.tail):
+            raise InvalidValueError("it has changed")
+        return with_route(data, target)
+
+
+def _by_size(rows: Sequence[tuple[Element, bytes]]) -> Iterator[list[tuple[Element, bytes]]]:
+    """Yield *rows* in parts whose messages take at most 512 KiB, or of one larger message."""
+    part: list[tuple[Element, bytes]] = []
+    size = 0
+    for element, data in rows:
+        if part and size + element.size + len(data) > BATCH_BYTES:
+            yield part
+            part, size = [], 0
+        part.append((element, data))
+        size += element.size + len(data)
+    if part:
+        yield part

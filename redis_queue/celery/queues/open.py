@@ -1,0 +1,127 @@
+"""Read Celery's queues from the broker of an app, of whatever kind it is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from kombu.exceptions import OperationalError
+from kombu.transport.redis import Channel as RedisChannel
+
+from redis_queue.celery.brokers.timeouts import add_timeouts
+from redis_queue.celery.queues.amqp import AmqpQueues
+from redis_queue.celery.queues.contents import QueueContents
+from redis_queue.celery.queues.depth import Depth
+from redis_queue.celery.queues.management import Management
+from redis_queue.celery.queues.redis import RedisQueues
+from redis_queue.celery.settings import CelerySettings
+from redis_queue.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+PATIENCE: Final = 2.0
+"""Seconds to wait for each reply of the broker."""
+
+LEASE: Final = 12.0
+"""Lease for which :func:`add_timeouts` chooses a timeout of two seconds."""
+
+
+class BrokerQueues(Protocol):
+    """Reads the queues of a broker."""
+
+    def bound(self, known: Collection[str] = ()) -> set[str]:
+        """Return the names of the queues that the broker knows; those of *known* queues may be left out."""
+        ...
+
+    def depths(self, queues: Sequence[str]) -> list[Depth]:
+        """Return the depth of each queue."""
+        ...
+
+    def total(self, queues: Sequence[str]) -> tuple[int | None, int | None]:
+        """Return how many messages wait in all *queues*, and how many are in flight; None if unknown."""
+        ...
+
+
+class UnknownQueues:
+    """Queues of a broker that tells nothing."""
+
+    def bound(self, known: Collection[str] = ()) -> set[str]:  # noqa: ARG002
+        """Return no names."""
+        return set()
+
+    def depths(self, queues: Sequence[str]) -> list[Depth]:
+        """Return that nothing is known."""
+        return [Depth() for _ in queues]
+
+    def total(self, queues: Sequence[str]) -> tuple[int | None, int | None]:  # noqa: ARG002
+        """Return that nothing is known."""
+        return None, None
+
+
+@contextmanager
+def broker_queues(app: Celery) -> Iterator[BrokerQueues]:
+    """Yield a reader of the queues of *app*'s broker. Raises OperationalError if the broker is away."""
+    with connected(app) as connection:
+        yield _reader(app, connection)
+
+
+@contextmanager
+def queue_contents(app: Celery, queue: str) -> Iterator[QueueContents]:
+    """Yield the messages of *queue*. Raises OperationalError, and ConfigurationError if the broker is not Redis."""
+    with connected(app) as connection:
+        if not _is_redis(connection):
+            kind = connection.transport.driver_type
+            raise ConfigurationError(
+                f"the broker is {kind}: must be Redis; to look at messages would take them out of their order"
+            )
+        yield QueueContents(connection.default_channel, queue)
+
+
+def purge(app: Celery, queue: str, limit: int) -> Iterator[int]:
+    """Delete up to *limit* messages of *queue*, the next ones first; yield the number of each batch.
+
+    On brokers other than Redis, all messages are deleted. Raises OperationalError and StoreError.
+    """
+    with connected(app) as connection:
+        if _is_redis(connection):
+            yield from QueueContents(connection.default_channel, queue).purge(limit)
+        else:
+            yield int(connection.default_channel.queue_purge(queue) or 0)
+
+
+def on_redis(app: Celery) -> bool:
+    """Tell whether the broker of *app* is Redis; connects to no server."""
+    return _is_redis(app.connection_for_read())
+
+
+@contextmanager
+def connected(app: Celery) -> Iterator[Any]:
+    """Yield a connection to the broker of *app* with short timeouts. Raises OperationalError if the broker is away."""
+    connection = app.connection_for_read(connect_timeout=PATIENCE, heartbeat=0)
+    try:
+        add_timeouts(connection, LEASE)
+        connection.ensure_connection(max_retries=1, interval_start=0, timeout=PATIENCE)
+        if connection.transport.driver_type == "amqp" and hasattr(connection.connection.transport, "sock"):
+            connection.connection.transport.sock.settimeout(PATIENCE)
+        yield connection
+    except OperationalError:
+        raise
+    except (*connection.connection_errors, *connection.channel_errors) as error:
+        raise OperationalError(str(error)) from error
+    finally:
+        connection.release()
+
+
+def _is_redis(connection: Any) -> bool:
+    return issubclass(getattr(connection.transport, "Channel", object), RedisChannel)
+
+
+def _reader(app: Celery, connection: Any) -> BrokerQueues:
+    if connection.transport.driver_type == "amqp":
+        url = CelerySettings.of(app).management_url
+        return AmqpQueues(connection, None if url is None else Management(url, connection.virtual_host or "/"))
+    if _is_redis(connection):
+        return RedisQueues(app, connection.default_channel)
+    return UnknownQueues()

@@ -1,0 +1,135 @@
+"""Depths of queues on a Redis broker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from redis_queue.celery.kombu_keys import InFlightKeys, ListNames
+from redis_queue.celery.queues.depth import Depth
+from redis_queue.celery.queues.names import QueueNames
+from redis_queue.keeper.redis_py import client_of
+from redis_queue.store.chunks import chunks
+from redis_queue.store.scripts import Scripts
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+MOST_RECORDS: Final = 1000
+"""Most messages in flight that are read to count them for each queue."""
+
+LISTS: Final = 400
+"""Most lists of one call."""
+
+BINDINGS: Final = "_kombu.binding."
+MOST_SCANS: Final = 20
+SCAN: Final = 1000
+MOST_BOUND: Final = 10_000
+"""Most queues that are found by their bindings."""
+
+MOST_LISTS_OF_TOTAL: Final = 2000
+"""Most lists of one call that only adds up their lengths."""
+
+NOT_A_LIST: Final = "its key in the broker is not a list: another program has written it"
+
+_ROUTE: Final = re.compile(rb'("(?:[^"\\]|\\.)*"), ?("(?:[^"\\]|\\.)*")\]$')
+
+
+class RedisQueues:
+    """Reads queues through kombu's *channel*. All methods raise StoreError."""
+
+    def __init__(self, app: Celery, channel: Any) -> None:
+        self._names = QueueNames(app)
+        self._lists = ListNames.of(channel.connection.client.transport_options)
+        self._scripts = Scripts(client_of(channel))
+        records = InFlightKeys.of(channel).records.encode()
+        self._script = self._scripts.bind("held/depth", None, unacked=records)
+        self._total = self._scripts.bind("held/total", None, unacked=records)
+
+    def bound(self, known: Collection[str] = ()) -> set[str]:
+        """Return the names of queues that kombu has bound, of the first 20,000 keys of the broker.
+
+        The bindings of an exchange with the same name as one of the *known* queues are not read.
+        """
+        root = f"{self._lists.prefix}{BINDINGS}"
+        names: set[str] = set()
+        unknown: list[bytes] = []
+        cursor: Any = 0
+        for _ in range(MOST_SCANS):
+            cursor, keys = self._scripts.command("SCAN", cursor, "MATCH", f"{root}*", "COUNT", SCAN, "TYPE", "set")
+            for key in keys:
+                exchange = key.decode(errors="replace").removeprefix(root)
+                if exchange in known:
+                    names.add(exchange)
+                else:
+                    unknown.append(key)
+            if not int(cursor) or len(names) + len(unknown) >= MOST_BOUND:
+                break
+        for member in self._members(unknown):
+            # Names that are not UTF-8 are those of another program.
+            with contextlib.suppress(UnicodeDecodeError):
+                names.add(member.decode().rpartition(self._lists.separator)[2])
+        return names
+
+    def _members(self, keys: Sequence[bytes]) -> Iterator[bytes]:
+        sizes = self._scripts.each([self._scripts.look("SCARD", key) for key in keys])
+        small = [key for key, size in zip(keys, sizes, strict=True) if size() <= SCAN]
+        for members in self._scripts.each([self._scripts.look("SMEMBERS", key) for key in small]):
+            yield from members()
+
+    def total(self, queues: Sequence[str]) -> tuple[int, int]:
+        """Return how many messages wait in all *queues*, and how many are in flight at the broker."""
+        lists = [key.encode() for queue in queues for key in self._lists.all_of(queue)]
+        waiting = in_flight = 0
+        for chunk in chunks(lists, MOST_LISTS_OF_TOTAL):
+            count, in_flight = self._total(more=chunk)
+            waiting += count
+        return waiting, in_flight
+
+    def depths(self, queues: Sequence[str]) -> list[Depth]:
+        """Return the depth of each queue; a few commands for each 100 queues.
+
+        The messages in flight are counted for each queue up to :data:`MOST_RECORDS` in all; of more, in_flight is None.
+        """
+        found: list[Depth] = []
+        held: Counter[str] | None = Counter()
+        for number, chunk in enumerate(chunks(queues, LISTS // len(self._lists.steps))):
+            lists = [key.encode() for queue in chunk for key in self._lists.all_of(queue)]
+            limit = MOST_RECORDS if number == 0 else -1
+            (size, *records), *counts = self._script(limit=limit, more=lists)
+            if number == 0:
+                held = self._held(records) if size == len(records) else None
+            rows = iter(zip(*[iter(counts)] * 3, strict=True))
+            for queue in chunk:
+                found.append(_depth([next(rows) for _ in self._lists.steps], None if held is None else held[queue]))
+        return found
+
+    def _held(self, records: Sequence[bytes]) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for record in records:
+            route = _ROUTE.search(record)
+            if route is not None:
+                with contextlib.suppress(ValueError):
+                    exchange, key = (json.loads(part) for part in route.groups())
+                    found[self._names.of({"exchange": exchange, "routing_key": key})] += 1
+        return found
+
+
+def _depth(rows: Sequence[Any], held: int | None) -> Depth:
+    lengths = [length for length, _, _ in rows]
+    error = NOT_A_LIST if min(lengths) < 0 else ""
+    times = [at for at in (_sent_at(sent, due) for _, sent, due in rows) if at is not None]
+    return Depth(sum(max(0, length) for length in lengths), held, None, min(times, default=None), error=error)
+
+
+def _sent_at(sent: bytes, due: bytes) -> float | None:
+    times = [int(sent) / 1000] if 0 < len(sent) < 16 else []  # noqa: PLR2004 - milliseconds
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        at = datetime.fromisoformat(due.decode())
+        times += [at.timestamp()] if at.tzinfo is not None else []
+    return max(times, default=None)

@@ -1,0 +1,28 @@
+-- Read some messages of a list of kombu's Redis transport, the oldest first.
+--
+-- The oldest message is at the right end. Of a large message only both ends are returned.
+--
+-- KEYS[1] list     LIST  messages of one queue and priority
+-- ARGV[1] first    number of older messages that are skipped
+-- ARGV[2] limit    most messages
+--
+-- Stops after the message that makes 1 MiB.
+-- Returns {length of the list, size in bytes, message, "" or the end of a large one, size, ...}.
+-- O(limit * first)
+local list = KEYS[1]
+local first, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
+local MAX_BYTES, MOST, REACH, LARGE, HEAD, TAIL = 1048576, 500, 20000, 65536, 1024, 8192
+
+local length, bytes = redis.call('LLEN', list), 0
+local found = {length}
+for place = first, math.min(first + math.min(limit, MOST), length, REACH) - 1 do
+  local message = redis.call('LINDEX', list, -1 - place)
+  if not message or bytes >= MAX_BYTES then break end
+  local size, tail = #message, ''
+  bytes = bytes + size
+  if size > LARGE then message, tail = string.sub(message, 1, HEAD), string.sub(message, -TAIL) end
+  found[#found + 1] = size
+  found[#found + 1] = message
+  found[#found + 1] = tail
+end
+return found

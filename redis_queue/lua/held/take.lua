@@ -1,0 +1,46 @@
+-- Remove messages from a list of kombu's Redis transport, or move them to another list, unless they have changed place.
+--
+-- Workers take messages from the right end meanwhile, so a message may be up to 16 places nearer to it than given. A
+-- message that was taken, and one whose bytes differ, stays as it is. Moved messages keep their order.
+--
+-- KEYS[1] list       LIST    messages of one queue and priority
+-- KEYS[2] target     LIST    messages of another queue; the same key to remove
+-- KEYS[3] slot       STRING  number and outcome of this caller's last call
+-- ARGV[1] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV[...] found    for each, oldest first: number of older messages, size, message or its beginning, "" or the end of
+--                    a large one, the message to push ("" = only remove)
+--
+-- Returns flags: 1 = done, 0 = not found.
+-- O(found * older messages)
+local list, target, slot = KEYS[1], KEYS[2], KEYS[3]
+local sequence = ARGV[1]
+local found = {unpack(ARGV, 2)}
+local NEAR = 16
+
+-- include last_call
+if last == sequence then return outcome end
+redis.call('LLEN', target)
+-- As includes/first_write.lua: removes nothing.
+redis.call('LTRIM', list, 0, -1)
+local mark, marked, shift, flags = 'redis_queue ' .. slot .. ' ' .. sequence, 0, 0, {}
+for i = 1, #found, 5 do
+  local older, size, head, tail, moved = unpack(found, i, i + 4)
+  local place, flag = -1 - tonumber(older) + shift, 0
+  for near = 0, math.min(NEAR, -1 - place) do
+    local message = redis.call('LINDEX', list, place + near)
+    local same = tail == '' and message == head
+    if message and tail ~= '' and #message == tonumber(size) then
+      same = string.sub(message, 1, #head) == head and string.sub(message, -#tail) == tail
+    end
+    if same then
+      -- Mark first and remove together: the places of the others stay, and the list is read once.
+      redis.call('LSET', list, place + near, mark)
+      if moved ~= '' then redis.call('LPUSH', target, moved) end
+      marked, shift, flag = marked + 1, shift + near, 1
+      break
+    end
+  end
+  flags[#flags + 1] = flag
+end
+if marked > 0 then redis.call('LREM', list, -marked, mark) end
+return remember(table.concat(flags))

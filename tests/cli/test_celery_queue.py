@@ -1,0 +1,155 @@
+"""Celery's queues on the command line: the list, and the messages of one queue."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from click.testing import Result
+from kombu.entity import Queue
+
+from redis_queue.celery import DelayedTasks
+from redis_queue.operate.access import AppAccess
+from tests.support.cli.runner import Run
+
+pytestmark = pytest.mark.celery
+
+
+@pytest.fixture
+def mail(app: Celery, client: redis.Redis) -> redis.Redis:
+    """The queues "mail" with five messages, and "slow"."""
+    app.conf.task_queues = [Queue("mail"), Queue("slow")]
+    DelayedTasks(app)
+    for number in range(5):
+        task = "shop.remind" if number % 2 else "shop.mail"
+        app.send_task(task, [number, "secret"], queue="mail", task_id=f"task-{number}", priority=3 * (number == 4))
+    return client
+
+
+def answer(done: Result) -> Any:
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def ids(client: redis.Redis, key: str) -> list[str]:
+    return [json.loads(element)["headers"]["id"] for element in reversed(client.lrange(key, 0, -1))]
+
+
+class TestQueues:
+    def test_the_list_begins_with_those_of_celery(self, run_in_app: Run, mail: redis.Redis) -> None:
+        rows = answer(run_in_app("queues", "--json"))["queues"]
+        assert [(row["kind"], row["name"]) for row in rows] == [("celery", name) for name in ("celery", "mail", "slow")]
+        row = {name: value for name, value in rows[1].items() if name != "oldest_age"}
+        assert row == {
+            "kind": "celery",
+            "name": "mail",
+            "ready": 5,
+            "in_flight": 0,
+            "consumers": 0,
+            "executed_per_minute": None,
+            "put_per_minute": None,
+            "error": "",
+        }
+        assert isinstance(rows[1]["oldest_age"], float)
+        table = run_in_app("queues").stdout.splitlines()
+        assert table[0].split() == ["Celery", "queue", "ready", "in", "flight", "workers", "per", "minute", "oldest"]
+        assert table[2].split()[:4] == ["mail", "5", "0", "0"]
+        assert table[2].endswith("no worker")
+        assert max(map(len, table[:4])) <= 80
+
+    def test_without_a_broker_the_other_queues_are_listed(
+        self, run_in_app: Run, mail: redis.Redis, app: Celery, redis_url: str
+    ) -> None:
+        app.conf.update(broker_url="redis://user:secret@127.0.0.1:1/0", redis_queue_url=redis_url)
+        done = run_in_app("queues")
+        assert done.exit_code == 0
+        assert "error: mail: the broker cannot be read" in done.stderr
+        assert "secret" not in done.output
+
+    def test_without_an_app_they_are_unknown(self, run: Run, mail: redis.Redis) -> None:
+        assert answer(run("queues", "--json"))["queues"] == []
+        done = run("celery-queue", "mail", "peek")
+        assert (done.exit_code, "need an app" in done.stderr) == (2, True)
+
+
+class TestPeek:
+    def test_next_messages_first_arguments_on_request(self, run_in_app: Run, mail: redis.Redis) -> None:
+        found = answer(run_in_app("celery-queue", "mail", "peek", "--limit", "2", "--json"))
+        assert [row["id"] for row in found["messages"]] == ["task-0", "task-1"]
+        assert found["more"]
+        assert set(found["messages"][0]) == {"id", "task", "since", "bytes", "priority", "retries"}
+        shown = answer(run_in_app("celery-queue", "mail", "peek", "--body", "--task", "remind", "--json"))
+        assert [(row["id"], row["args"]) for row in shown["messages"]] == [
+            ("task-1", "[1, 'secret']"),
+            ("task-3", "[3, 'secret']"),
+        ]
+        table = run_in_app("celery-queue", "mail", "peek").stdout
+        assert "task-4" in table
+        assert "secret" not in table
+
+    def test_no_match_has_a_suggestion(self, run_in_app: Run, mail: redis.Redis) -> None:
+        text = run_in_app("celery-queue", "mail", "peek", "--task", "shop.remin_").stdout
+        assert text.startswith("no match among 5 messages")
+        assert "did you mean 'shop.remind'" in text
+
+    def test_an_unknown_queue_is_an_error(self, run_in_app: Run, mail: redis.Redis) -> None:
+        done = run_in_app("celery-queue", "mial", "peek")
+        assert (done.exit_code, "did you mean 'mail'?" in done.stderr) == (2, True)
+
+
+class TestAct:
+    def test_move_by_task(self, run_in_app: Run, mail: redis.Redis) -> None:
+        line = ("celery-queue", "mail", "move", "--task", "shop.remind", "--to", "slow")
+        dry = answer(run_in_app(*line, "--dry-run", "--json"))
+        assert (dry["to_be_moved"], [row["id"] for row in dry["first"]]) == (2, ["task-1", "task-3"])
+        assert mail.llen("slow") == 0
+        assert run_in_app(*line).exit_code == 2
+        assert run_in_app(*line, "--yes").stdout.splitlines()[-1] == "2 moved"
+        assert (ids(mail, "slow"), ids(mail, "mail")) == (["task-1", "task-3"], ["task-0", "task-2"])
+
+    def test_delete_by_id(self, run_in_app: Run, mail: redis.Redis) -> None:
+        done = run_in_app("celery-queue", "mail", "delete", "task-0", "task-4", "nobody", "--yes", "--json")
+        assert answer(done) == {"deleted": 2}
+        assert ids(mail, "mail") == ["task-1", "task-2", "task-3"]
+        gone = run_in_app("celery-queue", "mail", "delete", "task-0", "--yes")
+        assert (gone.exit_code, "no message: 'task-0'" in gone.stderr) == (1, True)
+
+    def test_move_all_and_purge(self, run_in_app: Run, mail: redis.Redis) -> None:
+        assert answer(run_in_app("celery-queue", "mail", "move", "--all", "--to", "slow", "--yes", "--json")) == {
+            "moved": 5
+        }
+        assert answer(run_in_app("celery-queue", "slow", "purge", "--dry-run", "--json")) == {"to_be_deleted": 5}
+        assert mail.llen("slow") == 4
+        assert answer(run_in_app("celery-queue", "slow", "purge", "--yes", "--json")) == {"deleted": 5}
+        assert (mail.exists("slow"), mail.exists("slow\x06\x163")) == (0, 0)
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            (("delete",), "give ids, or conditions like --task"),
+            (("delete", "task-1", "--task", "x"), "give ids, or conditions like --task"),
+            (("move", "--all"), "--to"),
+            (("move", "--all", "--to", "slwo"), "did you mean 'slow'?"),
+            (("move", "--all", "--to", "mail"), "must be another queue"),
+            (("delete", "a\nb"), "id"),
+        ],
+    )
+    def test_invalid_arguments(self, run_in_app: Run, mail: redis.Redis, arguments: tuple[str, ...], text: str) -> None:
+        done = run_in_app("celery-queue", "mail", *arguments)
+        assert (done.exit_code, text in done.stderr) == (2, True), done.output
+
+    def test_without_a_broker(self, run_in_app: Run, mail: redis.Redis, app: Celery, redis_url: str) -> None:
+        app.conf.update(broker_url="redis://user:secret@127.0.0.1:1/0", redis_queue_url=redis_url)
+        for command in ("peek", "purge"):
+            done = run_in_app("celery-queue", "mail", command)
+            assert (done.exit_code, "the broker cannot be read" in done.stderr) == (1, True)
+            assert "secret" not in done.output
+
+
+def test_the_access_of_an_app_knows_its_queues(app: Celery) -> None:
+    queues = AppAccess(app).celery_queues
+    assert queues is not None
+    assert queues.row("mail").name == "mail"
