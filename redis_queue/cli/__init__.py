@@ -7,15 +7,14 @@ from types import SimpleNamespace
 
 import click
 
-from redis_queue.celery.app_lookup import load_app
-from redis_queue.cli.access import Group, is_json, json_errors, redacted
-from redis_queue.cli.commands import COMMANDS
+from redis_queue.cli.access import is_json, json_errors, redacted
+from redis_queue.cli.commands import CommandGroup
 from redis_queue.cli.exit_codes import INTERRUPTED_AT_ONCE, code_of
 from redis_queue.cli.output import harmless
 from redis_queue.errors import RedisQueueError
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("-A", "--app", help="Celery app whose Redis and settings are used. Imports its module.")
 @click.version_option(package_name="celery-redis-queue")
 @click.pass_context
@@ -26,12 +25,10 @@ def group(context: click.Context, app: str | None) -> None:
     for the other shells.
     """
     if app is not None:
+        from redis_queue.celery.app_lookup import load_app  # noqa: PLC0415 - Celery takes long
+
         with json_errors(as_json=is_json(context)):
             context.obj = SimpleNamespace(app=load_app(app))
-
-
-for _command in COMMANDS:
-    group.add_command(_command)
 
 
 def main() -> None:

@@ -6,17 +6,18 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from redis_queue.cli.exit_codes import INTERRUPTED_AT_ONCE, code_of
 from redis_queue.cli.output import harmless, show_json
 from redis_queue.errors import RedisQueueError
-from redis_queue.operate.access import Access, AppAccess
-from redis_queue.operate.inspector import Inspector
 from redis_queue.store.connection import connect
 from redis_queue.store.redis_errors import redact
+
+if TYPE_CHECKING:
+    from redis_queue.operate.access import Access
 
 JSON: Final = "--json"
 
@@ -154,9 +155,29 @@ def with_url(function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         ctx = click.get_current_context()
         app = app_of(ctx)
-        return function(ctx.meta[_STORE]["url"] if app is None else AppAccess(app).url, *args, **kwargs)
+        return function(ctx.meta[_STORE]["url"] if app is None else _url_of(app), *args, **kwargs)
 
     return wrapper
+
+
+def with_store(*, timeout: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Pass a client of the Redis, which waits *timeout* seconds for each reply, and the prefix."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            ctx = click.get_current_context()
+            app = app_of(ctx)
+            if app is not None:
+                store = _access(ctx).catalog
+                return function(store.client, store.prefix, *args, **kwargs)
+            found = ctx.meta[_STORE]
+            timeouts = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+            return function(connect(found["url"], check=False, **timeouts), found["prefix"], *args, **kwargs)
+
+        return wrapper
+
+    return decorate
 
 
 def with_app(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -181,12 +202,20 @@ def app_of(ctx: click.Context) -> Any:
     return getattr(ctx.obj, "app", None)
 
 
+def _url_of(app: Any) -> str:
+    from redis_queue.operate.access import AppAccess  # noqa: PLC0415 - Celery takes long
+
+    return AppAccess(app).url
+
+
 def _access(ctx: click.Context) -> Access:
+    from redis_queue.operate.access import AppAccess, access_to  # noqa: PLC0415 - as above
+
     app = app_of(ctx)
     if app is not None:
         return AppAccess(app)
     store = ctx.meta[_STORE]
-    return Access(Inspector(connect(store["url"], check=False), prefix=store["prefix"]))
+    return access_to(connect(store["url"], check=False), store["prefix"])
 
 
 def _keep(ctx: click.Context, parameter: click.Parameter, value: str) -> None:

@@ -6,17 +6,13 @@ from typing import Any
 
 import click
 
-from redis_queue.cli.access import Group
-from redis_queue.cli.commands import COMMANDS
+from redis_queue.cli.commands import CommandGroup
 
 
 # What an app adds to the options of all commands is passed to this one, too.
-@click.group("redis-queue", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("redis-queue", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def group(**_: Any) -> None:
     """Dispatch, list and change delayed tasks; adopt those of stock workers, and release them."""
 
-
-for _command in COMMANDS:
-    group.add_command(_command)
 
 __all__ = ["group"]

@@ -2,40 +2,62 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Final
 
 import click
 
-from redis_queue.cli.dead import dead
-from redis_queue.cli.dispatch import dispatch
-from redis_queue.cli.doctor import doctor
-from redis_queue.cli.load_scripts import load_scripts
-from redis_queue.cli.metrics import metrics
-from redis_queue.cli.migrate import adopt, release_all
-from redis_queue.cli.putback import putback
-from redis_queue.cli.quarantine import quarantine
-from redis_queue.cli.queue import queue
-from redis_queue.cli.scheduled import scheduled
-from redis_queue.cli.stats import queues, stats
-from redis_queue.cli.top import top
-from redis_queue.cli.validate import validate
-from redis_queue.cli.web import web
+from redis_queue.cli.access import Group
 
-COMMANDS: Final[tuple[click.Command, ...]] = (
-    stats,
-    top,
-    queues,
-    queue,
-    scheduled,
-    dead,
-    quarantine,
-    dispatch,
-    putback,
-    validate,
-    adopt,
-    release_all,
-    doctor,
-    load_scripts,
-    metrics,
-    web,
-)
+MODULES: Final = {
+    "stats": "stats",
+    "top": "top",
+    "queues": "stats",
+    "queue": "queue",
+    "celery-queue": "celery_queue",
+    "scheduled": "scheduled",
+    "failures": "failures",
+    "dead": "dead",
+    "quarantine": "quarantine",
+    "dispatch": "dispatch",
+    "putback": "putback",
+    "workers": "workers",
+    "running": "workers",
+    "history": "history",
+    "task": "task",
+    "alive": "alive",
+    "validate": "validate",
+    "adopt": "migrate",
+    "release-all": "migrate",
+    "doctor": "doctor",
+    "load-scripts": "load_scripts",
+    "metrics": "metrics",
+    "web": "web",
+}
+"""The commands, and the module of each; only that of the chosen command is imported, since a probe must be fast."""
+
+
+class CommandGroup(Group):
+    """A group with all commands."""
+
+    @property
+    def commands(self) -> dict[str, click.Command]:
+        """All commands, by name; imports the modules of all."""
+        return {name: _load(name) for name in MODULES}
+
+    @commands.setter
+    def commands(self, _: object) -> None:
+        """Ignore the empty mapping with which click begins."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names of the commands."""
+        return list(MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Return a command; None if it is unknown."""
+        return _load(cmd_name) if cmd_name in MODULES else None
+
+
+def _load(name: str) -> click.Command:
+    found: click.Command = getattr(import_module(f"redis_queue.cli.{MODULES[name]}"), name.replace("-", "_"))
+    return found

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl
 
 import click
+from kombu.exceptions import OperationalError
 
 from redis_queue.cli import listen_address
 from redis_queue.cli.access import StoreCommand, with_access, with_url
+from redis_queue.errors import InvalidNameError, RedisQueueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.addresses import is_own_host
+from redis_queue.operate.demand import demand
+from redis_queue.operate.forecast import by_destination
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.connection import connect
+from redis_queue.store.redis_errors import redact
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+
+MAX_QUERY: Final = 10_000
+MOST_FIELDS: Final = 100
 
 PATIENCE: Final = 2.0
 """Seconds for each of three answers of Redis; Prometheus waits ten seconds."""
@@ -42,7 +54,7 @@ def metrics(url: str, access: Access, *, port: int, bind: str, hosts: tuple[str,
 
         click.echo(generate_latest(registry).decode(), nl=False)
         return
-    _serve(registry, bind, port, hosts)
+    _serve(registry, access, bind, port, hosts)
 
 
 def _registry(url: str, access: Access) -> CollectorRegistry:
@@ -50,10 +62,22 @@ def _registry(url: str, access: Access) -> CollectorRegistry:
         from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
 
         from redis_queue.operate.metrics import Collector  # noqa: PLC0415
+        from redis_queue.operate.worker_metrics import SOON, WorkerCollector  # noqa: PLC0415
     except ImportError as error:
         raise _missing(error) from None
     registry = CollectorRegistry()
-    registry.register(Collector(_with_timeouts(url, access), leases=access.lease_counters))
+    inspector = _with_timeouts(url, access)
+    registry.register(Collector(inspector, leases=access.lease_counters))
+    queues = access.celery_queues
+    catalog = inspector.catalog
+    registry.register(
+        WorkerCollector(
+            catalog.client,
+            catalog.prefix,
+            queues=None if queues is None else lambda: queues.overview().rows,
+            due=lambda: by_destination(access.delay_queue(), timedelta(seconds=SOON)),
+        )
+    )
     return registry
 
 
@@ -62,15 +86,40 @@ def _with_timeouts(url: str, access: Access) -> Inspector:
     return Inspector(client, prefix=access.catalog.prefix)
 
 
-def _serve(registry: CollectorRegistry, bind: str, port: int, hosts: tuple[str, ...]) -> None:
+def _serve(registry: CollectorRegistry, access: Access, bind: str, port: int, hosts: tuple[str, ...]) -> None:
     try:
         from prometheus_client import make_wsgi_app  # noqa: PLC0415 - an extra
 
         from redis_queue.cli import http_server  # noqa: PLC0415
     except ImportError as error:
         raise _missing(error) from None
-    app = _check_host(hosts, make_wsgi_app(registry))
+    app = _check_host(hosts, _with_scale(access, make_wsgi_app(registry)))
     http_server.serve(app, bind, port, "metrics at http://{}/metrics", http_server.Limits())
+
+
+def _with_scale(access: Access, app: Any) -> Callable[..., Any]:
+    """Return *app* with the endpoint for autoscalers at ``/scale``."""
+
+    def routed(environment: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        if environment.get("PATH_INFO") != "/scale":
+            return app(environment, start_response)
+        status, found = _scale(access, environment.get("QUERY_STRING", ""))
+        start_response(status, [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
+        return [json.dumps(found).encode()]
+
+    return routed
+
+
+def _scale(access: Access, query: str) -> tuple[str, dict[str, Any]]:
+    try:
+        parameters = parse_qsl(query[:MAX_QUERY], keep_blank_values=True, max_num_fields=MOST_FIELDS)
+        return "200 OK", asdict(demand(access, parameters))
+    except InvalidNameError as error:
+        return "404 Not Found", {"error": str(error)}
+    except ValueError as error:
+        return "400 Bad Request", {"error": str(error)}
+    except (RedisQueueError, OperationalError) as error:
+        return "503 Service Unavailable", {"error": redact(str(error))}
 
 
 def _check_host(hosts: Iterable[str], app: Any) -> Callable[..., Any]:

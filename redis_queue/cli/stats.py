@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import click
@@ -12,6 +13,7 @@ from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import harmless, show_fields, show_json, show_place, show_table
 from redis_queue.operate.access import Access
+from redis_queue.operate.celery_queue_row import CeleryQueueRow
 from redis_queue.operate.queue_row import Count, Overview, QueueRow
 from redis_queue.times import span_text
 
@@ -48,16 +50,19 @@ def stats(access: Access, *, as_json: bool) -> None:
 @options.as_json
 @with_access
 def queues(access: Access, *, as_json: bool) -> None:
-    """List all queues of both kinds.
+    """List all queues: with an app, Celery's queues first.
 
     For a DelayQueue (kind "delay"), ready counts the due entries.
 
     Example: redis-queue queues
     """
     overview = access.inspector.overview()
+    celery = access.celery_queues.overview().rows if access.celery_queues is not None else []
     if as_json:
-        show_json({"at": overview.at, "queues": [asdict(row) for row in overview.queues]})
+        rows = [*map(asdict, celery), *map(asdict, overview.queues)]
+        show_json({"at": overview.at, "queues": rows})
         return
+    _print_celery(celery)
     if not overview.queues:
         click.echo(harmless(f"no queues under the prefix {access.catalog.prefix!r} in {access.catalog.url}"))
         click.echo(OTHERS if access.app is None else "the settings of the app choose the Redis and the prefix")
@@ -66,6 +71,23 @@ def queues(access: Access, *, as_json: bool) -> None:
     show_table(heads, [_row(row, overview.at) for row in overview.queues if not row.error])
     show_place(access.catalog)
     _print_errors(overview)
+
+
+def _print_celery(rows: Sequence[CeleryQueueRow]) -> None:
+    if not rows:
+        return
+    heads = ("Celery queue", "ready", "in flight", "workers", "per minute", "oldest", "")
+    show_table(heads, [_celery_row(row) for row in rows if not row.error])
+    for row in rows:
+        if row.error:
+            click.echo(f"error: {harmless(row.name)}: {harmless(row.error)}", err=True)
+    click.echo()
+
+
+def _celery_row(row: CeleryQueueRow) -> list[Any]:
+    oldest = span_text(None if row.oldest_age is None else timedelta(seconds=row.oldest_age))
+    rate = None if row.executed_per_minute is None else round(row.executed_per_minute)
+    return [row.name, row.ready, row.in_flight, row.consumers, rate, oldest, "no worker" if row.is_unread else ""]
 
 
 def _row(row: QueueRow, now: datetime) -> list[Any]:

@@ -7,19 +7,24 @@ from typing import Any
 
 from redis_queue.catalog import AnyQueue
 from redis_queue.celery.consume.counters import LeaseCounters, read
+from redis_queue.celery.result_records import ResultRecords
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.model import CancelOutcome
+from redis_queue.operate.celery_queues import CeleryQueues
 from redis_queue.operate.faults import Faults
 from redis_queue.operate.inspector import Inspector
+from redis_queue.store.connection import Client
 
 
 class Access:
     """The queues under one prefix of one Redis."""
 
     app: Any = None
+    #: Celery's queues; None without an app.
+    celery_queues: CeleryQueues | None = None
     default_delay_queue = CelerySettings().delay_queue
 
     def __init__(self, inspector: Inspector) -> None:
@@ -50,6 +55,15 @@ class Access:
         """Return the lease counters of the app's broker; None without an app, or if the broker is not Redis."""
         return None
 
+    def result_records(self) -> ResultRecords | None:
+        """Return the records of the app's result backend; None without an app, or if it is not Redis."""
+        return None
+
+
+def access_to(client: Client, prefix: str) -> Access:
+    """Return the Access to the queues under *prefix*; raises ConfigurationError."""
+    return Access(Inspector(client, prefix=prefix))
+
 
 class AppAccess(Access):
     """The queues of a Celery app."""
@@ -61,6 +75,8 @@ class AppAccess(Access):
         #: URL of the Redis, with user and password.
         self.url = self._store.url
         self.default_delay_queue = self._store.delay_queue_name
+        self.celery_queues = CeleryQueues(app, self.inspector)
+        self._records: ResultRecords | None = None
 
     def delay_queue(self, name: str | None = None) -> DelayQueue:
         """Return a DelayQueue; that of the app exists before its first entry."""
@@ -77,3 +93,9 @@ class AppAccess(Access):
     def lease_counters(self) -> LeaseCounters | None:
         """Return the lease counters of the app's broker; None if the broker is not Redis."""
         return read(self.app)
+
+    def result_records(self) -> ResultRecords | None:
+        """Return the records of the app's result backend; None if it is not Redis. Raises ConfigurationError."""
+        if self._records is None:
+            self._records = ResultRecords.of(self.app)
+        return self._records

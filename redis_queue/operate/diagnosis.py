@@ -16,6 +16,7 @@ from redis_queue.doctor import examine as examine_redis
 from redis_queue.doctor.finding import error, run, warning
 from redis_queue.operate.access import Access
 from redis_queue.operate.pages import LOOK_BYTES
+from redis_queue.operate.unread_queues import unread_queues
 from redis_queue.store.chunks import CHUNK
 
 ANSWER_WITHIN: Final = 1.0
@@ -37,7 +38,10 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
     state = AppState(access.delay_queue(), workers, _known(access.app, workers))
     checks = {"dispatchers": _dispatchers, "tasks": _unknown_tasks}
     of_queue = (finding for name, check in checks.items() for finding in run(name, check, [state]))
-    return [*found, *of_queue, *run("lease settings", _lease_settings, [access.app])]
+    of_app = run("lease settings", _lease_settings, [access.app])
+    # Without an answer of the workers, nobody knows what those without the extension consume.
+    unread = run("queue_unread", unread_queues, [access]) if ask else ()
+    return [*found, *of_queue, *of_app, *unread]
 
 
 @dataclass(frozen=True, slots=True)

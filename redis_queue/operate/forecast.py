@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -40,6 +40,18 @@ def by_task(queue: DelayQueue, windows: Sequence[tuple[datetime, int]], width: t
 
     Small windows are read completely; of a large one, a sample of fixed size.
     """
+    return _forecast(queue, windows, width, _name)
+
+
+def by_destination(queue: DelayQueue, within: timedelta) -> Mapping[str, int]:
+    """Return for each Celery queue how many tasks fall due *within* this time; as :func:`by_task`."""
+    found = _forecast(queue, queue.forecast(1, width=within), within, lambda entry: TaskEntry.of(entry).queue)
+    return {name: sum(counts) for name, counts in found.tasks}
+
+
+def _forecast(
+    queue: DelayQueue, windows: Sequence[tuple[datetime, int]], width: timedelta, name_of: Callable[[Entry], str]
+) -> TaskForecast:
     rows: dict[str, list[float]] = {}
     exact = True
     for number, (start, count) in enumerate(windows):
@@ -47,7 +59,7 @@ def by_task(queue: DelayQueue, windows: Sequence[tuple[datetime, int]], width: t
             continue
         found = _look(queue, None if number == 0 else start, start + width, width, count)
         exact = exact and len(found) >= count
-        names = Counter(_name(entry) for entry in found)
+        names = Counter(name_of(entry) for entry in found)
         for name, times in names.items():
             rows.setdefault(name, [0.0] * len(windows))[number] = times * max(count, len(found)) / len(found)
     ordered = sorted(rows.items(), key=lambda row: (-sum(row[1]), row[0]))

@@ -14,7 +14,7 @@ from redis_queue.operate.queue_row import TOTALS, Overview, QueueRow
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import Keys
-from redis_queue.store.records import Clock, server_clock
+from redis_queue.store.records import Clock, now_ms, server_clock
 from redis_queue.store.registry import Known
 from redis_queue.store.scripts import ReadCall, Scripts
 from redis_queue.store.settings import Settings
@@ -63,22 +63,13 @@ class Inspector:
 
     def now(self) -> datetime:
         """Return the server's time."""
-        return from_ms(self._now_ms())
+        return from_ms(now_ms(self._scripts, self.catalog.clock))
 
     def expired(self, queue: AnyQueue) -> int:
         """Count the expired leases of *queue*, which the next put-back would end."""
-        now = self._now_ms()
+        now = now_ms(self._scripts, self.catalog.clock)
         found = (self._scripts.command("ZCOUNT", keys.in_flight, "-inf", now) for keys in self._keys(queue))
         return sum(map(int, found))
-
-    def _now_ms(self) -> int:
-        fixed = self.catalog.clock()
-        if fixed:
-            return fixed
-        reply = self._scripts.command("TIME")
-        # redis-py asks every primary of a cluster.
-        seconds, micros = next(iter(reply.values())) if isinstance(reply, dict) else reply
-        return int(seconds) * 1000 + int(micros) // 1000
 
     def _looks(self, known: Known, left: int) -> list[ReadCall] | str:
         """Return the calls that count a queue; an error text if it is broken or has more shards than *left*."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +18,13 @@ from click.testing import Result
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.celery import DelayedTasks
+from redis_queue.celery.message.packing import pack
 from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
+from redis_queue.histogram import Histogram
+from redis_queue.monitor.failures import Failures
+from redis_queue.monitor.model import Failure, RunningTask, Series, Tally, WorkerRow
+from redis_queue.monitor.report import Reports
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import Keys
 from tests.support.cli.runner import DUE, NOW, Run, runner
@@ -42,8 +50,7 @@ def local_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of every command that runs in this process."""
     clock = Clock(NOW)
-    for module in ("redis_queue.cli.access", "redis_queue.operate.access"):
-        monkeypatch.setattr(f"{module}.Inspector", functools.partial(Inspector, clock=clock))
+    monkeypatch.setattr("redis_queue.operate.access.Inspector", functools.partial(Inspector, clock=clock))
     return clock
 
 
@@ -60,6 +67,66 @@ def orders(client: redis.Redis, clock: Clock) -> RedisQueue:
     queue.get(block=False)
     queue.put("later", delay=60, dedupe_key="later")
     return queue
+
+
+@pytest.fixture
+def failed(client: redis.Redis, clock: Clock) -> Failures:
+    """Failures of two tasks; the one with the id "failed" can be retried."""
+    element = {
+        "body": '[["secret"], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]',
+        "content-encoding": "utf-8",
+        "content-type": "application/json",
+        "headers": {"lang": "py", "task": "shop.remind", "id": "failed", "retries": 2},
+        "properties": {
+            "correlation_id": "failed",
+            "delivery_info": {"exchange": "", "routing_key": "celery"},
+            "delivery_tag": "",
+        },
+    }
+    found = Failure(
+        "failed",
+        "shop.remind",
+        "celery",
+        "one@host",
+        DUE,
+        exception="smtplib.SMTPException",
+        message="no route",
+        traceback='Traceback (most recent call last):\n  File "mail.py"\nsmtplib.SMTPException: no route\n',
+        args="('secret',)",
+        kwargs="{}",
+        attempts=3,
+        seconds=0.25,
+        body=pack(json.dumps(element, separators=(",", ":"))),
+    )
+    gone = replace(found, id="gone", task="shop.old", kind="unregistered", exception="NotRegistered", body=None)
+    failures = Failures(client, "redis_queue", clock)
+    failures.keep([found, replace(gone, message="", traceback="", attempts=0, seconds=None)], 1000, 7)
+    return failures
+
+
+@pytest.fixture
+def reports(client: redis.Redis, clock: Clock) -> Reports:
+    """The report of a worker that runs a task."""
+    found = Reports(client, "redis_queue", clock)
+    since = datetime.fromtimestamp(clock.now / 1000 - 90, timezone.utc)
+    worker = WorkerRow(
+        "one@host",
+        since,
+        since,
+        pool="prefork",
+        concurrency=4,
+        busy=1,
+        prefetched=3,
+        executed_per_minute=120,
+        failed_per_minute=2,
+        memory=70_000_000,
+        loop_age=0.1,
+        keeper=True,
+    )
+    task = RunningTask("running", "shop.remind", "celery", "one@host", since, "('secret',)", "{}", lease="held")
+    tally = Tally(100, 3, 1, 2, Histogram.of([30] * 100), Histogram.of([7] * 100))
+    found.write(worker, [task], {Series("shop.remind", "celery"): tally})
+    return found
 
 
 @pytest.fixture

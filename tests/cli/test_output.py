@@ -14,6 +14,8 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.cli import group
 from redis_queue.cli.output import show_table
 from redis_queue.doctor.checks import server
+from redis_queue.monitor.failures import Failures
+from redis_queue.monitor.report import Reports
 from tests.support.cli import golden
 from tests.support.cli.commands import LOOKS, leaves
 from tests.support.cli.runner import Run
@@ -24,8 +26,8 @@ pytestmark = pytest.mark.celery
 
 
 @pytest.fixture(autouse=True)
-def filled(orders: RedisQueue, tasks: DelayQueue) -> None:
-    """Fill both queues."""
+def filled(orders: RedisQueue, tasks: DelayQueue, failed: Failures, reports: Reports) -> None:
+    """Fill both queues, keep failures, and write the report of a worker."""
 
 
 @pytest.mark.parametrize("name", LOOKS)
@@ -71,8 +73,13 @@ def test_doctor_prints_a_table(run: Run, orders: RedisQueue, monkeypatch: pytest
 
 
 ACTIONS = {
+    "alive",
     "queue pause",
     "queue resume",
+    "celery-queue peek",
+    "celery-queue move",
+    "celery-queue delete",
+    "celery-queue purge",
     "scheduled export",
     "scheduled import",
     "validate",
@@ -97,7 +104,7 @@ def test_every_command_is_tested() -> None:
 @pytest.mark.parametrize("leaf", leaves(group))
 def test_every_command_explains_itself_in_80_columns(leaf: str, run: Run) -> None:
     words = leaf.split()
-    done = run(*words[:1], *(["x"] if words[0] == "queue" and len(words) > 1 else []), *words[1:], "--help")
+    done = run(*words[:1], *(["x"] if words[0].endswith("queue") and len(words) > 1 else []), *words[1:], "--help")
 
     assert done.exit_code == 0
     assert max(map(len, done.stdout.splitlines())) <= 80

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.monitor.failures import Failures
 from redis_queue.store.script_cache import load_scripts
 from tests.support.acl import ROLES
 from tests.support.cli.commands import EXAMPLES, LOOKS
@@ -21,7 +22,7 @@ RULES = {role.name: role.rules for role in ROLES}
 
 
 @pytest.fixture
-def user(client: redis.Redis, orders: RedisQueue, tasks: DelayQueue) -> Iterator[None]:
+def user(client: redis.Redis, orders: RedisQueue, tasks: DelayQueue, failed: Failures) -> Iterator[None]:
     """A user "limited" without permissions; the queues are filled."""
     client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw")
     yield

@@ -9,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.celery.consume.counters import LeaseCounters
-from redis_queue.delay.lateness import BOUNDS, Dispatches, Lateness
+from redis_queue.delay.lateness import Dispatches
+from redis_queue.histogram import BOUNDS, Histogram
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metrics import OTHERS, Collector
 from redis_queue.store.keys import Keys, registry
@@ -84,7 +85,7 @@ def test_nothing_due_has_no_age(client: redis.Redis, inspector: Inspector) -> No
 def test_dispatches_are_a_histogram_of_cumulative_buckets(client: redis.Redis, inspector: Inspector) -> None:
     timed = DelayQueue("timed", client)
     timed.push("x", delay=60)
-    timed.dispatch_log.note(Dispatches(3, 2, Lateness.of([3, 400, 9e9])), dispatcher=SOMEBODY)
+    timed.dispatch_log.note(Dispatches(3, 2, Histogram.of([3, 400, 9e9])), dispatcher=SOMEBODY)
     samples = scrape(Collector(inspector))
     assert samples["redis_queue_dispatched_total", "timed"] == 3
     assert samples["redis_queue_dispatch_failed_total", "timed"] == 2
@@ -133,7 +134,7 @@ class TestManyQueues:
             RedisQueue(f"q{number}", client).put_many([0] * (number + 1))
             timed = DelayQueue(f"d{number}", client)
             timed.push_many(["x"] * (number + 1))
-            timed.dispatch_log.note(Dispatches(number, 0, Lateness.of([7] * number)), dispatcher=SOMEBODY)
+            timed.dispatch_log.note(Dispatches(number, 0, Histogram.of([7] * number)), dispatcher=SOMEBODY)
 
     def test_the_smallest_are_added_up(self, inspector: Inspector) -> None:
         samples = scrape(Collector(inspector, most_queues=6))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ import yaml
 
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metrics import Collector
+from redis_queue.operate.worker_metrics import WorkerCollector
+from tests.support.parts import require
 from tests.support.paths import ROOT
 
 DOCUMENT = (ROOT / "docs" / "metrics.md").read_text()
@@ -21,7 +25,9 @@ DURATION = re.compile(r"\d+[smhd]")
 
 def exported() -> dict[str, Any]:
     """Return all metrics by name, without reading any."""
-    return {metric.name: metric for metric in Collector(Inspector(redis.Redis(port=1))).describe()}
+    away = redis.Redis(port=1)
+    collectors = Collector(Inspector(away)), WorkerCollector(away, "redis_queue")
+    return {metric.name: metric for collector in collectors for metric in collector.describe()}
 
 
 def samples() -> set[str]:
@@ -43,6 +49,13 @@ def panels() -> list[dict[str, Any]]:
 def rules() -> list[dict[str, Any]]:
     loaded: dict[str, Any] = yaml.safe_load((ROOT / "monitoring" / "alerts.yml").read_text())
     return [rule for group in loaded["groups"] for rule in group["rules"]]
+
+
+def promtool(tests: Path) -> None:
+    """Run unit tests of rules and expressions."""
+    command = [require("prometheus"), "test", "rules", str(tests)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_document_lists_every_metric_with_its_type_and_labels() -> None:
@@ -70,6 +83,33 @@ def test_single_numbers_are_instant_and_all_queries_select_the_job() -> None:
         for target in panel["targets"]:
             assert target.get("instant", False) == (panel["type"] == "stat")
             assert target["expr"].count('{job=~"$job"') == len(re.findall(r"\bredis_queue_\w+", target["expr"]))
+
+
+def test_every_queue_with_a_panel_can_be_selected() -> None:
+    loaded = json.loads((ROOT / "monitoring" / "grafana.json").read_text())
+    (query,) = (one["query"]["query"] for one in loaded["templating"]["list"] if one["name"] == "queue")
+    (names,) = re.findall(r'__name__=~"([^"]+)"', query)
+    sources = {name for name in samples() if re.fullmatch(names, name)}
+    assert sources == {"redis_queue_ready", "redis_queue_celery_ready", "redis_queue_task_executed_total"}
+
+
+def test_the_query_for_autoscalers_has_a_value_if_nobody_tells_what_is_in_flight(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "autoscaling.md").read_text()
+    (text,) = re.findall(r"```yaml\n(  triggers:\n    - type: prometheus\n.+?)```", page, re.DOTALL)
+    (trigger,) = yaml.safe_load(text)["triggers"]
+    series = {"ready": 50, "due_within_300s": 7}
+    test = {
+        "input_series": [
+            {"series": f'redis_queue_celery_{name}{{queue="{queue}"}}', "values": f"{value}x10"}
+            for name, value in series.items()
+            for queue in ("mail", "other")
+        ],
+        "promql_expr_test": [
+            {"expr": trigger["metadata"]["query"], "eval_time": "5m", "exp_samples": [{"labels": "{}", "value": 57}]}
+        ],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"rule_files": [], "tests": [test]}))
+    promtool(tmp_path / "test.yml")
 
 
 def test_the_panels_do_not_overlap() -> None:
@@ -102,6 +142,17 @@ def test_every_alert_is_complete(rule: dict[str, Any]) -> None:
     assert all(isinstance(text, str) and len(text) > 20 for text in rule["annotations"].values())
 
 
+def test_the_alerts_fire_when_they_should() -> None:
+    promtool(ROOT / "monitoring" / "alerts_test.yml")
+
+
+def test_every_alert_about_workers_and_celery_queues_is_tested() -> None:
+    tests = (ROOT / "monitoring" / "alerts_test.yml").read_text()
+    for rule in rules():
+        if re.search(r"redis_queue_(?:celery|task|workers|keepers)\b|redis_queue_(?:celery|task)_", rule["expr"]):
+            assert f"alertname: {rule['alert']}" in tests, rule["alert"]
+
+
 def test_two_environments_are_never_matched() -> None:
     """A match on the queue alone would mix the entries of both."""
     for rule in rules():
@@ -125,5 +176,10 @@ def test_every_problem_has_an_alert() -> None:
         "redis_queue_dead",
         "redis_queue_quarantined",
         "redis_queue_leases_lost_total",
+        "redis_queue_celery_oldest_age_seconds",
+        "redis_queue_celery_consumers",
+        "redis_queue_task_failed_total",
+        "redis_queue_workers",
+        "redis_queue_keepers_dead",
     }
     assert len({rule["alert"] for rule in rules()}) == len(rules())

@@ -1,0 +1,82 @@
+"""``redis-queue alive``: a probe for one worker."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+from dataclasses import asdict
+from typing import Any, Final
+
+import click
+
+from redis_queue.cli import options
+from redis_queue.cli.access import StoreCommand, with_store
+from redis_queue.cli.exit_codes import FAILED
+from redis_queue.cli.output import harmless, show_json
+from redis_queue.errors import StoreError
+from redis_queue.operate.liveness import liveness
+from redis_queue.store.connection import Client
+from redis_queue.store.redis_errors import redact
+
+PATIENCE: Final = 0.3
+"""Seconds to wait for each reply of Redis."""
+
+LEAST: Final = 2
+MOST: Final = 86400
+
+
+@click.command(cls=StoreCommand)
+@click.option(
+    "--worker",
+    default="celery@%h",
+    show_default=True,
+    help="Name of the worker, as in celery worker --hostname: %h is this host, %n its first part, %d its domain.",
+)
+@click.option(
+    "--stuck-after",
+    type=options.Number(LEAST, MOST),
+    default=60,
+    show_default=True,
+    help="Seconds without a report, a turn of the event loop, or a settled message while messages wait.",
+)
+@click.option("--strict", is_flag=True, help="Fail if Redis cannot be reached, too.")
+@options.as_json
+@with_store(timeout=PATIENCE)
+def alive(client: Client, prefix: str, *, worker: str, stuck_after: float, strict: bool, as_json: bool) -> None:
+    """Tell whether a worker is alive, busy or stuck, by its last report.
+
+    It sends no broadcast, and imports no app unless -A is given, so it takes less than a second. Only if a worker
+    leaves messages waiting, it waits up to two seconds for the next report.
+
+    Exit code 0: alive, busy, or Redis cannot be reached (a restart of the worker would not help). 1: stuck, or it does
+    not report. 2: invalid arguments.
+
+    Example: redis-queue alive --worker celery@%h
+    """
+    name = _expanded(worker)
+    try:
+        found = liveness(client, prefix, name, stuck_after)
+    except StoreError as error:
+        if strict:
+            raise
+        _show({"worker": name, "state": "unknown", "reason": redact(str(error))}, as_json=as_json)
+        return
+    _show(asdict(found), as_json=as_json)
+    if not found.healthy:
+        sys.exit(FAILED)
+
+
+def _show(found: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        show_json(found)
+    else:
+        click.echo(harmless(f"{found['state']}: {found['worker']}: {found['reason']}"))
+
+
+def _expanded(worker: str) -> str:
+    host = socket.gethostname()
+    name, _, domain = host.partition(".")
+    forms = {"%%": "%", "%h": host, "%n": name, "%d": domain}
+    worker = re.sub("%[%hnd]", lambda found: forms[found[0]], worker)
+    return worker if "@" in worker else f"{worker}@{host}"

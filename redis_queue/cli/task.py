@@ -1,0 +1,90 @@
+"""``redis-queue task``: the life of one task."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+import click
+
+from redis_queue.cli import options
+from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.output import harmless, show_fields, show_json, show_table
+from redis_queue.cli.report import report
+from redis_queue.operate.access import Access
+from redis_queue.operate.canvas import Canvas, canvas
+from redis_queue.operate.task_life import TaskLife, task_life
+
+INDENT: Final = "  "
+
+
+@click.command(cls=StoreCommand)
+@click.argument("id")
+@options.body
+@options.utc
+@options.as_json
+@with_access
+def task(access: Access, *, id: str, with_body: bool, as_json: bool) -> None:
+    """Show what is known of one task: where it is, what happened to it, and the tasks around it.
+
+    Exits with code 1 if no source knows the task. With a Celery app, it also reads the result backend and Celery's
+    queues, if they are Redis.
+
+    Example: redis-queue task order-42
+    """
+    life = task_life(access, id)
+    if not life.is_known:
+        searched = "; ".join(f"{source.name}: {source.note}" for source in life.sources)
+        report("found", 0, error=f"no task {id!r}: {searched}", as_json=as_json)
+        return
+    tree = canvas(access, life)
+    fields = _fields(life, with_body=with_body)
+    if as_json:
+        show_json(_document(life, tree, fields))
+        return
+    show_fields({name: value for name, value in fields.items() if value != ""})
+    click.echo()
+    show_table(
+        ("time", "event", "detail"),
+        [(event.at, event.what, event.detail) for event in life.events],
+        keep=("time",),
+        below=("detail",),
+    )
+    if tree is not None:
+        click.echo()
+        _show_tree(tree)
+    click.echo()
+    show_table(("nothing in", "because"), [(source.name, source.note) for source in life.sources if not source.known])
+
+
+def _fields(life: TaskLife, *, with_body: bool) -> dict[str, Any]:
+    root, parent, group = life.lineage
+    known = {
+        "id": life.id,
+        "task": life.task,
+        "state": life.state,
+        "queue": life.queue,
+        "worker": life.worker,
+        "root": root,
+        "parent": parent,
+        "group": group,
+    }
+    return {**known, **(dict(zip(("args", "kwargs"), life.arguments, strict=True)) if with_body else {})}
+
+
+def _document(life: TaskLife, tree: Canvas | None, fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **{name: value or None for name, value in fields.items()},
+        "events": [dataclasses.asdict(event) for event in life.events],
+        "sources": [dataclasses.asdict(source) for source in life.sources],
+        "canvas": None if tree is None else dataclasses.asdict(tree),
+    }
+
+
+def _show_tree(tree: Canvas) -> None:
+    for node in tree.nodes:
+        mark = "> " if node.is_current else "- "
+        line = f"{INDENT * node.depth}{mark}{node.task or 'task'} {node.id}: {node.state}"
+        click.echo(harmless(line if not node.group else f"{line}, group {node.group}"))
+    if tree.more:
+        click.echo("there are more tasks")

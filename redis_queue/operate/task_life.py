@@ -1,0 +1,314 @@
+"""The life of one task: what each source knows of it, as one timeline."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final, TypeVar
+
+from kombu.exceptions import OperationalError
+
+from redis_queue.celery.message.attempt import retry_id
+from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.result_records import ResultRecord
+from redis_queue.delay.queue import DelayQueue
+from redis_queue.errors import ConfigurationError, RedisQueueError
+from redis_queue.model import Item
+from redis_queue.monitor.failures import Failures
+from redis_queue.monitor.model import Failure, Run, RunningTask
+from redis_queue.monitor.runs import Runs
+from redis_queue.monitor.workers import Workers
+from redis_queue.operate.access import Access
+from redis_queue.operate.audit import Action, Audit
+from redis_queue.operate.celery_messages import Conditions, WaitingMessage
+from redis_queue.operate.celery_messages import page as messages_of
+from redis_queue.operate.faults import BROKEN
+from redis_queue.operate.subjects import task_of
+from redis_queue.store.chunks import CHUNK
+from redis_queue.store.ids import check_id
+from redis_queue.store.redis_errors import redact
+
+T = TypeVar("T")
+
+MOST_RECORD: Final = 1024 * 1024
+"""Most bytes of a stored entry that are read."""
+
+MOST_DELAY_QUEUES: Final = 10
+MOST_CELERY_QUEUES: Final = 20
+
+SEARCH_SECONDS: Final = 1.0
+"""After this time, no further Celery queue is searched."""
+
+SAME: Final = timedelta(seconds=2)
+"""Two records of a failure within this time are of one run."""
+
+NO_RUNS: Final = "kept are the latest 20,000 tasks of two days; above 20 a second, a worker keeps a sample"
+NO_AUDIT: Final = "looked at the last 500 actions, of which the first ten tasks are kept"
+
+WORDS: Final = {"delayed": "delayed", "in_flight": "being sent", "dead": "dead letter", "ready": "ready"}
+"""States of stored entries, as people read them."""
+
+RESULT_STATES: Final = {
+    "SUCCESS": "succeeded",
+    "FAILURE": "failed",
+    "RETRY": "retried",
+    "REVOKED": "revoked",
+    "STARTED": "running",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a task, or will happen. *at* is None if the time is unknown."""
+
+    at: datetime | None
+    what: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A place that was searched: whether it knows the task, and why not."""
+
+    name: str
+    known: bool
+    note: str = ""
+
+
+@dataclass(slots=True)
+class TaskLife:
+    """All that is known of the task *id*. *state* is "unknown" if no source knows it.
+
+    *stored* is its entry in a DelayQueue, *runs* the last run first. *events* are in order, unknown times first.
+    """
+
+    id: str
+    at: datetime
+    runs: Sequence[Run] = ()
+    running: RunningTask | None = None
+    stored: tuple[DelayQueue, Item, TaskEntry] | None = None
+    waiting: tuple[str, WaitingMessage] | None = None
+    failure: Failure | None = None
+    result: ResultRecord | None = None
+    actions: Sequence[Action] = ()
+    sources: list[Source] = field(default_factory=list)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any source knows the task."""
+        return any(source.known for source in self.sources)
+
+    @property
+    def task(self) -> str:
+        """The name of the task; "" if it is unknown."""
+        subjects = (subject.task for action in self.actions for subject in action.subjects if subject.id == self.id)
+        waiting = [self.waiting[1].task] if self.waiting else []
+        return next(filter(None, itertools.chain((place.task for place in self._places()), waiting, subjects)), "")
+
+    @property
+    def queue(self) -> str:
+        """The Celery queue; "" if it is unknown."""
+        waiting = [self.waiting[0]] if self.waiting else []
+        return next(filter(None, (*waiting, *(place.queue for place in self._places()))), "")
+
+    @property
+    def worker(self) -> str:
+        """The worker that runs it, or ran it last; "" if it is unknown."""
+        found = [self.running, *self.runs[:1], self.failure, self.result]
+        return next((place.worker for place in found if place is not None and place.worker), "")
+
+    @property
+    def arguments(self) -> tuple[str, str]:
+        """The texts of args and kwargs; "" if they are unknown."""
+        places = (self.stored[2] if self.stored else None, self.waiting and self.waiting[1], self.running, self.failure)
+        return next(
+            ((place.args, place.kwargs) for place in places if place and (place.args or place.kwargs)), ("", "")
+        )
+
+    @property
+    def lineage(self) -> tuple[str, str, str]:
+        """The ids of root, parent and group; "" for each that is unknown."""
+        headers = self.stored[2].headers if self.stored else {}
+        kept: list[Run | RunningTask] = [*([self.running] if self.running else []), *self.runs]
+        record = self.result
+        roots = [*(row.root for row in kept), headers.get("root_id")]
+        # A retry names the task itself as its parent.
+        others = [row.parent for row in kept if row.parent != self.id]
+        parents = [*others, headers.get("parent_id"), record and record.parent]
+        groups = [*(row.group for row in kept), headers.get("group"), record and record.group]
+        root, parent, group = (
+            next((found for found in places if isinstance(found, str) and found), "")
+            for places in (roots, parents, groups)
+        )
+        return root, parent if parent != self.id else "", group
+
+    @property
+    def state(self) -> str:
+        """What it does now: running, waiting, delayed, being sent, dead letter, or how it ended; else "unknown"."""
+        return next(self._states())
+
+    @property
+    def events(self) -> list[Event]:
+        """The timeline."""
+        found = [*self._of_runs(), *self._of_now(), *self._of_records()]
+        unknown = [event for event in found if event.at is None]
+        return [*unknown, *sorted((event for event in found if event.at is not None), key=lambda event: event.at or 0)]
+
+    def _states(self) -> Iterator[str]:
+        """Yield states, the most certain one first."""
+        last = self.runs[0] if self.runs else None
+        if self.running is not None and (last is None or last.ended_at < self.running.since):
+            yield "running"
+        if self.stored is not None:
+            item = self.stored[1]
+            if item.state != "dead" or last is None or item.at is None or last.ended_at <= item.at:
+                yield WORDS[item.state]
+        if self.waiting is not None:
+            yield "waiting"
+        if last is not None:
+            yield last.outcome
+        if self.failure is not None:
+            yield "failed"
+        if self.result is not None:
+            yield RESULT_STATES.get(self.result.state, self.result.state.lower())
+        yield "unknown"
+
+    def _places(self) -> Iterator[Run | RunningTask | TaskEntry | Failure | ResultRecord]:
+        stored = self.stored[2] if self.stored else None
+        yield from (place for place in (self.running, *self.runs, stored, self.failure, self.result) if place)
+
+    def _of_runs(self) -> Iterator[Event]:
+        for run in reversed(self.runs):
+            attempt = f"retry {run.retries}" if run.retries else ""
+            if run.sent_at is not None:
+                yield Event(run.sent_at, "sent", f"to {run.queue}" if run.queue else "")
+            if run.due_at is not None:
+                yield Event(run.due_at, "due", attempt)
+            if run.started_at is not None:
+                yield Event(run.started_at, "started", ", ".join(filter(None, (f"on {run.worker}", attempt))))
+            yield Event(run.ended_at, run.outcome, "" if run.started_at is not None else "without a run")
+
+    def _of_now(self) -> Iterator[Event]:
+        if self.running is not None and self.state == "running":
+            times = f", delivery {self.running.deliveries}" if self.running.deliveries > 1 else ""
+            yield Event(self.running.since, "started", f"on {self.running.worker}{times}")
+        if self.stored is not None:
+            queue, item, _ = self.stored
+            yield Event(item.put_at, "stored", f"in {queue.name}")
+            what = {"delayed": "due", "in_flight": "its lease ends", "dead": "became a dead letter", "ready": "ready"}
+            yield Event(item.at, what[item.state], item.reason)
+        if self.waiting is not None:
+            yield Event(self.waiting[1].since, "waits", f"in {self.waiting[0]}")
+
+    def _of_records(self) -> Iterator[Event]:
+        for action in self.actions:
+            yield Event(action.at, f"{action.verb} by {action.user}", action.detail)
+        failed = self.failure
+        if failed is not None:
+            text = ": ".join(filter(None, (failed.exception, failed.message)))
+            same = any(abs(run.ended_at - failed.failed_at) < SAME for run in self.runs)
+            yield Event(failed.failed_at, "failure kept" if same else failed.kind, text)
+        result = self.result
+        if result is not None and result.done_at is not None:
+            yield Event(result.done_at, f"result {result.state}")
+
+
+def task_life(access: Access, id_: str) -> TaskLife:
+    """Return what is known of a task. Each source has a timeout, and one that cannot be read does not hide the others.
+
+    Raises InvalidNameError for an invalid id, and StoreError if Redis cannot be reached.
+    """
+    check_id(id_)
+    catalog = access.catalog
+    life = TaskLife(id_, access.inspector.now())
+    look = _Looks(life)
+    client, prefix = catalog.client, catalog.prefix
+    life.running = look.at(
+        "running tasks", lambda: Workers(client, prefix, catalog.clock).find_running(id_), "no worker reports it"
+    )
+    life.runs = look.at("runs", lambda: Runs(client, prefix).get(id_), NO_RUNS) or ()
+    life.stored = look.at("delayed tasks and dead letters", lambda: _stored(access, id_), "no entry has its id")
+    life.failure = look.at("failures", lambda: Failures(client, prefix, catalog.clock).get(id_), "none is kept")
+    life.actions = look.at("audit", lambda: _actions(access, id_), NO_AUDIT) or ()
+    if access.app is None:
+        for name in ("result backend", "Celery queues"):
+            life.sources.append(Source(name, known=False, note="needs the Celery app"))
+        return life
+    life.result = look.at("result backend", lambda: _result(access, id_), "it keeps no result")
+    if life.running is None and not (life.runs and life.runs[0].outcome != "retried"):
+        life.waiting = _waiting(access, life)
+    return life
+
+
+class _Looks:
+    """Looks at sources, and notes what they know."""
+
+    def __init__(self, life: TaskLife) -> None:
+        self._life = life
+
+    def at(self, name: str, read: Callable[[], T], nothing: str) -> T | None:
+        """Return what *read* returns; None after an error of this source."""
+        try:
+            found = read()
+        except ConfigurationError as error:
+            found, nothing = None, str(error)
+        except (RedisQueueError, OperationalError, *BROKEN) as error:
+            found, nothing = None, f"cannot be read: {redact(str(error))}"
+        self._life.sources.append(Source(name, bool(found), "" if found else nothing))
+        return found
+
+
+def _stored(access: Access, id_: str) -> tuple[DelayQueue, Item, TaskEntry] | None:
+    names = [known.name for known in access.catalog.listing(kind="delay", limit=MOST_DELAY_QUEUES).known]
+    default = access.default_delay_queue
+    for name in [default, *(name for name in names if name != default)] if default in names else names:
+        queue = access.delay_queue(name)
+        for entry_id in (id_, retry_id(id_)):
+            item = queue.look(entry_id, max_bytes=MOST_RECORD)
+            if item is not None:
+                return queue, item, task_of(item)
+    return None
+
+
+def _actions(access: Access, id_: str) -> list[Action]:
+    found = Audit(access.catalog.client, access.catalog.prefix).last(CHUNK)
+    return [action for action in found if any(subject.id == id_ for subject in action.subjects)]
+
+
+def _result(access: Access, id_: str) -> ResultRecord | None:
+    records = access.result_records()
+    if records is None:
+        raise ConfigurationError("not read: only results in Redis can be read without the risk to unpickle them")
+    return records.tasks([id_]).get(id_)
+
+
+def _waiting(access: Access, life: TaskLife) -> tuple[str, WaitingMessage] | None:
+    """Search the queues of the task, or a few; append what was searched to the sources."""
+    name, looked, searched = "Celery queues", 0, 0
+    ends = time.monotonic() + SEARCH_SECONDS
+    try:
+        queues = [life.queue] if life.queue else _queues(access)
+        for queue in queues:
+            page = messages_of(access, queue, Conditions(id_prefix=life.id), None, 1)
+            looked, searched = looked + page.looked, searched + 1
+            found = next((message for message in page.items if message.id == life.id), None)
+            if found is not None:
+                life.sources.append(Source(name, known=True))
+                return queue, found
+            if time.monotonic() > ends:
+                break
+        note = f"not among the next {looked:,} messages of {', '.join(queues[:searched]) or 'no queue'}"
+    except ConfigurationError as error:
+        note = f"not searched: {error}"
+    except (RedisQueueError, OperationalError) as error:
+        note = f"cannot be read: {redact(str(error))}"
+    life.sources.append(Source(name, known=False, note=note))
+    return None
+
+
+def _queues(access: Access) -> list[str]:
+    rows = access.celery_queues.overview(limit=MOST_CELERY_QUEUES).rows if access.celery_queues else []
+    return [row.name for row in rows if row.ready]

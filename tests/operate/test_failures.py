@@ -1,0 +1,155 @@
+"""Retries of failures: each once, whoever asks, and none is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+import pytest
+import redis
+
+from redis_queue import DelayQueue, StoreRefusedError
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.monitor.failures import Failures
+from redis_queue.monitor.model import Failure
+from redis_queue.operate.access import Access
+from redis_queue.operate.failures import BATCH, NOT_MINE, FailureFilter, count, delete, failures_of, point, retry
+from redis_queue.operate.inspector import Inspector
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.celery
+
+NUMBER = 3 * BATCH + 7
+
+
+def fill(client: redis.Redis, number: int = NUMBER) -> Access:
+    """Keep *number* failures; return the access to them, with a DelayQueue."""
+    DelayQueue("celery", client).push("known", id="known", delay=3600)
+    failures = Failures(client, "redis_queue")
+    for start in range(0, number, 100):
+        failures.keep([failure(n) for n in range(start, min(number, start + 100))], 1000, 7)
+    return Access(Inspector(client))
+
+
+def failure(number: int) -> Failure:
+    headers = {"id": f"id{number}", "task": "shop.mail", "retries": 3}
+    body = Envelope(b"[[], {}, {}]", "application/json", "utf-8", headers, {}, "", "celery").pack("")
+    now = datetime.now(timezone.utc)
+    return Failure(f"id{number}", "shop.mail", "celery", "one", now, exception="a.b.Error", message="bad", body=body)
+
+
+def waiting(client: redis.Redis) -> list[str]:
+    return sorted(entry.id for entry in DelayQueue("celery", client).scan() if entry.id != "known")
+
+
+@pytest.fixture
+def access(client: redis.Redis) -> Access:
+    return fill(client)
+
+
+@pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    """A server that the test may fill."""
+    with RedisServer("--maxmemory-policy", "noeviction") as server:
+        yield server
+
+
+def test_retries_at_the_same_time_store_each_once(access: Access, client: redis.Redis) -> None:
+    found = list(FailureFilter().all(failures_of(access)))
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda _: list(retry(access, found)), range(4)))
+    stored = [each.id for batches in done for batch in batches for each in batch.stored]
+    reasons = {reason for batches in done for batch in batches for _, reason in batch.skipped}
+    assert sorted(stored) == sorted(each.id for each in found)
+    assert reasons == {NOT_MINE}
+    assert waiting(client) == sorted(stored)
+    assert count(access) == 0
+
+
+def test_the_rate_holds_over_batches(access: Access, client: redis.Redis) -> None:
+    began = datetime.now(timezone.utc)
+    found = list(FailureFilter().all(failures_of(access)))
+    assert [batch.tried for batch in retry(access, found, rate=50)] == [BATCH, BATCH, BATCH, 7]
+    due = [entry.due_at for entry in DelayQueue("celery", client).scan() if entry.id != "known"]
+    assert len(due) == NUMBER
+    span = timedelta(seconds=(NUMBER - 1) / 50)
+    assert span - timedelta(milliseconds=50) <= max(due) - min(due) <= span + (datetime.now(timezone.utc) - began)
+
+
+def test_a_full_redis_loses_no_failure(own_server: RedisServer) -> None:
+    with own_server.client() as client:
+        access = fill(client, 20)
+        found = list(FailureFilter().all(failures_of(access)))
+        client.config_set("maxmemory", 1)
+        with pytest.raises(StoreRefusedError):
+            list(retry(access, found))
+        client.config_set("maxmemory", 0)
+        assert count(access) == 20
+        assert sum(len(batch.stored) for batch in retry(access, found)) == 20
+
+
+def test_a_retry_that_dies_before_the_failure_is_removed(
+    access: Access, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = list(FailureFilter(text="bad").all(failures_of(access)))[:3]
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Failures, "delete", die)
+        with pytest.raises(KeyboardInterrupt):
+            list(retry(access, found))
+    assert (len(waiting(client)), count(access)) == (3, NUMBER)
+    # Its claim lasts for a minute.
+    (batch,) = retry(access, found)
+    assert (len(batch.stored), [reason for _, reason in batch.skipped]) == (0, [NOT_MINE] * 3)
+    failures_of(access).give_back(found, client.hget("{redis_queue:monitor}:retrying", found[0].id).decode()[14:])  # type: ignore[union-attr]
+    (batch,) = retry(access, found)
+    assert (len(batch.stored), len(waiting(client)), count(access)) == (3, 3, NUMBER - 3)
+
+
+def test_delete_leaves_those_that_failed_again(access: Access) -> None:
+    store = failures_of(access)
+    first, second, *_ = FailureFilter().all(store)
+    store.keep([replace(failure(0), id=first.id)], 1000, 7)
+    assert [each.id for deleted in delete(access, [first, second]) for each in deleted] == [second.id]
+
+
+@pytest.mark.parametrize(
+    ("only", "matches"),
+    [
+        (FailureFilter(), True),
+        (FailureFilter(exception="Error"), True),
+        (FailureFilter(exception="a.b.Error"), True),
+        (FailureFilter(exception="b.Error"), False),
+        (FailureFilter(exception="Err"), False),
+        (FailureFilter(task="shop"), False),
+        (FailureFilter(worker="one", text="ba"), True),
+        (FailureFilter(worker="one", text="no"), False),
+    ],
+)
+def test_conditions(only: FailureFilter, matches: bool) -> None:
+    assert only.match(failure(1)) == matches
+    assert bool(only) == (only != FailureFilter())
+
+
+def test_a_page_reads_a_limited_number(access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redis_queue.operate.failures.MOST_LOOKED_AT", 100)
+    monkeypatch.setattr("redis_queue.operate.failures.CHUNK", 50)
+    page = FailureFilter(text="nothing").page(failures_of(access), None, 10)
+    assert (page.items, page.looked, page.next is not None) == ([], 100, True)
+    assert list(FailureFilter(text="nothing").all(failures_of(access))) == []
+    assert len(list(FailureFilter().all(failures_of(access)))) == NUMBER
+
+
+def test_a_time_span_counts_back_whatever_its_sign(access: Access) -> None:
+    now = access.inspector.now()
+    for span in (timedelta(hours=2), timedelta(hours=-2)):
+        at = point(access, span)
+        assert at is not None
+        assert abs(now - timedelta(hours=2) - at) < timedelta(seconds=5)
+    assert point(access, None) is None
+    assert point(access, now) == now

@@ -1,0 +1,104 @@
+"""Liveness: alive, busy, stuck or missing, by the last report of a worker."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+import redis
+
+from redis_queue.monitor.model import WorkerRow
+from redis_queue.monitor.report import Reports
+from redis_queue.operate.liveness import liveness
+from tests.support.wait import wait_until
+
+
+def row(**changes: Any) -> WorkerRow:
+    """Return the report of an idle worker that has run for an hour."""
+    now = datetime.now(timezone.utc)
+    healthy = WorkerRow(
+        "one@host",
+        now,
+        now - timedelta(hours=1),
+        pool="prefork",
+        loop_age=0.4,
+        settled_age=1.0,
+        keeper=True,
+        lists=("mail",),
+    )
+    return replace(healthy, **changes)
+
+
+CASES: list[tuple[dict[str, Any], int, str, str]] = [
+    ({}, 0, "alive", "it waits for messages"),
+    ({}, 5, "alive", "it waits for messages"),
+    ({"settled_age": 90.0}, 0, "alive", "it waits for messages"),
+    ({"settled_age": 90.0}, 5, "stuck", "5 messages wait, and it has settled nothing for 1 min 30 s"),
+    ({"settled_age": None}, 5, "stuck", "5 messages wait, and it has settled nothing for 1 h"),
+    ({"settled_age": 90.0, "lists": ()}, 5, "alive", "it waits for messages"),
+    ({"settled_age": 90.0, "limited": 4}, 5, "alive", "rate limits hold 4 of its tasks back"),
+    ({"settled_age": 90.0, "busy": 2}, 5, "busy", "it runs 2 tasks"),
+    ({"loop_age": 95.0}, 0, "stuck", "its event loop is silent for 1 min 35 s"),
+    ({"loop_age": 95.0, "busy": 1}, 0, "stuck", "its event loop is silent for 1 min 35 s"),
+    ({"loop_age": 95.0, "busy": 1, "pool": "solo"}, 0, "busy", "it runs 1 tasks"),
+    ({"loop_age": 95.0, "pool": "solo"}, 0, "stuck", "its event loop is silent for 1 min 35 s"),
+    ({"loop_age": None}, 0, "alive", "it waits for messages"),
+    ({"keeper": False}, 0, "stuck", "its keeper is dead, so other workers will take its tasks"),
+    ({"keeper": None}, 0, "alive", "it waits for messages"),
+]
+
+
+@pytest.mark.parametrize(("changes", "waiting", "state", "reason"), CASES)
+def test_the_state_follows_from_the_report(
+    client: redis.Redis, changes: dict[str, Any], waiting: int, state: str, reason: str
+) -> None:
+    Reports(client, "p").write(row(**changes))
+    if waiting:
+        client.lpush("mail", *range(waiting))
+    found = liveness(client, "p", "one@host", 60, next_report=0)
+    assert (found.state, found.reason) == (state, reason)
+    assert found.healthy is (state in ("alive", "busy"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [({"busy": 1}, "busy"), ({"settled_age": 0.1}, "alive"), ({"limited": 1}, "alive"), ({}, "stuck")],
+)
+def test_of_messages_that_may_be_new_the_next_report_decides(
+    client: redis.Redis, changes: dict[str, Any], state: str
+) -> None:
+    idle = row(settled_age=90.0)
+    Reports(client, "p").write(idle)
+    client.lpush("mail", "new")
+    client.config_resetstat()
+    judged = threading.Event()
+
+    def report() -> None:
+        wait_until(lambda: "cmdstat_llen" in client.info("commandstats"), description="a first look")
+        while not judged.wait(0.05):
+            Reports(client, "p").write(replace(idle, **changes))
+
+    with ThreadPoolExecutor() as threads:
+        reporter = threads.submit(report)
+        try:
+            found = liveness(client, "p", "one@host", 60, next_report=30)
+        finally:
+            judged.set()
+        reporter.result()
+    assert (found.state, found.waiting) == (state, 1)
+
+
+def test_an_unknown_worker_is_missing(client: redis.Redis) -> None:
+    found = liveness(client, "p", "nobody@host", 60)
+    assert (found.state, found.reason, found.healthy) == ("missing", "no report within the last minute", False)
+
+
+def test_a_worker_that_reported_long_ago_is_missing(client: redis.Redis) -> None:
+    long_ago = round(datetime.now(timezone.utc).timestamp() * 1000) - 20_000
+    Reports(client, "p", lambda: long_ago).write(row())
+    assert liveness(client, "p", "one@host", 10).state == "missing"
+    assert liveness(client, "p", "one@host", 60).state == "alive"
