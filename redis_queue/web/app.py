@@ -13,23 +13,31 @@ from werkzeug.exceptions import BadRequest, HTTPException, InternalServerError
 
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.logs import logger_of
-from redis_queue.operate.access import Access, AppAccess
-from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.access import Access, AppAccess, access_to
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.redis_errors import RedisErrors, redact
 from redis_queue.times import span_text
 from redis_queue.web import (
     actions,
+    assets,
     audit,
+    celery_queue,
+    charts,
     dead_letters,
     doctor,
     entries,
     entry,
+    failure_actions,
+    failures,
     forecast,
     formatting,
+    history,
     overview,
     queue_actions,
     queues,
+    running,
+    scale,
+    suggestions,
     workers,
 )
 from redis_queue.web.context import EXTENSION, Context
@@ -48,13 +56,19 @@ PAGES: Final = (
     forecast,
     entries,
     queues,
+    celery_queue,
     dead_letters,
+    failures,
     entry,
     workers,
     doctor,
     actions,
     queue_actions,
+    failure_actions,
     audit,
+    scale,
+    running,
+    history,
 )
 
 NAVIGATION: Final = (
@@ -62,6 +76,9 @@ NAVIGATION: Final = (
     ("forecast.show", "Forecast"),
     ("entries.show", "Scheduled"),
     ("queues.show", "Queues"),
+    ("running.show", "Running"),
+    ("history.show", "History"),
+    ("failures.show", "Failures"),
     ("dead_letters.show", "Dead letters"),
     ("workers.show", "Workers"),
     ("doctor.show", "Doctor"),
@@ -92,6 +109,7 @@ def dashboard(
         MAX_CONTENT_LENGTH=MAX_FORM,
         MAX_FORM_MEMORY_SIZE=MAX_FORM,
         MAX_FORM_PARTS=20_000,
+        SEND_FILE_MAX_AGE_DEFAULT=assets.MAX_AGE,
     )
     # Paths in log lines may contain line breaks.
     logger_of(app.logger.name)
@@ -108,8 +126,13 @@ def dashboard(
     app.add_template_filter(span_text, "span")
     for name in ("machine", "until", "redacted", "body", "unread_text"):
         app.add_template_filter(getattr(formatting, name), name)
+    for name in ("lines", "chart_data", "spark_points"):
+        app.add_template_filter(getattr(charts, name), name)
     app.add_template_global(reference)
+    app.add_template_global(assets.addresses(), "asset")
     app.add_template_global(form_token, "token")
+    app.add_template_global(suggestions.task_names)
+    app.add_template_global(suggestions.queue_names)
     app.context_processor(lambda: _common(settings, access))
     for page in PAGES:
         app.register_blueprint(page.pages)
@@ -121,12 +144,14 @@ def _access(source: Celery | Access | str | Client, prefix: str) -> Access:
         return source
     if isinstance(source, Celery):
         return AppAccess(source)
-    return Access(Inspector(connect(source, check=False), prefix=prefix))
+    return access_to(connect(source, check=False), prefix)
 
 
 def _common(settings: WebSettings, access: Access) -> dict[str, Any]:
     return {
         "navigation": NAVIGATION,
+        "has_search": "search.show" in current_app.view_functions,
+        "htmx_config": assets.HTMX,
         "label": settings.label,
         "timezone": settings.timezone,
         "prefix": access.catalog.prefix,

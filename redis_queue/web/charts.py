@@ -1,46 +1,84 @@
-"""Charts: coordinates of SVG shapes."""
+"""Charts: data and summaries of lines, and levels of a heat map."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
-WIDTH: Final = 720
-HEIGHT: Final = 140
+from redis_queue.times import span_text
+
 LEVELS: Final = 8
+
+TONES: Final = {
+    "succeeded": "good",
+    "failed": "bad",
+    "refused": "bad",
+    "retried": "warn",
+    "revoked": "soft",
+    "p50": "main",
+    "p95": "warn",
+    "p99": "bad",
+    "worst": "late",
+}
+"""Colours of names, as in style.css; other names get "main", then "late"."""
+
+SECONDS: Final = "s"
+
+_Value = float | int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """Position and size of a bar."""
+class Line:
+    """A named series of a chart; None where it has no value."""
 
-    x: float
-    y: float
-    width: float
-    height: float
+    name: str
+    values: Sequence[_Value]
+    tone: str
+
+    def text(self, number: int, unit: str) -> str:
+        """Return one value as text; "-" for None."""
+        return _text(self.values[number], unit)
+
+    def summary(self, unit: str) -> str:
+        """Return the sum of counts, or the last known duration."""
+        known = [value for value in self.values if value is not None]
+        if unit != SECONDS:
+            return _text(sum(known), unit)
+        return _text(known[-1] if known else None, unit)
 
 
-def bars(values: Sequence[float], most: float | None = None) -> list[Bar]:
-    """Return a bar for each of *values*; *most* is the value of a full-height bar, by default the largest."""
-    top = max(most or max(values, default=0), 1e-9)
-    step = WIDTH / max(len(values), 1)
-    heights = [min(HEIGHT, HEIGHT * value / top) for value in values]
-    # Small values stay visible.
-    heights = [max(height, 1.5) if value else 0 for value, height in zip(values, heights, strict=True)]
+def lines(series: Iterable[tuple[str, Sequence[_Value]]]) -> list[Line]:
+    """Return the lines of a chart, with a tone for each; not a number becomes None."""
     return [
-        Bar(round(step * number, 2), round(HEIGHT - height, 2), round(step * 0.85, 2), round(height, 2))
-        for number, height in enumerate(heights)
+        Line(name, [None if value is None or math.isnan(value) else value for value in values], _tone(name, number))
+        for number, (name, values) in enumerate(series)
     ]
 
 
-def nice(most: float) -> float:
-    """Return a round end for an axis up to *most*: 1, 2 or 5 times a power of ten."""
-    if most <= 0:
-        return 1
-    power = 10.0 ** math.floor(math.log10(most))
-    return next(step * power for step in (1, 2, 5, 10) if most <= step * power * (1 + 1e-9))
+def chart_data(found: Iterable[Line], unit: str, times: Iterable[datetime], bars: bool = False) -> str:
+    """Return the data that static/chart.js draws, as JSON."""
+    return json.dumps(
+        {
+            "unit": unit,
+            "bars": bars,
+            "times": [round(at.timestamp()) for at in times],
+            "series": [{"name": line.name, "tone": line.tone, "values": _short(line.values)} for line in found],
+        },
+        separators=(",", ":"),
+    )
+
+
+def spark_points(values: Sequence[float], width: int = 100, height: int = 24) -> str:
+    """Return the points of a curve through *values* for an SVG of this size; the largest value reaches the top."""
+    top = max(values, default=0) or 1
+    step = width / max(len(values) - 1, 1)
+    return " ".join(
+        f"{step * number:.1f},{height - 1 - (height - 2) * value / top:.1f}" for number, value in enumerate(values)
+    )
 
 
 def level(count: int, most: int) -> int:
@@ -50,3 +88,18 @@ def level(count: int, most: int) -> int:
     if most <= 1:
         return LEVELS
     return min(LEVELS, 1 + int((LEVELS - 1) * math.log(count) / math.log(most) + 1e-9))
+
+
+def _tone(name: str, number: int) -> str:
+    return TONES.get(name, ("main", "late", "good", "warn")[number % 4])
+
+
+def _text(value: _Value, unit: str) -> str:
+    if value is None:
+        return "-"
+    return span_text(value, parts=1) if unit == SECONDS else f"{value:,.0f}"
+
+
+def _short(values: Iterable[_Value]) -> list[_Value]:
+    # Six digits are more than a screen shows.
+    return [value if value is None or isinstance(value, int) else float(f"{value:.6g}") for value in values]

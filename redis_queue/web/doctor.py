@@ -18,6 +18,7 @@ def show() -> str:
     request_args.allow()
     # A request to the workers would write to the broker.
     found = examine(context().access, ask=False)
+    context().health.note(found)
     findings = sorted(found, key=lambda finding: ORDER[finding.severity])
     counts = {severity: sum(finding.severity == severity for finding in found) for severity in ORDER}
     counts["ok"] = sum(finding.silent for finding in found)

@@ -1,83 +1,154 @@
-"""The overview page: counts, dispatches of the last hour, last dead letters."""
+"""The overview page: health, backlog, activity, queues, last dead letters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import Final
 
-from flask import Blueprint, render_template
+from flask import Blueprint, render_template, url_for
 
 from redis_queue.catalog import MOST_ROWS
-from redis_queue.delay.queue import DelayQueue
-from redis_queue.operate.faults import BROKEN, Faults
-from redis_queue.operate.queue_row import QueueRow
+from redis_queue.monitor.workers import Workers
+from redis_queue.operate.access import Access
+from redis_queue.operate.celery_queue_row import CeleryOverview
+from redis_queue.operate.failures import count as count_failures
+from redis_queue.operate.faults import BROKEN, Faults, fault_text
+from redis_queue.operate.history import SPANS, Curves, curves
+from redis_queue.operate.queue_row import Overview, QueueRow
 from redis_queue.store.registry import Known
-from redis_queue.store.settings import Settings
 from redis_queue.web import request_args
-from redis_queue.web.charts import HEIGHT, WIDTH, bars, nice
 from redis_queue.web.context import context
+from redis_queue.web.dispatches import plot_of
+from redis_queue.web.health import MOST_QUEUES as MOST_CHECKED
 from redis_queue.web.queue_lookup import MOST_QUEUES
 
 pages = Blueprint("overview", __name__)
 
-MINUTES = 60
 RECENT = 5
 MOST_RECENT_OF = 20
 """Most queues from which recent dead letters are read."""
 
-MOST_PLOTS = 20
-"""Most DelayQueues with charts."""
+MOST_CURVES = 20
+"""Most DelayQueues with a curve in their row."""
+
+MOST_PLOTS = 2
+"""Most DelayQueues with charts; the others have them on their pages."""
+
+DEFAULT_SPAN: Final = "1h"
+
+STEPS: Final = {"15m": "minute", "1h": "minute", "6h": "5 minutes", "2d": "hour", "30d": "6 hours", "90d": "day"}
+"""What a point of a curve covers."""
+
+FAILING_MINUTES: Final = 10
+CURVE_MINUTES: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Oldest:
+    """The message that has waited longest: for how many *seconds*, and the *address* of its queue."""
+
+    seconds: float
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Monitored:
+    """What workers reported: curves, runs of the last ten minutes, executed runs of each queue by minute, failures.
+
+    *problem* says why the reports cannot be read.
+    """
+
+    runs: Curves | None = None
+    executed: int = 0
+    failed: int = 0
+    by_queue: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    failures: int = 0
+    workers: int = 0
+    running: int = 0
+    problem: str = ""
 
 
 @pages.get("/")
 def show() -> str:
     """Show the overview."""
-    request_args.allow()
-    inspector = context().inspector
+    request_args.allow("span")
+    span = request_args.choice("span", SPANS, DEFAULT_SPAN)
+    inspector, access = context().inspector, context().access
     listing = inspector.catalog.listing(limit=MOST_QUEUES)
     overview = inspector.overview(listing.known)
     rows = overview.queues
-    dispatching = [row.name for row in rows if row.kind == "delay" and not row.error][:MOST_PLOTS]
+    celery = _celery(access, overview.at)
+    dispatching = [row.name for row in rows if row.kind == "delay" and not row.error][:MOST_CURVES]
+    plots = [plot for plot in map(plot_of, dispatching) if plot is not None]
     return render_template(
         "overview.html",
+        health=context().health.checked(listing.total + listing.unseen),
+        too_many=listing.total + listing.unseen > MOST_CHECKED,
+        celery=celery,
         overview=overview,
         table=replace(overview, queues=rows[:MOST_ROWS]),
         more=listing.total + listing.unseen - len(rows),
-        oldest=min((row.oldest_at for row in overview.queues if row.kind == "delay" and row.oldest_at), default=None),
-        next_due=min((row.next_due for row in overview.queues if row.next_due), default=None),
-        plots=[plot for name in dispatching for plot in _plots(name)],
+        ready=sum(row.ready for row in rows if row.kind == "queue") + (celery.ready or 0 if celery else 0),
+        in_flight=overview.total("in_flight") + (celery.in_flight or 0 if celery else 0),
+        oldest=max(_oldest(overview, celery), key=lambda oldest: oldest.seconds, default=None),
+        next_due=min((row.next_due for row in rows if row.next_due), default=None),
+        monitored=_monitored(access, span, celery),
+        spans=[(name, one.title) for name, one in SPANS.items()],
+        span=span,
+        step=STEPS[span],
+        failing_minutes=FAILING_MINUTES,
+        plots=plots[:MOST_PLOTS],
+        curves={("delay", plot.queue): plot.sent for plot in plots},
         recent=_recent(rows, listing.known),
-        width=WIDTH,
-        height=HEIGHT,
     )
 
 
-def _plots(name: str) -> list[dict[str, Any]]:
+def _celery(access: Access, at: datetime) -> CeleryOverview | None:
+    if access.celery_queues is None:
+        return None
     try:
-        # The counts of dispatchers are stored with the first shard.
-        queue = context().catalog.open(Known("delay", name, Settings().max_deliveries, 1))
-        assert isinstance(queue, DelayQueue)  # noqa: S101 - the kind says so
-        minutes, total = queue.dispatch_log.minutes(MINUTES), queue.dispatch_log.totals()
-    except BROKEN:
-        # A broken queue must not hide the others; its row shows the error.
-        return []
-    sent, worst = [minute.sent for minute in minutes], [minute.worst_seconds for minute in minutes]
-    if not total.sent and not total.failed:
-        return []
-    return [
-        {
-            "queue": queue.name,
-            "minutes": minutes,
-            "total": total,
-            "sent": bars(sent, nice(max(sent))),
-            "most_sent": nice(max(sent)),
-            "worst": bars(worst, nice(max(worst))),
-            "most_late": nice(max(worst)),
-            "quantiles": [(share, total.lateness.quantile(share)) for share in (0.5, 0.95, 0.99)],
-        }
-    ]
+        return access.celery_queues.overview(limit=MOST_ROWS)
+    except BROKEN as error:
+        return CeleryOverview(at, error=fault_text(error))
+
+
+def _oldest(overview: Overview, celery: CeleryOverview | None) -> Iterator[Oldest]:
+    for row in overview.queues:
+        if row.oldest_at is not None:
+            seconds = (overview.at - row.oldest_at).total_seconds()
+            yield Oldest(seconds, url_for("queues.one", kind=row.kind, name=row.name))
+    for one in celery.rows if celery is not None else ():
+        if one.oldest_age is not None:
+            yield Oldest(one.oldest_age, url_for("celery_queue.show", name=one.name))
+
+
+def _monitored(access: Access, span: str, celery: CeleryOverview | None) -> Monitored:
+    history = context().history
+    try:
+        if celery is None:
+            reports = Workers(access.catalog.client, access.catalog.prefix, access.catalog.clock).rows()
+            workers, running = len(reports), sum(row.busy for row in reports)
+        else:
+            workers, running = celery.workers, celery.busy
+        recent = [period.tally for period in history.minutes(FAILING_MINUTES)]
+        by_queue: dict[str, list[int]] = {}
+        for series, counts in history.executed(CURVE_MINUTES).items():
+            before = by_queue.get(series.queue, [0] * CURVE_MINUTES)
+            by_queue[series.queue] = [a + b for a, b in zip(before, counts, strict=True)]
+        return Monitored(
+            curves(access, span),
+            sum(tally.executed for tally in recent),
+            sum(tally.failed for tally in recent),
+            by_queue,
+            count_failures(access),
+            workers,
+            running,
+        )
+    except BROKEN as error:
+        # Reports that cannot be read must not hide the queues.
+        return Monitored(problem=fault_text(error))
 
 
 def _recent(rows: Sequence[QueueRow], known: Sequence[Known]) -> list[tuple[str, str, datetime, str, str]]:

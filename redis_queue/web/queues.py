@@ -12,6 +12,7 @@ from redis_queue.operate.faults import BROKEN
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.web import request_args
 from redis_queue.web.context import context
+from redis_queue.web.dispatches import plot_of
 from redis_queue.web.queue_lookup import KINDS, queue_of
 
 pages = Blueprint("queues", __name__)
@@ -26,12 +27,20 @@ MOST_OFFSET: Final = 10_000_000
 
 @pages.get("/queues")
 def show() -> str:
-    """List all queues."""
-    request_args.allow("name", "offset")
+    """List all queues, those of Celery first."""
+    request_args.allow("name", "offset", "celery")
     name, offset = request_args.text("name"), request_args.number("offset", 0, 0, MOST_OFFSET)
-    inspector = context().inspector
+    celery_offset = request_args.number("celery", 0, 0, MOST_OFFSET)
+    inspector, celery = context().inspector, context().access.celery_queues
     listing = inspector.catalog.listing(name or "", offset=offset, limit=ROWS)
-    return render_template("queues.html", overview=inspector.overview(listing.known), listing=listing, name=name)
+    return render_template(
+        "queues.html",
+        celery=None if celery is None else celery.overview(name or "", offset=celery_offset, limit=ROWS),
+        celery_offset=celery_offset,
+        overview=inspector.overview(listing.known),
+        listing=listing,
+        name=name,
+    )
 
 
 @pages.get("/queue")
@@ -64,6 +73,7 @@ def one() -> str:
         rows=ROWS,
         expired=inspector.expired(queue),
         dispatched=_dispatched(queue),
+        plot=plot_of(queue.name) if kind == "delay" else None,
         quarantined=queue.quarantined(limit=NEXT, max_bytes=0),
         now=inspector.now(),
     )

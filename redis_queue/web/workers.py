@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from flask import Blueprint, abort, render_template
 
 from redis_queue.delay.lateness import DispatcherRow
 from redis_queue.delay.queue import DelayQueue
+from redis_queue.monitor.workers import Workers
 from redis_queue.operate.diagnosis import ANSWER_WITHIN
 from redis_queue.operate.faults import Faults
+from redis_queue.operate.liveness import state_of
 from redis_queue.web import request_args
 from redis_queue.web.context import context
 from redis_queue.web.queue_lookup import MOST_QUEUES
 
 pages = Blueprint("workers", __name__)
+
+ROWS: Final = 50
+MOST_OFFSET: Final = 10_000
 
 
 @pages.get("/workers")
@@ -24,7 +29,7 @@ def show() -> str:
     return _page(None)
 
 
-@pages.post("/workers")
+@pages.post("/workers/ask")
 def ask() -> str:
     """Show dispatchers and workers. Not a GET: the request to the workers writes to the broker."""
     app = context().access.app
@@ -41,7 +46,8 @@ def ask() -> str:
 
 
 def _page(workers: list[dict[str, Any]] | None) -> str:
-    request_args.allow()
+    request_args.allow("name", "offset")
+    name, offset = request_args.text("name"), request_args.number("offset", 0, 0, MOST_OFFSET)
     rows: list[tuple[str, DispatcherRow]] = []
     faults = Faults()
     for known in context().catalog.listing(kind="delay", limit=MOST_QUEUES).known:
@@ -49,13 +55,20 @@ def _page(workers: list[dict[str, Any]] | None) -> str:
             queue = context().catalog.open(known)
             if isinstance(queue, DelayQueue):
                 rows += [(queue.name, row) for row in queue.dispatch_log.dispatchers()]
+    catalog, now = context().catalog, context().inspector.now()
+    reports, count = Workers(catalog.client, catalog.prefix, catalog.clock).page(name or "", offset, ROWS)
     return render_template(
         "workers.html",
+        reports=[(row, *state_of(row, (now - row.seen_at).total_seconds())) for row in reports],
+        count=count,
+        next=offset + ROWS if offset + ROWS < count else None,
+        offset=offset,
+        name=name,
         dispatchers=rows,
         broken=[row for row in faults.rows if row.kind == "delay"],
         workers=workers,
         has_app=context().access.app is not None,
-        now=context().inspector.now(),
+        now=now,
     )
 
 

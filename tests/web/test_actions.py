@@ -603,7 +603,7 @@ class TestRoles:
 
 class TestWorkers:
     def test_asking_needs_a_token_but_no_permission(self, reader: Browser) -> None:
-        form = reader.get("/workers").form("/workers")
+        form = reader.get("/workers").form("/workers/ask")
         assert "No worker answered within a second." in reader.send(form).text
         assert reader.post(form, token="x").status_code == 403
 
@@ -616,6 +616,6 @@ class TestWorkers:
         app.conf.redis_queue_url = redis_url
         app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
         browser = Browser(dashboard(app, secret_key=KEY))
-        page = browser.send(browser.get("/workers").form("/workers"))
+        page = browser.send(browser.get("/workers").form("/workers/ask"))
         assert (page.status, "hunter2" in page.text) == (503, False)
         app.close()

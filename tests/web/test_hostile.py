@@ -13,9 +13,10 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.store.keys import Keys
 from redis_queue.web import dashboard
 from tests.support.web.browser import Browser, Page
-from tests.support.web.contents import fill_audit, fill_delayed, fill_queue
+from tests.support.web.contents import fill_audit, fill_delayed, fill_failures, fill_queue, fill_reports
 from tests.support.web.crawl import SCREENS, crawl
 from tests.support.web.dashboards import KEY
+from tests.support.web.scripts import is_own_script
 
 pytestmark = pytest.mark.celery
 
@@ -35,9 +36,9 @@ CORPUS = (
     "`zq1`\\u003cscript\\u003e",
 )
 _TAGS = """
-a body button caption code dd details div dl dt fieldset figcaption figure form h1 h2 head header html input label
-legend li link main meta nav ol option p pre rect script section select small span strong summary svg table tbody td
-th thead time title tr ul
+a b body button caption code datalist dd details div dl dt figcaption figure form h1 h2 head header html i input label
+li link main meta nav ol option p polygon polyline pre script section select small span strong summary svg table tbody
+td th thead time title tr ul
 """
 KNOWN = frozenset(_TAGS.split())
 INVISIBLE = ("\u202e", "\u2066", "\x1b[2J", "\x00", "\r\nSet-Cookie: zq1=1\r\n", "\u200b", "\ud800", "\x7f", "\u2028")
@@ -56,7 +57,7 @@ def check(page: Page) -> None:
                 assert (address.scheme, address.netloc) == ("", ""), (tag, value)
                 assert value.startswith(("/", "#")), (tag, value)
             if tag == "script":
-                assert attributes in [{"src": f"/static/{name}.js", "defer": ""} for name in ("refresh", "zone")]
+                assert is_own_script(attributes)
             if tag == "meta":
                 assert "http-equiv" not in attributes
     # The result of {{7*191}} in a template; the tokens of forms are hexadecimal.
@@ -75,14 +76,26 @@ class TestMarkup:
     def test_is_shown_and_not_executed(self, text: str, client: redis.Redis) -> None:
         fill_queue(client, f"orders{text}", text)
         fill_delayed(client, f"celery{text}", text, 2)
+        fill_failures(client, text)
         fill_audit(client, text)
+        fill_reports(client, text)
         browser = Browser(dashboard(client, secret_key=KEY, allow_write=True))
         pages = crawl(browser, 2)
         for page in pages.values():
             check(page)
 
         everywhere = {path: pages[path] for path in SCREENS}
-        for path in ("/", "/queues", "/dead", "/scheduled", "/forecast", "/workers"):
+        for path in (
+            "/",
+            "/queues",
+            "/dead",
+            "/scheduled",
+            "/forecast",
+            "/workers",
+            "/failures",
+            "/running",
+            "/history",
+        ):
             assert shown(text, everywhere[path]), path
         audit = everywhere["/audit"]
         assert all(shown(f"{field}{text}", audit) for field in ("ann", "cancel", "celery", "to 2h"))
@@ -90,6 +103,7 @@ class TestMarkup:
         assert all(shown(f"{field}{text}", workers) for field in ("worker", "1", "refused"))
         details = [page for path, page in pages.items() if path.startswith("/entry") and "body=1" in path]
         assert any(shown("Headers", page) and MARK in page.text for page in details)
+        assert any(shown(f"broken{text}", page) for path, page in pages.items() if path.startswith("/failure?"))
         for field in ("Timeout", "no such queue"):
             assert shown(f"{field}{text}", everywhere["/dead"]), field
 
@@ -115,6 +129,16 @@ class TestMarkup:
         check(asked)
         check(browser.send(asked.form("/queue")))
         assert dead.stats().paused
+        failures = fill_failures(client, text)
+        DelayQueue("celery", client).push("known")
+        listed = browser.get("/failures").form("/preview")
+        rows = [value for name, value in listed.boxes if name == "row"]
+        asked = browser.send(listed, ("verb", "retry"), row=rows)
+        check(asked)
+        done = browser.send(asked.form("/act"))
+        check(done)
+        assert "1 stored to be sent again." in done.text
+        assert failures.count() == 1
         check(browser.get("/audit"))
 
     @pytest.mark.parametrize("text", CORPUS)
@@ -129,6 +153,10 @@ class TestMarkup:
             ("/dead", "reason"),
             ("/dead", "limit"),
             ("/queue", "name"),
+            ("/failures", "task"),
+            ("/failures", "since"),
+            ("/failures", "after"),
+            ("/failure", "id"),
             ("/entry", "id"),
             ("/entry", "kind"),
             ("/", text),

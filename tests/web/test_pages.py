@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +36,13 @@ class TestReading:
         pages = crawl(browser)
 
         assert [address for address, page in pages.items() if page.status != 200] == []
-        assert {urlsplit(address).path for address in pages} == {*SCREENS, "/queue", "/entry"}
+        assert {urlsplit(address).path for address in pages} == {
+            *SCREENS,
+            "/queue",
+            "/celery-queue",
+            "/entry",
+            "/failure",
+        }
         assert everything(filled) == before
 
     def test_a_get_cannot_act(self, writer: Browser, filled: redis.Redis) -> None:
@@ -85,8 +92,11 @@ class TestOverview:
 
     def test_plots_dispatches(self, reader: Browser) -> None:
         page = reader.get()
-        rects = [attributes["class"] for tag, attributes in page.tags if tag == "rect"]
-        assert (rects.count("sent"), rects.count("late")) == (60, 60)
+        charts = [json.loads(found["data-chart"]) for _, found in page.tags if "data-chart" in found]
+        sent, late = [chart for chart in charts if chart["series"][0]["name"] in ("sent", "worst")]
+        assert (len(sent["times"]), len(late["times"])) == (60, 60)
+        assert (sum(sent["series"][0]["values"]), sum(sent["series"][1]["values"])) == (9, 1)
+        assert late["series"][0]["values"][-1] == 0.4
         assert "9 sent, 1 refused" in page.text
 
     def test_a_queue_with_only_refused_dispatches(self, reader: Browser, filled: redis.Redis) -> None:
@@ -155,7 +165,7 @@ class TestForecast:
 
 class TestScheduled:
     def rows(self, page: Page) -> list[str]:
-        return re.findall(r'<th scope="row"><a [^>]*>([^<]*)</a>', page.source)
+        return re.findall(r'<th scope="row"[^>]*><a [^>]*>([^<]*)</a>', page.source)
 
     def test_all_pages_can_be_visited(self, reader: Browser) -> None:
         page, seen = reader.get("/scheduled?limit=10"), []

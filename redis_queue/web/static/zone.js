@@ -1,4 +1,4 @@
-// Show times in the zone of the browser, unless the server sets a zone; tooltips stay in UTC.
+// Show times in the zone of the browser, unless the server sets a zone; tooltips have UTC as well.
 "use strict";
 (() => {
   const main = document.querySelector("main");
@@ -19,22 +19,22 @@
     const at = new Date(text);
     return Number.isNaN(at.getTime()) ? null : forms[form || "second"](at);
   };
+  const set = (element, key, text) => {
+    if (text && element[key] !== text) element[key] = text;
+  };
   const localize = () => {
     for (const time of main.querySelectorAll("time[datetime]")) {
-      const text = write(time.dateTime, time.dataset.form);
-      if (text && time.textContent !== text) time.textContent = text;
+      // An age stays as it is; its tooltip has the time.
+      if (time.dataset.form !== "age") set(time, "textContent", write(time.dateTime, time.dataset.form));
+      else if (!time.title.includes("·")) set(time, "title", `${write(time.dateTime)} · ${time.title}`);
     }
     for (const item of main.querySelectorAll("[data-from]")) {
       const from = write(item.dataset.from), until = write(item.dataset.until);
-      if (from && until) item.title = `${from} to ${until}`;
+      if (from && until) set(item, "title", `${from} to ${until}`);
     }
-    for (const title of main.querySelectorAll("title[data-at]")) {
-      const text = `${write(title.dataset.at, "clock")}: ${title.dataset.what}`;
-      if (title.textContent !== text) title.textContent = text;
-    }
-    for (const zone of main.querySelectorAll(".zone")) if (zone.textContent !== name) zone.textContent = name;
+    for (const zone of main.querySelectorAll(".zone")) set(zone, "textContent", name);
   };
   localize();
   // Updated content arrives in the zone of the server.
-  new MutationObserver(localize).observe(main, { childList: true });
+  new MutationObserver(localize).observe(main, { childList: true, subtree: true, characterData: true });
 })();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -11,8 +12,13 @@ from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.celery import DelayedTasks
-from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.delay.lateness import DispatcherRow, Dispatches
 from redis_queue.delay.model import Push
+from redis_queue.histogram import Histogram
+from redis_queue.monitor.failures import Failures
+from redis_queue.monitor.model import Failure, RunningTask, Series, Tally, WorkerRow
+from redis_queue.monitor.report import Reports
 from redis_queue.operate.audit import Action, Audit
 from redis_queue.store.keys import Keys
 
@@ -57,7 +63,7 @@ def fill_delayed(client: redis.Redis, name: str = "celery", text: str = "", coun
     queue.push(call, id=f"overdue{text}", headers=headers)
     queue.push("far", id="far", delay=timedelta(days=40))
     row = DispatcherRow(f"worker{text}", datetime.now(timezone.utc), True, f"1{text}", 9, 1, f"refused{text}")
-    queue.dispatch_log.note(Dispatches(9, 1, Lateness.of([7, 30, 400])), worst=0.4, dispatcher=row)
+    queue.dispatch_log.note(Dispatches(9, 1, Histogram.of([7, 30, 400])), worst=0.4, dispatcher=row)
     return queue
 
 
@@ -67,12 +73,55 @@ def fill_audit(client: redis.Redis, text: str = "") -> None:
     Audit(client, "redis_queue").add(action)
 
 
+def fill_failures(client: redis.Redis, text: str = "") -> Failures:
+    """Keep two failures: "failed", which can be retried, and "lost", which has no message."""
+    headers = {"lang": "py", "task": f"shop.remind{text}", "id": f"failed{text}", "retries": 2}
+    body = b'[[1], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
+    message = Envelope(body, "application/json", "utf-8", headers, {}, "", "celery").pack("")
+    failed = Failure(
+        f"failed{text}",
+        f"shop.remind{text}",
+        f"celery{text}",
+        f"worker{text}",
+        datetime.now(timezone.utc),
+        exception=f"ValueError{text}",
+        message=f"broken{text}",
+        traceback=f'Traceback (most recent call last):\n  File "mail.py"\nValueError: broken{text}',
+        args=f"('argument{text}',)",
+        kwargs="{'password': 'hunter2'}",
+        attempts=3,
+        seconds=0.25,
+        body=message,
+    )
+    failures = Failures(client, "redis_queue")
+    lost = replace(failed, id=f"lost{text}", kind="unregistered", attempts=0, seconds=None, body=None)
+    failures.keep([failed, lost], 1000, 7, missed=5)
+    return failures
+
+
+def fill_reports(client: redis.Redis, text: str = "") -> None:
+    """Write a report of a worker that runs two tasks, and has just run ten: one failed, two were retried."""
+    at = datetime.now(timezone.utc)
+    times = Histogram.of([20] * 9 + [3000])
+    queues = (f"celery{text}", "slow")
+    versions = {"celery": f"5{text}"}
+    worker = WorkerRow(f"worker{text}", at, at, f"host{text}", 7, f"prefork{text}", 4, 2, 1, queues, versions=versions)
+    running = [
+        RunningTask(id_, f"shop.remind{text}", f"celery{text}", worker.name, at, f"('argument{text}',)")
+        for id_ in (f"runs{text}", "runs-too")
+    ]
+    tallies = {Series(f"shop.remind{text}", f"celery{text}"): Tally(10, 1, 2, 0, times, times, times)}
+    Reports(client, "redis_queue").write(worker, running, tallies)
+
+
 def fill(client: redis.Redis, app: Celery | None = None) -> None:
     """Fill all queues; with *app*, also with two of its tasks."""
     client.flushall()
     fill_queue(client)
     fill_delayed(client)
+    fill_failures(client)
     fill_audit(client)
+    fill_reports(client)
     RedisQueue("quiet", client).put("x")
     RedisQueue("quiet", client).pause()
     RedisQueue("broken", client).put("x")

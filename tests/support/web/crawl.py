@@ -6,7 +6,19 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 from tests.support.web.browser import Browser, Page
 
-SCREENS = ("/", "/forecast", "/scheduled", "/queues", "/dead", "/workers", "/doctor", "/audit")
+SCREENS = (
+    "/",
+    "/forecast",
+    "/scheduled",
+    "/queues",
+    "/running",
+    "/history",
+    "/failures",
+    "/dead",
+    "/workers",
+    "/doctor",
+    "/audit",
+)
 
 
 def crawl(browser: Browser, each: int = 6) -> dict[str, Page]:

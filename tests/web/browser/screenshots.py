@@ -15,8 +15,9 @@ from playwright.sync_api import sync_playwright
 from werkzeug.serving import make_server
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
+from redis_queue.delay.lateness import DispatcherRow, Dispatches
 from redis_queue.delay.model import Push
+from redis_queue.histogram import Histogram
 from redis_queue.operate.audit import Action, Audit
 from redis_queue.web import dashboard
 from tests.support.paths import ROOT
@@ -75,7 +76,7 @@ def note(client: redis.Redis, chance: random.Random) -> None:
             chance.expovariate(1 / 4) + (40 if minute in (22, 23) else 0)
             for _ in range(chance.randint(90, 150) + (400 if minute % 15 == 0 else 0))
         ]
-        past.dispatch_log.note(Dispatches(len(late), 0, Lateness.of(late)), worst=max(late) / 1000)
+        past.dispatch_log.note(Dispatches(len(late), 0, Histogram.of(late)), worst=max(late) / 1000)
     for name, leads in (("worker-1@shop", True), ("worker-2@shop", False)):
         row = DispatcherRow(name, datetime.now(timezone.utc), leads, "0.1.0", 9000 if leads else 0, 0, "")
         DelayQueue("celery", client).dispatch_log.note(Dispatches(), dispatcher=row)

@@ -1,0 +1,60 @@
+"""The page of the history: counts and times of tasks in a time span."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from flask import Blueprint, abort, render_template
+
+from redis_queue.monitor.model import Series
+from redis_queue.operate.history import SPANS, HistoryRow, curves, table
+from redis_queue.web import request_args
+from redis_queue.web.context import context
+from redis_queue.web.suggestions import task_names
+
+pages = Blueprint("history", __name__)
+
+ROWS: Final = 50
+
+SORTS: Final = {
+    "executed": lambda row: -row.tally.executed,
+    "failed": lambda row: -row.tally.failed,
+    "failing": lambda row: -row.failing,
+    "duration": lambda row: -_p95(row.tally.duration),
+    "waiting": lambda row: -_p95(row.tally.waiting),
+    "task": lambda row: row.series,
+}
+
+
+@pages.get("/history")
+def show() -> str:
+    """Show the tasks of a time span, and the curves of one of them or of all."""
+    request_args.allow("span", "task", "queue", "sort", "one", "of")
+    span = request_args.choice("span", SPANS, "1h")
+    sort = request_args.choice("sort", SORTS, "executed")
+    task, queue = request_args.text("task"), request_args.text("queue")
+    one, of = request_args.text("one", exact=True), request_args.text("of", exact=True)
+    if (one is None) != (of is None):
+        abort(400, "one and of: must be given together: the names of a task and its queue.")
+    access = context().access
+    rows: list[HistoryRow] = sorted(table(access, span, task=task or "", queue=queue or ""), key=SORTS[sort])
+    link: dict[str, Any] = {"task": task, "queue": queue, "sort": sort, "one": one, "of": of}
+    return render_template(
+        "history.html",
+        rows=rows[:ROWS],
+        more=max(0, len(rows) - ROWS),
+        curves=curves(access, span, None if one is None or of is None else Series(one, of)),
+        one=one,
+        of=of,
+        spans=[(name, found.title) for name, found in SPANS.items()],
+        span=span,
+        sort=sort,
+        search={"task": task, "queue": queue},
+        link={name: value for name, value in link.items() if value is not None},
+        names=task_names(),
+    )
+
+
+def _p95(times: Any) -> float:
+    found: float = times.quantile(0.95) if times.total else -1.0
+    return found

@@ -1,0 +1,145 @@
+"""The dashboard on a phone and on a desk: cards, targets, colours, and parts that appear when they are needed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import redis
+from playwright.sync_api import Page, expect
+
+from redis_queue.store.keys import Keys
+from tests.support.web.chromium import NewTab
+from tests.support.web.crawl import SCREENS
+
+pytestmark = pytest.mark.celery
+
+PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+
+FIRST = "document.querySelector('main tbody tr, main .tiles, main figure').getBoundingClientRect().top"
+
+SMALL = """
+(least) => [...document.querySelectorAll("a, button, input, select, summary")].filter((element) => {
+  if (!element.checkVisibility({ visibilityProperty: true })) return false;
+  // A label with its box is one target; the skip link is out of sight; links in sentences have the height of the line.
+  const target = element.closest("label.tick, label.box") || element;
+  if (element.matches(".skip, p.facts a, p.problem a, main > p a, td.empty a, li a, dd a, .heat a")) return false;
+  return target.getBoundingClientRect().height < least - 0.5;
+}).map((element) => `${element.outerHTML.slice(0, 120)}: ${element.getBoundingClientRect().height}`)
+"""
+"""Targets that are lower than *least* pixels."""
+
+UNLABELLED = """
+() => [...document.querySelectorAll("table.cards tbody td")].filter(
+  (cell) => !cell.dataset.label && !cell.matches("[colspan], .choose, .wide, :empty, :has(> .badge), :has(> svg)")
+    && cell.textContent.trim() !== "" && cell.checkVisibility()
+).map((cell) => cell.outerHTML.slice(0, 150))
+"""
+
+
+# The forecast is a heat map.
+LISTS = [path for path in SCREENS if path != "/forecast"]
+
+
+@pytest.mark.parametrize("path", LISTS)
+class TestPhone:
+    def test_the_first_row_is_in_sight(self, path: str, new_tab: NewTab, filled: redis.Redis) -> None:
+        # Without the queue that cannot be read, which some pages name first.
+        filled.delete(Keys("redis_queue", "queue", "broken").dead)
+        assert new_tab(**PHONE).open(path).evaluate(FIRST) < 400
+
+    def test_rows_are_cards_whose_values_have_names(self, path: str, new_tab: NewTab) -> None:
+        page = new_tab(**PHONE).open(path)
+        assert page.evaluate(UNLABELLED) == []
+        for table in page.locator("table.cards tbody tr").all():
+            assert table.evaluate("row => getComputedStyle(row).display") == "flex"
+
+    def test_fingers_can_hit_every_target(self, path: str, new_tab: NewTab) -> None:
+        page = new_tab(**PHONE).open(path)
+        assert page.evaluate(f"({SMALL})(44)") == []
+
+
+@pytest.mark.parametrize("path", LISTS)
+def test_pointers_can_hit_every_target(path: str, new_tab: NewTab) -> None:
+    assert new_tab().open(path).evaluate(f"({SMALL})(32)") == []
+
+
+def test_on_a_phone_the_navigation_shows_the_current_page(new_tab: NewTab) -> None:
+    page = new_tab(**PHONE).open("/audit")
+    box = page.get_by_role("navigation", name="Screens").get_by_role("link", name="Audit").bounding_box()
+    assert box is not None
+    assert 0 <= box["x"] <= 390 - box["width"]
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["with scripts", "without scripts"])
+class TestActions:
+    def test_appear_once_a_row_is_ticked(self, scripts: bool, new_tab: NewTab) -> None:
+        page = new_tab(java_script_enabled=scripts).open("/scheduled")
+        bar = page.get_by_role("group", name="Actions for ticked rows")
+        expect(bar).to_be_hidden()
+        page.get_by_role("checkbox", name="Choose task-1", exact=True).check()
+        expect(bar).to_be_in_viewport()
+        page.get_by_role("checkbox", name="Choose task-1", exact=True).uncheck()
+        expect(bar).to_be_hidden()
+        page.get_by_label("All matches").check()
+        expect(bar).to_be_visible()
+
+    def test_filters_are_folded_and_say_what_is_set(self, scripts: bool, new_tab: NewTab) -> None:
+        page = new_tab(java_script_enabled=scripts).open("/scheduled?to=slow&due_before=9h")
+        expect(page.get_by_label("Due before")).to_be_hidden()
+        summary = page.locator(".filters > summary")
+        expect(summary).to_contain_text("Celery queue: slow")
+        expect(summary).to_contain_text("Due before: 9h")
+        summary.click()
+        expect(page.get_by_label("Due before")).to_have_value("9h")
+
+
+def test_all_rows_of_a_page_can_be_ticked_and_are_counted(new_tab: NewTab) -> None:
+    page = new_tab().open("/scheduled?limit=5")
+    every = page.get_by_role("checkbox", name="Choose all of this page")
+    every.check()
+    expect(page.locator(".bulk .chosen")).to_have_text("5 ticked")
+    page.get_by_role("checkbox", name="Choose overdue").uncheck()
+    expect(page.locator(".bulk .chosen")).to_have_text("4 ticked")
+    assert every.evaluate("box => box.indeterminate")
+
+
+def background(page: Page) -> str:
+    return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+
+LIGHT, DARK = "rgb(246, 247, 249)", "rgb(15, 18, 22)"
+
+
+class TestColours:
+    def test_are_those_of_the_system_until_the_user_chooses(self, new_tab: NewTab) -> None:
+        page = new_tab(color_scheme="dark").open("/")
+        button = page.get_by_role("button", name=re.compile("^Colours"))
+        assert background(page) == DARK
+        for name, colour in (("light", LIGHT), ("dark", DARK), ("auto", DARK)):
+            button.click()
+            expect(button).to_have_text(f"Colours: {name}")
+            assert background(page) == colour
+
+    def test_the_choice_is_remembered(self, new_tab: NewTab) -> None:
+        page = new_tab(color_scheme="dark").open("/")
+        page.get_by_role("button", name=re.compile("^Colours")).click()
+        page.get_by_role("link", name="Queues").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Queues")
+        assert background(page) == LIGHT
+
+    def test_charts_are_drawn_again(self, new_tab: NewTab) -> None:
+        page = new_tab(color_scheme="dark").open("/")
+        canvas = page.locator("#plot-runs canvas")
+        before = canvas.evaluate("canvas => canvas.toDataURL()")
+        page.get_by_role("button", name=re.compile("^Colours")).click()
+        assert canvas.evaluate("canvas => canvas.toDataURL()") != before
+
+
+def test_paper_has_no_controls(new_tab: NewTab) -> None:
+    page = new_tab().open("/scheduled")
+    page.emulate_media(media="print")
+    expect(page.get_by_role("banner")).to_be_hidden()
+    expect(page.locator("form.search")).to_be_hidden()
+    expect(page.get_by_role("table").first).to_be_visible()

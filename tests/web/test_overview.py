@@ -1,0 +1,185 @@
+"""The overview: health, numbers with links, curves, and what workers reported."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from redis_queue.doctor.finding import Finding
+from redis_queue.errors import StoreUnavailableError
+from redis_queue.operate.access import Access
+from redis_queue.operate.inspector import Inspector
+from redis_queue.store.keys import MonitorKeys
+from redis_queue.web import dashboard, health
+from redis_queue.web.health import CHECK_EVERY, MOST_QUEUES, Health
+from tests.support.wait import wait_until
+from tests.support.web.browser import Browser, Page
+from tests.support.web.dashboards import KEY
+
+pytestmark = pytest.mark.celery
+
+KEYS = MonitorKeys("redis_queue")
+
+
+def charts(page: Page) -> dict[str, dict[str, Any]]:
+    """Return the data of each chart by its id."""
+    return {found["id"]: json.loads(found["data-chart"]) for _, found in page.tags if "data-chart" in found}
+
+
+def values(chart: dict[str, Any]) -> dict[str, list[float | None]]:
+    """Return the values of each series of a chart by its name."""
+    return {series["name"]: series["values"] for series in chart["series"]}
+
+
+class TestNumbers:
+    def test_are_those_of_reports_and_queues(self, reader: Browser) -> None:
+        text = reader.get().text
+        for fact in ("Running 2", "Workers 1", "Failed, 10 min 1 10 % of 10", "Failures kept 2", "Ready 3"):
+            assert fact in text, fact
+
+    def test_each_leads_to_what_it_counts(self, reader: Browser) -> None:
+        source = reader.get().source
+        tiles = source[source.index('class="tiles"') : source.index("</dl>")]
+        for target in ("/queues", "/running", "/workers", "/failures", "/failures?since=10m", "/scheduled", "/dead"):
+            assert f'href="{target}"' in tiles
+        assert tiles.count("<dt>") == tiles.count("<a ")
+
+    def test_without_an_app(self, filled: redis.Redis) -> None:
+        text = Browser(dashboard(filled, secret_key=KEY)).get().text
+        assert "Running 2" in text
+        assert "Workers 1" in text
+
+    def test_reports_that_cannot_be_read_hide_no_queue(self, reader: Browser, filled: redis.Redis) -> None:
+        for key in (KEYS.series, KEYS.current, KEYS.workers):
+            before = filled.dump(key)
+            filled.delete(key)
+            filled.set(key, "x")
+            text = reader.get().text
+            assert "orders" in text
+            assert "cannot be read" in text
+            filled.delete(key)
+            if before is not None:
+                filled.restore(key, 0, before)
+
+
+class TestCurves:
+    @pytest.mark.parametrize(
+        ("span", "points"), [("15m", 15), ("1h", 60), ("6h", 72), ("2d", 48), ("30d", 120), ("90d", 90)]
+    )
+    def test_each_span_has_its_runs(self, span: str, points: int, reader: Browser) -> None:
+        found = charts(reader.get(f"/?span={span}"))
+        runs = values(found["plot-runs"])
+        assert {len(counts) for counts in runs.values()} == {points}
+        sums = {name: sum(count or 0 for count in counts) for name, counts in runs.items()}
+        assert sums == {"succeeded": 7, "failed": 1, "retried": 2, "revoked": 0}
+        for name in ("duration", "waiting", "lateness"):
+            known = {quantile: found_values[-1] for quantile, found_values in values(found[f"plot-{name}"]).items()}
+            assert known["p50"] is not None
+            assert known["p99"] is not None
+            assert known["p50"] < 0.1
+            assert known["p99"] > 2
+
+    def test_an_unknown_span_is_refused(self, reader: Browser) -> None:
+        page = reader.open("/?span=1y")
+        assert page.status == 400
+        assert "span='1y': must be one of 15m, 1h, 6h, 2d, 30d, 90d" in page.text
+
+    def test_the_table_has_the_values_of_the_chart(self, reader: Browser) -> None:
+        source = reader.get("/?span=15m").source
+        figure = source[source.index('id="chart-runs"') :]
+        assert figure[: figure.index("</figure>")].count('<th scope="row">') == 15
+
+    def test_without_a_run_the_page_says_how_runs_get_here(self, app: Celery, client: redis.Redis) -> None:
+        client.flushall()
+        page = Browser(dashboard(app, secret_key=KEY)).get()
+        assert charts(page) == {}
+        assert "No task ran in this time." in page.text
+
+    def test_queues_have_curves(self, reader: Browser) -> None:
+        labels = [found["aria-label"] for tag, found in reader.get().tags if tag == "svg"]
+        assert sorted(labels) == [
+            "Dispatched per minute in the last hour",
+            "Executed per minute in the last hour",
+        ]
+
+    def test_the_page_of_a_delay_queue_has_its_dispatches(self, reader: Browser) -> None:
+        found = charts(reader.get("/queue?kind=delay&name=celery"))
+        assert sum(count or 0 for count in values(found["plot-sent-1"])["sent"]) == 9
+        assert charts(reader.get("/queue?kind=queue&name=orders")) == {}
+
+
+ERROR = Finding("keys", "error", "a key has another type", "delete it")
+WARNING = Finding("server", "warning", "no persistence", "turn it on")
+FINE = Finding("access", "ok", "all commands are allowed")
+
+
+class TestHealth:
+    @pytest.fixture
+    def checks(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        """A list of results of the doctor, taken one by one; the last one stays."""
+        results: list[Any] = [[FINE]]
+
+        def examine(access: Access, *, ask: bool) -> list[Finding]:
+            assert not ask
+            found = results.pop(0) if len(results) > 1 else results[0]
+            if isinstance(found, Exception):
+                raise found
+            return list(found)
+
+        monkeypatch.setattr(health, "examine", examine)
+        return results
+
+    @pytest.fixture
+    def state(self, client: redis.Redis) -> Health:
+        return Health(Access(Inspector(client)))
+
+    def settled(self, state: Health) -> health.Checked:
+        return wait_until(lambda: state.checked(1), description="the first check")
+
+    def test_the_worst_finding_is_shown(self, state: Health, checks: list[Any]) -> None:
+        checks[:] = [[WARNING, FINE, ERROR]]
+        found = self.settled(state)
+        assert (found.worst, found.errors, found.warnings, found.failure) == (ERROR, 1, 1, "")
+
+    def test_the_page_shows_it_and_leads_to_the_doctor(self, filled: redis.Redis, checks: list[Any]) -> None:
+        checks[:] = [[WARNING, ERROR]]
+        browser = Browser(dashboard(filled, secret_key=KEY))
+        texts: list[str] = []
+        wait_until(lambda: texts.append(browser.get().text) or "is checking" not in texts[-1], description="a check")
+        assert "a key has another type" in texts[-1]
+        assert "1 more" in texts[-1]
+
+    def test_a_result_is_kept_for_a_minute(
+        self, state: Health, checks: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        checks[:] = [[WARNING], [ERROR]]
+        assert self.settled(state).worst == WARNING
+        for _ in range(3):
+            assert self.settled(state).worst == WARNING
+        monkeypatch.setattr(health, "CHECK_EVERY", 0.0)
+        wait_until(lambda: self.settled(state).worst == ERROR, description="the second check")
+        assert CHECK_EVERY == 60
+
+    @pytest.mark.parametrize("error", [StoreUnavailableError("redis://u:secret@host is away"), TypeError("secret")])
+    def test_a_check_that_fails_is_said(self, error: Exception, state: Health, checks: list[Any]) -> None:
+        checks[:] = [error]
+        found = self.settled(state)
+        assert found.failure
+        assert "secret" not in found.failure
+
+    def test_with_many_queues_only_the_doctor_checks(self, state: Health, checks: list[Any]) -> None:
+        assert state.checked(MOST_QUEUES + 1) is None
+        state.note([ERROR])
+        found = state.checked(MOST_QUEUES + 1)
+        assert found is not None
+        assert found.worst == ERROR
+
+    def test_the_page_of_the_doctor_refreshes_it(self, filled: redis.Redis, checks: list[Any]) -> None:
+        browser = Browser(dashboard(filled, secret_key=KEY))
+        checks[:] = [[FINE]]
+        browser.get("/doctor")
+        assert "The doctor found no errors and no warnings" not in browser.get().text
