@@ -1,6 +1,6 @@
 # Every target creates its own virtual environment; no target needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-peers compose-check clean
+.PHONY: help setup demo test test-all coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-peers compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -15,7 +15,7 @@ STORE_TESTS := tests/queue/test_queue.py tests/delay/test_delay_queue.py tests/s
 # Tests on the oldest versions; for a release, all: make test-oldest OLDEST_TESTS="tests/queue tests/delay tests/celery tests/contrib tests/testing"
 OLDEST_TESTS := tests/queue/test_queue.py tests/contrib/django/test_outbox.py tests/celery/publish/test_capture.py tests/celery/dispatch/test_dispatcher.py
 # System packages that tests need; `make test` and `make test-all` install them if they are allowed to.
-PARTS := curl openssl libfaketime rabbitmq-server postgresql redis-server
+PARTS := curl openssl libfaketime rabbitmq-server postgresql redis-server prometheus
 ALL_PARTS := $(PARTS) chromium
 # Failed tests run once more, alone; those that pass then are listed in this file and at the end.
 export REDIS_QUEUE_TEST_FLAKY := $(CURDIR)/build/flaky.txt
@@ -125,6 +125,9 @@ bench-delay: $(BENCH)/.ready ## DelayedTasks against Celery's native countdown, 
 
 bench-worker: setup ## a worker with leases and with atomic fetch against a stock worker: CPU, rate, wake-ups, latency; ARGS=--small for less
 	$(BIN)/python -m benchmarks.worker $(ARGS)
+
+bench-observe: setup ## what the reports of workers cost: CPU, commands, and bytes after a simulated week
+	$(BIN)/python -m benchmarks.observe $(ARGS)
 
 bench-leases: setup ## messages lost when consumers are killed: stock, with leases, with atomic fetch
 	$(BIN)/python -m benchmarks.leases $(ARGS)

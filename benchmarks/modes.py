@@ -13,6 +13,9 @@ LEASES: Final = "leases"
 FETCH: Final = "fetch"
 MODES: Final = (STOCK, LEASES, FETCH)
 
+UNOBSERVED: Final = "unobserved"
+"""As FETCH, but the worker reports nothing."""
+
 QUEUE: Final = "bench"
 
 
@@ -27,7 +30,8 @@ def make_app(url: str, mode: str, **options: Any) -> Celery:
         worker_hijack_root_logger=False,
         broker_transport_options=options,
         redis_queue_url=url,
-        redis_queue_atomic_fetch=mode == FETCH,
+        redis_queue_atomic_fetch=mode in (FETCH, UNOBSERVED),
+        redis_queue_monitor=mode != UNOBSERVED,
     )
     if mode != STOCK:
         TaskLeases(app)

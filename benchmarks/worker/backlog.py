@@ -10,6 +10,7 @@ import redis
 
 from benchmarks.modes import QUEUE, STOCK
 from benchmarks.worker.app import NOTHING, make_worker_app
+from redis_queue.celery.message.attempt import SENT
 
 STASH = "stash"
 ARGUMENT = "x" * 200
@@ -29,6 +30,9 @@ class Backlog:
         self._app.send_task(NOTHING, (ARGUMENT,))
         sample: Any = self.client.rpop(QUEUE)
         message = json.loads(sample)
+        # As a producer with the extension sends it; stock workers ignore it.
+        message["headers"][SENT] = time.time_ns() // 1_000_000
+        sample = json.dumps(message).encode()
         ids = message["headers"]["id"].encode(), message["properties"]["delivery_tag"].encode()
         with self.client.pipeline(transaction=False) as pipe:
             for number in range(1, tasks + 1):

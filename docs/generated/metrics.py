@@ -7,12 +7,15 @@ from typing import Any, Final, cast
 from docs.generated.tables import code, table
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.metrics import Collector
+from redis_queue.operate.worker_metrics import WorkerCollector
+from redis_queue.store.connection import Client
 
 
 def page() -> str:
     """Return the table of metrics."""
     # No Redis is needed to describe them.
-    families: list[Any] = list(Collector(cast(Inspector, None)).describe())
+    collectors = (Collector(cast(Inspector, None)), WorkerCollector(cast(Client, None), ""))
+    families: list[Any] = [family for collector in collectors for family in collector.describe()]
     rows = [(code(_name(each)), each.type, code(", ".join(each._labelnames)), each.documentation) for each in families]
     return table(("metric", "type", "labels", "meaning"), rows)
 

@@ -20,6 +20,7 @@ GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
             "how-to/sentinel",
             "how-to/cluster",
             "how-to/tune",
+            "how-to/failures",
             "how-to/dead-letters",
             "how-to/migrate-from-eta",
             "how-to/migrate-from-longterm-scheduler",

@@ -68,6 +68,14 @@ def address_of(conf: Any) -> RedisAddress:
     raise ConfigurationError("neither broker nor result backend is one Redis: set redis_queue_url")
 
 
+def results_of(conf: Any) -> RedisAddress | None:
+    """Return the result backend; None unless it is one Redis. Raises ConfigurationError for invalid options."""
+    url = _setting(conf, _RESULTS.url)
+    if not isinstance(url, str) or url.partition("://")[0].partition("+")[0] not in SCHEMES or not _is_one(url):
+        return None
+    return _completed(conf, _RESULTS, url)
+
+
 def _completed(conf: Any, place: _SettingNames, url: str) -> RedisAddress:
     options: dict[str, Any] = {}
     transport = _setting(conf, place.transport) or {}

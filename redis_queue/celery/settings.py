@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import urlsplit
 
 from redis_queue.errors import ConfigurationError, InvalidDelayError
+from redis_queue.monitor.failures import MOST_DAYS, MOST_KEPT
 from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE
 from redis_queue.store.settings import MAX_SHARDS
 from redis_queue.suggestion import did_you_mean
@@ -54,6 +56,30 @@ class Overdue:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepFailures:
+    """How many failed tasks are kept, and for how many days."""
+
+    tasks: int = 1000
+    days: float = 7.0
+
+    @classmethod
+    def parse(cls, value: Any) -> KeepFailures | None:
+        """Read True, False (None is returned), or a mapping with *tasks* and *days*; raises ConfigurationError."""
+        if isinstance(value, bool):
+            return cls() if value else None
+        if isinstance(value, Mapping) and not value.keys() - {"tasks", "days"}:
+            found = cls(**value)
+            days = found.days
+            if not isinstance(days, bool) and isinstance(days, int | float) and 0 < days <= MOST_DAYS:
+                _check_whole("keep_failures['tasks']", found.tasks, MOST_KEPT)
+                return found
+        raise ConfigurationError(
+            f"{NAMESPACE}keep_failures={value!r}: must be True, False or {{'tasks': 1000, 'days': 7}}; "
+            f"up to {MOST_KEPT:,} tasks and {MOST_DAYS} days"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CelerySettings:
     """The settings of one app; each is ``redis_queue_<name>`` in its configuration."""
 
@@ -85,6 +111,14 @@ class CelerySettings:
     #: flight in the step that takes it out of its queue. kombu records it afterwards, and a worker killed in between
     #: loses it. Needs kombu 5.7; with other versions workers log what they lack, and consume without it.
     atomic_fetch: bool = True
+    #: Whether workers report each second what they do, for the dashboard, metrics and probes.
+    monitor: bool = True
+    #: Tasks that failed for good, which workers keep to be looked at and retried: True (the last 1,000 for 7 days),
+    #: False, or a mapping such as ``{"tasks": 1000, "days": 7}``, up to 100,000 tasks and 90 days. Needs ``monitor``.
+    keep_failures: bool | Mapping[str, Any] = True
+    #: URL of RabbitMQ's management API, such as ``http://user:password@host:15672``, for the counts that only it tells:
+    #: messages in flight, and rates.
+    management_url: str | None = None
     #: Further queues and exchanges, besides the configured ones, that stored tasks may be sent to (``*`` and ``?``
     #: allowed). They are declared as their senders declared them. Default: all; missing ones are made without bindings.
     allowed_queues: Sequence[str] | None = None
@@ -94,6 +128,7 @@ class CelerySettings:
 
     def __post_init__(self) -> None:
         Overdue.parse(self.overdue)
+        KeepFailures.parse(self.keep_failures)
         for name, text in (("prefix", self.prefix), ("delay_queue", self.delay_queue)):
             if not isinstance(text, str) or not text.isprintable():
                 raise ConfigurationError(f"{NAMESPACE}{name}={text!r}: must be printable characters")
@@ -103,9 +138,15 @@ class CelerySettings:
         _check_seconds("min_delay", self.min_delay, 0, 86400)
         _check_seconds("dispatch_interval", self.dispatch_interval, 0.1, 60)
         _check_seconds("dispatch_lease", self.dispatch_lease, 2, 3600)
-        for name, value in (("dispatch", self.dispatch), ("atomic_fetch", self.atomic_fetch)):
+        for name, value in (
+            ("dispatch", self.dispatch),
+            ("atomic_fetch", self.atomic_fetch),
+            ("monitor", self.monitor),
+        ):
             if not isinstance(value, bool):
                 raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: must be True or False")
+        if self.management_url is not None:
+            _check_http("management_url", self.management_url)
         if self.allowed_queues is not None:
             _check_names("allowed_queues", self.allowed_queues)
         if self.on_store_error not in (None, "raise", "broker"):
@@ -115,6 +156,11 @@ class CelerySettings:
     def overdue_policy(self) -> Overdue:
         """The overdue policy."""
         return Overdue.parse(self.overdue)
+
+    @property
+    def failures_kept(self) -> KeepFailures | None:
+        """How many failures are kept, and for how long; None for none."""
+        return KeepFailures.parse(self.keep_failures) if self.monitor else None
 
     @property
     def min_delay_seconds(self) -> float:
@@ -168,6 +214,17 @@ def _check_timezone(app: Celery) -> None:
 def _check_names(name: str, value: object) -> None:
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item for item in value):
         raise ConfigurationError(f"{NAMESPACE}{name}={value!r}: must be a list of names")
+
+
+def _check_http(name: str, url: object) -> None:
+    try:
+        parts = urlsplit(url) if isinstance(url, str) and url.isprintable() else None
+        valid = parts is not None and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        # The URL has a password, which no message shows.
+        raise ConfigurationError(f"{NAMESPACE}{name}: must be like http://user:password@host:15672")
 
 
 def _check_whole(name: str, value: object, high: int) -> None:

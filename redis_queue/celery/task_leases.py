@@ -11,6 +11,7 @@ from redis_queue.celery.consume.safe_settings import ATTRIBUTE, prefer_safe_sett
 from redis_queue.celery.consume.steps import DeliveryLimitStep, LeaseStep
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.report import DispatchReport
+from redis_queue.celery.monitor.step import MonitorStep
 from redis_queue.celery.startup import StartupStep
 from redis_queue.celery.store import Store
 from redis_queue.delay.queue import DelayQueue
@@ -45,7 +46,7 @@ class TaskLeases:
         self.limit = DeliveryLimit(app)
         setattr(app, ATTRIBUTE, self)
         app.steps["worker"].add(StartupStep)
-        app.steps["consumer"].update((LeaseStep, DeliveryLimitStep))
+        app.steps["consumer"].update((LeaseStep, DeliveryLimitStep, MonitorStep))
         prefer_safe_settings(app)
         prepare_connections(app)
         count_starts()

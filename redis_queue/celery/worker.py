@@ -12,6 +12,7 @@ from redis_queue.celery.consume.deferral import DeferralStep
 from redis_queue.celery.control.newer_calls import RenewalStep
 from redis_queue.celery.control.panel import wrap_panel
 from redis_queue.celery.dispatch.loop import LOOP, WORKER, DispatchLoop
+from redis_queue.celery.monitor.step import MonitorStep
 from redis_queue.celery.startup import StartupStep
 from redis_queue.celery.store import Store
 from redis_queue.logs import logger_of
@@ -61,7 +62,7 @@ class DispatchStep(bootsteps.StartStopStep):  # type: ignore[misc]
 def install_worker(app: Celery) -> None:
     """Add the steps and their option to the workers of the app."""
     app.steps["worker"].update((DispatchStep, DeferralStep, StartupStep))
-    app.steps["consumer"].add(RenewalStep)
+    app.steps["consumer"].update((MonitorStep, RenewalStep))
     app.user_options["worker"].add(
         click.Option(["--without-dispatch"], is_flag=True, help="Leave due entries to other workers (redis_queue).")
     )

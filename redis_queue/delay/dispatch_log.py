@@ -7,7 +7,8 @@ import re
 from datetime import datetime
 from typing import Any, Final
 
-from redis_queue.delay.lateness import BOUNDS, DispatcherRow, Dispatches, Lateness, Minute
+from redis_queue.delay.lateness import DispatcherRow, Dispatches, Minute
+from redis_queue.histogram import BOUNDS, Histogram
 from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.records import Records
@@ -67,7 +68,7 @@ class DispatchLog:
         """Return the all-time totals; O(1)."""
         reply = self._scripts.command("HMGET", self._shard.keys.lateness, "sent", "failed", "sum_ms", *FIELDS)
         sent, failed, sum_ms, *counts = map(_count, reply)
-        return Dispatches(sent, failed, Lateness(tuple(counts), sum_ms / 1000))
+        return Dispatches(sent, failed, Histogram(tuple(counts), sum_ms / 1000))
 
     def minutes(self, limit: int = 60) -> list[Minute]:
         """Return the counts of the last *limit* (1 to 1,440) minutes, oldest first, including the current one."""

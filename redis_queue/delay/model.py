@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from redis_queue.delay.lateness import NO_LATENESS, Lateness
 from redis_queue.errors import InvalidValueError
+from redis_queue.histogram import NO_TIMES, Histogram
 from redis_queue.model import DelayStats, Entry
 from redis_queue.store.records import pairs
 from redis_queue.times import Seconds, from_ms
@@ -100,7 +100,7 @@ class Moved:
     moved: int = 0
     passed: int = 0
     next_in: float = math.inf
-    lateness: Lateness = NO_LATENESS
+    lateness: Histogram = NO_TIMES
     worst: float = 0.0
 
     def __add__(self, other: Moved) -> Moved:
@@ -118,7 +118,7 @@ class Moved:
         if not late:
             return cls(moved, passed)
         total, worst, *counts = late
-        return cls(moved, passed, lateness=Lateness(tuple(counts), total / 1000), worst=worst / 1000)
+        return cls(moved, passed, lateness=Histogram(tuple(counts), total / 1000), worst=worst / 1000)
 
     def due_next(self, microseconds: int) -> Moved:
         """Return a copy for a shard whose next entry is due in so many microseconds; below 0: never."""

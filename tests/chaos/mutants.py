@@ -107,8 +107,8 @@ MUTANTS: Final = [
         (
             Edit(
                 "store/records.py",
-                "    return 0\n\n\ndef pairs",
-                "    return round(time.time() * 1000)\n\n\ndef pairs",
+                "    return 0\n\n\ndef now_ms",
+                "    return round(time.time() * 1000)\n\n\ndef now_ms",
             ),
         ),
         "tests/queue/test_queue.py tests/delay/test_delay_queue.py -k that_of_the_server",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from datetime import datetime, timezone
 
@@ -11,8 +10,9 @@ import redis
 
 from redis_queue import DelayQueue, InvalidValueError
 from redis_queue.delay.dispatch_log import FIELDS, DispatchLog
-from redis_queue.delay.lateness import BOUNDS, BUCKETS, NO_LATENESS, DispatcherRow, Dispatches, Lateness, Minute
+from redis_queue.delay.lateness import DispatcherRow, Dispatches, Minute
 from redis_queue.delay.model import Push
+from redis_queue.histogram import BOUNDS, BUCKETS, NO_TIMES, Histogram
 from redis_queue.store.keys import Keys
 from redis_queue.store.script_files import load
 from tests.support.clock import START, Clock, when
@@ -36,40 +36,6 @@ def minute_at(ms: int, *counts: float) -> Minute:
     return Minute(datetime.fromtimestamp(ms // 60_000 * 60, timezone.utc), *counts)  # type: ignore[arg-type]
 
 
-class TestLateness:
-    def test_each_bound_belongs_to_the_bucket_below_it(self) -> None:
-        for number, bound in enumerate(BOUNDS):
-            on, above = Lateness.of([bound * 1000]), Lateness.of([bound * 1000 + 1])
-            assert (on.counts[number], above.counts[number + 1]) == (1, 1)
-
-    def test_they_can_be_added(self) -> None:
-        added = Lateness.of([3, 4000]) + Lateness.of([7])
-        assert (added.total, added.seconds) == (3, 4.01)
-        assert added.counts == Lateness.of([3, 7, 4000]).counts
-
-    @pytest.mark.parametrize(
-        ("late", "q", "expected"),
-        [
-            ([1, 1], 0.5, 0.0025),
-            ([1, 1], 1, 0.005),
-            ([1] * 99 + [400], 0.99, 0.005),
-            ([1] * 98 + [400] * 2, 0.99, 0.375),
-            ([5000_000], 0.5, 3600),
-            ([400], 0, 0.25),
-        ],
-    )
-    def test_a_quantile_is_that_of_prometheus(self, late: list[float], q: float, expected: float) -> None:
-        assert Lateness.of(late).quantile(q) == pytest.approx(expected)
-
-    def test_an_empty_one_has_no_quantile(self) -> None:
-        assert math.isnan(NO_LATENESS.quantile(0.5))
-
-    @pytest.mark.parametrize("q", [-0.1, 1.1, math.nan, True, "0.5", None])
-    def test_an_invalid_quantile_is_refused(self, q: float) -> None:
-        with pytest.raises(InvalidValueError, match="from 0 to 1"):
-            NO_LATENESS.quantile(q)
-
-
 class TestMoves:
     def test_a_move_returns_the_lateness_of_each_entry(
         self, client: redis.Redis, timed: DelayQueue, clock: Clock
@@ -78,7 +44,7 @@ class TestMoves:
         timed.push_many([Push("x", destination="list", due_at=when(-ms / 1000)) for ms in late])
         timed.push("stays", due_at=when(-5))
         moved = timed.moves.move()
-        assert (moved.moved, moved.lateness) == (len(late), Lateness.of(late))
+        assert (moved.moved, moved.lateness) == (len(late), Histogram.of(late))
         assert moved.worst == max(late) / 1000
 
     def test_only_moved_entries_count(self, client: redis.Redis, timed: DelayQueue) -> None:
@@ -93,13 +59,13 @@ class TestMoves:
         )
         client.hset(KEYS.records, "bad", "nonsense")
         moved = timed.moves.move()
-        assert (moved.lateness, moved.worst) == (Lateness.of([2000]), 2.0)
+        assert (moved.lateness, moved.worst) == (Histogram.of([2000]), 2.0)
 
     def test_calls_and_shards_add_up(self, client: redis.Redis, clock: Clock) -> None:
         timed = DelayQueue("timed", client, clock=clock, shards=3)
         timed.push_many([Push(n, destination="list", due_at=when(-n)) for n in range(1200)])
         moved = timed.moves.move()
-        assert moved.lateness == Lateness.of([n * 1000 for n in range(1200)])
+        assert moved.lateness == Histogram.of([n * 1000 for n in range(1200)])
         assert moved.worst == 1199
 
     @pytest.mark.parametrize("score", ["-inf", "-1e300", "0"])
@@ -113,28 +79,28 @@ class TestMoves:
         assert 0 < moved.worst <= 3653 * 86400
 
     def test_a_move_of_nothing_has_no_lateness(self, timed: DelayQueue) -> None:
-        assert timed.moves.move().lateness == NO_LATENESS
+        assert timed.moves.move().lateness == NO_TIMES
 
 
 class TestTotals:
     def test_a_queue_without_dispatches_has_none(self, timed: DelayQueue) -> None:
-        assert timed.dispatch_log.totals() == Dispatches(0, 0, NO_LATENESS)
+        assert timed.dispatch_log.totals() == Dispatches(0, 0, NO_TIMES)
 
     def test_they_add_up(self, timed: DelayQueue) -> None:
-        timed.dispatch_log.note(Dispatches(2, 1, Lateness.of([7, 70_000])))
-        timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])))
-        assert timed.dispatch_log.totals() == Dispatches(3, 1, Lateness.of([7, 7, 70_000]))
+        timed.dispatch_log.note(Dispatches(2, 1, Histogram.of([7, 70_000])))
+        timed.dispatch_log.note(Dispatches(1, 0, Histogram.of([7])))
+        assert timed.dispatch_log.totals() == Dispatches(3, 1, Histogram.of([7, 7, 70_000]))
 
     def test_every_bucket_has_a_field(self, client: redis.Redis, timed: DelayQueue) -> None:
-        timed.dispatch_log.note(Dispatches(BUCKETS, 0, Lateness((1,) * BUCKETS, 1.5)))
+        timed.dispatch_log.note(Dispatches(BUCKETS, 0, Histogram((1,) * BUCKETS, 1.5)))
         assert {key.decode() for key in client.hkeys(KEYS.lateness)} == {"sent", "failed", "sum_ms", *FIELDS}
-        assert timed.dispatch_log.totals().lateness == Lateness((1,) * BUCKETS, 1.5)
+        assert timed.dispatch_log.totals().lateness == Histogram((1,) * BUCKETS, 1.5)
 
     def test_a_call_whose_reply_is_lost_counts_once(self, redis_server: RedisServer, timed: DelayQueue) -> None:
         timed.dispatch_log.note(Dispatches())
         with FaultProxy(redis_server.address) as proxy, redis.Redis.from_url(proxy.url, **client_options()) as through:
             proxy.drop_next_reply(matching=load("delay/note").sha.encode())
-            DelayQueue("timed", through, clock=Clock()).dispatch_log.note(Dispatches(1, 0, Lateness.of([7])))
+            DelayQueue("timed", through, clock=Clock()).dispatch_log.note(Dispatches(1, 0, Histogram.of([7])))
             assert proxy.pending_drops == 0
         assert timed.dispatch_log.totals().sent == 1
 
@@ -142,18 +108,18 @@ class TestTotals:
         client.hset(
             KEYS.lateness, mapping={"sent": "many", "failed": "-1", "sum_ms": "1e9", "le_5": b"\xff", "le_10": 4}
         )
-        assert timed.dispatch_log.totals() == Dispatches(0, 0, Lateness((0, 4, *[0] * (BUCKETS - 2)), 0.0))
+        assert timed.dispatch_log.totals() == Dispatches(0, 0, Histogram((0, 4, *[0] * (BUCKETS - 2)), 0.0))
 
     def test_only_the_first_shard_has_them(self, client: redis.Redis) -> None:
-        DelayQueue("timed", client, shards=4).dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), dispatcher=row())
+        DelayQueue("timed", client, shards=4).dispatch_log.note(Dispatches(1, 0, Histogram.of([7])), dispatcher=row())
         kept = {key for key in client.scan_iter() if b":slot:" not in key}
         assert kept == {KEYS.lateness, KEYS.minutes, KEYS.dispatchers}
 
 
 class TestMinutes:
     def test_each_minute_has_its_own_counts_and_missing_ones_are_zero(self, timed: DelayQueue, clock: Clock) -> None:
-        timed.dispatch_log.note(Dispatches(2, 1, Lateness.of([7, 500])), worst=0.5)
-        timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([30])), worst=0.03)
+        timed.dispatch_log.note(Dispatches(2, 1, Histogram.of([7, 500])), worst=0.5)
+        timed.dispatch_log.note(Dispatches(1, 0, Histogram.of([30])), worst=0.03)
         clock.now += 120_000
         timed.dispatch_log.note(Dispatches(0, 2))
         assert timed.dispatch_log.minutes(4) == [
@@ -177,15 +143,15 @@ class TestMinutes:
 
     @pytest.mark.parametrize("step", [1440 * 60_000, -1440 * 60_000])
     def test_another_day_does_not_count(self, timed: DelayQueue, clock: Clock, step: int) -> None:
-        timed.dispatch_log.note(Dispatches(5, 0, Lateness.of([7] * 5)))
+        timed.dispatch_log.note(Dispatches(5, 0, Histogram.of([7] * 5)))
         clock.now += step
         assert timed.dispatch_log.minutes(1) == [minute_at(clock.now)]
-        timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), worst=0.007)
+        timed.dispatch_log.note(Dispatches(1, 0, Histogram.of([7])), worst=0.007)
         assert timed.dispatch_log.minutes(1) == [minute_at(clock.now, 1, 0, 0.007, 0.007)]
 
     def test_they_are_kept_for_a_day(self, client: redis.Redis, timed: DelayQueue, clock: Clock) -> None:
         for _ in range(1500):
-            timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])))
+            timed.dispatch_log.note(Dispatches(1, 0, Histogram.of([7])))
             clock.now += 60_000
         assert client.hlen(KEYS.minutes) == 1440
 
@@ -211,7 +177,7 @@ class TestDispatchers:
 
     def test_one_that_left_is_removed_at_once_and_its_dispatches_count(self, timed: DelayQueue) -> None:
         timed.dispatch_log.note(Dispatches(), dispatcher=row())
-        timed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), dispatcher=row(), left=True)
+        timed.dispatch_log.note(Dispatches(1, 0, Histogram.of([7])), dispatcher=row(), left=True)
         assert timed.dispatch_log.dispatchers() == []
         assert timed.dispatch_log.totals().sent == 1
 

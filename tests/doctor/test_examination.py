@@ -14,6 +14,7 @@ from redis_queue.operate.access import AppAccess
 from redis_queue.operate.diagnosis import examine
 from tests.support.celery.delaying_names import NOTE
 from tests.support.celery.fleet import Fleet, fleet_on_one_redis, send
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
 
@@ -84,3 +85,50 @@ def test_workers_are_asked_for_their_tasks(fleet: Fleet) -> None:
         assert {finding.severity for finding in found(delayed, ask=True).values()} == {"ok"}
         delayed.app.send_task("shop.gone", countdown=600)
         assert "shop.gone (1)" in found(delayed, ask=True)["tasks"].found
+
+
+def unread(delayed: DelayedTasks, *, ask: bool = True) -> list[Finding]:
+    """Return the findings about queues that nobody consumes."""
+    return [finding for finding in examine(AppAccess(delayed.app), ask=ask) if finding.check == "queue_unread"]
+
+
+def test_a_queue_with_messages_that_nobody_consumes_is_named(fleet: Fleet) -> None:
+    delayed = fleet.delayed()
+    (before,) = unread(delayed)
+    assert before.severity == "ok"
+    delayed.app.send_task("any", queue="mails")
+    delayed.app.send_task("any", queue="mails")
+    (said,) = unread(delayed)
+    assert said.severity == "warning"
+    assert said.found == "Celery queue mails: 2 messages wait, and no worker consumes it"
+    assert said.advice.startswith("start a worker with -Q mails, or move them:")
+    assert unread(delayed, ask=False) == []
+
+
+@pytest.mark.parametrize("with_extension", [True, False])
+def test_a_queue_of_a_worker_with_or_without_the_extension_is_consumed(fleet: Fleet, *, with_extension: bool) -> None:
+    # Messages wait although the worker consumes.
+    fleet.settings["task_annotations"] = {NOTE: {"rate_limit": "1/h"}}
+    delayed = fleet.delayed()
+    with fleet.worker("-Q", "mail", pool="solo", delayed=with_extension) as worker:
+        worker.wait_for_output("ready.")
+        for _ in range(10):
+            delayed.app.send_task(NOTE, queue="mail")
+        delayed.app.send_task(NOTE, queue="mails")
+        wait_until(lambda: fleet.ran, description="the first task")
+        assert fleet.client.llen("mail")
+        (said,) = unread(delayed)
+        assert said.found.startswith(
+            "Celery queue mails: 1 message waits, and no worker consumes it; workers consume mail"
+        )
+        fleet.client.delete("mails")
+        assert [finding.severity for finding in unread(delayed)] == ["ok"]
+        assert fleet.client.llen("mail")
+
+
+def test_an_unreachable_broker_is_a_finding(fleet: Fleet) -> None:
+    delayed = fleet.delayed()
+    delayed.app.conf.broker_url = "redis://user:secret@127.0.0.1:1/0"
+    (said,) = unread(delayed)
+    assert (said.severity, "secret" in said.found) == ("warning", False)
+    assert said.found.startswith("could not be checked: the broker cannot be read")

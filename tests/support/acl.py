@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
 from redis_queue import DelayQueue, Lock, RedisQueue
-from redis_queue.delay.lateness import DispatcherRow, Dispatches, Lateness
+from redis_queue.delay.lateness import DispatcherRow, Dispatches
+from redis_queue.histogram import Histogram
+from redis_queue.monitor.failures import Failures
+from redis_queue.monitor.history import History
+from redis_queue.monitor.model import Failure, Run, RunningTask, Series, Tally, WorkerRow
+from redis_queue.monitor.report import Reports
+from redis_queue.monitor.runs import Runs
+from redis_queue.monitor.workers import Workers
 from redis_queue.operate.audit import Action, Audit
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.script_cache import load_scripts
@@ -17,6 +24,7 @@ from redis_queue.store.script_files import load
 
 QUEUES = ("~{redis_queue:queue:*", "~{redis_queue:delay:*")
 REGISTRY = "~redis_queue:registry"
+MONITOR = "~{redis_queue:monitor}:*"
 CALL = re.compile(r"redis\.p?call\(([^,)]+)")
 
 
@@ -81,9 +89,14 @@ def dispatch(queue: RedisQueue, delayed: DelayQueue) -> None:
     queue.put_back()
     Inspector(queue.client).catalog.known()
     row = DispatcherRow("me", datetime.now(timezone.utc), True, "1", 1, 0, "")
-    delayed.dispatch_log.note(Dispatches(1, 0, Lateness.of([7])), dispatcher=row)
+    delayed.dispatch_log.note(Dispatches(1, 0, Histogram.of([7])), dispatcher=row)
     delayed.dispatch_log.note(Dispatches(), dispatcher=row, left=True)
     delayed.moves.lead("me", 0)
+    now = datetime.now(timezone.utc)
+    reports = Reports(queue.client, "redis_queue")
+    reports.write(WorkerRow("me", now, now), [TASK], {SERIES: Tally(1)}, [RUN])
+    failures = Failures(queue.client, "redis_queue")
+    failures.keep([FAILURE, replace(FAILURE, task="other"), replace(FAILURE, id="second")], 1, 7, missed=1)
 
 
 def take_turns(queue: RedisQueue, _: DelayQueue) -> None:
@@ -121,6 +134,24 @@ def watch(queue: RedisQueue, delayed: DelayQueue) -> None:
     inspector.expired(queue)
     inspector.expired(delayed)
     Audit(queue.client, "redis_queue").last()
+    history = History(queue.client, "redis_queue")
+    history.minutes(60, SERIES)
+    history.hours(24, SERIES)
+    history.totals(60)
+    history.all_time()
+    workers = Workers(queue.client, "redis_queue")
+    workers.rows()
+    workers.running()
+    runs = Runs(queue.client, "redis_queue")
+    runs.latest()
+    runs.get("id")
+    runs.tree("id")
+    failures = Failures(queue.client, "redis_queue")
+    failures.count()
+    failures.groups()
+    page, _ = failures.list(after="1.x", until=NOW)
+    failures.summaries([failure.id for failure in [*page, FAILURE]])
+    failures.get(FAILURE.id)
 
 
 def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
@@ -129,6 +160,10 @@ def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
     delayed.redrive()
     queue.delete_dead(["gone"])
     delayed.delete_dead(["gone"])
+    failures = Failures(queue.client, "redis_queue")
+    failures.claim([FAILURE], "token")
+    failures.give_back([FAILURE], "token")
+    failures.delete([FAILURE])
     queue.pause()
     queue.resume()
     for place in ("ready", "delayed", "dead", "quarantine"):
@@ -151,7 +186,12 @@ def load_them(queue: RedisQueue, _: DelayQueue) -> None:
     load_scripts(queue.client)
 
 
+NOW = datetime.now(timezone.utc)
+SERIES = Series("task", "queue")
+TASK = RunningTask("id", "task", "queue", "me", NOW)
+RUN = Run("id", "task", "queue", "me", "succeeded", NOW)
 ACTION = Action(datetime.now(timezone.utc), "ann", "purge", "work", 3)
+FAILURE = Failure("failed", "shop.mail", "celery", "one", NOW, traceback="Traceback")
 LEASES = ("lease/ack", "lease/release", "lease/quarantine", "lease/put_back")
 ROLES = [
     Role(
@@ -164,7 +204,7 @@ ROLES = [
     Role("worker", QUEUES[:1], ("queue/get", "queue/promote", "lease/extend", *LEASES), ("blpop",), consume),
     Role(
         "dispatcher",
-        (*QUEUES, REGISTRY, "~redis_queue:probe:*", "&{redis_queue:delay:*"),
+        (*QUEUES, MONITOR, REGISTRY, "~redis_queue:probe:*", "&{redis_queue:delay:*"),
         (
             "delay/lead",
             "delay/head",
@@ -172,6 +212,9 @@ ROLES = [
             "delay/claim",
             "delay/deliver",
             "delay/note",
+            "monitor/count",
+            "monitor/failure_keep",
+            "monitor/report",
             "lease/extend",
             *LEASES,
         ),
@@ -187,7 +230,7 @@ ROLES = [
     ),
     Role(
         "dashboard",
-        (*QUEUES, f"%R{REGISTRY}", "%R~redis_queue:audit"),
+        (*QUEUES, f"%R{MONITOR}", f"%R{REGISTRY}", "%R~redis_queue:audit"),
         (
             *("queue/stats", "queue/peek", "delay/stats", "delay/count", "delay/list", "delay/find", "delay/head"),
             *(
@@ -200,13 +243,30 @@ ROLES = [
                 "delay/dispatchers",
             ),
         ),
-        ("get", "hkeys", "hlen", "hmget", "hscan"),
+        (
+            "get",
+            "hget",
+            "hgetall",
+            "hkeys",
+            "hlen",
+            "hmget",
+            "hscan",
+            "time",
+            "zcount",
+            "zmscore",
+            "zrange",
+            "zrevrange",
+            "zrevrank",
+        ),
         watch,
     ),
     Role(
         "admin",
-        (*QUEUES, REGISTRY),
-        ("dead/letters", "dead/redrive", "dead/delete", "lease/purge"),
+        (*QUEUES, MONITOR, REGISTRY),
+        (
+            *("dead/letters", "dead/redrive", "dead/delete", "lease/purge"),
+            *("monitor/failure_claim", "monitor/failure_delete"),
+        ),
         ("hset", "hdel", "rpush", "unlink", "llen", "zcard"),
         administer,
     ),

@@ -56,6 +56,7 @@ PARTS: Final = {
     "postgresql": Part("the outbox in PostgreSQL", find_postgres),
     "curl": Part("the requests of the tutorial", lambda: shutil.which("curl")),
     "redis-server": Part("the distribution's Redis, and connections with TLS", lambda: shutil.which("redis-server")),
+    "prometheus": Part("the tests of the alerts, by promtool", lambda: shutil.which("promtool")),
     "chromium": Part("the dashboard in a browser", lambda: shutil.which("chromium")),
 }
 

@@ -21,10 +21,14 @@ START_TIMEOUT = 60.0
 
 
 class RabbitServer(Running):
-    """A node in its own temporary directory, on a free port; port and durable messages survive `restart()`."""
+    """A node in its own temporary directory, on a free port; port and durable messages survive `restart()`.
 
-    def __init__(self) -> None:
-        self.port = 0
+    With *management* it also serves the management API.
+    """
+
+    def __init__(self, *, management: bool = False) -> None:
+        self.port = self.management_port = 0
+        self._management = management
         self._process: ServerProcess | None = None
 
     @property
@@ -37,7 +41,12 @@ class RabbitServer(Running):
         self._directory = Path(tempfile.mkdtemp(prefix="rabbit-"))
         self.port, self._distribution_port = free_port(), free_port()
         # Replaces the configuration of the host, which may set another port.
-        (self._directory / "rabbitmq.conf").write_text(f"listeners.tcp.local = {HOST}:{self.port}\n")
+        options = [f"listeners.tcp.local = {HOST}:{self.port}"]
+        if self._management:
+            self.management_port = free_port()
+            options += [f"management.tcp.ip = {HOST}", f"management.tcp.port = {self.management_port}"]
+            (self._directory / "plugins").write_text("[rabbitmq_management].\n")
+        (self._directory / "rabbitmq.conf").write_text("".join(f"{option}\n" for option in options))
         (self._directory / "environment").touch()
         try:
             self._launch()

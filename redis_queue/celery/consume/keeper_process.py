@@ -96,6 +96,12 @@ class KeeperProcess:
         """The last renewal."""
         return self._board.read()
 
+    @property
+    def is_up(self) -> bool:
+        """Whether a keeper runs and has connected."""
+        process = self._process
+        return self._is_up and process is not None and process.poll() is None
+
     def write(self, lines: bytes) -> bool:
         """Write any number of *lines*, after those that did not fit before; tell whether all were written."""
         with self._lock:

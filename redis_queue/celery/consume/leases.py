@@ -133,6 +133,11 @@ class WorkerLeases:
         held = self._held.get(tag)
         return held is not None and not held.lost
 
+    @property
+    def keeper_is_up(self) -> bool:
+        """Whether the keeper runs."""
+        return self._keeper.is_up
+
     def is_ours(self, tag: str) -> bool:
         """Tell whether this worker still has the lease of *tag*; if in doubt, ask Redis and renew it.
 

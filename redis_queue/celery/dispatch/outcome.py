@@ -12,9 +12,10 @@ from redis_queue.backoff import retry_delay
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.packing import UnknownVersionError
 from redis_queue.celery.tracing import DispatchSpans
-from redis_queue.delay.lateness import NO_LATENESS, Dispatches, Lateness
+from redis_queue.delay.lateness import Dispatches
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError
+from redis_queue.histogram import NO_TIMES, Histogram
 from redis_queue.logs import logger_of
 from redis_queue.model import Entry
 
@@ -36,7 +37,7 @@ class Dispatched:
     failed: int = 0
     next_in: float = field(default=math.inf, compare=False)
     more: bool = field(default=False, compare=False)
-    lateness: Lateness = field(default=NO_LATENESS, compare=False)
+    lateness: Histogram = field(default=NO_TIMES, compare=False)
     worst: float = field(default=0.0, compare=False)
 
     def __add__(self, other: Dispatched) -> Dispatched:
@@ -74,7 +75,7 @@ class DispatchOutcome:
     def result(self) -> Dispatched:
         """Return the counts."""
         late = self._late_ms
-        return Dispatched(len(late), self._failed, lateness=Lateness.of(late), worst=max(late, default=0.0) / 1000)
+        return Dispatched(len(late), self._failed, lateness=Histogram.of(late), worst=max(late, default=0.0) / 1000)
 
     def message(self, entry: Entry, envelope: Envelope) -> Envelope:  # noqa: ARG002 - it goes as it was stored
         """Return *envelope*."""

@@ -16,7 +16,8 @@ from redis_queue.celery.dispatch.beat import dispatch_due
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.outcome import Dispatched
 from redis_queue.celery.dispatch.report import DispatchReport
-from redis_queue.delay.lateness import Dispatches, Lateness
+from redis_queue.delay.lateness import Dispatches
+from redis_queue.histogram import Histogram
 from redis_queue.store.keys import Keys
 from tests.support.celery.brokers import Broker
 from tests.support.celery.clocks import ManualClock
@@ -144,7 +145,7 @@ class TestTime:
     ) -> None:
         queue = DelayQueue("celery", client)
         report = DispatchReport(queue, "me")
-        one = Dispatched(1, 0, lateness=Lateness.of([7]))
+        one = Dispatched(1, 0, lateness=Histogram.of([7]))
         seconds = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 15.0, 25.0, 35.0, 45.0]
         written = []
         for step in range(400):
@@ -157,7 +158,7 @@ class TestTime:
             if step == 0 or queue.dispatch_log.dispatchers() != before:
                 written.append(step / 8)
         assert written == seconds
-        assert queue.dispatch_log.totals() == Dispatches(40, 0, Lateness.of([7] * 40))
+        assert queue.dispatch_log.totals() == Dispatches(40, 0, Histogram.of([7] * 40))
 
 
 @one_place

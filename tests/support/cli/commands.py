@@ -13,6 +13,12 @@ LOOKS: dict[str, str] = {
     "top": "top --count 1",
     "top-name": "top --count 1 --sort name",
     "queues": "queues",
+    "workers": "workers",
+    "running": "running",
+    "running-body": "running --body",
+    "history": "history",
+    "task": "task failed",
+    "task-body": "task failed --body",
     "peek": "queue orders peek",
     "peek-body": "queue orders peek --body",
     "purge-dry": "queue orders purge --dry-run",
@@ -34,6 +40,13 @@ LOOKS: dict[str, str] = {
     "dead-redrive-dry": "dead redrive --all --dry-run",
     "dead-delete-dry": "dead delete dead --dry-run",
     "dead-purge-dry": "dead purge --dry-run",
+    "failures-list": "failures list",
+    "failures-list-body": "failures list --body",
+    "failures-groups": "failures list --groups",
+    "failures-show": "failures show failed",
+    "failures-show-body": "failures show failed --body",
+    "failures-retry-dry": "failures retry --all --dry-run",
+    "failures-delete-dry": "failures delete failed --dry-run",
     "quarantine-list": "quarantine list",
     "quarantine-show": "quarantine show unreadable",
     "quarantine-show-body": "quarantine show unreadable --body",
@@ -43,7 +56,8 @@ LOOKS: dict[str, str] = {
 """Read-only commands, by the name of their golden file."""
 
 DOCS = (ROOT / "docs" / "cli.md").read_text()
-EXAMPLES = re.findall(r"^\| `redis-queue ([^`]+)`", DOCS, re.MULTILINE)
+EXAMPLES = re.findall(r"^\| `redis-queue (?!-A )([^`]+)`", DOCS, re.MULTILINE)
+APP_EXAMPLES = re.findall(r"^\| `redis-queue -A shop ([^`]+)`", DOCS, re.MULTILINE)
 
 
 def leaves(command: object, path: tuple[str, ...] = ()) -> list[str]:

@@ -1,0 +1,1 @@
+"""What the reports of workers cost: CPU, commands, and bytes."""
