@@ -67,17 +67,21 @@ def test_with_every_it_loads_lost_scripts_again(server: RedisServer) -> None:
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
+        assert process.stdout is not None
         try:
             wait_until(loaded, description="the scripts to be loaded")
+            told = [process.stdout.readline()]
             with server.client() as client:
                 client.script_flush()
             wait_until(loaded, description="the scripts to be loaded after SCRIPT FLUSH")
+            told.append(process.stdout.readline())
             server.restart()
             wait_until(loaded, description="the scripts to be loaded after a restart")
+            told.append(process.stdout.readline())
             process.send_signal(signal.SIGTERM)
             out, _ = process.communicate(timeout=60)
         finally:
             process.kill()
 
     assert process.returncode == 0
-    assert out.splitlines() == [f"{len(all_scripts())} loaded, {len(all_scripts())} scripts"] * 3
+    assert (told, out) == ([f"{len(all_scripts())} loaded, {len(all_scripts())} scripts\n"] * 3, "")
