@@ -1,0 +1,160 @@
+"""What people who operate a shop do most, from the overview to the end, with and without JavaScript."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import redis
+from celery import Celery
+from playwright.sync_api import Page, expect
+
+from redis_queue import DelayQueue, RedisQueue
+from redis_queue.operate.audit import Audit
+from tests.support.web.chromium import NewTab
+from tests.support.web.shop import fill_shop
+
+pytestmark = [
+    pytest.mark.celery,
+    pytest.mark.parametrize("scripts", [True, False], ids=["with scripts", "without scripts"]),
+]
+
+
+@pytest.fixture
+def filled(client: redis.Redis, app: Celery) -> redis.Redis:
+    """The Redis of a shop on a bad day."""
+    fill_shop(client, app)
+    return client
+
+
+@pytest.fixture
+def page(scripts: bool, new_tab: NewTab) -> Page:
+    """The overview."""
+    return new_tab(java_script_enabled=scripts).open("/")
+
+
+def screen(page: Page, name: str) -> None:
+    page.get_by_role("navigation", name="Screens").get_by_role("link", name=name, exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text(name)
+
+
+def search(page: Page, label: str, text: str) -> None:
+    field = page.get_by_label(label, exact=True)
+    if not field.is_visible():
+        page.locator(".filters > summary").click()
+    field.fill(text)
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(field).to_have_value(text)
+
+
+def confirm(page: Page, button: str, confirmed: str, told: str) -> None:
+    page.get_by_role("button", name=button, exact=True).click()
+    page.get_by_role("button", name=confirmed, exact=True).click()
+    expect(page.get_by_role("status")).to_contain_text(told)
+
+
+def last_action(client: redis.Redis) -> tuple[str, str, int]:
+    action = Audit(client, "redis_queue").last()[0]
+    return action.verb, action.queue, action.count
+
+
+def messages(client: redis.Redis, queue: str) -> list[dict[str, object]]:
+    return [json.loads(element) for element in client.lrange(queue, 0, -1)]
+
+
+def test_find_why_a_queue_is_stuck(page: Page) -> None:
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="reports", exact=True))
+    expect(row).to_contain_text("no known worker")
+    row.get_by_role("link", name="reports", exact=True).click()
+    expect(page.get_by_text("No known worker consumes this queue.")).to_be_visible()
+    expect(page.locator(".tiles")).to_have_text(re.compile(r"Ready\s*38"))
+
+
+def test_see_what_a_deploy_broke(page: Page) -> None:
+    screen(page, "History")
+    page.get_by_role("navigation", name="Time span").get_by_role("link", name="15 minutes").click()
+    marked = page.get_by_role("row").filter(has_text="fails more often than before")
+    expect(marked).to_have_count(0)
+    page.get_by_role("navigation", name="Time span").get_by_role("link", name="1 hour").click()
+    expect(marked.get_by_role("rowheader")).to_have_text(["billing.charge"])
+    marked.get_by_role("link", name=re.compile(r"^\d+$")).click()
+    page.get_by_role("link", name=re.compile(r"^billing\.charge")).nth(1).click()
+    expect(page.get_by_text("the gateway refused field 'iban' (code 4012)").first).to_be_visible()
+    expect(page.get_by_text("/srv/shop/billing/tasks.py")).to_be_visible()
+
+
+def test_retry_failed_tasks_at_a_rate(page: Page, filled: redis.Redis) -> None:
+    before = DelayQueue("celery", filled).count()
+    page.get_by_role("link", name="Failures", exact=True).click()
+    page.get_by_role("table").first.get_by_role("link", name="billing.charge").click()
+    page.get_by_label("All matches").check()
+    page.get_by_label("Per second").fill("20")
+    confirm(page, "Retry…", "Retry 64", "64 stored to be sent again.")
+    assert last_action(filled) == ("retry", "failures", 64)
+    assert DelayQueue("celery", filled).count() == before + 64
+    expect(page.get_by_text("No match among")).to_be_visible()
+
+
+def test_stop_a_tenant(page: Page, filled: redis.Redis) -> None:
+    page.get_by_role("link", name="mail", exact=True).click()
+    search(page, "Arguments contain", "acme")
+    page.get_by_label("All matches").check()
+    page.get_by_label("To queue").fill("parked")
+    page.get_by_role("button", name="Move…").click()
+    button = page.get_by_role("button", name=re.compile(r"^Move \d+$"))
+    moved = int(str(button.text_content()).split()[1])
+    button.click()
+    expect(page.get_by_role("status")).to_contain_text(f"{moved} moved")
+    assert len(messages(filled, "parked")) == moved > 100
+    left = messages(filled, "mail")
+    assert len(left) == 240 - moved
+    assert not [found for found in left if "acme" in json.dumps(found["headers"])]
+
+
+def test_cancel_the_reminders_of_one_order(page: Page, filled: redis.Redis) -> None:
+    screen(page, "Scheduled")
+    search(page, "Id begins with", "order-1042")
+    page.get_by_role("checkbox", name="Choose order-1042").check()
+    confirm(page, "Cancel…", "Cancel 1", "1 cancelled.")
+    assert DelayQueue("celery", filled).get("order-1042") is None
+
+
+def test_move_what_is_due_in_the_next_hour_to_the_night(page: Page, filled: redis.Redis) -> None:
+    screen(page, "Scheduled")
+    search(page, "Due before", "10m")
+    page.get_by_label("All matches").check()
+    page.get_by_label("To", exact=True).fill("12h")
+    page.get_by_role("button", name="Reschedule…").click()
+    button = page.get_by_role("button", name=re.compile(r"^Reschedule \d+$"))
+    count = str(button.text_content()).split()[1]
+    button.click()
+    expect(page.get_by_role("status")).to_contain_text(f"{count} rescheduled.")
+    assert last_action(filled) == ("reschedule", "celery", int(count))
+
+
+def test_redrive_what_died_while_payments_were_away(page: Page, filled: redis.Redis) -> None:
+    page.get_by_role("link", name="Dead letters", exact=True).click()
+    search(page, "Reason contains", "no answer from payments")
+    page.get_by_label("All matches").check()
+    page.get_by_role("button", name="Redrive…").click()
+    button = page.get_by_role("button", name=re.compile(r"^Redrive \d+$"))
+    count = int(str(button.text_content()).split()[1])
+    dead = RedisQueue("orders", filled).stats().dead
+    button.click()
+    expect(page.get_by_role("status")).to_contain_text(f"{count} redriven.")
+    assert RedisQueue("orders", filled).stats().dead == dead - count > 0
+
+
+def test_pause_a_queue_for_maintenance(page: Page, filled: redis.Redis) -> None:
+    page.get_by_role("link", name="orders", exact=True).first.click()
+    confirm(page, "Pause…", "Pause", "orders paused.")
+    assert RedisQueue("orders", filled).get(block=False) is None
+    confirm(page, "Resume…", "Resume", "orders resumed.")
+    assert RedisQueue("orders", filled).get(block=False) is not None
+
+
+def test_find_the_worker_that_is_stuck(page: Page) -> None:
+    page.get_by_role("link", name="Workers", exact=True).first.click()
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="worker-3@shop"))
+    expect(row).to_contain_text("its event loop is silent for 15 min")
