@@ -90,6 +90,12 @@ class CeleryQueues:
             busy=sum(row.busy for row in workers or ()),
         )
 
+    def configured(self) -> Sequence[str]:
+        """Return the names of the queues in the settings of the app and of its tasks; it reads nothing."""
+        if self._known is None:
+            self._known = known_queues(self._app)
+        return sorted(self._known)
+
     def row(self, name: str) -> CeleryQueueRow:
         """Return the row of one queue, also of one that is not known. Raises InvalidNameError."""
         check_name(name)
@@ -125,13 +131,12 @@ class CeleryQueues:
         return {}
 
     def _names(self, workers: Sequence[WorkerRow] | None, broker: BrokerQueues | None = None) -> list[str]:
-        if self._known is None:
-            self._known = known_queues(self._app)
+        known = set(self.configured())
         if broker is not None and time.monotonic() >= self._bound_until:
-            self._bound = set(readable(broker.bound(self._known | self._bound)))
+            self._bound = set(readable(broker.bound(known | self._bound)))
             self._bound_until = time.monotonic() + REMEMBERED_SECONDS
         consumed = readable(queue for row in workers or () for queue in row.queues)
-        return sorted({*self._known, *consumed, *self._bound})[:MOST_QUEUES]
+        return sorted({*known, *consumed, *self._bound})[:MOST_QUEUES]
 
     def _rows(
         self, names: Sequence[str], depths: Sequence[Depth], reports: Sequence[WorkerRow] | None, at: datetime

@@ -37,7 +37,9 @@ from redis_queue.web import (
     queues,
     running,
     scale,
+    search,
     suggestions,
+    task,
     workers,
 )
 from redis_queue.web.context import EXTENSION, Context
@@ -69,6 +71,8 @@ PAGES: Final = (
     scale,
     running,
     history,
+    task,
+    search,
 )
 
 NAVIGATION: Final = (
@@ -150,13 +154,13 @@ def _access(source: Celery | Access | str | Client, prefix: str) -> Access:
 def _common(settings: WebSettings, access: Access) -> dict[str, Any]:
     return {
         "navigation": NAVIGATION,
-        "has_search": "search.show" in current_app.view_functions,
         "htmx_config": assets.HTMX,
         "label": settings.label,
         "timezone": settings.timezone,
         "prefix": access.catalog.prefix,
         "user": g.get("user", ""),
         "may_write": g.get("may_write", False),
+        "has_app": access.app is not None,
     }
 
 

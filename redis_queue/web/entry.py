@@ -40,6 +40,7 @@ def show() -> str:
         kind=kind_of(queue),
         item=item,
         task=task,
+        task_id=task_id if isinstance(task_id := task.headers.get("id"), str) else "",
         reference=reference(queue, item.id),
         history=list(_history(item)),
         with_body=with_body,

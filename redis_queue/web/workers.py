@@ -67,7 +67,6 @@ def _page(workers: list[dict[str, Any]] | None) -> str:
         dispatchers=rows,
         broken=[row for row in faults.rows if row.kind == "delay"],
         workers=workers,
-        has_app=context().access.app is not None,
         now=now,
     )
 

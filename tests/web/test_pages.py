@@ -41,6 +41,8 @@ class TestReading:
             "/queue",
             "/celery-queue",
             "/entry",
+            "/task",
+            "/search",
             "/failure",
         }
         assert everything(filled) == before

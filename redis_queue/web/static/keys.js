@@ -11,7 +11,7 @@
   };
   let off = stored();
   const links = [...document.querySelectorAll("nav a[data-key]")];
-  const search = () => document.querySelector("[data-search]");
+  const search = () => document.querySelector("[data-search]") || document.querySelector(".find input");
   const rows = () => [...document.querySelectorAll("main tbody tr")].filter((row) => row.querySelector("a, input"));
   const current = () => document.activeElement.closest && document.activeElement.closest("main tbody tr");
   const step = (by) => {

@@ -54,7 +54,7 @@ SHARES: Final = tuple(load.runs for load in LOADS)
 
 
 def fill_shop(client: redis.Redis, app: Celery) -> None:
-    """Fill Redis with the data of this day, the same on each call but for the time. *app* sends to the shop's queues."""
+    """Fill Redis with the data of this day; only its times differ from call to call. *app* sends the messages."""
     chance = random.Random(7)
     client.flushall()
     app.conf.task_queues = [Queue(name) for name in QUEUES]
@@ -75,7 +75,9 @@ def _ago(**span: float) -> datetime:
 def _delay(client: redis.Redis, chance: random.Random) -> None:
     delayed = DelayQueue("celery", client)
     delays = [abs(chance.gauss(6, 4)) * 3600 + 60 * math.floor(chance.random() * 3) for _ in range(6000)]
-    delayed.push_many(Push(_call(chance, 1000 + n), delay=wait, id=f"order-{1000 + n}") for n, wait in enumerate(delays))
+    delayed.push_many(
+        Push(_call(chance, 1000 + n), delay=wait, id=f"order-{1000 + n}") for n, wait in enumerate(delays)
+    )
     options = {"queue": "shop", "priority": 5}
     payload = {"task": "shop.remind", "args": [1042], "kwargs": {"customer": 7042, "token": "4f1c"}, "options": options}
     delayed.push(payload, id="order-1042", delay=5400, headers={"trace": "00-4bf92f35-01"})
@@ -124,7 +126,9 @@ def _send(app: Celery, chance: random.Random) -> None:
             mail = {"tenant": tenant, "customer": 7000 + number}
             app.send_task("mail.digest", [number], mail, queue="mail", task_id=f"mail-{number}", connection=connection)
         for number in range(38):
-            app.send_task("reports.monthly", [number], queue="reports", task_id=f"report-{number}", connection=connection)
+            app.send_task(
+                "reports.monthly", [number], queue="reports", task_id=f"report-{number}", connection=connection
+            )
 
 
 def _keep_failures(client: redis.Redis, chance: random.Random) -> None:

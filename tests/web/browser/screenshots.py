@@ -30,6 +30,7 @@ ONCE = {
     "queue": "/queue?kind=queue&name=orders",
     "celery-queue": "/celery-queue?name=mail",
     "failure": "/failure?id=charge-1",
+    "search": "/search?q=bill",
     "doctor": "/doctor",
 }
 """Pages on a desk, in light colours."""
@@ -39,6 +40,7 @@ ALL_WAYS = {
     "failures": "/failures",
     "history": "/history",
     "running": "/running",
+    "task": "/task?id=charge-1040",
     "workers": "/workers",
 }
 """Pages on a desk and on a phone, in light and in dark colours."""
@@ -54,22 +56,26 @@ def compressed(png: bytes) -> bytes:
 def main() -> None:
     """Write all images."""
     IMAGES.mkdir(exist_ok=True)
-    with RedisServer(aof="everysec") as server, server.client() as client, sync_playwright() as playwright:
-        with Celery("shop", broker=server.url.replace("unix://", "redis+socket://"), set_as_current=False) as app:
-            delayed_of(app, client)
-            fill_shop(client, app)
-            web = make_server("127.0.0.1", 0, dashboard(app, allow_write=True, label="staging"), threaded=True)
-            threading.Thread(target=web.serve_forever, daemon=True).start()
-            browser = playwright.chromium.launch(executable_path=EXECUTABLE, args=["--no-sandbox", "--disable-lcd-text"])
-            address = f"http://127.0.0.1:{web.server_port}"
-            for name, path in ONCE.items():
-                write(browser, address + path, name, SIZES[""], "light")
-            for name, path in ALL_WAYS.items():
-                for size, pixels in SIZES.items():
-                    for colours, scheme in SCHEMES.items():
-                        write(browser, address + path, name + size + colours, pixels, scheme)
-            browser.close()
-            web.shutdown()
+    with (
+        RedisServer(aof="everysec") as server,
+        server.client() as client,
+        sync_playwright() as playwright,
+        Celery("shop", broker=server.url.replace("unix://", "redis+socket://"), set_as_current=False) as app,
+    ):
+        delayed_of(app, client)
+        fill_shop(client, app)
+        web = make_server("127.0.0.1", 0, dashboard(app, allow_write=True, label="staging"), threaded=True)
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        browser = playwright.chromium.launch(executable_path=EXECUTABLE, args=["--no-sandbox", "--disable-lcd-text"])
+        address = f"http://127.0.0.1:{web.server_port}"
+        for name, path in ONCE.items():
+            write(browser, address + path, name, SIZES[""], "light")
+        for name, path in ALL_WAYS.items():
+            for size, pixels in SIZES.items():
+                for colours, scheme in SCHEMES.items():
+                    write(browser, address + path, name + size + colours, pixels, scheme)
+        browser.close()
+        web.shutdown()
 
 
 def write(browser: Browser, url: str, name: str, size: tuple[int, int], scheme: str) -> None:

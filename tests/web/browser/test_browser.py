@@ -23,6 +23,7 @@ PAGES = (
     *("/", "/forecast", "/scheduled?body=1", "/queues", "/dead?body=1", "/workers", "/doctor", "/audit"),
     *("/queue?kind=queue&name=orders", "/queue?kind=delay&name=celery", "/entry?queue=celery&id=task-1&body=1"),
     *("/celery-queue?name=celery", "/failures", "/failure?id=failed&body=1", "/running", "/history"),
+    *("/task?id=failed&body=1", f"/task?id={TASK}", "/search", "/search?q=e"),
 )
 
 
@@ -196,6 +197,16 @@ class TestActions:
         count = cell.text_content()
         cell.click()
         expect(page.get_by_text(f"{count} waiting entries.")).to_be_visible()
+
+
+def test_the_search_suggests_names(new_tab: NewTab) -> None:
+    page = new_tab().open("/")
+    box = page.get_by_label("Search all")
+    box.focus()
+    expect(page.locator("#names-q option[value='shop.remind']")).to_have_count(1)
+    box.press_sequentially("ord")
+    expect(page.locator("#names-q option")).to_have_count(1)
+    expect(page.locator("#names-q option")).to_have_attribute("value", "orders")
 
 
 def fetched_urls(page: Page) -> list[str]:

@@ -71,6 +71,28 @@ def test_find_why_a_queue_is_stuck(page: Page) -> None:
     expect(page.locator(".tiles")).to_have_text(re.compile(r"Ready\s*38"))
 
 
+def test_find_the_task_of_an_order(page: Page) -> None:
+    box = page.get_by_label("Search all")
+    box.fill("order-1042")
+    box.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(r"shop\.remind\s+order-1042"))
+    expect(page.get_by_text("delayed", exact=True)).to_be_visible()
+    expect(page.get_by_role("listitem").filter(has_text="due 20")).to_contain_text(re.compile("in 1 h (29|30) min"))
+    page.get_by_role("link", name="Show arguments").click()
+    expect(page.get_by_text("[1042] {'customer': 7042, 'token': •••}")).to_be_visible()
+
+
+def test_follow_a_canvas(page: Page) -> None:
+    box = page.get_by_label("Search all")
+    box.fill("mail-1040")
+    box.press("Enter")
+    tree = page.locator(".tree li")
+    expect(tree).to_have_count(4)
+    expect(tree.first).to_contain_text("billing.invoice")
+    tree.filter(has_text="billing.charge").get_by_role("link").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(r"billing\.charge\s+charge-1040"))
+
+
 def test_see_what_a_deploy_broke(page: Page) -> None:
     screen(page, "History")
     page.get_by_role("navigation", name="Time span").get_by_role("link", name="15 minutes").click()

@@ -1,0 +1,87 @@
+"""Search: the tasks, queues, workers and failures whose names contain a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from redis_queue.errors import InvalidValueError
+from redis_queue.monitor.failures import Failures
+from redis_queue.monitor.history import History
+from redis_queue.monitor.model import GroupRow, WorkerRow
+from redis_queue.monitor.report import OTHER
+from redis_queue.monitor.workers import Workers
+from redis_queue.operate.access import Access
+from redis_queue.store.registry import Known
+
+MOST: Final = 20
+"""Most results of each kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What matches, up to :data:`MOST` of each kind: names of *tasks* and *celery_queues*, *queues*, *workers*, *failures*.
+
+    *more* names the kinds that have more.
+    """
+
+    tasks: Sequence[str]
+    celery_queues: Sequence[str]
+    queues: Sequence[Known]
+    workers: Sequence[WorkerRow]
+    failures: Sequence[GroupRow]
+    more: Sequence[str]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all that matches, each once, in order."""
+        of_queues, of_workers = (known.name for known in self.queues), (row.name for row in self.workers)
+        return sorted({*self.tasks, *self.celery_queues, *of_queues, *of_workers})
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nothing matches."""
+        return not (self.tasks or self.celery_queues or self.queues or self.workers or self.failures)
+
+
+def search(access: Access, text: str) -> Found:
+    """Return what has *text* in its name.
+
+    Tasks are those that ran within the last 90 days. It reads lists of names whose lengths are bounded, no messages.
+    Raises InvalidValueError for an empty text, and StoreError.
+    """
+    if not text:
+        raise InvalidValueError("text='': must not be empty")
+    catalog = access.catalog
+    store = catalog.client, catalog.prefix
+    series = [found for found in History(*store, catalog.clock).series() if found != OTHER]
+    queues = [found.queue for found in series]
+    if access.celery_queues is not None:
+        queues += access.celery_queues.configured()
+    names = Workers(*store, catalog.clock)
+    listing = catalog.listing(text, limit=MOST)
+    workers, number = names.page(text, limit=MOST)
+    groups = [
+        row for row in Failures(*store, catalog.clock).groups() if text in f"{row.group.task} {row.group.exception}"
+    ]
+    tasks, celery_queues = _matching((found.task for found in series), text), _matching(queues, text)
+    counts = {
+        "tasks": len(tasks),
+        "celery_queues": len(celery_queues),
+        "queues": listing.total,
+        "workers": number,
+        "failures": len(groups),
+    }
+    return Found(
+        tasks[:MOST],
+        celery_queues[:MOST],
+        listing.known,
+        workers,
+        groups[:MOST],
+        [kind for kind, count in counts.items() if count > MOST],
+    )
+
+
+def _matching(names: Iterable[str], text: str) -> list[str]:
+    return sorted({name for name in names if text in name})
