@@ -15,7 +15,8 @@ RedisQueueError
 ├── QueueFullError
 ├── EntryExistsError
 ├── LeaseLostError
-└── LockTakenError
+├── LockTakenError
+└── WorkerRefusedError
 
 Verdict                         raised by a handler to decide the outcome of its message
 ├── Nack
@@ -98,6 +99,10 @@ class LeaseLostError(RedisQueueError):
 
 class LockTakenError(RedisQueueError):
     """Another holder has the lock."""
+
+
+class WorkerRefusedError(RedisQueueError):
+    """A worker refused a command, or did not answer."""
 
 
 class Verdict(Exception):  # noqa: N818 - a decision of the handler, not a failure

@@ -23,6 +23,8 @@ MODULES: Final = {
     "putback": "putback",
     "workers": "workers",
     "running": "workers",
+    "terminate": "terminate",
+    "worker": "worker",
     "history": "history",
     "task": "task",
     "alive": "alive",

@@ -21,7 +21,7 @@ MOST: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What matches, up to :data:`MOST` of each kind: names of *tasks* and *celery_queues*, *queues*, *workers*, *failures*.
+    """What matches, up to :data:`MOST` of each kind; *tasks* and *celery_queues* are names.
 
     *more* names the kinds that have more.
     """

@@ -40,6 +40,7 @@ from redis_queue.web import (
     search,
     suggestions,
     task,
+    worker_actions,
     workers,
 )
 from redis_queue.web.context import EXTENSION, Context
@@ -73,6 +74,7 @@ PAGES: Final = (
     history,
     task,
     search,
+    worker_actions,
 )
 
 NAVIGATION: Final = (

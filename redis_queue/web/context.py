@@ -7,6 +7,7 @@ from typing import Final
 from flask import current_app
 
 from redis_queue.monitor.history import History
+from redis_queue.monitor.workers import Workers
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit
 from redis_queue.web.health import Health
@@ -24,6 +25,7 @@ class Context:
         self.inspector = access.inspector
         self.audit = Audit(access.catalog.client, access.catalog.prefix)
         self.history = History(access.catalog.client, access.catalog.prefix, access.catalog.clock)
+        self.workers = Workers(access.catalog.client, access.catalog.prefix, access.catalog.clock)
         self.health = Health(access)
 
 

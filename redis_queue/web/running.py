@@ -10,6 +10,7 @@ from redis_queue.operate.running import running
 from redis_queue.web import request_args
 from redis_queue.web.context import context
 from redis_queue.web.suggestions import task_names
+from redis_queue.web.worker_actions import reference
 
 pages = Blueprint("running", __name__)
 
@@ -28,5 +29,6 @@ def show() -> str:
         more=len(rows) > ROWS,
         search={"task": task, "worker": worker},
         names=task_names(),
+        reference_of=reference,
         now=context().inspector.now(),
     )

@@ -9,10 +9,10 @@ from flask import Blueprint, abort, render_template
 
 from redis_queue.delay.lateness import DispatcherRow
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.monitor.workers import Workers
 from redis_queue.operate.diagnosis import ANSWER_WITHIN
 from redis_queue.operate.faults import Faults
 from redis_queue.operate.liveness import state_of
+from redis_queue.operate.worker_actions import RESIZES
 from redis_queue.web import request_args
 from redis_queue.web.context import context
 from redis_queue.web.queue_lookup import MOST_QUEUES
@@ -55,8 +55,8 @@ def _page(workers: list[dict[str, Any]] | None) -> str:
             queue = context().catalog.open(known)
             if isinstance(queue, DelayQueue):
                 rows += [(queue.name, row) for row in queue.dispatch_log.dispatchers()]
-    catalog, now = context().catalog, context().inspector.now()
-    reports, count = Workers(catalog.client, catalog.prefix, catalog.clock).page(name or "", offset, ROWS)
+    now = context().inspector.now()
+    reports, count = context().workers.page(name or "", offset, ROWS)
     return render_template(
         "workers.html",
         reports=[(row, *state_of(row, (now - row.seen_at).total_seconds())) for row in reports],
@@ -67,6 +67,7 @@ def _page(workers: list[dict[str, Any]] | None) -> str:
         dispatchers=rows,
         broken=[row for row in faults.rows if row.kind == "delay"],
         workers=workers,
+        resizes=RESIZES,
         now=now,
     )
 

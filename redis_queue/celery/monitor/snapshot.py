@@ -7,6 +7,7 @@ import platform
 import socket
 import time
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -145,6 +146,12 @@ class Snapshots:
         if self._names is None:
             return ()
         return tuple(key for queue in self._queues() for key in self._names.all_of(queue))
+
+
+def reported_since(request: Any) -> datetime | None:
+    """Return since when *request* runs by the last report; None if it was not reported."""
+    row: RunningTask | None = vars(request).get(_ROW)
+    return None if row is None else row.since
 
 
 def _names_of(consumer: Any) -> ListNames | None:

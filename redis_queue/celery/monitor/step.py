@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from celery import bootsteps
 
+from redis_queue.celery.monitor import commands  # noqa: F401 - registers them
 from redis_queue.celery.monitor.activity import Activity, OnFailure
 from redis_queue.celery.monitor.discards import note_discards
 from redis_queue.celery.monitor.failure_log import FailureLog

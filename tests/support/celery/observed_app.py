@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from celery import Celery, chord
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from redis_queue.celery import DelayedTasks
 from redis_queue.store.connection import connect
@@ -30,6 +30,7 @@ from tests.support.celery.observed_names import (
     LONG,
     MENDED,
     OK,
+    PATIENT,
     REJECT,
     SEEN,
 )
@@ -100,6 +101,18 @@ def wait_for_gate(name: str) -> None:
     with connect(os.environ["STORE_URL"], check=False, socket_timeout=70) as client:
         client.rpush(SEEN, name)
         client.blpop([name], 60)
+
+
+@app.task(name=PATIENT, shared=False)  # type: ignore[untyped-decorator]
+def wait_patiently() -> str:
+    """Wait 60 s; store what ends it early."""
+    with connect(os.environ["STORE_URL"], check=False, socket_timeout=70) as client:
+        client.rpush(SEEN, "waits")
+        try:
+            time.sleep(60)
+        except SoftTimeLimitExceeded:
+            client.rpush(SEEN, "cleaned up")
+    return "ended early"
 
 
 @app.task(name=HUGE, shared=False)  # type: ignore[untyped-decorator]

@@ -1,0 +1,178 @@
+"""Actions on running tasks and on workers: a preview, then the action, then a line in the audit log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import quote, unquote
+
+from flask import Blueprint, abort, flash, g, redirect, render_template, request, url_for
+from werkzeug.wrappers import Response
+
+from redis_queue.errors import WorkerRefusedError
+from redis_queue.monitor.model import RunningTask, WorkerRow
+from redis_queue.operate import worker_actions
+from redis_queue.operate.audit import Action
+from redis_queue.operate.worker_actions import MOST_SIZE, stoppable, subjects_of, worker_of
+from redis_queue.store.ids import is_id
+from redis_queue.times import from_ms, to_ms
+from redis_queue.web import request_args
+from redis_queue.web.confirmation import NOT_CONFIRMED, begin_operation, confirmed_count, new_operation
+from redis_queue.web.context import context
+
+pages = Blueprint("worker_actions", __name__)
+
+MOST_TASKS: Final = 200
+"""Most running tasks of one action, as many as the page lists."""
+
+STOPS: Final = {"terminate": "Terminate", "soft": "Stop softly"}
+"""Verbs for running tasks, and their labels."""
+
+CHANGES: Final = {"shut-down": "Shut down", "resize": "Resize"}
+"""Verbs for workers, and their labels."""
+
+_ROW: Final = re.compile(r"(\d{1,15}):([^:]{1,1000}):([^:]{1,3000})", re.ASCII)
+
+
+def reference(task: RunningTask) -> str:
+    """Return a reference to this run for a form; a later run of the same task has another one."""
+    parts = (quote(part, safe="", errors="surrogateescape") for part in (task.worker, task.id))
+    return ":".join((str(to_ms(task.since)), *parts))
+
+
+@pages.post("/running/preview")
+def preview_stop() -> str:
+    """Show the running tasks of an action, with a form to confirm it."""
+    verb, tasks = _stop_verb(), _tasks()
+    access = context().access
+    _check_app()
+    pools = {name: worker_of(access, name).pool for name in {task.worker for task in tasks}}
+    running = {(found.worker, found.id): found for name in pools for found in context().workers.running_of(name)}
+    # As they were when the page was made: a run that has ended since then is left out.
+    still = [found for task in tasks if (found := running.get((task.worker, task.id))) and found.since == task.since]
+    problems = sorted(
+        {problem for task in still if (problem := stoppable(task, pools[task.worker], soft=verb == "soft"))}
+    )
+    able = [] if problems else still
+    return render_template(
+        "stop_action.html",
+        verb=verb,
+        label=STOPS[verb],
+        tasks=able,
+        gone=len(tasks) - len(still),
+        problems=problems,
+        rows=[reference(task) for task in able],
+        operation=new_operation(),
+        now=context().inspector.now(),
+    )
+
+
+@pages.post("/running/act")
+def stop() -> Response:
+    """Stop exactly the runs of a preview, once."""
+    verb, tasks = _stop_verb(), _tasks()
+    if confirmed_count(MOST_TASKS) != len(tasks):
+        abort(400, NOT_CONFIRMED)
+    _check_app()
+    begin_operation()
+    at, done, problems = context().inspector.now(), list[RunningTask](), list[str]()
+    try:
+        for part in worker_actions.stop(context().access, tasks, soft=verb == "soft"):
+            done += part.stopped
+            if part.problem:
+                problems.append(part.problem)
+    finally:
+        by_worker = ", ".join(sorted({task.worker for task in tasks}))
+        action = Action(
+            at, g.user, "soft terminate" if verb == "soft" else verb, by_worker, len(done), "; ".join(problems)
+        )
+        context().audit.record([_with(action, done)])
+    for problem in dict.fromkeys(problems):
+        flash(f"{problem}.")
+    gone = len(tasks) - len(done)
+    flash(f"{len(done):,} stopped.{f' {gone:,} had ended.' if gone and not problems else ''}")
+    return redirect(url_for("running.show"), 303)
+
+
+@pages.post("/workers/preview")
+def preview_change() -> str:
+    """Show what an action does to a worker, with a form to confirm it."""
+    verb, row, size = _change()
+    return render_template(
+        "worker_action.html", verb=verb, label=CHANGES[verb], row=row, size=size, operation=new_operation()
+    )
+
+
+@pages.post("/workers/act")
+def change() -> Response:
+    """Shut a worker down, or change the size of its pool, once."""
+    verb, row, size = _change()
+    if confirmed_count(1) != 1 or request_args.number("pid", 0, 0, 1 << 31, request.form) != row.pid:
+        abort(400, NOT_CONFIRMED)
+    begin_operation()
+    at, problem = context().inspector.now(), ""
+    try:
+        if verb == "resize":
+            worker_actions.resize(context().access, row, size)
+        else:
+            worker_actions.shut_down(context().access, row)
+    except WorkerRefusedError as error:
+        problem = str(error)
+    detail = f"from {row.concurrency} to {size}" if verb == "resize" else ""
+    text = "; ".join(filter(None, (detail, problem)))
+    context().audit.record([Action(at, g.user, verb, row.name, 0 if problem else 1, text)])
+    told = (
+        f"{row.name} runs {size:,} tasks at once." if verb == "resize" else f"{row.name} ends after its running tasks."
+    )
+    flash(f"{problem}." if problem else told)
+    return redirect(url_for("workers.show"), 303)
+
+
+def _check_app() -> None:
+    if context().access.app is None:
+        abort(404, "This dashboard has no Celery app, so it cannot reach workers.")
+
+
+def _with(action: Action, tasks: Sequence[RunningTask]) -> Action:
+    return Action(action.at, action.user, action.verb, action.queue, action.count, action.detail, subjects_of(tasks))
+
+
+def _stop_verb() -> str:
+    request_args.reject_repeated(request.form, "row")
+    return request_args.choice("verb", STOPS, "", request.form)
+
+
+def _tasks() -> list[RunningTask]:
+    """Return the runs of the form, as they were when it was made."""
+    rows = list(dict.fromkeys(request.form.getlist("row")))
+    if not rows:
+        abort(400, "Stop what? Tick some rows first.")
+    if len(rows) > MOST_TASKS:
+        abort(400, f"{len(rows):,} rows: must be at most {MOST_TASKS:,}.")
+    found: list[RunningTask] = []
+    for row in rows:
+        parts = _ROW.fullmatch(row)
+        worker, id_ = (unquote(parts[2]), unquote(parts[3])) if parts else ("", "")
+        if parts is None or not is_id(id_) or not is_id(worker):
+            abort(400, "This form has an invalid row: reload the page.")
+        found.append(RunningTask(id_, "", "", worker, from_ms(int(parts[1]))))
+    return found
+
+
+def _change() -> tuple[str, WorkerRow, int]:
+    """Return the verb, the worker and the new size of the form."""
+    form = request.form
+    request_args.reject_repeated(form)
+    verb = request_args.choice("verb", CHANGES, "", form)
+    name = request_args.text("worker", form, exact=True)
+    if name is None:
+        abort(400, "Which worker? Choose one from the list.")
+    _check_app()
+    row = worker_of(context().access, name)
+    if verb != "resize":
+        return verb, row, row.concurrency
+    size = request_args.number("size", 0, 1, MOST_SIZE, form)
+    if not size:
+        abort(400, f"Resize to what? Fill in a number from 1 to {MOST_SIZE:,}.")
+    return verb, row, worker_actions.check_size(row, size)

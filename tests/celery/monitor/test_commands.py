@@ -1,0 +1,168 @@
+"""Actions on running tasks and on workers, with real workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from celery import Celery
+
+from redis_queue.celery.monitor import remote
+from redis_queue.errors import InvalidNameError, InvalidValueError, WorkerRefusedError
+from redis_queue.monitor.model import RunningTask, WorkerRow
+from redis_queue.operate.access import Access, AppAccess
+from redis_queue.operate.worker_actions import Stopped, find_running, resize, shut_down, stop, worker_of
+from redis_queue.times import to_ms
+from tests.support.celery.observed_names import GATE, OK, PATIENT, SEEN
+from tests.support.celery.observing import Observed, observed_on_one_redis
+from tests.support.wait import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+
+NAME = "one@test"
+
+
+@pytest.fixture
+def observed() -> Iterator[Observed]:
+    """Broker, store and results in one Redis."""
+    with observed_on_one_redis() as found:
+        found.settings["result_backend"] = found.broker_url
+        yield found
+
+
+@pytest.fixture
+def access(observed: Observed) -> Iterator[Access]:
+    """Access with an app of its own, as a dashboard has it."""
+    url = observed.broker_url
+    with Celery("operator", broker=url, backend=url, set_as_current=False) as app:
+        app.conf.redis_queue_url = observed.store.url
+        yield AppAccess(app)
+
+
+def running(observed: Observed, id_: str) -> RunningTask:
+    """Wait until a worker reports a task."""
+    return wait_until(lambda: observed.workers.find_running(id_), description="the report")
+
+
+def stopped(access: Access, task: RunningTask, *, soft: bool = False) -> Stopped:
+    (found,) = stop(access, [task], soft=soft)
+    return found
+
+
+def ready(observed: Observed) -> WorkerRow:
+    """Wait until the worker reports and listens to control messages."""
+    wait_until(lambda: observed.app.control.ping([NAME], timeout=0.5), timeout=60, description="an answer")
+    return row_of(observed)
+
+
+def row_of(observed: Observed) -> WorkerRow:
+    return wait_until(lambda: observed.workers.row(NAME), timeout=60, description="the report")
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["late ack", "early ack"])
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_a_terminated_task_ends_and_is_not_run_again(pool: str, late: bool, observed: Observed, access: Access) -> None:
+    observed.settings["task_acks_late"] = late
+    with observed.worker(pool=pool):
+        task = running(observed, observed.send(GATE, "gate"))
+        assert stopped(access, task) == Stopped([task], 1)
+        tally = observed.wait_for(GATE, 1)
+        assert (tally.executed, tally.revoked) == (0, 1)
+        records = access.result_records()
+        assert records is not None
+        assert records.tasks([task.id])[task.id].state == "REVOKED"
+        # The worker runs other tasks, and this one no more, although its gate is open.
+        observed.client.rpush("gate", "open")
+        observed.send(OK)
+        observed.wait_for(OK, 1)
+        wait_until(lambda: not observed.workers.find_running(task.id), description="the report without the task")
+    assert observed.client.lrange(SEEN, 0, -1) == [b"gate"]
+    assert observed.client.zcard("unacked_index") == observed.client.llen("celery") == 0
+
+
+def test_a_task_that_is_stopped_softly_cleans_up(observed: Observed, access: Access) -> None:
+    with observed.worker(pool="prefork"):
+        task = running(observed, observed.send(PATIENT))
+        assert stopped(access, task, soft=True).stopped == [task]
+        assert observed.wait_for(PATIENT, 1).executed == 1
+    assert observed.client.lrange(SEEN, 0, -1) == [b"waits", b"cleaned up"]
+    assert observed.runs.get(task.id)[0].outcome == "succeeded"
+
+
+def test_another_run_of_the_task_is_left_alone(observed: Observed, access: Access) -> None:
+    with observed.worker(pool="prefork"):
+        task = running(observed, observed.send(GATE, "gate"))
+        began = to_ms(task.since)
+        assert remote.stop(access.app, NAME, [(task.id, began - 5000)], soft=False) == frozenset()
+        assert remote.stop(access.app, NAME, [("other", began)], soft=False) == frozenset()
+        observed.client.rpush("gate", "open")
+        assert observed.wait_for(GATE, 1).executed == 1
+        # It has ended.
+        assert stopped(access, task) == Stopped([], 1)
+
+
+@pytest.mark.parametrize(("pool", "soft"), [("threads", False), ("threads", True), ("gevent", True), ("solo", False)])
+def test_a_pool_that_cannot_stop_tasks_is_named(pool: str, soft: bool, observed: Observed, access: Access) -> None:
+    with observed.worker(pool=pool):
+        row = ready(observed)
+        found = stopped(access, RunningTask("id", GATE, "celery", NAME, row.seen_at), soft=soft)
+    assert found.problem.startswith(f"{NAME}: its {'thread' if pool == 'threads' else pool} pool cannot")
+
+
+def test_a_worker_shuts_down_after_its_tasks(observed: Observed, access: Access) -> None:
+    with observed.worker(pool="prefork") as worker:
+        task = running(observed, observed.send(GATE, "gate"))
+        row = worker_of(access, NAME)
+        with pytest.raises(WorkerRefusedError, match="another process runs under this name now"):
+            remote.shut_down(access.app, NAME, row.pid + 1)
+        shut_down(access, row)
+        observed.client.rpush("gate", "open")
+        worker.wait(timeout=60)
+    assert observed.runs.get(task.id)[0].outcome == "succeeded"
+    with pytest.raises(InvalidNameError, match=r"worker='one@test': did not report within the last minute; no worker"):
+        worker_of(access, NAME)
+
+
+def is_busy(observed: Observed, size: int) -> bool:
+    row = row_of(observed)
+    return row.concurrency == row.busy == size
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_a_pool_grows_and_shrinks(pool: str, observed: Observed, access: Access) -> None:
+    with observed.worker(pool=pool):
+        row = ready(observed)
+        assert row.concurrency == 2
+        for size in (4, 1):
+            resize(access, row, size)
+            gates = [observed.send(GATE, f"gate-{size}") for _ in range(6)]
+            wait_until(partial(is_busy, observed, size), description="as many running tasks")
+            observed.client.rpush(f"gate-{size}", *gates)
+            wait_until(lambda: not observed.workers.running() and not row_of(observed).busy, description="their ends")
+
+
+def test_a_pool_with_autoscale_and_busy_processes_are_refused(observed: Observed, access: Access) -> None:
+    with observed.worker("--autoscale", "2,1", pool="prefork"):
+        row = ready(observed)
+        with pytest.raises(WorkerRefusedError, match=r"one@test: its size is chosen by --autoscale"):
+            resize(access, row, 3)
+        for size in (0, 1001, True):
+            with pytest.raises(InvalidValueError, match=r"size=\w+: must be 1 to 1000"):
+                resize(access, row, size)
+
+
+def test_a_worker_that_does_not_answer_is_an_error_in_time(observed: Observed, access: Access) -> None:
+    with observed.worker(pool="solo"):
+        row = ready(observed)
+        running(observed, observed.send(GATE, "gate"))
+        with pytest.raises(WorkerRefusedError, match=r"one@test: no answer within 2 s"):
+            shut_down(access, row)
+        observed.client.rpush("gate", "open")
+        # It acts once it is free.
+        wait_until(lambda: observed.workers.row(NAME) is None, timeout=60, description="its end")
+
+
+def test_an_unknown_task(observed: Observed, access: Access) -> None:
+    with pytest.raises(InvalidNameError, match="id='gone': no worker reports that it runs"):
+        find_running(access, "gone")
