@@ -31,7 +31,7 @@ def _row(access: Access) -> WorkerRow:
     return worker_actions.worker_of(access, click.get_current_context().meta["redis_queue.name"])
 
 
-@worker.command("shut-down", cls=StoreCommand)
+@worker.command("shutdown", cls=StoreCommand)
 @options.dry_run
 @options.yes
 @options.as_json
@@ -39,7 +39,7 @@ def _row(access: Access) -> WorkerRow:
 def shut_down(access: Access, *, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Let the worker end its running tasks, then itself, as after SIGTERM. A supervisor may start it again.
 
-    Example: redis-queue -A shop worker celery@host shut-down
+    Example: redis-queue -A shop worker celery@host shutdown
     """
     row = _row(access)
     if dry_run:

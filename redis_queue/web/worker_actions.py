@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -29,7 +30,7 @@ MOST_TASKS: Final = 200
 STOPS: Final = {"terminate": "Terminate", "soft": "Stop softly"}
 """Verbs for running tasks, and their labels."""
 
-CHANGES: Final = {"shut-down": "Shut down", "resize": "Resize"}
+CHANGES: Final = {"shutdown": "Shut down", "resize": "Resize"}
 """Verbs for workers, and their labels."""
 
 _ROW: Final = re.compile(r"(\d{1,15}):([^:]{1,1000}):([^:]{1,3000})", re.ASCII)
@@ -48,9 +49,7 @@ def preview_stop() -> str:
     access = context().access
     _check_app()
     pools = {name: worker_of(access, name).pool for name in {task.worker for task in tasks}}
-    running = {(found.worker, found.id): found for name in pools for found in context().workers.running_of(name)}
-    # As they were when the page was made: a run that has ended since then is left out.
-    still = [found for task in tasks if (found := running.get((task.worker, task.id))) and found.since == task.since]
+    still = _reported(tasks)
     problems = sorted(
         {problem for task in still if (problem := stoppable(task, pools[task.worker], soft=verb == "soft"))}
     )
@@ -77,17 +76,17 @@ def stop() -> Response:
     _check_app()
     begin_operation()
     at, done, problems = context().inspector.now(), list[RunningTask](), list[str]()
+    names = {(task.worker, task.id): task.task for task in _reported(tasks)}
     try:
         for part in worker_actions.stop(context().access, tasks, soft=verb == "soft"):
-            done += part.stopped
+            done += [replace(task, task=names.get((task.worker, task.id), "")) for task in part.stopped]
             if part.problem:
                 problems.append(part.problem)
     finally:
         by_worker = ", ".join(sorted({task.worker for task in tasks}))
-        action = Action(
-            at, g.user, "soft terminate" if verb == "soft" else verb, by_worker, len(done), "; ".join(problems)
-        )
-        context().audit.record([_with(action, done)])
+        kind = "soft terminate" if verb == "soft" else verb
+        text, subjects = "; ".join(problems), subjects_of(done)
+        context().audit.record([Action(at, g.user, kind, by_worker, len(done), text, subjects)])
     for problem in dict.fromkeys(problems):
         flash(f"{problem}.")
     gone = len(tasks) - len(done)
@@ -134,10 +133,6 @@ def _check_app() -> None:
         abort(404, "This dashboard has no Celery app, so it cannot reach workers.")
 
 
-def _with(action: Action, tasks: Sequence[RunningTask]) -> Action:
-    return Action(action.at, action.user, action.verb, action.queue, action.count, action.detail, subjects_of(tasks))
-
-
 def _stop_verb() -> str:
     request_args.reject_repeated(request.form, "row")
     return request_args.choice("verb", STOPS, "", request.form)
@@ -158,6 +153,13 @@ def _tasks() -> list[RunningTask]:
             abort(400, "This form has an invalid row: reload the page.")
         found.append(RunningTask(id_, "", "", worker, from_ms(int(parts[1]))))
     return found
+
+
+def _reported(tasks: Sequence[RunningTask]) -> list[RunningTask]:
+    """Return the reports of those runs that have not ended."""
+    workers = {task.worker for task in tasks}
+    running = {(found.worker, found.id): found for name in workers for found in context().workers.running_of(name)}
+    return [found for task in tasks if (found := running.get((task.worker, task.id))) and found.since == task.since]
 
 
 def _change() -> tuple[str, WorkerRow, int]:

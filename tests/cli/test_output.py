@@ -80,6 +80,9 @@ ACTIONS = {
     "celery-queue move",
     "celery-queue delete",
     "celery-queue purge",
+    "terminate",
+    "worker shutdown",
+    "worker resize",
     "scheduled export",
     "scheduled import",
     "validate",
@@ -104,7 +107,12 @@ def test_every_command_is_tested() -> None:
 @pytest.mark.parametrize("leaf", leaves(group))
 def test_every_command_explains_itself_in_80_columns(leaf: str, run: Run) -> None:
     words = leaf.split()
-    done = run(*words[:1], *(["x"] if words[0].endswith("queue") and len(words) > 1 else []), *words[1:], "--help")
+    done = run(
+        *words[:1],
+        *(["x"] if (words[0].endswith("queue") or words[0] == "worker") and len(words) > 1 else []),
+        *words[1:],
+        "--help",
+    )
 
     assert done.exit_code == 0
     assert max(map(len, done.stdout.splitlines())) <= 80

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Final
 
 import redis
@@ -97,7 +98,7 @@ def _log_dispatches(client: redis.Redis, chance: random.Random) -> None:
     """Log the dispatches of the last hour, minute by minute."""
     now = round(time.time() * 1000)
     for minute in range(60):
-        past = DelayQueue("celery", client, clock=lambda minute=minute: now - (59 - minute) * 60_000)
+        past = DelayQueue("celery", client, clock=partial(int, now - (59 - minute) * 60_000))
         late = [
             chance.expovariate(1 / 4) + (40 if minute in (22, 23) else 0)
             for _ in range(chance.randint(90, 150) + (400 if minute % 15 == 0 else 0))
@@ -177,7 +178,7 @@ def _report(client: redis.Redis, chance: random.Random) -> None:
     now = round(time.time() * 1000)
     for minute in range(MINUTES):
         ago = MINUTES - 1 - minute
-        reports = Reports(client, PREFIX, lambda ago=ago: now - ago * 60_000)
+        reports = Reports(client, PREFIX, partial(int, now - ago * 60_000))
         reports.write(tallies={_series(load): _tally(chance, load, ago) for load in LOADS})
     reports, at = Reports(client, PREFIX), datetime.now(timezone.utc)
     running = [

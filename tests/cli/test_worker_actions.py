@@ -1,0 +1,110 @@
+"""The commands that act on running tasks and workers, with a real worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from click.testing import Result
+
+from redis_queue.cli import celery as celery_cli
+from redis_queue.monitor.model import RunningTask, WorkerRow
+from redis_queue.monitor.report import Reports
+from tests.support.celery.observed_names import GATE
+from tests.support.celery.observing import Observed, observed_on_one_redis
+from tests.support.cli.runner import Run, runner
+from tests.support.clock import Clock
+from tests.support.wait import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def observed() -> Iterator[Observed]:
+    """Broker, store and results in one Redis."""
+    with observed_on_one_redis() as found:
+        yield found
+
+
+def run_in(app: Celery, *arguments: str) -> Result:
+    return runner().invoke(celery_cli.group, arguments, obj=SimpleNamespace(app=app), env={"COLUMNS": "80"})
+
+
+def answer(done: Result) -> Any:
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_they_preview_and_act(observed: Observed) -> None:
+    app = observed.app
+    with observed.worker(pool="prefork") as worker:
+        id_ = observed.send(GATE, "gate")
+        task = wait_until(lambda: observed.workers.find_running(id_), timeout=60, description="the report")
+        seen = answer(run_in(app, "terminate", id_, "--dry-run", "--json"))
+        assert (seen["to_be_stopped"], seen["first"][0]["id"], seen["first"][0]["queue"]) == (1, id_, "one@test")
+        refused = run_in(app, "terminate", id_)
+        assert (refused.exit_code, "add --yes" in refused.stderr) == (2, True)
+        assert observed.workers.find_running(id_) == task
+
+        assert answer(run_in(app, "terminate", id_, "--yes", "--json")) == {"stopped": 1}
+        assert observed.wait_for(GATE, 1).revoked == 1
+        gone = wait_until(
+            lambda: (done := run_in(app, "terminate", id_, "--yes")).exit_code and done, description="the next report"
+        )
+        assert f"id={id_!r}: no worker reports that it runs" in gone.stderr
+
+        assert answer(run_in(app, "worker", "one@test", "resize", "3", "--dry-run", "--json")) == {
+            "to_be_resized": 1,
+            "from": 2,
+            "to": 3,
+        }
+        assert answer(run_in(app, "worker", "one@test", "resize", "3", "--yes", "--json")) == {"resized": 1}
+        wait_until(
+            lambda: (row := observed.workers.row("one@test")) and row.concurrency == 3, description="the new size"
+        )
+        assert answer(run_in(app, "worker", "one@test", "shutdown", "--yes", "--json")) == {"shutting_down": 1}
+        worker.wait(timeout=60)
+
+
+@pytest.fixture
+def reports(app: Celery, client: redis.Redis, clock: Clock) -> Reports:
+    """The report of a worker with threads that has just gone, and of its task."""
+    reports, at = Reports(client, "redis_queue", clock), datetime.fromtimestamp(clock.now / 1000, timezone.utc)
+    row = WorkerRow("two@host", at, at, pool="thread", concurrency=2, pid=1)
+    reports.write(row, [RunningTask("slow", "shop.slow", "celery", "two@host", at)])
+    return reports
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("terminate slow --yes", "two@host: its thread pool cannot end a running task"),
+        ("terminate slow --soft --yes", "two@host: its thread pool cannot raise SoftTimeLimitExceeded in a running"),
+        ("terminate nobody --yes", "id='nobody': no worker reports that it runs"),
+        ("worker two@host resize 3 --yes", "two@host: the size of a thread pool cannot be changed"),
+        ("worker two@hos shutdown --yes", "worker='two@hos': did not report within the last minute; did you mean"),
+        ("worker two@host shutdown --yes", "two@host: no answer within 2 s"),
+    ],
+)
+def test_what_they_cannot_do_is_one_line(line: str, error: str, run_in_app: Run, reports: Reports) -> None:
+    done = run_in_app(*line.split())
+    assert (done.exit_code, done.stdout) in ((1, ""), (2, ""))
+    assert error in done.stderr
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "1001", "x"])
+def test_a_bad_size_is_a_usage_error(size: str, run_in_app: Run, reports: Reports) -> None:
+    done = run_in_app("worker", "two@host", "resize", "--", size)
+    assert (done.exit_code, "Invalid value for 'SIZE'" in done.stderr) == (2, True)
+
+
+def test_without_an_app_they_are_an_error(run: Run, reports: Reports) -> None:
+    for line in ("terminate slow", "worker two@host shutdown"):
+        done = run(*line.split())
+        assert (done.exit_code, "workers are reached through the broker of a Celery app" in done.stderr) == (2, True)

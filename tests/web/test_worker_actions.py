@@ -1,0 +1,176 @@
+"""Actions on running tasks and workers in the dashboard, with a real worker, and refused forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+import pytest
+import redis
+from celery import Celery
+
+from redis_queue.monitor.model import RunningTask, WorkerRow
+from redis_queue.monitor.report import Reports
+from redis_queue.operate.audit import Action, Audit
+from redis_queue.web import dashboard
+from tests.support.celery.observed_names import GATE, PATIENT, SEEN
+from tests.support.celery.observing import Observed, observed_on_one_redis
+from tests.support.wait import wait_until
+from tests.support.web.browser import Browser, Form, Page
+from tests.support.web.contents import everything
+from tests.support.web.dashboards import KEY, Open
+
+pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def observed() -> Iterator[Observed]:
+    """Broker, store and results in one Redis."""
+    with observed_on_one_redis() as found:
+        found.settings["result_backend"] = found.broker_url
+        yield found
+
+
+@pytest.fixture
+def operator(observed: Observed) -> Browser:
+    """A browser on a dashboard of its app."""
+    return Browser(dashboard(observed.app, secret_key=KEY, allow_write=True))
+
+
+def last(client: redis.Redis) -> Action:
+    return Audit(client, "redis_queue").last()[0]
+
+
+def rows(page: Page) -> list[str]:
+    return [value for name, value in page.form("/running/preview").boxes if name == "row"]
+
+
+def of_worker(page: Page, name: str) -> Form:
+    """Return the form of a worker."""
+    return next(form for form in page.forms if ("worker", name) in form.fields)
+
+
+def test_running_tasks_are_stopped(operator: Browser, observed: Observed) -> None:
+    with observed.worker(pool="prefork"):
+        ids = [observed.send(GATE, "gate"), observed.send(PATIENT)]
+        for id_ in ids:
+            wait_until(lambda id_=id_: observed.workers.find_running(id_), timeout=60, description="the report")
+        page = operator.get("/running")
+        hard, soft = sorted(rows(page), key=lambda row: not row.endswith(ids[0]))
+
+        asked = operator.send(page.form("/preview"), ("verb", "soft"), row=soft)
+        assert "Stop softly 1 running tasks?" in asked.text
+        assert "SoftTimeLimitExceeded is raised" in asked.text
+        assert "1 stopped." in operator.send(asked.form("/act")).text
+        assert observed.wait_for(PATIENT, 1).executed == 1
+        assert (last(observed.client).verb, last(observed.client).count) == ("soft terminate", 1)
+
+        asked = operator.send(page.form("/preview"), ("verb", "terminate"), row=[hard, soft])
+        assert "1 of the ticked tasks have ended since the page was made." in asked.text
+        assert "1 stopped." in operator.send(asked.form("/act")).text
+        assert observed.wait_for(GATE, 1).revoked == 1
+        action = last(observed.client)
+        assert (action.user, action.verb, action.queue, action.count) == ("local", "terminate", "one@test", 1)
+        assert [(subject.id, subject.task) for subject in action.subjects] == [(ids[0], GATE)]
+        assert "was sent before" in operator.send(asked.form("/act")).text
+    assert set(observed.client.lrange(SEEN, 0, -1)) == {b"gate", b"waits", b"cleaned up"}
+
+
+def test_a_worker_is_resized_and_shut_down(operator: Browser, observed: Observed) -> None:
+    with observed.worker(pool="prefork") as worker:
+        wait_until(lambda: observed.app.control.ping(["one@test"], timeout=0.5), timeout=60, description="the worker")
+        wait_until(lambda: observed.workers.row("one@test"), description="the report")
+        page = operator.get("/workers")
+        asked = operator.send(of_worker(page, "one@test"), ("verb", "resize"), size="3")
+        assert "Resize one@test from 2 to 3?" in asked.text
+        assert "one@test runs 3 tasks at once." in operator.send(asked.form("/act")).text
+        assert last(observed.client).detail == "from 2 to 3"
+        asked = operator.send(of_worker(page, "one@test"), ("verb", "shutdown"))
+        assert "Shut down one@test?" in asked.text
+        assert "one@test ends after its running tasks." in operator.send(asked.form("/act")).text
+        worker.wait(timeout=60)
+    assert (last(observed.client).verb, last(observed.client).queue) == ("shutdown", "one@test")
+    assert "No worker reports." in operator.get("/workers").text
+
+
+@pytest.fixture
+def silent(filled: redis.Redis) -> redis.Redis:
+    """The reports of workers that do not answer: one with processes, one with threads."""
+    reports, at = Reports(filled, "redis_queue"), datetime.now(timezone.utc)
+    for name, pool in (("busy", "prefork"), ("threads", "thread")):
+        reports.write(
+            WorkerRow(f"{name}@host", at, at, pool=pool, concurrency=2, pid=7),
+            [RunningTask(f"of-{name}", "shop.slow", "celery", f"{name}@host", at)],
+        )
+    return filled
+
+
+def test_a_silent_worker_is_reported(writer: Browser, silent: redis.Redis) -> None:
+    page = writer.get("/running?worker=busy")
+    asked = writer.send(page.form("/preview"), ("verb", "terminate"), row=rows(page))
+    assert "busy@host: no answer within 2 s." in writer.send(asked.form("/act")).text
+    action = last(silent)
+    assert (action.count, action.detail.partition(".")[0]) == (0, "busy@host: no answer within 2 s")
+    asked = writer.send(of_worker(writer.get("/workers"), "busy@host"), ("verb", "shutdown"))
+    assert "busy@host: no answer within 2 s." in writer.send(asked.form("/act")).text
+
+
+def test_what_a_pool_cannot_do_is_not_offered(writer: Browser, silent: redis.Redis) -> None:
+    page = writer.get("/running?worker=threads")
+    asked = writer.send(page.form("/preview"), ("verb", "soft"), row=rows(page))
+    assert "threads@host: its thread pool cannot raise SoftTimeLimitExceeded in a running task." in asked.text
+    assert not [form for form in asked.forms if form.action.endswith("/act")]
+    workers = writer.get("/workers")
+    assert ("verb", "resize") in of_worker(workers, "busy@host").buttons
+    assert ("verb", "resize") not in of_worker(workers, "threads@host").buttons
+    refused = writer.send(of_worker(workers, "threads@host"), ("verb", "resize"), size="3")
+    assert (refused.status, "the size of a thread pool cannot be changed" in refused.text) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("form", "changes", "status"),
+    [
+        ("/running", {"row": "x"}, 400),
+        ("/running", {"row": "1:a:b:c"}, 400),
+        ("/running", {"row": f"{'9' * 16}:a:b"}, 400),
+        ("/running", {"row": "1:a%0A:b"}, 400),
+        ("/running", {"row": [f"{n}:a:b" for n in range(201)]}, 400),
+        ("/running", {"row": None}, 400),
+        ("/running", {"row": "1:nobody%40host:b"}, 404),
+        ("/running", {"verb": "kill"}, 400),
+        ("/workers", {"worker": "nobody@host"}, 404),
+        ("/workers", {"worker": None}, 400),
+        ("/workers", {"verb": "resize", "size": "0"}, 400),
+        ("/workers", {"verb": "resize", "size": "1001"}, 400),
+        ("/workers", {"verb": "resize", "size": ""}, 400),
+        ("/workers", {"verb": ["shutdown", "resize"]}, 400),
+    ],
+)
+def test_bad_forms_change_nothing(
+    form: str, changes: dict[str, object], status: int, writer: Browser, silent: redis.Redis
+) -> None:
+    page = writer.get(form)
+    found = page.form("/running/preview") if form == "/running" else of_worker(page, "busy@host")
+    before = everything(silent)
+    verb = {} if "verb" in changes else {"verb": "terminate" if form == "/running" else "shutdown"}
+    row = {"row": rows(page)} if form == "/running" and "row" not in changes else {}
+    assert writer.send(found, **{**verb, **row, **changes}).status == status
+    assert everything(silent) == before
+
+
+def test_without_permission_or_app_there_are_no_buttons(
+    reader: Browser, silent: redis.Redis, open_dashboard: Open
+) -> None:
+    for browser in (reader, open_dashboard(silent, allow_write=True)):
+        for path in ("/running", "/workers"):
+            assert not [form for form in browser.get(path).forms if form.action.endswith("/preview") and form.buttons]
+
+
+def test_an_action_needs_its_preview(writer: Browser, silent: redis.Redis, app: Celery) -> None:
+    page = writer.get("/running?worker=busy")
+    asked = writer.send(page.form("/preview"), ("verb", "terminate"), row=rows(page))
+    assert writer.send(asked.form("/act"), confirmed="2").status == 400
+    assert writer.send(asked.form("/act"), operation=None).status == 400
+    shown = writer.send(of_worker(writer.get("/workers"), "busy@host"), ("verb", "shutdown"))
+    # Another process has its name by now.
+    assert writer.send(shown.form("/act"), pid="8").status == 400
