@@ -22,6 +22,7 @@ from redis_queue.store.ids import is_id
 from redis_queue.web import dead_letters, entries, request_args
 from redis_queue.web.confirmation import NOT_CONFIRMED, begin_operation, confirmed_count, new_operation
 from redis_queue.web.context import context
+from redis_queue.web.permissions import require
 from redis_queue.web.queue_lookup import delay_queues, reference, rows_of
 from redis_queue.web.rows import Row, by_queue, unchanged, with_versions
 
@@ -95,7 +96,7 @@ def _choice() -> tuple[Verb, When | None]:
     """Return the verb of the form, and the new due time for Reschedule; other verbs ignore that field."""
     form = request.form
     request_args.reject_repeated(form, "row")
-    verb = VERBS[request_args.choice("verb", VERBS, "", form)]
+    verb = VERBS[require(request_args.choice("verb", VERBS, "", form))]
     if verb.name != "reschedule":
         return verb, None
     when = request_args.when("when", form)

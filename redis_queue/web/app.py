@@ -45,6 +45,7 @@ from redis_queue.web import (
 )
 from redis_queue.web.context import EXTENSION, Context
 from redis_queue.web.guard import Cookies, Guard, LoginRequired, form_token, seal
+from redis_queue.web.permissions import may, permissions
 from redis_queue.web.queue_lookup import reference
 from redis_queue.web.settings import WebOverrides, WebSettings
 
@@ -134,6 +135,7 @@ def dashboard(
         app.add_template_filter(getattr(formatting, name), name)
     for name in ("lines", "chart_data", "spark_points"):
         app.add_template_filter(getattr(charts, name), name)
+    app.add_template_global(may)
     app.add_template_global(reference)
     app.add_template_global(assets.addresses(), "asset")
     app.add_template_global(form_token, "token")
@@ -161,8 +163,8 @@ def _common(settings: WebSettings, access: Access) -> dict[str, Any]:
         "timezone": settings.timezone,
         "prefix": access.catalog.prefix,
         "user": g.get("user", ""),
-        "may_write": g.get("may_write", False),
         "has_app": access.app is not None,
+        "mode": permissions().mode,
     }
 
 

@@ -33,6 +33,7 @@ from redis_queue.store.chunks import MANY
 from redis_queue.web import request_args
 from redis_queue.web.confirmation import NOT_CONFIRMED, begin_operation, confirmed_count, new_operation
 from redis_queue.web.context import context
+from redis_queue.web.permissions import require
 
 pages = Blueprint("celery_queue", __name__)
 
@@ -160,7 +161,7 @@ def _choice() -> tuple[str, str, str | None]:
     form = request.form
     request_args.reject_repeated(form, "row")
     _queues()
-    verb, name = request_args.choice("verb", VERBS, "", form), _name(form)
+    verb, name = require(request_args.choice("verb", VERBS, "", form)), _name(form)
     if verb != "move":
         return verb, name, None
     target = request_args.text("to", form)

@@ -32,6 +32,7 @@ from redis_queue.web import request_args
 from redis_queue.web.confirmation import NOT_CONFIRMED, begin_operation, confirmed_count, new_operation
 from redis_queue.web.context import context
 from redis_queue.web.failures import CONDITIONS, filter_of, row_of
+from redis_queue.web.permissions import require
 
 pages = Blueprint("failure_actions", __name__)
 
@@ -119,7 +120,7 @@ def act() -> Response:
 
 def _verb() -> str:
     request_args.reject_repeated(request.form, "row")
-    return request_args.choice("verb", VERBS, "", request.form)
+    return require(request_args.choice("verb", VERBS, "", request.form))
 
 
 def _options(verb: str) -> dict[str, str]:

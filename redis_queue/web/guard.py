@@ -18,6 +18,7 @@ from flask.sessions import SecureCookieSessionInterface
 from werkzeug.sansio.utils import host_is_trusted
 
 from redis_queue.operate.addresses import network
+from redis_queue.web.permissions import READ_ONLY, Permissions
 from redis_queue.web.settings import WebSettings
 
 WRONG_IN: Final = 60.0
@@ -81,17 +82,15 @@ class Guard:
         self._logins = _Logins(settings.users or {})
 
     def check(self) -> None:
-        """Refuse invalid requests; set ``g.user`` and ``g.may_write``."""
+        """Refuse invalid requests; set ``g.user`` and ``g.permissions``."""
         hosts = self._settings.hosts
         if hosts is not None and not host_is_trusted(request.environ.get("HTTP_HOST", ""), hosts):
             abort(400, "This host name is not allowed: start the dashboard with --host NAME.")
         g.user = self._user()
-        g.may_write = self._settings.allow_write and (
-            self._settings.may_write is None or self._settings.may_write(request.environ)
-        )
+        g.permissions = Permissions.of(self._settings, request.environ)
         if request.method not in SAFE:
-            if not g.may_write and request.endpoint not in LOOKS:
-                abort(403, "This dashboard is read-only: start it with --allow-write to act.")
+            if not g.permissions.verbs and request.endpoint not in LOOKS:
+                abort(403, READ_ONLY)
             self._check_form()
 
     def _user(self) -> str:

@@ -12,6 +12,7 @@ from redis_queue.store.chunks import MANY
 from redis_queue.web import request_args
 from redis_queue.web.confirmation import begin_operation, confirmed_count, new_operation
 from redis_queue.web.context import context
+from redis_queue.web.permissions import require
 from redis_queue.web.queue_lookup import KINDS, queue_of
 
 pages = Blueprint("queue_actions", __name__)
@@ -54,8 +55,8 @@ def _choice() -> tuple[AnyQueue, str]:
     """Return queue and verb of the form."""
     form = request.form
     request_args.reject_repeated(form)
+    verb = require(request_args.choice("verb", ("pause", "resume", "putback"), "", form))
     kind, name = request_args.choice("kind", KINDS, "", form), request_args.text("name", form, exact=True)
-    verb = request_args.choice("verb", ("pause", "resume", "putback"), "", form)
     queue = queue_of(kind, name or "")
     if verb != "putback" and not isinstance(queue, RedisQueue):
         abort(400, "Only a RedisQueue can be paused. For a DelayQueue, stop its dispatchers instead.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timezone, tzinfo
 from typing import Final, TypedDict
 from zoneinfo import ZoneInfo
 
 from redis_queue.errors import ConfigurationError
+from redis_queue.operate.permissions import check_verbs
 
 MIN_PASSWORD: Final = 8
 MIN_SECRET: Final = 16
@@ -19,18 +20,23 @@ MAX_LABEL: Final = 40
 class WebSettings:
     """Settings of a dashboard. Raises ConfigurationError for invalid values.
 
-    *allow_write*: allow actions. *users*: names and passwords for HTTP Basic authentication; None: everybody has
-    access. *identify*: a function that takes the WSGI environment and returns the user's name, or None to refuse the
-    request; use it instead of *users* in an application with its own users. *may_write*: a function that takes the WSGI
-    environment and tells whether this user may act; needs *allow_write*. *hosts*: allowed host names, against DNS
-    rebinding; None if the surrounding application checks them. *secret_key*: signs cookies; must be the same in all
-    processes; None: a random key for a single process. *label*: a name for the environment on every page, such as
-    "production". *timezone*: the time zone of all times, such as "Europe/Berlin"; None: the zone of each browser.
+    *allow_write*: allow all actions. *allow*: allow only actions with these verbs, such as ``("retry", "delete")``; the
+    verbs are listed in docs/dashboard.md. *users*: names and passwords for HTTP Basic authentication; None: everybody
+    has access. *identify*: a function that takes the WSGI environment and returns the user's name, or None to refuse
+    the request; use it instead of *users* in an application with its own users. *may*: a function that takes the WSGI
+    environment and a verb and tells whether this user may act with this verb; needs *allow_write* or *allow*.
+    *may_write*: a function that takes the WSGI environment and tells whether this user may act at all; needs
+    *allow_write* or *allow*. *hosts*: allowed host names, against DNS rebinding; None if the surrounding application
+    checks them. *secret_key*: signs cookies; must be the same in all processes; None: a random key for a single
+    process. *label*: a name for the environment on every page, such as "production". *timezone*: the time zone of all
+    times, such as "Europe/Berlin"; None: the zone of each browser.
     """
 
     allow_write: bool = False
+    allow: Collection[str] = ()
     users: Mapping[str, str] | None = None
     identify: Callable[[Mapping[str, object]], str | None] | None = None
+    may: Callable[[Mapping[str, object], str], bool] | None = None
     may_write: Callable[[Mapping[str, object]], bool] | None = None
     hosts: Sequence[str] | None = None
     secret_key: str | None = None
@@ -39,6 +45,7 @@ class WebSettings:
 
     def __post_init__(self) -> None:
         self._check_users()
+        self._check_permissions()
         if self.hosts is not None and not self.hosts:
             raise ConfigurationError("hosts=(): must have at least one name, or be None")
         if isinstance(self.hosts, str):
@@ -64,6 +71,15 @@ class WebSettings:
         if self.users is not None and self.identify is not None:
             raise ConfigurationError("users and identify: must not be given together")
 
+    def _check_permissions(self) -> None:
+        allowed = check_verbs("allow", self.allow)
+        if self.allow_write and allowed:
+            raise ConfigurationError("allow_write and allow: must not be given together; allow_write allows all verbs")
+        if self.may is not None and self.may_write is not None:
+            raise ConfigurationError("may and may_write: must not be given together")
+        if self.may is not None and not (self.allow_write or allowed):
+            raise ConfigurationError("may: needs allow_write=True, or the verbs that it decides about in allow")
+
     @property
     def zone(self) -> tzinfo:
         """The time zone of pages; if *timezone* is None, UTC, which browsers replace with their own."""
@@ -81,8 +97,10 @@ class WebOverrides(TypedDict, total=False):
     """The fields of :class:`WebSettings` as keyword arguments, for type checkers."""
 
     allow_write: bool
+    allow: Collection[str]
     users: Mapping[str, str] | None
     identify: Callable[[Mapping[str, object]], str | None] | None
+    may: Callable[[Mapping[str, object], str], bool] | None
     may_write: Callable[[Mapping[str, object]], bool] | None
     hosts: Sequence[str] | None
     secret_key: str | None

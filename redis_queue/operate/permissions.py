@@ -1,0 +1,37 @@
+"""Verbs that a user of the dashboard may be permitted, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from redis_queue.errors import ConfigurationError
+from redis_queue.suggestion import did_you_mean
+
+PERMISSIONS: Final = {
+    "cancel": "cancel scheduled tasks",
+    "reschedule": "change the due time of scheduled tasks",
+    "run-now": "make scheduled tasks due at once",
+    "redrive": "deliver dead letters again",
+    "delete": "delete dead letters, failures and chosen messages",
+    "retry": "send failed tasks again, also with other arguments",
+    "move": "move messages to another Celery queue",
+    "purge": "delete all messages of a Celery queue",
+    "pause": "pause a queue",
+    "resume": "resume a paused queue",
+    "putback": "put back messages whose leases have expired",
+    "terminate": "terminate running tasks",
+    "shutdown": "shut down workers",
+    "resize": "change the number of processes of workers",
+}
+"""What each verb permits."""
+
+
+def check_verbs(name: str, verbs: Collection[str]) -> frozenset[str]:
+    """Return *verbs*; raises ConfigurationError, beginning with *name*, for unknown ones."""
+    if isinstance(verbs, str) or not isinstance(verbs, Collection):
+        raise ConfigurationError(f"{name}={verbs!r}: must be a list of verbs, such as ('retry', 'delete')")
+    for verb in verbs:
+        if not isinstance(verb, str) or verb not in PERMISSIONS:
+            raise ConfigurationError(f"{name}={verb!r}: unknown verb, {did_you_mean(str(verb), PERMISSIONS)}")
+    return frozenset(verbs)
