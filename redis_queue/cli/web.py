@@ -15,6 +15,7 @@ from redis_queue.cli import listen_address
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import harmless
 from redis_queue.operate.access import Access
+from redis_queue.operate.permissions import PERMISSIONS
 
 PASSWORD: Final = "REDIS_QUEUE_WEB_PASSWORD"  # noqa: S105 - the name of a variable
 USER: Final = "admin"
@@ -25,7 +26,14 @@ LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 @click.command(cls=StoreCommand)
 @listen_address.bind
 @listen_address.port(8055)
-@click.option("--allow-write", is_flag=True, help="Allow changes. Default: read-only.")
+@click.option("--allow-write", is_flag=True, help="Allow all actions. Default: read-only.")
+@click.option(
+    "--allow",
+    type=click.Choice(list(PERMISSIONS)),
+    multiple=True,
+    metavar="VERB",
+    help=f"Allow only actions with this verb; repeatable. Verbs: {', '.join(PERMISSIONS)}.",
+)
 @click.option(
     "--auth-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -42,6 +50,7 @@ def web(
     bind: str,
     port: int,
     allow_write: bool,
+    allow: tuple[str, ...],
     auth_file: Path | None,
     hosts: tuple[str, ...],
     trust_proxy: bool,
@@ -50,19 +59,22 @@ def web(
 ) -> None:
     """Serve the dashboard until SIGTERM or Ctrl-C.
 
-    It is read-only without --allow-write. An address other than localhost needs users: --auth-file, or
+    It is read-only without --allow-write or --allow. An address other than localhost needs users: --auth-file, or
     REDIS_QUEUE_WEB_PASSWORD.
 
-    Example: redis-queue web --port 8055 --allow-write
+    Example: redis-queue web --port 8055 --allow retry --allow cancel
     """
     users = _users(auth_file)
     if users is None and not is_loopback(bind):
         raise click.UsageError(
             f"--bind {bind}: everyone who can reach this address could use it. Give --auth-file, or set {PASSWORD}"
         )
-    if users is None and trust_proxy and allow_write:
+    if allow_write and allow:
+        raise click.UsageError("--allow-write and --allow: give one of them; --allow-write allows all actions")
+    if users is None and trust_proxy and (allow_write or allow):
+        option = "--allow-write" if allow_write else "--allow"
         raise click.UsageError(
-            f"--trust-proxy --allow-write: any client of the proxy could act. Give --auth-file, or set {PASSWORD}"
+            f"--trust-proxy {option}: any client of the proxy could act. Give --auth-file, or set {PASSWORD}"
         )
     try:
         from werkzeug.middleware.proxy_fix import ProxyFix  # noqa: PLC0415 - an extra
@@ -73,7 +85,7 @@ def web(
     except ImportError as error:
         raise click.ClickException(f"{error}: pip install 'celery-redis-queue[cli,web]'") from error
     settings = WebSettings(
-        allow_write=allow_write, users=users, hosts=_hosts(bind, hosts), label=label, timezone=timezone
+        allow_write=allow_write, allow=allow, users=users, hosts=_hosts(bind, hosts), label=label, timezone=timezone
     )
     app: Any = dashboard(access, settings)
     app.after_request(https_only)
@@ -81,7 +93,9 @@ def web(
         app = ProxyFix(app, x_for=1, x_proto=1, x_host=1, x_prefix=1)
     # All clients of a proxy have its address.
     limits = http_server.Limits(per_address=None) if trust_proxy else http_server.Limits()
-    started = f"dashboard on http://{{}}/, {'changes allowed' if allow_write else 'read-only'}"
+    verbs = ", ".join(dict.fromkeys(allow))
+    mode = "changes allowed" if allow_write else f"only {verbs} allowed" if verbs else "read-only"
+    started = f"dashboard on http://{{}}/, {mode}"
     http_server.serve(app, bind, port, started, limits)
 
 

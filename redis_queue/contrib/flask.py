@@ -9,12 +9,14 @@ from io import BytesIO
 from typing import Any, Final
 
 from celery import Celery
-from flask import Flask
+from flask import Flask, g
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from redis_queue.celery.delayed_tasks import DelayedTasks
 from redis_queue.errors import ConfigurationError
+from redis_queue.operate.permissions import PERMISSIONS
 from redis_queue.web import dashboard
+from redis_queue.web.settings import WebOverrides
 
 EXTENSION: Final = "redis_queue"
 SETTING: Final = "REDIS_QUEUE_"
@@ -29,8 +31,9 @@ class FlaskDelayedTasks:
     take precedence. ``FlaskDelayedTasks(app)`` and ``FlaskDelayedTasks().init_app(app)`` do the same.
 
     *dashboard* is the path of the dashboard, such as "/queues". *user* is called within a request context and returns
-    the name of the user, or None (or another false value) to refuse. *may_write* tells whether this user may act;
-    without it the dashboard is read-only. Raises ConfigurationError for invalid arguments.
+    the name of the user, or None (or another false value) to refuse. *may* takes a verb and tells whether this user may
+    act with it, *may_write* whether the user may act with all; without them the dashboard is read-only. Raises
+    ConfigurationError for invalid arguments.
     """
 
     def __init__(
@@ -40,8 +43,11 @@ class FlaskDelayedTasks:
         celery: Celery | None = None,
         dashboard: str | None = None,
         user: Ask | None = None,
+        may: Callable[[str], Any] | None = None,
         may_write: Ask | None = None,
     ) -> None:
+        if may is not None and may_write is not None:
+            raise ConfigurationError("may and may_write: must not be given together")
         if dashboard is not None and user is None:
             raise ConfigurationError("dashboard= needs user=: a function that returns the name of the user, or None")
         if dashboard is not None and (not dashboard.startswith("/") or dashboard.rstrip("/") == ""):
@@ -49,6 +55,7 @@ class FlaskDelayedTasks:
         self._celery = celery
         self._path = dashboard and dashboard.rstrip("/")
         self._user = user
+        self._may = may
         self._may_write = may_write
         if app is not None:
             self.init_app(app)
@@ -71,26 +78,33 @@ class FlaskDelayedTasks:
             self._mount(app, celery, self._path)
 
     def _mount(self, app: Flask, celery: Celery, path: str) -> None:
-        def ask(function: Ask | None, environment: Mapping[str, object]) -> Any:
+        def ask(function: Ask, environment: Mapping[str, object]) -> Any:
             # A request context as in a view, with session and login. Without the form, which can be read only once: the
             # dashboard needs it.
             outside = str(environment.get("SCRIPT_NAME", "")).removesuffix(path)
             changes = {"SCRIPT_NAME": outside, "PATH_INFO": path, "CONTENT_LENGTH": "0", "wsgi.input": BytesIO()}
             with app.request_context({**environment, **changes}):
-                return function() if function is not None else None
+                return function()
 
         def identify(environment: Mapping[str, object]) -> str | None:
             # "current_user.is_authenticated and current_user.name" is False without a login.
-            name = ask(self._user, environment)
+            name = ask(self._user, environment) if self._user is not None else None
             return str(name) if name else None
 
-        inner = dashboard(
-            celery,
-            allow_write=self._may_write is not None,
-            identify=identify,
-            may_write=lambda environment: bool(ask(self._may_write, environment)),
-            secret_key=_secret(app),
-        )
+        options: WebOverrides = {"identify": identify, "secret_key": _secret(app)}
+        options["allow_write"] = self._may is not None or self._may_write is not None
+        if (may := self._may) is not None:
+
+            def permitted(environment: Mapping[str, object], verb: str) -> bool:
+                # All verbs in one request context: the function often looks up the user.
+                if "verbs" not in g:
+                    g.verbs = ask(lambda: {verb for verb in PERMISSIONS if may(verb)}, environment)
+                return verb in g.verbs
+
+            options["may"] = permitted
+        elif (may_write := self._may_write) is not None:
+            options["may_write"] = lambda environment: bool(ask(may_write, environment))
+        inner = dashboard(celery, **options)
         app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {path: inner})  # type: ignore[method-assign]
 
 

@@ -18,7 +18,7 @@ from flask.sessions import SecureCookieSessionInterface
 from werkzeug.sansio.utils import host_is_trusted
 
 from redis_queue.operate.addresses import network
-from redis_queue.web.permissions import READ_ONLY, Permissions
+from redis_queue.web.permissions import READ_ONLY, Permissions, permissions
 from redis_queue.web.settings import WebSettings
 
 WRONG_IN: Final = 60.0
@@ -87,9 +87,10 @@ class Guard:
         if hosts is not None and not host_is_trusted(request.environ.get("HTTP_HOST", ""), hosts):
             abort(400, "This host name is not allowed: start the dashboard with --host NAME.")
         g.user = self._user()
-        g.permissions = Permissions.of(self._settings, request.environ)
+        if request.endpoint != "static":
+            g.permissions = Permissions.of(self._settings, request.environ)
         if request.method not in SAFE:
-            if not g.permissions.verbs and request.endpoint not in LOOKS:
+            if not permissions().verbs and request.endpoint not in LOOKS:
                 abort(403, READ_ONLY)
             self._check_form()
 

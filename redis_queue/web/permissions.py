@@ -39,8 +39,8 @@ class Permissions:
     def why_not(self, verb: str) -> str:
         """Return why this user may not use *verb*, and what permits it."""
         if verb in self.allowed:
-            return f"You may not {verb}: the application of this dashboard must give {g.user} this permission."
-        return f"You may not {verb}: start the dashboard with --allow {verb}, or with --allow-write for all actions."
+            return f"{verb} is not permitted to {g.user}: the application of this dashboard must permit it."
+        return f"{verb} is not permitted: start the dashboard with --allow {verb}, or with --allow-write for all."
 
 
 READ_ONLY: Final = "This dashboard is read-only: start it with --allow-write, or --allow VERB, to act."

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from django.db import models
 
+from redis_queue.operate.permissions import PERMISSIONS
+
+
+def codename(verb: str) -> str:
+    """Return the name of the permission for *verb*, such as "run_now_dashboard"."""
+    return f"{verb.replace('-', '_')}_dashboard"
+
 
 class Dashboard(models.Model):
     """Permissions to see the dashboard and to act in it."""
@@ -16,4 +23,5 @@ class Dashboard(models.Model):
         permissions = (
             ("view_dashboard", "Can see the dashboard of delayed tasks"),
             ("change_dashboard", "Can act in the dashboard of delayed tasks"),
+            *((codename(verb), f"Can act in the dashboard of delayed tasks: {verb}") for verb in PERMISSIONS),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from io import BytesIO
 from typing import Any, Final
@@ -18,14 +18,16 @@ from django.utils.crypto import salted_hmac
 from django.utils.functional import lazy
 from django.views.decorators.csrf import csrf_exempt
 
+from redis_queue.contrib.django.models import codename
 from redis_queue.contrib.django.project import celery_app, option
+from redis_queue.operate.permissions import PERMISSIONS
 from redis_queue.web import dashboard
 
 VIEW: Final = "redis_queue.view_dashboard"
 CHANGE: Final = "redis_queue.change_dashboard"
 
 _USER: Final = "redis_queue.user"
-_MAY_WRITE: Final = "redis_queue.may_write"
+_VERBS: Final = "redis_queue.verbs"
 
 
 def _login_page() -> str:
@@ -40,7 +42,10 @@ def _login_page() -> str:
 @csrf_exempt
 @staff_member_required(login_url=lazy(_login_page, str)())
 def dashboard_view(request: HttpRequest, path: str) -> HttpResponse:
-    """Show the dashboard to staff users with ``view_dashboard``; actions need ``change_dashboard``."""
+    """Show the dashboard to staff users with ``view_dashboard``.
+
+    Actions need ``change_dashboard``, or the permission of their verb, such as ``retry_dashboard``.
+    """
     user: Any = request.user
     if not user.has_perm(VIEW):
         raise PermissionDenied(f"The dashboard needs the permission {VIEW}.")
@@ -59,7 +64,7 @@ def _dashboard() -> Any:
         celery_app(),
         allow_write=True,
         identify=lambda environment: str(environment[_USER]),
-        may_write=lambda environment: bool(environment[_MAY_WRITE]),
+        may=_may,
         secret_key=salted_hmac("redis_queue.contrib.django", "cookies", algorithm="sha256").hexdigest(),
         label=option("LABEL") or "",
     )
@@ -86,10 +91,20 @@ def _environment(request: HttpRequest, mounted: str, path: str, user: Any) -> di
             "wsgi.run_once": False,
             "wsgi.input": BytesIO(body),
             _USER: user.get_username(),
-            _MAY_WRITE: user.has_perm(CHANGE),
+            _VERBS: _verbs(user),
         }
     )
     return environment
+
+
+def _verbs(user: Any) -> Collection[str]:
+    if user.has_perm(CHANGE):
+        return PERMISSIONS
+    return {verb for verb in PERMISSIONS if user.has_perm(f"redis_queue.{codename(verb)}")}
+
+
+def _may(environment: Mapping[str, Any], verb: str) -> bool:
+    return verb in environment[_VERBS]
 
 
 def _wsgi(text: str) -> str:
