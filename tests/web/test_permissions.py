@@ -17,6 +17,7 @@ from redis_queue.operate.permissions import PERMISSIONS
 from redis_queue.store.keys import Keys
 from redis_queue.web import WebSettings, dashboard
 from redis_queue.web.guard import LOOKS
+from tests.support.paths import ROOT
 from tests.support.web.browser import Browser, Form, Page
 from tests.support.web.contents import everything
 from tests.support.web.crawl import SCREENS
@@ -146,6 +147,12 @@ def test_every_form_that_can_be_sent_is_tested_above(app: Celery, open_dashboard
     }
     assert routes == sent
     assert set(PERMISSIONS) - WORKER_VERBS == {offer.verb for offer in OFFERS} - WORKER_VERBS
+
+
+def test_the_documentation_lists_every_verb() -> None:
+    page = (ROOT / "docs" / "dashboard.md").read_text("utf-8")
+    rows = [f"| `{verb}` | {text} | `{verb.replace('-', '_')}_dashboard` |" for verb, text in PERMISSIONS.items()]
+    assert "\n".join(rows) in page
 
 
 def buttons(browser: Browser, pages: Collection[str]) -> set[tuple[str, str]]:

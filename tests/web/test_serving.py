@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 
+from redis_queue import RedisQueue
 from redis_queue.cli import group
 from redis_queue.cli.web import is_loopback
 from tests.support.web.dashboards import Serve, Served
@@ -68,11 +70,25 @@ class TestRefusals:
         assert (done.exit_code, "cannot be read: it is not UTF-8" in done.output) == (2, True)
 
     @pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0"])  # noqa: S104
-    def test_write_access_with_a_proxy_needs_users(self, bind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("options", [["--allow-write"], ["--allow", "retry"]])
+    def test_actions_with_a_proxy_need_users(
+        self, bind: str, options: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.delenv("REDIS_QUEUE_WEB_PASSWORD", raising=False)
-        done = CliRunner().invoke(group, ["web", "--trust-proxy", "--allow-write", "--bind", bind])
+        done = CliRunner().invoke(group, ["web", "--trust-proxy", *options, "--bind", bind])
         assert done.exit_code == 2
         assert "--auth-file" in done.output
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            (["--allow", "retri"], "'retri' is not one of 'cancel', 'reschedule', 'run-now'"),
+            (["--allow", "retry", "--allow-write"], "--allow-write and --allow: give one of them"),
+        ],
+    )
+    def test_invalid_permissions(self, options: list[str], text: str) -> None:
+        done = CliRunner().invoke(group, ["web", *options])
+        assert (done.exit_code, text in done.output) == (2, True), done.output
 
     @pytest.mark.parametrize(("mode", "is_told"), [(0o600, False), (0o400, False), (0o640, True), (0o604, True)])
     def test_a_file_of_users_that_others_can_read_is_warned_of(self, mode: int, is_told: bool, tmp_path: Path) -> None:
@@ -103,6 +119,24 @@ class TestServing:
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(10) == 0
         assert "Traceback" not in served.output
+
+    @pytest.mark.parametrize(
+        ("options", "shown"),
+        [
+            ([], ("read-only", [])),
+            (["--allow", "retry", "--allow", "pause", "--allow", "retry"], ("only retry, pause allowed", ["pause"])),
+            (["--allow-write"], ("changes allowed", ["pause", "putback"])),
+        ],
+    )
+    def test_permissions(
+        self, options: list[str], shown: tuple[str, list[str]], serve: Serve, client: redis.Redis, redis_url: str
+    ) -> None:
+        RedisQueue("orders", client).put("x")
+        mode, buttons = shown
+        served = serve(*options, url=redis_url)
+        assert f"/, {mode}\n" in served.output
+        with urlopen(f"{served.url}/queue?kind=queue&name=orders", timeout=10) as answer:  # noqa: S310
+            assert re.findall(r'name="verb" value="([^"]+)"', answer.read().decode()) == buttons
 
     def test_a_password_of_the_environment(self, serve: Serve, client: redis.Redis, redis_url: str) -> None:
         served = serve(url=redis_url, environment={"REDIS_QUEUE_WEB_PASSWORD": "correct horse"})

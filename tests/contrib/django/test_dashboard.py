@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from redis_queue.operate.permissions import PERMISSIONS
+
 pytestmark = pytest.mark.celery
 
 
@@ -117,3 +119,53 @@ def test_users_with_change_permission_can_cancel_and_are_in_the_audit_log(browse
     audit = text(browser.get("/queues/audit"))
     assert "ann" in audit
     assert "cancel" in audit
+
+
+def test_there_is_a_permission_for_each_verb(browser: Any) -> None:
+    from django.contrib.auth.models import Permission
+
+    del browser
+    found = set(Permission.objects.filter(content_type__app_label="redis_queue").values_list("codename", flat=True))
+    verbs = {f"{verb.replace('-', '_')}_dashboard" for verb in PERMISSIONS}
+    assert found == {"view_dashboard", "change_dashboard", *verbs}
+    assert "run_now_dashboard" in verbs
+
+
+@pytest.mark.parametrize("verb", ["cancel", "run-now"])
+def test_users_with_the_permission_of_a_verb_can_do_this_and_nothing_else(browser: Any, verb: str) -> None:
+    login(browser, "view_dashboard", f"{verb.replace('-', '_')}_dashboard")
+    form = {"row": f"delay:celery:{schedule()}"}
+    page = text(browser.get("/queues/scheduled"))
+    assert re.findall(r'name="verb" value="([^"]+)"', page) == [verb]
+    assert 'class="mode">limited' in page
+    token = re.search(r'name="token" value="([^"]+)"', page)
+    assert token is not None
+    form["token"] = token[1]
+    for other in {"cancel", "run-now"} - {verb}:
+        for path in ("preview", "act"):
+            refused = browser.post(f"/queues/{path}", {**form, "verb": other})
+            assert (refused.status_code, f"{other} is not permitted to ann" in text(refused)) == (403, True)
+    preview = text(browser.post("/queues/preview", {**form, "verb": verb}))
+    hidden = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', preview))
+    assert browser.post("/queues/act", hidden).status_code == 303
+    assert verb in text(browser.get("/queues/audit"))
+
+
+def test_permissions_of_verbs_do_not_replace_that_to_view(browser: Any) -> None:
+    login(browser, "cancel_dashboard")
+    assert browser.get("/queues/").status_code == 403
+
+
+def test_a_database_with_the_first_permissions_gets_the_others(browser: Any) -> None:
+    """`manage.py migrate` of a project that has run the first migration only."""
+    from django.contrib.auth.models import Permission
+    from django.core.management import call_command
+
+    call_command("migrate", "redis_queue", "0001", verbosity=0)
+    try:
+        login(browser, "view_dashboard", "change_dashboard")
+        Permission.objects.filter(codename="retry_dashboard").delete()
+    finally:
+        call_command("migrate", "redis_queue", verbosity=0)
+    assert Permission.objects.filter(codename="retry_dashboard").count() == 1
+    assert 'class="mode">read-write' in text(browser.get("/queues/"))

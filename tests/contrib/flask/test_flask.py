@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
-from flask import Flask, request
+from flask import Flask, request, session
 
 from examples.notifications import create_app
 from redis_queue.celery import DelayedTasks
 from redis_queue.contrib.flask import FlaskDelayedTasks
 from redis_queue.errors import ConfigurationError
+from redis_queue.operate.permissions import PERMISSIONS
 from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -132,6 +133,38 @@ def test_the_user_function_does_not_consume_the_form(redis_url: str) -> None:
     assert set(roots) == {"/shop"}
 
 
+def test_may_decides_for_each_user_and_verb(redis_url: str) -> None:
+    contexts: list[object] = []
+
+    def may(verb: str) -> bool:
+        contexts.append(request._get_current_object())  # type: ignore[attr-defined]
+        return verb in session.get("verbs", ())
+
+    app = dashboard(redis_url, user=lambda: "ann", may=may)
+    browser = app.test_client()
+    id_ = app.extensions["redis_queue"].app.send_task("shop.remind", countdown=60).id
+    page = browser.get("/queues/scheduled").text
+    assert 'class="mode">read-only' in page
+    assert re.findall('name="verb"', page) == []
+    # One look at the session, not one for each verb.
+    assert len(contexts) == len(PERMISSIONS)
+    assert len(set(map(id, contexts))) == 1
+
+    with browser.session_transaction() as data:
+        data["verbs"] = ["run-now"]
+    page = browser.get("/queues/scheduled").text
+    assert re.findall('name="verb" value="([^"]+)"', page) == ["run-now"]
+    token = re.search(r'name="token" value="([^"]+)"', page)
+    assert token is not None
+    form = {"row": f"delay:celery:{id_}", "token": token[1]}
+    refused = browser.post("/queues/preview", data={**form, "verb": "cancel"})
+    assert (refused.status_code, "cancel is not permitted to ann" in refused.text) == (403, True)
+    preview = browser.post("/queues/preview", data={**form, "verb": "run-now"})
+    hidden = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', preview.text))
+    assert browser.post("/queues/act", data=hidden).status_code == 303
+    assert "1 made due." in browser.get("/queues/scheduled").text
+
+
 def test_settings_of_the_application_reach_celery(redis_url: str) -> None:
     app = Flask("other")
     app.config.update(REDIS_QUEUE_URL=redis_url, REDIS_QUEUE_MIN_DELAY=5)
@@ -161,6 +194,7 @@ def test_a_setting_in_celerys_namespace_has_precedence(redis_url: str) -> None:
         ({"dashboard": "/queues"}, "needs user="),
         ({"dashboard": "queues", "user": lambda: "ann"}, "must be a path"),
         ({"dashboard": "/", "user": lambda: "ann"}, "must be a path"),
+        ({"may": lambda _: True, "may_write": lambda: True}, "may and may_write: must not be given together"),
         ({}, "no Celery app: set"),
     ],
 )
