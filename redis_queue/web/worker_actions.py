@@ -21,6 +21,7 @@ from redis_queue.times import from_ms, to_ms
 from redis_queue.web import request_args
 from redis_queue.web.confirmation import NOT_CONFIRMED, begin_operation, confirmed_count, new_operation
 from redis_queue.web.context import context
+from redis_queue.web.permissions import require
 
 pages = Blueprint("worker_actions", __name__)
 
@@ -134,6 +135,7 @@ def _check_app() -> None:
 
 
 def _stop_verb() -> str:
+    require("terminate")
     request_args.reject_repeated(request.form, "row")
     return request_args.choice("verb", STOPS, "", request.form)
 
@@ -166,7 +168,7 @@ def _change() -> tuple[str, WorkerRow, int]:
     """Return the verb, the worker and the new size of the form."""
     form = request.form
     request_args.reject_repeated(form)
-    verb = request_args.choice("verb", CHANGES, "", form)
+    verb = require(request_args.choice("verb", CHANGES, "", form))
     name = request_args.text("worker", form, exact=True)
     if name is None:
         abort(400, "Which worker? Choose one from the list.")
