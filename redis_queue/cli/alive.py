@@ -54,7 +54,7 @@ def alive(client: Client, prefix: str, *, worker: str, stuck_after: float, stric
 
     Example: redis-queue alive --worker celery@%h
     """
-    name = _expanded(worker)
+    name = worker_name(worker)
     try:
         found = liveness(client, prefix, name, stuck_after)
     except StoreError as error:
@@ -74,9 +74,10 @@ def _show(found: dict[str, Any], *, as_json: bool) -> None:
         click.echo(harmless(f"{found['state']}: {found['worker']}: {found['reason']}"))
 
 
-def _expanded(worker: str) -> str:
-    host = socket.gethostname()
-    name, _, domain = host.partition(".")
-    forms = {"%%": "%", "%h": host, "%n": name, "%d": domain}
-    worker = re.sub("%[%hnd]", lambda found: forms[found[0]], worker)
-    return worker if "@" in worker else f"{worker}@{host}"
+def worker_name(worker: str) -> str:
+    """Return the name that Celery gives a worker with ``--hostname`` *worker*."""
+    name, separator, host = worker.partition("@")
+    worker = f"{name if separator and name else 'celery'}@{(host if separator else name) or socket.gethostname()}"
+    short, _, domain = socket.gethostname().partition(".")
+    forms = {"h": socket.gethostname(), "n": short, "d": domain, "i": "0", "I": ""}
+    return re.sub("%([hndiI])", lambda found: forms[found[1]], worker)

@@ -9,6 +9,7 @@ from redis_queue.errors import StoreUnavailableError
 from redis_queue.monitor.counts import write_tally
 from redis_queue.monitor.model import Run, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.rows import MAX_TEXT, write_run, write_running, write_worker
+from redis_queue.store.chunks import chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import MonitorKeys
 from redis_queue.store.numbered_calls import NumberedCalls
@@ -16,7 +17,7 @@ from redis_queue.store.records import Clock, server_clock
 from redis_queue.store.scripts import Scripts
 
 MOST_SERIES: Final = 100
-"""Most series in one report. In all, 200 are counted apart; the runs of others are counted as "(other)"."""
+"""Most series in one call. In all, 200 are counted apart; the runs of others are counted as "(other)"."""
 
 MOST_RUNNING: Final = 100
 """Most running tasks that a worker reports."""
@@ -39,6 +40,8 @@ class Reports:
     def __init__(self, client: Client, prefix: str, clock: Clock = server_clock) -> None:
         self._clock = clock
         self._calls = NumberedCalls(Scripts(client), MonitorKeys(prefix))
+        # Their own slot: the state can be written while counts wait for their repetition.
+        self._counting = NumberedCalls(Scripts(client), MonitorKeys(prefix))
 
     def write(
         self,
@@ -51,13 +54,12 @@ class Reports:
     ) -> int:
         """Store the state of *worker*, the tasks that it runs, and what ended since its last report.
 
-        Return the time of the server in ms. It takes one round trip, and another one if there are *tallies*; the first
-        call of a minute takes up to 21. With *left* the worker is removed; its *seen_at* is ignored. At most
-        :data:`MOST_SERIES` series, :data:`MOST_RUNNING` running tasks and :data:`MOST_ENDED` runs are written; the
-        counts of further series are added up.
+        Return the time of the server in ms. It takes one round trip, and another one for every :data:`MOST_SERIES` of
+        the *tallies*; the first call of a minute takes up to 21. With *left* the worker is removed; its *seen_at* is
+        ignored. At most :data:`MOST_RUNNING` running tasks and :data:`MOST_ENDED` runs are written.
         """
-        if tallies:
-            self.count_call(tallies)()
+        for count in self.count_calls(tallies or {}):
+            count()
         now: int = self._calls.prepare(
             "monitor/report",
             now=self._clock(),
@@ -68,13 +70,17 @@ class Reports:
         )()
         return now
 
-    def count_call(self, tallies: Mapping[Series, Tally]) -> Callable[[], None]:
-        """Return a call that adds *tallies* to the history.
+    def count_calls(self, tallies: Mapping[Series, Tally]) -> list[Callable[[], None]]:
+        """Return calls that add *tallies* to the history; make them in this order.
 
-        It adds them once, however often it is made: after a StoreError, make the same call again. That holds for a
-        minute after its last attempt, and until the next call of this thread.
+        Each one adds its part once, however often it is made: after a StoreError, make the same call again before the
+        next one. That holds for a day after its last attempt.
         """
-        call = self._calls.prepare("monitor/count", now=self._clock(), more=_encoded(_texts(tallies)))
+        return [self._count_call(part) for part in chunks(tallies.items(), MOST_SERIES)]
+
+    def _count_call(self, tallies: Iterable[tuple[Series, Tally]]) -> Callable[[], None]:
+        texts = _encoded(part for series, tally in tallies for part in (series_key(series), write_tally(tally)))
+        call = self._counting.prepare("monitor/count", now=self._clock(), more=texts)
 
         def count() -> None:
             for _ in range(MOST_CLOSES):
@@ -96,14 +102,6 @@ OTHER: Final = Series("(other)", "(other)")
 def _root(run: Run) -> str:
     # The script ends a root at the separator.
     return (run.root or run.id).replace(SEPARATOR, "")
-
-
-def _texts(tallies: Mapping[Series, Tally]) -> list[str]:
-    first = list(tallies.items())[:MOST_SERIES]
-    rest = list(tallies.items())[MOST_SERIES:]
-    if rest:
-        first.append((OTHER, sum((tally for _, tally in rest), Tally())))
-    return [part for series, tally in first for part in (series_key(series), write_tally(tally))]
 
 
 def _encoded(parts: Iterable[str]) -> list[bytes]:

@@ -20,7 +20,8 @@ MOST_OF_TREE: Final = 200
 class Runs:
     """Reads the latest 20,000 tasks that ended in the last two days under *prefix*; all methods raise StoreError.
 
-    A worker writes up to 20 runs in a second; of more, it writes a sample. Up to ten runs of each task are kept.
+    A worker writes up to 20 runs in a second: those that did not succeed first, then the slowest ones. Up to ten runs
+    of each task are kept.
     """
 
     def __init__(self, client: Client, prefix: str) -> None:

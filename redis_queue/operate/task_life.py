@@ -45,7 +45,7 @@ SEARCH_SECONDS: Final = 1.0
 SAME: Final = timedelta(seconds=2)
 """Two records of a failure within this time are of one run."""
 
-NO_RUNS: Final = "kept are the latest 20,000 tasks of two days; above 20 a second, a worker keeps a sample"
+NO_RUNS: Final = "kept are the latest 20,000 tasks of two days; above 20 a second, a worker keeps failed and slow ones"
 NO_AUDIT: Final = "looked at the last 500 actions, of which the first ten tasks are kept"
 
 WORDS: Final = {"delayed": "delayed", "in_flight": "being sent", "dead": "dead letter", "ready": "ready"}

@@ -238,10 +238,10 @@ class TestSeries:
         assert executed(history.minutes(1)) == [MOST_SERIES + 16]
         assert executed(history.minutes(1, OTHER)) == [6]
 
-    def test_a_report_with_more_series_counts_the_rest_together(self, reports: Reports, history: History) -> None:
-        reports.write(tallies={Series(f"t{number}", "q"): tally(1) for number in range(IN_A_REPORT + 5)})
-        assert executed(history.minutes(1)) == [IN_A_REPORT + 5]
-        assert history.totals(1)[OTHER] == tally(5)
+    def test_a_report_may_have_more_series_than_one_call(self, reports: Reports, history: History) -> None:
+        many = {Series(f"t{number}", "q"): tally(1) for number in range(IN_A_REPORT + 5)}
+        reports.write(tallies=many)
+        assert history.totals(1) == many
 
     def test_one_that_was_not_used_for_90_days_makes_room(
         self, reports: Reports, history: History, clock: Clock
@@ -253,6 +253,17 @@ class TestSeries:
         assert history.series() == [MAIL]
         assert history.totals(1) == {MAIL: tally(1)}
         assert history.totals(129_600) == {MAIL: tally(1)}
+
+    def test_one_that_made_room_leaves_nothing_in_the_totals(
+        self, reports: Reports, history: History, clock: Clock, client: redis.Redis
+    ) -> None:
+        for part in range(3):
+            reports.write(tallies={Series(f"t{part}.{number}", "q"): tally(1) for number in range(MOST_SERIES)})
+            clock.forward(91 * DAY)
+        reports.write(tallies={MAIL: tally(1)})
+        assert history.all_time() == {MAIL: tally(1)}
+        # Those of all series together.
+        assert client.hkeys(KEYS.totals) == [b"0"]
 
     def test_their_size_does_not_grow_with_the_load(self, reports: Reports, clock: Clock, client: redis.Redis) -> None:
         sizes = []
@@ -274,10 +285,16 @@ def test_a_report_whose_reply_was_lost_counts_once(redis_server: RedisServer, cl
 
 
 def test_a_count_that_is_repeated_counts_once(reports: Reports, history: History) -> None:
-    count = reports.count_call({MAIL: tally(3)})
+    (count,) = reports.count_calls({MAIL: tally(3)})
     count()
+    reports.write()
     count()
     assert executed(history.minutes(1)) == [3]
+
+
+def test_a_count_can_be_repeated_after_a_long_outage(client: redis.Redis, reports: Reports) -> None:
+    reports.write(tallies={MAIL: tally(3)})
+    assert max(client.pttl(slot) for slot in client.keys("*slot*")) > 3_600_000
 
 
 def test_a_minute_with_many_series_is_closed_in_short_steps(
@@ -287,7 +304,7 @@ def test_a_minute_with_many_series_is_closed_in_short_steps(
     reports.write(tallies={series: tally(1) for series in many})
     clock.forward(MINUTE)
     before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
-    reports.count_call({MAIL: tally(5)})()
+    reports.write(tallies={MAIL: tally(5)})
     assert 10 <= client.info("commandstats")["cmdstat_evalsha"]["calls"] - before <= 12
     assert executed(history.minutes(2)) == [IN_A_REPORT, 5]
     assert executed(history.minutes(2, many[7])) == [1, 0]

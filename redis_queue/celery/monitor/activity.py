@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from bisect import bisect_left
 from collections import deque
@@ -11,20 +12,20 @@ from datetime import datetime
 from typing import Any, Final
 
 from redis_queue.celery.message.attempt import ETA, SENT
+from redis_queue.celery.monitor.sample import Sample
 from redis_queue.histogram import BOUNDS, BUCKETS, Histogram
+from redis_queue.logs import logger_of
 from redis_queue.monitor.model import Outcome, Run, Series, Tally
-from redis_queue.monitor.report import MOST_ENDED
+from redis_queue.monitor.report import OTHER
 from redis_queue.monitor.rows import MAX_TEXT
 from redis_queue.times import from_ms
 
-MOST_NOTED: Final = 100_000
-"""Most runs that wait to be added up; older ones are forgotten if the reporting thread gets no time at all."""
+logger = logger_of(__name__)
 
 MOST_SERIES: Final = 400
-"""Most series that are added up while Redis is away; the runs of others are forgotten."""
+"""Most series that are added up apart until they are written; the runs of others are counted as "(other)"."""
 
-MINUTE: Final = 60
-"""Reports in the last minute."""
+MINUTE: Final = 60.0
 
 QueueOf = Callable[[Mapping[str, Any]], str]
 """Takes the delivery_info of a message; returns the name of its queue."""
@@ -32,122 +33,113 @@ QueueOf = Callable[[Mapping[str, Any]], str]
 OnFailure = Callable[[Any, Any, float | None], None]
 """Takes the request of a failed run, its exception as billiard passes it, and its seconds."""
 
-_Ended = tuple[Mapping[str, Any], Outcome, float | None, float | None, int | None]
-
 
 class Activity:
-    """Notes how runs end (see :class:`redis_queue.celery.monitor.requests.Notes`), and adds them up when asked.
+    """Adds up how the runs of *worker* end (see :class:`redis_queue.celery.monitor.requests.Notes`).
 
-    Safe for one thread that calls :meth:`take` and any that note.
+    Its size does not depend on the number of runs, nor on their arguments. Safe for threads.
     """
 
-    def __init__(self, queue_of: QueueOf, on_failure: OnFailure) -> None:
+    def __init__(self, worker: str, queue_of: QueueOf, on_failure: OnFailure) -> None:
         self.queue_of = queue_of
-        self._noted: deque[_Ended] = deque(maxlen=MOST_NOTED)
-        self._note = self._noted.append
-        self._sums: dict[tuple[Any, Any, Any], _Sum] = {}
-        self._lately: deque[tuple[int, int]] = deque(maxlen=MINUTE)
         self.failed = on_failure
-        #: When a run ended last, on the monotonic clock; None before the first one.
+        #: The runs that the next report shows.
+        self.sample = Sample()
+        #: When a run ended last, on the monotonic clock, by the last :meth:`look`; None before the first one.
         self.ended_at: float | None = None
         #: Runs that ended since the worker started, and those of them that failed.
         self.executed = self.failures = 0
+        #: Runs that ended, and failed, in the last minute before the last :meth:`look`.
+        self.last_minute = (0, 0)
+        self._worker = worker
+        self._sums: dict[tuple[Any, Any, Any], _Sum] = {}
+        self._looks: deque[tuple[float, int, int]] = deque([(time.monotonic(), 0, 0)])
+        # A handler of a signal may interrupt a thread that holds it, and end a run.
+        self._lock = threading.RLock()
 
     def ended(self, request: Any, outcome: Outcome, seconds: float | None) -> None:
-        """Note the end of a run."""
-        self._note((request._request_dict, outcome, seconds, request.time_start, getattr(request._message, SENT, None)))
-
-    @property
-    def last_minute(self) -> tuple[int, int]:
-        """Runs that ended, and failed, in about the last minute."""
-        return sum(executed for executed, _ in self._lately), sum(failed for _, failed in self._lately)
-
-    def take(self, worker: str, skew: float) -> tuple[dict[Series, Tally], list[Run]]:
-        """Return the counts since they were written last, and up to :data:`MOST_ENDED` of the runs that ended since.
-
-        *skew* is how many seconds the clock of Redis is ahead. Failed, retried and revoked runs come before others.
-        Call :meth:`written` once another call has them, or they are returned again.
-        """
-        before = self.executed, self.failures
-        usual: list[_Ended] = []
-        unusual: list[_Ended] = []
-        for _ in range(len(self._noted)):
-            ended = self._noted.popleft()
-            try:
-                self._add(ended)
-            except (TypeError, ValueError, KeyError, OverflowError):
-                # A message may carry anything as exchange or routing key.
-                continue
-            chosen = usual if ended[1] == "succeeded" else unusual
-            if len(chosen) < MOST_ENDED:
-                chosen.append(ended)
-        executed, failures = self.executed - before[0], self.failures - before[1]
-        if executed:
-            self.ended_at = time.monotonic()
-        self._lately.append((executed, failures))
-        now = time.time()
-        runs = [self._run(ended, worker, now, skew) for ended in [*unusual, *usual][:MOST_ENDED]]
-        tallies: dict[Series, Tally] = {}
-        for total in self._sums.values():
-            tallies[total.series] = tallies.get(total.series, Tally()) + total.tally()
-        return tallies, [run for run in runs if run is not None]
-
-    def written(self) -> None:
-        """Forget the counts of the last :meth:`take`."""
-        self._sums.clear()
-
-    def _add(self, ended: _Ended) -> None:
-        # This runs for each task, so it does little that is not counting.
-        headers, outcome, seconds, started, sent = ended
-        info = headers["delivery_info"]
-        route = headers.get("task"), info["exchange"], info["routing_key"]
-        total = self._sums.get(route)
-        if total is None:
-            if len(self._sums) >= MOST_SERIES:
-                return
-            total = self._sums[route] = _Sum(Series(str(route[0])[:MAX_TEXT], self.queue_of(info)[:MAX_TEXT]))
-        if outcome == "revoked":
-            total.revoked += 1
-            return
-        self.executed += 1
-        total.executed += 1
-        if outcome != "succeeded":
-            failed = outcome == "failed"
-            self.failures += failed
-            total.failed += failed
-            total.retried += not failed
-        if seconds is not None:
-            total.duration.add(seconds)
-        if started is not None:
-            total.add_start(started, sent, _seconds_of(headers[ETA]) if ETA in headers else None)
-
-    def _run(self, ended: _Ended, worker: str, now: float, skew: float) -> Run | None:
-        headers, outcome, seconds, started, sent = ended
-        due = _seconds_of(headers.get(ETA))
-        # The end is not noted: it costs a call of the clock for each run.
-        at = started + seconds if started is not None and seconds is not None else now
-        texts = {name: _text(headers.get(key)) for name, key in _TEXTS.items()}
+        """Count the end of a run; it never raises, or the worker would not acknowledge the task."""
         try:
-            return Run(
-                id=texts["id"],
-                task=texts["task"],
-                queue=self.queue_of(headers["delivery_info"]),
-                worker=worker,
-                outcome=outcome,
-                ended_at=_time(min(at, now) + skew),
-                started_at=None if started is None else _time(started + skew),
-                sent_at=None if sent is None else _time(sent / 1000),
-                due_at=None if due is None else _time(due),
-                retries=_count(headers.get("retries")),
-                parent=texts["parent"],
-                root=texts["root"],
-                group=texts["group"],
-            )
-        except (ValueError, TypeError, OverflowError):
-            return None
+            self._count(request, outcome, seconds)
+            if self.sample.wants(outcome, seconds):
+                self.sample.add(self._run(request, outcome), seconds)
+        except Exception as error:  # noqa: BLE001 - as the docstring says
+            logger.warning("cannot count a run: %s", type(error).__name__, extra={"action": "run_not_counted"})
+
+    def look(self) -> None:
+        """Notice how many runs have ended so far: call it about once a second."""
+        now, executed, failures = time.monotonic(), self.executed, self.failures
+        if executed != self._looks[-1][1]:
+            self.ended_at = now
+        self._looks.append((now, executed, failures))
+        while self._looks[0][0] < now - MINUTE:
+            self._looks.popleft()
+        _, before, failures_before = self._looks[0]
+        self.last_minute = executed - before, failures - failures_before
+
+    def take(self) -> dict[Series, Tally]:
+        """Return the counts since the last call."""
+        with self._lock:
+            sums, self._sums = self._sums, {}
+        tallies: dict[Series, Tally] = {}
+        for total in sums.values():
+            tallies[total.series] = tallies.get(total.series, Tally()) + total.tally()
+        return tallies
+
+    def _count(self, request: Any, outcome: Outcome, seconds: float | None) -> None:
+        # This runs for each task, so it does little that is not counting.
+        headers: Mapping[str, Any] = request._request_dict
+        info = headers["delivery_info"]
+        with self._lock:
+            try:
+                total = self._sums[headers["task"], info["exchange"], info["routing_key"]]
+            except (KeyError, TypeError):
+                total = self._add_series(headers.get("task"), info)
+            if outcome == "revoked":
+                total.revoked += 1
+                return
+            self.executed += 1
+            total.executed += 1
+            if outcome != "succeeded":
+                failed = outcome == "failed"
+                self.failures += failed
+                total.failed += failed
+                total.retried += not failed
+            if seconds is not None:
+                total.duration.add(seconds)
+            if request.time_start is not None:
+                total.add_start(request.time_start, getattr(request._message, SENT, None), headers.get(ETA))
+
+    def _add_series(self, task: Any, info: Mapping[str, Any]) -> _Sum:
+        route = task, info.get("exchange"), info.get("routing_key")
+        # A message may carry anything as exchange or routing key.
+        if len(self._sums) >= MOST_SERIES or not all(isinstance(part, str | None) for part in route):
+            return self._sums.setdefault(_OTHER, _Sum(OTHER))
+        found = _Sum(Series(str(task)[:MAX_TEXT], self.queue_of(info)[:MAX_TEXT]))
+        self._sums[route] = found
+        return found
+
+    def _run(self, request: Any, outcome: Outcome) -> Run:
+        headers, started, sent = request._request_dict, request.time_start, getattr(request._message, SENT, None)
+        due = _seconds_of(headers.get(ETA))
+        texts = {name: _text(headers.get(key)) for name, key in _TEXTS.items()}
+        return Run(
+            queue=self.queue_of(headers["delivery_info"])[:MAX_TEXT],
+            worker=self._worker,
+            outcome=outcome,
+            ended_at=_time(time.time()),
+            started_at=None if started is None else _time(started),
+            sent_at=None if sent is None else _time(sent / 1000),
+            due_at=None if due is None else _time(due),
+            retries=_count(headers.get("retries")),
+            **texts,
+        )
 
 
 _TEXTS: Final = {"id": "id", "task": "task", "parent": "parent_id", "root": "root_id", "group": "group"}
+
+_OTHER: Final = ("", "", "")
+"""Key of the runs that are counted together."""
 
 
 @dataclass(slots=True)
@@ -175,11 +167,13 @@ class _Sum:
     waiting: _Times = field(default_factory=_Times)
     lateness: _Times = field(default_factory=_Times)
 
-    def add_start(self, started: float, sent: int | None, due: float | None) -> None:
+    def add_start(self, started: float, sent: int | None, eta: Any) -> None:
+        due = None if eta is None else _seconds_of(eta)
         if due is not None:
             self.lateness.add(started - due)
-        if sent is not None or due is not None:
-            self.waiting.add(started - max((sent or 0) / 1000, due or 0.0))
+            self.waiting.add(started - max((sent or 0) / 1000, due))
+        elif sent is not None:
+            self.waiting.add(started - sent / 1000)
 
     def tally(self) -> Tally:
         times = (Histogram(tuple(of.counts), of.seconds) for of in (self.duration, self.waiting, self.lateness))

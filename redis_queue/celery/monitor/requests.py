@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol
 
@@ -17,6 +18,10 @@ from redis_queue.times import END_OF_CALENDAR_MS
 
 REQUEST: Final = "Request"
 """Attribute of a task: its class of requests, or the name of one."""
+
+
+# Two workers of one process share the tasks of an app.
+_alone: Final = threading.Lock()
 
 
 class Notes(Protocol):
@@ -39,20 +44,21 @@ def noted_requests(tasks: Iterable[Any], notes: Notes) -> Iterator[None]:
     """
     changed: list[tuple[Any, Any]] = []
     classes: dict[Any, type] = {}
-    try:
-        for task in tasks:
-            base = getattr(task, REQUEST)
-            if base not in classes:
-                classes[base] = _noted(symbol_by_name(base), notes)
-            changed.append((task, vars(task).get(REQUEST)))
-            setattr(task, REQUEST, classes[base])
-        yield
-    finally:
-        for task, before in changed:
-            if before is None:
-                delattr(task, REQUEST)
-            else:
-                setattr(task, REQUEST, before)
+    with _alone:
+        try:
+            for task in tasks:
+                base = getattr(task, REQUEST)
+                if base not in classes:
+                    classes[base] = _noted(symbol_by_name(base), notes)
+                changed.append((task, vars(task).get(REQUEST)))
+                setattr(task, REQUEST, classes[base])
+            yield
+        finally:
+            for task, before in changed:
+                if before is None:
+                    delattr(task, REQUEST)
+                else:
+                    setattr(task, REQUEST, before)
 
 
 class RequestNotes:

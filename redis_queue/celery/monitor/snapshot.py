@@ -60,6 +60,7 @@ class Snapshots:
         consumer, activity, now = self._consumer, self._activity, time.monotonic()
         running, reserved = len(self._requests(state.active_requests)), self._requests(state.reserved_requests)
         leases = self._leases()
+        activity.look()
         executed, failed = activity.last_minute
         return WorkerRow(
             consumer.hostname,
@@ -178,7 +179,8 @@ def _pool_name(pool: Any) -> str:
 
 def _concurrency(pool: Any) -> int:
     try:
-        return int(pool.num_processes)
+        # The gevent pool of Celery 5.5 counts its running tasks as processes.
+        return int(pool.limit if _pool_name(pool) == "gevent" else pool.num_processes)
     except (AttributeError, TypeError, NotImplementedError):
         return 0
 

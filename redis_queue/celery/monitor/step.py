@@ -43,7 +43,7 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
             log = FailureLog(consumer.hostname, queue_of)
             note_discards(consumer, log)
             on_failure, self._failures = log.note, FailureWriter(log, limits)
-        self._activity = Activity(queue_of, on_failure)
+        self._activity = Activity(consumer.hostname, queue_of, on_failure)
         self._snapshots = Snapshots(consumer, self._activity)
         update = consumer.update_strategies
 

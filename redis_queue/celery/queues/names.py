@@ -22,7 +22,11 @@ class QueueNames:
     def of(self, delivery_info: Mapping[str, Any]) -> str:
         """Return the queue of a message with *delivery_info*; its routing key if no queue is known."""
         route = delivery_info.get("exchange"), delivery_info.get("routing_key")
-        found = self._known.get(route)
+        try:
+            found = self._known.get(route)
+        except TypeError:
+            # A message may carry anything here.
+            return self._find(*route)
         if found is None:
             if len(self._known) >= MOST_ROUTES:
                 self._known.clear()

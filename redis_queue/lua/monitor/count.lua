@@ -16,7 +16,7 @@
 -- KEYS[10] hours_3   HASH  and so on
 -- KEYS[11] slot      STRING number and outcome of this caller's last call
 -- ARGV[1] now        ms; 0 = the server's TIME
--- ARGV[2] sequence   number of the call, grows per caller; a repeat changes nothing, a lower number is refused
+-- ARGV[2] sequence   number of the call, grows per caller; a repeat within a day changes nothing, a lower one fails
 -- ARGV[...] counts   series and counts; two for each, at most 100
 --
 -- Returns 1 = done, 0 = an earlier attempt did it, -1 = part of the last minute is closed: call again.
@@ -27,16 +27,15 @@ local hours_0, hours_1, hours_2, hours_3 = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local now, sequence = tonumber(ARGV[1]), ARGV[2]
 local counts = {unpack(ARGV, 3)}
 local MOST_SERIES, ALL_SERIES, UNUSED, BACK, CLOSE = 200, 300, 90, 60, 10
-local KEEP_MINUTES, KEEP_HOURS, KEEP_TOTALS = 345600, 10368000, 31536000
+local KEEP_MINUTES, KEEP_HOURS, KEEP_TOTALS, REPEATS = 345600, 10368000, 31536000, 86400000
 
 -- include last_call
 if last == sequence then return 0 end
 -- include clock
 redis.call('HLEN', totals)
-redis.call('HLEN', current)
+local open = tonumber(redis.call('HGET', current, 'minute') or nil)
 local days, spans = {minutes_0, minutes_1, minutes_2}, {hours_0, hours_1, hours_2, hours_3}
-for _, ring in ipairs(days) do redis.call('HLEN', ring) end
-for _, ring in ipairs(spans) do redis.call('HLEN', ring) end
+for _, ring in ipairs({minutes_0, minutes_1, minutes_2, unpack(spans)}) do redis.call('HLEN', ring) end
 local used = redis.call('HLEN', series)
 -- As includes/first_write.lua.
 redis.call('HDEL', series, '')
@@ -89,7 +88,6 @@ local function close(minute)
 end
 
 local minute, day = math.floor(now / 60000), math.floor(now / 86400000)
-local open = tonumber(redis.call('HGET', current, 'minute') or nil)
 -- A clock that goes back by less than an hour adds to the minute that is open.
 if open and (minute > open or minute < open - BACK) then
   if not close(open) then return -1 end
@@ -99,12 +97,13 @@ end
 local all, full = {}, false
 local function number_of(name)
   local number, last_day = string.match(redis.call('HGET', series, name) or '', '^(%d+) (%d+)$')
-  if number and last_day == whole(day) then return number end
+  if last_day == whole(day) then return number end
   if not number and used > MOST_SERIES and not full then
     local rows = redis.call('HRANDFIELD', series, ALL_SERIES, 'WITHVALUES')
     for i = 1, #rows, 2 do
       if rows[i] ~= 'next' and (tonumber(string.match(rows[i + 1], '^%d+ (%d+)$')) or 0) < day - UNUSED then
         used = used - redis.call('HDEL', series, rows[i])
+        redis.call('HDEL', totals, string.match(rows[i + 1], '^%d+') or '')
       end
     end
     full = used > MOST_SERIES
@@ -127,4 +126,5 @@ redis.call('HSET', current, '0', sum(redis.call('HGET', current, '0'), written(a
 redis.call('EXPIRE', current, KEEP_MINUTES)
 redis.call('EXPIRE', series, KEEP_TOTALS)
 remember('')
+redis.call('PEXPIRE', slot, REPEATS)
 return 1

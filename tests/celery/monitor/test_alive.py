@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from celery.utils.nodenames import default_nodename, host_format
 
+from redis_queue.cli.alive import worker_name
 from tests.support.celery.observed_names import GATE, OK, SEEN
 from tests.support.celery.observing import Observed, observed_on_one_redis
 from tests.support.ports import free_port
@@ -102,3 +104,10 @@ def test_the_probe_imports_neither_celery_nor_the_dashboard() -> None:
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "name", ["celery@%h", "%h", "one", "one@", "@one", "one@%n.%d", "w%i@%h", "w%I@x", "a@b@c", ""]
+)
+def test_names_of_workers_are_those_of_celery(name: str) -> None:
+    assert worker_name(name) == host_format(default_nodename(name))

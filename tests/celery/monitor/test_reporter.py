@@ -5,12 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import redis
 from celery import Celery
 
 from redis_queue.celery import DelayedTasks
 from redis_queue.celery.monitor.activity import Activity
+from redis_queue.celery.monitor.failure_log import FailureLog
+from redis_queue.celery.monitor.failure_writer import FailureWriter
 from redis_queue.celery.monitor.reporter import Reporter
+from redis_queue.celery.settings import KeepFailures
 from redis_queue.monitor.history import History
 from redis_queue.monitor.model import WorkerRow
 from redis_queue.store.keys import MonitorKeys
@@ -39,9 +43,33 @@ def request(id_: str) -> Any:
     )
 
 
+@pytest.mark.parametrize("key", [KEYS.totals, KEYS.runs, KEYS.failures], ids=lambda key: key.decode())
+def test_a_part_that_cannot_be_written_stops_no_other(
+    redis_server: RedisServer, client: redis.Redis, key: bytes
+) -> None:
+    client.set(key, "of another program")
+    activity = Activity("one@host", lambda _: "mail", lambda *_: None)
+    activity.ended(request("1"), "failed", 0.1)
+    log = FailureLog("one@host", lambda _: "mail")
+    log.note_message("unreadable", SimpleNamespace(headers={}, body=b"", delivery_info={}), "why")
+    with Celery("reporting", set_as_current=False) as app:
+        app.conf.redis_queue_url = redis_server.url
+        DelayedTasks(app)
+        reporter = Reporter(app, activity, OneWorker(), FailureWriter(log, KeepFailures(10, 1.0)))  # type: ignore[arg-type]
+        reporter.start()
+        parts = {KEYS.current: KEYS.totals, KEYS.workers: KEYS.runs, KEYS.failed_at: KEYS.failures}
+        for part, source in parts.items():
+            if source != key:
+                wait_until(lambda part=part: client.exists(part), description=part.decode())
+        client.delete(key)
+        reporter.stop()
+    assert sum(period.tally.executed for period in History(client, PREFIX).minutes(2)) == 1
+    assert client.hlen(KEYS.runs) == 1
+
+
 def test_counts_are_not_repeated_if_the_state_cannot_be_written(redis_server: RedisServer, client: redis.Redis) -> None:
     client.set(KEYS.workers, "of another program")
-    activity = Activity(lambda _: "mail", lambda *_: None)
+    activity = Activity("one@host", lambda _: "mail", lambda *_: None)
     for number in range(3):
         activity.ended(request(str(number)), "succeeded", 0.1)
     with Celery("reporting", set_as_current=False) as app:

@@ -1,7 +1,7 @@
 """An app whose tasks end in every way: `celery -A tests.support.celery.observed_app worker`.
 
 Tests configure it with environment variables: BROKER_URL, STORE_URL, SETTINGS as JSON, LATER: whether it has one more
-task.
+task, TASK_CLASS: name of the class of its tasks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.support.celery.observed_names import (
     SEEN,
 )
 
-app = Celery("observed", broker=os.environ["BROKER_URL"], set_as_current=False)
+app = Celery("observed", broker=os.environ["BROKER_URL"], task_cls=os.environ.get("TASK_CLASS"), set_as_current=False)
 app.conf.update(
     redis_queue_url=os.environ["STORE_URL"],
     broker_connection_retry_on_startup=True,
