@@ -13,7 +13,8 @@ GROUPS := matrix or browser or installs or thorough
 # Tests on each of the other servers; for a release, all: make test-servers STORE_TESTS="tests/queue tests/delay tests/store tests/lua"
 STORE_TESTS := tests/queue/test_queue.py tests/delay/test_delay_queue.py tests/store/test_full.py tests/celery/test_full_redis.py
 # Tests on the oldest versions; for a release, all: make test-oldest OLDEST_TESTS="tests/queue tests/delay tests/celery tests/contrib tests/testing"
-OLDEST_TESTS := tests/queue/test_queue.py tests/contrib/django/test_outbox.py tests/celery/publish/test_capture.py tests/celery/dispatch/test_dispatcher.py
+OLDEST_TESTS := tests/queue/test_queue.py tests/contrib/django/test_outbox.py tests/celery/publish/test_capture.py tests/celery/dispatch/test_dispatcher.py \
+	tests/celery/monitor/test_reports.py tests/celery/monitor/test_own_requests.py
 # System packages that tests need; `make test` and `make test-all` install them if they are allowed to.
 PARTS := curl openssl libfaketime rabbitmq-server postgresql redis-server prometheus
 ALL_PARTS := $(PARTS) chromium

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -108,15 +110,42 @@ def test_running_tasks_and_the_state_of_the_worker_are_seen(observed: Observed, 
     assert observed.tally(GATE).executed == 1
 
 
-def test_runs_that_end_in_a_warm_shutdown_are_reported(observed: Observed) -> None:
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_runs_that_end_in_a_warm_shutdown_are_reported(observed: Observed, pool: str) -> None:
     observed.send(GATE, "gate")
-    with observed.worker(pool="prefork") as worker:
+    with observed.worker(pool=pool) as worker:
         wait_until(lambda: observed.client.llen(SEEN), timeout=60, description="a started task")
         worker.request_shutdown()
         worker.wait_for_output("Warm shutdown")
         observed.client.rpush("gate", "open")
         assert worker.wait() == 0
     assert observed.tally(GATE).executed == 1
+
+
+def test_runs_that_ended_before_a_cold_shutdown_are_reported(observed: Observed) -> None:
+    with observed.worker(pool="solo") as worker:
+        wait_until(observed.workers.rows, timeout=60, description="a first report")
+        for _ in range(5):
+            observed.send(HEADERS)
+        # All but perhaps the last one have ended.
+        wait_until(lambda: observed.client.llen(SEEN) == 5, description="five runs")
+        os.kill(worker.pid, signal.SIGQUIT)
+        assert worker.wait() == 0
+    assert observed.tally(HEADERS).executed in (4, 5)
+    assert observed.workers.rows() == []
+
+
+def test_scripts_and_keys_that_vanish_are_written_again(observed: Observed) -> None:
+    with observed.worker():
+        observed.send(OK)
+        observed.wait_for(OK, 1)
+        observed.client.script_flush()
+        observed.send(OK)
+        observed.wait_for(OK, 2)
+        observed.client.flushall()
+        wait_until(observed.workers.rows, description="the state of the worker")
+        observed.send(OK)
+        assert observed.wait_for(OK, 1).executed == 1
 
 
 def test_a_terminated_task_is_revoked(observed: Observed) -> None:
