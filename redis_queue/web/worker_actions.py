@@ -28,9 +28,6 @@ pages = Blueprint("worker_actions", __name__)
 MOST_TASKS: Final = 200
 """Most running tasks of one action, as many as the page lists."""
 
-STOPS: Final = {"terminate": "Terminate", "soft": "Stop softly"}
-"""Verbs for running tasks, and their labels."""
-
 CHANGES: Final = {"shutdown": "Shut down", "resize": "Resize"}
 """Verbs for workers, and their labels."""
 
@@ -46,19 +43,16 @@ def reference(task: RunningTask) -> str:
 @pages.post("/running/preview")
 def preview_stop() -> str:
     """Show the running tasks of an action, with a form to confirm it."""
-    verb, tasks = _stop_verb(), _tasks()
+    soft, tasks = _soft(), _tasks()
     access = context().access
     _check_app()
     pools = {name: worker_of(access, name).pool for name in {task.worker for task in tasks}}
     still = _reported(tasks)
-    problems = sorted(
-        {problem for task in still if (problem := stoppable(task, pools[task.worker], soft=verb == "soft"))}
-    )
+    problems = sorted({problem for task in still if (problem := stoppable(task, pools[task.worker], soft=soft))})
     able = [] if problems else still
     return render_template(
         "stop_action.html",
-        verb=verb,
-        label=STOPS[verb],
+        soft=soft,
         tasks=able,
         gone=len(tasks) - len(still),
         problems=problems,
@@ -71,7 +65,7 @@ def preview_stop() -> str:
 @pages.post("/running/act")
 def stop() -> Response:
     """Stop exactly the runs of a preview, once."""
-    verb, tasks = _stop_verb(), _tasks()
+    soft, tasks = _soft(), _tasks()
     if confirmed_count(MOST_TASKS) != len(tasks):
         abort(400, NOT_CONFIRMED)
     _check_app()
@@ -79,15 +73,15 @@ def stop() -> Response:
     at, done, problems = context().inspector.now(), list[RunningTask](), list[str]()
     names = {(task.worker, task.id): task.task for task in _reported(tasks)}
     try:
-        for part in worker_actions.stop(context().access, tasks, soft=verb == "soft"):
+        for part in worker_actions.stop(context().access, tasks, soft=soft):
             done += [replace(task, task=names.get((task.worker, task.id), "")) for task in part.stopped]
             if part.problem:
                 problems.append(part.problem)
     finally:
         by_worker = ", ".join(sorted({task.worker for task in tasks}))
-        kind = "soft terminate" if verb == "soft" else verb
-        text, subjects = "; ".join(problems), subjects_of(done)
-        context().audit.record([Action(at, g.user, kind, by_worker, len(done), text, subjects)])
+        how = ["softly"] if soft else []
+        text, subjects = "; ".join([*how, *problems]), subjects_of(done)
+        context().audit.record([Action(at, g.user, "terminate", by_worker, len(done), text, subjects)])
     for problem in dict.fromkeys(problems):
         flash(f"{problem}.")
     gone = len(tasks) - len(done)
@@ -134,10 +128,11 @@ def _check_app() -> None:
         abort(404, "This dashboard has no Celery app, so it cannot reach workers.")
 
 
-def _stop_verb() -> str:
-    require("terminate")
+def _soft() -> bool:
+    """Check the permission, and return whether the form asks for a soft end."""
     request_args.reject_repeated(request.form, "row")
-    return request_args.choice("verb", STOPS, "", request.form)
+    require(request_args.choice("verb", ("terminate",), "", request.form))
+    return request_args.flag("soft", request.form)
 
 
 def _tasks() -> list[RunningTask]:

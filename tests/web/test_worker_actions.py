@@ -58,12 +58,12 @@ def test_running_tasks_are_stopped(operator: Browser, observed: Observed) -> Non
         page = operator.get("/running")
         hard, soft = sorted(rows(page), key=lambda row: not row.endswith(ids[0]))
 
-        asked = operator.send(page.form("/preview"), ("verb", "soft"), row=soft)
-        assert "Stop softly 1 running tasks?" in asked.text
+        asked = operator.send(page.form("/preview"), ("verb", "terminate"), row=soft, soft="1")
+        assert "Terminate softly 1 running tasks?" in asked.text
         assert "SoftTimeLimitExceeded is raised" in asked.text
         assert "1 stopped." in operator.send(asked.form("/act")).text
         assert observed.wait_for(PATIENT, 1).executed == 1
-        assert (last(observed.client).verb, last(observed.client).count) == ("soft terminate", 1)
+        assert (last(observed.client).verb, last(observed.client).detail) == ("terminate", "softly")
 
         asked = operator.send(page.form("/preview"), ("verb", "terminate"), row=[hard, soft])
         assert "1 of the ticked tasks have ended since the page was made." in asked.text
@@ -117,7 +117,7 @@ def test_a_silent_worker_is_reported(writer: Browser, silent: redis.Redis) -> No
 
 def test_what_a_pool_cannot_do_is_not_offered(writer: Browser, silent: redis.Redis) -> None:
     page = writer.get("/running?worker=threads")
-    asked = writer.send(page.form("/preview"), ("verb", "soft"), row=rows(page))
+    asked = writer.send(page.form("/preview"), ("verb", "terminate"), row=rows(page), soft="1")
     assert "threads@host: its thread pool cannot raise SoftTimeLimitExceeded in a running task." in asked.text
     assert not [form for form in asked.forms if form.action.endswith("/act")]
     workers = writer.get("/workers")
@@ -138,6 +138,7 @@ def test_what_a_pool_cannot_do_is_not_offered(writer: Browser, silent: redis.Red
         ("/running", {"row": None}, 400),
         ("/running", {"row": "1:nobody%40host:b"}, 404),
         ("/running", {"verb": "kill"}, 400),
+        ("/running", {"soft": "2"}, 400),
         ("/workers", {"worker": "nobody@host"}, 404),
         ("/workers", {"worker": None}, 400),
         ("/workers", {"verb": "resize", "size": "0"}, 400),
