@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 
 from redis_queue.celery.monitor import remote
@@ -16,6 +18,7 @@ from redis_queue.operate.worker_actions import Stopped, find_running, resize, sh
 from redis_queue.times import to_ms
 from tests.support.celery.observed_names import GATE, OK, PATIENT, SEEN
 from tests.support.celery.observing import Observed, observed_on_one_redis
+from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
@@ -118,7 +121,7 @@ def test_a_worker_shuts_down_after_its_tasks(observed: Observed, access: Access)
             remote.shut_down(access.app, NAME, row.pid + 1)
         shut_down(access, row)
         observed.client.rpush("gate", "open")
-        worker.wait(timeout=60)
+        assert worker.wait(timeout=60) == 0
     assert observed.runs.get(task.id)[0].outcome == "succeeded"
     with pytest.raises(InvalidNameError, match=r"worker='one@test': did not report within the last minute; no worker"):
         worker_of(access, NAME)
@@ -166,3 +169,24 @@ def test_a_worker_that_does_not_answer_is_an_error_in_time(observed: Observed, a
 def test_an_unknown_task(observed: Observed, access: Access) -> None:
     with pytest.raises(InvalidNameError, match="id='gone': no worker reports that it runs"):
         find_running(access, "gone")
+
+
+@pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
+def test_on_rabbitmq(broker: Any, client: redis.Redis, redis_server: RedisServer) -> None:
+    queue = "commands"
+    own = {"control_exchange": f"{queue}-control", "event_exchange": f"{queue}-events"}
+    settings = {"task_default_queue": queue, **own}
+    observed = Observed(redis_server, client, broker.url, settings)
+    access = AppAccess(observed.app)
+    try:
+        with observed.worker(pool="prefork") as worker:
+            task = running(observed, observed.send(GATE, "gate"))
+            ready(observed)
+            assert stopped(access, task).stopped == [task]
+            assert observed.wait_for(GATE, 1).revoked == 1
+            shut_down(access, worker_of(access, NAME))
+            assert worker.wait(timeout=60) == 0
+    finally:
+        with observed.app.connection_for_write() as connection:
+            connection.default_channel.queue_delete(queue)
+        observed.app.close()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from playwright.sync_api import Page
+from werkzeug.serving import make_server
 
 EXECUTABLE = "/usr/bin/chromium"
 
@@ -26,3 +30,17 @@ class Tab:
 
 NewTab = Callable[..., Tab]
 """Open a tab with these options."""
+
+
+@contextlib.contextmanager
+def serving(application: Any) -> Iterator[str]:
+    """Serve *application* in this process; yield its URL."""
+    server = make_server("127.0.0.1", 0, application, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

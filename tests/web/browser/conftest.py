@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,10 +9,9 @@ import pytest
 import redis
 from celery import Celery
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
-from werkzeug.serving import make_server
 
 from redis_queue.web import dashboard
-from tests.support.web.chromium import EXECUTABLE, NewTab, Tab
+from tests.support.web.chromium import EXECUTABLE, NewTab, Tab, serving
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +26,8 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture
 def address(filled: redis.Redis, app: Celery) -> Iterator[str]:
     """The URL of a dashboard of the filled Redis, served by this process."""
-    server = make_server("127.0.0.1", 0, dashboard(app, allow_write=True), threaded=True)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(dashboard(app, allow_write=True)) as url:
+        yield url
 
 
 @pytest.fixture

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import io
-import threading
 
 from celery import Celery
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
-from werkzeug.serving import make_server
 
 from redis_queue.web import dashboard
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
-from tests.support.web.chromium import EXECUTABLE
+from tests.support.web.chromium import EXECUTABLE, serving
 from tests.support.web.contents import delayed_of
 from tests.support.web.shop import fill_shop
 
@@ -61,13 +59,11 @@ def main() -> None:
         server.client() as client,
         sync_playwright() as playwright,
         Celery("shop", broker=server.url.replace("unix://", "redis+socket://"), set_as_current=False) as app,
+        serving(dashboard(app, allow_write=True, label="staging")) as address,
     ):
         delayed_of(app, client)
         fill_shop(client, app)
-        web = make_server("127.0.0.1", 0, dashboard(app, allow_write=True, label="staging"), threaded=True)
-        threading.Thread(target=web.serve_forever, daemon=True).start()
         browser = playwright.chromium.launch(executable_path=EXECUTABLE, args=["--no-sandbox", "--disable-lcd-text"])
-        address = f"http://127.0.0.1:{web.server_port}"
         for name, path in ONCE.items():
             write(browser, address + path, name, SIZES[""], "light")
         for name, path in ALL_WAYS.items():
@@ -75,7 +71,6 @@ def main() -> None:
                 for colours, scheme in SCHEMES.items():
                     write(browser, address + path, name + size + colours, pixels, scheme)
         browser.close()
-        web.shutdown()
 
 
 def write(browser: Browser, url: str, name: str, size: tuple[int, int], scheme: str) -> None:

@@ -8,11 +8,16 @@ import re
 import pytest
 import redis
 from celery import Celery
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.operate.audit import Audit
-from tests.support.web.chromium import NewTab
+from redis_queue.web import dashboard
+from tests.support.celery.observed_names import GATE
+from tests.support.celery.observing import Observed
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+from tests.support.web.chromium import NewTab, serving
 from tests.support.web.shop import fill_shop
 
 pytestmark = [
@@ -79,7 +84,7 @@ def test_find_the_task_of_an_order(page: Page) -> None:
     expect(page.get_by_text("delayed", exact=True)).to_be_visible()
     expect(page.get_by_role("listitem").filter(has_text="due 20")).to_contain_text(re.compile("in 1 h (29|30) min"))
     page.get_by_role("link", name="Show arguments").click()
-    expect(page.get_by_text("[1042] {'customer': 7042, 'token': •••}")).to_be_visible()
+    expect(page.get_by_text("(1042,) {'customer': 7042, 'token': •••}")).to_be_visible()
 
 
 def test_follow_a_canvas(page: Page) -> None:
@@ -180,3 +185,28 @@ def test_find_the_worker_that_is_stuck(page: Page) -> None:
     page.get_by_role("link", name="Workers", exact=True).first.click()
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="worker-3@shop"))
     expect(row).to_contain_text("its event loop is silent for 15 min")
+
+
+def test_end_a_task_that_hangs(
+    scripts: bool, chromium: Browser, redis_server: RedisServer, client: redis.Redis
+) -> None:
+    client.flushall()
+    url = f"redis+socket://{redis_server.socket}"
+    observed = Observed(redis_server, client, url, {"result_backend": url})
+    with observed.worker(pool="prefork"), serving(dashboard(observed.app, allow_write=True)) as address:
+        id_ = observed.send(GATE, "gate")
+        wait_until(lambda: observed.workers.find_running(id_), timeout=60, description="the report")
+        with chromium.new_context(java_script_enabled=scripts) as context:
+            page = context.new_page()
+            page.goto(f"{address}/")
+            page.get_by_role("link", name="Running", exact=True).first.click()
+            page.get_by_role("checkbox", name=f"Choose {id_}").check()
+            confirm(page, "Terminate…", "Terminate 1", "1 stopped.")
+            assert observed.wait_for(GATE, 1).revoked == 1
+            page.goto(f"{address}/task?id={id_}")
+            expect(page.locator(".badge").first).to_have_text("revoked")
+            screen(page, "Workers")
+            page.locator("summary", has_text="Change").click()
+            confirm(page, "Shut down…", "Shut down", "one@test ends after its running tasks.")
+            wait_until(lambda: observed.workers.row("one@test") is None, timeout=60, description="its end")
+    observed.app.close()
