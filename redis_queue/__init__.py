@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         StoreRefusedError,
         StoreUnavailableError,
         UnsupportedServerError,
+        WorkerRefusedError,
         WrongTypeError,
     )
     from redis_queue.lock.lock import HeldLock, Lock, current_lock
@@ -80,6 +81,7 @@ __all__ = [
     "StoreUnavailableError",
     "Unread",
     "UnsupportedServerError",
+    "WorkerRefusedError",
     "WrongTypeError",
     "connect",
     "current_lock",

@@ -129,7 +129,8 @@ class RunningTask:
 class Run:
     """One run of a task that has ended, kept for a while.
 
-    *sent_at* and *due_at* are None if the message does not tell. *started_at* is None if it never started.
+    *sent_at* and *due_at* are None if the message does not tell. *fetched_at* is when its worker got the message.
+    *started_at* is None if it never started.
     """
 
     id: str
@@ -145,6 +146,7 @@ class Run:
     parent: str = ""
     root: str = ""
     group: str = ""
+    fetched_at: datetime | None = None
 
 
 FailureKind = Literal["failed", "unregistered", "unreadable"]

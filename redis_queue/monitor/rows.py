@@ -122,7 +122,7 @@ def read_running(worker: str, text: bytes, most: int) -> list[RunningTask]:
 
 def write_run(run: Run) -> str:
     """Return the JSON of *run*, without its id; one line."""
-    times = {"ended": run.ended_at, "started": run.started_at, "sent": run.sent_at, "due": run.due_at}
+    times = {"ended": run.ended_at, **{name: getattr(run, f"{name}_at") for name in _RUN_TIMES}}
     texts = {name: getattr(run, name)[:MAX_TEXT] for name in _RUN_TEXTS}
     return json.dumps(
         {
@@ -140,21 +140,20 @@ def read_run(id_: str, text: bytes) -> Run | None:
         row: Any = read_document(text)
         if row["outcome"] not in get_args(Outcome):
             return None
-        started, sent, due = (None if name not in row else _time(row[name]) for name in ("started", "sent", "due"))
+        found: dict[str, Any] = {f"{name}_at": _time(row[name]) for name in _RUN_TIMES if name in row}
+        found |= {name: _text(row.get(name, "")) for name in _RUN_TEXTS}
         return Run(
             id_,
             outcome=row["outcome"],
             ended_at=_time(row["ended"]),
-            started_at=started,
-            sent_at=sent,
-            due_at=due,
             retries=small_integer(row["retries"]),
-            **{name: _text(row.get(name, "")) for name in _RUN_TEXTS},
+            **found,
         )
     except UNREADABLE:
         return None
 
 
+_RUN_TIMES: Final = ("sent", "due", "fetched", "started")
 _RUN_TEXTS: Final = ("task", "queue", "worker", "parent", "root", "group")
 
 

@@ -187,6 +187,8 @@ class TaskLife:
                 yield Event(run.sent_at, "sent", f"to {run.queue}" if run.queue else "")
             if run.due_at is not None:
                 yield Event(run.due_at, "due", attempt)
+            if run.fetched_at is not None:
+                yield Event(run.fetched_at, "fetched", f"by {run.worker}")
             if run.started_at is not None:
                 yield Event(run.started_at, "started", ", ".join(filter(None, (f"on {run.worker}", attempt))))
             yield Event(run.ended_at, run.outcome, "" if run.started_at is not None else "without a run")

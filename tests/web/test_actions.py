@@ -468,7 +468,7 @@ class TestQueues:
             form = writer.get(f"/queue?kind=queue&name={name}").form("/queue/preview")
             asked = writer.send(form, verb=verb)
             assert told in asked.text
-            assert asked.forms == []
+            assert [form for form in asked.forms if form.method == "post"] == []
 
     def test_only_the_leases_of_the_preview_are_put_back(self, writer: Browser, filled: redis.Redis) -> None:
         queue = RedisQueue("many", filled)

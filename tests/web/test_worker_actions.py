@@ -26,8 +26,7 @@ pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
 @pytest.fixture
 def observed() -> Iterator[Observed]:
     """Broker, store and results in one Redis."""
-    with observed_on_one_redis() as found:
-        found.settings["result_backend"] = found.broker_url
+    with observed_on_one_redis(results=True) as found:
         yield found
 
 

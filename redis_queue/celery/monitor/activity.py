@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from redis_queue.celery.message.attempt import ETA, SENT
+from redis_queue.celery.monitor.requests import FETCHED
 from redis_queue.celery.monitor.sample import Sample
 from redis_queue.histogram import BOUNDS, BUCKETS, Histogram
 from redis_queue.logs import logger_of
@@ -120,7 +121,8 @@ class Activity:
         return found
 
     def _run(self, request: Any, outcome: Outcome) -> Run:
-        headers, started, sent = request._request_dict, request.time_start, getattr(request._message, SENT, None)
+        headers, started, message = request._request_dict, request.time_start, request._message
+        sent, fetched = getattr(message, SENT, None), getattr(message, FETCHED, None)
         due = _seconds_of(headers.get(ETA))
         texts = {name: _text(headers.get(key)) for name, key in _TEXTS.items()}
         return Run(
@@ -132,6 +134,7 @@ class Activity:
             sent_at=None if sent is None else _time(sent / 1000),
             due_at=None if due is None else _time(due),
             retries=_count(headers.get("retries")),
+            fetched_at=None if fetched is None else _time(fetched),
             **texts,
         )
 

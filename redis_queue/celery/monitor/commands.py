@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from celery.worker import state as worker_state
-from celery.worker.control import control_command, nok, ok
+from celery.worker.control import Panel, nok, ok
 
 from redis_queue.celery.monitor.remote import MOST_SIZE, MOST_TASKS, RESIZE, SHUT_DOWN, STOP
 from redis_queue.celery.monitor.snapshot import reported_since
@@ -31,7 +31,13 @@ SOFT: Final = signal.SIGUSR1
 OTHER: Final = "another process runs under this name now"
 
 
-@control_command(name=STOP)  # type: ignore[untyped-decorator]
+def register() -> None:
+    """Let the worker of this process take the commands."""
+    for name, command in ((STOP, stop), (SHUT_DOWN, shut_down), (RESIZE, resize)):
+        if name not in Panel.data:
+            Panel.register(command, name=name)
+
+
 def stop(state: Any, tasks: Any = (), soft: bool = False, **_: Any) -> Any:
     """Stop running tasks, pairs of an id and the reported start in ms; reply with the ids of those that were running.
 
@@ -57,7 +63,6 @@ def stop(state: Any, tasks: Any = (), soft: bool = False, **_: Any) -> Any:
     return ok(stopped)
 
 
-@control_command(name=SHUT_DOWN)  # type: ignore[untyped-decorator]
 def shut_down(state: Any, pid: int = 0, **_: Any) -> Any:  # noqa: ARG001 - what Celery calls
     """Shut down after the running tasks have ended, as after SIGTERM, if this is the process *pid*."""
     if pid != os.getpid():
@@ -68,7 +73,6 @@ def shut_down(state: Any, pid: int = 0, **_: Any) -> Any:  # noqa: ARG001 - what
     return ok(os.getpid())
 
 
-@control_command(name=RESIZE)  # type: ignore[untyped-decorator]
 def resize(state: Any, pid: int = 0, size: int = 0, **_: Any) -> Any:
     """Change the number of tasks that run at once to *size*, if this is the process *pid*; reply with the old size."""
     consumer = state.consumer

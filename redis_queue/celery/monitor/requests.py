@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol
 
@@ -15,6 +16,9 @@ from kombu.utils.imports import symbol_by_name
 from redis_queue.celery.message.attempt import SENT
 from redis_queue.monitor.model import Outcome
 from redis_queue.times import END_OF_CALENDAR_MS
+
+FETCHED: Final = "redis_queue_fetched"
+"""Attribute of a message: when the worker got it, in seconds by its clock."""
 
 REQUEST: Final = "Request"
 """Attribute of a task: its class of requests, or the name of one."""
@@ -108,13 +112,14 @@ class RequestNotes:
         return self._retried
 
 
-def keep_sent(handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return *handle*, a handler of messages, which moves the header with the time of sending into an attribute.
+def note_arrivals(handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return *handle*, a handler of messages, which notes when each arrived, and when it was sent, in attributes.
 
-    The task must not see it, nor pass it on to its retries.
+    The header with the time of sending is removed: the task must not see it, nor pass it on to its retries.
     """
 
     def on_message(message: Any) -> Any:
+        setattr(message, FETCHED, time.time())
         headers = message.headers
         if isinstance(headers, dict) and SENT in headers:
             sent = headers.pop(SENT)

@@ -69,4 +69,5 @@ def _number(found: _Ranked) -> int:
 
 def _shifted(run: Run, skew: timedelta) -> Run:
     started = None if run.started_at is None else run.started_at + skew
-    return replace(run, ended_at=run.ended_at + skew, started_at=started)
+    fetched = None if run.fetched_at is None else run.fetched_at + skew
+    return replace(run, ended_at=run.ended_at + skew, started_at=started, fetched_at=fetched)

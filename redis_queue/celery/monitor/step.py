@@ -7,13 +7,13 @@ from typing import Any, Final
 
 from celery import bootsteps
 
-from redis_queue.celery.monitor import commands  # noqa: F401 - registers them
 from redis_queue.celery.monitor.activity import Activity, OnFailure
+from redis_queue.celery.monitor.commands import register
 from redis_queue.celery.monitor.discards import note_discards
 from redis_queue.celery.monitor.failure_log import FailureLog
 from redis_queue.celery.monitor.failure_writer import FailureWriter
 from redis_queue.celery.monitor.reporter import Reporter
-from redis_queue.celery.monitor.requests import keep_sent, noted_requests
+from redis_queue.celery.monitor.requests import note_arrivals, noted_requests
 from redis_queue.celery.monitor.snapshot import Snapshots
 from redis_queue.celery.queues.names import QueueNames
 from redis_queue.celery.store import Store
@@ -36,6 +36,7 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self._prepare(consumer)
 
     def _prepare(self, consumer: Any) -> None:
+        register()
         queue_of, limits = QueueNames(consumer.app).of, Store.of(consumer.app).settings.failures_kept
         self._failures: FailureWriter | None = None
         on_failure: OnFailure = _ignore
@@ -53,7 +54,7 @@ class MonitorStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
         consumer.update_strategies = update_strategies
         make = consumer.create_task_handler
-        consumer.create_task_handler = lambda *args, **options: keep_sent(make(*args, **options))
+        consumer.create_task_handler = lambda *args, **options: note_arrivals(make(*args, **options))
 
     def start(self, consumer: Any) -> None:
         """Start the thread; after a lost connection, it still runs."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 import redis
-from celery import Celery
 
 from redis_queue.celery.monitor import remote
 from redis_queue.errors import InvalidNameError, InvalidValueError, WorkerRefusedError
@@ -17,30 +15,13 @@ from redis_queue.operate.access import Access, AppAccess
 from redis_queue.operate.worker_actions import Stopped, find_running, resize, shut_down, stop, worker_of
 from redis_queue.times import to_ms
 from tests.support.celery.observed_names import GATE, OK, PATIENT, SEEN
-from tests.support.celery.observing import Observed, observed_on_one_redis
+from tests.support.celery.observing import Observed
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
 
 NAME = "one@test"
-
-
-@pytest.fixture
-def observed() -> Iterator[Observed]:
-    """Broker, store and results in one Redis."""
-    with observed_on_one_redis() as found:
-        found.settings["result_backend"] = found.broker_url
-        yield found
-
-
-@pytest.fixture
-def access(observed: Observed) -> Iterator[Access]:
-    """Access with an app of its own, as a dashboard has it."""
-    url = observed.broker_url
-    with Celery("operator", broker=url, backend=url, set_as_current=False) as app:
-        app.conf.redis_queue_url = observed.store.url
-        yield AppAccess(app)
 
 
 def running(observed: Observed, id_: str) -> RunningTask:

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from celery import Celery
 
-from redis_queue.operate.access import Access, AppAccess
+from redis_queue.operate.access import Access
 from redis_queue.operate.canvas import Canvas, canvas
 from redis_queue.operate.task_life import TaskLife, task_life
 from tests.support.celery.observed_names import AGAIN, CANVAS, FAIL, GATE, OK, SEEN
-from tests.support.celery.observing import Observed, observed_on_one_redis
+from tests.support.celery.observing import Observed
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
-
-
-@pytest.fixture
-def observed() -> Iterator[Observed]:
-    """Broker, store and results in one Redis."""
-    with observed_on_one_redis() as found:
-        found.settings["result_backend"] = found.broker_url
-        yield found
-
-
-@pytest.fixture
-def access(observed: Observed) -> Iterator[Access]:
-    """Access with an app that sends nothing: a result of Celery would hold a connection beyond the test."""
-    url = observed.broker_url
-    with Celery("reader", broker=url, backend=url, set_as_current=False) as app:
-        app.conf.redis_queue_url = observed.store.url
-        yield AppAccess(app)
 
 
 def test_one_task_from_its_delay_to_its_end(observed: Observed, access: Access) -> None:
@@ -48,7 +28,14 @@ def test_one_task_from_its_delay_to_its_end(observed: Observed, access: Access) 
     assert life.state == "failed"
     assert (life.task, life.queue, life.worker) == (AGAIN, "celery", "one@test")
     found = [event.what for event in life.events]
-    assert [found.count(what) for what in ("due", "started", "retried", "failed", "failure kept")] == [1, 3, 2, 1, 1]
+    assert [found.count(what) for what in ("due", "fetched", "started", "retried", "failed", "failure kept")] == [
+        1,
+        3,
+        3,
+        2,
+        1,
+        1,
+    ]
     assert "result FAILURE" in found
 
 

@@ -80,10 +80,11 @@ class Observed:
 
 
 @contextmanager
-def observed_on_one_redis(**settings: Any) -> Iterator[Observed]:
-    """Yield a setup whose broker and store are one Redis of its own."""
+def observed_on_one_redis(*, results: bool = False, **settings: Any) -> Iterator[Observed]:
+    """Yield a setup whose broker and store are one Redis of its own; with *results* it keeps results, too."""
     with RedisServer() as store, store.client() as client:
-        found = Observed(store, client, f"redis+socket://{store.socket}", settings)
+        url = f"redis+socket://{store.socket}"
+        found = Observed(store, client, url, {**settings, **({"result_backend": url} if results else {})})
         try:
             yield found
         finally:
