@@ -15,8 +15,8 @@ COUNTS: Final = 4
 
 _WIDTH: Final = BUCKETS + 1
 _LETTERS: Final = ascii_letters[: COUNTS + 3 * _WIDTH]
-_INDEX: Final = {letter: number for number, letter in enumerate(_LETTERS)}
-_PART: Final = re.compile(rb"([a-zA-Z])(\d{1,15})")
+_NOTHING: Final = {letter.encode(): 0 for letter in _LETTERS}
+_PART: Final = re.compile(rb"([%b])(\d{1,15})" % _LETTERS.encode())
 _EXECUTED: Final = re.compile(rb"%b(\d{1,15})" % _LETTERS[0].encode())
 
 
@@ -30,12 +30,11 @@ def write_tally(tally: Tally) -> str:
 
 def read_tally(texts: Iterable[bytes]) -> Tally:
     """Return the sum of the counts in *texts*; other bytes are ignored."""
-    numbers = [0] * len(_LETTERS)
+    sums = _NOTHING.copy()
     for text in texts:
         for letter, number in _PART.findall(text):
-            index = _INDEX.get(letter.decode())
-            if index is not None:
-                numbers[index] += int(number)
+            sums[letter] += int(number)
+    numbers = list(sums.values())
     executed, failed, retried, revoked = numbers[:COUNTS]
     return Tally(executed, failed, retried, revoked, *(_times(numbers, number) for number in range(3)))
 

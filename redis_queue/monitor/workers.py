@@ -77,32 +77,35 @@ class Workers:
         return list(self._running([name.encode(errors="replace")]))
 
     def find_running(self, id_: str) -> RunningTask | None:
-        """Return a running task by its id; None if :meth:`related` has not found it."""
-        return next((task for task in self.related(id_) if task.id == id_), None)
+        """Return a running task by its id; None if :data:`MOST_BYTES` of reports do not have it."""
+        # An id begins the array of its task: tasks that it is the root of have it elsewhere, and are not parsed.
+        part = b"[" + json.dumps(id_[:MAX_TEXT]).encode()
+        return next((task for task in self._search(part) if task.id == id_), None)
 
-    def related(self, id_: str) -> list[RunningTask]:
-        """Return the running tasks whose id, parent, root or group is *id_*.
+    def related(self, id_: str, limit: int = 1000) -> list[RunningTask]:
+        """Return up to *limit* running tasks whose id, parent, root or group is *id_*.
 
         It searches the reports without parsing all of them, and at most :data:`MOST_BYTES` of them.
         """
-        part = json.dumps(id_[:MAX_TEXT]).encode()
+        tasks = self._search(json.dumps(id_[:MAX_TEXT]).encode())
+        found = (task for task in tasks if id_ in (task.id, task.parent, task.root, task.group))
+        return list(itertools.islice(found, limit))
+
+    def _search(self, part: bytes) -> Iterator[RunningTask]:
+        """Yield the tasks of living workers whose reports have *part*, from up to :data:`MOST_BYTES` of reports."""
         names: list[bytes] = sorted(self._scripts.command("HKEYS", self._keys.running))[:MOST_WORKERS]
-        found: list[RunningTask] = []
         left = MOST_BYTES
         for chunk in chunks(names):
             texts: list[bytes | None] = self._scripts.command("HMGET", self._keys.running, *chunk)
             hits = {name: text for name, text in zip(chunk, texts, strict=True) if text is not None and part in text}
             alive = {row.name for row in self._read(list(hits))}
-            tasks = itertools.chain.from_iterable(
-                read_running(name.decode(errors="replace"), text, MOST_RUNNING) for name, text in hits.items()
-            )
-            found += [
-                task for task in tasks if task.worker in alive and id_ in (task.id, task.parent, task.root, task.group)
-            ]
+            for name, text in hits.items():
+                worker = name.decode(errors="replace")
+                if worker in alive:
+                    yield from read_running(worker, text, MOST_RUNNING)
             left -= sum(len(text or b"") for text in texts)
             if left <= 0:
-                break
-        return found
+                return
 
     def _names(self) -> list[bytes]:
         names: list[bytes] = self._scripts.command("HKEYS", self._keys.workers)

@@ -1,0 +1,60 @@
+"""With ten thousand workers that run a workflow of 80,000 tasks, one of them is found quickly."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import redis
+
+from redis_queue.monitor.model import RunningTask, WorkerRow
+from redis_queue.monitor.rows import write_running, write_worker
+from redis_queue.monitor.workers import MOST_WORKERS, Workers
+from redis_queue.store.chunks import chunks
+from redis_queue.store.keys import MonitorKeys
+from tests.support.clock import Clock, when
+from tests.support.servers import RedisServer
+
+MOST_SECONDS = 0.15
+EACH = 8
+WORKER = WorkerRow("", when(0), when(-60), host="host", queues=("mail",), busy=EACH)
+TASK = RunningTask("", "shop.mail", "mail", "", when(-30), "(1,)", "{}", 1, 0, "held", root="root", group="group")
+SEEN_MS = round(when(0).timestamp() * 1000)
+
+
+@pytest.fixture(scope="module")
+def crowded() -> Iterator[redis.Redis]:
+    """A server with the reports of as many workers as are read; all tasks have the same root and group."""
+    keys = MonitorKeys("p")
+    with RedisServer() as server, server.client(socket_timeout=60) as client:
+        for numbers in chunks(range(MOST_WORKERS)):
+            tasks = {f"w{number}": [replace(TASK, id=f"{number}-{part}") for part in range(EACH)] for number in numbers}
+            client.hset(keys.workers, mapping={name: f"{SEEN_MS} {write_worker(WORKER)}" for name in tasks})
+            client.hset(keys.running, mapping={name: write_running(rows) for name, rows in tasks.items()})
+        yield client
+
+
+LOOKS: list[tuple[str, Callable[[Workers], object], object]] = [
+    ("a task", lambda workers: getattr(workers.find_running("9999-7"), "worker", ""), "w9999"),
+    ("no task", lambda workers: workers.find_running("10000-0"), None),
+    ("the root of all, which does not run", lambda workers: workers.find_running("root"), None),
+    ("a workflow", lambda workers: len(workers.related("root")), 1000),
+    ("a part of a group", lambda workers: len(workers.related("group", limit=10)), 10),
+]
+
+
+@pytest.mark.parametrize(("look", "expected"), [pytest.param(*row[1:], id=row[0]) for row in LOOKS])
+def test_a_running_task_is_found_quickly(
+    look: Callable[[Workers], object], expected: object, crowded: redis.Redis, clock: Clock
+) -> None:
+    workers = Workers(crowded, "p", clock)
+    took = []
+    for _ in range(5):
+        # CPU time: other load of the machine is not counted.
+        start = time.process_time()
+        assert look(workers) == expected
+        took.append(time.process_time() - start)
+    assert statistics.median(took) < MOST_SECONDS
