@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 
 from redis_queue.cli import listen_address
 from redis_queue.cli.access import StoreCommand, with_access, with_url
-from redis_queue.errors import InvalidNameError, RedisQueueError
+from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
 from redis_queue.operate.access import Access
 from redis_queue.operate.addresses import is_own_host
 from redis_queue.operate.demand import demand
@@ -116,10 +116,12 @@ def _scale(access: Access, query: str) -> tuple[str, dict[str, Any]]:
         return "200 OK", asdict(demand(access, parameters))
     except InvalidNameError as error:
         return "404 Not Found", {"error": str(error)}
+    except (RedisQueueError, OperationalError) as error:
+        if isinstance(error, InvalidValueError):
+            return "400 Bad Request", {"error": str(error)}
+        return "503 Service Unavailable", {"error": redact(str(error))}
     except ValueError as error:
         return "400 Bad Request", {"error": str(error)}
-    except (RedisQueueError, OperationalError) as error:
-        return "503 Service Unavailable", {"error": redact(str(error))}
 
 
 def _check_host(hosts: Iterable[str], app: Any) -> Callable[..., Any]:

@@ -107,6 +107,26 @@ class CeleryQueues:
             depths = [Depth(error=f"the broker cannot be read: {redact(str(failure))}")]
         return self._rows([name], depths, workers, at)[0]
 
+    def known_rows(self, names: Sequence[str]) -> list[CeleryQueueRow]:
+        """Return the rows of known queues, by one connection to the broker.
+
+        Raises InvalidNameError, with a suggestion, and StoreError if the broker cannot be read.
+        """
+        for name in names:
+            check_name(name)
+        workers, at = self._reports(), self._inspector.now()
+        try:
+            with broker_queues(self._app) as broker:
+                known = self._names(workers)
+                if not set(names) <= set(known):
+                    known = self._names(workers, broker)
+                depths = broker.depths(names)
+        except OperationalError as failure:
+            raise StoreError(f"the broker cannot be read: {redact(str(failure))}") from failure
+        for name, depth in zip(names, depths, strict=True):
+            _check_known(name, known, depth)
+        return self._rows(names, depths, workers, at)
+
     def check(self, name: str) -> str:
         """Return *name* if it is a known queue. Raises InvalidNameError, with a suggestion, and OperationalError."""
         check_name(name)
@@ -115,8 +135,8 @@ class CeleryQueues:
         if name not in names:
             with broker_queues(self._app) as broker:
                 names = self._names(workers, broker)
-                if name not in names and not broker.depths([name])[0].ready:
-                    raise InvalidNameError(f"queue={name!r}: no such Celery queue; {did_you_mean(name, names)}")
+                if name not in names:
+                    _check_known(name, names, broker.depths([name])[0])
         return name
 
     def _reports(self) -> list[WorkerRow] | None:
@@ -178,6 +198,12 @@ class CeleryQueues:
         if row.executed_per_minute is None or not LEAST_SECONDS <= seconds <= 2 * MOST_SECONDS:
             return row
         return replace(row, put_per_minute=max(0.0, row.executed_per_minute + (size - before) / seconds * 60))
+
+
+def _check_known(name: str, names: Sequence[str], depth: Depth) -> None:
+    """Raise InvalidNameError if a queue is not one of *names* and has no messages."""
+    if name not in names and not depth.ready:
+        raise InvalidNameError(f"queue={name!r}: no such Celery queue; {did_you_mean(name, names)}")
 
 
 def _known(reported: int | None, counted: int | None) -> int | None:

@@ -41,7 +41,7 @@ def demand(access: Access, parameters: Sequence[tuple[str, str]]) -> Demand:
     queues = access.celery_queues
     if queues is None:
         raise ConfigurationError("Celery's queues are known to a Celery app only: use celery -A app redis-queue")
-    rows = [queues.row(queues.check(name)) for name in names]
+    rows = queues.known_rows(names)
     for row in rows:
         if row.error or row.ready is None:
             raise StoreError(f"queue {row.name!r} cannot be counted: {row.error or 'its broker does not tell'}")

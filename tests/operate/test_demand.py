@@ -12,7 +12,7 @@ from celery import Celery
 
 from redis_queue.cli.metrics import _with_scale
 from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValueError
-from redis_queue.operate.access import AppAccess, access_to
+from redis_queue.operate.access import Access, AppAccess, access_to
 from redis_queue.operate.demand import demand
 from redis_queue.web import dashboard
 from tests.support.celery.observed_names import OK
@@ -81,6 +81,26 @@ def test_it_needs_an_app(client: redis.Redis) -> None:
         demand(access_to(client, "redis_queue"), [("queue", "mail")])
 
 
+def test_all_queues_are_counted_by_one_connection(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+    connect = observed.app.connection_for_read
+
+    def count(**options: Any) -> Any:
+        opened.append(options)
+        return connect(**options)
+
+    monkeypatch.setattr(observed.app, "connection_for_read", count)
+    assert demand(AppAccess(observed.app), [("queue", "mail"), ("queue", "celery")]).total == 7
+    assert len(opened) == 1
+
+
+def test_without_an_app_both_endpoints_are_unavailable(client: redis.Redis) -> None:
+    assert dashboard(client).test_client().get("/scale?queue=mail").status_code == 503
+    status, body = answer_from(access_to(client, "redis_queue"), "/scale", "queue=mail")
+    assert status == "503 Service Unavailable"
+    assert b"use celery -A app redis-queue" in body
+
+
 def test_the_dashboard_answers_with_json(observed: Observed) -> None:
     web = dashboard(observed.app).test_client()
     answer = web.get("/scale?queue=mail&due_within=300")
@@ -92,8 +112,13 @@ def test_the_dashboard_answers_with_json(observed: Observed) -> None:
 
 def answer_of(app: Celery, path: str, query: str = "") -> tuple[str, bytes]:
     """Return status and body of the endpoint of the metrics."""
+    return answer_from(AppAccess(app), path, query)
+
+
+def answer_from(access: Access, path: str, query: str) -> tuple[str, bytes]:
+    """Return status and body of the endpoint of the metrics with *access*."""
     statuses: list[str] = []
-    server = _with_scale(AppAccess(app), lambda *_: [b"metrics"])
+    server = _with_scale(access, lambda *_: [b"metrics"])
     (body,) = server({"PATH_INFO": path, "QUERY_STRING": query}, lambda status, _: statuses.append(status))
     return "".join(statuses), body
 
