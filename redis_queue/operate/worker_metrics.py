@@ -11,10 +11,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from redis_queue.histogram import BOUNDS, Histogram
 from redis_queue.logs import logger_of
+from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.history import History
 from redis_queue.monitor.model import Series, Tally, WorkerRow
 from redis_queue.monitor.workers import Workers
 from redis_queue.operate.celery_queue_row import CeleryQueueRow
+from redis_queue.operate.liveness import state_of
 from redis_queue.store.connection import Client
 
 logger = logger_of(__name__)
@@ -62,12 +64,14 @@ class WorkerCollector:
     def describe(self) -> Iterator[Metric]:
         """Yield every metric without values, so that nothing is read when this is registered."""
         yield from _of_workers(None)
+        yield from _of_failures(None)
         yield from _of_tasks({})
         yield from _of_queues((), {})
 
     def collect(self) -> Iterator[Metric]:
         """Read the reports and yield the metrics."""
         yield from _tried(lambda: list(_of_workers(Workers(self._client, self._prefix).rows()))) or ()
+        yield from _tried(lambda: list(_of_failures(Failures(self._client, self._prefix).count()))) or ()
         yield from _tried(lambda: list(_of_tasks(History(self._client, self._prefix).all_time()))) or ()
         queues, due = self._queues, self._due
         if queues is not None:
@@ -89,9 +93,18 @@ def _of_workers(rows: Sequence[WorkerRow] | None) -> Iterator[Metric]:
         ("workers", "Workers that reported within the last minute.", len),
         ("running_tasks", "Tasks that workers run.", lambda rows: sum(row.busy for row in rows)),
         ("prefetched_tasks", "Tasks that workers hold and have not started.", lambda rows: _sum(rows, "prefetched")),
+        ("workers_stuck", "Workers that report but work no longer.", lambda rows: sum(map(_is_stuck, rows))),
         ("keepers_dead", "Workers whose keeper does not run.", lambda rows: sum(row.keeper is False for row in rows)),
     ):
         yield GaugeMetricFamily(f"redis_queue_{name}", text, value=None if rows is None else value(rows))
+
+
+def _of_failures(count: int | None) -> Iterator[Metric]:
+    yield GaugeMetricFamily("redis_queue_failures_kept", "Failed tasks that are kept.", value=count)
+
+
+def _is_stuck(row: WorkerRow) -> bool:
+    return state_of(row, 0.0)[0] == "stuck"
 
 
 def _sum(rows: Sequence[WorkerRow], name: str) -> int:

@@ -180,6 +180,7 @@ def test_every_problem_has_an_alert() -> None:
         "redis_queue_celery_consumers",
         "redis_queue_task_failed_total",
         "redis_queue_workers",
+        "redis_queue_workers_stuck",
         "redis_queue_keepers_dead",
     }
     assert len({rule["alert"] for rule in rules()}) == len(rules())

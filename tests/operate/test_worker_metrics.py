@@ -10,7 +10,8 @@ import redis
 from prometheus_client import CollectorRegistry, generate_latest
 
 from redis_queue.histogram import Histogram
-from redis_queue.monitor.model import Series, Tally, WorkerRow
+from redis_queue.monitor.failures import Failures
+from redis_queue.monitor.model import Failure, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.celery_queue_row import CeleryQueueRow
 from redis_queue.operate.worker_metrics import WorkerCollector
@@ -28,9 +29,14 @@ def test_workers_and_tasks_are_counted(client: redis.Redis) -> None:
     tally = Tally(10, 2, 1, 3, Histogram.of([30] * 10))
     row = WorkerRow("one@host", now, now, busy=2, prefetched=3, keeper=False)
     Reports(client, "p").write(row, tallies={Series("shop.mail", "mail"): tally})
+    Reports(client, "p").write(WorkerRow("two@host", now, now, loop_age=61.0))
+    Reports(client, "p").write(WorkerRow("three@host", now, now, loop_age=59.0, keeper=True))
+    Failures(client, "p").keep([Failure("id", "shop.mail", "mail", "one@host", now)], 10, 7)
     text = text_of(WorkerCollector(client, "p"))
     for line in (
-        "redis_queue_workers 1.0",
+        "redis_queue_workers 3.0",
+        "redis_queue_workers_stuck 2.0",
+        "redis_queue_failures_kept 1.0",
         "redis_queue_running_tasks 2.0",
         "redis_queue_prefetched_tasks 3.0",
         "redis_queue_keepers_dead 1.0",
