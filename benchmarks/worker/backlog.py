@@ -47,6 +47,16 @@ class Backlog:
         """Move all tasks to the queue."""
         self.client.rename(STASH, QUEUE)
 
+    def release_some(self, tasks: int, seconds: float) -> None:
+        """Move *tasks* tasks to the queue, and wait until they are settled; raises RuntimeError after *seconds*."""
+        chosen: Any = self.client.rpop(STASH, tasks)
+        self.client.lpush(QUEUE, *chosen)
+        deadline = time.monotonic() + seconds
+        while left := self._unsettled():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{left} tasks are not settled after {seconds:g} s")
+            time.sleep(POLL)
+
     def wait(self, seconds: float) -> int:
         """Wait until all tasks are settled, at most *seconds*; return the number of settled tasks."""
         deadline = time.monotonic() + seconds

@@ -161,6 +161,7 @@ def _keep_failures(client: redis.Redis, chance: random.Random) -> None:
                     body=_message(id_, task, 1000 + number),
                 )
             )
+    kept.sort(key=lambda failure: failure.failed_at)
     failures = Failures(client, PREFIX)
     for start in range(0, len(kept), 50):
         failures.keep(kept[start : start + 50], 1000, 7)

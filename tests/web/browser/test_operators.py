@@ -1,4 +1,4 @@
-"""What people who operate a shop do most, from the overview to the end, with and without JavaScript."""
+"""What people who operate a shop do most, from the overview to the end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ from tests.support.wait import wait_until
 from tests.support.web.chromium import NewTab, serving
 from tests.support.web.shop import fill_shop
 
-pytestmark = [
-    pytest.mark.celery,
-    pytest.mark.parametrize("scripts", [True, False], ids=["with scripts", "without scripts"]),
-]
+pytestmark = pytest.mark.celery
 
 
 @pytest.fixture
@@ -34,9 +31,9 @@ def filled(client: redis.Redis, app: Celery) -> redis.Redis:
 
 
 @pytest.fixture
-def page(scripts: bool, new_tab: NewTab) -> Page:
+def page(new_tab: NewTab) -> Page:
     """The overview."""
-    return new_tab(java_script_enabled=scripts).open("/")
+    return new_tab().open("/")
 
 
 def screen(page: Page, name: str) -> None:
@@ -187,16 +184,14 @@ def test_find_the_worker_that_is_stuck(page: Page) -> None:
     expect(row).to_contain_text("its event loop is silent for 15 min")
 
 
-def test_end_a_task_that_hangs(
-    scripts: bool, chromium: Browser, redis_server: RedisServer, client: redis.Redis
-) -> None:
+def test_end_a_task_that_hangs(chromium: Browser, redis_server: RedisServer, client: redis.Redis) -> None:
     client.flushall()
     url = f"redis+socket://{redis_server.socket}"
     observed = Observed(redis_server, client, url, {"result_backend": url})
     with observed.worker(pool="prefork"), serving(dashboard(observed.app, allow_write=True)) as address:
         id_ = observed.send(GATE, "gate")
         wait_until(lambda: observed.workers.find_running(id_), timeout=60, description="the report")
-        with chromium.new_context(java_script_enabled=scripts) as context:
+        with chromium.new_context() as context:
             page = context.new_page()
             page.goto(f"{address}/")
             page.get_by_role("link", name="Running", exact=True).first.click()
