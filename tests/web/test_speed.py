@@ -80,6 +80,11 @@ PAGES = (
     "/queue?kind=delay&name=celery",
     f"/queue?kind=delay&name=celery&offset={MANY - 100}",
     f"/entry?id=many-{MANY // 2:07d}&body=1",
+    f"/task?id=many-{MANY // 2:07d}",
+    "/search?q=orders",
+    "/running",
+    "/history",
+    "/failures",
     "/forecast?span=hour",
     "/forecast?span=month",
 )
