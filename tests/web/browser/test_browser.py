@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+import threading
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
 import pytest
 import redis
 from axe_playwright_python.sync_playwright import Axe
+from celery import Celery
+from flask import request
 from playwright.sync_api import Page, Route, expect
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.web import dashboard
 from tests.support.wait import wait_until
-from tests.support.web.chromium import NewTab, Tab
+from tests.support.web.chromium import NewTab, Tab, serving
 from tests.support.web.contents import TASK
 
 pytestmark = pytest.mark.celery
@@ -207,6 +211,28 @@ def test_the_search_suggests_names(new_tab: NewTab) -> None:
     box.press_sequentially("ord")
     expect(page.locator("#names-q option")).to_have_count(1)
     expect(page.locator("#names-q option")).to_have_attribute("value", "orders")
+
+
+def test_typing_while_suggestions_are_fetched_is_no_error(new_tab: NewTab, app: Celery) -> None:
+    made, slow = dashboard(app), threading.Event()
+
+    @made.before_request
+    def hold() -> None:
+        if request.full_path == "/search/suggest?q=":
+            slow.wait(30)
+
+    tab = new_tab()
+    with serving(made) as address:
+        tab.page.clock.install()
+        tab.page.goto(address)
+        box = tab.page.get_by_label("Search all")
+        with tab.page.expect_request("**/search/suggest*"):
+            box.focus()
+        box.press_sequentially("ord")
+        tab.page.clock.fast_forward(200)
+        assert tab.page.evaluate("document.activeElement.value") == "ord"
+        slow.set()
+        expect(tab.page.locator("#names-q option")).to_have_count(1)
 
 
 def fetched_urls(page: Page) -> list[str]:
