@@ -32,6 +32,11 @@ def found(delayed: DelayedTasks, *, ask: bool = False) -> dict[str, Finding]:
     return {finding.check: finding for finding in findings if finding.check in ("dispatchers", "tasks")}
 
 
+def wait_for_answer(delayed: DelayedTasks) -> None:
+    """Wait until a worker answers; it is ready a little earlier."""
+    wait_until(lambda: delayed.app.control.ping(timeout=0.5), description="an answer of the worker")
+
+
 def test_a_missing_dispatcher_is_a_warning_even_without_entries(fleet: Fleet) -> None:
     said = found(fleet.delayed())
 
@@ -66,6 +71,7 @@ def test_a_worker_that_does_not_dispatch_is_named(fleet: Fleet) -> None:
     send(delayed, 600)
     with fleet.worker(pool="solo", delayed=False) as worker:
         worker.wait_for_output("ready.")
+        wait_for_answer(delayed)
         said = found(delayed, ask=True)["dispatchers"]
 
     assert said.severity == "error"
@@ -80,6 +86,7 @@ def test_workers_are_asked_for_their_tasks(fleet: Fleet) -> None:
     send(delayed, 600)
     with fleet.worker(pool="solo") as worker:
         worker.wait_for_output("ready.")
+        wait_for_answer(delayed)
         # The task is known to the worker, not to this process.
         assert NOTE in found(delayed)["tasks"].found
         assert {finding.severity for finding in found(delayed, ask=True).values()} == {"ok"}
@@ -112,6 +119,7 @@ def test_a_queue_of_a_worker_with_or_without_the_extension_is_consumed(fleet: Fl
     delayed = fleet.delayed()
     with fleet.worker("-Q", "mail", pool="solo", delayed=with_extension) as worker:
         worker.wait_for_output("ready.")
+        wait_for_answer(delayed)
         for _ in range(10):
             delayed.app.send_task(NOTE, queue="mail")
         delayed.app.send_task(NOTE, queue="mails")
