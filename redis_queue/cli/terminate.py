@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
 from redis_queue.cli import options
@@ -43,10 +45,11 @@ def terminate(access: Access, *, ids: tuple[str, ...], soft: bool, dry_run: bool
     confirm(question, lambda: subjects, len(found), at="since", yes=yes)
     problems: list[str] = []
 
-    def batches() -> list[Done]:
-        done = list(stop(access, found, soft=soft))
-        problems.extend(part.problem for part in done if part.problem)
-        return [Done(len(part.stopped), tried=part.tried) for part in done]
+    def batches() -> Iterator[Done]:
+        for part in stop(access, found, soft=soft):
+            if part.problem:
+                problems.append(part.problem)
+            yield Done(len(part.stopped), tried=part.tried)
 
     def problem_of(count: int) -> str:
         left = len(found) - count
