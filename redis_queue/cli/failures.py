@@ -23,7 +23,6 @@ from redis_queue.operate.failures import (
     Changes,
     FailureFilter,
     Retried,
-    failures_of,
     is_dispatched,
     point,
     subjects_of,
@@ -75,7 +74,7 @@ class _Chosen:
         """Return the failures. Raises UsageError unless they are given in exactly one way."""
         if sum((self.ids.present, bool(self.only), self.everything)) != 1:
             raise click.UsageError("give ids, or conditions like --task, or --all")
-        store = failures_of(self.access)
+        store = self.access.monitor.failures
         if self.ids.present:
             return store.full(self.ids.ids)
         scan = SearchReport()
@@ -120,7 +119,7 @@ def list_(access: Access, *, only: FailureFilter, groups: bool, limit: int, with
         _show_groups(access, limit, as_json=as_json)
         return
     scan = SearchReport()
-    found, more = first(only.all(failures_of(access), scan), limit)
+    found, more = first(only.all(access.monitor.failures, scan), limit)
     if as_json:
         show_json({"failures": [_fields(failure, with_body=with_body) for failure in found], "more": more})
         return
@@ -142,7 +141,7 @@ def list_(access: Access, *, only: FailureFilter, groups: bool, limit: int, with
 @with_access
 def show(access: Access, *, id: str, with_body: bool, as_json: bool) -> None:
     """Show one failed task, with its traceback."""
-    found = failures_of(access).get(id)
+    found = access.monitor.failures.get(id)
     if found is None:
         report("found", 0, error=f"no failure: {id!r}", as_json=as_json)
         return
@@ -239,7 +238,7 @@ def _why(reasons: dict[str, int]) -> str:
 
 
 def _show_groups(access: Access, limit: int, *, as_json: bool) -> None:
-    found = failures_of(access).groups()
+    found = access.monitor.failures.groups()
     rows, more = found[:limit], len(found) > limit
     if as_json:
         show_json({"groups": [_group(row) for row in rows], "more": more})

@@ -10,7 +10,6 @@ import click
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import show_count, show_json, show_place, show_table
-from redis_queue.monitor.workers import Workers
 from redis_queue.operate.access import Access
 from redis_queue.operate.liveness import state_of
 from redis_queue.operate.running import RunningRow
@@ -31,7 +30,7 @@ def workers(access: Access, *, name: str, limit: int, as_json: bool) -> None:
     Example: redis-queue workers
     """
     catalog, now = access.catalog, access.inspector.now()
-    rows, _ = Workers(catalog.client, catalog.prefix, catalog.clock).page(name, 0, limit)
+    rows, _ = access.monitor.workers.page(name, 0, limit)
     found = [(row, *state_of(row, max(0.0, (now - row.seen_at).total_seconds()))) for row in rows]
     if as_json:
         show_json({"at": now, "workers": [{**asdict(row), "state": state, "reason": why} for row, state, why in found]})

@@ -30,6 +30,7 @@ class Access:
     def __init__(self, inspector: Inspector) -> None:
         self.inspector = inspector
         self.catalog = inspector.catalog
+        self.monitor = inspector.monitor
 
     def delay_queue(self, name: str | None = None) -> DelayQueue:
         """Return a DelayQueue, by default the one in which Celery tasks wait; raises InvalidNameError."""

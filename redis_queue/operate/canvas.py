@@ -9,8 +9,6 @@ from typing import Final
 from redis_queue.celery.result_records import Link, ResultRecord
 from redis_queue.errors import ConfigurationError
 from redis_queue.monitor.model import Run, RunningTask
-from redis_queue.monitor.runs import Runs
-from redis_queue.monitor.workers import Workers
 from redis_queue.operate.access import Access
 from redis_queue.operate.subjects import task_of
 from redis_queue.operate.task_life import RESULT_STATES, WORDS, TaskLife
@@ -60,11 +58,7 @@ def canvas(access: Access, life: TaskLife) -> Canvas | None:
     root = root or life.id
     nodes = _Nodes()
     nodes.add(Node(life.id, life.state, life.task, life.queue, parent, group, is_current=True))
-    catalog = access.catalog
-    runs, workers = (
-        Runs(catalog.client, catalog.prefix),
-        Workers(catalog.client, catalog.prefix, catalog.clock),
-    )
+    runs, workers = access.monitor.runs, access.monitor.workers
     # The members of a group that was sent outside a task have no common root.
     members = [run for run in runs.latest(CHUNK) if run.group == group] if group else []
     for run in [*runs.tree(root), *members]:

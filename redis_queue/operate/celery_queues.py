@@ -16,9 +16,7 @@ from redis_queue.celery.queues.depth import Depth
 from redis_queue.celery.queues.known import known_queues, readable
 from redis_queue.celery.queues.open import BrokerQueues, broker_queues
 from redis_queue.errors import InvalidNameError, StoreError
-from redis_queue.monitor.history import History
 from redis_queue.monitor.model import Series, Tally, WorkerRow
-from redis_queue.monitor.workers import Workers
 from redis_queue.operate.celery_queue_row import CeleryOverview, CeleryQueueRow
 from redis_queue.operate.faults import BROKEN
 from redis_queue.operate.inspector import Inspector
@@ -49,9 +47,7 @@ class CeleryQueues:
     def __init__(self, app: Any, inspector: Inspector) -> None:
         self._app = app
         self._inspector = inspector
-        catalog = inspector.catalog
-        self._workers = Workers(catalog.client, catalog.prefix, catalog.clock)
-        self._history = History(catalog.client, catalog.prefix, catalog.clock)
+        self._monitor = inspector.monitor
         self._known: set[str] | None = None
         self._bound: set[str] = set()
         self._bound_until = 0.0
@@ -142,12 +138,12 @@ class CeleryQueues:
     def _reports(self) -> list[WorkerRow] | None:
         # Keys that another program has overwritten must not hide the queues.
         with contextlib.suppress(*BROKEN):
-            return self._workers.rows()
+            return self._monitor.workers.rows()
         return None
 
     def _lately(self) -> Mapping[Series, Tally]:
         with contextlib.suppress(*BROKEN):
-            return self._history.totals(RATE_MINUTES)
+            return self._monitor.history.totals(RATE_MINUTES)
         return {}
 
     def _names(self, workers: Sequence[WorkerRow] | None, broker: BrokerQueues | None = None) -> list[str]:

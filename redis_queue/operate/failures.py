@@ -111,16 +111,6 @@ class FailureFilter:
         return (self.task, self.exception, self.text, self.worker) != (None,) * 4
 
 
-def failures_of(access: Access) -> Failures:
-    """Return the failures under the prefix of *access*."""
-    return Failures(access.catalog.client, access.catalog.prefix, access.catalog.clock)
-
-
-def count(access: Access) -> int:
-    """Return the number of failures that are kept."""
-    return failures_of(access).count()
-
-
 def point(access: Access, when: When | None) -> datetime | None:
     """Return *when* as a time of the server; a span is counted back from now, whatever its sign."""
     return access.inspector.now() - abs(when) if isinstance(when, timedelta) else when
@@ -181,7 +171,7 @@ def retry(
 
 def delete(access: Access, failures: Iterable[Failure]) -> Iterator[Sequence[Failure]]:
     """Delete *failures*, unless they failed again since they were read; yield those of each batch that are deleted."""
-    store = failures_of(access)
+    store = access.monitor.failures
     for chunk in chunks(failures):
         yield store.delete(chunk)
 
@@ -206,7 +196,7 @@ def delay_queue_of(access: Access) -> DelayQueue:
 def _retry(
     access: Access, queue: DelayQueue, failures: Iterable[Failure], changes: Changes, gap: float
 ) -> Iterator[Retried]:
-    store = failures_of(access)
+    store = access.monitor.failures
     started, stored = time.monotonic(), 0
     for chunk in chunks(failures, BATCH):
         token, now = new_call(), access.inspector.now()

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from redis_queue.errors import InvalidValueError
-from redis_queue.monitor.history import History
 from redis_queue.monitor.model import Period, Series, Tally
 from redis_queue.operate.access import Access
 
@@ -77,7 +76,7 @@ def table(access: Access, span: str, *, task: str = "", queue: str = "") -> list
     Raises InvalidValueError for an unknown span, and StoreError.
     """
     minutes = _span(span).minutes
-    history = _history(access)
+    history = access.monitor.history
     now = history.totals(minutes)
     before = history.totals_before(minutes, minutes) if minutes <= SPANS["2d"].minutes else None
     rows = [
@@ -90,7 +89,7 @@ def table(access: Access, span: str, *, task: str = "", queue: str = "") -> list
 
 def curves(access: Access, span: str, series: Series | None = None) -> Curves:
     """Return the curves of one series, or of all together, in *span*. Raises InvalidValueError and StoreError."""
-    chosen, history = _span(span), _history(access)
+    chosen, history = _span(span), access.monitor.history
     count = chosen.points * chosen.each
     periods = history.hours(count, series) if chosen.by_hour else history.minutes(count, series)
     points = [_sum(periods[start : start + chosen.each]) for start in range(0, count, chosen.each)]
@@ -129,8 +128,3 @@ def _span(name: str) -> Span:
     if found is None:
         raise InvalidValueError(f"span={name!r}: must be one of {', '.join(SPANS)}")
     return found
-
-
-def _history(access: Access) -> History:
-    catalog = access.catalog
-    return History(catalog.client, catalog.prefix, catalog.clock)

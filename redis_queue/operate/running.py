@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from redis_queue.monitor.history import History
 from redis_queue.monitor.model import RunningTask, Series
-from redis_queue.monitor.workers import Workers
 from redis_queue.operate.access import Access
 
 USUAL_MINUTES: Final = 1440
@@ -42,16 +40,14 @@ def running(access: Access, *, task: str = "", worker: str = "", limit: int = 20
 
     It reads up to :data:`MOST_READ` of them. Raises StoreError.
     """
-    catalog = access.catalog
-    found = Workers(catalog.client, catalog.prefix, catalog.clock).running(limit=MOST_READ)
+    found = access.monitor.workers.running(limit=MOST_READ)
     matching = [row for row in found if task in row.task and worker in row.worker]
     matching.sort(key=lambda row: row.since)
     return list(_rows(access, matching[:limit], access.inspector.now()))
 
 
 def _rows(access: Access, tasks: list[RunningTask], now: datetime) -> Iterator[RunningRow]:
-    catalog = access.catalog
-    usual = History(catalog.client, catalog.prefix, catalog.clock).totals(USUAL_MINUTES) if tasks else {}
+    usual = access.monitor.history.totals(USUAL_MINUTES) if tasks else {}
     for task in tasks:
         seconds = max(0.0, (now - task.since).total_seconds())
         tally = usual.get(Series(task.task, task.queue))

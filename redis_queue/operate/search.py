@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from redis_queue.errors import InvalidValueError
-from redis_queue.monitor.failures import Failures
-from redis_queue.monitor.history import History
 from redis_queue.monitor.model import GroupRow, WorkerRow
 from redis_queue.monitor.report import OTHER
-from redis_queue.monitor.workers import Workers
 from redis_queue.operate.access import Access
 from redis_queue.store.registry import Known
 
@@ -53,18 +50,14 @@ def search(access: Access, text: str) -> Found:
     """
     if not text:
         raise InvalidValueError("text='': must not be empty")
-    catalog = access.catalog
-    store = catalog.client, catalog.prefix
-    series = [found for found in History(*store, catalog.clock).series() if found != OTHER]
+    monitor = access.monitor
+    series = [found for found in monitor.history.series() if found != OTHER]
     queues = [found.queue for found in series]
     if access.celery_queues is not None:
         queues += access.celery_queues.configured()
-    names = Workers(*store, catalog.clock)
-    listing = catalog.listing(text, limit=MOST)
-    workers, number = names.page(text, limit=MOST)
-    groups = [
-        row for row in Failures(*store, catalog.clock).groups() if text in f"{row.group.task} {row.group.exception}"
-    ]
+    listing = access.catalog.listing(text, limit=MOST)
+    workers, number = monitor.workers.page(text, limit=MOST)
+    groups = [row for row in monitor.failures.groups() if text in f"{row.group.task} {row.group.exception}"]
     tasks, celery_queues = _matching((found.task for found in series), text), _matching(queues, text)
     counts = {
         "tasks": len(tasks),

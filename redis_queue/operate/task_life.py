@@ -17,10 +17,7 @@ from redis_queue.celery.result_records import ResultRecord
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.model import Item
-from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Run, RunningTask
-from redis_queue.monitor.runs import Runs
-from redis_queue.monitor.workers import Workers
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Action, Audit
 from redis_queue.operate.celery_messages import Conditions, WaitingMessage
@@ -224,16 +221,13 @@ def task_life(access: Access, id_: str) -> TaskLife:
     Raises InvalidNameError for an invalid id, and StoreError if Redis cannot be reached.
     """
     check_id(id_)
-    catalog = access.catalog
+    monitor = access.monitor
     life = TaskLife(id_, access.inspector.now())
     look = _Looks(life)
-    client, prefix = catalog.client, catalog.prefix
-    life.running = look.at(
-        "running tasks", lambda: Workers(client, prefix, catalog.clock).find_running(id_), "no worker reports it"
-    )
-    life.runs = look.at("runs", lambda: Runs(client, prefix).get(id_), NO_RUNS) or ()
+    life.running = look.at("running tasks", lambda: monitor.workers.find_running(id_), "no worker reports it")
+    life.runs = look.at("runs", lambda: monitor.runs.get(id_), NO_RUNS) or ()
     life.stored = look.at("delayed tasks and dead letters", lambda: _stored(access, id_), "no entry has its id")
-    life.failure = look.at("failures", lambda: Failures(client, prefix, catalog.clock).get(id_), "none is kept")
+    life.failure = look.at("failures", lambda: monitor.failures.get(id_), "none is kept")
     life.actions = look.at("audit", lambda: _actions(access, id_), NO_AUDIT) or ()
     if access.app is None:
         for name in ("result backend", "Celery queues"):

@@ -10,7 +10,6 @@ from typing import Any, Final
 from redis_queue.celery.monitor import remote
 from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValueError, WorkerRefusedError
 from redis_queue.monitor.model import RunningTask, WorkerRow
-from redis_queue.monitor.workers import Workers
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Subject
 from redis_queue.suggestion import did_you_mean
@@ -53,7 +52,7 @@ def stop(access: Access, tasks: Sequence[RunningTask], *, soft: bool) -> Iterato
     SoftTimeLimitExceeded and decides itself. Raises ConfigurationError without an app, and StoreError.
     """
     app = app_of(access)
-    pools = _workers(access)
+    pools = access.monitor.workers
     for worker, group in itertools.groupby(sorted(tasks, key=lambda task: task.worker), lambda task: task.worker):
         chosen = list(group)
         row = pools.row(worker)
@@ -74,9 +73,9 @@ def stop(access: Access, tasks: Sequence[RunningTask], *, soft: bool) -> Iterato
 
 def worker_of(access: Access, name: str) -> WorkerRow:
     """Return the last report of a worker. Raises InvalidNameError for one that did not report within a minute."""
-    row = _workers(access).row(name)
+    row = access.monitor.workers.row(name)
     if row is None:
-        names = [found.name for found in _workers(access).rows(limit=1000)]
+        names = [found.name for found in access.monitor.workers.rows(limit=1000)]
         hint = did_you_mean(name, names) if names else "no worker reports"
         raise InvalidNameError(f"worker={name!r}: did not report within the last minute; {hint}")
     return row
@@ -103,7 +102,7 @@ def resize(access: Access, row: WorkerRow, size: int) -> None:
 
 def find_running(access: Access, id_: str) -> RunningTask:
     """Return the running task with this id. Raises InvalidNameError if no worker reports it."""
-    found = _workers(access).find_running(id_)
+    found = access.monitor.workers.find_running(id_)
     if found is None:
         raise InvalidNameError(f"id={id_!r}: no worker reports that it runs; workers report it after a second")
     return found
@@ -119,8 +118,3 @@ def app_of(access: Access) -> Any:
     if access.app is None:
         raise ConfigurationError("workers are reached through the broker of a Celery app: name it with -A APP")
     return access.app
-
-
-def _workers(access: Access) -> Workers:
-    catalog = access.catalog
-    return Workers(catalog.client, catalog.prefix, catalog.clock)

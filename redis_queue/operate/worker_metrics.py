@@ -11,10 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from redis_queue.histogram import BOUNDS, Histogram
 from redis_queue.logs import logger_of
-from redis_queue.monitor.failures import Failures
-from redis_queue.monitor.history import History
 from redis_queue.monitor.model import Series, Tally, WorkerRow
-from redis_queue.monitor.workers import Workers
+from redis_queue.monitor.monitor import Monitor
 from redis_queue.operate.celery_queue_row import CeleryQueueRow
 from redis_queue.operate.liveness import state_of
 from redis_queue.store.connection import Client
@@ -70,9 +68,10 @@ class WorkerCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Read the reports and yield the metrics."""
-        yield from _tried(lambda: list(_of_workers(Workers(self._client, self._prefix).rows()))) or ()
-        yield from _tried(lambda: list(_of_failures(Failures(self._client, self._prefix).count()))) or ()
-        yield from _tried(lambda: list(_of_tasks(History(self._client, self._prefix).all_time()))) or ()
+        monitor = Monitor(self._client, self._prefix)
+        yield from _tried(lambda: list(_of_workers(monitor.workers.rows()))) or ()
+        yield from _tried(lambda: list(_of_failures(monitor.failures.count()))) or ()
+        yield from _tried(lambda: list(_of_tasks(monitor.history.all_time()))) or ()
         queues, due = self._queues, self._due
         if queues is not None:
             # Delayed tasks that cannot be read must not hide the queues, which alerts watch.

@@ -19,7 +19,6 @@ from redis_queue.operate.failures import (
     Changes,
     delay_queue_of,
     delete,
-    failures_of,
     is_dispatched,
     retry,
     subjects_of,
@@ -166,13 +165,13 @@ def _chosen(verb: str, *, present: bool = True) -> Sequence[Failure]:
         found[id_] = Failure(id_, "", "", "", from_ms(int(parts[1])))
     if not present:
         return list(found.values())
-    kept = failures_of(context().access).summaries(found)
+    kept = context().monitor.failures.summaries(found)
     return [failure for failure in kept if failure.failed_at == found[failure.id].failed_at]
 
 
 def _matching() -> tuple[Sequence[Failure], bool]:
     """Return failures that match the search of the form, and whether there may be more."""
-    failures, conditions = failures_of(context().access), filter_of(request.form)
+    failures, conditions = context().monitor.failures, filter_of(request.form)
     found, more = gather(
         lambda after, limit: conditions.page(failures, after, limit), most=MOST_AT_ONCE, most_looked_at=MOST_LOOKED_AT
     )

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from flask import Blueprint, abort, render_template, request
 
 from redis_queue.monitor.model import Failure
-from redis_queue.operate.failures import FailureFilter, failures_of, is_dispatched, point
+from redis_queue.operate.failures import FailureFilter, is_dispatched, point
 from redis_queue.operate.search_report import SearchReport
 from redis_queue.store.ids import is_id
 from redis_queue.times import to_ms
@@ -32,7 +32,7 @@ MOST_CURSOR: Final = 280
 def show() -> str:
     """Show the groups of failures, and those that match the search, the last one first."""
     request_args.allow(*CONDITIONS, "after", "limit")
-    failures, conditions, scan = failures_of(context().access), filter_of(request.args), SearchReport()
+    failures, conditions, scan = context().monitor.failures, filter_of(request.args), SearchReport()
     after = request_args.text("after", most=MOST_CURSOR)
     page = conditions.page(failures, after, request_args.number("limit", ROWS, 1, MOST_ROWS), scan)
     groups = failures.groups() if not conditions and after is None else []
@@ -58,7 +58,7 @@ def one() -> str:
     """Show one failure."""
     request_args.allow("id", "body")
     id_ = request.args.get("id", "")
-    failure = failures_of(context().access).get(id_) if is_id(id_) else None
+    failure = context().monitor.failures.get(id_) if is_id(id_) else None
     if failure is None:
         abort(404, f"There is no failure {id_!r}: it was retried, deleted, is too old, or never existed.")
     return render_template(

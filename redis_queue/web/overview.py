@@ -10,10 +10,8 @@ from typing import Final
 from flask import Blueprint, render_template, url_for
 
 from redis_queue.catalog import MOST_ROWS
-from redis_queue.monitor.workers import Workers
 from redis_queue.operate.access import Access
 from redis_queue.operate.celery_queue_row import CeleryOverview
-from redis_queue.operate.failures import count as count_failures
 from redis_queue.operate.faults import BROKEN, Faults, fault_text
 from redis_queue.operate.history import SPANS, Curves, curves
 from redis_queue.operate.queue_row import Overview, QueueRow
@@ -125,10 +123,10 @@ def _oldest(overview: Overview, celery: CeleryOverview | None) -> Iterator[Oldes
 
 
 def _monitored(access: Access, span: str, celery: CeleryOverview | None) -> Monitored:
-    history = context().history
+    history = context().monitor.history
     try:
         if celery is None:
-            reports = Workers(access.catalog.client, access.catalog.prefix, access.catalog.clock).rows()
+            reports = access.monitor.workers.rows()
             workers, running = len(reports), sum(row.busy for row in reports)
         else:
             workers, running = celery.workers, celery.busy
@@ -142,7 +140,7 @@ def _monitored(access: Access, span: str, celery: CeleryOverview | None) -> Moni
             sum(tally.executed for tally in recent),
             sum(tally.failed for tally in recent),
             by_queue,
-            count_failures(access),
+            access.monitor.failures.count(),
             workers,
             running,
         )

@@ -27,7 +27,7 @@ def queue_names(known: Iterable[str] = ()) -> list[str]:
 
 def _series() -> list[Series]:
     try:
-        found = context().history.series()
+        found = context().monitor.history.series()
     except BROKEN:
         # A page works without suggestions.
         return []

@@ -155,7 +155,9 @@ def _tasks() -> list[RunningTask]:
 def _reported(tasks: Sequence[RunningTask]) -> list[RunningTask]:
     """Return the reports of those runs that have not ended."""
     workers = {task.worker for task in tasks}
-    running = {(found.worker, found.id): found for name in workers for found in context().workers.running_of(name)}
+    running = {
+        (found.worker, found.id): found for name in workers for found in context().monitor.workers.running_of(name)
+    }
     return [found for task in tasks if (found := running.get((task.worker, task.id))) and found.since == task.since]
 
 

@@ -56,7 +56,7 @@ def _page(workers: list[dict[str, Any]] | None) -> str:
             if isinstance(queue, DelayQueue):
                 rows += [(queue.name, row) for row in queue.dispatch_log.dispatchers()]
     now = context().inspector.now()
-    reports, count = context().workers.page(name or "", offset, ROWS)
+    reports, count = context().monitor.workers.page(name or "", offset, ROWS)
     return render_template(
         "workers.html",
         reports=[(row, *state_of(row, (now - row.seen_at).total_seconds())) for row in reports],

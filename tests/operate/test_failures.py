@@ -15,7 +15,7 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure
 from redis_queue.operate.access import Access
-from redis_queue.operate.failures import BATCH, NOT_MINE, FailureFilter, count, delete, failures_of, point, retry
+from redis_queue.operate.failures import BATCH, NOT_MINE, FailureFilter, delete, point, retry
 from redis_queue.operate.inspector import Inspector
 from tests.support.servers import RedisServer
 
@@ -57,7 +57,7 @@ def own_server() -> Iterator[RedisServer]:
 
 
 def test_retries_at_the_same_time_store_each_once(access: Access, client: redis.Redis) -> None:
-    found = list(FailureFilter().all(failures_of(access)))
+    found = list(FailureFilter().all(access.monitor.failures))
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(lambda _: list(retry(access, found)), range(4)))
     stored = [each.id for batches in done for batch in batches for each in batch.stored]
@@ -65,12 +65,12 @@ def test_retries_at_the_same_time_store_each_once(access: Access, client: redis.
     assert sorted(stored) == sorted(each.id for each in found)
     assert reasons == {NOT_MINE}
     assert waiting(client) == sorted(stored)
-    assert count(access) == 0
+    assert access.monitor.failures.count() == 0
 
 
 def test_the_rate_holds_over_batches(access: Access, client: redis.Redis) -> None:
     began = datetime.now(timezone.utc)
-    found = list(FailureFilter().all(failures_of(access)))
+    found = list(FailureFilter().all(access.monitor.failures))
     assert [batch.tried for batch in retry(access, found, rate=50)] == [BATCH, BATCH, BATCH, 7]
     due = [entry.due_at for entry in DelayQueue("celery", client).scan() if entry.id != "known"]
     assert len(due) == NUMBER
@@ -81,19 +81,19 @@ def test_the_rate_holds_over_batches(access: Access, client: redis.Redis) -> Non
 def test_a_full_redis_loses_no_failure(own_server: RedisServer) -> None:
     with own_server.client() as client:
         access = fill(client, 20)
-        found = list(FailureFilter().all(failures_of(access)))
+        found = list(FailureFilter().all(access.monitor.failures))
         client.config_set("maxmemory", 1)
         with pytest.raises(StoreRefusedError):
             list(retry(access, found))
         client.config_set("maxmemory", 0)
-        assert count(access) == 20
+        assert access.monitor.failures.count() == 20
         assert sum(len(batch.stored) for batch in retry(access, found)) == 20
 
 
 def test_a_retry_that_dies_before_the_failure_is_removed(
     access: Access, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = list(FailureFilter(text="bad").all(failures_of(access)))[:3]
+    found = list(FailureFilter(text="bad").all(access.monitor.failures))[:3]
 
     def die(*_: object) -> None:
         raise KeyboardInterrupt
@@ -102,17 +102,17 @@ def test_a_retry_that_dies_before_the_failure_is_removed(
         patched.setattr(Failures, "delete", die)
         with pytest.raises(KeyboardInterrupt):
             list(retry(access, found))
-    assert (len(waiting(client)), count(access)) == (3, NUMBER)
+    assert (len(waiting(client)), access.monitor.failures.count()) == (3, NUMBER)
     # Its claim lasts for a minute.
     (batch,) = retry(access, found)
     assert (len(batch.stored), [reason for _, reason in batch.skipped]) == (0, [NOT_MINE] * 3)
-    failures_of(access).give_back(found, client.hget("{redis_queue:monitor}:retrying", found[0].id).decode()[14:])  # type: ignore[union-attr]
+    access.monitor.failures.give_back(found, client.hget("{redis_queue:monitor}:retrying", found[0].id).decode()[14:])  # type: ignore[union-attr]
     (batch,) = retry(access, found)
-    assert (len(batch.stored), len(waiting(client)), count(access)) == (3, 3, NUMBER - 3)
+    assert (len(batch.stored), len(waiting(client)), access.monitor.failures.count()) == (3, 3, NUMBER - 3)
 
 
 def test_delete_leaves_those_that_failed_again(access: Access) -> None:
-    store = failures_of(access)
+    store = access.monitor.failures
     first, second, *_ = FailureFilter().all(store)
     store.keep([replace(failure(0), id=first.id)], 1000, 7)
     assert [each.id for deleted in delete(access, [first, second]) for each in deleted] == [second.id]
@@ -139,10 +139,10 @@ def test_conditions(only: FailureFilter, matches: bool) -> None:
 def test_a_page_reads_a_limited_number(access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redis_queue.operate.failures.MOST_LOOKED_AT", 100)
     monkeypatch.setattr("redis_queue.operate.failures.CHUNK", 50)
-    page = FailureFilter(text="nothing").page(failures_of(access), None, 10)
+    page = FailureFilter(text="nothing").page(access.monitor.failures, None, 10)
     assert (page.items, page.looked, page.next is not None) == ([], 100, True)
-    assert list(FailureFilter(text="nothing").all(failures_of(access))) == []
-    assert len(list(FailureFilter().all(failures_of(access)))) == NUMBER
+    assert list(FailureFilter(text="nothing").all(access.monitor.failures)) == []
+    assert len(list(FailureFilter().all(access.monitor.failures))) == NUMBER
 
 
 def test_a_time_span_counts_back_whatever_its_sign(access: Access) -> None:
