@@ -70,7 +70,7 @@ class KeeperProcess:
         self._greeting = greeting
         self._held_lines = held
         self._on_lost = on_lost
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        self._file = _file_in_memory()
         self._board = Board(self._file.fileno())
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -250,6 +250,13 @@ class KeeperProcess:
                 )
                 self._heard_at = now
                 process.kill()
+
+
+def _file_in_memory() -> IO[bytes]:
+    """Return a file that two processes can map. A container may have no folder that can be written."""
+    if not hasattr(os, "memfd_create"):
+        return tempfile.TemporaryFile()
+    return open(os.memfd_create("redis_queue_keeper"), "r+b")  # noqa: PTH123 - a descriptor has no path
 
 
 def _reason(event: dict[str, Any]) -> str:

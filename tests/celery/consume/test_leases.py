@@ -7,6 +7,7 @@ import logging
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,6 +82,16 @@ def test_keeper_with_redis_py_uses_the_import_path_of_its_worker(
 
     # Only redis-py knows the option.
     begin("?encoding=latin-1", client_name=importlib.import_module("found_by_path_only").Name("me"))
+
+    wait_for_renewal(client)
+
+
+def test_a_worker_needs_no_folder_that_can_be_written(
+    begin: Begin, client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+
+    begin()
 
     wait_for_renewal(client)
 
