@@ -57,7 +57,7 @@ class Runs:
         for id_, value in zip(wanted, values, strict=True):
             lines = (value or b"").partition(SEPARATOR.encode())[2].split(b"\n")
             runs = [run for run in (read_run(id_, line) for line in lines) if run is not None]
-            # Runs of one report have the same end.
-            runs.sort(key=lambda run: (run.ended_at, run.started_at or run.ended_at), reverse=True)
+            # A retry that is sent at once may end before the run that sent it.
+            runs.sort(key=lambda run: (run.started_at or run.ended_at, run.ended_at), reverse=True)
             found += runs[:1] if last else runs
         return found

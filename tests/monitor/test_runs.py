@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 import redis
@@ -59,6 +60,15 @@ def test_up_to_ten_runs_of_a_task_are_kept(reports: Reports, runs: Runs) -> None
         reports.write(ended=[replace(RUN, retries=number)])
     assert [run.retries for run in runs.get("id1")] == list(range(13, 3, -1))
     assert [run.retries for run in runs.latest()] == [13]
+
+
+def test_a_retry_comes_before_the_run_that_sent_it(reports: Reports, runs: Runs) -> None:
+    first = replace(RUN, outcome="retried")
+    assert first.started_at is not None
+    retry = replace(RUN, outcome="failed", retries=1, started_at=first.started_at + timedelta(milliseconds=1))
+    retry = replace(retry, ended_at=first.ended_at - timedelta(milliseconds=5))
+    reports.write(ended=[first, retry])
+    assert [run.outcome for run in runs.get("id1")] == ["failed", "retried"]
 
 
 def test_the_latest_runs_come_first(reports: Reports, runs: Runs, clock: Clock) -> None:
