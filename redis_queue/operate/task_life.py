@@ -43,6 +43,9 @@ SAME: Final = timedelta(seconds=2)
 """Two records of a failure within this time are of one run."""
 
 NO_RUNS: Final = "kept are the latest 20,000 tasks of two days; above 20 a second, a worker keeps failed and slow ones"
+DISPATCHED: Final = "dispatched between then and the fetch"
+"""The dispatcher keeps no time for each task."""
+
 NO_AUDIT: Final = "looked at the last 500 actions, of which the first ten tasks are kept"
 
 WORDS: Final = {"delayed": "delayed", "in_flight": "being sent", "dead": "dead letter", "ready": "ready"}
@@ -181,9 +184,10 @@ class TaskLife:
         for run in reversed(self.runs):
             attempt = f"retry {run.retries}" if run.retries else ""
             if run.sent_at is not None:
-                yield Event(run.sent_at, "sent", f"to {run.queue}" if run.queue else "")
+                what = "sent" if run.due_at is None else "stored"
+                yield Event(run.sent_at, what, f"for {run.queue}" if run.queue else "")
             if run.due_at is not None:
-                yield Event(run.due_at, "due", attempt)
+                yield Event(run.due_at, "due", ", ".join(filter(None, (attempt, DISPATCHED))))
             if run.fetched_at is not None:
                 yield Event(run.fetched_at, "fetched", f"by {run.worker}")
             if run.started_at is not None:

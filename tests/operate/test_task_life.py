@@ -84,9 +84,9 @@ def test_runs_become_events_in_order(access: Access, reports: Reports) -> None:
     assert (life.state, life.task, life.queue, life.worker) == ("succeeded", "shop.mail", "mail", "one@host")
     assert life.lineage == ("root", "p", "g")
     assert happened(life) == [
-        "sent to mail",
-        "sent to mail",
-        "due retry 1",
+        "stored for mail",
+        "sent for mail",
+        "due retry 1, dispatched between then and the fetch",
         "started on one@host, retry 1",
         "failed",
         "started on one@host, retry 2",

@@ -62,7 +62,7 @@ class TestTask:
     def test_that_ended(self, reader: Browser, filled: redis.Redis) -> None:
         ended(filled, "mail-1")
         text = reader.get("/task?id=mail-1").text
-        found = [text.index(event) for event in ("sent 2", "to slow", "started 2", "on worker", "succeeded 2")]
+        found = [text.index(event) for event in ("sent 2", "for slow", "started 2", "on worker", "succeeded 2")]
         assert found == sorted(found)
 
     def test_in_a_canvas(self, reader: Browser, filled: redis.Redis) -> None:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,7 +21,7 @@ CALL: Final = "redis_queue_call"
 """Header with the name of the call: new for each publish with a delay, the same for its retries and deferrals."""
 
 SENT: Final = "redis_queue_sent"
-"""Header with the time at which a producer sent the message, in ms by its clock. Stored messages have none."""
+"""Header with the time at which a producer sent or stored the message, in ms by its clock."""
 
 OWN: Final = frozenset({ETA, CALL, SENT})
 """Headers that belong to one message; messages sent by its task must not inherit them."""
@@ -66,6 +67,11 @@ class Attempt:
         yield task_id
         yield retry_id(task_id)
         yield sibling_id(task_id, new_call() if self.first else self.call)
+
+
+def sent_now() -> int:
+    """Return the value of :data:`SENT` for a message that is sent or stored now."""
+    return time.time_ns() // 1_000_000
 
 
 def new_call() -> str:

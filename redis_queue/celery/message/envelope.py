@@ -13,7 +13,7 @@ from kombu.compression import compress
 from kombu.messaging import Producer
 from kombu.utils.json import JSONEncoder
 
-from redis_queue.celery.message.attempt import CALL
+from redis_queue.celery.message.attempt import CALL, SENT, sent_now
 from redis_queue.celery.message.packing import expand, pack
 from redis_queue.errors import InvalidValueError
 from redis_queue.store.codec import MAX_DIGITS, read_document, small_integer
@@ -122,8 +122,10 @@ class Envelope:
         )
 
     def with_call(self, name: str) -> Envelope:
-        """Return a copy that belongs to the call *name*."""
-        return self.like(self.body, {**self.headers, CALL: name}, self.properties)
+        """Return a copy that belongs to the call *name*; if it was not sent before, it is now."""
+        # Last: the packed form has phrases of the other headers in their order.
+        headers = {**self.headers, CALL: name, SENT: self.headers.get(SENT, sent_now())}
+        return self.like(self.body, headers, self.properties)
 
     def like(self, body: bytes, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> Envelope:
         """Return a message with the content given and the destination of this one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property
 from typing import Any, Final, cast
@@ -14,7 +13,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.utils.functional import retry_over_time
 
-from redis_queue.celery.message.attempt import SENT, Attempt, without_copied_headers
+from redis_queue.celery.message.attempt import SENT, Attempt, sent_now, without_copied_headers
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.intercepting_producer import InterceptingProducer
 from redis_queue.celery.publish.arguments import check_eta, seconds_of
@@ -119,7 +118,7 @@ class Capture:
                     raise InvalidValueError(f"{name} has no countdown and no eta: use push_many(countdown=…)")
                 # With protocol 1, headers are those of the application.
                 if "id" in message.headers:
-                    message.headers[SENT] = time.time_ns() // 1_000_000
+                    message.headers[SENT] = sent_now()
                 try:
                     return send(producer, name, message, **options)
                 except (OperationalError, redis.exceptions.OutOfMemoryError) as error:

@@ -18,7 +18,7 @@ from celery import Celery
 
 from redis_queue import ConfigurationError, DelayQueue
 from redis_queue.celery import DelayedTasks
-from redis_queue.celery.message.attempt import CALL
+from redis_queue.celery.message.attempt import CALL, SENT
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.migrate import live_workers
 from redis_queue.celery.migrate.adopt import Adoption, HeldByWorkersError
@@ -86,7 +86,7 @@ def fetch(client: redis.Redis, key: str = "celery", *, prefix: str = "", unacked
 def settled(entry: Entry) -> tuple[Any, ...]:
     """Return the fields that two entries of the same call have in common."""
     envelope = Envelope.unpack(entry.payload, entry.id, entry.headers)
-    headers = {name: value for name, value in envelope.headers.items() if name != CALL}
+    headers = {name: value for name, value in envelope.headers.items() if name not in (CALL, SENT)}
     payload = re.sub(rb"T\d\d:\d\d:\d\d\.\d+", b"", replace(envelope, headers=headers).pack())
     return payload, entry.destination, entry.due_at, sorted(entry.headers)
 

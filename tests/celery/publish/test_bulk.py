@@ -14,7 +14,7 @@ from celery import Celery, Signature, Task, chain
 from celery.signals import before_task_publish
 
 from redis_queue.celery import DelayedTasks
-from redis_queue.celery.message.attempt import CALL, ETA
+from redis_queue.celery.message.attempt import CALL, ETA, SENT
 from redis_queue.celery.message.envelope import Envelope
 from tests.support.celery.brokers import Broker
 
@@ -45,7 +45,7 @@ def comparable(envelope: Envelope) -> Any:
     """Return the fields that two messages of one call have in common."""
     own = envelope.id
     headers = {name: "own" if value == own else value for name, value in envelope.headers.items()}
-    headers |= {name: type(headers[name]) for name in (ETA, CALL)}
+    headers |= {name: type(headers.get(name)) for name in (ETA, CALL, SENT)}
     properties = {name: "own" if value == own else value for name, value in envelope.properties.items()}
     return headers, properties, envelope.body, envelope.exchange, envelope.routing_key, envelope.declare
 
