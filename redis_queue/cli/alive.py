@@ -38,7 +38,7 @@ MOST: Final = 86400
     type=options.Number(LEAST, MOST),
     default=60,
     show_default=True,
-    help="Seconds without a report, a turn of the event loop, or a settled message while messages wait.",
+    help="Seconds without a report (at most 60), a turn of the event loop, or a settled message while messages wait.",
 )
 @click.option("--strict", is_flag=True, help="Fail if Redis cannot be reached, too.")
 @options.as_json
