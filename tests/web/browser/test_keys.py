@@ -51,6 +51,13 @@ def test_search(new_tab: NewTab) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("Scheduled")
 
 
+def test_search_of_everything_where_a_page_has_no_search(new_tab: NewTab) -> None:
+    page = new_tab().open("/audit")
+    page.keyboard.press("/")
+    page.keyboard.type("gd?x/")
+    expect(page.get_by_label("Search all", exact=True)).to_have_value("gd?x/")
+
+
 def test_move_between_rows_tick_one_and_open_it(new_tab: NewTab) -> None:
     page = new_tab().open("/scheduled?limit=5")
     page.keyboard.press("j")

@@ -41,6 +41,9 @@ UNLABELLED = """
 # The forecast is a heat map.
 LISTS = [path for path in SCREENS if path != "/forecast"]
 
+SINGLE = ("/task?id=task-1", "/search?q=shop", "/entry?id=task-1")
+"""Pages of one thing, and of the search."""
+
 
 @pytest.mark.parametrize("path", LISTS)
 class TestPhone:
@@ -63,6 +66,17 @@ class TestPhone:
 @pytest.mark.parametrize("path", LISTS)
 def test_pointers_can_hit_every_target(path: str, new_tab: NewTab) -> None:
     assert new_tab().open(path).evaluate(f"({SMALL})(32)") == []
+
+
+@pytest.mark.parametrize("path", SINGLE)
+class TestSingle:
+    def test_fits_a_phone(self, path: str, new_tab: NewTab) -> None:
+        page = new_tab(**PHONE).open(path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.evaluate(f"({SMALL})(44)") == []
+
+    def test_pointers_can_hit_every_target(self, path: str, new_tab: NewTab) -> None:
+        assert new_tab().open(path).evaluate(f"({SMALL})(32)") == []
 
 
 def test_on_a_phone_the_navigation_shows_the_current_page(new_tab: NewTab) -> None:
