@@ -12,12 +12,14 @@ import click
 from redis_queue.catalog import AnyQueue
 from redis_queue.cli import options
 from redis_queue.cli.access import with_access
+from redis_queue.cli.audit import Record
 from redis_queue.cli.confirmation import confirm
 from redis_queue.cli.exit_codes import INTERRUPTED
 from redis_queue.cli.report import report
 from redis_queue.cli.signals import Stop, signal_handler
 from redis_queue.errors import RedisQueueError
 from redis_queue.operate import verbs
+from redis_queue.operate.access import Access
 from redis_queue.operate.faults import Faults
 from redis_queue.operate.verbs import Done
 
@@ -26,9 +28,9 @@ Problem = Callable[[int], str]
 
 
 def run_batches(
-    past: str, total: int, batches: Iterable[Done], *, as_json: bool, problem: Problem = lambda _: ""
+    past: str, total: int, batches: Iterable[Done], record: Record, *, as_json: bool, problem: Problem = lambda _: ""
 ) -> None:
-    """Run *batches* of *total* items and report how many were changed, however it ended.
+    """Run *batches* of *total* items; *record* and report how many were changed, however it ended.
 
     An interruption ends the work after the current batch.
     """
@@ -46,6 +48,7 @@ def run_batches(
         except KeyboardInterrupt:
             # What the last batch did is not counted.
             interrupted = True
+    record.write(count)
     if maybe_sent:
         click.echo(f"{maybe_sent:,} of them were claimed before and may have been sent: revoke them as well", err=True)
     if interrupted:
@@ -58,6 +61,7 @@ purge_command: Final = options.together(options.name, options.dry_run, options.y
 
 
 def purge(
+    access: Access,
     noun: str,
     sizes: Sequence[tuple[AnyQueue, int]],
     places: Sequence[Any],
@@ -73,17 +77,24 @@ def purge(
         report("to_be_deleted", total, error=faults.text(), as_json=as_json)
         return
     confirm(f"Delete {total:,} {noun}?", yes=yes)
+    record = Record(access, "purge", [queue.name for queue, size in sizes if size], detail=", ".join(map(str, places)))
     batches = (done for queue, size in sizes for done in verbs.purge(queue, places, size, faults))
-    run_batches("deleted", total, batches, as_json=as_json, problem=lambda _: faults.text())
+    run_batches("deleted", total, batches, record, as_json=as_json, problem=lambda _: faults.text())
 
 
-def run_at_once(past: str, act: Callable[[], int], size: Callable[[], int], *, as_json: bool, problem: Problem) -> None:
-    """Run *act*, one call that works in batches itself; if interrupted, report by how much *size* went down."""
+def run_at_once(
+    past: str, act: Callable[[], int], size: Callable[[], int], record: Record, *, as_json: bool, problem: Problem
+) -> None:
+    """Run *act*, one call that works in batches itself; *record* and report its result.
+
+    If interrupted, that is by how much *size* went down.
+    """
     before = size()
     try:
         done, error = act(), ""
     except KeyboardInterrupt:
         done, error = max(0, before - size()), INTERRUPTED
+    record.write(done)
     report(past, done, error=error or problem(done), as_json=as_json)
 
 

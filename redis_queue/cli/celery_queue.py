@@ -12,6 +12,7 @@ from kombu.exceptions import OperationalError
 
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
+from redis_queue.cli.audit import Record
 from redis_queue.cli.batches import run_batches
 from redis_queue.cli.confirmation import confirm, preview
 from redis_queue.cli.ids import IdArguments, id_arguments
@@ -172,7 +173,8 @@ def purge(access: Access, *, dry_run: bool, yes: bool, as_json: bool) -> None:
         report("to_be_deleted", row.ready, as_json=as_json)
         return
     confirm(f"Delete {row.ready:,} messages of {name}?", yes=yes)
-    run_batches("deleted", row.ready, purge_queue(access, name, row.ready or 1), as_json=as_json)
+    record = Record(access, "purge", [name])
+    run_batches("deleted", row.ready, purge_queue(access, name, row.ready or 1), record, as_json=as_json)
 
 
 def _act(
@@ -203,7 +205,8 @@ def _act(
         to = "" if target is None else f" to {target}"
         confirm(f"{verb} {len(found):,} messages of {name}{to}?", lambda: subjects, len(found), at="sent", yes=yes)
     batches = remove(access, name, references_of(found), target)
-    run_batches(past, len(found), batches, as_json=as_json, problem=lambda done: _problem(done, found, ids))
+    record = Record(access, verb.lower(), [name], subjects, target or "")
+    run_batches(past, len(found), batches, record, as_json=as_json, problem=lambda done: _problem(done, found, ids))
 
 
 def _problem(done: int, found: Sequence[WaitingMessage], ids: IdArguments) -> str:

@@ -158,14 +158,16 @@ def redrive(
         return
     selection.confirm(REDRIVE, pairs, yes=yes)
     problem = partial(selection.problem, faults=faults)
+    record = selection.record(access, REDRIVE, pairs, "" if rate is None else f"rate {rate:g}")
     if rate is None:
         batches = act_on(pairs, REDRIVE, access, faults)
-        run_batches(REDRIVE.past, len(pairs), batches, as_json=as_json, problem=problem)
+        run_batches(REDRIVE.past, len(pairs), batches, record, as_json=as_json, problem=problem)
     else:
         run_at_once(
             REDRIVE.past,
             partial(redrive_spread, pairs, faults, rate),
             lambda: sum(size for _, size in sized(queues, _dead, Faults())),
+            record,
             as_json=as_json,
             problem=problem,
         )
@@ -198,7 +200,8 @@ def delete(
         return
     selection.confirm(DELETE, pairs, yes=yes)
     batches, problem = act_on(pairs, DELETE, access, faults, now), partial(selection.problem, faults=faults)
-    run_batches(DELETE.past, len(pairs), batches, as_json=as_json, problem=problem)
+    record = selection.record(access, DELETE, pairs)
+    run_batches(DELETE.past, len(pairs), batches, record, as_json=as_json, problem=problem)
 
 
 @dead.command(cls=StoreCommand)
@@ -210,7 +213,7 @@ def purge(access: Access, *, name: str | None, **flags: bool) -> None:
     """
     faults = Faults()
     counted = sized(access.queues(name, faults), _dead, faults)
-    delete_all("dead letters", counted, ["dead"], faults, **flags)
+    delete_all(access, "dead letters", counted, ["dead"], faults, **flags)
 
 
 def _dead(queue: AnyQueue) -> int:

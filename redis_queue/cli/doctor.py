@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 
 from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.audit import Record
 from redis_queue.cli.exit_codes import FAILED
 from redis_queue.cli.output import harmless, show_json, show_place
 from redis_queue.doctor import Finding, repair
@@ -38,6 +39,9 @@ def doctor(access: Access, *, fix: bool, yes: bool, everything: bool, as_json: b
         raise click.UsageError("--yes needs --fix")
     client, prefix = access.catalog.client, access.catalog.prefix
     repairs = repair(client, prefix, dry_run=not yes) if fix else []
+    made = [finding.check for finding in repairs if finding.severity == "ok"]
+    if made:
+        Record(access, "repair", ["all queues"], detail=", ".join(dict.fromkeys(made))).write(len(made))
     findings = examine(access, ask=True)
     if as_json:
         shown: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}

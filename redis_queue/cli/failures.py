@@ -11,6 +11,7 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
+from redis_queue.cli.audit import Record
 from redis_queue.cli.batches import run_batches
 from redis_queue.cli.confirmation import confirm, preview
 from redis_queue.cli.ids import IdArguments, id_arguments
@@ -20,6 +21,7 @@ from redis_queue.errors import InvalidValueError
 from redis_queue.monitor.model import Failure, GroupRow
 from redis_queue.operate.access import Access
 from redis_queue.operate.failures import (
+    PLACE,
     Changes,
     FailureFilter,
     Retried,
@@ -199,9 +201,14 @@ def retry(
     batches = _counted(retry_failures(access, found, changes, rate=rate), reasons)
     if found and not is_dispatched(access):
         click.echo("no dispatcher runs: they wait until a worker or redis-queue dispatch does", err=True)
-    run_batches(
-        "retried", len(found), batches, as_json=as_json, problem=lambda done: _why(reasons) or chosen.problem(done)
-    )
+    given = {"args": new_args, "kwargs": new_kwargs, "rate": rate}
+    detail = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+    record = Record(access, "retry", [PLACE], subjects_of(found), detail)
+
+    def problem(done: int) -> str:
+        return _why(reasons) or chosen.problem(done)
+
+    run_batches("retried", len(found), batches, record, as_json=as_json, problem=problem)
 
 
 @failures.command(cls=StoreCommand)
@@ -222,7 +229,8 @@ def delete(
     if found:
         confirm(f"Delete {len(found):,} failures?", lambda: subjects_of(found), len(found), at="failed", yes=yes)
     batches = (Done(len(deleted), tried=len(deleted)) for deleted in delete_failures(access, found))
-    run_batches("deleted", len(found), batches, as_json=as_json, problem=chosen.problem)
+    record = Record(access, "delete", [PLACE], subjects_of(found))
+    run_batches("deleted", len(found), batches, record, as_json=as_json, problem=chosen.problem)
 
 
 def _counted(batches: Iterator[Retried], reasons: dict[str, int]) -> Iterator[Done]:

@@ -68,7 +68,7 @@ def purge(access: Access, *, name: str | None, **flags: bool) -> None:
     """
     faults = Faults()
     counted = sized(access.queues(name, faults), lambda queue: queue.stats().quarantined, faults)
-    delete_all("records", counted, ["quarantine"], faults, **flags)
+    delete_all(access, "records", counted, ["quarantine"], faults, **flags)
 
 
 def _fields(queue: AnyQueue, record: Quarantined, *, with_body: bool) -> dict[str, Any]:

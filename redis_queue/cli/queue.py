@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
+from redis_queue.cli.audit import Record
 from redis_queue.cli.batches import purge as delete_all
 from redis_queue.cli.output import harmless, show_json, show_place, show_table, shown_body
 from redis_queue.cli.report import report
@@ -69,8 +70,7 @@ def _cells(row: dict[str, Any]) -> list[Any]:
 @with_access
 def pause(access: Access, *, as_json: bool) -> None:
     """Stop claims until the queue is resumed; puts and acks go on."""
-    _chosen(access).pause()
-    _report("paused", as_json=as_json)
+    _change(access, "pause", "paused", as_json=as_json)
 
 
 @queue.command(cls=StoreCommand)
@@ -78,16 +78,18 @@ def pause(access: Access, *, as_json: bool) -> None:
 @with_access
 def resume(access: Access, *, as_json: bool) -> None:
     """Allow claims again."""
-    _chosen(access).resume()
-    _report("resumed", as_json=as_json)
+    _change(access, "resume", "resumed", as_json=as_json)
 
 
-def _report(what: str, *, as_json: bool) -> None:
-    name = click.get_current_context().meta["redis_queue.name"]
+def _change(access: Access, verb: Literal["pause", "resume"], past: str, *, as_json: bool) -> None:
+    chosen = _chosen(access)
+    record = Record(access, verb, [chosen.name])
+    getattr(chosen, verb)()
+    record.write(1)
     if as_json:
-        show_json({what: name})
+        show_json({past: chosen.name})
     else:
-        click.echo(f"{harmless(name)} {what}")
+        click.echo(f"{harmless(chosen.name)} {past}")
 
 
 @queue.command(cls=StoreCommand)
@@ -107,7 +109,7 @@ def purge(access: Access, *, places: tuple[QueuePlace, ...], dry_run: bool, yes:
     sizes = {"ready": stats.ready, "delayed": stats.delayed, "dead": stats.dead, "quarantine": stats.quarantined}
     noun = f"messages of {chosen.name} ({', '.join(where)})"
     size = sum(sizes[place] for place in where)
-    delete_all(noun, [(chosen, size)], where, Faults(), dry_run=dry_run, yes=yes, as_json=as_json)
+    delete_all(access, noun, [(chosen, size)], where, Faults(), dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 @queue.command(cls=StoreCommand)
@@ -120,5 +122,7 @@ def putback(access: Access, *, dry_run: bool, as_json: bool) -> None:
     if dry_run:
         report("expired", access.inspector.expired(chosen), as_json=as_json)
         return
+    record = Record(access, "putback", [chosen.name])
     back = chosen.put_back()
+    record.write(back.returned + back.dead)
     report("returned", back.returned, as_json=as_json, more={"dead": back.dead})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from redis_queue.operate.relative_time import When
 from redis_queue.operate.search_report import SearchReport
 from redis_queue.operate.verbs import CANCEL, RESCHEDULE, RUN_NOW, Verb, check_new_time
 from redis_queue.store.chunks import CHUNK
+from redis_queue.times import span_text
 
 _change = options.together(
     selection_options, options.delay_queue, options.utc, options.dry_run, options.yes, options.as_json, with_access
@@ -179,9 +181,13 @@ def _act(
         return
     chosen.confirm(verb, pairs, yes=yes)
     problem = partial(chosen.problem, faults=Faults())
-    run_batches(
-        verb.past.replace(" ", "_"), len(ids), verb.run(access, queue, ids, when), as_json=as_json, problem=problem
-    )
+    record = chosen.record(access, verb, pairs, "" if when is None else _time_text(when))
+    batches = verb.run(access, queue, ids, when)
+    run_batches(verb.past.replace(" ", "_"), len(ids), batches, record, as_json=as_json, problem=problem)
+
+
+def _time_text(when: When) -> str:
+    return f"in {span_text(when)}" if isinstance(when, timedelta) else f"{when:%Y-%m-%dT%H:%M:%S%z}"
 
 
 @scheduled.command(cls=StoreCommand)

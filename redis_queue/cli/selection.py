@@ -8,10 +8,12 @@ from typing import ClassVar, Generic, TypeVar
 
 import click
 
+from redis_queue.cli.audit import Record
 from redis_queue.cli.confirmation import confirm, preview
 from redis_queue.cli.ids import IdArguments
 from redis_queue.cli.output import harmless
 from redis_queue.model import State
+from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Subject
 from redis_queue.operate.dead_letters import Filter, Pair
 from redis_queue.operate.entries import Conditions
@@ -57,6 +59,13 @@ class Selection(Generic[C]):
             count = len(self.ids.ids) or len(pairs)
             question = f"{verb.label} {count:,} {self.plural}?"
             confirm(question, lambda: self._subjects(pairs), count, at=self.at, yes=yes)
+
+    def record(self, access: Access, verb: Verb, pairs: Sequence[Pair], detail: str = "") -> Record:
+        """Return the line of the audit for *verb* on *pairs*."""
+        first = self._subjects(pairs)
+        # Given ids are paired with each queue that may have them.
+        queues = [subject.queue for subject in first] if self.ids.present else [queue.name for queue, _ in pairs]
+        return Record(access, verb.name, queues, first, detail)
 
     def problem(self, done: int, faults: Faults) -> str:
         """Return problems to report although no call failed."""

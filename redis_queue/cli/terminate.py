@@ -8,6 +8,7 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
+from redis_queue.cli.audit import Record
 from redis_queue.cli.batches import run_batches
 from redis_queue.cli.confirmation import confirm, preview
 from redis_queue.operate.access import Access
@@ -55,4 +56,5 @@ def terminate(access: Access, *, ids: tuple[str, ...], soft: bool, dry_run: bool
         left = len(found) - count
         return "; ".join(problems) or (f"{left:,} had ended" if left else "")
 
-    run_batches(past, len(found), batches(), as_json=as_json, problem=problem_of)
+    record = Record(access, "terminate", [task.worker for task in found], subjects, "softly" if soft else "")
+    run_batches(past, len(found), batches(), record, as_json=as_json, problem=problem_of)

@@ -10,14 +10,17 @@ import click
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.atomic_file import STDOUT, atomic_file
+from redis_queue.cli.audit import Record
 from redis_queue.cli.batches import run_batches
 from redis_queue.cli.entry_selection import conditions
 from redis_queue.cli.report import report
 from redis_queue.cli.signals import interrupt, signal_handler
 from redis_queue.delay.model import OnConflict
 from redis_queue.operate.access import Access
+from redis_queue.operate.audit import Subject
 from redis_queue.operate.entries import Conditions, find
 from redis_queue.operate.entry_file import destination_check, read_pushes, store, to_json
+from redis_queue.operate.subjects import SHOWN
 
 MODES: Final[tuple[OnConflict, ...]] = ("keep", "replace", "error")
 
@@ -70,4 +73,6 @@ def import_(
     if dry_run:
         report("to_be_imported", len(pushes), as_json=as_json)
         return
-    run_batches("imported", len(pushes), store(queue, pushes, on_conflict), as_json=as_json)
+    first = [Subject(push.id, queue.name) for push in pushes[:SHOWN] if push.id is not None]
+    record = Record(access, "import", [queue.name], first, f"on conflict: {on_conflict}")
+    run_batches("imported", len(pushes), store(queue, pushes, on_conflict), record, as_json=as_json)

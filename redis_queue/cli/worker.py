@@ -6,6 +6,7 @@ import click
 
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
+from redis_queue.cli.audit import Record
 from redis_queue.cli.confirmation import confirm
 from redis_queue.cli.report import report
 from redis_queue.monitor.model import WorkerRow
@@ -46,7 +47,9 @@ def shut_down(access: Access, *, dry_run: bool, yes: bool, as_json: bool) -> Non
         report("to_be_shut_down", 1, as_json=as_json, more={"running": row.busy})
         return
     confirm(f"Shut down {row.name} after its {row.busy:,} running tasks?", yes=yes)
+    record = Record(access, "shutdown", [row.name])
     worker_actions.shut_down(access, row)
+    record.write(1)
     report("shutting_down", 1, as_json=as_json)
 
 
@@ -69,5 +72,7 @@ def resize(access: Access, *, size: int, dry_run: bool, yes: bool, as_json: bool
         report("to_be_resized", 1, as_json=as_json, more={"from": row.concurrency, "to": size})
         return
     confirm(f"Let {row.name} run {size:,} tasks at once, not {row.concurrency:,}?", yes=yes)
+    record = Record(access, "resize", [row.name], detail=f"from {row.concurrency} to {size}")
     worker_actions.resize(access, row, size)
+    record.write(1)
     report("resized", 1, as_json=as_json)

@@ -13,6 +13,7 @@ from kombu.entity import Queue
 
 from redis_queue.celery import DelayedTasks
 from redis_queue.operate.access import AppAccess
+from redis_queue.operate.audit import Audit
 from tests.support.cli.runner import Run
 
 pytestmark = pytest.mark.celery
@@ -114,6 +115,8 @@ class TestAct:
         done = run_in_app("celery-queue", "mail", "delete", "task-0", "task-4", "nobody", "--yes", "--json")
         assert answer(done) == {"deleted": 2}
         assert ids(mail, "mail") == ["task-1", "task-2", "task-3"]
+        [action] = Audit(mail, "redis_queue").last()
+        assert (action.verb, [found.id for found in action.subjects]) == ("delete", ["task-0", "task-4"])
         gone = run_in_app("celery-queue", "mail", "delete", "task-0", "--yes")
         assert (gone.exit_code, "no message: 'task-0'" in gone.stderr) == (1, True)
 
@@ -125,6 +128,8 @@ class TestAct:
         assert mail.llen("slow") == 4
         assert answer(run_in_app("celery-queue", "slow", "purge", "--yes", "--json")) == {"deleted": 5}
         assert (mail.exists("slow"), mail.exists("slow\x06\x163")) == (0, 0)
+        actions = [(found.verb, found.queue, found.count, found.detail) for found in Audit(mail, "redis_queue").last()]
+        assert actions == [("purge", "slow", 5, ""), ("move", "mail", 5, "slow")]
 
     @pytest.mark.parametrize(
         ("arguments", "text"),

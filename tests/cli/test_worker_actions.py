@@ -16,6 +16,7 @@ from click.testing import Result
 from redis_queue.cli import celery as celery_cli
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.monitor.report import Reports
+from redis_queue.operate.audit import Audit
 from tests.support.celery.observed_names import GATE
 from tests.support.celery.observing import Observed, observed_on_one_redis
 from tests.support.cli.runner import Run, runner
@@ -70,6 +71,14 @@ def test_they_preview_and_act(observed: Observed) -> None:
         )
         assert answer(run_in(app, "worker", "one@test", "shutdown", "--yes", "--json")) == {"shutting_down": 1}
         worker.wait(timeout=60)
+    actions = [
+        (done.verb, done.queue, done.count, done.detail) for done in Audit(observed.client, "redis_queue").last()
+    ]
+    assert actions == [
+        ("shutdown", "one@test", 1, ""),
+        ("resize", "one@test", 1, "from 2 to 3"),
+        ("terminate", "one@test", 1, ""),
+    ]
 
 
 @pytest.fixture

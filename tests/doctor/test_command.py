@@ -18,6 +18,7 @@ from redis_queue.cli import celery as cli
 from redis_queue.cli import group
 from redis_queue.cli.doctor import _show
 from redis_queue.doctor import Finding, examine
+from redis_queue.operate.audit import Audit
 from redis_queue.store import keys
 from tests.support.doctor import faults
 from tests.support.doctor.stage import Limit, Stage, keyspace
@@ -138,6 +139,8 @@ def test_fix_with_yes_repairs(stage: Stage, sound: RedisServer) -> None:
     assert "1 repaired" in done.output
     assert "0 errors" in done.output
     assert stage.wrong() == {}
+    [action] = Audit(stage.client, "redis_queue").last()
+    assert (action.verb, action.count, action.detail) == ("repair", 1, "orphans")
 
 
 def test_yes_alone_is_refused(stage: Stage, sound: RedisServer) -> None:
