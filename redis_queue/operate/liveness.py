@@ -64,10 +64,10 @@ def liveness(
 
     If it only leaves messages waiting, wait up to *next_report* seconds for its next report: they may be new.
     """
-    scripts, deadline = Scripts(client), time.monotonic() + next_report
+    scripts, workers, deadline = Scripts(client), Workers(client, prefix), time.monotonic() + next_report
     began = now_ms(scripts) / 1000
     while True:
-        row = Workers(client, prefix).row(worker)
+        row = workers.row(worker)
         if row is None:
             return Liveness(worker, "missing", "no report within the last minute")
         seen_at = row.seen_at.timestamp()

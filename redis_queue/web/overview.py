@@ -123,7 +123,7 @@ def _oldest(overview: Overview, celery: CeleryOverview | None) -> Iterator[Oldes
 
 
 def _monitored(access: Access, span: str, celery: CeleryOverview | None) -> Monitored:
-    history = context().monitor.history
+    history = access.monitor.history
     try:
         if celery is None:
             reports = access.monitor.workers.rows()
