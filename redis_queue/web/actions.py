@@ -108,10 +108,7 @@ def _choice() -> tuple[Verb, When | None]:
 
 def _chosen_rows(verb: Verb) -> list[Row]:
     references = request.form.getlist("row")
-    if not references:
-        abort(400, f"{verb.label} what? Tick some rows first.")
-    if len(references) > MOST_AT_ONCE:
-        abort(400, f"{len(references):,} rows: must be at most {MOST_AT_ONCE:,}.")
+    request_args.check_rows(references, f"{verb.label} what?", MOST_AT_ONCE)
     found = list(rows_of(references))
     if not verb.dead:
         for row in found:

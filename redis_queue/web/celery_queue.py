@@ -172,12 +172,9 @@ def _choice() -> tuple[str, str, str | None]:
 
 def _references() -> list[str]:
     found = list(dict.fromkeys(request.form.getlist("row")))
-    if not found:
-        abort(400, "Which messages? Tick some rows first.")
-    if len(found) > MOST_AT_ONCE:
-        abort(400, f"{len(found):,} rows: must be at most {MOST_AT_ONCE:,}.")
+    request_args.check_rows(found, "Which messages?", MOST_AT_ONCE)
     if not all(map(is_reference, found)):
-        abort(400, "This form has an invalid row: reload the page.")
+        abort(400, request_args.INVALID_ROW)
     return found
 
 

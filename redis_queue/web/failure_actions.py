@@ -152,16 +152,13 @@ def _rate() -> float | None:
 def _chosen(verb: str, *, present: bool = True) -> Sequence[Failure]:
     """Return the failures of the form, as they were when it was made; with *present*, only those that are kept."""
     rows = request.form.getlist("row")
-    if not rows:
-        abort(400, f"{VERBS[verb][0]} what? Tick some rows first.")
-    if len(rows) > MOST_AT_ONCE:
-        abort(400, f"{len(rows):,} rows: must be at most {MOST_AT_ONCE:,}.")
+    request_args.check_rows(rows, f"{VERBS[verb][0]} what?", MOST_AT_ONCE)
     found: dict[str, Failure] = {}
     for row in rows:
         parts = _ROW.fullmatch(row)
         id_ = unquote(parts[2]) if parts else ""
         if parts is None or not is_id(id_):
-            abort(400, "This form has an invalid row: reload the page.")
+            abort(400, request_args.INVALID_ROW)
         found[id_] = Failure(id_, "", "", "", from_ms(int(parts[1])))
     if not present:
         return list(found.values())

@@ -16,6 +16,7 @@ from redis_queue.operate.queue_row import QueueRow
 from redis_queue.store.ids import is_id
 from redis_queue.store.registry import Known
 from redis_queue.store.settings import Settings
+from redis_queue.web import request_args
 from redis_queue.web.context import context
 from redis_queue.web.rows import Row
 
@@ -103,7 +104,7 @@ def rows_of(references: Iterable[str]) -> Iterator[Row]:
     for text in references:
         kind, name, id_, version = (unquote(part) for part in [*text.split(":"), "", "", ""][:4])
         if kind not in KINDS or not name or not is_id(id_):
-            abort(400, "This form has an invalid row: reload the page.")
+            abort(400, request_args.INVALID_ROW)
         if (kind, name, id_) in seen:
             continue
         seen.add((kind, name, id_))

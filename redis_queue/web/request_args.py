@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from flask import abort, request
@@ -30,6 +30,17 @@ def reject_repeated(values: Values, *lists: str) -> None:
     for name, found in values.lists():
         if len(found) > 1 and name not in lists:
             abort(400, f"Parameter {_short(name)} is given {len(found)} times: must be given once.")
+
+
+INVALID_ROW: Final = "This form has an invalid row: reload the page."
+
+
+def check_rows(rows: Sequence[str], question: str, most: int) -> None:
+    """Refuse a form without *rows*, with the *question* what they should be, and one with more than *most*."""
+    if not rows:
+        abort(400, f"{question} Tick some rows first.")
+    if len(rows) > most:
+        abort(400, f"{len(rows):,} rows: must be at most {most:,}.")
 
 
 def number(name: str, default: int, low: int, high: int, values: Values | None = None) -> int:

@@ -138,16 +138,13 @@ def _soft() -> bool:
 def _tasks() -> list[RunningTask]:
     """Return the runs of the form, as they were when it was made."""
     rows = list(dict.fromkeys(request.form.getlist("row")))
-    if not rows:
-        abort(400, "Stop what? Tick some rows first.")
-    if len(rows) > MOST_TASKS:
-        abort(400, f"{len(rows):,} rows: must be at most {MOST_TASKS:,}.")
+    request_args.check_rows(rows, "Stop what?", MOST_TASKS)
     found: list[RunningTask] = []
     for row in rows:
         parts = _ROW.fullmatch(row)
         worker, id_ = (unquote(parts[2]), unquote(parts[3])) if parts else ("", "")
         if parts is None or not is_id(id_) or not is_id(worker):
-            abort(400, "This form has an invalid row: reload the page.")
+            abort(400, request_args.INVALID_ROW)
         found.append(RunningTask(id_, "", "", worker, from_ms(int(parts[1]))))
     return found
 
