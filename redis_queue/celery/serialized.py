@@ -14,8 +14,9 @@ from redis_queue.celery.consume.deferral import DEFERS, SERIAL, Deferred, serial
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import delayed_of
 from redis_queue.errors import ConfigurationError, InvalidValueError, LockTakenError, RedisQueueError
+from redis_queue.key_template import Key
 from redis_queue.lock.lock import HeldLock, Lock, held_here
-from redis_queue.lock.serialized import Key, RetryIn, Serial
+from redis_queue.lock.serialized import RetryIn, Serial
 from redis_queue.logs import logger_of
 from redis_queue.store.ids import is_id
 from redis_queue.times import Seconds

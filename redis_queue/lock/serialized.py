@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import random
-import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
 from redis_queue.errors import InvalidDelayError, InvalidValueError, Nack
+from redis_queue.key_template import Key, KeyTemplate, arguments
 from redis_queue.lock.lock import Lock, check_lease, check_wait, held_here
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.keys import check_name
@@ -21,7 +21,6 @@ SHORTEST_RETRY_MS: Final = 10
 JITTER: Final = 0.2
 """Largest part of *retry_in* that is added at random, so that retries which met once do not meet again."""
 
-Key = str | Callable[..., str]
 RetryIn = Seconds | Callable[..., Seconds]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,25 +47,19 @@ class Serial:
         check_wait(self.wait)
         if not callable(self.retry_in):
             check_retry_in(self.retry_in)
-        if isinstance(self.key, str):
-            self._check_format(self.key)
-        elif not callable(self.key):
-            raise InvalidValueError(
-                f"key={self.key!r}: must be a format string such as 'customer:{{id}}', or a function"
-            )
+        KeyTemplate(self.key).check(self.signature, getattr(self.function, "__name__", "the function"))
 
     def name_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, own: int = 0) -> str:
         """Return the name of the lock for a call with these arguments; a key function does not get the first *own*.
 
         Raises InvalidValueError if they result in an invalid name, TypeError if the function does not take them.
         """
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
+        values = arguments(self.signature, args, kwargs)
         if callable(self.key):
             name = self.key(*args[own:], **kwargs)
         else:
             try:
-                name = self.key.format(**_arguments(bound))
+                name = self.key.format(**values)
             except Exception as error:  # attributes and formats of an argument may raise anything
                 raise InvalidValueError(f"key={self.key!r}: {type(error).__name__}: {error}") from error
         return check_name(name, what="lock")
@@ -76,37 +69,12 @@ class Serial:
         seconds = self.retry_in(*args[own:], **kwargs) if callable(self.retry_in) else self.retry_in
         return check_retry_in(seconds) / 1000 * random.uniform(1, 1 + JITTER)
 
-    def _check_format(self, key: str) -> None:
-        try:
-            names = [name for _, name, _, _ in string.Formatter().parse(key) if name is not None]
-        except ValueError as error:
-            raise InvalidValueError(f"key={key!r}: {error}") from None
-        parameters = self.signature.parameters.values()
-        known = [item.name for item in parameters if item.kind is not item.VAR_KEYWORD]
-        takes_any = len(known) < len(parameters)
-        for name in names:
-            root = name.partition(".")[0].partition("[")[0]
-            if not root.isidentifier() or (root not in known and not takes_any):
-                function = getattr(self.function, "__name__", "the function")
-                takes = ", ".join(known) or "nothing"
-                raise InvalidValueError(f"key={key!r}: unknown argument {root!r}: {function} takes {takes}")
-
 
 def check_retry_in(value: Seconds) -> int:
     """Return *value* in ms. Raises InvalidDelayError unless it is a delay of 0.01 seconds or more."""
     found = duration_ms(value, name="retry_in")
     if found < SHORTEST_RETRY_MS:
         raise InvalidDelayError(f"retry_in={value!r}: must be {SHORTEST_RETRY_MS / 1000:g} seconds or more")
-    return found
-
-
-def _arguments(bound: inspect.BoundArguments) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            found.update(value)
-        else:
-            found[name] = value
     return found
 
 
