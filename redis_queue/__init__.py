@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         WorkerRefusedError,
         WrongTypeError,
     )
+    from redis_queue.flow.rules import Flow
     from redis_queue.lock.lock import HeldLock, Lock, current_lock
     from redis_queue.lock.serialized import serialized
     from redis_queue.model import (
@@ -58,6 +59,7 @@ __all__ = [
     "DelayStats",
     "Entry",
     "EntryExistsError",
+    "Flow",
     "HeldLock",
     "InvalidDelayError",
     "InvalidNameError",
@@ -94,6 +96,7 @@ _MODULES: Final = {
     "connect": "store.connection",
     "Consumer": "queue.consumer",
     "DelayQueue": "delay.queue",
+    "Flow": "flow.rules",
     **dict.fromkeys(("HeldLock", "Lock", "current_lock"), "lock.lock"),
     **dict.fromkeys(
         (

@@ -57,6 +57,33 @@ retrying    HASH   id -> "<end of the lease> <token>" while a failure is retried
 slot:<x>    STRING as above
 =========== ====== =====================================================================
 
+Flows have keys of their own, ``{<prefix>:flow}:<part>``, or ``{<prefix>:flow:<global_keyprefix>}:<part>``. A *place* is
+a flow, or "<flow>\\0<key>". A *ring* is "<step of the priority>\\0<queue>\\0<flow of the task>", a *group*
+"<ring>\\0<key of the task>\\0<key of the queue>":
+
+=========== ====== =====================================================================
+config      HASH   flow -> "<places> <places of a key> <ms between starts> <burst> <both of a key> <1 = has
+                   weights> <k: limits count for each key, f: keys take turns>", "-" = none
+declared    HASH   the same as in the code
+declared_by HASH   app -> JSON of the time when a worker of it started last, and of its flows as in the code
+overrides   HASH   the same as set at run time; "=" for what was not set
+flags       HASH   "" once there are flows; what is paused: flows of tasks, queues as ``"", "<queue>"``
+running     HASH   place -> number of messages that are in flight
+rates       ZSET   place -> time until which its rate is used up
+held        HASH   delivery tag -> group of the message
+oldest      ZSET   group with messages -> since when it has some
+backlog     HASH   flow -> number of messages that wait
+list:<x>    LIST   messages of group x, newest first
+ring:<x>    ZSET   groups of ring x that may have a place -> turn
+open:<x>    ZSET   rings of queue x that may have a place -> step of the priority
+timers:<x>  ZSET   rings and groups of queue x that wait for their rate -> time
+blocked:<x> ZSET   rings and groups that wait for place x -> since when
+weights:<x> HASH   key of flow x -> turns of this key for one of another
+keys:<x>    ZSET   key of flow x -> number of messages that wait
+signal:<x>  STRING a number that changes when workers of queue x have to look
+slot:<x>    STRING as above
+=========== ====== =====================================================================
+
 Other keys under a prefix:
 
 - ``<prefix>:registry``: HASH of all queues that were ever written to.
@@ -88,7 +115,7 @@ Kind = Literal["queue", "delay"]
 MAX_NAME: Final = 200
 
 _RESERVED: Final = re.compile(
-    r"\{[^{}]+:(?:(?:queue|delay|lock):.*|monitor\}:.*)|[^{}:]+:(?:registry|audit|(?:starts|operation|probe):.*)|redis_queue:.*",
+    r"\{[^{}]+:(?:(?:queue|delay|lock):.*|monitor\}:.*|flow(?::[^{}]*)?\}:.*)|[^{}:]+:(?:registry|audit|(?:starts|operation|probe):.*)|redis_queue:.*",
     re.DOTALL,
 )
 _KEY: Final = re.compile(r"\{([^{}:]+):(queue|delay):([^{}:]+)(?::(\d{1,4}))?\}:([a-z_]+)(?::\w+)?")
@@ -213,6 +240,55 @@ class MonitorKeys:
             self.groups,
             self.retrying,
         )
+
+    def _key(self, part: str) -> bytes:
+        return f"{self._root}{part}".encode()
+
+
+class FlowKeys:
+    """The keys of all flows under *prefix*. The names of the others begin as that of ``config``.
+
+    Apps whose keys in the broker begin with a *broker_prefix* have flows of their own: they have other queues.
+    """
+
+    def __init__(self, prefix: str, broker_prefix: str = "") -> None:
+        space = f":{_escape(broker_prefix)}" if broker_prefix else ""
+        self._root = f"{{{_escape(prefix)}:flow{space}}}:"
+        self.config = self._key("config")
+        self.declared = self._key("declared")
+        self.declared_by = self._key("declared_by")
+        self.overrides = self._key("overrides")
+        self.flags = self._key("flags")
+        self.running = self._key("running")
+        self.rates = self._key("rates")
+        self.held = self._key("held")
+        self.oldest = self._key("oldest")
+        self.backlog = self._key("backlog")
+
+    def slot(self, client: str) -> bytes:
+        """Return the key of the last outcome of one client thread."""
+        return self._key(f"slot:{client}")
+
+    def messages(self, group: str) -> bytes:
+        """Return the key of the messages of a group."""
+        return self._key(f"list:{group}")
+
+    def keys(self, flow: str) -> bytes:
+        """Return the key of the numbers of waiting messages of each key of *flow*."""
+        return self._key(f"keys:{flow}")
+
+    def timers(self, queue: str) -> bytes:
+        """Return the key of what waits for its rate in *queue*."""
+        return self._key(f"timers:{queue}")
+
+    def signal(self, queue: str) -> bytes:
+        """Return the key that changes when workers of *queue* have to look."""
+        return self._key(f"signal:{queue}")
+
+    @property
+    def pattern(self) -> str:
+        """The pattern for SCAN that matches all these keys."""
+        return f"{self._root}*"
 
     def _key(self, part: str) -> bytes:
         return f"{self._root}{part}".encode()

@@ -9,14 +9,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from redis_queue.store.keys import Keys, MonitorKeys
+from redis_queue.store.keys import FlowKeys, Keys, MonitorKeys
 from redis_queue.store.scripts import BoundScript, Scripts
 
 
 class NumberedCalls:
     """Calls of scripts that keep the number and the outcome of a thread's last call in its slot."""
 
-    def __init__(self, scripts: Scripts, keys: Keys | MonitorKeys) -> None:
+    def __init__(self, scripts: Scripts, keys: FlowKeys | Keys | MonitorKeys) -> None:
         self._scripts = scripts
         self._keys = keys
         self._caller = _Caller()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import redis
 from redis_queue import DelayQueue, Lock, RedisQueue, StoreRefusedError
 from redis_queue.delay.model import Delivery, ForeignMessage, Push
 from redis_queue.monitor.model import Failure, Run, Series, Tally, WorkerRow
+from redis_queue.store.keys import FlowKeys
 from redis_queue.store.script_files import all_scripts
 from redis_queue.store.scripts import Scripts
 from tests.support.clock import when
@@ -24,6 +25,7 @@ ADVICE = "out of memory and takes nothing new: let consumers and workers make ro
 REFUSED = {
     "queue/put": ["put", "put delayed"],
     "delay/push": ["push", "push over", "push keep"],
+    "flow/send": ["send to a gate"],
     "monitor/failure_keep": ["keep a failure"],
     "monitor/failure_claim": ["claim a failure"],
 }
@@ -43,7 +45,33 @@ def script(stage: Stage, name: str, **arguments: Any) -> Any:
     client: Any = stage.queue.client
     keys = {name: name.encode() for name in ("index", "unacked", "timeouts", "line", "listener", "target", "slot")}
     keys["list"] = b"foreign"
-    return Scripts(client).bind(name, None, **keys)(**arguments)
+    if name.startswith("flow/"):
+        keys["slot"] = b"slot of flows"
+    return Scripts(client).bind(name, FlowKeys("redis_queue"), **keys)(**arguments)
+
+
+def send(stage: Stage, sequence: int = 100) -> Any:
+    """Send a message of a flow with two places."""
+    call: dict[str, Any] = {"step": 0, "queue": "mail", "task": "sync", "of_task": "a", "of_queue": "", "message": "{}"}
+    flows = ["sync", "2 - 1 5 - - - -"]
+    return script(stage, "flow/send", now=stage.clock(), sequence=sequence, **call, more=flows)
+
+
+def take(stage: Stage, tag: str = "u-", settled: Sequence[str] = ()) -> Any:
+    """Settle messages of flows, and take one."""
+    caller: dict[str, Any] = {"limit": 1, "at_once": 1, "tag": tag, "channel": "channel", "turn": 0}
+    more = [*settled, "mail", '"", "mail"']
+    return script(stage, "flow/take", now=stage.clock(), **caller, settled=len(settled), more=more)
+
+
+def restore(stage: Stage) -> Any:
+    """Return the message of a flow that is in flight."""
+    call: dict[str, Any] = {"step": 0, "queue": "mail", "task": "sync", "of_task": "a", "of_queue": "", "message": "{}"}
+    return script(stage, "flow/restore", now=stage.clock(), tag="t-001", record=RECORD, last=0, **call)
+
+
+RECORD = '[{}, "", "mail"]'
+CHANGE = {"flow": "sync", "flag": "sync", "declared_now": "1 - - - - - - -", "set": "5 = = = = = = ="}
 
 
 def lock(stage: Stage) -> Lock:
@@ -130,6 +158,17 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     "held/drop": Call(lambda s: script(s, "held/drop", sequence=1, limit=5), "held/drop"),
     "held/take": Call(lambda s: script(s, "held/take", sequence=1, more=[0, 7, "element", "", "x" * 100]), "held/take"),
     "held/settle": Call(lambda s: script(s, "held/settle", more=["tag"]), "held/settle"),
+    "send to a gate": Call(send, "flow/send"),
+    "take from a gate": Call(take, "flow/take"),
+    "settle and take": Call(lambda s: take(s, settled=["t-001"]), "flow/take"),
+    "settle a message of a flow": Call(lambda s: script(s, "flow/settle", more=["t-001"]), "flow/settle"),
+    "return a message of a flow": Call(restore, "flow/restore"),
+    "change a flow": Call(
+        lambda s: script(s, "flow/configure", **CHANGE, paused=1, forget=0, more=["a", 2]), "flow/configure"
+    ),
+    "look at a flow again": Call(
+        lambda s: script(s, "flow/reconsider", limit=5, places=1, more=["sync", "mail"]), "flow/reconsider"
+    ),
     "count": Call(lambda s: report(s, {Series("task", "queue"): Tally(1)}), "monitor/count"),
     "report": Call(report, "monitor/report"),
     "keep a failure": Call(lambda s: s.failures.keep([FAILURE], 10, 7), "monitor/failure_keep"),
@@ -164,6 +203,9 @@ def stage(client: redis.Redis) -> Stage:
     client.hset("unacked", "tag", "[]")
     client.zadd("index", {"tag": 1})
     stage.failures.keep([FAILURE], 10, 7)
+    for sequence in range(1, 4):
+        send(stage, sequence)
+    take(stage, "t-")
     for keys in (stage.queue._records.keys, stage.timed._shards[0].keys):
         client.hset(keys.records, "orphan", "v1 1 json 0 1\n5")
         client.zadd(keys.dead, {"empty": 1})

@@ -1,0 +1,1 @@
+"""Flows: limits, rates, pauses and turns of messages, counted in Redis for all workers."""

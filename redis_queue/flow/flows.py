@@ -1,0 +1,370 @@
+"""Flows: read and change the limits, rates and pauses of queues and tasks at run time."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from redis_queue.errors import InvalidValueError
+from redis_queue.flow.model import FlowState, KeyState, Limits
+from redis_queue.flow.rules import FAIR, KEYED, Flow, burst_of, check_burst, check_places, interval_ms
+from redis_queue.store.chunks import CHUNK, check_limit
+from redis_queue.store.connection import Client
+from redis_queue.store.ids import id_bytes, id_text
+from redis_queue.store.keys import MAX_NAME, FlowKeys
+from redis_queue.store.links import Argument
+from redis_queue.store.scripts import Scripts
+from redis_queue.suggestion import did_you_mean
+
+OF_QUEUE: Final = "queue:"
+"""How the name of the flow of a queue begins; the flow of a task has the name of the task."""
+
+MOST_FLOWS: Final = 10_000
+MOST_KEYS_READ: Final = 10_000
+MOST_COUNTED: Final = 2**53
+PAGE: Final = 200
+"""Most members that one call reads or changes."""
+
+SAME: Final = "="
+NONE: Final = "-"
+KINDS: Final = {KEYED: "key", FAIR: "fair"}
+
+
+class Unchanged:
+    """Stands for an argument that was not given."""
+
+
+UNCHANGED: Final = Unchanged()
+
+Whole = int | None | Unchanged
+Rate = str | None | Unchanged
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """New limits and rates of a flow, as a user writes them."""
+
+    limit: Whole
+    rate: Rate
+    limit_each: Whole
+    rate_each: Rate
+    burst: int | Unchanged
+
+    def check(self) -> None:
+        """Raise InvalidValueError for invalid values, or if there are none."""
+        given = [item.name for item in fields(self) if getattr(self, item.name) is not UNCHANGED]
+        if not given:
+            raise InvalidValueError("set(): expected limit=, rate=, limit_each=, rate_each= or burst=")
+        for name in given:
+            value = getattr(self, name)
+            if name == "burst":
+                check_burst(value)
+            elif name in ("limit", "limit_each"):
+                check_places(name, value)
+            else:
+                interval_ms(name, value)
+
+    def of(self, state: FlowState, tokens: Sequence[str]) -> builtins.list[str]:
+        """Return *tokens*, the overrides of the flow *state* so far, with these changes. Raises InvalidValueError."""
+        changed = self
+        of_each = not (self.limit_each is UNCHANGED and self.rate_each is UNCHANGED)
+        if of_each and state.kind != KINDS[FAIR]:
+            raise InvalidValueError(
+                f"{state.name}: limit_each= and rate_each= need a flow with fair=; use limit= and rate="
+            )
+        if state.kind == KINDS[KEYED]:
+            changed = Changes(UNCHANGED, UNCHANGED, self.limit, self.rate, self.burst)
+        limits, each = _tokens(changed.limit, changed.rate), _tokens(changed.limit_each, changed.rate_each)
+        burst = SAME if isinstance(self.burst, Unchanged) else str(self.burst)
+        total = SAME if state.kind == KINDS[KEYED] else burst
+        bursts = [total, burst if state.kind else SAME]
+        # A new rate without a burst has its own default.
+        for place, rate in enumerate((changed.rate, changed.rate_each)):
+            if bursts[place] == SAME and isinstance(rate, str):
+                bursts[place] = str(burst_of(rate))
+        new = [limits[0], each[0], limits[1], bursts[0], each[1], bursts[1]]
+        found = [before if token == SAME else token for token, before in zip(new, tokens, strict=False)]
+        return [*found, *tokens[6:]]
+
+
+def _tokens(places: Whole, rate: Rate) -> tuple[str, str]:
+    interval = None if isinstance(rate, Unchanged) else interval_ms("rate", rate)
+    return (
+        SAME if isinstance(places, Unchanged) else NONE if places is None else str(places),
+        SAME if isinstance(rate, Unchanged) else NONE if interval is None else f"{interval:.6f}",
+    )
+
+
+class Flows:
+    """The flows under *prefix*. Creating it does no I/O; all methods raise StoreError.
+
+    *broker_prefix* is the ``global_keyprefix`` of their app. *own* returns flows that are declared when they are
+    changed first: those of an app whose workers have not started.
+
+    A flow is a queue, ``queue:<name>``, or the name of a task. It is known once an app with flow control has declared
+    it, or sent a message of it. Any queue can be paused.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        prefix: str,
+        *,
+        own: Callable[[], Mapping[str, Flow]] = dict,
+        broker_prefix: str = "",
+    ) -> None:
+        self._own = own
+        self._scripts = Scripts(client)
+        #: The keys of the flows.
+        self.redis_keys = FlowKeys(prefix, broker_prefix)
+        self._configure = self._scripts.bind("flow/configure", self.redis_keys)
+        self._reconsider = self._scripts.bind("flow/reconsider", self.redis_keys)
+
+    def declare(self, flows: Mapping[str, Flow]) -> None:
+        """Write the limits and rates of *flows* as they are in the code; those that were set stay in force."""
+        for name, flow in flows.items():
+            weights = itertools.chain(*((key, f"{weight:g}") for key, weight in flow.weights.items()))
+            self._change(name, declared_now=flow.rules, more=list(weights))
+
+    def set(
+        self,
+        name: str,
+        *,
+        limit: Whole = UNCHANGED,
+        rate: Rate = UNCHANGED,
+        limit_each: Whole = UNCHANGED,
+        rate_each: Rate = UNCHANGED,
+        burst: int | Unchanged = UNCHANGED,
+    ) -> FlowState:
+        """Change limits and rates of the flow *name* for all workers, until :meth:`reset`. None removes a limit.
+
+        They have the meaning of :class:`redis_queue.Flow`; limit=0 admits none, and a new rate has its default burst
+        unless *burst* is given. Messages that run go on. Raises
+        InvalidValueError for invalid values and unknown flows.
+        """
+        changes = Changes(limit, rate, limit_each, rate_each, burst)
+        changes.check()
+        state = self._known(name)
+        self._change(name, set=" ".join(changes.of(state, self._overrides(name))))
+        return self._known(name)
+
+    def pause(self, name: str) -> None:
+        """Start no more messages of *name* until :meth:`resume`: not even those that have no flow, if it is a queue.
+
+        What runs goes on. Raises InvalidValueError for an unknown flow of a task.
+        """
+        self._flag(name, paused=True)
+
+    def resume(self, name: str) -> None:
+        """End a pause; no-op if *name* is not paused."""
+        self._flag(name, paused=False)
+
+    def reset(self, name: str) -> FlowState:
+        """Undo all that :meth:`set` has changed, and forget how far the rate of the whole flow is used up."""
+        self._known(name)
+        self._change(name, set=" ".join([SAME] * 8), forget=1)
+        return self._known(name)
+
+    def get(self, name: str) -> FlowState | None:
+        """Return the flow *name*, or None if it is unknown."""
+        check_flow_name(name)
+        return next((state for state in self.states([name])), None)
+
+    def list(self) -> builtins.list[FlowState]:
+        """Return all known flows, and all paused queues, by name."""
+        return self.states(self.names()[:MOST_FLOWS])
+
+    def names(self, part: str = "") -> builtins.list[str]:
+        """Return the names of all known flows, and of all paused queues, that contain *part*, in order."""
+        known = {id_text(name) for name in self._scripts.command("HKEYS", self.redis_keys.config)}
+        return sorted(name for name in known.union(self.paused_queues()) if part in name)
+
+    def states(self, names: Sequence[str]) -> builtins.list[FlowState]:
+        """Return the flows *names*, without unknown ones; O(names)."""
+        if not names:
+            return []
+        keys = self.redis_keys
+        fields = [id_bytes(name) for name in names]
+        hashes = (keys.config, keys.declared, keys.running, keys.backlog)
+        columns = [self._scripts.command("HMGET", key, *fields) for key in hashes]
+        flags = self._scripts.command("HMGET", keys.flags, *(id_bytes(_flag_of(name)) for name in names))
+        found = []
+        for name, rules, declared, running, waiting, flag in zip(names, *columns, flags, strict=True):
+            if rules is None and flag is None:
+                continue
+            limits, kind = limits_of(rules)
+            found.append(
+                FlowState(
+                    name,
+                    limits,
+                    # A producer that has sent before a worker declared it has the same code.
+                    limits_of(rules if declared is None else declared)[0],
+                    KINDS.get(kind, ""),
+                    flag is not None,
+                    whole_number(running),
+                    whole_number(waiting),
+                )
+            )
+        return found
+
+    def paused_queues(self) -> builtins.list[str]:
+        """Return the names of the flows of all paused queues."""
+        found = []
+        for field in self._scripts.command("HKEYS", self.redis_keys.flags):
+            exchange, _, queue = id_text(field).partition(", ")
+            # An unreadable one of another program must not hide the others.
+            with contextlib.suppress(ValueError, RecursionError):
+                if exchange == '""' and isinstance(name := json.loads(queue), str):
+                    found.append(check_flow_name(f"{OF_QUEUE}{name}"))
+        return sorted(found)
+
+    def keys(self, name: str, limit: int = 100) -> builtins.list[KeyState]:
+        """Return up to *limit* (1 to 500) keys of the flow *name*: first those of which most messages wait."""
+        check_limit(limit, CHUNK)
+        check_flow_name(name)
+        rows = self._scripts.command("ZRANGE", self.redis_keys.keys(name), 0, limit - 1, "REV", "WITHSCORES")
+        waiting = {id_text(key): count for key, count in scored(rows)}
+        # Without room for keys of which no message waits, there is no need to look for them.
+        full = len(waiting) == limit
+        running = self._running_of(name, list(waiting)) if full else self._running_keys(name, MOST_KEYS_READ)
+        keys = [*waiting, *sorted(running.keys() - waiting.keys(), key=lambda key: (-running[key], key))][:limit]
+        return [KeyState(key, running.get(key, 0), waiting.get(key, 0)) for key in keys]
+
+    def _running_of(self, name: str, keys: Sequence[str]) -> dict[str, int]:
+        places = [id_bytes(_place(name, key)) for key in keys]
+        counts = self._scripts.command("HMGET", self.redis_keys.running, *places)
+        return {key: whole_number(count) for key, count in zip(keys, counts, strict=True)}
+
+    def _running_keys(self, name: str, most: int) -> dict[str, int]:
+        root = _place(name, "")
+        pattern = "".join(f"\\{char}" if char in "*?[]\\" else char for char in root)
+        found: dict[str, int] = {}
+        pages = self._scan("HSCAN", self.redis_keys.running, "MATCH", f"{pattern}*")
+        for page in itertools.islice(pages, most // PAGE):
+            found.update((id_text(place).removeprefix(root), whole_number(count)) for place, count in page.items())
+        return found
+
+    def _known(self, name: str) -> FlowState:
+        found = self.get(name)
+        if found is None and name in (own := self._own()):
+            self.declare({name: own[name]})
+            found = self.get(name)
+        if found is None:
+            known = self.names()
+            raise InvalidValueError(
+                f"unknown flow {name!r}: {did_you_mean(name, known) if known else 'there are none'}"
+            )
+        return found
+
+    def _overrides(self, name: str) -> builtins.list[str]:
+        found = self._scripts.command("HGET", self.redis_keys.overrides, name.encode())
+        tokens = id_text(found).split() if found else []
+        return tokens if len(tokens) == 8 else [SAME] * 8  # noqa: PLR2004
+
+    def _flag(self, name: str, *, paused: bool) -> None:
+        check_flow_name(name)
+        if not name.startswith(OF_QUEUE):
+            self._known(name)
+        self._change(name, paused=int(paused))
+
+    def _change(self, name: str, **arguments: Any) -> None:
+        check_flow_name(name)
+        given = {"declared_now": "", "set": "", "paused": "", "forget": 0, "more": (), **arguments}
+        if self._configure(flow=name, flag=_flag_of(name), **given):
+            self._look_again(name)
+
+    def _look_again(self, name: str) -> None:
+        """Let what waits for a place or a rate of the flow *name* be looked at again, 200 at a time."""
+        self._reconsider(limit=0, places=1, more=[name])
+        for page in self._scan("ZSCAN", self.redis_keys.keys(name)):
+            if not page:
+                continue
+            self._reconsider(limit=0, places=len(page), more=[_place(name, id_text(key)) for key in page])
+        waiting = [id_text(flow) for flow in self._scripts.command("HKEYS", self.redis_keys.backlog)]
+        queues = {flow.removeprefix(OF_QUEUE) for flow in (name, *waiting) if flow.startswith(OF_QUEUE)}
+        for queue in sorted(queues):
+            # As many passes as there are entries: what workers compute again meanwhile need not be looked at again.
+            for _ in range(self._scripts.command("ZCARD", self.redis_keys.timers(queue)) // PAGE + 1):
+                if not self._reconsider(limit=PAGE, places=0, more=[queue]):
+                    break
+
+    def _scan(self, command: str, key: bytes, *options: Argument) -> Iterator[dict[bytes, Any]]:
+        """Yield the members of *key* with their values, about 200 at a time."""
+        cursor: Any = 0
+        while True:
+            cursor, rows = self._scripts.command(command, key, cursor, *options, "COUNT", PAGE)
+            found = dict(pairs(rows))
+            yield found
+            if not int(cursor):
+                return
+
+
+def check_flow_name(name: str) -> str:
+    """Return *name* if a flow can have it. Raises InvalidValueError."""
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME + len(OF_QUEUE):
+        raise InvalidValueError(f"flow {str(name)[:60]!r}: must be 1 to {MAX_NAME} printable characters")
+    if name == OF_QUEUE:
+        raise InvalidValueError(f"flow {name!r}: must be followed by the name of a queue")
+    return name
+
+
+def route_of(queue: str) -> str:
+    """Return exchange and routing key of a message of *queue* as JSON, as kombu's records have them."""
+    return f'"", {json.dumps(queue)}'
+
+
+def _flag_of(name: str) -> str:
+    return route_of(name.removeprefix(OF_QUEUE)) if name.startswith(OF_QUEUE) else name
+
+
+def _place(name: str, key: str) -> str:
+    return f"{name}\0{key}"
+
+
+def limits_of(text: bytes | None) -> tuple[Limits, str]:
+    """Return limits and kind from the text that scripts read; no limits for the text of another program."""
+    tokens = id_text(text).split() if text else []
+    if len(tokens) != 8:  # noqa: PLR2004
+        return Limits(), ""
+    limit, each, rate, burst, rate_each, burst_each = map(_read, tokens[:6])
+    return Limits(_whole(limit), _whole(each), rate, _whole(burst), rate_each, _whole(burst_each)), tokens[7]
+
+
+def _read(token: str) -> float | None:
+    try:
+        found = float(token) if len(token) < 20 else math.nan  # noqa: PLR2004
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def scored(reply: Any) -> Iterator[tuple[bytes, int]]:
+    """Yield members with their scores as counts."""
+    for member, score in pairs(reply):
+        yield member, int(min(max(0.0, float(score)), MOST_COUNTED))
+
+
+def pairs(reply: Any) -> Iterator[tuple[bytes, Any]]:
+    """Yield fields or members with their values: in RESP3 they are a dict or pairs, in RESP2 one list."""
+    if isinstance(reply, dict):
+        yield from reply.items()
+        return
+    if reply and isinstance(reply[0], list | tuple):
+        reply = [part for pair in reply for part in pair]
+    yield from zip(reply[::2], reply[1::2], strict=True)
+
+
+def whole_number(text: bytes | None) -> int:
+    """Return the count that a field of a hash holds; 0 for none, and for one of another program."""
+    found = _read(id_text(text)) if text else None
+    return 0 if found is None else max(0, int(found))

@@ -1,0 +1,170 @@
+"""Flow: how many messages of a queue or a task may run at once, and how many per time."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from redis_queue.errors import InvalidValueError
+from redis_queue.key_template import Key, KeyTemplate, check_key
+from redis_queue.suggestion import did_you_mean
+
+MOST_PLACES: Final = 1_000_000
+MOST_WEIGHTS: Final = 1000
+WEIGHTS: Final = (0.01, 100.0)
+SPREAD: Final = 100.0
+"""Milliseconds of a rate that may be used at once by default."""
+
+FASTEST: Final = 0.001
+"""Fewest milliseconds between two starts: a million per second."""
+
+UNITS: Final = {"s": 1000.0, "m": 60_000.0, "h": 3_600_000.0, "d": 86_400_000.0}
+
+_RATE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)/([smhd])", re.ASCII)
+
+PLAIN, KEYED, FAIR = "-", "k", "f"
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Flow control for a queue or a task. Raises InvalidValueError for invalid values and contradictions.
+
+    *limit*: most messages that run at once in all workers; 0 admits none. *rate*: most starts per time, such as
+    ``"100/m"`` (s, m, h or d); they are spread evenly, and up to *burst* may come at once (default: what falls into
+    0.1 s, at least one). With *key*, a format string over the arguments or a function of them, both count for each key
+    alone.
+
+    With *fair*, a key as well, the keys take turns; *limit* and *rate* count for all of them together, *limit_each* and
+    *rate_each* for each. *weights* gives some keys more turns: ``{"big customer": 3}``.
+    """
+
+    limit: int | None = None
+    rate: str | None = None
+    key: Key | None = None
+    fair: Key | None = None
+    limit_each: int | None = None
+    rate_each: str | None = None
+    burst: int | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "limit_each"):
+            check_places(name, getattr(self, name))
+        for name in ("rate", "rate_each"):
+            interval_ms(name, getattr(self, name))
+        check_burst(self.burst)
+        if self.key is not None and self.fair is not None:
+            raise InvalidValueError(f"key={self.key!r} and fair={self.fair!r}: give only one of them")
+        for name in ("limit_each", "rate_each"):
+            if getattr(self, name) is not None and self.fair is None:
+                raise InvalidValueError(
+                    f"{name}={getattr(self, name)!r}: needs fair=; with key=, limit= and rate= count for each key"
+                )
+        if self.key is not None and self.limit is None and self.rate is None:
+            raise InvalidValueError(f"key={self.key!r}: needs limit= or rate=")
+        if self.fair is None and self.limit is None and self.rate is None:
+            raise InvalidValueError("a flow needs limit=, rate= or fair=")
+        _check_weights(self.weights, fair=self.fair)
+        _ = self.template
+
+    @property
+    def template(self) -> KeyTemplate | None:
+        """The template of its key; None if it has none."""
+        if self.fair is not None:
+            return KeyTemplate(self.fair, label="fair")
+        return None if self.key is None else KeyTemplate(self.key)
+
+    @property
+    def kind(self) -> str:
+        """How its limits count: for all messages, for each key, or for both."""
+        return KEYED if self.key is not None else FAIR if self.fair is not None else PLAIN
+
+    @classmethod
+    def of(cls, value: Any) -> Flow:
+        """Return the flow that *value*, a Flow or a mapping of its arguments, describes. Raises InvalidValueError."""
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise InvalidValueError(f"{value!r}: must be a mapping such as {{'limit': 10}}, or a Flow")
+        known = [item.name for item in fields(cls)]
+        for name in value:
+            if name not in known:
+                raise InvalidValueError(f"unknown option {name!r}: {did_you_mean(str(name), known)}")
+        return cls(**value)
+
+    @property
+    def rules(self) -> str:
+        """Its limits and rates, as scripts read them."""
+        limit, each, rate, rate_each = self.limit, self.limit_each, self.rate, self.rate_each
+        if self.kind == KEYED:
+            limit, each, rate, rate_each = None, limit, None, rate
+        tokens = [
+            _token(limit),
+            _token(each),
+            _token(interval_ms("rate", rate)),
+            _token(burst_of(rate, self.burst)),
+            _token(interval_ms("rate_each", rate_each)),
+            _token(burst_of(rate_each, self.burst)),
+            "1" if self.weights else "-",
+            self.kind,
+        ]
+        return " ".join(tokens)
+
+
+def check_places(name: str, value: Any) -> None:
+    """Raise InvalidValueError unless *value* is a whole number from 0 to a million, or None."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_PLACES):
+        raise InvalidValueError(f"{name}={value!r}: must be a whole number from 0 to {MOST_PLACES:,}")
+
+
+def burst_of(rate: str | None, burst: int | None = None) -> int | None:
+    """Return how many may start at once at *rate*; None without a rate.
+
+    A worker starts a message some milliseconds after its time. With a burst, a fast rate makes up for that.
+    """
+    interval = interval_ms("rate", rate)
+    return None if interval is None else burst or max(1, math.floor(SPREAD / interval))
+
+
+def check_burst(value: Any) -> None:
+    """Raise InvalidValueError unless *value* is a whole number from 1 to a million, or None."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_PLACES:
+        raise InvalidValueError(f"burst={value!r}: must be a whole number from 1 to {MOST_PLACES:,}")
+
+
+def interval_ms(name: str, rate: Any) -> float | None:
+    """Return the ms between two starts at *rate*; None for None. Raises InvalidValueError."""
+    if rate is None:
+        return None
+    found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
+    count = float(found[1]) if found else 0.0
+    if found is None or not count or UNITS[found[2]] / count < FASTEST:
+        raise InvalidValueError(
+            f"{name}={rate!r}: must be a number per s, m, h or d, such as '100/m'; to admit none, use limit=0"
+        )
+    return UNITS[found[2]] / count
+
+
+def _token(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def _check_weights(weights: Any, *, fair: Key | None) -> None:
+    low, high = WEIGHTS
+    if not isinstance(weights, Mapping) or len(weights) > MOST_WEIGHTS:
+        raise InvalidValueError(
+            f"weights={str(weights)[:60]}: must be a mapping of up to {MOST_WEIGHTS:,} keys to numbers"
+        )
+    if weights and fair is None:
+        raise InvalidValueError("weights: needs fair=")
+    for key, weight in weights.items():
+        if not isinstance(key, str):
+            raise InvalidValueError(f"weights: the key {key!r} must be text")
+        check_key(key, label="weights: key")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not low <= weight <= high:
+            raise InvalidValueError(f"weights: {key!r}: {weight!r}: must be a number from {low:g} to {high:g}")

@@ -1,0 +1,35 @@
+-- Let what waits for places or for a rate be looked at again: their limits have changed.
+--
+-- KEYS[1] config     HASH  flow -> its limits and rates
+-- ARGV[1] limit      most rings and groups that wait for a rate
+-- ARGV[2] places     number of places
+-- ARGV[...] more     these places; then queues in which messages wait for a rate, and whose workers are notified
+--
+-- Returns how many that waited for a rate are looked at again.
+-- O((places + limit) * log groups)
+local config = KEYS[1]
+local limit, places = tonumber(ARGV[1]), tonumber(ARGV[2])
+local more = {unpack(ARGV, 3)}
+local MOST = 200
+
+-- include flow_ready
+-- include flow_look_again
+local count = 0
+-- As includes/first_write.lua.
+redis.call('HDEL', config, '')
+limit = math.min(limit, MOST)
+for i, name in ipairs(more) do
+  if i <= places then
+    look_again(name)
+  else
+    local timers = root .. 'timers:' .. name
+    for _, entry in ipairs(redis.call('ZRANGEBYSCORE', timers, '(0', '+inf', 'LIMIT', 0, math.max(0, limit - count))) do
+      -- Its time is now; a worker that takes computes it again.
+      redis.call('ZADD', timers, 0, entry)
+      count = count + 1
+    end
+    changed[name] = true
+  end
+end
+for queue in pairs(changed) do signal(queue) end
+return count

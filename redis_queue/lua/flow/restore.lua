@@ -1,0 +1,46 @@
+-- Return a message that is in flight to its group, and free its place, unless its record has changed or is gone.
+--
+-- It comes from a group, or from a list of kombu: a dispatcher or a stock worker put it there.
+--
+-- KEYS[1] index     ZSET  delivery tag -> time from which the visibility timeout counts (s)
+-- KEYS[2] unacked   HASH  delivery tag -> message, exchange and routing key as JSON
+-- KEYS[3] config    HASH  flow -> its limits and rates
+-- KEYS[4] running   HASH  flow, or flow and key -> number of places in use
+-- KEYS[5] held      HASH  delivery tag -> the group of its message
+-- KEYS[6] oldest     ZSET  group with messages -> since when it has some (ms)
+-- KEYS[7] backlog   HASH  flow -> number of messages that wait
+-- ARGV[1] now       ms; 0 = the server's TIME
+-- ARGV[2] tag       delivery tag
+-- ARGV[3] record    as the caller read it
+-- ARGV[4] last      1 = behind the others of its group, 0 = before them
+-- ARGV[5] step      step of the priority, 0 to 9
+-- ARGV[6] queue     name of the queue
+-- ARGV[7] task      flow of the task, "" = none
+-- ARGV[8] of_task   its key, "" = none
+-- ARGV[9] of_queue  key of the flow of the queue, "" = none
+-- ARGV[10] message  to push
+--
+-- Returns 1 = returned, 0 = another caller returned or settled it.
+-- O(log index)
+local index, unacked, config, running = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local held, oldest, backlog = KEYS[5], KEYS[6], KEYS[7]
+local now, tag, record, last = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4] == '1'
+local step, queue, task, of_task, of_queue, message = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
+
+-- include clock
+-- include flow_ready
+-- include flow_push
+-- include flow_look_again
+-- include flow_free
+redis.call('ZCARD', index)
+local group = table.concat({step, queue, task, of_task, of_queue}, '\0')
+if not string.find(group, '^%d%z[^%z]+%z[^%z]*%z[^%z]*%z[^%z]*$') then return redis.error_reply('ERR invalid group') end
+if redis.call('HGET', unacked, tag) ~= record then return 0 end
+-- As includes/first_write.lua.
+redis.call('HDEL', unacked, '')
+push(group, message, not last)
+redis.call('ZREM', index, tag)
+redis.call('HDEL', unacked, tag)
+free({tag})
+for changed_queue in pairs(changed) do signal(changed_queue) end
+return 1

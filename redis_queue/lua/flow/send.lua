@@ -1,0 +1,40 @@
+-- Put a message behind the others of its group, where it waits until the limits of its flows admit it.
+--
+-- A group has one list: messages with the same queue, priority, flows and keys. The groups of one task in one queue and
+-- priority take turns in a ring. This script computes the names of the keys of the group from that of the first key.
+--
+-- KEYS[1] config    HASH    flow -> its limits and rates
+-- KEYS[2] oldest     ZSET    group with messages -> since when it has some (ms)
+-- KEYS[3] backlog   HASH    flow -> number of messages that wait
+-- KEYS[4] flags     HASH    "" once there are flows, and all that is paused: flows of tasks, and queues as JSON
+-- KEYS[5] slot      STRING  number and outcome of this caller's last call
+-- ARGV[1] now       ms; 0 = the server's TIME
+-- ARGV[2] sequence  number of the call, grows per caller; a repeat has no effect, a lower number is refused
+-- ARGV[3] step      step of the priority, 0 to 9
+-- ARGV[4] queue     name of the queue
+-- ARGV[5] task      flow of the task, "" = none
+-- ARGV[6] of_task   its key, "" = none
+-- ARGV[7] of_queue  key of the flow of the queue, "" = none
+-- ARGV[8] message   in the format of kombu
+-- ARGV[...] flows   flow, its limits and rates, ...: written unless they are known
+--
+-- Returns 1.
+-- O(log groups)
+local config, oldest, backlog, flags, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local now, sequence, step, queue = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
+local task, of_task, of_queue, message = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local flows = {unpack(ARGV, 9)}
+
+-- include last_call
+if last == sequence then return 1 end
+-- include clock
+-- include flow_ready
+-- include flow_push
+local group = table.concat({step, queue, task, of_task, of_queue}, '\0')
+if not string.find(group, '^%d%z[^%z]+%z[^%z]*%z[^%z]*%z[^%z]*$') then return redis.error_reply('ERR invalid group') end
+redis.call('HLEN', backlog)
+for i = 1, #flows - 1, 2 do redis.call('HSETNX', config, flows[i], flows[i + 1]) end
+redis.call('HSET', flags, '', 1)
+push(group, message, false)
+if changed[queue] then signal(queue) end
+return tonumber(remember('1'))

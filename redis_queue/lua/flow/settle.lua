@@ -1,0 +1,26 @@
+-- Remove the in-flight records of settled messages of flows, and free their places.
+--
+-- KEYS[1] index    ZSET  delivery tag -> time from which the visibility timeout counts (s)
+-- KEYS[2] unacked  HASH  delivery tag -> message, exchange and routing key as JSON
+-- KEYS[3] config   HASH  flow -> its limits and rates
+-- KEYS[4] running  HASH  flow, or flow and key -> number of places in use
+-- KEYS[5] held     HASH  delivery tag -> the group of its message
+-- ARGV[...] tags   delivery tags
+--
+-- Returns the tags that were not in flight: their leases were lost.
+-- O(tags * log index)
+local index, unacked, config, running, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local tags = {unpack(ARGV, 1)}
+
+-- include flow_ready
+-- include flow_look_again
+-- include flow_free
+local missing = {}
+for i, found in ipairs(redis.call('ZMSCORE', index, unpack(tags))) do
+  if not found then missing[#missing + 1] = tags[i] end
+end
+redis.call('ZREM', index, unpack(tags))
+redis.call('HDEL', unacked, unpack(tags))
+free(tags)
+for queue in pairs(changed) do signal(queue) end
+return missing

@@ -1,0 +1,122 @@
+-- Settle messages of flows, and take the next ones that the limits of their flows admit, each recorded as in flight.
+--
+-- A message waits in the list of its group: see flow/send.lua. A group whose key has no place free leaves its ring
+-- until a place is freed, or until its time comes; so does a ring whose flow has none. What cannot run costs nothing.
+-- This script computes the names of keys of rings and groups from that of the first key of flows.
+--
+-- KEYS[1] index      ZSET  delivery tag -> time from which the visibility timeout counts (s)
+-- KEYS[2] unacked    HASH  delivery tag -> message, exchange and routing key as JSON
+-- KEYS[3] line       ZSET  channel of an idle worker -> when it last looked for messages (ms)
+-- KEYS[4] listener   STRING  channel of the listener
+-- KEYS[5] config     HASH  flow -> its limits and rates
+-- KEYS[6] running    HASH  flow, or flow and key -> number of places in use
+-- KEYS[7] rates      ZSET  flow, or flow and key -> time until which its rate is used up (ms)
+-- KEYS[8] held       HASH  delivery tag -> the group of its message
+-- KEYS[9] oldest     ZSET  group with messages -> since when it has some (ms)
+-- KEYS[10] backlog    HASH  flow -> number of messages that wait
+-- KEYS[11] flags     HASH  "" once there are flows, and all that is paused: flows of tasks, and queues as JSON
+-- ARGV[1] now        ms; 0 = the server's TIME
+-- ARGV[2] limit      most messages
+-- ARGV[3] at_once    most messages if other workers are idle: those that the caller starts at once
+-- ARGV[4] tag        first part of the tags, followed by a number of three digits or more
+-- ARGV[5] channel    on which the caller is woken
+-- ARGV[6] turn       any whole number >= 0: which of several tasks of one priority comes first
+-- ARGV[7] settled    number of delivery tags to settle
+-- ARGV[...] more     these tags; then queue, JSON of exchange and routing key, ...
+--
+-- Stops after the message that makes 1 MiB, and after looking at 300 groups. A caller that took messages, or that left
+-- some because it has no room, is not idle: it leaves the line, and another worker listens.
+-- Returns {the time, 1 if more may be taken now, ms until more may be taken (-1 = unknown), signals, number of tags
+-- that were not in flight, these, number of the queue, message, ...}; tags are counted from 1.
+-- O((messages + groups) * log groups)
+local index, unacked, line, listener, config = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local running, rates, held, oldest, backlog, flags = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
+local now, limit, at_once, tag = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local channel, turn, settled = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
+local more, FIRST = ARGV, 8
+local MAX_BYTES, MOST, LOOKS, RINGS, SETTLED = 1048576, 100, 300, 100, 500
+
+-- include clock
+-- include flow_ready
+-- include flow_look_again
+-- include flow_free
+-- include flow_limits
+-- As includes/first_write.lua.
+redis.call('HDEL', held, '')
+redis.call('ZCARD', line)
+settled = math.max(0, math.min(settled, SETTLED, #more - FIRST + 1))
+local missing, tags = {}, {unpack(more, FIRST, FIRST + settled - 1)}
+if settled > 0 then
+  for i, found in ipairs(redis.call('ZMSCORE', index, unpack(tags))) do
+    if not found then missing[#missing + 1] = tags[i] end
+  end
+  redis.call('ZREM', index, unpack(tags))
+  redis.call('HDEL', unacked, unpack(tags))
+end
+free(tags)
+
+limit = math.min(limit, MOST)
+if redis.call('ZCARD', line) > 0 then limit = math.min(limit, at_once) end
+-- include flow_take
+local steps, queues = {}, {}
+for i = FIRST + settled, #more - 1, 2 do
+  local queue, route = more[i], more[i + 1]
+  local timers, open_rings = root .. 'timers:' .. queue, root .. 'open:' .. queue
+  local paused = redis.call('HGET', flags, route)
+  for _, entry in ipairs(redis.call('ZRANGEBYSCORE', timers, '-inf', string.format('%.0f', now), 'LIMIT', 0, RINGS)) do
+    redis.call('ZREM', timers, entry)
+    get_ready(entry)
+  end
+  -- Of many rings, others come into sight each time.
+  local first = turn % math.max(1, redis.call('ZCARD', open_rings) - RINGS + 1)
+  local some = limit > 0 and not paused and redis.call('ZRANGE', open_rings, first, first + RINGS - 1) or {}
+  for _, name in ipairs(some) do
+    local step = tonumber(string.sub(name, 1, 1)) or 0
+    steps[step] = steps[step] or {}
+    table.insert(steps[step], {name, (i - FIRST - settled) / 2 + 1, queue, route})
+  end
+  queues[#queues + 1] = {queue, paused}
+end
+-- The tasks of one priority take turns.
+for step = 0, 9 do
+  local open = steps[step] or {}
+  for _ = 1, #open > 1 and turn % #open or 0 do table.insert(open, table.remove(open, 1)) end
+  while #open > 0 do
+    local still = {}
+    for _, row in ipairs(open) do
+      if count < limit and bytes < MAX_BYTES and take(unpack(row)) then still[#still + 1] = row end
+    end
+    open = still
+  end
+end
+if count > 0 then
+  redis.call('HSET', unacked, unpack(fields))
+  redis.call('ZADD', index, unpack(scores))
+  redis.call('HSET', held, unpack(places))
+  save()
+end
+local wakes, next_at, signals = 0, math.huge, {}
+for i, row in ipairs(queues) do
+  local queue, paused = unpack(row)
+  local open_rings, timers, told = root .. 'open:' .. queue, root .. 'timers:' .. queue, root .. 'signal:' .. queue
+  if not paused and redis.call('EXISTS', open_rings) == 1 then
+    wakes = 1
+    if count > 0 or changed[queue] then signal(queue) end
+  end
+  changed[queue] = nil
+  next_at = math.min(next_at, tonumber(redis.call('ZRANGE', timers, 0, 0, 'WITHSCORES')[2] or math.huge))
+  signals[i] = redis.call('GET', told) or ''
+end
+for queue in pairs(changed) do signal(queue) end
+local more_now, next_in = wakes, next_at < math.huge and math.max(1, math.ceil(next_at - now)) or -1
+if count > 0 or more_now > 0 then
+  redis.call('ZREM', line, channel)
+  if redis.call('GET', listener) == channel then
+    redis.call('DEL', listener)
+    wakes = 1
+  end
+end
+-- include wake_idle
+local reply = {text, more_now, next_in, table.concat(signals, ' '), #missing, unpack(missing)}
+for _, part in ipairs(messages) do reply[#reply + 1] = part end
+return reply

@@ -1,0 +1,70 @@
+-- Keep count of the places and rates of flows.
+--
+-- Needs now, config, running, rates, backlog, flags, root. Defines rules: the limits of each flow: places, places of a
+-- key, ms between two starts and burst, the same of a key, whether keys have weights (false = none), place_of: flow and
+-- key as one text, admits: tells whether a flow, or a key of it, admits a ring or group now, which waits if not, use:
+-- takes a place of a flow and of its key, used, used_until, taken_places, taken_keys: what was used, save: writes that.
+local rules = setmetatable({}, {__index = function(known, flow)
+  local found = {string.match(redis.call('HGET', config, flow) or '', '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) ')}
+  for i = 1, 7 do found[i] = tonumber(string.match(found[i] or '', '^%d+%.?%d*$') or '') or false end
+  if redis.call('HEXISTS', flags, flow) == 1 then found[1] = 0 end
+  known[flow] = found
+  return found
+end})
+local used = setmetatable({}, {__index = function(known, place)
+  known[place] = tonumber(redis.call('HGET', running, place) or 0)
+  return known[place]
+end})
+local used_until = setmetatable({}, {__index = function(known, place)
+  local at = tonumber(redis.call('ZSCORE', rates, place) or 0)
+  known[place] = math.max(now, at)
+  return known[place]
+end})
+local function place_of(flow, key) return key == '' and flow or flow .. '\0' .. key end
+local function admits(flow, key, entry, queue)
+  local rule, place, each = rules[flow], place_of(flow, key), key == '' and 0 or 1
+  local most, gap, burst = rule[1 + each], rule[3 + 2 * each], rule[4 + 2 * each]
+  local blocked, timers = root .. 'blocked:' .. place, root .. 'timers:' .. queue
+  if most and used[place] >= most then
+    redis.call('ZADD', blocked, string.format('%.0f', now), entry)
+    return false
+  end
+  if not gap then return true end
+  -- No more than the burst is ever used up: after a rise of the rate, this holds for what was used before.
+  burst = burst or 1
+  if used_until[place] > now + burst * gap then
+    used_until[place] = now + burst * gap
+    redis.call('ZADD', rates, string.format('%.3f', used_until[place]), place)
+  end
+  local at = used_until[place] - (burst - 1) * gap
+  if at <= now then return true end
+  redis.call('ZADD', timers, string.format('%.3f', at), entry)
+  return false
+end
+local taken_places, taken_keys = {}, {}
+local function use(flow, key)
+  for each = 0, key == '' and 0 or 1 do
+    local place, gap = each == 0 and flow or place_of(flow, key), rules[flow][3 + 2 * each]
+    used[place] = used[place] + 1
+    taken_places[place] = true
+    if gap then used_until[place] = used_until[place] + gap end
+  end
+  taken_keys[flow] = taken_keys[flow] or {}
+  taken_keys[flow][key] = (taken_keys[flow][key] or 0) + 1
+end
+local function save()
+  local past = redis.call('ZRANGEBYSCORE', rates, '-inf', string.format('%.0f', now), 'LIMIT', 0, 100)
+  if #past > 0 then redis.call('ZREM', rates, unpack(past)) end
+  for place in pairs(taken_places) do redis.call('HSET', running, place, used[place]) end
+  for place, at in pairs(used_until) do
+    if taken_places[place] then redis.call('ZADD', rates, string.format('%.3f', at), place) end
+  end
+  for flow, of_keys in pairs(taken_keys) do
+    local keys, sum = root .. 'keys:' .. flow, 0
+    for key, number in pairs(of_keys) do
+      sum = sum + number
+      if key ~= '' and tonumber(redis.call('ZINCRBY', keys, -number, key)) <= 0 then redis.call('ZREM', keys, key) end
+    end
+    if redis.call('HINCRBY', backlog, flow, -sum) <= 0 then redis.call('HDEL', backlog, flow) end
+  end
+end
