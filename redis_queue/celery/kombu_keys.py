@@ -38,8 +38,11 @@ class ListNames:
 
     def of_queue(self, queue: str, priority: int) -> str:
         """Return the list for messages of *priority*."""
-        step = self.steps[bisect(self.steps, max(0, min(priority, HIGHEST))) - 1]
-        return self._key(queue, step)
+        return self._key(queue, self.step(priority))
+
+    def step(self, priority: int) -> int:
+        """Return the step of *priority*: messages of one step share a list."""
+        return self.steps[bisect(self.steps, max(0, min(priority, HIGHEST))) - 1]
 
     def all_of(self, queue: str) -> list[str]:
         """Return the lists of all priorities."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from redis_queue.errors import ConfigurationError, InvalidDelayError
+from redis_queue.errors import ConfigurationError, InvalidDelayError, InvalidValueError
+from redis_queue.flow.flows import check_flow_name
+from redis_queue.flow.rules import Flow
 from redis_queue.monitor.failures import MOST_DAYS, MOST_KEPT
 from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE
 from redis_queue.store.settings import MAX_SHARDS
@@ -122,6 +124,9 @@ class CelerySettings:
     #: Further queues and exchanges, besides the configured ones, that stored tasks may be sent to (``*`` and ``?``
     #: allowed). They are declared as their senders declared them. Default: all; missing ones are made without bindings.
     allowed_queues: Sequence[str] | None = None
+    #: Flow control: limits, rates and turns of queues and tasks, such as ``{"queue:reports": {"limit": 10}}``. A value
+    #: has the arguments of :class:`redis_queue.Flow`; that of a task has precedence over ``flow=`` of its decorator.
+    flow: Mapping[str, Any] = field(default_factory=dict)
     #: When the store is unavailable: "raise" or "broker" (the broker's own eta). Default: a publish raises, a retry
     #: goes to the broker, since Celery drops a task whose retry raises.
     on_store_error: OnStoreError | None = None
@@ -129,6 +134,7 @@ class CelerySettings:
     def __post_init__(self) -> None:
         Overdue.parse(self.overdue)
         KeepFailures.parse(self.keep_failures)
+        read_flows(self.flow)
         for name, text in (("prefix", self.prefix), ("delay_queue", self.delay_queue)):
             if not isinstance(text, str) or not text.isprintable():
                 raise ConfigurationError(f"{NAMESPACE}{name}={text!r}: must be printable characters")
@@ -163,6 +169,11 @@ class CelerySettings:
         return KeepFailures.parse(self.keep_failures) if self.monitor else None
 
     @property
+    def flows(self) -> dict[str, Flow]:
+        """The configured flows, by name."""
+        return read_flows(self.flow)
+
+    @property
     def min_delay_seconds(self) -> float:
         """The shortest delay that is stored, in seconds."""
         return duration_ms(self.min_delay) / 1000
@@ -188,6 +199,21 @@ class CelerySettings:
         given = {name: app.conf.get(f"{NAMESPACE}{name}") for name in known}
         _check_timezone(app)
         return cls(**{name: value for name, value in given.items() if value not in (None, "")})
+
+
+def read_flows(value: Any) -> dict[str, Flow]:
+    """Return the flows that the setting ``redis_queue_flow`` describes; raises ConfigurationError."""
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(
+            f"{NAMESPACE}flow={value!r}: must be a mapping such as {{'queue:mail': {{'limit': 10}}}}"
+        )
+    found: dict[str, Flow] = {}
+    for name, given in value.items():
+        try:
+            found[check_flow_name(name)] = Flow.of(given)
+        except InvalidValueError as error:
+            raise ConfigurationError(f"{NAMESPACE}flow[{name!r}]: {error}") from None
+    return found
 
 
 def _names(conf: Any) -> Iterator[str]:

@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery import bootsteps
 
-from redis_queue.celery.consume.internals import lacking
+from redis_queue.celery.consume.internals import lacking, versions
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE, active_defaults, disabled_settings
 from redis_queue.celery.control.background import Background
+from redis_queue.celery.flow.gate import ELSEWHERE
+from redis_queue.celery.flow.policy import FlowPolicy
+from redis_queue.celery.queues.known import known_queues
+from redis_queue.celery.settings import NAMESPACE
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import delayed_of
-from redis_queue.errors import StoreError, UnsupportedServerError
+from redis_queue.errors import ConfigurationError, StoreError, UnsupportedServerError
 from redis_queue.logs import logger_of
 from redis_queue.store.connection import check_server
 from redis_queue.store.redis_errors import redact
@@ -33,12 +37,34 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, parent: Any, without_dispatch: bool = False, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self._dispatches = Store.of(parent.app).settings.dispatch and not without_dispatch
+        check_flows(parent.app)
 
     def start(self, parent: Any) -> None:
         """Log the line, and check the store in the background."""
         logger.info(describe(parent.app, dispatches=self._dispatches), extra={"action": "worker_starts"})
         store = Store.of(parent.app)
         _background.run(lambda: warn_of_eviction(store))
+
+
+def check_flows(app: Celery) -> None:
+    """Raise ConfigurationError if *app* has flows that are wrong, or that its workers cannot keep."""
+    policy = FlowPolicy.of(app)
+    if not policy.all():
+        return
+    policy.check(sorted(known_queues(app)))
+    if ATTRIBUTE not in vars(app) or delayed_of(app) is None:
+        raise ConfigurationError("flow control needs DelayedTasks(app, leases=True)")
+    with app.connection_for_read() as connection:
+        if connection.transport.driver_type != "redis":
+            raise ConfigurationError(ELSEWHERE)
+    if not Store.of(app).settings.atomic_fetch or lacking():
+        raise ConfigurationError(f"flow control needs atomic fetch: {versions()}, {NAMESPACE}atomic_fetch")
+    for name in policy.early():
+        logger.warning(
+            "task %s is acknowledged when it starts: limits of its queue do not count it while it runs",
+            name,
+            extra={"action": "flow_early_ack"},
+        )
 
 
 def describe(app: Celery, *, dispatches: bool) -> str:

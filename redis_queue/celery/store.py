@@ -37,6 +37,8 @@ class Store:
         self.settings = CelerySettings.of(app)
         self.prefix = self.settings.prefix
         self.delay_queue_name = self.settings.delay_queue
+        #: How the names of all keys in a Redis broker begin.
+        self.broker_prefix = str((app.conf.broker_transport_options or {}).get("global_keyprefix") or "")
         self._target = address_of(app.conf)
         self.url = self._target.url
         self.client: Client = connect(self.url, check=False, **self._target.options)

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from redis_queue.celery.conditions import Conditions, TaskConditions
+from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.message.attempt import retry_id
 from redis_queue.celery.message.envelope import DEFERRED_FOR
 from redis_queue.celery.message.task_entry import TaskEntry
@@ -19,6 +20,7 @@ from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError
+from redis_queue.flow.flows import Flows
 from redis_queue.lazy_property import LazyProperty
 from redis_queue.model import CancelOutcome, Entry
 from redis_queue.store.chunks import CHUNK, MANY, check_limit
@@ -77,6 +79,12 @@ class StoredTasks:
     def writer(self) -> MessageWriter:
         """Writer of messages into the DelayQueue."""
         return MessageWriter(self.app, lambda: self.queue)
+
+    @LazyProperty
+    def flow(self) -> Flows:
+        """The flows of the app: limits, rates and pauses that can be changed at run time."""
+        own, store = FlowPolicy.of(self.app).all, self.store
+        return Flows(store.client, store.prefix, own=own, broker_prefix=store.broker_prefix)
 
     def get(self, id: str) -> TaskEntry | None:
         """Return a waiting task, or None."""

@@ -31,6 +31,7 @@ class Access:
         self.inspector = inspector
         self.catalog = inspector.catalog
         self.monitor = inspector.monitor
+        self.flows = inspector.flows
 
     def delay_queue(self, name: str | None = None) -> DelayQueue:
         """Return a DelayQueue, by default the one in which Celery tasks wait; raises InvalidNameError."""
@@ -76,6 +77,7 @@ class AppAccess(Access):
         #: URL of the Redis, with user and password.
         self.url = self._store.url
         self.default_delay_queue = self._store.delay_queue_name
+        self.flows = StoredTasks.of(app).flow
         self.celery_queues = CeleryQueues(app, self.inspector)
         self._records: ResultRecords | None = None
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from redis_queue.catalog import AnyQueue, Catalog
+from redis_queue.flow.flows import Flows
 from redis_queue.monitor.monitor import Monitor
 from redis_queue.operate.faults import BROKEN, fault_text
 from redis_queue.operate.queue_row import TOTALS, Overview, QueueRow
@@ -31,14 +32,15 @@ FEW_SHARDS: Final = 16
 class Inspector:
     """Counts the queues under *prefix*; it changes nothing.
 
-    *redis* is a URL or a redis-py client. :attr:`catalog` finds and opens the queues, and :attr:`monitor` reads the
-    reports of workers. Raises ConfigurationError for an invalid prefix, and StoreUnavailableError if the Redis of a URL
-    cannot be reached.
+    *redis* is a URL or a redis-py client. :attr:`catalog` finds and opens the queues, :attr:`monitor` reads the reports
+    of workers, and :attr:`flows` the limits of queues and tasks. Raises ConfigurationError for an invalid prefix, and
+    StoreUnavailableError if the Redis of a URL cannot be reached.
     """
 
     def __init__(self, redis: str | Client, *, prefix: str = "redis_queue", clock: Clock = server_clock) -> None:
         self.catalog = Catalog(redis, prefix=prefix, clock=clock)
         self.monitor = Monitor(self.catalog.client, prefix, clock)
+        self.flows = Flows(self.catalog.client, prefix)
         self._scripts = Scripts(self.catalog.client)
 
     def queues(self, known: Iterable[Known] | None = None) -> list[QueueRow]:

@@ -31,6 +31,7 @@ DEFAULTS = {
     "monitor": True,
     "keep_failures": True,
     "management_url": None,
+    "flow": {},
     "allowed_queues": None,
     "on_store_error": None,
 }
@@ -83,6 +84,7 @@ class TestEveryFormOfConfiguration:
             "monitor": False,
             "keep_failures": {"tasks": 5, "days": 0.5},
             "management_url": "http://user:password@host:15672",
+            "flow": {"queue:mail": {"limit": 3}},
             "allowed_queues": ["mail", "shop-*"],
             "on_store_error": "broker",
         }

@@ -10,6 +10,9 @@ from typing import Any
 
 from redis_queue import DelayQueue, Lock, RedisQueue
 from redis_queue.delay.lateness import DispatcherRow, Dispatches
+from redis_queue.flow.declarations import Declarations
+from redis_queue.flow.flows import Flows, route_of
+from redis_queue.flow.rules import Flow
 from redis_queue.histogram import Histogram
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.history import History
@@ -19,12 +22,16 @@ from redis_queue.monitor.runs import Runs
 from redis_queue.monitor.workers import Workers
 from redis_queue.operate.audit import Action, Audit
 from redis_queue.operate.inspector import Inspector
+from redis_queue.store.keys import FlowKeys
+from redis_queue.store.numbered_calls import NumberedCalls
 from redis_queue.store.script_cache import load_scripts
 from redis_queue.store.script_files import load
+from redis_queue.store.scripts import Scripts
 
 QUEUES = ("~{redis_queue:queue:*", "~{redis_queue:delay:*")
 REGISTRY = "~redis_queue:registry"
 MONITOR = "~{redis_queue:monitor}:*"
+FLOWS = "~{redis_queue:flow}:*"
 CALL = re.compile(r"redis\.p?call\(([^,)]+)")
 
 
@@ -99,6 +106,29 @@ def dispatch(queue: RedisQueue, delayed: DelayQueue) -> None:
     failures.keep([FAILURE, replace(FAILURE, task="other"), replace(FAILURE, id="second")], 1, 7, missed=1)
 
 
+def run_flow(queue: RedisQueue, _: DelayQueue) -> None:
+    """Declare a flow, send a message of it, take it, and look for orphans; the records are those of the flow itself."""
+    client, keys = queue.client, FlowKeys("redis_queue")
+    scripts = Scripts(client)
+    Flows(client, "redis_queue").declare({"queue:mail": Flow(limit=1, fair="{to}", weights={"a": 2})})
+    Declarations(scripts, FlowKeys("redis_queue"), lambda: 1).write("gone", {})
+    Declarations(scripts, FlowKeys("redis_queue")).write("shop", {"queue:mail": Flow(limit=1)})
+    calls = NumberedCalls(scripts, keys)
+    call: dict[str, Any] = {"step": 0, "queue": "mail", "task": "", "of_task": "", "of_queue": "k", "message": "{}"}
+    for _number in range(2):
+        calls.prepare("flow/send", now=0, **call, more=["queue:mail", "1 - - - - - - -"])()
+    of_broker = {name: f"{{redis_queue:flow}}:{name}".encode() for name in ("index", "unacked", "line", "listener")}
+    asked: dict[str, Any] = {"now": 0, "limit": 5, "at_once": 5, "channel": "c", "turn": 0, "settled": 0}
+    asked["more"] = ["mail", route_of("mail")]
+    scripts.bind("flow/take", keys, **of_broker)(tag="t-", **asked)
+    record = scripts.command("HGET", of_broker["unacked"], "t-001")
+    scripts.bind("flow/restore", keys, **of_broker)(now=0, tag="t-001", record=record, last=0, **call)
+    scripts.bind("flow/take", keys, **of_broker)(tag="s-", **asked)
+    scripts.bind("flow/settle", keys, **of_broker)(more=["s-001"])
+    scripts.command("HSCAN", keys.held, 0)
+    scripts.command("MGET", keys.signal("mail"))
+
+
 def take_turns(queue: RedisQueue, _: DelayQueue) -> None:
     """Acquire a lock, wait for it, extend and release it."""
     lock = Lock("customer:1", queue.client)
@@ -152,6 +182,11 @@ def watch(queue: RedisQueue, delayed: DelayQueue) -> None:
     page, _ = failures.list(after="1.x", until=NOW)
     failures.summaries([failure.id for failure in [*page, FAILURE]])
     failures.get(FAILURE.id)
+    flows = Flows(queue.client, "redis_queue")
+    flows.list()
+    flows.get("queue:mail")
+    flows.keys("queue:mail")
+    Declarations(Scripts(queue.client), FlowKeys("redis_queue")).read()
 
 
 def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
@@ -171,6 +206,12 @@ def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
     delayed.purge("waiting", "dead", "quarantine")
     queue.destroy()
     delayed.destroy()
+    flows = Flows(queue.client, "redis_queue")
+    flows.declare({"queue:mail": Flow(limit=1)})
+    flows.set("queue:mail", limit=2)
+    flows.pause("queue:mail")
+    flows.resume("queue:mail")
+    flows.reset("queue:mail")
 
 
 def operate(queue: RedisQueue, _: DelayQueue) -> None:
@@ -222,6 +263,13 @@ ROLES = [
         dispatch,
     ),
     Role(
+        "flows",
+        (FLOWS,),
+        ("flow/send", "flow/configure", "flow/reconsider", "flow/take", "flow/settle", "flow/restore"),
+        ("hkeys", "hscan", "mget", "zscan"),
+        run_flow,
+    ),
+    Role(
         "holder",
         ("~{redis_queue:lock:*",),
         ("lock/acquire", "lock/extend", "lock/release", "lock/next"),
@@ -230,7 +278,7 @@ ROLES = [
     ),
     Role(
         "dashboard",
-        (*QUEUES, f"%R{MONITOR}", f"%R{REGISTRY}", "%R~redis_queue:audit"),
+        (*QUEUES, f"%R{MONITOR}", f"%R{FLOWS}", f"%R{REGISTRY}", "%R~redis_queue:audit"),
         (
             *("queue/stats", "queue/peek", "delay/stats", "delay/count", "delay/list", "delay/find", "delay/head"),
             *(
@@ -262,12 +310,12 @@ ROLES = [
     ),
     Role(
         "admin",
-        (*QUEUES, MONITOR, REGISTRY),
+        (*QUEUES, MONITOR, FLOWS, REGISTRY),
         (
             *("dead/letters", "dead/redrive", "dead/delete", "lease/purge"),
-            *("monitor/failure_claim", "monitor/failure_delete"),
+            *("monitor/failure_claim", "monitor/failure_delete", "flow/configure", "flow/reconsider"),
         ),
-        ("hset", "hdel", "rpush", "unlink", "llen", "zcard"),
+        ("hkeys", "hmget", "hset", "hdel", "rpush", "unlink", "llen", "zcard", "zscan"),
         administer,
     ),
     Role(

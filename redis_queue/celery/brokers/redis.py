@@ -42,7 +42,7 @@ class RedisBroker(Broker):
         self.names = ListNames.of(connection.transport_options)
         self._client = client_of(self.channel)
         self._lifetimes: dict[str, int] = {}
-        self.shares_store = isinstance(store, redis.Redis) and self._is_database_of(store)
+        self.shares_store = is_same_database(self._client, store, CelerySettings.of(app).prefix)
 
     def publish(self, envelopes: Sequence[Envelope], settle: Settle) -> None:
         """Push messages that go to lists in one round trip, the others one by one."""
@@ -145,14 +145,17 @@ class RedisBroker(Broker):
         for number, refused in outcome.items():
             settle(number, refused)
 
-    def _is_database_of(self, store: redis.Redis) -> bool:
-        """Tell whether *store* and the broker are one database, by a key that the store writes and the broker reads."""
-        probe = keys.probe(CelerySettings.of(self.app).prefix, os.urandom(16).hex())
-        # Not SET: a full Redis refuses it, but executes this script.
-        lead = Scripts(store).bind("delay/lead", None, leader=probe)
-        lead(member=b"probe", lease=PROBE_MS)
-        try:
-            # GET is among the permissions of a user for store and broker.
-            return self._client.get(probe) is not None
-        finally:
-            lead(member=b"probe", lease=0)
+
+def is_same_database(broker: redis.Redis, store: Client, prefix: str) -> bool:
+    """Tell whether *store* and *broker* are one database, by a key that the store writes and the broker reads."""
+    if not isinstance(store, redis.Redis):
+        return False
+    probe = keys.probe(prefix, os.urandom(16).hex())
+    # Not SET: a full Redis refuses it, but executes this script.
+    lead = Scripts(store).bind("delay/lead", None, leader=probe)
+    lead(member=b"probe", lease=PROBE_MS)
+    try:
+        # GET is among the permissions of a user for store and broker.
+        return broker.get(probe) is not None
+    finally:
+        lead(member=b"probe", lease=0)

@@ -23,9 +23,10 @@ from kombu.utils.json import loads
 from kombu.utils.scheduling import priority_cycle
 
 from redis_queue.celery.consume.fetch import Fetch, Fetched, MessageList
+from redis_queue.celery.consume.gates import Capacity, Gates, Move, Wanted, is_gated
 from redis_queue.celery.consume.internals import FETCH_IS_OFF
 from redis_queue.celery.consume.settlement import DELAY, Settlement
-from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.keeper.redis_py import client_of
 from redis_queue.lazy_property import LazyProperty
 from redis_queue.logs import logger_of
@@ -42,6 +43,9 @@ TURN: Final = 0.005
 
 NAMES: Final = 1000
 """Most names of tasks whose durations are remembered."""
+
+FREE_WITHIN: Final = 0.002
+"""Most seconds between an acknowledgement and the batch that frees its place in a flow."""
 
 LOOKS: Final = 6
 """Looks of an idle worker for messages per visibility timeout, at least."""
@@ -72,6 +76,8 @@ class FetchingChannel(Channel):
     _no_ack: frozenset[str] = frozenset()
     #: Whether Redis refused a command of atomic fetch.
     _refused = False
+    #: Whether the next single message is taken from a gate if others wait as well.
+    _gates_first = False
     #: Whether to fetch now although most of the window is in use.
     _fills_up = False
 
@@ -98,6 +104,11 @@ class FetchingChannel(Channel):
     @property
     def _settlement(self) -> Settlement:
         found: Settlement = self.qos.leases.settlement
+        return found
+
+    @property
+    def _gates(self) -> Gates:
+        found: Gates = self.qos.leases.gates
         return found
 
     @property
@@ -128,9 +139,17 @@ class FetchingChannel(Channel):
         """Ask for messages if there may be any and the worker has room for them; called before each poll."""
         with self._ended_by_errors():
             fetch = self._fetch or self._start_fetching()
-            if fetch.is_due and not fetch.asked:
+            gates = self._gates
+            capacity = self._capacity()
+            if gates.left and capacity.is_worth_asking:
+                fetch.is_due = True
+            if fetch.is_due and not fetch.is_asking:
                 room = self._room() - len(self._received)
-                if room > 0 and (self._fills_up or not self._is_busy() or 2 * room >= self.qos.prefetch_count):
+                if gates.competes:
+                    # More taken ahead would keep the processes from messages of flows, and these from others.
+                    if self._fills_up or capacity.is_worth_asking:
+                        self._ask(fetch, min(room, capacity.room))
+                elif room > 0 and (self._fills_up or not self._is_busy() or 2 * room >= self.qos.prefetch_count):
                     self._ask(fetch, room)
                 elif room > 0:
                     # More room may come: half a window is asked for at once, less with the next batch to settle.
@@ -142,8 +161,9 @@ class FetchingChannel(Channel):
         if self._fetch is None:
             return False
         self._settlement.add(tag)
+        self._gates.ends.note()
         if self._active_queues:
-            self._poller.settle_at(self._settlement.due_at)
+            self._poller.settle_at(min(self._settlement.due_at, self._free_at() if is_gated(tag) else math.inf))
         else:
             # The worker shuts down, and its event loop has ended.
             self.settle_now()
@@ -153,6 +173,8 @@ class FetchingChannel(Channel):
         """Send all that is to be settled, and ask for as many messages as the worker has room for."""
         if self._fetch is not None:
             self._fills_up = True
+            # Its place may be free for the next message of its flow.
+            self._fetch.is_due = self._fetch.is_due or self._settlement.has_gated
             if self.active_queues and self.qos.can_consume():
                 self.go_on()
             self.flush()
@@ -229,7 +251,7 @@ class FetchingChannel(Channel):
     def _start_fetching(self) -> Fetch:
         self._fetch = fetch = Fetch(
             client_of(self),
-            InFlightKeys.of(self),
+            self._gates,
             self.global_keyprefix or "",
             longest_look=self.visibility_timeout / LOOKS,
         )
@@ -251,8 +273,7 @@ class FetchingChannel(Channel):
             self._poller.forget(self)
             fetch.close()
             self._settlement.reclaim()
-            if fetch.asked is not None:
-                self.qos.leases.unread.append(fetch.asked)
+            self.qos.leases.unread += filter(None, (fetch.asked_gates, fetch.asked))
 
     @contextlib.contextmanager
     def _ended_by_errors(self) -> Iterator[None]:
@@ -291,7 +312,7 @@ class FetchingChannel(Channel):
 
     def _ask(self, fetch: Fetch, room: int) -> None:
         queues = self._queue_cycle.consume(len(self.active_queues))
-        if not queues:
+        if not queues or room <= 0:
             return
         prefix = self.global_keyprefix or ""
         lists = [
@@ -300,14 +321,35 @@ class FetchingChannel(Channel):
             for queue in queues
         ]
         self._fills_up = False
+        wanted = None
+        capacity = self._capacity()
+        of_gates = max(0, min(room, capacity.room))
+        if self._gates.competes:
+            if fetch.lists_had_messages:
+                # Messages of flows and others take turns.
+                self._gates_first = not self._gates_first
+                of_gates = min(of_gates, (room + self._gates_first) // 2)
+            room = max(1, room - of_gates)
+        if self._gates.in_use:
+            at_once = max(0, min(of_gates, capacity.free))
+            wanted = Wanted(of_gates, at_once, *self._settlement.gated(), self._take_in_gated)
         fetch.ask(
             lists,
             len(queues),
             room,
-            lambda fetched: self._take_in(lists, fetched),
+            self._take_in,
             turns=not isinstance(self._queue_cycle, priority_cycle),
             before=self._settlement.calls(fetch.commands),
+            wanted=wanted,
         )
+
+    def _free_at(self) -> float:
+        """Return when a place in a flow has to be freed: at once if this worker has nothing else to run."""
+        # Not before this turn of the event loop ends: first the worker notes that it has room for another message.
+        return time.monotonic() + (FREE_WITHIN if self._capacity().free <= 0 else 0.0)
+
+    def _capacity(self) -> Capacity:
+        return self._gates.capacity(len(self._received), self.qos.prefetch_count)
 
     def _is_busy(self) -> bool:
         """Tell whether the worker has messages that are not settled."""
@@ -324,7 +366,7 @@ class FetchingChannel(Channel):
 
     def _prepare_for_long_task(self) -> None:
         self.flush()
-        if self._fetch is not None and self._fetch.asked:
+        if self._fetch is not None and self._fetch.is_asking:
             with self._ended_by_errors():
                 self._fetch.commands.wait()
 
@@ -333,13 +375,17 @@ class FetchingChannel(Channel):
             self._durations.clear()
         self._durations[name] = seconds
 
-    def _take_in(self, lists: list[MessageList], fetched: Fetched) -> None:
+    def _take_in(self, fetched: Fetched) -> None:
         received: list[FetchedMessage] = []
         unreadable = []
-        for number, item, tag in fetched.messages:
-            queue = lists[number].queue
+        for queue, item, tag in fetched.messages:
             try:
-                received.append(self._read_message(item, tag, queue))
+                message = self._read_message(item, tag, queue)
+                header = None if is_gated(tag) else FlowHeader.of(message.headers)
+                if header is None:
+                    received.append(message)
+                else:
+                    self._put_into_gate(message, item, header)
             except Exception:
                 logger.exception("cannot read a message of queue %s", queue, extra={"action": "message_unreadable"})
                 unreadable.append((tag, item))
@@ -349,6 +395,24 @@ class FetchingChannel(Channel):
         for tag, item in unreadable:
             self.qos.put_aside(tag, item)
         self._return_foreign()
+
+    def _take_in_gated(self, fetched: Fetched) -> None:
+        self._take_in(fetched)
+        # Lists and gates are asked at once: those for which there is no room would keep their places in vain.
+        for _ in range(len(self._received) - self._room()):
+            with contextlib.suppress(OSError, redis.RedisError):
+                self.qos.put_back(self._received[-1].delivery_tag)
+                self._received.pop()
+
+    def _put_into_gate(self, message: FetchedMessage, item: bytes, header: FlowHeader) -> None:
+        """Move a message of a flow into its gate: a dispatcher or a stock worker has put it into a list."""
+        fetch = self._fetch
+        if fetch is None:
+            # It stays in flight until its lease ends.
+            return
+        step = self.priority(self._get_message_priority(message._raw))
+        move = Move(message.delivery_tag, item, message.queue, step, header)
+        fetch.commands.send([self._gates.put_behind(fetch.commands, move, _check_reply)])
 
     def _return_foreign(self) -> None:
         """Return the messages of queues that are not consumed any longer."""
@@ -372,6 +436,11 @@ class FetchingChannel(Channel):
         message = FetchedMessage(payload, channel=self)
         message.queue = queue
         return message
+
+
+def _check_reply(reply: Any) -> None:
+    if isinstance(reply, Exception):
+        raise reply
 
 
 def _task_name(message: Any) -> str | None:

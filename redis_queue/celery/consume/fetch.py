@@ -10,19 +10,20 @@ died or hangs is replaced.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import redis
 
 from redis_queue.celery.consume.async_connection import AsyncConnection, Call
-from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.celery.consume.gates import Gates, Idle, Taken, Wanted, tag_of
 from redis_queue.errors import StoreUnavailableError
+from redis_queue.flow.flows import route_of
 from redis_queue.store.keys import idle_line, idle_listener, wake_channel
 from redis_queue.store.redis_errors import lacks_permission, translate
 from redis_queue.store.script_files import load
@@ -59,12 +60,12 @@ class Asked(NamedTuple):
 class Fetched(NamedTuple):
     """Result of one fetch: when its leases began (*since*: monotonic clock, *score*: Redis clock), and the messages.
 
-    A message is the number of its list (from 0), its bytes and its delivery tag.
+    A message is its queue, its bytes and its delivery tag.
     """
 
     since: float
     score: float
-    messages: list[tuple[int, bytes, str]]
+    messages: list[tuple[str, bytes, str]]
 
 
 class Fetch:
@@ -73,19 +74,24 @@ class Fetch:
     Raises the errors of redis-py.
     """
 
-    def __init__(self, client: redis.Redis, in_flight: InFlightKeys, prefix: str, longest_look: float) -> None:
+    def __init__(self, client: redis.Redis, gates: Gates, prefix: str, longest_look: float) -> None:
         self._script, self._leave = load("held/fetch"), load("held/leave")
-        self._in_flight = in_flight
+        self._gates = gates
         self._prefix = prefix
         self._longest_look = min(LONGEST_LOOK, longest_look)
         self._channel = wake_channel(prefix, os.urandom(8).hex())
         #: Whether there may be messages to fetch.
         self.is_due = True
-        #: The fetch that is not answered yet.
+        #: The fetch from lists that is not answered yet.
         self.asked: Asked | None = None
+        #: The fetch from the gates that is not answered yet.
+        self.asked_gates: Asked | None = None
         #: When an idle worker looks for messages without a wake-up, on the monotonic clock.
         self.look_at = math.inf
         self._missed = False
+        #: Whether the last fetch found messages in lists.
+        self.lists_had_messages = False
+        self._when_idle: Callable[[], None] | None = None
         self._tracking = False
         self._line: tuple[bytes, bytes] | None = None
         self._pinged = False
@@ -116,11 +122,12 @@ class Fetch:
         *,
         turns: bool,
         before: Sequence[Call] = (),
+        wanted: Wanted | None = None,
     ) -> None:
         """Ask for up to *limit* messages of *lists*, in this order, *width* of them for each priority.
 
         *take* gets the messages once they have arrived. With *turns*, the lists of one priority take turns. The calls
-        *before* are sent first.
+        *before* are sent first, what is *wanted* of the gates is taken last.
         """
         calls = list(before)
         line = self._line_of(lists)
@@ -131,29 +138,68 @@ class Fetch:
             self._tracking = False
             calls.append(Call(("CLIENT", "TRACKING", "OFF"), _check))
         since, tag = time.monotonic(), f"{os.urandom(12).hex()}-"
+        queues = [row.queue for row in lists[:width]]
 
         def answered(reply: Any) -> None:
             self.asked = None
-            score, idle, listens, *found = _check(reply)
+            score, idle, listens, flows, *found = _check(reply)
+            began, self._gates.in_use = flows and not self._gates.in_use, self._gates.in_use or bool(flows)
             rows = zip(found[::2], found[1::2], strict=True)
-            messages = [(number - 1, item, f"{tag}{n}") for n, (number, item) in enumerate(rows, 1)]
+            messages = [(lists[number - 1].queue, item, tag_of(tag, n)) for n, (number, item) in enumerate(rows, 1)]
+            self.lists_had_messages = bool(messages)
             if messages:
                 self.is_due = True
                 take(Fetched(since, float(score), messages))
-            elif listens:
-                self._listen(lists)
+            elif began:
+                # This fetch did not ask the gates.
+                self._become_due()
             else:
-                self._look_in(LOOK * max(1.0, idle / SHORT))
+                paused = {int(number) - 1 for number in flows.split()[1:]}
+                open_lists = [row for number, row in enumerate(lists) if number not in paused]
+                self._when_idle = lambda: (
+                    self._listen(open_lists, queues) if listens else self._look_in(LOOK * max(1.0, idle / SHORT))
+                )
+                if self.asked_gates is None:
+                    self._rest()
 
-        keys = (4, self._in_flight.index, self._in_flight.records, *line)
+        keys = self._gates.keys.of(self._script, line=line[0], listener=line[1])
         options = (0, limit, tag, self._channel, int(self._missed), int(turns), width)
         # kombu's format: exchange and routing key follow the message.
-        named = (part for row in lists for part in (row.key, f'"", {json.dumps(row.queue)}'))
-        calls.append(self.commands.script(self._script, (*keys, *options, *named), answered))
+        named = (part for row in lists for part in (row.key, route_of(row.queue)))
+        calls.append(self.commands.script(self._script, (len(keys), *keys, *options, *named), answered))
+        if wanted is not None:
+            # Afterwards: with what it takes here, this worker is not idle any more.
+            calls.append(self._take_from_gates(line, queues, wanted))
         self.is_due = self._missed = False
         self.asked = Asked(tag, limit)
         self.look_at = math.inf
         self.commands.send(calls)
+
+    def _take_from_gates(self, line: tuple[bytes, bytes], queues: Sequence[str], wanted: Wanted) -> Call:
+        since = time.monotonic()
+
+        def taken(reply: Any) -> None:
+            self.asked_gates = None
+            if not isinstance(reply, Taken):
+                _check(reply)
+            elif not reply.messages:
+                self._rest()
+            else:
+                # The script has ended its idleness.
+                self.is_due, self._when_idle = True, None
+                rows = enumerate(reply.messages, 1)
+                messages = [(queues[number], item, tag_of(tag, n)) for n, (number, item) in rows]
+                wanted.on_taken(Fetched(since, reply.score, messages))
+
+        idle = Idle(*line, self._channel)
+        tag, call = self._gates.take(self.commands, idle, queues, replace(wanted, on_taken=taken))
+        self.asked_gates = Asked(tag, wanted.limit)
+        return call
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a reply with messages may come."""
+        return self.asked is not None or self.asked_gates is not None
 
     def wake_up(self) -> None:
         """Read all wake-ups that have arrived; a fetch is due then."""
@@ -168,6 +214,10 @@ class Fetch:
         self.commands.check_deadline()
         self.wake_up()
         now = time.monotonic()
+        if now >= self._gates.next_at:
+            # A message waits for this time.
+            self._gates.next_at = math.inf
+            self._become_due()
         if now < self.look_at:
             return
         if now >= self._ping_at:
@@ -181,7 +231,7 @@ class Fetch:
     @property
     def next_look(self) -> float:
         """When :meth:`look` has to be called, on the monotonic clock."""
-        return min(self.look_at, self.commands.deadline)
+        return min(self.look_at, self.commands.deadline, self._gates.next_at)
 
     def leave(self) -> None:
         """Leave the line, and wake the next worker if this one was the listener."""
@@ -198,8 +248,14 @@ class Fetch:
         self.is_due = True
         self.look_at = math.inf
 
-    def _listen(self, lists: Sequence[MessageList]) -> None:
-        """Let Redis notify this worker when one of *lists* changes."""
+    def _rest(self) -> None:
+        """Wait for a wake-up if neither lists nor gates had a message."""
+        wait, self._when_idle = self._when_idle, None
+        if wait is not None:
+            wait()
+
+    def _listen(self, lists: Sequence[MessageList], queues: Sequence[str]) -> None:
+        """Let Redis notify this worker when one of *lists*, or a gate of one of *queues*, changes."""
 
         def exists(reply: Any) -> None:
             if _check(reply):
@@ -209,7 +265,10 @@ class Fetch:
         self._look_in(self._longest_look)
         # EXISTS makes Redis track the lists, and finds messages that arrived after the script.
         tracking = ("CLIENT", "TRACKING", "ON", "REDIRECT", self._id, "NOLOOP")
-        self.commands.send([Call(tracking, _check_tracking), Call(("EXISTS", *(row.key for row in lists)), exists)])
+        calls = [Call(tracking, _check_tracking), self._gates.watch(queues, self._become_due, _check)]
+        if lists:
+            calls.append(Call(("EXISTS", *(row.key for row in lists)), exists))
+        self.commands.send(calls)
 
     def _look_in(self, seconds: float) -> None:
         # Not all at the same time.

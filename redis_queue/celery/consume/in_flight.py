@@ -7,9 +7,8 @@ from typing import Any
 
 import redis
 
-from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.celery.consume.gates import GateKeys, Move, is_gated
 from redis_queue.errors import RedisQueueError
-from redis_queue.keeper.redis_py import client_of
 from redis_queue.store.links import DirectLink
 from redis_queue.store.redis_errors import lacks_permission
 from redis_queue.store.script_files import load
@@ -23,19 +22,17 @@ class InFlightRecords:
     handle.
     """
 
-    def __init__(self, client: redis.Redis, in_flight: InFlightKeys) -> None:
+    def __init__(self, client: redis.Redis, keys: GateKeys) -> None:
         self._client = client
-        self._in_flight = in_flight
+        self._keys = keys
+        self._in_flight = keys.in_flight
         self._link = DirectLink(client)
-        keys = [in_flight.index.encode(), in_flight.records.encode()]
-        self._record = BoundScript(self._link, load("held/record"), keys)
-        self._restore = BoundScript(self._link, load("held/restore"), keys)
-        self._settle = BoundScript(self._link, load("held/settle"), keys)
+        self._record, self._restore, self._settle = map(self._bound, ("held/record", "held/restore", "held/settle"))
+        self._restore_gated, self._settle_gated = map(self._bound, ("flow/restore", "flow/settle"))
 
-    @classmethod
-    def of(cls, channel: Any) -> InFlightRecords:
-        """Return the records of the broker of kombu's *channel*."""
-        return cls(client_of(channel), InFlightKeys.of(channel))
+    def _bound(self, name: str) -> BoundScript:
+        script = load(name)
+        return BoundScript(self._link, script, self._keys.of(script))
 
     def add(self, tag: str, record: str) -> float:
         """Write the *record* of a popped message; return the Redis time at which its lease begins."""
@@ -60,10 +57,41 @@ class InFlightRecords:
         """Push *rows*, each a list and a message, in place of the *record* of *tag*; False if it has changed."""
         return bool(_call(self._restore, tag=tag, record=record, last=int(last), more=rows))
 
+    def restore_gated(self, move: Move, record: bytes, *, last: bool) -> bool:
+        """Put a message into its gate in place of its *record*; False if the record has changed."""
+        return bool(
+            _call(
+                self._restore_gated,
+                now=0,
+                tag=move.tag,
+                record=record,
+                last=int(last),
+                step=move.step,
+                queue=move.queue,
+                task=move.header.task,
+                of_task=move.header.of_task,
+                of_queue=move.header.of_queue,
+                message=move.item,
+            )
+        )
+
     def settle(self, tags: list[str]) -> list[bytes]:
         """Remove the records of *tags*; return those that had none, if Redis permits scripts."""
+        gated = [tag for tag in tags if is_gated(tag)]
+        return [
+            *self._settle_with(self._settle_gated, gated),
+            *self._settle_with(self._settle, [tag for tag in tags if not is_gated(tag)]),
+        ]
+
+    def free(self, tags: list[str]) -> None:
+        """Free the places of *tags* of flows, which are no longer in flight."""
+        self._settle_with(self._settle_gated, tags)
+
+    def _settle_with(self, script: BoundScript, tags: list[str]) -> list[bytes]:
+        if not tags:
+            return []
         try:
-            missing: list[bytes] = _call(self._settle, more=tags)
+            missing: list[bytes] = _call(script, more=tags)
         except redis.exceptions.NoPermissionError:
             with self._client.pipeline() as pipe:
                 pipe.zrem(self._in_flight.index, *tags)

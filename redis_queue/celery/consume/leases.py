@@ -14,6 +14,7 @@ import redis
 
 from redis_queue.celery.consume.counters import Counters
 from redis_queue.celery.consume.fetch import Asked
+from redis_queue.celery.consume.gates import GateKeys, Gates
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.keeper_process import KeeperProcess
 from redis_queue.celery.consume.settlement import Settlement
@@ -24,8 +25,9 @@ from redis_queue.keeper.greeting import pack
 from redis_queue.keeper.lines import write_line
 from redis_queue.keeper.redis_py import LeaseIndex, Renewer, client_of
 from redis_queue.logs import logger_of
-from redis_queue.store.keys import unreadable, visibility_timeouts
+from redis_queue.store.keys import FlowKeys, unreadable, visibility_timeouts
 from redis_queue.store.redis_errors import RedisErrors
+from redis_queue.store.settings import Settings
 
 logger = logger_of(__name__)
 
@@ -55,7 +57,7 @@ class WorkerLeases:
     up: other workers would take the tasks of a worker without one.
     """
 
-    def __init__(self, connection: Any, on_lost: Callable[[str, float], None]) -> None:
+    def __init__(self, connection: Any, on_lost: Callable[[str, float], None], gates: Gates | None = None) -> None:
         channel = connection.default_channel
         prefix = channel.global_keyprefix or ""
         self._in_flight = InFlightKeys.of(channel)
@@ -78,10 +80,12 @@ class WorkerLeases:
         self.counters = Counters(self._client, prefix)
         self._unreadable = unreadable(prefix)
         self._renewer = Renewer(self._client, index)
-        self._records = InFlightRecords(self._client, self._in_flight)
+        #: The gates from which the worker takes messages of flows.
+        self.gates = gates or Gates(GateKeys(self._in_flight, FlowKeys(Settings().prefix)), lambda: 1)
+        self._records = InFlightRecords(self._client, self.gates.keys)
         self._held: dict[str, HeldMessage] = {}
         #: The messages that are to be settled; their leases are held until they are.
-        self.settlement = Settlement(self._in_flight, self)
+        self.settlement = Settlement(self.gates.keys, self)
         #: Fetches whose replies were lost with their connections.
         self.unread: list[Asked] = []
         # Tags whose records this worker removes at this moment.

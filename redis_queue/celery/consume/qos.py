@@ -15,10 +15,13 @@ from kombu.utils.json import dumps, loads
 
 from redis_queue.celery.consume.channel import FetchingChannel
 from redis_queue.celery.consume.fetch import Asked
+from redis_queue.celery.consume.gates import Move, tag_of
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.poller import FetchingPoller
 from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.celery.message.flow_header import FlowHeader
+from redis_queue.keeper.redis_py import client_of
 from redis_queue.lazy_property import LazyProperty
 from redis_queue.logs import logger_of
 
@@ -43,7 +46,7 @@ class LeasedQoS(QoS):
 
     @LazyProperty
     def _records(self) -> InFlightRecords:
-        return InFlightRecords.of(self.channel)
+        return InFlightRecords(client_of(self.channel), self.leases.gates.keys)
 
     @LazyProperty
     def _fetched(self) -> set[str]:
@@ -90,7 +93,7 @@ class LeasedQoS(QoS):
 
     def return_fetch(self, fetch: Asked) -> None:
         """Return the messages of a fetch whose reply was lost; they become the next ones of their queues."""
-        tags = (f"{fetch.tag}{number}" for number in range(1, fetch.limit + 1))
+        tags = (tag_of(fetch.tag, number) for number in range(1, fetch.limit + 1))
         recorded = list(itertools.takewhile(lambda tag: self._records.find(tag) is not None, tags))
         for tag in reversed(recorded):
             self._return(tag)
@@ -180,9 +183,11 @@ class LeasedQoS(QoS):
                     self._outliving.add(tag)
                 if tag in running or tag in self.leases.settlement:
                     self._delivered.pop(tag, None)
-            tags = list(self._delivered)
+            # The oldest one last: it becomes the next one of its queue.
+            tags = list(reversed(self._delivered))
             try:
                 for tag in tags:
+                    self._delivered.move_to_end(tag)
                     if tag in unstarted:
                         self._record_again(tag)
                     elif not self.leases.is_ours(tag):
@@ -212,9 +217,15 @@ class LeasedQoS(QoS):
             self._records.settle([tag])
             return False
         found = _Pushes(self.channel.global_keyprefix or "")
-        self.channel._do_restore_message(*loads(bytes_to_str(record)), found, leftmost)
+        payload, exchange, queue = loads(bytes_to_str(record))
+        self.channel._do_restore_message(payload, exchange, queue, found, leftmost)
+        header = FlowHeader.of(payload.get("headers"))
         with self.leases.removal([tag]):
             try:
+                if header is not None and found.rows:
+                    step = self.channel.priority(self.channel._get_message_priority(payload))
+                    move = Move(tag, found.rows[1].encode(), queue, step, header)
+                    return self._records.restore_gated(move, record, last=leftmost)
                 return self._records.restore(tag, record, found.rows, last=leftmost)
             except redis.exceptions.NoPermissionError:
                 super().restore_by_tag(tag, client, leftmost)
@@ -228,7 +239,11 @@ class LeasedQoS(QoS):
             expired = seconds + microseconds / 1e6 - self.visibility_timeout
             tags = map(bytes_to_str, client.zrangebyscore(index, 0, expired, start=limit and 0, num=limit))
             # After the whole worker was stopped, its own messages may be among them: they are still held.
-            restored = sum(self._return(tag) for tag in tags if not self.leases.holds(tag))
+            # The oldest one last: it becomes the next one of its queue.
+            expired_tags = [tag for tag in tags if not self.leases.holds(tag)]
+            restored = sum(self._return(tag) for tag in reversed(expired_tags))
+            orphans = self.leases.gates.orphans(client) if self.leases.gates.in_use else []
+        self._records.free(orphans)
         if restored:
             self.leases.counters.add("restored", restored)
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Set
 from typing import Any, Final, Protocol
 
 from redis_queue.celery.consume.async_connection import AsyncConnection, Call
-from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.celery.consume.gates import GateKeys, is_gated
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.logs import logger_of
+from redis_queue.store.links import Argument
 from redis_queue.store.redis_errors import lacks_permission, translate
 from redis_queue.store.script_files import load
 
@@ -38,9 +39,10 @@ class Settlement:
     the next connection. Each fetch makes new tags, so a late or repeated batch touches no message of another worker.
     """
 
-    def __init__(self, in_flight: InFlightKeys, holder: Holder) -> None:
-        self._script = load("held/settle")
-        self._keys = (2, in_flight.index, in_flight.records)
+    def __init__(self, keys: GateKeys, holder: Holder) -> None:
+        # Those with a place in a flow free it.
+        scripts = {False: load("held/settle"), True: load("flow/settle")}
+        self._scripts = {gated: (script, keys.of(script)) for gated, script in scripts.items()}
         self._holder = holder
         self._waiting: list[str] = []
         self._since = math.inf
@@ -84,8 +86,29 @@ class Settlement:
         calls = []
         for batch in self._batches():
             self._sent.append(batch)
-            calls.append(connection.script(self._script, (*self._keys, *batch), functools.partial(self._take, batch)))
+            script, keys = self._scripts[is_gated(batch[0])]
+            arguments: tuple[Argument, ...] = (len(keys), *keys, *batch)
+            calls.append(connection.script(script, arguments, functools.partial(self._take, batch)))
         return calls
+
+    @property
+    def has_gated(self) -> bool:
+        """Whether a tag that is not sent yet has a place in a flow."""
+        return any(map(is_gated, self._waiting))
+
+    def gated(self) -> tuple[list[str], Callable[[Any], None]]:
+        """Return up to 64 tags of flows that are not sent yet, which the caller sends, and what to do with the reply.
+
+        The reply is a list of the tags that had no record, or an exception.
+        """
+        batch = [tag for tag in self._waiting if is_gated(tag)][:MOST]
+        if not batch:
+            return batch, _ignore
+        chosen = set(batch)
+        self._waiting = [tag for tag in self._waiting if tag not in chosen]
+        self._since = self._since if self._waiting else math.inf
+        self._sent.append(batch)
+        return list(batch), functools.partial(self._take, batch)
 
     def flush(self, connection: AsyncConnection) -> None:
         """Send all tags that are not sent yet on *connection*."""
@@ -110,7 +133,8 @@ class Settlement:
 
     def _batches(self) -> list[list[str]]:
         waiting, self._waiting, self._since = self._waiting, [], math.inf
-        return [waiting[start : start + MOST] for start in range(0, len(waiting), MOST)]
+        kinds = [[tag for tag in waiting if is_gated(tag) == gated] for gated in (True, False)]
+        return [tags[start : start + MOST] for tags in kinds for start in range(0, len(tags), MOST)]
 
     def _take(self, batch: list[str], reply: Any) -> None:
         if batch not in self._sent:
@@ -135,3 +159,7 @@ class Settlement:
         self._holder.release(batch, lost=lost)
         # Afterwards: a renewal that missed a record, told by another thread, would count as a loss in between.
         self._tags.difference_update(batch)
+
+
+def _ignore(_reply: Any) -> None:
+    """Do nothing: no tag was sent."""

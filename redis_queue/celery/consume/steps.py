@@ -12,14 +12,22 @@ from celery.worker import state
 from redis_queue.celery.consume import internals
 from redis_queue.celery.consume.connections import check_broker, worker_connection
 from redis_queue.celery.consume.counters import Name
+from redis_queue.celery.consume.gates import GateKeys, Gates
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.poison import DeliveryLimit
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE
 from redis_queue.celery.consume.start_guard import guard_starts
+from redis_queue.celery.flow.policy import FlowPolicy
+from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.celery.message.attempt import is_redelivered
 from redis_queue.celery.store import Store
+from redis_queue.celery.stored_tasks import StoredTasks
+from redis_queue.errors import StoreError
+from redis_queue.flow.declarations import Declarations
 from redis_queue.logs import logger_of
+from redis_queue.store.keys import FlowKeys
+from redis_queue.store.scripts import Scripts
 
 logger = logger_of(__name__)
 
@@ -74,8 +82,23 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             logger.info("the broker is not Redis: it needs no leases", extra={"action": "leases_not_needed"})
             return
         if self.leases is None:
-            self.leases = WorkerLeases(connection, lambda tag, after: _tell_loss(consumer, tag, after))
+            gates = self._gates(consumer, connection)
+            self.leases = WorkerLeases(connection, lambda tag, after: _tell_loss(consumer, tag, after), gates)
         lease_channels(connection.transport, self.leases, fetching=self._fetching)
+
+    def _gates(self, consumer: Any, connection: Any) -> Gates:
+        """Return the gates of the worker; tell Redis the flows of the app."""
+        app, store = consumer.app, Store.of(consumer.app)
+        flows = FlowPolicy.of(app).all()
+        keys = GateKeys(InFlightKeys.of(connection.default_channel), FlowKeys(store.prefix, store.broker_prefix))
+        if flows:
+            try:
+                StoredTasks.of(app).flow.declare(flows)
+                Declarations(Scripts(store.client), keys.flows).write(app.main, flows)
+            except StoreError as error:
+                # Those that were declared before stay in force.
+                logger.warning("cannot declare the flows: %s", error, extra={"action": "declare_failed"})
+        return Gates(keys, lambda: consumer.pool.num_processes or 1, in_use=bool(flows))
 
     def stop(self, consumer: Any) -> None:
         """Do nothing: tasks still run while a worker shuts down or reconnects."""

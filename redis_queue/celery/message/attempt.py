@@ -23,7 +23,10 @@ CALL: Final = "redis_queue_call"
 SENT: Final = "redis_queue_sent"
 """Header with the time at which a producer sent or stored the message, in ms by its clock."""
 
-OWN: Final = frozenset({ETA, CALL, SENT})
+FLOW: Final = "redis_queue_flow"
+"""Header with the flow and the keys of the message, see :class:`redis_queue.celery.message.flow_header.FlowHeader`."""
+
+OWN: Final = frozenset({ETA, CALL, SENT, FLOW})
 """Headers that belong to one message; messages sent by its task must not inherit them."""
 
 _BYTES: Final = 9

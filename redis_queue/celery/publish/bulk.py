@@ -22,6 +22,7 @@ from celery.utils.saferepr import saferepr
 from kombu.serialization import dumps, registry
 from kombu.utils.uuid import uuid
 
+from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.message.attempt import ETA
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.publish.arguments import seconds_of
@@ -119,7 +120,8 @@ class Bulk:
         if name not in self._tasks:
             task = self._app.tasks.get(name)
             dumps_models = getattr(task, "_dump_pydantic_arguments", None) is not None
-            self._tasks[name] = None if task is None or dumps_models or not _is_celerys(task, *_OF_TASK) else task
+            other = dumps_models or FlowPolicy.of(self._app).may_apply(name)
+            self._tasks[name] = None if task is None or other or not _is_celerys(task, *_OF_TASK) else task
         return self._tasks[name]
 
     def _serves_others(self, envelope: Envelope, signature: Any) -> bool:

@@ -13,8 +13,11 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.utils.functional import retry_over_time
 
-from redis_queue.celery.message.attempt import SENT, Attempt, sent_now, without_copied_headers
+from redis_queue.celery.flow.gate import Gate
+from redis_queue.celery.flow.policy import FlowPolicy
+from redis_queue.celery.message.attempt import FLOW, SENT, Attempt, sent_now, without_copied_headers
 from redis_queue.celery.message.envelope import Due, Envelope
+from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.celery.message.intercepting_producer import InterceptingProducer
 from redis_queue.celery.publish.arguments import check_eta, seconds_of
 from redis_queue.celery.publish.same_broker import OwnBroker
@@ -42,6 +45,8 @@ class _CurrentSend(threading.local):
 
     task_id: str | None = None
     countdown: float | None = None
+    #: Arguments of the task, of which its keys are made.
+    arguments: tuple[Any, Any] = ((), {})
     #: The list in which push_many collects messages.
     batch: list[tuple[Envelope, Due]] | None = None
 
@@ -54,6 +59,7 @@ class Capture:
         self._app = delayed.app
         self._sending = _CurrentSend()
         self._own_broker = OwnBroker(delayed.app)
+        self._gate = Gate(delayed.app)
         self._warned: set[str] = set()
 
     def wrap(self, amqp: AMQP) -> None:
@@ -92,6 +98,7 @@ class Capture:
             if not self._is_retry(task_id):
                 countdown = self._checked(countdown, eta)
             self._sending.task_id, self._sending.countdown = task_id, countdown
+            self._sending.arguments = args or (), kwargs or {}
             return create(task_id, name, args, kwargs, countdown, eta, *rest, **named)
 
         return create_task_message
@@ -112,28 +119,83 @@ class Capture:
         def send_task_message(producer: Any, name: str, message: Any, **given: Any) -> Any:
             # A retry copies the headers of its task's message.
             options = without_copied_headers(without_schedule(given)) if self._app.current_task else given
-            due = None if name in NOT_CAPTURED else self._due(message)
+            header = self._header(name, message, given)
+            due = None if name in NOT_CAPTURED else self._due(message, all_delays=header is not None)
+            if due is None and header is not None and self._gates(producer):
+                return send(self._gated(producer, header, given), name, message, **options)
             if due is None:
-                if self._sending.batch is not None and not _eta(message):
-                    raise InvalidValueError(f"{name} has no countdown and no eta: use push_many(countdown=…)")
-                # With protocol 1, headers are those of the application.
-                if "id" in message.headers:
-                    message.headers[SENT] = sent_now()
-                try:
-                    return send(producer, name, message, **options)
-                except (OperationalError, redis.exceptions.OutOfMemoryError) as error:
-                    _raise_unless_full(error, retry=self._is_retry(_id(message)))
-                # The store takes a retry even if its Redis is full: Celery drops a task whose retry is refused.
-                due = self._due(message) or (0.0, None)
+                found, due = self._send_now(lambda: send(producer, name, message, **options), name, message)
+                if due is None:
+                    return found
             if not self._is_ours(producer):
                 return send(producer, name, message, **options)
             task_id = _id(message)
             if task_id is not None and not self._is_retry(task_id):
                 check_id(task_id, name="task_id")
-            keeping = InterceptingProducer(self._app, producer, lambda *found: self._keep(due, *found))
+            keeping = InterceptingProducer(
+                self._app, producer, lambda envelope, *rest: self._keep(due, _with_header(envelope, header), *rest)
+            )
             return send(keeping, name, message, **options)
 
         return send_task_message
+
+    def _send_now(self, send: Callable[[], Any], name: str, message: Any) -> tuple[Any, Due | None]:
+        """Send a message without a delay; return what *send* returned, and None, or a delay if it has to be stored."""
+        if self._sending.batch is not None and not _eta(message):
+            raise InvalidValueError(f"{name} has no countdown and no eta: use push_many(countdown=…)")
+        # With protocol 1, headers are those of the application.
+        if "id" in message.headers:
+            message.headers[SENT] = sent_now()
+        try:
+            return send(), None
+        except (OperationalError, redis.exceptions.OutOfMemoryError) as error:
+            _raise_unless_full(error, retry=self._is_retry(_id(message)))
+        # The store takes a retry even if its Redis is full: Celery drops a task whose retry is refused.
+        return None, self._due(message) or (0.0, None)
+
+    def _gates(self, producer: Any) -> bool:
+        """Tell whether a message of a flow goes into the gate: not those of other producers."""
+        return not isinstance(producer, InterceptingProducer) and self._is_ours(producer)
+
+    def _header(self, name: str, message: Any, options: Mapping[str, Any]) -> FlowHeader | None:
+        """Return the flow and the keys of the current send; None if it has no flow."""
+        policy = FlowPolicy.of(self._app)
+        may_apply = name not in NOT_CAPTURED and policy.may_apply(name)
+        queue = self._queue_of(options) if may_apply else None
+        if queue is None:
+            return None
+        if not self._is_retry(_id(message)):
+            return policy.header(name, queue, *self._sending.arguments)
+        # The retry of a message goes where it was; Celery drops a task whose retry raises.
+        return FlowHeader.of(vars(self._app.current_task.request)) or FlowHeader.of(
+            self._app.current_task.request.headers
+        )
+
+    def _queue_of(self, options: Mapping[str, Any]) -> str | None:
+        """Return the queue to which a send goes; None if an exchange chooses it."""
+        queue = options.get("queue")
+        if queue is None and not options.get("exchange"):
+            queue = self._app.amqp.default_queue
+        if isinstance(queue, str):
+            queue = self._app.amqp.queues[queue]
+        exchange = getattr(queue, "exchange", None)
+        return queue.name if queue is not None and (exchange is None or exchange.type == "direct") else None
+
+    def _gated(self, producer: Any, header: FlowHeader, options: Mapping[str, Any]) -> InterceptingProducer:
+        """Return a producer that puts its message into the gate."""
+        queue = str(self._queue_of(options))
+
+        def keep(envelope: Envelope, sending: Mapping[str, Any], publish: Callable[[], Any]) -> Any:
+            gated = _with_header(envelope, header)
+            try:
+                return _with_retries(lambda: self._gate.send(gated, queue, header), sending)
+            except StoreError as error:
+                if not self._is_retry(envelope.id):
+                    raise OperationalError(str(error)) from error
+                # Celery drops a task whose retry raises; the store takes it even if its Redis is full.
+                return self._keep((0.0, None), gated, sending, publish)
+
+        return InterceptingProducer(self._app, producer, keep)
 
     def _is_ours(self, producer: Any) -> bool:
         """Tell whether *producer* sends to the app's own broker; a caller may pass another producer."""
@@ -152,12 +214,15 @@ class Capture:
             )
         return False
 
-    def _due(self, message: Any) -> Due | None:
-        """Return when *message* is due, or None if it is not to be stored."""
+    def _due(self, message: Any, *, all_delays: bool = False) -> Due | None:
+        """Return when *message* is due, or None if it is not to be stored.
+
+        With *all_delays*, short ones are stored, too: in a worker, the message would hold a place in its flow.
+        """
         eta = _eta(message)
         if not eta:
             return None
-        shortest = self._delayed.settings.min_delay_seconds
+        shortest = 0.0 if all_delays else self._delayed.settings.min_delay_seconds
         countdown = self._sending.countdown if self._sending.task_id == _id(message) else None
         if countdown:
             return (max(0.0, float(countdown)), None) if countdown > shortest else None
@@ -200,6 +265,15 @@ class Capture:
             return
         request = self._app.current_task.request
         self._delayed.writer.store_attempt(envelope, due, Attempt.of(vars(request), request.delivery_info))
+
+
+def _with_header(envelope: Envelope, header: FlowHeader | None) -> Envelope:
+    """Return *envelope* with *header*, and the time at which it is sent."""
+    if header is None:
+        return envelope
+    # Last: the packed form has phrases of the other headers in their order.
+    headers = {**envelope.headers, FLOW: header.value, SENT: sent_now()}
+    return envelope.like(envelope.body, headers, envelope.properties)
 
 
 def _raise_unless_full(error: Exception, *, retry: bool) -> None:

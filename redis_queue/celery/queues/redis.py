@@ -7,14 +7,19 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from datetime import datetime
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.celery.kombu_keys import InFlightKeys, ListNames
 from redis_queue.celery.queues.depth import Depth
 from redis_queue.celery.queues.names import QueueNames
+from redis_queue.celery.settings import CelerySettings
+from redis_queue.errors import StoreRefusedError, WrongTypeError
+from redis_queue.flow.backlog import Backlog, sent_at
+from redis_queue.flow.flows import OF_QUEUE
 from redis_queue.keeper.redis_py import client_of
 from redis_queue.store.chunks import chunks
+from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts
 
 if TYPE_CHECKING:
@@ -37,6 +42,9 @@ MOST_LISTS_OF_TOTAL: Final = 2000
 
 NOT_A_LIST: Final = "its key in the broker is not a list: another program has written it"
 
+UNREADABLE: Final = (StoreRefusedError, WrongTypeError)
+"""Errors of the keys of flows that must not hide the queues: the user of the broker may lack permission for them."""
+
 _ROUTE: Final = re.compile(rb'("(?:[^"\\]|\\.)*"), ?("(?:[^"\\]|\\.)*")\]$')
 
 
@@ -50,6 +58,8 @@ class RedisQueues:
         records = InFlightKeys.of(channel).records.encode()
         self._script = self._scripts.bind("held/depth", None, unacked=records)
         self._total = self._scripts.bind("held/total", None, unacked=records)
+        # If the store is elsewhere, so are the messages that wait for a place: here is nothing to count.
+        self._backlog = Backlog(self._scripts, FlowKeys(CelerySettings.of(app).prefix, self._lists.prefix))
 
     def bound(self, known: Collection[str] = ()) -> set[str]:
         """Return the names of queues that kombu has bound, of the first 20,000 keys of the broker.
@@ -83,13 +93,13 @@ class RedisQueues:
             yield from members()
 
     def total(self, queues: Sequence[str]) -> tuple[int, int]:
-        """Return how many messages wait in all *queues*, and how many are in flight at the broker."""
+        """Return how many messages wait in all *queues*, also for a place, and how many are in flight at the broker."""
         lists = [key.encode() for queue in queues for key in self._lists.all_of(queue)]
         waiting = in_flight = 0
         for chunk in chunks(lists, MOST_LISTS_OF_TOTAL):
             count, in_flight = self._total(more=chunk)
             waiting += count
-        return waiting, in_flight
+        return waiting + sum(self._waiting_for_place(queues)), in_flight
 
     def depths(self, queues: Sequence[str]) -> list[Depth]:
         """Return the depth of each queue; a few commands for each 100 queues.
@@ -107,7 +117,23 @@ class RedisQueues:
             rows = iter(zip(*[iter(counts)] * 3, strict=True))
             for queue in chunk:
                 found.append(_depth([next(rows) for _ in self._lists.steps], None if held is None else held[queue]))
-        return found
+        return self._with_backlog(queues, found)
+
+    def _with_backlog(self, queues: Sequence[str], depths: Sequence[Depth]) -> list[Depth]:
+        """Return *depths* with the messages of flows that wait for a place."""
+        counts, oldest = self._waiting_for_place(queues), {}
+        if any(counts):
+            with contextlib.suppress(*UNREADABLE):
+                oldest = self._backlog.oldest()
+        return [
+            _with_waiting(depth, count, oldest.get(f"{OF_QUEUE}{queue}")) if count else depth
+            for queue, depth, count in zip(queues, depths, counts, strict=True)
+        ]
+
+    def _waiting_for_place(self, queues: Sequence[str]) -> list[int]:
+        with contextlib.suppress(*UNREADABLE):
+            return self._backlog.of_queues(queues)
+        return [0] * len(queues)
 
     def _held(self, records: Sequence[bytes]) -> Counter[str]:
         found: Counter[str] = Counter()
@@ -123,13 +149,11 @@ class RedisQueues:
 def _depth(rows: Sequence[Any], held: int | None) -> Depth:
     lengths = [length for length, _, _ in rows]
     error = NOT_A_LIST if min(lengths) < 0 else ""
-    times = [at for at in (_sent_at(sent, due) for _, sent, due in rows) if at is not None]
+    times = [at for at in (sent_at(sent, due) for _, sent, due in rows) if at is not None]
     return Depth(sum(max(0, length) for length in lengths), held, None, min(times, default=None), error=error)
 
 
-def _sent_at(sent: bytes, due: bytes) -> float | None:
-    times = [int(sent) / 1000] if 0 < len(sent) < 16 else []  # noqa: PLR2004 - milliseconds
-    with contextlib.suppress(ValueError, OverflowError, OSError):
-        at = datetime.fromisoformat(due.decode())
-        times += [at.timestamp()] if at.tzinfo is not None else []
-    return max(times, default=None)
+def _with_waiting(depth: Depth, count: int, oldest_at: float | None) -> Depth:
+    times = [at for at in (depth.oldest_at, oldest_at) if at is not None]
+    ready = (depth.ready or 0) + count
+    return replace(depth, ready=ready, waiting_for_place=count, oldest_at=min(times, default=None))

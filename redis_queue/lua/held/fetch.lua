@@ -11,6 +11,7 @@
 -- KEYS[2] unacked    HASH    delivery tag -> message, exchange and routing key as JSON
 -- KEYS[3] line       ZSET    channel of an idle worker -> when it last looked for messages (ms)
 -- KEYS[4] listener   STRING  channel of the listener
+-- KEYS[5] flags      HASH    "" once there are flows, and all that is paused: flows of tasks, and queues as JSON
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] limit      most messages
 -- ARGV[3] tag        first part of the tags, followed by a number
@@ -22,10 +23,10 @@
 --
 -- Stops after the message that makes 1 MiB, and reads at most 15 of each list after it, so that no call blocks Redis
 -- for long.
--- Returns {the time, idle workers in the line, 1 if the caller is the listener now, number of the list, message, number
--- of the list, message, ...}; tags are counted from 1.
+-- Returns {the time, idle workers in the line, 1 if the caller is the listener now, "" or "flows" and the numbers of
+-- the lists of paused queues, which are left out, number of the list, message, ...}; tags are counted from 1.
 -- O(lists + messages * log index)
-local index, unacked, line, listener = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local index, unacked, line, listener, flags = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now, limit, tag, channel = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local missed, turns, width = ARGV[5] == '1', ARGV[6] == '1', tonumber(ARGV[7])
 -- Not unpacked: Lua refuses more than 8,000 values, those of 1,000 queues.
@@ -39,10 +40,14 @@ local listening = redis.call('GET', listener)
 redis.call('ZREM', line, channel)
 redis.call('ZCARD', index)
 redis.call('HLEN', unacked)
-local lengths, total = {}, 0
+local lengths, total, flagged = {}, 0, redis.call('HLEN', flags)
+local known = {flagged > 0 and 'flows' or nil}
 for i = FIRST, #lists, 2 do
   local list = lists[i]
   local length = redis.call('LLEN', list)
+  if flagged > 1 and redis.call('HEXISTS', flags, lists[i + 1]) == 1 then
+    length, known[#known + 1] = 0, #lengths + 1
+  end
   -- Removes nothing: without the permission for it, messages would be recorded and stay in their lists.
   if length > 0 and total == 0 then redis.call('LTRIM', list, 0, -1) end
   lengths[#lengths + 1], total = length, total + length
@@ -51,7 +56,7 @@ local peers = redis.call('ZCARD', line)
 if peers > 0 then limit = math.min(limit, math.ceil(total / (peers + 1))) end
 
 local text = string.format('%.3f', now / 1000)
-local reply, fields, scores, count, bytes = {text, peers, 0}, {}, {}, 0, 0
+local reply, fields, scores, count, bytes = {text, peers, 0, table.concat(known, ' ')}, {}, {}, 0, 0
 local taken, read, ahead = {}, {}, {}
 -- Return the next message of a list; reads the first one alone, then 16 at a time.
 local function following(number)
@@ -71,10 +76,10 @@ local function take(number)
   local message = following(number)
   if not message then return false end
   count, bytes = count + 1, bytes + #message
-  local name = tag .. string.format('%.0f', count)
+  local name = tag .. string.format('%03d', count)
   fields[2 * count - 1], fields[2 * count] = name, '[' .. message .. ', ' .. lists[FIRST + 2 * number - 1] .. ']'
   scores[2 * count - 1], scores[2 * count] = text, name
-  reply[2 * count + 2], reply[2 * count + 3] = number, message
+  reply[2 * count + 3], reply[2 * count + 4] = number, message
   return true
 end
 for first = 1, total > 0 and #lengths or 0, width do

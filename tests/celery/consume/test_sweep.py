@@ -15,9 +15,11 @@ from kombu.connection import Connection
 from redis_queue.celery import TaskLeases
 from redis_queue.celery.consume import qos
 from redis_queue.celery.consume.connections import SWEEP_LIMIT, worker_connection
+from redis_queue.celery.consume.gates import GateKeys
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.store.keys import FlowKeys
 from tests.support.celery.fake_leases import FakeLeases
 from tests.support.servers import RedisServer
 
@@ -104,7 +106,7 @@ def test_a_message_is_recorded_and_settled_without_scripts(
     client.script_flush()
     try:
         with redis_server.client(username="plain", password="pw") as plain:
-            records = InFlightRecords(plain, InFlightKeys.of(channel))
+            records = InFlightRecords(plain, GateKeys(InFlightKeys.of(channel), FlowKeys("redis_queue")))
             before = client.time()[0]
             score = records.add("tag", "[]")
             assert before <= score <= client.time()[0] + 1
@@ -175,7 +177,8 @@ def test_expired_messages_are_put_back_under_the_prefix_of_the_broker(redis_serv
         Connection(f"redis+socket://{redis_server.socket}", transport_options=options) as connection,
         redis_server.client() as client,
     ):
-        lease_channels(connection.transport, FakeLeases())  # type: ignore[arg-type]
+        leases = FakeLeases(InFlightKeys.of(connection.default_channel))
+        lease_channels(connection.transport, leases)  # type: ignore[arg-type]
         client.flushall()
         hold(client, "out", TIMEOUT + 2)
         for key in ("unacked", "unacked_index"):

@@ -26,7 +26,7 @@ from redis_queue.celery import CelerySettings
 from redis_queue.celery.brokers.amqp_frames import serialize_properties
 from redis_queue.celery.brokers.base import Broker
 from redis_queue.celery.consume.channel import FetchingChannel
-from redis_queue.celery.consume.fetch import Fetched, MessageList
+from redis_queue.celery.consume.fetch import Fetched
 from redis_queue.celery.consume.poison import _read_start, _stamp
 from redis_queue.celery.control import panel as control
 from redis_queue.celery.kombu_keys import InFlightKeys, ListNames
@@ -224,7 +224,7 @@ def test_fetched_message_is_delivered_or_quarantined_with_its_bytes(item: bytes)
     )
     channel.connection = SimpleNamespace(_deliver=lambda *found: handed.append(found))
     channel._queue_cycle = SimpleNamespace(rotate=handed.append)
-    channel._take_in([MessageList("celery", "celery")], Fetched(1.0, 1.0, [(0, item, "tag")]))
+    channel._take_in(Fetched(1.0, 1.0, [("celery", item, "tag")]))
     while channel._received:
         channel.hand_on()
     assert aside == ([] if handed else [("tag", item)])

@@ -22,7 +22,7 @@ from kombu.transport.redis import Channel
 from redis_queue.celery import DelayedTasks, Dispatcher
 from redis_queue.celery.conditions import Conditions
 from redis_queue.celery.consume.channel import FetchingChannel
-from redis_queue.celery.consume.fetch import Fetched, MessageList
+from redis_queue.celery.consume.fetch import Fetched
 from redis_queue.celery.control import panel as control
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.packing import MOST_CODES, VERSION
@@ -251,7 +251,7 @@ def read_as_worker(item: bytes) -> None:
     channel = object.__new__(Fetching)
     channel._active_queues = ["celery"]
     channel._qos = SimpleNamespace(put_aside=lambda *_: None, record=lambda *_: None)
-    channel._take_in([MessageList("celery", "celery")], Fetched(1.0, 1.0, [(0, item, "tag")]))
+    channel._take_in(Fetched(1.0, 1.0, [("celery", item, "tag")]))
     for fetched in channel._received:
         channel._get_message_priority(fetched._raw)
 

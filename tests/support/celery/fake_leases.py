@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from typing import Final
 
 from redis_queue.celery.consume.fetch import Asked
+from redis_queue.celery.consume.gates import GateKeys, Gates
 from redis_queue.celery.consume.settlement import Settlement
 from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.store.keys import FlowKeys
 
 DEFAULT: Final = InFlightKeys("unacked_index", "unacked")
 
@@ -29,7 +31,10 @@ class FakeLeases:
 
     def __init__(self, in_flight: InFlightKeys = DEFAULT) -> None:
         self.held: dict[str, float] = {}
-        self.settlement = Settlement(in_flight, self)
+        self.gates = Gates(GateKeys(in_flight, FlowKeys("redis_queue")), lambda: self.processes - len(self.held))
+        #: How many messages can run at once.
+        self.processes = 1
+        self.settlement = Settlement(self.gates.keys, self)
         self.lost: list[str] = []
         self.unread: list[Asked] = []
         self.settle_alone: Callable[[list[str]], list[bytes]] = lambda _: []

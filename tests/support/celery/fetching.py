@@ -15,6 +15,7 @@ from redis_queue.celery.consume.fetch import Fetch
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.keeper.redis_py import client_of
 from tests.support.celery.fake_leases import FakeLeases
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -30,7 +31,7 @@ class Taker:
         self._connection = connection
         lease_channels(connection.transport, self.leases, fetching=True)  # type: ignore[arg-type]
         self.channel = connection.default_channel
-        self.leases.settle_alone = InFlightRecords.of(self.channel).settle
+        self.leases.settle_alone = InFlightRecords(client_of(self.channel), self.leases.gates.keys).settle
         assert isinstance(self.channel, FetchingChannel)
         self.consumer = Consumer(
             self.channel,

@@ -52,6 +52,10 @@ LOOKS: dict[str, str] = {
     "quarantine-show-body": "quarantine show unreadable --body",
     "quarantine-purge-dry": "quarantine purge --dry-run",
     "putback-dry": "putback --dry-run",
+    "flow-list": "flow list",
+    "flow-show": "flow show queue:reports",
+    "flow-show-changed": "flow show queue:mail --keys 1",
+    "flow-show-key": "flow show shop.sync",
 }
 """Read-only commands, by the name of their golden file."""
 

@@ -15,12 +15,14 @@ from redis_queue.celery import DelayedTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.delay.lateness import DispatcherRow, Dispatches
 from redis_queue.delay.model import Push
+from redis_queue.flow.flows import Flows
+from redis_queue.flow.rules import Flow
 from redis_queue.histogram import Histogram
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.audit import Action, Audit
-from redis_queue.store.keys import Keys
+from redis_queue.store.keys import FlowKeys, Keys
 
 TASK = "00000000-0000-4000-8000-000000000001"
 
@@ -114,6 +116,30 @@ def fill_reports(client: redis.Redis, text: str = "") -> None:
     Reports(client, "redis_queue").write(worker, running, tallies)
 
 
+def fill_flows(client: redis.Redis, text: str = "") -> Flows:
+    """Declare a flow of each kind, with messages that run and wait: plain, paused and changed, with keys, fair.
+
+    The queue "quiet" has no flow and is paused. No test sends to these queues.
+    """
+    flows, keys = Flows(client, "redis_queue"), FlowKeys("redis_queue")
+    plain, keyed, fair = f"queue:slow{text}", f"shop.sync{text}", f"queue:bulk{text}"
+    flows.declare(
+        {
+            plain: Flow(limit=10, rate="100/m", burst=5),
+            keyed: Flow(limit=1, key="shop:{shop}"),
+            fair: Flow(limit=40, fair="{tenant}", limit_each=4, rate_each="2/s"),
+        }
+    )
+    flows.set(plain, limit=3)
+    flows.pause(plain)
+    flows.pause("queue:quiet")
+    for name, running, waiting in ((keyed, 1, 3), (fair, 2, 7)):
+        client.hset(keys.running.decode(), mapping={name: running, f"{name}\0ann{text}": running})
+        client.hset(keys.backlog.decode(), name, waiting)
+        client.zadd(keys.keys(name), {f"ann{text}": waiting - 1, "ben": 1})
+    return flows
+
+
 def fill(client: redis.Redis, app: Celery | None = None) -> None:
     """Fill all queues; with *app*, also with two of its tasks."""
     client.flushall()
@@ -122,6 +148,7 @@ def fill(client: redis.Redis, app: Celery | None = None) -> None:
     fill_failures(client)
     fill_audit(client)
     fill_reports(client)
+    fill_flows(client)
     RedisQueue("quiet", client).put("x")
     RedisQueue("quiet", client).pause()
     RedisQueue("broken", client).put("x")

@@ -11,6 +11,7 @@ SCREENS = (
     "/forecast",
     "/scheduled",
     "/queues",
+    "/flows",
     "/running",
     "/history",
     "/failures",

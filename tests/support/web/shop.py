@@ -19,11 +19,14 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.delay.lateness import DispatcherRow, Dispatches
 from redis_queue.delay.model import Push
+from redis_queue.flow.flows import Flows
+from redis_queue.flow.rules import Flow
 from redis_queue.histogram import Histogram
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Run, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.audit import Action, Audit
+from redis_queue.store.keys import FlowKeys
 
 PREFIX: Final = "redis_queue"
 DEPLOYED: Final = 30
@@ -63,6 +66,7 @@ def fill_shop(client: redis.Redis, app: Celery) -> None:
     _log_dispatches(client, chance)
     _put_orders(client)
     _send(app, chance)
+    _limit_mail(client)
     _keep_failures(client, chance)
     _report(client, chance)
     audit = Audit(client, PREFIX)
@@ -130,6 +134,24 @@ def _send(app: Celery, chance: random.Random) -> None:
             app.send_task(
                 "reports.monthly", [number], queue="reports", task_id=f"report-{number}", connection=connection
             )
+
+
+def _limit_mail(client: redis.Redis) -> None:
+    """Let the tenants take turns in the queue "mail"; somebody has lowered its limit."""
+    flows, keys, name = Flows(client, PREFIX), FlowKeys(PREFIX), "queue:mail"
+    flows.declare(
+        {
+            name: Flow(limit=40, rate="600/m", burst=20, fair="{tenant}", limit_each=8),
+            "search.reindex": Flow(limit=1, key="shop:{shop}"),
+            "billing.charge": Flow(limit=12, rate="5/s"),
+        }
+    )
+    flows.set(name, limit=20)
+    waiting, running = {"acme": 1840, "birch": 12, "cedar": 3}, {"acme": 8, "birch": 6, "cedar": 1}
+    client.zadd(keys.keys(name), waiting)
+    client.hset(keys.backlog.decode(), name, sum(waiting.values()))
+    client.hset(keys.running.decode(), mapping={name: sum(running.values()), "billing.charge": 7})
+    client.hset(keys.running.decode(), mapping={f"{name}\0{tenant}": count for tenant, count in running.items()})
 
 
 def _keep_failures(client: redis.Redis, chance: random.Random) -> None:

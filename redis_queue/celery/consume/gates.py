@@ -1,0 +1,248 @@
+"""Gates: take messages of flows from the gate of the store, as many as a worker can start."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import redis
+from celery.worker import state
+
+from redis_queue.celery.consume.async_connection import AsyncConnection, Call
+from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.celery.message.flow_header import FlowHeader
+from redis_queue.flow.flows import route_of
+from redis_queue.store.keys import FlowKeys
+from redis_queue.store.links import Argument
+from redis_queue.store.script_files import Script, load
+
+MARK: Final = "flow-"
+"""How the delivery tags of messages from a gate begin."""
+
+RECENT: Final = 0.01
+"""Seconds: a worker takes messages ahead if each of its processes ended several in this time, and none of longer tasks:
+their places would be held in vain."""
+
+SHORT: Final = 4
+"""Tasks of one process that ended in RECENT seconds, from which on they are short."""
+
+MOST: Final = 500
+"""Most messages that a worker without a prefetch count takes ahead."""
+
+SCAN: Final = 1000
+
+TURNS: Final = 1000
+"""Any number larger than that of tasks with flows in one queue."""
+
+
+def is_gated(tag: str) -> bool:
+    """Tell whether the message with this delivery tag has a place in a flow."""
+    return tag.startswith(MARK)
+
+
+def tag_of(first: str, number: int) -> str:
+    """Return a delivery tag; those of one fetch are in the order of their numbers, as sweeps return them."""
+    return f"{first}{number:03}"
+
+
+@dataclass(frozen=True, slots=True)
+class GateKeys:
+    """The keys that scripts of flows take, by name: those of messages in flight, and those of flows."""
+
+    in_flight: InFlightKeys
+    flows: FlowKeys
+
+    def of(self, script: Script, **others: bytes) -> list[bytes]:
+        """Return the keys of *script*, in order; *others* by name."""
+        named = {"index": self.in_flight.index.encode(), "unacked": self.in_flight.records.encode(), **others}
+        return [named.get(name) or getattr(self.flows, name) for name in script.keys]
+
+
+class Ends:
+    """How many tasks ended lately."""
+
+    def __init__(self) -> None:
+        self._since, self._count, self._before = 0.0, 0, 0
+
+    def note(self) -> None:
+        """Note that a task ended."""
+        self._turn()
+        self._count += 1
+
+    def recent(self) -> int:
+        """Return how many tasks ended within about RECENT seconds."""
+        self._turn()
+        return max(self._count, self._before)
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        if now - self._since >= RECENT:
+            self._before = self._count if now - self._since < 2 * RECENT else 0
+            self._since, self._count = now, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """*free*: processes or threads without a task. *room*: messages that start soon, of *window* in all."""
+
+    free: int
+    room: int
+    window: int
+
+    @property
+    def is_worth_asking(self) -> bool:
+        """Whether to ask for messages now: a process waits, or there is room for half of the window."""
+        return self.free > 0 or 2 * self.room >= self.window
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Reply of the script: see lua/flow/take.lua. *messages* are numbers of queues, from 0, and messages."""
+
+    score: float
+    left: bool
+    next_in: float
+    signals: bytes
+    missing: list[bytes]
+    messages: list[tuple[int, bytes]]
+
+    @classmethod
+    def of(cls, reply: Any) -> Taken:
+        """Read the *reply* of the script."""
+        score, left, next_in, signals, lost, *rest = reply
+        rows = rest[lost:]
+        messages = [(number - 1, item) for number, item in zip(rows[::2], rows[1::2], strict=True)]
+        return cls(
+            float(score), bool(left), next_in / 1000 if next_in >= 0 else math.inf, signals, rest[:lost], messages
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The keys of the line of idle workers and of its listener, and the channel of one worker."""
+
+    line: bytes
+    listener: bytes
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a worker wants of its gates: up to *limit* messages, *at_once* if others are idle; it settles *settled*.
+
+    *on_settled* gets the tags that were not in flight, *on_taken* a Taken; both get an exception if Redis refused.
+    """
+
+    limit: int
+    at_once: int
+    settled: Sequence[str]
+    on_settled: Callable[[Any], None]
+    on_taken: Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A message of a flow that is in flight, by its delivery tag, and the group of its gate."""
+
+    tag: str
+    item: bytes
+    queue: str
+    step: int
+    header: FlowHeader
+
+
+class Gates:
+    """The gates of one worker, whose processes or threads number *processes()*. Does no I/O by itself."""
+
+    def __init__(self, keys: GateKeys, processes: Callable[[], int], *, in_use: bool = False) -> None:
+        self.keys = keys
+        self._processes = processes
+        self._take, self._restore = load("flow/take"), load("flow/restore")
+        #: Whether there are flows.
+        self.in_use = in_use
+        #: Whether there are messages that could be taken if this worker had a process free.
+        self.left = False
+        #: When the next message may be taken, on the monotonic clock.
+        self.next_at = math.inf
+        #: Value of the signals of all queues when they were last read.
+        self.signals = b""
+        self.ends = Ends()
+
+    @property
+    def competes(self) -> bool:
+        """Whether messages of flows wait that this worker may take now or soon: it takes nothing ahead then."""
+        return self.in_use and (self.left or self.next_at < math.inf)
+
+    def capacity(self, received: int, most: int = 0) -> Capacity:
+        """Return how many messages this worker can start; *received* ones wait in it besides those of Celery.
+
+        *most*: its prefetch count, 0 for none.
+        """
+        processes = self._processes()
+        recent = self.ends.recent()
+        window = max(processes, min(recent, most or MOST)) if recent >= SHORT * processes else processes
+        held = len(state.reserved_requests) + received
+        return Capacity(free=processes - held, room=window - held, window=window)
+
+    def take(self, connection: AsyncConnection, idle: Idle, queues: Sequence[str], wanted: Wanted) -> tuple[str, Call]:
+        """Return the first part of the delivery tags, and the call that settles and takes what is *wanted*."""
+        tag = f"{MARK}{os.urandom(12).hex()}-"
+        keys = self.keys.of(self._take, line=idle.line, listener=idle.listener)
+        named = (part for queue in queues for part in (queue, route_of(queue)))
+        numbers = (wanted.limit, wanted.at_once)
+        options = (0, *numbers, tag, idle.channel, random.randrange(TURNS), len(wanted.settled))
+
+        def answered(reply: Any) -> None:
+            if isinstance(reply, Exception):
+                wanted.on_settled(reply)
+                wanted.on_taken(reply)
+                return
+            taken = Taken.of(reply)
+            self.left, self.signals = taken.left, taken.signals
+            self.next_at = time.monotonic() + taken.next_in
+            wanted.on_settled(taken.missing)
+            wanted.on_taken(taken)
+
+        arguments: tuple[Argument, ...] = (len(keys), *keys, *options, *wanted.settled, *named)
+        return tag, connection.script(self._take, arguments, answered)
+
+    def put_behind(self, connection: AsyncConnection, move: Move, on_reply: Callable[[Any], None]) -> Call:
+        """Return the call that moves a message, which was fetched from a list, into its gate."""
+        record = b"[" + move.item + b", " + route_of(move.queue).encode() + b"]"
+        keys, header = self.keys.of(self._restore), move.header
+        group = (move.step, move.queue, header.task, header.of_task, header.of_queue)
+        arguments: tuple[Argument, ...] = (len(keys), *keys, 0, move.tag, record, 1, *group, move.item)
+        return connection.script(self._restore, arguments, on_reply)
+
+    def watch(self, queues: Sequence[str], on_change: Callable[[], None], check: Callable[[Any], Any]) -> Call:
+        """Return the call that lets Redis track the signals of *queues*; *on_change* is called if they have changed."""
+
+        def compared(reply: Any) -> None:
+            found = b" ".join(value or b"" for value in check(reply))
+            # Before the first flow there are no signals.
+            if found != self.signals and (self.signals or found.strip()):
+                on_change()
+
+        return Call(("MGET", *(self.keys.flows.signal(queue) for queue in queues)), compared)
+
+    def orphans(self, client: redis.Redis) -> list[str]:
+        """Return the delivery tags that have a place, but are not in flight: a stock worker returned their messages."""
+        found: list[str] = []
+        cursor: Any = 0
+        while True:
+            cursor, rows = client.hscan(self.keys.flows.held.decode(), cursor, count=SCAN)
+            tags = list(rows)
+            if tags:
+                scores = client.zmscore(self.keys.in_flight.index, list(map(_text, tags)))
+                found += [_text(tag) for tag, score in zip(tags, scores, strict=True) if score is None]
+            if not int(cursor):
+                return found
+
+
+def _text(tag: Any) -> str:
+    return tag.decode(errors="replace") if isinstance(tag, bytes) else str(tag)

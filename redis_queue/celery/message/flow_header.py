@@ -1,0 +1,42 @@
+"""FlowHeader: which flow and which keys a message belongs to, in a header that goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from redis_queue.celery.message.attempt import FLOW
+from redis_queue.errors import InvalidValueError
+from redis_queue.flow.flows import OF_QUEUE
+from redis_queue.key_template import check_key
+from redis_queue.store.keys import MAX_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class FlowHeader:
+    """The flow of the task, "" for none, its key, and the key of the flow of the queue; "" for no key."""
+
+    task: str = ""
+    of_task: str = ""
+    of_queue: str = ""
+
+    @classmethod
+    def of(cls, headers: Any) -> FlowHeader | None:
+        """Return what *headers* of a message say; None if they say nothing, or nothing valid."""
+        found = headers.get(FLOW) if isinstance(headers, Mapping) else None
+        if not isinstance(found, list) or len(found) != 3 or not all(isinstance(part, str) for part in found):  # noqa: PLR2004
+            return None
+        task, *keys = found
+        try:
+            for key in filter(None, keys):
+                check_key(key)
+        except InvalidValueError:
+            return None
+        is_task = len(task) <= MAX_NAME and not task.startswith(OF_QUEUE) and (not task or task.isprintable())
+        return cls(*found) if is_task else None
+
+    @property
+    def value(self) -> list[str]:
+        """The value of the header."""
+        return [self.task, self.of_task, self.of_queue]

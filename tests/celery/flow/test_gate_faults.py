@@ -1,0 +1,207 @@
+"""The gate under load, faults and changes: nothing is stuck, mixed up or lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from redis_queue.celery.stored_tasks import StoredTasks
+from redis_queue.store.keys import FlowKeys
+from redis_queue.store.script_files import load
+from tests.support.celery.fetching import Taker, connected, wait_until_idle
+from tests.support.celery.flows import KEYS, QUEUE, counts, flow_app, taken
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+NEVER = float("inf")
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A Redis."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    """A client of it."""
+    with server.client() as client:
+        yield client
+
+
+def drain(taker: Taker, count: int) -> list[Any]:
+    """Settle what *taker* takes until there were *count* messages; return their arguments."""
+    got: list[Any] = []
+    while len(got) < count:
+        now = taken(taker)
+        assert now, f"only {len(got)} of {count} messages"
+        got += now
+        taker.settle()
+    return got
+
+
+def test_a_new_limit_reaches_all_keys_that_wait(server: RedisServer, client: redis.Redis) -> None:
+    with flow_app(server) as app, connected(server) as connection:
+        flows = StoredTasks.of(app).flow
+        flows.set("sync", limit=0)
+        for number in range(700):
+            app.tasks["sync"].delay(f"k{number}")
+        taker = Taker(connection, [QUEUE], 100)
+        taker.leases.processes = 100
+        assert taken(taker) == []
+        flows.set("sync", limit=1)
+        drain(taker, 700)
+        assert counts(client) == {}
+
+
+def test_each_of_many_tasks_gets_its_turn(server: RedisServer) -> None:
+    with flow_app(server, {f"queue:{QUEUE}": {"limit": 1}}) as app, connected(server) as connection:
+        for number in range(120):
+            name = f"task{number}"
+            app.tasks["work"].app.conf.redis_queue_flow[name] = {"limit": 5}
+        app.__dict__.pop("redis_queue_flow_policy", None)
+        for number in range(120):
+            for _ in range(3):
+                app.send_task(f"task{number}", (number,))
+        taker = Taker(connection, [QUEUE], 100)
+        seen = {row[0] for row in drain(taker, 300)}
+        assert len(seen) > 110
+
+
+def test_a_script_that_redis_does_not_know_mixes_up_no_tags(server: RedisServer, client: redis.Redis) -> None:
+    with flow_app(server, {f"queue:{QUEUE}": {"limit": 50}}) as app, connected(server) as connection:
+        taker = Taker(connection, [QUEUE], 100)
+        taker.leases.processes = 3
+        taker.leases.gates.in_use = True
+        wait_until_idle(taker)
+        client.script_flush()
+        client.script_load(load("held/fetch").source)
+        for number in range(9):
+            app.tasks["work"].delay("k", number)
+        drain(taker, 9)
+        assert counts(client) == {}
+        assert not client.exists("unacked", "unacked_index")
+
+
+def test_a_worker_that_took_a_message_lets_another_one_listen(server: RedisServer) -> None:
+    with flow_app(server) as app, connected(server) as one, connected(server) as two:
+        takers = [Taker(one, [QUEUE], 100), Taker(two, [QUEUE], 100)]
+        for taker in takers:
+            wait_until_idle(taker).look_at = NEVER
+        for number in range(2):
+            app.tasks["sync"].delay(f"k{number}")
+
+            def arrived(expected: int = number + 1) -> bool:
+                for taker in takers:
+                    taker.turn()
+                    fetch = taker.channel._fetch
+                    if fetch is not None:
+                        # Only a wake-up helps.
+                        fetch.look_at = NEVER
+                return sum(len(taker.messages) for taker in takers) >= expected
+
+            wait_until(arrived, timeout=10, description="the message to be taken")
+        assert [len(taker.messages) for taker in takers] == [1, 1]
+
+
+def test_places_taken_by_no_message_are_found(server: RedisServer, client: redis.Redis) -> None:
+    with flow_app(server, {f"queue:{QUEUE}": {"limit": 1}}) as app, connected(server) as connection:
+        for number in range(2):
+            app.tasks["work"].delay("k", number)
+        taker = Taker(connection, [QUEUE], 100)
+        assert taken(taker) == [["k", 0]]
+        # A stock worker has settled it.
+        client.delete("unacked", "unacked_index")
+        taker.messages.clear()
+        taker.leases.held.clear()
+        taker.channel.qos._swept_at = 0.0
+        taker.channel.qos.restore_visible()
+        assert taken(taker) == [["k", 1]]
+
+
+def test_messages_that_come_back_together_keep_their_order(server: RedisServer, client: redis.Redis) -> None:
+    with flow_app(server, {f"queue:{QUEUE}": {"limit": 20}}) as app, connected(server) as connection:
+        for number in range(12):
+            app.tasks["work"].delay("k", number)
+        taker = Taker(connection, [QUEUE], 100)
+        taker.leases.processes = 12
+        assert len(taken(taker)) == 12
+        # Their worker died long ago.
+        tags: Any = client.zrange("unacked_index", 0, -1)
+        client.zadd("unacked_index", dict.fromkeys(tags, 1.0))
+        taker.messages.clear()
+        taker.leases.held.clear()
+        taker.leases.processes = 0
+        taker.channel.qos._swept_at = 0.0
+        taker.channel.qos.restore_visible(num=100)
+        assert counts(client) == {"waiting": {"queue:flows": 12}}
+        taker.leases.processes = 12
+        app.tasks["work"].delay("k", 12)
+        assert [number for _, number in drain(taker, 12)][:12] == list(range(12))
+
+
+def test_a_full_redis_is_drained_and_changed(server: RedisServer, client: redis.Redis) -> None:
+    with flow_app(server, {f"queue:{QUEUE}": {"limit": 2}}) as app, connected(server) as connection:
+        flows = StoredTasks.of(app).flow
+        for number in range(20):
+            app.tasks["work"].delay("k", number)
+        taker = Taker(connection, [QUEUE], 100)
+        taker.leases.processes = 2
+        assert len(taken(taker)) == 2
+        client.config_set("maxmemory", "1")
+        flows.pause(f"queue:{QUEUE}")
+        flows.resume(f"queue:{QUEUE}")
+        flows.set(f"queue:{QUEUE}", limit=1)
+        drain(taker, 20)
+        assert counts(client) == {}
+
+
+def test_short_delays_and_tasks_that_poll_stay_out_of_the_gate(server: RedisServer, client: redis.Redis) -> None:
+    with flow_app(server, {f"queue:{QUEUE}": {"limit": 1}}, redis_queue_min_delay=10) as app:
+        app.tasks["work"].apply_async(("k",), countdown=5)
+        # In a worker it would hold a place.
+        assert StoredTasks.of(app).count() == 1
+        app.send_task("celery.chord_unlock", countdown=5)
+        assert counts(client) == {}
+        (message,) = client.lrange(QUEUE, 0, -1)
+        assert json.loads(message)["headers"]["eta"]
+
+
+def test_apps_with_other_prefixes_in_the_broker_have_their_own_flows(server: RedisServer, client: redis.Redis) -> None:
+    flows = {f"queue:{QUEUE}": {"limit": 1}}
+    options = {"global_keyprefix": "b:"}
+    with (
+        flow_app(server, flows) as plain,
+        flow_app(server, flows, broker_transport_options=options) as prefixed,
+        connected(server) as connection,
+    ):
+        plain.tasks["work"].delay("plain")
+        prefixed.tasks["work"].delay("prefixed")
+        taker = Taker(connection, [QUEUE], 100)
+        taker.leases.processes = 10
+        assert taken(taker) == [["plain"]]
+        assert StoredTasks.of(prefixed).flow.list()[0].waiting == 1
+        assert client.exists(FlowKeys("redis_queue", "b:").backlog) == 1
+
+
+def test_hostile_keys_stop_no_worker(server: RedisServer, client: redis.Redis) -> None:
+    with flow_app(server) as app, connected(server) as connection:
+        root = KEYS.config.decode().removesuffix("config")
+        for name in ("x", "0\0", "9\0flows\0\0\0\0\0", "0\0flows\0nothing"):
+            client.zadd(f"{root}open:{QUEUE}", {name: 0})
+            client.zadd(f"{root}timers:{QUEUE}", {name: 1})
+            client.zadd(f"{root}ring:{name}", {"y": 0, "0\0flows\0nothing\0a\0b": 1})
+        client.hset(KEYS.config.decode(), mapping={"sync": "x y z", f"queue:{QUEUE}": "- - nan inf -5 1e9 - k"})
+        client.hset(KEYS.held.decode(), "flow-x", "nothing")
+        app.tasks["sync"].delay("a")
+        taker = Taker(connection, [QUEUE], 100)
+        taker.leases.processes = 5
+        assert taken(taker) == [["a"]]
+        taker.settle()

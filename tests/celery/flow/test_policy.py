@@ -1,0 +1,134 @@
+"""FlowPolicy: which flows an app has, and what a worker refuses on startup."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from redis_queue import Flow
+from redis_queue.celery import DelayedTasks
+from redis_queue.celery.flow.policy import FlowPolicy
+from redis_queue.celery.message.flow_header import FlowHeader
+from redis_queue.celery.startup import check_flows
+from redis_queue.errors import ConfigurationError, InvalidValueError
+
+pytestmark = pytest.mark.celery
+
+
+def make_app(flows: Any = None, *, broker: str = "redis://", leases: bool = True, **settings: Any) -> Celery:
+    """Make an app with one task; it connects to nothing."""
+    app = Celery("flows", broker=broker, set_as_current=False)
+    app.conf.update(redis_queue_flow=flows, task_default_queue="mail", **settings)
+    DelayedTasks(app, leases=leases)
+
+    @app.task(name="shop.sync", shared=False)  # type: ignore[untyped-decorator]
+    def sync(shop_id: int, page: int = 1) -> None:
+        """A task."""
+
+    return app
+
+
+class TestStart:
+    @pytest.mark.parametrize(
+        ("flows", "message"),
+        [
+            (5, "redis_queue_flow=5: must be a mapping"),
+            ({"queue:mail": 5}, "redis_queue_flow['queue:mail']: 5: must be a mapping"),
+            ({"queue:mail": {"limit": True}}, "redis_queue_flow['queue:mail']: limit=True"),
+            ({"queue:mail": {"limits": 5}}, "unknown option 'limits': did you mean 'limit'?"),
+            ({"queue:": {"limit": 5}}, "flow 'queue:': must be followed by the name of a queue"),
+            ({"queue:maul": {"limit": 5}}, "unknown queue: did you mean 'queue:mail'?"),
+            ({"shop.sink": {"limit": 5}}, "unknown task: did you mean 'shop.sync'?"),
+            (
+                {"shop.sync": {"limit": 5, "key": "{shop}"}},
+                "unknown argument 'shop': task shop.sync takes",
+            ),
+            ({"shop.sync": {"rate": "1/fortnight"}}, "rate='1/fortnight'"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, flows: Any, message: str) -> None:
+        with pytest.raises(ConfigurationError, match=re.escape(message)):
+            check_flows(make_app(flows))
+
+    def test_good_flows_are_accepted(self) -> None:
+        check_flows(make_app({"queue:mail": {"fair": "{tenant}"}, "shop.sync": {"limit": 1, "key": "{shop_id}"}}))
+        check_flows(make_app())
+
+    def test_limits_need_leases_and_a_broker_that_is_redis(self) -> None:
+        flows = {"queue:mail": {"limit": 1}}
+        with pytest.raises(ConfigurationError, match="needs DelayedTasks\\(app, leases=True\\)"):
+            check_flows(make_app(flows, leases=False))
+        with pytest.raises(ConfigurationError, match="one database of one Redis"):
+            check_flows(make_app(flows, broker="amqp://", redis_queue_url="redis://"))
+        with pytest.raises(ConfigurationError, match="needs atomic fetch"):
+            check_flows(make_app(flows, redis_queue_atomic_fetch=False))
+
+    def test_early_acknowledgement_of_a_task_contradicts_its_flow(self) -> None:
+        app = make_app({"shop.sync": {"limit": 1}})
+        app.tasks["shop.sync"].acks_late = False
+        with pytest.raises(ConfigurationError, match="acks_late=False contradicts its flow"):
+            check_flows(app)
+
+    def test_early_acknowledgement_in_a_queue_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        app = make_app({"queue:mail": {"limit": 1}})
+        app.tasks["shop.sync"].acks_late = False
+        check_flows(app)
+        assert "shop.sync is acknowledged when it starts" in caplog.text
+
+    def test_the_setting_has_precedence_over_the_task_and_says_so_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        app = make_app({"shop.sync": {"limit": 1}})
+        app.tasks["shop.sync"].flow = Flow(limit=2)
+        with caplog.at_level(logging.WARNING):
+            for _ in range(3):
+                assert FlowPolicy.of(app).all() == {"shop.sync": Flow(limit=1)}
+        assert caplog.text.count("redis_queue_flow has precedence") == 1
+
+    def test_a_flow_of_another_type_is_refused(self) -> None:
+        app = make_app()
+        app.tasks["shop.sync"].flow = {"limit": 2}
+        with pytest.raises(ConfigurationError, match="must be a redis_queue"):
+            check_flows(app)
+
+
+class TestHeader:
+    def test_flow_and_keys_of_a_call(self) -> None:
+        flows = {"queue:mail": {"fair": "t{page}"}, "shop.sync": {"limit": 1, "key": "shop:{shop_id}"}}
+        policy = FlowPolicy.of(make_app(flows))
+        assert policy.header("shop.sync", "mail", (5,), {}) == FlowHeader("shop.sync", "shop:5", "t1")
+        assert policy.header("shop.sync", "other", (5,), {}) == FlowHeader("shop.sync", "shop:5", "")
+        assert policy.header("unknown", "mail", (5,), {}) == FlowHeader("", "", "")
+        assert policy.header("unknown", "mail", (), {"page": 7}) == FlowHeader("", "", "t7")
+        assert policy.header("unknown", "other", (), {}) is None
+        with pytest.raises(InvalidValueError, match="missing a required argument"):
+            policy.header("shop.sync", "mail", (), {})
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            None,
+            5,
+            "x",
+            [],
+            ["a"],
+            ["a", "b", 5],
+            ["a", "b\0", ""],
+            ["x" * 201, "", ""],
+            ["queue:mail", "", ""],
+            ["a", "k" * 256, ""],
+            {"a": 1},
+        ],
+    )
+    def test_a_hostile_header_is_no_header(self, value: Any) -> None:
+        assert FlowHeader.of({"redis_queue_flow": value}) is None
+        assert FlowHeader.of(value) is None
+
+    def test_a_queue_is_no_task(self) -> None:
+        assert FlowHeader.of({"redis_queue_flow": ["queue:mail", "", ""]}) is None
+
+    def test_it_is_read_as_it_was_written(self) -> None:
+        header = FlowHeader("shop.sync", "shop:5", "t1")
+        assert FlowHeader.of({"redis_queue_flow": header.value}) == header

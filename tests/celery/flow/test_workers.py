@@ -1,0 +1,202 @@
+"""Flows with real workers: a referee, to which each task tells when it enters and leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import psutil
+import pytest
+import redis
+
+from redis_queue.celery.stored_tasks import StoredTasks
+from tests.support.celery.flow_names import AGAIN, FAIL, SYNC, WORK
+from tests.support.celery.flows import QUEUE, Fleet, counts, peak
+from tests.support.celery.processes import CeleryProcess
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.celery
+
+LIMIT = f"queue:{QUEUE}"
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A Redis."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    """A client of it."""
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What ends with the test."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def start(stack: ExitStack, *workers: CeleryProcess) -> list[CeleryProcess]:
+    """Start *workers*, and wait until they consume."""
+    started = [stack.enter_context(worker) for worker in workers]
+    for worker in started:
+        worker.wait_for_output("ready.")
+    return started
+
+
+def kill(worker: CeleryProcess) -> None:
+    """Kill a worker with all its children."""
+    family = psutil.Process(worker.pid).children(recursive=True)
+    os.kill(worker.pid, signal.SIGKILL)
+    for child in family:
+        if child.is_running():
+            child.kill()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+def test_no_more_than_the_limit_run_at_once(
+    server: RedisServer, client: redis.Redis, stack: ExitStack, pool: str
+) -> None:
+    fleet = Fleet(server, client, {LIMIT: {"limit": 3}})
+    start(stack, *(fleet.worker(name, pool=pool, concurrency=4) for name in ("a", "b", "c", "d")))
+    with fleet.producer() as app:
+        for _ in range(60):
+            app.send_task(WORK, ("x", 0.01))
+        fleet.wait_for("leave", 60)
+    assert 1 < peak(fleet.events()) <= 3
+    fleet.wait_until_free()
+
+
+def test_one_at_a_time_for_each_key(server: RedisServer, client: redis.Redis, stack: ExitStack) -> None:
+    fleet = Fleet(server, client, {})
+    start(stack, fleet.worker("a"), fleet.worker("b"))
+    with fleet.producer() as app:
+        # The producer does not have the task: the setting tells it.
+        app.conf.redis_queue_flow = {SYNC: {"limit": 1, "key": "shop:{key}"}}
+        sent = [app.send_task(SYNC, kwargs={"key": f"k{number % 3}", "seconds": 0.005}) for number in range(45)]
+        fleet.wait_for("leave", 45)
+    events = fleet.events()
+    assert peak(events, of_key=True) == 1
+    assert peak(events) > 1
+    for key in ("k0", "k1", "k2"):
+        order = [id_ for kind, of, id_, _ in events if (kind, of) == ("enter", key)]
+        assert order == [result.id for number, result in enumerate(sent) if f"k{number % 3}" == key]
+    fleet.wait_until_free()
+
+
+def test_the_place_of_a_killed_worker_is_free_again(server: RedisServer, client: redis.Redis, stack: ExitStack) -> None:
+    fleet = Fleet(server, client, {LIMIT: {"limit": 2}})
+    first, _ = start(stack, fleet.worker("a", concurrency=1), fleet.worker("b", concurrency=1))
+    with fleet.producer() as app:
+        sent = [app.send_task(WORK, ("x",), {"hold": True}).id for _ in range(4)]
+    fleet.wait_for("enter", 2)
+    kill(first)
+    wait_until(lambda: client.info("clients")["blocked_clients"] <= 1, description="Redis to see the kill")
+    # The killed one comes again before the others.
+    fleet.release()
+    fleet.wait_for("leave", 1)
+    fleet.wait_for("enter", 3)
+    fleet.release(5)
+    wait_until(
+        lambda: {id_ for kind, _, id_, _ in fleet.events() if kind == "leave"} == set(sent),
+        timeout=40,
+        description="all tasks to end",
+    )
+    fleet.wait_until_free()
+
+
+def test_a_change_of_the_limit_holds_for_running_workers(
+    server: RedisServer, client: redis.Redis, stack: ExitStack
+) -> None:
+    fleet = Fleet(server, client, {LIMIT: {"limit": 1}})
+    start(stack, fleet.worker("a", concurrency=4))
+    with fleet.producer() as app:
+        for _ in range(6):
+            app.send_task(WORK, ("x",), {"hold": True})
+        fleet.wait_for("enter", 1)
+        flows = StoredTasks.of(app).flow
+        flows.set(LIMIT, limit=3)
+        fleet.wait_for("enter", 3)
+        flows.set(LIMIT, limit=0)
+        fleet.release(3)
+        fleet.wait_for("leave", 3)
+        wait_until(lambda: counts(client) == {"waiting": {LIMIT: 3}}, description="the places to be free")
+        assert len(fleet.entered()) == 3
+        flows.reset(LIMIT)
+        fleet.release(3)
+        fleet.wait_for("leave", 6)
+    fleet.wait_until_free()
+
+
+def test_a_pause_outlives_the_workers(server: RedisServer, client: redis.Redis, stack: ExitStack) -> None:
+    fleet = Fleet(server, client, {})
+    with fleet.producer() as app:
+        flows = StoredTasks.of(app).flow
+        flows.pause(LIMIT)
+        sent = [app.send_task(WORK, ("x",)).id]
+        app.conf.redis_queue_flow = {SYNC: {"limit": 1, "key": "{key}"}}
+        sent.append(app.send_task(SYNC, kwargs={"key": "y"}).id)
+        for name in ("a", "b"):
+            with fleet.worker(name, "-Q", f"{QUEUE},other-{name}") as worker:
+                worker.wait_for_output("ready.")
+                # What goes to another queue runs.
+                app.send_task(WORK, ("other",), queue=f"other-{name}")
+                wait_until(
+                    lambda: len(fleet.entered()) >= 1 + (name == "b"),  # noqa: B023
+                    timeout=20,
+                    description="the other task to run",
+                )
+        assert not set(sent) & set(fleet.entered())
+        start(stack, fleet.worker("c"))
+        flows.resume(LIMIT)
+        wait_until(lambda: set(sent) <= set(fleet.entered()), timeout=20, description="the paused tasks to run")
+    fleet.wait_until_free()
+
+
+def test_retries_delays_and_discarded_tasks_keep_no_place(
+    server: RedisServer, client: redis.Redis, stack: ExitStack
+) -> None:
+    fleet = Fleet(server, client, {LIMIT: {"limit": 1}})
+    start(stack, fleet.worker("a", concurrency=4))
+    with fleet.producer() as app:
+        app.send_task(WORK, ("x",), {"hold": True})
+        fleet.wait_for("enter", 1)
+        revoked = app.send_task(WORK, ("x",))
+        app.control.revoke(revoked.id, reply=True, timeout=10, limit=1)
+        app.send_task(WORK, ("x",), expires=0.001)
+        app.send_task("unheard of", ("x",))
+        app.send_task(WORK, (1, 2, 3, 4, 5))
+        app.send_task(AGAIN, (2,))
+        app.send_task(AGAIN, (2, 0.05))
+        app.send_task(FAIL)
+        last = app.send_task(WORK, ("x",), countdown=0.1).id
+        fleet.release()
+        wait_until(lambda: last in fleet.entered(), timeout=30, description="the delayed task to run")
+    fleet.wait_until_free()
+    assert peak(fleet.events()) == 1
+
+
+def test_the_next_task_of_a_key_starts_soon(server: RedisServer, client: redis.Redis, stack: ExitStack) -> None:
+    fleet = Fleet(server, client, {WORK: {"limit": 1, "key": "{key}"}})
+    start(stack, fleet.worker("a", concurrency=1), fleet.worker("b", concurrency=1))
+    with fleet.producer() as app:
+        for number in range(60):
+            app.send_task(WORK, kwargs={"key": f"k{number % 2}", "seconds": 0.01})
+        fleet.wait_for("leave", 60)
+    left: dict[str, int] = {}
+    gaps = []
+    for kind, key, _, at in fleet.events():
+        if kind == "leave":
+            left[key] = at
+        elif key in left:
+            gaps.append(at - left[key])
+    # An idle worker looks by itself after 0.7 s or more; the figure itself is that of the benchmark.
+    assert sorted(gaps)[len(gaps) // 2] < 300

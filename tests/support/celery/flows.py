@@ -1,0 +1,162 @@
+"""Apps with flows in the process of a test, and real workers of `tests.support.celery.flow_app`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+from celery import Celery
+
+from redis_queue import Flow
+from redis_queue.celery import DelayedTasks
+from redis_queue.store.keys import FlowKeys
+from tests.support.celery.fetching import Taker
+from tests.support.celery.flow_names import EVENTS, GATE
+from tests.support.celery.processes import CeleryProcess
+from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
+
+QUEUE = "flows"
+KEYS = FlowKeys("redis_queue")
+
+
+def url_of(server: RedisServer) -> str:
+    """Return the URL of *server* as a broker."""
+    return f"redis+socket://{server.socket}"
+
+
+@contextmanager
+def flow_app(server: RedisServer, flows: dict[str, Any] | None = None, **settings: Any) -> Iterator[Celery]:
+    """Make an app whose tasks are ``work(key, number)``, and ``sync``, which runs alone for its key."""
+    app = Celery("flows", broker=url_of(server), set_as_current=False)
+    app.conf.update(task_default_queue=QUEUE, task_ignore_result=True, redis_queue_flow=flows or {}, **settings)
+    DelayedTasks(app, leases=True)
+
+    @app.task(name="work", shared=False)  # type: ignore[untyped-decorator]
+    def work(key: str = "", number: int = 0) -> None:
+        """Do nothing."""
+
+    @app.task(name="sync", shared=False, flow=Flow(limit=1, key="shop:{key}"))  # type: ignore[untyped-decorator]
+    def sync(key: str = "", number: int = 0) -> None:
+        """Do nothing."""
+
+    try:
+        yield app
+    finally:
+        app.close()
+
+
+def counts(client: redis.Redis) -> dict[str, Any]:
+    """Return what Redis keeps of places and waiting messages, without what is empty."""
+    running: Any = client.hgetall(KEYS.running)
+    backlog: Any = client.hgetall(KEYS.backlog)
+    found = {"running": texts(running), "waiting": texts(backlog), "held": client.hlen(KEYS.held.decode())}
+    return {name: value for name, value in found.items() if value}
+
+
+def texts(rows: dict[bytes, bytes]) -> dict[str, int]:
+    """Return names and numbers."""
+    return {name.decode().replace("\0", "/"): int(value) for name, value in rows.items()}
+
+
+def taken(taker: Taker) -> list[Any]:
+    """Return the arguments of the tasks that *taker* holds once it has taken all that it can."""
+
+    def quiet() -> bool:
+        taker.turn()
+        fetch = taker.channel._fetch
+        if fetch is None or fetch.asked or fetch.commands._unanswered or taker.channel.has_messages:
+            return False
+        return not fetch.is_due or taker.leases.gates.capacity(0).free <= 0
+
+    wait_until(quiet, description="the consumer to have taken all")
+    return [json.loads(message.body)[0] for message in taker.messages]
+
+
+@dataclass
+class Fleet:
+    """Real workers on *server*, whose tasks tell when they enter and leave."""
+
+    server: RedisServer
+    client: redis.Redis
+    flows: dict[str, Any]
+    timeout: float = 2.0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def all_settings(self) -> dict[str, Any]:
+        """The settings of workers and producer."""
+        options = {"visibility_timeout": self.timeout, "unacked_restore_interval": 1}
+        return {"redis_queue_flow": self.flows, "broker_transport_options": options, **self.settings}
+
+    def worker(self, name: str, *arguments: str, pool: str = "prefork", concurrency: int = 2) -> CeleryProcess:
+        """Return a worker that is not started yet."""
+        return CeleryProcess(
+            *("-A", "tests.support.celery.flow_app", "worker", "--loglevel", "INFO", "--hostname", f"{name}@%h"),
+            *("--pool", pool, "--concurrency", str(concurrency), "--without-mingle", "--without-gossip"),
+            *arguments,
+            environment={"BROKER_URL": url_of(self.server), "SETTINGS": json.dumps(self.all_settings)},
+        )
+
+    @contextmanager
+    def producer(self) -> Iterator[Celery]:
+        """Make an app that sends, without the tasks of the workers."""
+        app = Celery("flows", broker=url_of(self.server), set_as_current=False)
+        app.conf.update({"task_default_queue": QUEUE, "task_ignore_result": True, **self.all_settings})
+        DelayedTasks(app, leases=True)
+        try:
+            yield app
+        finally:
+            app.close()
+
+    def events(self) -> list[tuple[str, str, str, int]]:
+        """Return what tasks told: enter or leave, key, id, ms by the clock of Redis."""
+        rows: Any = self.client.lrange(EVENTS, 0, -1)
+        found = [row.decode().split(" ") for row in rows]
+        return [(kind, key, id_, int(at)) for kind, key, id_, at in found]
+
+    def entered(self) -> list[str]:
+        """Return the ids of the tasks that entered, in order."""
+        return [id_ for kind, _, id_, _ in self.events() if kind == "enter"]
+
+    def wait_for(self, kind: str, count: int, *, timeout: float = 40.0) -> None:
+        """Wait until *count* tasks have told *kind*."""
+        wait_until(
+            lambda: sum(event[0] == kind for event in self.events()) >= count,
+            timeout=timeout,
+            description=f"{count} tasks to {kind}",
+        )
+
+    def release(self, count: int = 1) -> None:
+        """Let *count* holding tasks end."""
+        self.client.rpush(GATE, *["go"] * count)
+
+    def wait_until_free(self, *, timeout: float = 30.0) -> None:
+        """Wait until no message waits, runs or has a place."""
+        wait_until(
+            lambda: not counts(self.client) and not self.client.exists("unacked", "unacked_index"),
+            timeout=timeout,
+            description=f"all places to be free: {counts(self.client)}",
+        )
+
+
+def peak(events: list[tuple[str, str, str, int]], *, of_key: bool = False) -> int:
+    """Return how many tasks ran at once at most, of all keys or of one; entries of one task count once."""
+    running: Counter[str] = Counter()
+    inside: set[str] = set()
+    most = 0
+    for kind, key, id_, _ in events:
+        name = key if of_key else ""
+        if kind == "enter" and id_ not in inside:
+            inside.add(id_)
+            running[name] += 1
+        elif kind == "leave" and id_ in inside:
+            inside.remove(id_)
+            running[name] -= 1
+        most = max(most, running[name])
+    return most
