@@ -15,6 +15,7 @@ MODULES: Final = {
     "queues": "stats",
     "queue": "queue",
     "celery-queue": "celery_queue",
+    "flow": "flow",
     "scheduled": "scheduled",
     "failures": "failures",
     "dead": "dead",

@@ -22,6 +22,9 @@ OTHERS: Final = "choose another Redis with --url or REDIS_QUEUE_URL, another pre
 
 TOTALS: Final[tuple[Count, ...]] = ("put", "acked", "redelivered")
 
+FOR_PLACE: Final = "for a place"
+"""Head of the column of ready messages that wait for a place in a flow."""
+
 
 @click.command(cls=StoreCommand)
 @options.utc
@@ -76,18 +79,21 @@ def queues(access: Access, *, as_json: bool) -> None:
 def _print_celery(rows: Sequence[CeleryQueueRow]) -> None:
     if not rows:
         return
-    heads = ("Celery queue", "ready", "in flight", "workers", "per minute", "oldest", "")
-    show_table(heads, [_celery_row(row) for row in rows if not row.error])
+    heads = ["Celery queue", "ready", "in flight", "workers", "per minute", "oldest", ""]
+    limited = any(row.waiting_for_place for row in rows)
+    cells = [_celery_row(row, limited=limited) for row in rows if not row.error]
+    show_table([*heads, *([FOR_PLACE] if limited else [])], cells, below=(FOR_PLACE,))
     for row in rows:
         if row.error:
             click.echo(f"error: {harmless(row.name)}: {harmless(row.error)}", err=True)
     click.echo()
 
 
-def _celery_row(row: CeleryQueueRow) -> list[Any]:
+def _celery_row(row: CeleryQueueRow, *, limited: bool) -> list[Any]:
     oldest = span_text(None if row.oldest_age is None else timedelta(seconds=row.oldest_age))
     rate = None if row.executed_per_minute is None else round(row.executed_per_minute)
-    return [row.name, row.ready, row.in_flight, row.consumers, rate, oldest, "no worker" if row.is_unread else ""]
+    cells = [row.name, row.ready, row.in_flight, row.consumers, rate, oldest, "no worker" if row.is_unread else ""]
+    return [*cells, row.waiting_for_place or None] if limited else cells
 
 
 def _row(row: QueueRow, now: datetime) -> list[Any]:

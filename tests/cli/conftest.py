@@ -21,12 +21,14 @@ from redis_queue.celery import DelayedTasks
 from redis_queue.celery.message.packing import pack
 from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
+from redis_queue.flow.flows import Flows
+from redis_queue.flow.rules import Flow
 from redis_queue.histogram import Histogram
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.inspector import Inspector
-from redis_queue.store.keys import Keys
+from redis_queue.store.keys import FlowKeys, Keys
 from tests.support.cli.runner import DUE, NOW, Run, runner
 from tests.support.clock import Clock
 from tests.support.servers import RedisServer
@@ -126,6 +128,25 @@ def reports(client: redis.Redis, clock: Clock) -> Reports:
     task = RunningTask("running", "shop.remind", "celery", "one@host", since, "('secret',)", "{}", lease="held")
     tally = Tally(100, 3, 1, 2, Histogram.of([30] * 100), Histogram.of([7] * 100))
     found.write(worker, [task], {Series("shop.remind", "celery"): tally})
+    return found
+
+
+@pytest.fixture
+def flows(client: redis.Redis) -> Flows:
+    """Flows of each kind with messages that run and wait: one has another limit than in the code, one is paused."""
+    found, keys = Flows(client, "redis_queue"), FlowKeys("redis_queue")
+    found.declare(
+        {
+            "queue:mail": Flow(limit=10, rate="100/m"),
+            "queue:reports": Flow(limit=20, fair="{customer}", limit_each=2, rate_each="5/s", burst=3),
+            "shop.sync": Flow(limit=1, key="{shop}"),
+        }
+    )
+    found.set("queue:mail", limit=5)
+    found.pause("queue:reports")
+    client.hset(keys.running, mapping={"queue:reports": 3, "queue:reports\0ann": 2, "queue:reports\0bob": 1})
+    client.hset(keys.backlog, mapping={"queue:reports": 1205, "queue:mail": 1})
+    client.zadd(keys.keys("queue:reports"), {"ann": 5, "eve": 1200})
     return found
 
 

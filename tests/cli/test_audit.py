@@ -14,6 +14,7 @@ from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.cli import audit, group
+from redis_queue.flow.flows import Flows
 from redis_queue.monitor.failures import Failures
 from redis_queue.operate.audit import Action, Audit
 from tests.support.cli.commands import TASK, leaves
@@ -44,6 +45,17 @@ CHANGES = {
     "quarantine purge": ("quarantine purge --yes", "purge", "orders", 1, "quarantine", []),
     "failures retry": ("failures retry failed --rate 5", "retry", "failures", 1, "rate 5.0", ["failed"]),
     "failures delete": ("failures delete --all --yes", "delete", "failures", 2, "", ["failed", "gone"]),
+    "flow set": (
+        "flow set queue:reports --rate none --limit-each 3 --burst 2",
+        "flow-set",
+        "queue:reports",
+        1,
+        "rate none, limit of each key 3, burst 2",
+        [],
+    ),
+    "flow pause": ("flow pause queue:mail", "flow-pause", "queue:mail", 1, "", []),
+    "flow resume": ("flow resume queue:reports", "flow-resume", "queue:reports", 1, "", []),
+    "flow reset": ("flow reset queue:mail", "flow-reset", "queue:mail", 1, "", []),
 }
 """For each command: a line, and the verb, queue, count, detail and subjects of its action."""
 
@@ -51,13 +63,16 @@ ELSEWHERE = {"celery-queue move", "celery-queue delete", "celery-queue purge", "
 ELSEWHERE |= {"worker resize", "doctor"}
 """They need a worker, a broker or damage; their own tests look into the audit."""
 
+WITHOUT_QUESTION = {"queue pause", "queue resume", "flow set", "flow pause", "flow resume", "flow reset"}
+"""They delete nothing: they have neither --yes nor --dry-run."""
+
 NOT_BY_HAND = {"putback", "adopt", "release-all"}
 """They run from timers and deployments."""
 
 
 @pytest.fixture(autouse=True)
-def filled(orders: RedisQueue, tasks: DelayQueue, failed: Failures) -> None:
-    """Messages, entries and failures to act on."""
+def filled(orders: RedisQueue, tasks: DelayQueue, failed: Failures, flows: Flows) -> None:
+    """Messages, entries, failures and flows to act on."""
 
 
 def actions(client: redis.Redis) -> list[Action]:
@@ -74,7 +89,7 @@ def test_every_command_that_changes_something_is_here() -> None:
         for leaf, command in commands.items()
         if {"yes", "dry_run"} & {parameter.name for parameter in command.params}
     }
-    assert changing | {"queue pause", "queue resume"} == CHANGES.keys() | ELSEWHERE | NOT_BY_HAND
+    assert changing | WITHOUT_QUESTION == CHANGES.keys() | ELSEWHERE | NOT_BY_HAND
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -95,7 +110,16 @@ def test_a_change_is_written_with_its_user(
     assert found.user == f"{getpass.getuser()}@{socket.gethostname()} (command line)"
 
 
-@pytest.mark.parametrize("line", ["scheduled cancel nobody", "dead purge --name celery --yes", "queue orders purge"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "scheduled cancel nobody",
+        "dead purge --name celery --yes",
+        "queue orders purge",
+        "flow set queue:mail --limit -1",
+        "flow pause shop.sink",
+    ],
+)
 def test_what_changed_nothing_is_not_written(line: str, run: Run, client: redis.Redis) -> None:
     run(*line.split())
 

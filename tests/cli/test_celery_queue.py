@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from kombu.entity import Queue
 from redis_queue.celery import DelayedTasks
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.audit import Audit
+from redis_queue.store.keys import FlowKeys
 from tests.support.cli.runner import Run
 
 pytestmark = pytest.mark.celery
@@ -28,6 +30,12 @@ def mail(app: Celery, client: redis.Redis) -> redis.Redis:
         task = "shop.remind" if number % 2 else "shop.mail"
         app.send_task(task, [number, "secret"], queue="mail", task_id=f"task-{number}", priority=3 * (number == 4))
     return client
+
+
+@pytest.fixture
+def limited(app: Celery) -> None:
+    """A flow of the queue "slow"."""
+    app.conf.redis_queue_flow = {"queue:slow": {"limit": 1}}
 
 
 def answer(done: Result) -> Any:
@@ -53,6 +61,7 @@ class TestQueues:
             "executed_per_minute": None,
             "put_per_minute": None,
             "error": "",
+            "waiting_for_place": 0,
         }
         assert isinstance(rows[1]["oldest_age"], float)
         table = run_in_app("queues").stdout.splitlines()
@@ -130,6 +139,22 @@ class TestAct:
         assert (mail.exists("slow"), mail.exists("slow\x06\x163")) == (0, 0)
         actions = [(found.verb, found.queue, found.count, found.detail) for found in Audit(mail, "redis_queue").last()]
         assert actions == [("purge", "slow", 5, ""), ("move", "mail", 5, "slow")]
+
+    def test_a_purge_tells_what_waits_for_a_place_and_stays(
+        self, run_in_app: Run, limited: None, mail: redis.Redis, app: Celery
+    ) -> None:
+        for _ in range(3):
+            app.send_task("shop.mail", queue="slow")
+        mail.lpush("slow", *["of a stock producer"] * 2)
+        table = run_in_app("queues").stdout
+        assert [line.split()[:2] for line in table.splitlines() if line.startswith("slow")] == [["slow", "5"]]
+        assert re.search(r"for a place: +3\n", table)
+        dry = run_in_app("celery-queue", "slow", "purge", "--dry-run")
+        said = "3 more wait for a place in a flow: they are not deleted\n"
+        assert (dry.stdout, dry.stderr) == ("2 to be deleted\n", said)
+        done = run_in_app("celery-queue", "slow", "purge", "--yes")
+        assert (done.exit_code, done.stdout, said in done.stderr) == (0, "2 deleted\n", True)
+        assert mail.hget(FlowKeys("redis_queue").backlog.decode(), "queue:slow") == b"3"
 
     @pytest.mark.parametrize(
         ("arguments", "text"),

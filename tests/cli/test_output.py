@@ -14,6 +14,7 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.cli import group
 from redis_queue.cli.output import show_table
 from redis_queue.doctor.checks import server
+from redis_queue.flow.flows import Flows
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.report import Reports
 from tests.support.cli import golden
@@ -26,8 +27,8 @@ pytestmark = pytest.mark.celery
 
 
 @pytest.fixture(autouse=True)
-def filled(orders: RedisQueue, tasks: DelayQueue, failed: Failures, reports: Reports) -> None:
-    """Fill both queues, keep failures, and write the report of a worker."""
+def filled(orders: RedisQueue, tasks: DelayQueue, failed: Failures, reports: Reports, flows: Flows) -> None:
+    """Fill both queues, keep failures, write the report of a worker, and declare flows."""
 
 
 @pytest.mark.parametrize("name", LOOKS)
@@ -83,6 +84,10 @@ ACTIONS = {
     "terminate",
     "worker shutdown",
     "worker resize",
+    "flow set",
+    "flow pause",
+    "flow resume",
+    "flow reset",
     "scheduled export",
     "scheduled import",
     "validate",

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.flow.flows import Flows
 from redis_queue.monitor.failures import Failures
 from redis_queue.store.script_cache import load_scripts
 from tests.support.acl import ROLES
@@ -22,8 +23,8 @@ RULES = {role.name: role.rules for role in ROLES}
 
 
 @pytest.fixture
-def user(client: redis.Redis, orders: RedisQueue, tasks: DelayQueue, failed: Failures) -> Iterator[None]:
-    """A user "limited" without permissions; the queues are filled."""
+def user(client: redis.Redis, orders: RedisQueue, tasks: DelayQueue, failed: Failures, flows: Flows) -> Iterator[None]:
+    """A user "limited" without permissions; the queues are filled, and there are flows."""
     client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw")
     yield
     client.execute_command("ACL", "DELUSER", "limited")

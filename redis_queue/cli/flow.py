@@ -1,0 +1,212 @@
+"""``redis-queue flow``: limits, rates and pauses of queues and tasks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Final
+
+import click
+
+from redis_queue.cli import options
+from redis_queue.cli.access import Group, StoreCommand, with_access
+from redis_queue.cli.audit import Record
+from redis_queue.cli.output import harmless, show_count, show_fields, show_json, show_place, show_table
+from redis_queue.flow.flows import UNCHANGED, Rate, Unchanged, Whole
+from redis_queue.flow.model import FlowState
+from redis_queue.operate import flows
+from redis_queue.operate.access import Access
+from redis_queue.operate.flows import LABELS, NONE, LimitsRow
+from redis_queue.store.chunks import CHUNK
+
+_WHOLE: Final = re.compile(r"-?\d{1,12}", re.ASCII)
+
+_name: Final = click.argument("name")
+
+
+@click.group(cls=Group)
+def flow() -> None:
+    """List flows, change their limits at run time, and pause them.
+
+    A flow is a queue (queue:<name>) or the name of a task. The apps declare them: redis_queue_flow, or flow= of a task.
+
+    Example: redis-queue flow pause queue:mail
+    """
+
+
+@flow.command("list", cls=StoreCommand)
+@options.as_json
+@with_access
+def list_(access: Access, *, as_json: bool) -> None:
+    """List all flows, and all paused queues: limits, rates, what runs and what waits.
+
+    The state is "changed" if the limits differ from those in the code.
+
+    Example: redis-queue flow list
+    """
+    found = access.flows.list()
+    if as_json:
+        show_json({"flows": [flows.as_row(state) for state in found]})
+        return
+    if not found:
+        show_place(access.catalog, "no flows")
+        return
+    columns = _columns(found)
+    show_table(list(columns), list(zip(*columns.values(), strict=True)), below=("burst", "burst/key", "state"))
+    show_count(access.catalog, len(found), more=False)
+
+
+@flow.command(cls=StoreCommand)
+@_name
+@click.option(
+    "--keys", "most_keys", type=click.IntRange(1, CHUNK), default=20, show_default=True, help="Most keys to show."
+)
+@options.as_json
+@with_access
+def show(access: Access, *, name: str, most_keys: int, as_json: bool) -> None:
+    """Show the flow NAME: its limits now and in the code, and its keys, those with most waiting messages first.
+
+    Example: redis-queue flow show queue:mail --keys 5
+    """
+    state = flows.flow_of(access, name)
+    keys = access.flows.keys(name, most_keys)
+    if as_json:
+        show_json({**flows.as_row(state), "keys": [asdict(key) for key in keys]})
+        return
+    known: dict[str, Any] = {"name": state.name, "state": flows.state_text(state), "kind": flows.KINDS.get(state.kind)}
+    known |= {"running": state.running, "waiting": state.waiting}
+    show_fields({name: value for name, value in known.items() if value not in ("", None)})
+    now, code = asdict(LimitsRow.of(state.limits)), asdict(LimitsRow.of(state.declared))
+    limits = [
+        (label, now[field], code[field]) for field, label in LABELS.items() if {now[field], code[field]} != {None}
+    ]
+    if limits:
+        click.echo()
+        show_table(("", "now", "in the code"), limits)
+    if not keys:
+        show_place(access.catalog)
+        return
+    click.echo()
+    show_table(("key", "running", "waiting"), [(key.key, key.running, key.waiting) for key in keys])
+    more = "; there may be more: raise --keys" if len(keys) == most_keys < CHUNK else ""
+    show_place(access.catalog, f"{len(keys):,} keys shown", more)
+
+
+def _whole(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Whole:
+    if value is None:
+        return UNCHANGED
+    if value == NONE:
+        return None
+    if not _WHOLE.fullmatch(value):
+        raise click.BadParameter(f"{value!r}: must be a whole number, or {NONE}")
+    return int(value)
+
+
+def _rate(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Rate:
+    return UNCHANGED if value is None else None if value == NONE else value
+
+
+def _burst(_context: click.Context, _parameter: click.Parameter, value: int | None) -> int | Unchanged:
+    return UNCHANGED if value is None else value
+
+
+@flow.command("set", cls=StoreCommand)
+@_name
+@click.option("--limit", metavar=f"N|{NONE}", callback=_whole, help="Most messages that run at once; 0 admits none.")
+@click.option("--rate", metavar=f"R|{NONE}", callback=_rate, help="Most starts per s, m, h or d, such as 100/m.")
+@click.option("--limit-each", metavar=f"N|{NONE}", callback=_whole, help="The limit of each key of a fair flow.")
+@click.option("--rate-each", metavar=f"R|{NONE}", callback=_rate, help="The rate of each key of a fair flow.")
+@click.option("--burst", metavar="N", type=int, callback=_burst, help="Most starts that may come at once.")
+@options.as_json
+@with_access
+def set_(access: Access, *, name: str, as_json: bool, **changes: Any) -> None:
+    """Change limits of the flow NAME in all workers, until flow reset: what runs goes on.
+
+    "none" removes a limit. In a flow with key=, --limit and --rate count for each key. Values that are not given stay.
+
+    Example: redis-queue flow set queue:mail --limit 10 --rate 100/m
+
+    Example: redis-queue flow set queue:mail --rate none
+    """
+    given = {option: value for option, value in changes.items() if value is not UNCHANGED}
+    if not given:
+        raise click.UsageError("give --limit, --rate, --limit-each, --rate-each or --burst")
+    detail = flows.changes_text(given)
+    _change(access, flows.SET, name, lambda: access.flows.set(name, **given), detail, as_json=as_json)
+
+
+@flow.command(cls=StoreCommand)
+@_name
+@options.as_json
+@with_access
+def pause(access: Access, *, name: str, as_json: bool) -> None:
+    """Start no more messages of NAME until flow resume; what runs goes on.
+
+    NAME is a flow, or any queue: queue:<name>.
+
+    Example: redis-queue flow pause queue:mail
+    """
+    _change(access, flows.PAUSE, name, lambda: flows.pause(access, name), as_json=as_json)
+
+
+@flow.command(cls=StoreCommand)
+@_name
+@options.as_json
+@with_access
+def resume(access: Access, *, name: str, as_json: bool) -> None:
+    """Start messages of NAME again.
+
+    Example: redis-queue flow resume queue:mail
+    """
+    _change(access, flows.RESUME, name, lambda: flows.resume(access, name), as_json=as_json)
+
+
+@flow.command(cls=StoreCommand)
+@_name
+@options.as_json
+@with_access
+def reset(access: Access, *, name: str, as_json: bool) -> None:
+    """Undo all that flow set has changed: the limits in the code are in force again. A pause stays.
+
+    It also forgets how far the rate of the whole flow is used up.
+
+    Example: redis-queue flow reset queue:mail
+    """
+    _change(access, flows.RESET, name, lambda: access.flows.reset(name), as_json=as_json)
+
+
+def _change(
+    access: Access, verb: str, name: str, change: Callable[[], FlowState], detail: str = "", *, as_json: bool
+) -> None:
+    record = Record(access, verb, [name], detail=detail)
+    state = change()
+    record.write(1)
+    if as_json:
+        show_json(flows.as_row(state))
+    else:
+        click.echo(harmless(flows.in_force(state)))
+
+
+def _columns(states: list[FlowState]) -> dict[str, list[Any]]:
+    """Return the columns of the list; without those in which no flow has a value, and without bursts of 1."""
+    rows = [LimitsRow.of(state.limits) for state in states]
+    limits: dict[str, list[Any]] = {
+        "limit": [row.limit for row in rows],
+        "limit/key": [row.limit_each for row in rows],
+        "rate": [row.rate for row in rows],
+        "rate/key": [row.rate_each for row in rows],
+        "burst": [_above_one(row.burst) for row in rows],
+        "burst/key": [_above_one(row.burst_each) for row in rows],
+    }
+    return {
+        "flow": [state.name for state in states],
+        **{head: column for head, column in limits.items() if any(value is not None for value in column)},
+        "running": [state.running for state in states],
+        "waiting": [state.waiting for state in states],
+        "state": [flows.state_text(state) or None for state in states],
+    }
+
+
+def _above_one(burst: int | None) -> int | None:
+    return None if burst == 1 else burst

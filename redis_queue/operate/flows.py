@@ -1,0 +1,272 @@
+"""Flows as people read them: rates and limits as text, what is in force now, what differs from the code."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+from kombu.exceptions import OperationalError
+
+from redis_queue.errors import InvalidValueError
+from redis_queue.flow.flows import OF_QUEUE, SAME, UNCHANGED, Changes, check_flow_name
+from redis_queue.flow.model import FlowState, Limits
+from redis_queue.flow.rules import UNITS
+from redis_queue.operate.access import Access
+from redis_queue.operate.faults import BROKEN
+from redis_queue.suggestion import did_you_mean
+
+SET: Final = "flow-set"
+PAUSE: Final = "flow-pause"
+RESUME: Final = "flow-resume"
+RESET: Final = "flow-reset"
+"""Verbs of the audit."""
+
+LABELS: Final = {
+    "limit": "limit",
+    "rate": "rate",
+    "burst": "burst",
+    "limit_each": "limit of each key",
+    "rate_each": "rate of each key",
+    "burst_each": "burst of each key",
+}
+"""Label of each field of :class:`LimitsRow`."""
+
+NONE: Final = "none"
+"""Text of a value that removes a limit."""
+
+ARGUMENTS: Final = {
+    "": {"limit": "limit", "rate": "rate", "burst": "burst"},
+    "key": {"limit": "limit_each", "rate": "rate_each", "burst": "burst_each"},
+    "fair": {
+        "limit": "limit",
+        "rate": "rate",
+        "limit_each": "limit_each",
+        "rate_each": "rate_each",
+        "burst": "burst",
+    },
+}
+"""For each kind of a flow: each argument of :meth:`Flows.set` with the field of :class:`LimitsRow` that it changes."""
+
+KINDS: Final = {"key": "limits count for each key", "fair": "keys take turns"}
+"""Text of each kind of a flow."""
+
+NO_LIMITS: Final = "no limits"
+
+MOST_DIGITS: Final = 15
+"""Most significant digits of a number in a rate: those that a float holds."""
+
+MOST_COUNT: Final = 999_999_999
+"""Greatest number in a rate."""
+
+_WHOLE: Final = re.compile(r"-?\d{1,12}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsRow:
+    """Limits with rates as text; None means no limit. A burst belongs to a rate: without a rate it is None."""
+
+    limit: int | None = None
+    rate: str | None = None
+    burst: int | None = None
+    limit_each: int | None = None
+    rate_each: str | None = None
+    burst_each: int | None = None
+
+    @classmethod
+    def of(cls, limits: Limits) -> LimitsRow:
+        """Return *limits* as a row."""
+        rate, rate_each = rate_text(limits.rate_ms), rate_text(limits.rate_each_ms)
+        return cls(
+            limits.limit,
+            rate,
+            None if rate is None else limits.burst,
+            limits.limit_each,
+            rate_each,
+            None if rate_each is None else limits.burst_each,
+        )
+
+    @property
+    def text(self) -> str:
+        """All limits on one line, for example ``limit 10, rate 100/m``; a burst of 1 is left out."""
+        return ", ".join(self._words()) or NO_LIMITS
+
+    @property
+    def bursts(self) -> str:
+        """The burst, and that of each key if it differs; "" without a rate."""
+        found = [str(burst) for burst in (self.burst, self.burst_each) if burst is not None]
+        return " / ".join(dict.fromkeys(found))
+
+    def _words(self) -> Iterator[str]:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is not None and not (item.name.startswith("burst") and value == 1):
+                yield f"{LABELS[item.name]} {value:,}" if isinstance(value, int) else f"{LABELS[item.name]} {value}"
+
+
+def rate_text(interval_ms: float | None) -> str | None:
+    """Return the rate of one start each *interval_ms*, as a user writes it: ``100/m``. None for no rate.
+
+    Of the units s, m, h and d it is that with the shortest number. A flow with the returned rate has the same interval.
+    """
+    if interval_ms is None or interval_ms <= 0:
+        return None
+    found = [(number, unit) for unit, size in UNITS.items() if (number := _number(size, interval_ms))]
+    if not found:
+        # No user can set it: another program wrote it.
+        return f"{UNITS['s'] / interval_ms:.6g}/s"
+    # Of numbers with the same length a whole one, then the shortest unit.
+    number, unit = min(found, key=lambda pair: (len(pair[0]), "." in pair[0]))
+    return f"{number}/{unit}"
+
+
+def _number(unit_ms: float, interval_ms: float) -> str:
+    """Return the shortest number of starts in *unit_ms* that is stored as *interval_ms*; "" if there is none."""
+    count = unit_ms / interval_ms
+    if count > MOST_COUNT:
+        return ""
+    for digits in range(1, MOST_DIGITS + 1):
+        # At most six decimals, as in a rate; the interval is stored with six, too.
+        number = f"{float(f'{count:.{digits}g}'):.6f}".rstrip("0").rstrip(".")
+        if float(number) and f"{unit_ms / float(number):.6f}" == f"{interval_ms:.6f}":
+            return number
+    return ""
+
+
+def is_changed(state: FlowState) -> bool:
+    """Tell whether the limits differ from those in the code."""
+    return state.limits != state.declared
+
+
+def state_text(state: FlowState) -> str:
+    """Return "paused", "changed" (the limits differ from those in the code), both, or ""."""
+    return ", ".join([*(["paused"] if state.paused else []), *(["changed"] if is_changed(state) else [])])
+
+
+def has_limits(state: FlowState) -> bool:
+    """Tell whether a flow has limits, now or in the code; a queue that is only paused has none."""
+    return bool(state.kind) or state.limits != Limits() or is_changed(state)
+
+
+def arguments_of(state: FlowState) -> dict[str, tuple[str, int | str | None]]:
+    """Return the label and the value in force of each argument that :meth:`Flows.set` takes for this flow."""
+    row = LimitsRow.of(state.limits)
+    found: dict[str, tuple[str, int | str | None]] = {
+        argument: (LABELS[field], getattr(row, field)) for argument, field in ARGUMENTS[state.kind].items()
+    }
+    return {**found, "burst": (found["burst"][0], row.bursts or None)}
+
+
+def in_force(state: FlowState) -> str:
+    """Return on one line what is in force for a flow now, and what its code says if that differs."""
+    now = LimitsRow.of(state.limits).text
+    words = [*(["paused"] if state.paused else []), *([] if state.paused and now == NO_LIMITS else [now])]
+    code = f"; in the code: {LimitsRow.of(state.declared).text}" if is_changed(state) else ""
+    return f"{state.name}: {', '.join(words)}{code}"
+
+
+def as_row(state: FlowState) -> dict[str, Any]:
+    """Return a flow as a document: its limits by the names of :class:`LimitsRow`, those *in_code*, its counts."""
+    return {
+        "name": state.name,
+        **asdict(LimitsRow.of(state.limits)),
+        "kind": state.kind,
+        "paused": state.paused,
+        "changed": is_changed(state),
+        "running": state.running,
+        "waiting": state.waiting,
+        "in_code": asdict(LimitsRow.of(state.declared)),
+    }
+
+
+def flow_of(access: Access, name: str) -> FlowState:
+    """Return the flow *name*. Raises InvalidValueError, with a suggestion, for an unknown one, and StoreError."""
+    found = access.flows.get(name)
+    if found is None:
+        known = access.flows.names()
+        raise InvalidValueError(f"unknown flow {name!r}: {did_you_mean(name, known) if known else 'there are none'}")
+    return found
+
+
+def flow_of_queue(access: Access, queue: str) -> FlowState | None:
+    """Return the flow of a Celery queue; None if it has none and is not paused, or if flows cannot be read."""
+    with contextlib.suppress(*BROKEN):
+        return access.flows.get(f"{OF_QUEUE}{queue}")
+    return None
+
+
+def paused_queues(access: Access) -> set[str]:
+    """Return the names of paused Celery queues; none if flows cannot be read."""
+    with contextlib.suppress(*BROKEN):
+        return {name.removeprefix(OF_QUEUE) for name in access.flows.paused_queues()}
+    return set()
+
+
+def flow_or_queue(access: Access, name: str) -> FlowState:
+    """Return the flow *name*, or the state of a queue without a flow.
+
+    Raises InvalidValueError for an unknown task, and, with an app, for a queue that the app does not know; StoreError.
+    """
+    if not check_flow_name(name).startswith(OF_QUEUE):
+        return flow_of(access, name)
+    _check_queue(access, name)
+    return _flow_or_bare(access, name)
+
+
+def pause(access: Access, name: str) -> FlowState:
+    """Start no more messages of a flow, or of any queue; return what is in force.
+
+    Raises the errors of :func:`flow_or_queue`.
+    """
+    _check_queue(access, name)
+    access.flows.pause(name)
+    return flow_of(access, name)
+
+
+def resume(access: Access, name: str) -> FlowState:
+    """End a pause, if there is one; return what is in force. Raises the errors of :func:`flow_or_queue`."""
+    _check_queue(access, name)
+    access.flows.resume(name)
+    return _flow_or_bare(access, name)
+
+
+def read_changes(state: FlowState, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of :meth:`Flows.set` that *texts* describe, such as ``{"limit": "10", "rate": "none"}``.
+
+    Raises InvalidValueError if this flow cannot have them.
+    """
+    given = {name: _read_change(name, text) for name, text in texts.items()}
+    changes = Changes(**{**dict.fromkeys(ARGUMENTS["fair"], UNCHANGED), **given})
+    changes.check()
+    changes.of(state, [SAME] * 8)
+    return given
+
+
+def changes_text(changes: Mapping[str, Any]) -> str:
+    """Return arguments of :meth:`Flows.set` on one line, for the audit."""
+    return ", ".join(f"{LABELS[name]} {NONE if value is None else value}" for name, value in changes.items())
+
+
+def _read_change(name: str, text: str) -> Any:
+    if text == NONE and name != "burst":
+        return None
+    if name in ("rate", "rate_each"):
+        return text
+    if not _WHOLE.fullmatch(text):
+        raise InvalidValueError(f"{name}={text!r}: must be a whole number{f', or {NONE}' if name != 'burst' else ''}")
+    return int(text)
+
+
+def _flow_or_bare(access: Access, name: str) -> FlowState:
+    # A queue without a flow is known only while it is paused.
+    return access.flows.get(name) or FlowState(name, Limits(), Limits(), "", False, 0, 0)
+
+
+def _check_queue(access: Access, name: str) -> None:
+    if access.celery_queues is None or not name.startswith(OF_QUEUE) or access.flows.get(name) is not None:
+        return
+    # A pause needs the store alone: a broker that cannot be read does not prevent it.
+    with contextlib.suppress(OperationalError):
+        access.celery_queues.check(name.removeprefix(OF_QUEUE))
