@@ -25,7 +25,9 @@ from redis_queue.operate.celery_messages import (
     references_of,
     remove,
 )
+from redis_queue.operate.celery_queue_row import CeleryQueueRow
 from redis_queue.operate.celery_queues import CeleryQueues
+from redis_queue.operate.flows import LimitsRow, flow_of_queue, has_limits
 from redis_queue.operate.pages import MOST_LOOKED_AT, Page, gather
 from redis_queue.operate.search_report import SearchReport
 from redis_queue.operate.subjects import SHOWN
@@ -56,7 +58,7 @@ def show() -> str:
     queues, name = _queues(), _name(request.args)
     conditions, scan, why = _conditions(request.args), SearchReport(), ""
     start, limit = _place(request_args.text("after")), request_args.number("limit", ROWS, 1, MOST_ROWS)
-    row, found = queues.row(name), None
+    row, found, flow = queues.row(name), None, flow_of_queue(context().access, name)
     if not row.error:
         try:
             found = page(context().access, name, conditions, start, limit, scan=scan)
@@ -67,9 +69,11 @@ def show() -> str:
         row=row,
         unknown="" if row.error or row.ready else _unknown(queues, name),
         page=found,
+        flow=flow,
+        limits="" if flow is None or not has_limits(flow) else LimitsRow.of(flow.limits).text,
         why=why,
         reach=REACH,
-        nothing=f"{scan.no_match('messages')}{scan.hint(conditions.task_part)}" if conditions else "no message waits",
+        nothing=f"{scan.no_match('messages')}{scan.hint(conditions.task_part)}" if conditions else _nothing(row),
         after=None if found is None or found.next is None else "{}.{}".format(*found.next),
         first=request.args.get("after", "") == "",
         search={key: request.args.get(key, "").strip() for key in CONDITIONS},
@@ -83,11 +87,12 @@ def show() -> str:
 def preview() -> str:
     """Show the messages of an action, with a form to confirm it."""
     verb, name, target = _choice()
-    form, more = request.form, False
+    form, more, staying = request.form, False, 0
     subjects: Sequence[Subject] = ()
     references: list[str] = []
     if verb == "purge":
-        count = _queues().row(name).ready or 0
+        row = _queues().row(name)
+        count, staying = row.listed, row.waiting_for_place
     else:
         if request_args.flag("matching", form):
             found, more = _matching(name)
@@ -105,6 +110,7 @@ def preview() -> str:
         to=target,
         count=count,
         more=more,
+        staying=staying,
         exact=verb != "purge" or keeps_order(context().access),
         subjects=subjects,
         now=context().inspector.now(),
@@ -140,6 +146,12 @@ def act() -> Response:
         context().audit.record([Action(at, g.user, verb, name, count, target or "", affected)])
     flash(_result(VERBS[verb], count, confirmed))
     return redirect(_back(name), 303)
+
+
+def _nothing(row: CeleryQueueRow) -> str:
+    if not row.waiting_for_place:
+        return "no message waits"
+    return f"not shown: {row.waiting_for_place:,} messages wait for a place in a flow"
 
 
 def _queues() -> CeleryQueues:

@@ -71,7 +71,7 @@ def preview() -> str:
     return render_template(
         "failure_action.html",
         verb=verb,
-        label=VERBS[verb][0],
+        question=VERBS[verb][0],
         count=len(rows),
         more=more,
         subjects=subjects_of(rows),

@@ -13,6 +13,7 @@ from redis_queue.catalog import MOST_ROWS
 from redis_queue.operate.access import Access
 from redis_queue.operate.celery_queue_row import CeleryOverview
 from redis_queue.operate.faults import BROKEN, Faults, fault_text
+from redis_queue.operate.flows import paused_queues
 from redis_queue.operate.history import SPANS, Curves, curves
 from redis_queue.operate.queue_row import Overview, QueueRow
 from redis_queue.store.registry import Known
@@ -85,6 +86,7 @@ def show() -> str:
         health=context().health.checked(listing.total + listing.unseen),
         too_many=listing.total + listing.unseen > MOST_CHECKED,
         celery=celery,
+        paused=set() if celery is None else paused_queues(access),
         overview=overview,
         table=replace(overview, queues=rows[:MOST_ROWS]),
         more=listing.total + listing.unseen - len(rows),

@@ -9,6 +9,7 @@ from flask import Blueprint, render_template
 from redis_queue.catalog import AnyQueue, kind_of
 from redis_queue.errors import InvalidNameError
 from redis_queue.operate.faults import BROKEN
+from redis_queue.operate.flows import paused_queues
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.web import request_args
 from redis_queue.web.context import context
@@ -37,6 +38,7 @@ def show() -> str:
         "queues.html",
         celery=None if celery is None else celery.overview(name or "", offset=celery_offset, limit=ROWS),
         celery_offset=celery_offset,
+        paused=set() if celery is None else paused_queues(context().access),
         overview=inspector.overview(listing.known),
         listing=listing,
         name=name,

@@ -94,7 +94,7 @@ def preview_change() -> str:
     """Show what an action does to a worker, with a form to confirm it."""
     verb, row, size = _change()
     return render_template(
-        "worker_action.html", verb=verb, label=CHANGES[verb], row=row, size=size, operation=new_operation()
+        "worker_action.html", verb=verb, question=CHANGES[verb], row=row, size=size, operation=new_operation()
     )
 
 

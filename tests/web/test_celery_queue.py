@@ -12,6 +12,7 @@ from celery import Celery
 from kombu.entity import Queue
 
 from redis_queue.operate.audit import Audit
+from redis_queue.store.keys import FlowKeys
 from redis_queue.web import dashboard
 from tests.support.celery.brokers import Broker
 from tests.support.web.browser import Browser, Form, Page
@@ -192,6 +193,19 @@ class TestActing:
         assert "6 deleted." in writer.send(page.form("/celery-queue")).text
         assert ids(mail, "mail") == ["later"]
         assert audit(mail) == ("purge", "mail", 6, "", [])
+
+    def test_messages_that_wait_for_a_place_are_counted_and_stay(
+        self, writer: Browser, app: Celery, mail: redis.Redis
+    ) -> None:
+        # They wait in the gates of their keys.
+        mail.hset(FlowKeys("redis_queue").backlog.decode(), mapping={"queue:mail": 3, "queue:slow": 2})
+        assert "Ready 9 Waiting for a place 3 In flight 0" in writer.get(PAGE).text
+        page = preview(writer, "purge")
+        assert "Delete 6 messages of mail?" in page.text
+        assert "3 more wait for a place in a flow: they are not deleted." in page.text
+        slow = writer.get("/celery-queue?name=slow")
+        assert "Not shown: 2 messages wait for a place in a flow." in slow.text
+        assert not any(("verb", "purge") in found.buttons for found in slow.forms)
 
     def test_a_form_works_once(self, writer: Browser, mail: redis.Redis) -> None:
         confirmed = preview(writer, "delete", row=boxes(writer.get(PAGE), 0)).form("/celery-queue")

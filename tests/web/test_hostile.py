@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.store.keys import Keys
+from redis_queue.store.keys import FlowKeys, Keys
 from redis_queue.web import dashboard
 from tests.support.web.browser import Browser, Page
-from tests.support.web.contents import fill_audit, fill_delayed, fill_failures, fill_queue, fill_reports
+from tests.support.web.contents import fill_audit, fill_delayed, fill_failures, fill_flows, fill_queue, fill_reports
 from tests.support.web.crawl import SCREENS, crawl
 from tests.support.web.dashboards import KEY
 from tests.support.web.scripts import is_own_script
@@ -71,6 +71,12 @@ def shown(text: str, page: Page) -> bool:
     return text in "".join(page.pieces)
 
 
+def is_of(name: str, link: str) -> bool:
+    """Tell whether *link* is the page of the flow *name*."""
+    address = urlsplit(link)
+    return address.path == "/flow" and parse_qs(address.query) == {"name": [name]}
+
+
 class TestMarkup:
     @pytest.mark.parametrize("text", CORPUS)
     def test_is_shown_and_not_executed(self, text: str, client: redis.Redis) -> None:
@@ -79,6 +85,7 @@ class TestMarkup:
         fill_failures(client, text)
         fill_audit(client, text)
         fill_reports(client, text)
+        fill_flows(client, text)
         browser = Browser(dashboard(client, secret_key=KEY, allow_write=True))
         pages = crawl(browser, 2)
         for page in pages.values():
@@ -88,6 +95,7 @@ class TestMarkup:
         for path in (
             "/",
             "/queues",
+            "/flows",
             "/dead",
             "/scheduled",
             "/forecast",
@@ -104,6 +112,7 @@ class TestMarkup:
         details = [page for path, page in pages.items() if path.startswith("/entry") and "body=1" in path]
         assert any(shown("Headers", page) and MARK in page.text for page in details)
         assert any(shown(f"broken{text}", page) for path, page in pages.items() if path.startswith("/failure?"))
+        assert any(shown(f"ann{text}", page) for path, page in pages.items() if path.startswith("/flow?"))
         for field in ("Timeout", "no such queue"):
             assert shown(f"{field}{text}", everywhere["/dead"]), field
 
@@ -129,6 +138,15 @@ class TestMarkup:
         check(asked)
         check(browser.send(asked.form("/queue")))
         assert dead.stats().paused
+        flows = fill_flows(client, text)
+        for name in (f"queue:bulk{text}", f"shop.sync{text}"):
+            page = browser.get(next(link for link in browser.get("/flows").links if is_of(name, link)))
+            asked = browser.send(page.form("/flow/preview"), ("verb", "flow-pause"))
+            check(asked)
+            check(browser.send(asked.form("/flow")))
+            state = flows.get(name)
+            assert state is not None
+            assert state.paused
         failures = fill_failures(client, text)
         DelayQueue("celery", client).push("known")
         listed = browser.get("/failures").form("/preview")
@@ -157,6 +175,8 @@ class TestMarkup:
             ("/failures", "since"),
             ("/failures", "after"),
             ("/failure", "id"),
+            ("/flows", "name"),
+            ("/flow", "name"),
             ("/entry", "id"),
             ("/entry", "kind"),
             ("/", text),
@@ -186,6 +206,10 @@ class TestInvisible:
         client.hset(keys.records, "known", record)
         client.zadd(keys.waiting, {"known": 2})
         client.hset(keys.dispatchers, b"name" + raw, b'9999999999999 {"leads":1,"version":"%s"}' % b"x")
+        flows = FlowKeys("redis_queue")
+        fill_flows(client)
+        client.hset(flows.config.decode(), b"queue:flow" + raw, "1 - - - - - - f")
+        client.zadd(flows.keys("queue:bulk"), {b"key" + raw: 9})
         client.hset("redis_queue:registry", b"queue:other" + raw, '{"max_deliveries": 1, "shards": 1}')
         client.lpush("redis_queue:audit", json.dumps({"at": 1, "user": text, "verb": text, "queue": text, "count": 1}))
         browser = Browser(dashboard(client, secret_key=KEY, allow_write=True))
@@ -195,6 +219,7 @@ class TestInvisible:
             "/dead?body=1",
             "/entry?id=known&body=1",
             "/queue?kind=delay&name=celery",
+            "/flow?name=queue:bulk",
         ):
             check(browser.get(path))
         for page in crawl(browser, 2).values():

@@ -40,6 +40,7 @@ class TestReading:
             *SCREENS,
             "/queue",
             "/celery-queue",
+            "/flow",
             "/entry",
             "/task",
             "/search",

@@ -47,6 +47,7 @@ DELAYED = "/entry?kind=delay&queue=celery&id=task-2"
 DEAD = "/entry?kind=queue&queue=orders&id=dead"
 FAILED = "/failure?id=failed"
 MAIL = "/celery-queue?name=mail"
+BULK = "/flow?name=queue:bulk"
 ORDERS = "/queue?kind=queue&name=orders"
 
 OFFERS = [
@@ -70,6 +71,12 @@ OFFERS = [
     Offer("pause", ORDERS),
     Offer("resume", "/queue?kind=queue&name=quiet"),
     Offer("putback", ORDERS),
+    Offer("flow-pause", BULK),
+    Offer("flow-pause", MAIL),
+    Offer("flow-resume", "/flow?name=queue:slow"),
+    Offer("flow-resume", "/flow?name=queue:quiet"),
+    Offer("flow-set", BULK, changes={"limit": "3", "rate": "none", "limit_each": "2", "burst": "7"}),
+    Offer("flow-reset", BULK),
     Offer("terminate", "/running", "runs", count=0),
     Offer("shutdown", "/workers", count=0),
     Offer("resize", "/workers", changes={"size": "3"}, count=0),
@@ -153,6 +160,13 @@ def test_every_form_that_can_be_sent_is_tested_above(app: Celery, open_dashboard
     assert set(PERMISSIONS) == {offer.verb for offer in OFFERS}
 
 
+@pytest.mark.parametrize("offer", OFFERS, ids=str)
+def test_a_preview_shows_the_name_of_the_dashboard(offer: Offer, open_dashboard: Open, contents: redis.Redis) -> None:
+    writer = open_dashboard(allow_write=True, label="staging")
+    form, changes = filled_in(writer.get(offer.page), offer)
+    assert '<strong class="label">staging</strong>' in writer.send(form, ("verb", offer.verb), **changes).source
+
+
 def test_the_documentation_lists_every_verb() -> None:
     page = (ROOT / "docs" / "dashboard.md").read_text("utf-8")
     rows = [f"| `{verb}` | {text} | `{verb.replace('-', '_')}_dashboard` |" for verb, text in PERMISSIONS.items()]
@@ -189,6 +203,8 @@ def test_pages_show_exactly_the_permitted_buttons(open_dashboard: Open, contents
         (FAILED, "args", "retry"),
         (FAILED, "kwargs", "retry"),
         (MAIL, "to", "move"),
+        (BULK, "limit", "flow-set"),
+        (BULK, "burst", "flow-set"),
         ("/workers", "size", "resize"),
     ],
 )

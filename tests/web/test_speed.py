@@ -12,7 +12,8 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.store.keys import Keys
+from redis_queue.flow.flows import route_of
+from redis_queue.store.keys import FlowKeys, Keys
 from redis_queue.web import dashboard
 from tests.support.servers import RedisServer
 from tests.support.web.browser import Browser
@@ -25,6 +26,7 @@ MANY = int(os.environ.get("REDIS_QUEUE_TEST_MANY", "200000"))
 """Entries in each state; `make million` uses a million."""
 MOST_SECONDS = 0.1
 MOST_WAIT = 0.02
+RULES = "40 4 600 1 500 1 - f"
 
 COPY = """
 local first, last, now = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -40,12 +42,35 @@ end
 """Every entry is in three states at once, which saves memory and does not change the cost of a page."""
 
 
+FLOWS = 10_000
+KEYS = 100_000
+"""Waiting keys of one flow."""
+
+
+def fill_flows(client: redis.Redis) -> None:
+    """Declare many flows, each with waiting messages, every tenth paused; one has many keys."""
+    keys, names = FlowKeys("redis_queue"), [f"queue:many-{number:05d}" for number in range(FLOWS)]
+    with client.pipeline(transaction=False) as pipe:
+        for first in range(0, FLOWS, 1000):
+            some = names[first : first + 1000]
+            for key, value in ((keys.config, RULES), (keys.declared, RULES), (keys.running, "2"), (keys.backlog, "7")):
+                pipe.hset(key.decode(), mapping=dict.fromkeys(some, value))
+            paused = {route_of(name.removeprefix("queue:")): "1" for name in some[::10]}
+            pipe.hset(keys.flags.decode(), mapping=paused)
+            running = {f"{names[0]}\0tenant-{number}": "1" for number in range(first, first + 1000)}
+            pipe.hset(keys.running.decode(), mapping=running)
+        for first in range(0, KEYS, 10_000):
+            pipe.zadd(keys.keys(names[0]), {f"tenant-{number}": number for number in range(first, first + 10_000)})
+        pipe.execute()
+
+
 @pytest.fixture(scope="module")
 def crowded() -> Iterator[redis.Redis]:
     """A server with many entries in each state of one DelayQueue."""
     with RedisServer() as server, server.client(socket_timeout=60) as client:
         fill_audit(client)
         fill_delayed(client, count=2)
+        fill_flows(client)
         RedisQueue("orders", client).put_many(range(1000))
         keys = Keys("redis_queue", "delay", "celery", 0)
         places = (keys.records, keys.waiting, keys.dead, keys.in_flight)
@@ -66,6 +91,12 @@ def browser(crowded: redis.Redis) -> Browser:
 PAGES = (
     "/",
     "/queues",
+    "/flows",
+    "/flows?offset=9950",
+    "/flows?name=many-0999",
+    "/flows?name=nosuch",
+    "/flow?name=queue:many-00000",
+    "/flow?name=queue:many-09999",
     "/workers",
     "/audit",
     "/scheduled",

@@ -26,6 +26,7 @@ ONCE = {
     "dead": "/dead?limit=20",
     "entry": "/entry?queue=celery&id=order-1042&body=1",
     "queue": "/queue?kind=queue&name=orders",
+    "flow": "/flow?name=queue:mail",
     "celery-queue": "/celery-queue?name=mail",
     "failure": "/failure?id=charge-1",
     "search": "/search?q=bill",

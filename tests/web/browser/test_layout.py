@@ -41,7 +41,7 @@ UNLABELLED = """
 # The forecast is a heat map.
 LISTS = [path for path in SCREENS if path != "/forecast"]
 
-SINGLE = ("/task?id=task-1", "/search?q=shop", "/entry?id=task-1")
+SINGLE = ("/task?id=task-1", "/search?q=shop", "/entry?id=task-1", "/flow?name=queue:bulk")
 """Pages of one thing, and of the search."""
 
 

@@ -178,6 +178,18 @@ def test_pause_a_queue_for_maintenance(page: Page, filled: redis.Redis) -> None:
     assert RedisQueue("orders", filled).get(block=False) is not None
 
 
+def test_slow_down_mails_whose_provider_complains(page: Page, filled: redis.Redis) -> None:
+    screen(page, "Flows")
+    page.get_by_role("link", name="queue:mail", exact=True).click()
+    expect(page.get_by_role("region", name="Keys").get_by_role("rowheader")).to_have_text(["acme", "birch", "cedar"])
+    page.get_by_label("Rate", exact=True).fill("60/m")
+    confirm(page, "Change the limits…", "Change", "queue:mail: limit 20, rate 1/s")
+    confirm(page, "Pause…", "Pause", "queue:mail: paused")
+    confirm(page, "Resume…", "Resume", "queue:mail: limit 20")
+    confirm(page, "Reset the limits…", "Reset", "queue:mail: limit 40, rate 10/s")
+    assert last_action(filled) == ("flow-reset", "queue:mail", 1)
+
+
 def test_find_the_worker_that_is_stuck(page: Page) -> None:
     page.get_by_role("link", name="Workers", exact=True).first.click()
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="worker-3@shop"))

@@ -1,0 +1,89 @@
+"""The pages of flows: a list, and one flow with its limits and its keys."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Final
+
+from flask import Blueprint, abort, render_template
+
+from redis_queue.errors import InvalidNameError, InvalidValueError
+from redis_queue.flow.flows import OF_QUEUE, check_flow_name
+from redis_queue.operate.flows import KINDS, LABELS, LimitsRow, arguments_of, flow_of, has_limits, is_changed
+from redis_queue.web import request_args
+from redis_queue.web.context import context
+
+pages = Blueprint("flows", __name__)
+
+ROWS: Final = 50
+MOST_OFFSET: Final = 10_000_000
+
+MOST_KEYS: Final = 100
+"""Most keys that the page of a flow lists."""
+
+
+@pages.get("/flows")
+def show() -> str:
+    """List the flows, and the paused queues, by name."""
+    request_args.allow("name", "offset")
+    name, offset = request_args.text("name"), request_args.number("offset", 0, 0, MOST_OFFSET)
+    flows = context().access.flows
+    names = flows.names(name or "")
+    end = offset + ROWS
+    return render_template(
+        "flows.html",
+        rows=[
+            (state, LimitsRow.of(state.limits), is_changed(state), is_flow_name(state.name))
+            for state in flows.states(names[offset:end])
+        ],
+        total=len(names),
+        offset=offset,
+        next=end if end < len(names) else None,
+        name=name,
+    )
+
+
+@pages.get("/flow")
+def one() -> str:
+    """Show one flow."""
+    request_args.allow("name")
+    access, name = context().access, request_args.text("name", exact=True)
+    if name is None:
+        raise InvalidNameError("name is missing: choose a flow from the list of all flows")
+    check_flow_name(name)
+    try:
+        state = flow_of(access, name)
+    except InvalidValueError as error:
+        abort(404, f"{error}.")
+    now, code = LimitsRow.of(state.limits), LimitsRow.of(state.declared)
+    keys = access.flows.keys(name, MOST_KEYS + 1) if state.kind else []
+    return render_template(
+        "flow.html",
+        state=state,
+        changed=is_changed(state),
+        has_limits=has_limits(state),
+        kind=KINDS.get(state.kind, ""),
+        limits=[row for row in _rows(now, code) if row[1:] != (None, None)],
+        arguments=[(argument, *row) for argument, row in arguments_of(state).items()],
+        rows=keys[:MOST_KEYS],
+        more=len(keys) > MOST_KEYS,
+        **source_of(name),
+    )
+
+
+def source_of(name: str) -> dict[str, str]:
+    """Return the queue or the task whose messages the flow *name* has, for a link to its page; "" for the other."""
+    if name.startswith(OF_QUEUE):
+        return {"queue": name.removeprefix(OF_QUEUE), "task": ""}
+    return {"queue": "", "task": name}
+
+
+def is_flow_name(name: str) -> bool:
+    """Tell whether a flow can have this name; other programs may have written others."""
+    with contextlib.suppress(InvalidValueError):
+        return bool(check_flow_name(name))
+    return False
+
+
+def _rows(now: LimitsRow, code: LimitsRow) -> list[tuple[str, Any, Any]]:
+    return [(label, getattr(now, field), getattr(code, field)) for field, label in LABELS.items()]
