@@ -12,7 +12,8 @@ from typing import Literal
 class CeleryQueueRow:
     """Counts of one of Celery's queues; None if unknown. *error* says why a queue cannot be counted.
 
-    *ready* messages wait in the broker, *in_flight* ones are with workers. *consumers* counts the workers that consume
+    *ready* messages wait in the broker, *waiting_for_place* of them for a place in a flow; *in_flight* ones are with
+    workers. *consumers* counts the workers that consume
     the queue: those with the extension, by their reports; on RabbitMQ the consumers that the broker counts.
     *oldest_age* is how many seconds the oldest waiting message has waited since it was sent, or since it was due if it
     was delayed; only messages of producers with the extension tell it. *executed_per_minute* is the mean of the last
@@ -29,6 +30,12 @@ class CeleryQueueRow:
     executed_per_minute: float | None = None
     put_per_minute: float | None = None
     error: str = ""
+    waiting_for_place: int = 0
+
+    @property
+    def listed(self) -> int:
+        """The number of messages in the lists of the queue: all that can be read, moved and deleted."""
+        return max(0, (self.ready or 0) - self.waiting_for_place)
 
     @property
     def is_unread(self) -> bool:

@@ -176,6 +176,7 @@ class CeleryQueues:
                 executed_per_minute=rate,
                 put_per_minute=None if depth.put_rate is None else depth.put_rate * 60,
                 error=depth.error,
+                waiting_for_place=depth.waiting_for_place,
             )
             found.append(row if row.put_per_minute is not None else self._with_growth(row, at.timestamp()))
         return found

@@ -15,6 +15,7 @@ from redis_queue.doctor import Finding
 from redis_queue.doctor import examine as examine_redis
 from redis_queue.doctor.finding import error, run, warning
 from redis_queue.operate.access import Access
+from redis_queue.operate.flow_checks import CHECKS, flow_places
 from redis_queue.operate.pages import LOOK_BYTES
 from redis_queue.operate.unread_queues import unread_queues
 from redis_queue.store.chunks import CHUNK
@@ -32,6 +33,7 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
     Raises StoreUnavailableError if Redis cannot be reached.
     """
     found = examine_redis(access.catalog.client, access.catalog.prefix)
+    found += (finding for name, check in CHECKS.items() for finding in run(name, check, [access]))
     if access.app is None:
         return found
     workers = _workers(access.app) if ask else {}
@@ -41,7 +43,7 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
     of_app = run("lease settings", _lease_settings, [access.app])
     # Without an answer of the workers, nobody knows what those without the extension consume.
     unread = run("queue_unread", unread_queues, [access]) if ask else ()
-    return [*found, *of_queue, *of_app, *unread]
+    return [*found, *of_queue, *of_app, *unread, *run("flow places", flow_places, [access])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from redis_queue.errors import RedisQueueError
 from redis_queue.histogram import BOUNDS
 from redis_queue.logs import logger_of
 from redis_queue.operate.faults import BROKEN
+from redis_queue.operate.flow_metrics import Flows, flow_metrics, read_flows
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.queue_row import Count, QueueRow
 from redis_queue.store.registry import Known
@@ -95,8 +96,9 @@ class Collector:
     It raises no errors: if Redis cannot be read, ``redis_queue_up`` is 0. Up to *most_queues* queues have a label of
     their own, the largest first, and keep it. The sizes of the others are added up under the queue "(other)", for each
     kind; these have no counters, which would go down as queues change places. At most *most_read* queues are read;
-    ``redis_queue_left_out_queues`` counts the others. *leases* returns the lease counters of Celery workers, or None
-    (:func:`redis_queue.celery.consume.counters.read`).
+    ``redis_queue_left_out_queues`` counts the others. Of flows, those with most messages are exported.
+
+    *leases* returns the lease counters of Celery workers, or None (:func:`redis_queue.celery.consume.counters.read`).
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Collector:
         yield _up(None)
         yield from _queue_metrics(None)
         yield from _dispatch_metrics(())
+        yield from flow_metrics(None)
         yield from _lease_metrics(None)
 
     def collect(self) -> Iterator[Metric]:
@@ -131,6 +134,9 @@ class Collector:
         if look is not None:
             yield from _queue_metrics(look)
             yield from _dispatch_metrics(look.dispatching)
+            flows = self._flows(look.at)
+            if flows is not None:
+                yield from flow_metrics(flows)
         counted = self._counted()
         if counted is not None:
             yield from _lease_metrics(counted)
@@ -184,6 +190,13 @@ class Collector:
                 continue
             found[name] = _Dispatching(name, done, dispatchers)
         return [found[name] for name in sorted(found)], broken
+
+    def _flows(self, at: datetime) -> Flows | None:
+        try:
+            return read_flows(self._inspector, at)
+        except (RedisQueueError, *BROKEN) as error:
+            logger.warning("cannot read metrics of flows: %s", error, extra={"action": "metrics_away"})
+            return None
 
     def _counted(self) -> LeaseTotals | None:
         try:

@@ -29,14 +29,15 @@ def unread_queues(access: Access) -> Iterator[Finding]:
     if overview.error:
         yield warning(f"could not be checked: {overview.error}", "check broker_url, or repeat when the broker is up")
         return
-    unread = [row for row in overview.rows if row.is_unread]
+    # The check of workers of flows reports the messages that wait for a place.
+    unread = [row for row in overview.rows if row.is_unread and row.listed]
     if not unread:
         return
     # Workers without the extension do not report what they consume.
     consumed = _consumed(access.app) | {row.name for row in overview.rows if row.consumers}
     unread = [row for row in unread if row.name not in consumed]
     for row in unread[:MOST_FINDINGS]:
-        waits = "1 message waits" if row.ready == 1 else f"{row.ready:,} messages wait"
+        waits = "1 message waits" if row.listed == 1 else f"{row.listed:,} messages wait"
         near = nearest(row.name, consumed, similarity=SIMILAR)
         hint = f"; workers consume {near[0]}, which has a similar name" if near else ""
         yield warning(

@@ -132,7 +132,7 @@ def _buckets(histogram: Histogram) -> list[Any]:
 
 def _of_queues(rows: Sequence[CeleryQueueRow], due: Mapping[str, int] | None) -> Iterator[Metric]:
     for name, text, value in (
-        ("ready", "Messages that wait in a Celery queue.", lambda row: row.ready),
+        ("ready", "Messages that wait in a Celery queue, also for a place in a flow.", lambda row: row.ready),
         ("in_flight", "Messages of a Celery queue that workers hold.", lambda row: row.in_flight),
         ("consumers", "Workers that consume a Celery queue.", lambda row: row.consumers),
         ("oldest_age_seconds", "How long the oldest message of a Celery queue waits.", lambda row: row.oldest_age),

@@ -18,6 +18,8 @@ from redis_queue.cli import celery as cli
 from redis_queue.cli import group
 from redis_queue.cli.doctor import _show
 from redis_queue.doctor import Finding, examine
+from redis_queue.operate import diagnosis
+from redis_queue.operate.access import access_to
 from redis_queue.operate.audit import Audit
 from redis_queue.store import keys
 from tests.support.doctor import faults
@@ -55,7 +57,7 @@ def test_without_problems_the_exit_code_is_0(stage: Stage, sound: RedisServer) -
 
 
 def test_passed_checks_are_summarized_in_one_line(stage: Stage, sound: RedisServer) -> None:
-    ok = [finding for finding in examine(stage.queue.client) if finding.silent]
+    ok = [finding for finding in diagnosis.examine(access_to(stage.client, "redis_queue"), ask=True) if finding.silent]
     folded, everything = run(sound.url).output, run(sound.url, "--all").output
 
     assert f"{len(ok):,} checks ok: --all shows them\n" in folded

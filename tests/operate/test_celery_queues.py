@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import redis
@@ -20,10 +20,12 @@ from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.celery_queue_row import CeleryQueueRow
 from redis_queue.operate.celery_queues import CeleryQueues
+from redis_queue.operate.demand import demand
 from redis_queue.operate.inspector import Inspector
-from redis_queue.store.keys import MonitorKeys
+from redis_queue.store.keys import FlowKeys, MonitorKeys
 from redis_queue.times import from_ms
 from tests.support.celery.brokers import Broker
+from tests.support.celery.flows import flow_app
 from tests.support.celery.observing import observed_on_one_redis
 from tests.support.clock import Clock
 from tests.support.ports import HOST
@@ -204,6 +206,75 @@ class TestOnRedis:
             queues.check("a\nb")
         client.lpush("unlisted", "x")
         assert queues.check("unlisted") == "unlisted"
+
+
+class TestWaitingForPlace:
+    FLOWS: ClassVar = {"queue:mail": {"limit": 1, "fair": "{key}"}}
+
+    def test_they_are_among_the_ready_messages(self, redis_server: RedisServer, client: redis.Redis) -> None:
+        with flow_app(redis_server, self.FLOWS) as app:
+            for number in range(3):
+                app.tasks["work"].apply_async((f"tenant {number}",), queue="mail")
+            app.tasks["sync"].apply_async(("a",), queue="other")
+            app.send_task("any", queue="plain")
+            client.lpush("mail", "of another program")
+            overview = queues_of(app).overview()
+            rows = {row.name: row for row in overview.rows}
+            assert (overview.ready, overview.in_flight) == (6, 0)
+            assert {name: (row.ready, row.waiting_for_place, row.listed) for name, row in rows.items()} == {
+                "flows": (0, 0, 0),
+                "mail": (4, 3, 1),
+                "other": (1, 1, 0),
+                "plain": (1, 0, 1),
+            }
+            assert rows["other"].is_unread
+            assert demand(AppAccess(app), [("queue", "mail"), ("queue", "other")]).ready == 5
+
+    def test_the_age_is_that_of_the_oldest(self, redis_server: RedisServer, client: redis.Redis) -> None:
+        with flow_app(redis_server, self.FLOWS) as app:
+            for _ in range(2):
+                app.tasks["work"].apply_async(("tenant",), queue="mail")
+            [key] = client.keys("{redis_queue:flow}:list:*")
+            element = json.loads(client.lindex(key, -1) or b"")
+            element["headers"]["redis_queue_sent"] -= 12_000
+            client.lset(key, -1, json.dumps(element))
+            age = rows_of(app)["mail"].oldest_age
+            assert age is not None
+            assert 12 <= age < 60
+
+    def test_a_store_elsewhere_has_none(self, make_app: Callable[..., Celery], client: redis.Redis) -> None:
+        keys = FlowKeys("redis_queue")
+        client.hset(keys.backlog.decode(), "queue:celery", "3")
+        assert rows_of(make_app(redis_queue_prefix="other"))["celery"].ready == 0
+        assert rows_of(make_app())["celery"].ready == 3
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda client, keys: client.set(keys.backlog, "text"),
+            lambda client, keys: client.hset(keys.backlog, "queue:celery", "many"),
+            lambda client, keys: client.zadd(keys.oldest, {b"\xff": 1, "": 2}) and client.hset(keys.backlog, "a", 1),
+        ],
+    )
+    def test_records_of_other_programs_count_nothing(
+        self, make_app: Callable[..., Celery], client: redis.Redis, damage: Callable[..., object]
+    ) -> None:
+        damage(client, FlowKeys("redis_queue"))
+        overview = queues_of(make_app()).overview()
+        assert (overview.error, overview.ready, rows_of(make_app())["celery"].ready) == ("", 0, 0)
+
+    def test_a_user_without_permission_for_flows_counts_the_lists(
+        self, make_app: Callable[..., Celery], client: redis.Redis, redis_server: RedisServer
+    ) -> None:
+        client.lpush("celery", "x")
+        client.execute_command(
+            "ACL", "SETUSER", "plain", "reset", "on", ">pw", "~celery*", "~unacked*", "~_kombu*", "+@all"
+        )
+        try:
+            url = f"redis+socket://plain:pw@{redis_server.socket}"
+            assert rows_of(make_app(broker_url=url))["celery"].ready == 1
+        finally:
+            client.execute_command("ACL", "DELUSER", "plain")
 
 
 class TestOnRabbitMQ:

@@ -146,10 +146,10 @@ def test_the_alerts_fire_when_they_should() -> None:
     promtool(ROOT / "monitoring" / "alerts_test.yml")
 
 
-def test_every_alert_about_workers_and_celery_queues_is_tested() -> None:
+def test_every_alert_about_workers_flows_and_celery_queues_is_tested() -> None:
     tests = (ROOT / "monitoring" / "alerts_test.yml").read_text()
     for rule in rules():
-        if re.search(r"redis_queue_(?:celery|task|workers|keepers)\b|redis_queue_(?:celery|task)_", rule["expr"]):
+        if re.search(r"redis_queue_(?:celery|task|workers|keepers)\b|redis_queue_(?:celery|task|flow)_", rule["expr"]):
             assert f"alertname: {rule['alert']}" in tests, rule["alert"]
 
 

@@ -1,0 +1,76 @@
+"""Backlog: how many messages of flows wait for a place, and since when."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from redis_queue.flow.flows import OF_QUEUE, pairs, scored, whole_number
+from redis_queue.store.chunks import chunks
+from redis_queue.store.ids import id_text
+from redis_queue.store.keys import FlowKeys
+from redis_queue.store.scripts import Scripts
+
+MOST_GROUPS: Final = 400
+"""Most groups of messages whose oldest message is read."""
+
+FIELDS: Final = 2000
+"""Most queues of one command."""
+
+
+class Backlog:
+    """Messages that wait for a place in the flows with these *keys*. All methods raise StoreError."""
+
+    def __init__(self, scripts: Scripts, keys: FlowKeys) -> None:
+        self._scripts = scripts
+        self._keys = keys
+        # Not messages in flight: of these, the script only tells the number.
+        self._depth = scripts.bind("held/depth", None, unacked=self._keys.held)
+
+    def of_queues(self, queues: Sequence[str]) -> list[int]:
+        """Return how many messages of each queue wait for a place, also those that have only the flow of their task."""
+        found: list[int] = []
+        for chunk in chunks(queues, FIELDS):
+            fields = [f"{OF_QUEUE}{queue}".encode() for queue in chunk]
+            found += map(whole_number, self._scripts.command("HMGET", self._keys.backlog, *fields))
+        return found
+
+    def all(self) -> dict[str, int]:
+        """Return how many messages wait, by flow; queues have an entry even without a flow of their own."""
+        rows = self._scripts.command("HGETALL", self._keys.backlog)
+        return {id_text(flow): count for flow, value in pairs(rows) if (count := whole_number(value))}
+
+    def oldest(self) -> dict[str, float]:
+        """Return when the oldest waiting message of flows was sent, or due if it was delayed: seconds since the epoch.
+
+        Queues have an entry even without a flow of their own. Of more than :data:`MOST_GROUPS` keys with messages, only
+        those count that have had some for the longest time. Two round trips.
+        """
+        rows = self._scripts.command("ZRANGE", self._keys.oldest, 0, MOST_GROUPS - 1, "WITHSCORES")
+        groups = [group for group, _ in scored(rows)]
+        if not groups:
+            return {}
+        _, *counts = self._depth(limit=-1, more=[self._keys.messages("") + group for group in groups])
+        found: dict[str, float] = {}
+        for group, (_, sent, due) in zip(groups, zip(*[iter(counts)] * 3, strict=True), strict=True):
+            at = sent_at(sent, due)
+            if at is not None:
+                for flow in _flows_of(id_text(group)):
+                    found[flow] = min(at, found.get(flow, at))
+        return found
+
+
+def sent_at(sent: bytes, due: bytes) -> float | None:
+    """Return the seconds since the epoch when a message was sent, or due, from the texts of the script held/depth."""
+    times = [int(sent) / 1000] if 0 < len(sent) < 16 else []  # noqa: PLR2004 - milliseconds
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        at = datetime.fromisoformat(due.decode())
+        times += [at.timestamp()] if at.tzinfo is not None else []
+    return max(times, default=None)
+
+
+def _flows_of(group: str) -> list[str]:
+    _, queue, task, *_ = [*group.split("\0"), "", ""]
+    return [f"{OF_QUEUE}{queue}", *([task] if task else [])]

@@ -1,0 +1,191 @@
+"""The doctor's checks of flows: limits that contradict each other, and tasks that nothing starts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from kombu.exceptions import OperationalError
+
+from redis_queue.celery.consume.gates import GateKeys, Gates
+from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.celery.queues.open import connected, on_redis
+from redis_queue.doctor import Finding
+from redis_queue.doctor.finding import error, warning
+from redis_queue.doctor.replies import text
+from redis_queue.flow.backlog import Backlog
+from redis_queue.flow.declarations import Declaration, Declarations
+from redis_queue.flow.flows import OF_QUEUE
+from redis_queue.flow.model import FlowState
+from redis_queue.keeper.redis_py import client_of
+from redis_queue.monitor.model import WorkerRow
+from redis_queue.operate.access import Access
+from redis_queue.operate.faults import BROKEN
+from redis_queue.operate.flows import KINDS, LimitsRow
+from redis_queue.store.redis_errors import redact
+from redis_queue.store.scripts import Scripts
+
+MOST_FINDINGS: Final = 10
+"""Most findings of a check."""
+
+TYPES: Final = {
+    "config": "hash",
+    "declared": "hash",
+    "declared_by": "hash",
+    "overrides": "hash",
+    "flags": "hash",
+    "running": "hash",
+    "rates": "zset",
+    "held": "hash",
+    "oldest": "zset",
+    "backlog": "hash",
+}
+"""Types of the keys of all flows."""
+
+MOST_APPS: Final = 5
+"""Most apps that a finding names."""
+
+
+def flow_limits(access: Access) -> Iterator[Finding]:
+    """Check that all apps have the same limits for a flow."""
+    catalog = access.catalog
+    found = Declarations(Scripts(catalog.client), access.flows.redis_keys, catalog.clock).read()
+    different = {name: apps for name, apps in found.items() if len({(app.limits, app.kind) for app in apps}) > 1}
+
+    def findings() -> Iterator[Finding]:
+        for name, apps in sorted(different.items()):
+            texts = [f"{_text(app)} in {app.app}" for app in apps[:MOST_APPS]]
+            more = f" and {len(apps) - MOST_APPS:,} more apps" if apps[MOST_APPS:] else ""
+            yield warning(
+                f"flow {name} has {', '.join(texts)}{more}: the worker that started last sets them for all",
+                f"give all apps the same limits, or set them for all: redis-queue flow set {name}",
+            )
+
+    yield from _first(findings(), len(different), "flows have different limits in several apps")
+
+
+def flow_workers(access: Access) -> Iterator[Finding]:
+    """Check that a worker with redis_queue consumes each queue in which tasks wait for a place."""
+    waiting = _queues(access)
+    if not waiting:
+        return
+    workers = _leased(access)
+    if workers is None:
+        found = "could not be checked: the reports of workers cannot be read"
+        yield warning(found, "find out which other program writes to their keys")
+        return
+    consumed = {queue for row in workers for queue in row.queues}
+    unread = {queue: count for queue, count in waiting.items() if queue not in consumed}
+
+    def findings() -> Iterator[Finding]:
+        for queue, count in sorted(unread.items()):
+            yield warning(
+                f"Celery queue {queue}: {_waits(count)} for a place in a flow, and no worker that reports leases "
+                "consumes it: other workers do not see them",
+                f"start a worker of an app with DelayedTasks(app, leases=True) and -Q {queue}",
+            )
+
+    yield from _first(findings(), len(unread), "queues with tasks that wait for a place are not consumed")
+
+
+def flow_stops(access: Access) -> Iterator[Finding]:
+    """Check that no flow with waiting tasks is paused, or has a limit of 0."""
+    stopped = [state for state in access.flows.list() if state.waiting and _stop(state)]
+
+    def findings() -> Iterator[Finding]:
+        for state in stopped:
+            yield warning(f"flow {state.name} {_stop(state)}, and {_waits(state.waiting)}", _advice(state))
+
+    yield from _first(findings(), len(stopped), "flows with waiting tasks are paused or have a limit of 0")
+
+
+def flow_places(access: Access) -> Iterator[Finding]:
+    """Check that the places of dead workers are freed."""
+    catalog = access.catalog
+    if _leased(access) != [] or not Scripts(catalog.client).command("HLEN", access.flows.redis_keys.held):
+        # Workers with leases free them.
+        return
+    try:
+        taken = _places_in_vain(access) if on_redis(access.app) else 0
+    except OperationalError as failure:
+        yield warning(
+            f"could not be checked: {redact(str(failure))}", "check broker_url, or repeat when the broker is up"
+        )
+        return
+    if taken:
+        yield warning(
+            f"{taken:,} places in flows belong to messages that are not in flight, and no worker frees them",
+            "start a worker of an app with flows: it frees them within one and a half times the visibility timeout",
+        )
+
+
+def flow_keys(access: Access) -> Iterator[Finding]:
+    """Check that the keys of flows have the expected types."""
+    keys, scripts = access.flows.redis_keys, Scripts(access.catalog.client)
+    for name, expected in TYPES.items():
+        key = getattr(keys, name)
+        kind = text(scripts.command("TYPE", key))
+        if kind not in ("none", expected):
+            yield error(
+                f"{text(key)} is a {kind}, not a {expected}: another program wrote to it",
+                "inspect it, then RENAME it: flows do not work until then",
+            )
+
+
+def _leased(access: Access) -> list[WorkerRow] | None:
+    """Return the workers with leases, which alone take tasks of flows; None if reports cannot be read."""
+    with contextlib.suppress(*BROKEN):
+        return [row for row in access.monitor.workers.rows() if row.keeper is not None]
+    return None
+
+
+def _places_in_vain(access: Access) -> int:
+    with connected(access.app) as connection:
+        channel = connection.default_channel
+        keys = GateKeys(InFlightKeys.of(channel), access.flows.redis_keys)
+        return len(Gates(keys, lambda: 1).orphans(client_of(channel)))
+
+
+def _queues(access: Access) -> dict[str, int]:
+    found = Backlog(Scripts(access.catalog.client), access.flows.redis_keys).all()
+    return {flow.removeprefix(OF_QUEUE): count for flow, count in found.items() if flow.startswith(OF_QUEUE)}
+
+
+def _first(findings: Iterable[Finding], count: int, others: str) -> Iterator[Finding]:
+    """Yield the first *findings* of *count*, and how many are left out."""
+    for _, finding in zip(range(MOST_FINDINGS), findings, strict=False):
+        yield finding
+    if count > MOST_FINDINGS:
+        yield warning(f"{count - MOST_FINDINGS:,} more {others}", "redis-queue flow list")
+
+
+def _text(declaration: Declaration) -> str:
+    kind = KINDS.get(declaration.kind, "")
+    return " and ".join(filter(None, [f'"{LimitsRow.of(declaration.limits).text}"', kind]))
+
+
+def _waits(count: int) -> str:
+    return "1 task waits" if count == 1 else f"{count:,} tasks wait"
+
+
+def _stop(state: FlowState) -> str:
+    if state.paused:
+        return "is paused"
+    return "has a limit of 0" if 0 in (state.limits.limit, state.limits.limit_each) else ""
+
+
+def _advice(state: FlowState) -> str:
+    if state.paused:
+        return f"if the reason is gone: redis-queue flow resume {state.name}"
+    option = "--limit-each" if state.limits.limit != 0 and state.kind == "fair" else "--limit"
+    return f"if the reason is gone: redis-queue flow set {state.name} {option} N"
+
+
+CHECKS: Final[dict[str, Callable[[Access], Iterator[Finding]]]] = {
+    "flow limits": flow_limits,
+    "flow workers": flow_workers,
+    "flow stops": flow_stops,
+    "flow keys": flow_keys,
+}
+"""Checks of any Redis; flow_places needs an app."""

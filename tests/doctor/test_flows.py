@@ -1,0 +1,225 @@
+"""The checks of flows: limits that contradict each other, and tasks that nothing starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from redis_queue import Flow
+from redis_queue.celery.stored_tasks import StoredTasks
+from redis_queue.doctor import Finding
+from redis_queue.flow.declarations import Declaration, Declarations
+from redis_queue.flow.flows import Flows
+from redis_queue.flow.model import Limits
+from redis_queue.monitor.model import WorkerRow
+from redis_queue.monitor.report import Reports
+from redis_queue.operate.access import AppAccess, access_to
+from redis_queue.operate.diagnosis import examine
+from redis_queue.operate.flow_checks import MOST_FINDINGS, TYPES
+from redis_queue.store.keys import FlowKeys
+from redis_queue.store.scripts import Scripts
+from redis_queue.times import from_ms
+from tests.support.celery.flow_names import SYNC
+from tests.support.celery.flows import Fleet, flow_app
+from tests.support.doctor.stage import Limit
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.celery
+
+KEYS = FlowKeys("redis_queue")
+LIMITS = {"queue:mail": {"limit": 1}}
+
+
+@pytest.fixture
+def app(sound: RedisServer, client: redis.Redis) -> Iterator[Celery]:
+    """An app with a flow of the queue "mail", whose limits are declared."""
+    with flow_app(sound, LIMITS) as app:
+        StoredTasks.of(app).flow.declare(StoredTasks.of(app).settings.flows)
+        yield app
+
+
+def found(client: redis.Redis, check: str) -> list[tuple[str, str]]:
+    """Return text and advice of the findings of a check, without an app."""
+    return [pair(finding) for finding in examine(access_to(client, "redis_queue"), ask=False) if is_of(finding, check)]
+
+
+def found_by(app: Celery, check: str, *, ask: bool = False) -> list[tuple[str, str]]:
+    """Return text and advice of the findings of a check for an app."""
+    return [pair(finding) for finding in examine(AppAccess(app), ask=ask) if is_of(finding, check)]
+
+
+def is_of(finding: Finding, check: str) -> bool:
+    return finding.check == check and finding.severity != "ok"
+
+
+def pair(finding: Finding) -> tuple[str, str]:
+    assert finding.severity in ("warning", "error")
+    return finding.found, finding.advice
+
+
+def send(app: Celery, count: int = 1, queue: str = "mail") -> None:
+    for _ in range(count):
+        app.tasks["work"].apply_async(queue=queue)
+
+
+def report(client: redis.Redis, *queues: str, keeper: bool | None) -> None:
+    """Report a worker, with leases unless *keeper* is None."""
+    began = from_ms(0)
+    Reports(client, "redis_queue").write(WorkerRow("one@test", began, began, queues=queues, keeper=keeper))
+
+
+def test_without_flows_all_is_well(client: redis.Redis) -> None:
+    findings = [one for one in examine(access_to(client, "redis_queue"), ask=False) if one.check.startswith("flow")]
+    assert [one.check for one in findings] == ["flow limits", "flow workers", "flow stops", "flow keys"]
+    assert {one.severity for one in findings} == {"ok"}
+
+
+class TestLimits:
+    def test_both_values_are_named(self, client: redis.Redis) -> None:
+        declarations = Declarations(Scripts(client), FlowKeys("redis_queue"))
+        declarations.write("shop", {"queue:mail": Flow(limit=10, rate="100/m"), "same": Flow(limit=1)})
+        declarations.write("mail", {"queue:mail": Flow(limit=5, fair="{tenant}"), "same": Flow(limit=1)})
+        assert found(client, "flow limits") == [
+            (
+                'flow queue:mail has "limit 5" and keys take turns in mail, "limit 10, rate 100/m" in shop: the worker '
+                "that started last sets them for all",
+                "give all apps the same limits, or set them for all: redis-queue flow set queue:mail",
+            )
+        ]
+
+    def test_a_worker_declares_the_flows_of_its_app(self, sound: RedisServer, client: redis.Redis) -> None:
+        fleet = Fleet(sound, client, {"queue:flows": {"limit": 3}})
+        with fleet.worker("a", pool="solo") as worker:
+            worker.wait_for_output("ready.")
+        declared = Declarations(Scripts(client), FlowKeys("redis_queue")).read()
+        assert declared["queue:flows"] == [Declaration("flows", Limits(limit=3), "")]
+        assert declared[SYNC] == [Declaration("flows", Limits(limit_each=1), "key")]
+
+    def test_the_same_limits_are_no_finding(self, client: redis.Redis) -> None:
+        for app in ("shop", "mail"):
+            Declarations(Scripts(client), FlowKeys("redis_queue")).write(app, {"queue:mail": Flow(limit=10)})
+        assert found(client, "flow limits") == []
+
+    def test_many_are_counted(self, client: redis.Redis) -> None:
+        for limit in range(1, 9):
+            flows = {f"queue:q{number}": Flow(limit=limit) for number in range(MOST_FINDINGS + 2)}
+            Declarations(Scripts(client), FlowKeys("redis_queue")).write(f"app {limit}", flows)
+        *texts, (last, _) = found(client, "flow limits")
+        assert (len(texts), last) == (MOST_FINDINGS, "2 more flows have different limits in several apps")
+        assert " and 3 more apps: " in texts[0][0]
+
+
+class TestWorkers:
+    @pytest.mark.parametrize(
+        ("queue", "keeper", "count"), [("mail", True, 0), ("mail", False, 0), ("mail", None, 1), ("other", True, 1)]
+    )
+    def test_only_workers_with_leases_take_tasks_of_flows(
+        self, app: Celery, client: redis.Redis, queue: str, keeper: bool | None, count: int
+    ) -> None:
+        send(app, 2)
+        report(client, queue, keeper=keeper)
+        texts = found(client, "flow workers")
+        assert len(texts) == count
+        if count:
+            assert texts[0][0].startswith("Celery queue mail: 2 tasks wait for a place in a flow, and no worker that ")
+            assert texts[0][1] == "start a worker of an app with DelayedTasks(app, leases=True) and -Q mail"
+
+    def test_a_task_with_a_flow_waits_in_a_queue_without_one(self, app: Celery, client: redis.Redis) -> None:
+        app.tasks["sync"].apply_async(("key",), queue="plain")
+        [(text, _)] = found(client, "flow workers")
+        assert text.startswith("Celery queue plain: 1 task waits for a place")
+
+    def test_they_are_not_reported_twice(self, app: Celery, client: redis.Redis) -> None:
+        send(app, 2)
+        assert found_by(app, "queue_unread", ask=True) == []
+        client.lpush("mail", "of a stock producer")
+        [(text, _)] = found_by(app, "queue_unread", ask=True)
+        assert text == "Celery queue mail: 1 message waits, and no worker consumes it"
+
+    def test_unreadable_reports_are_a_finding(self, app: Celery, client: redis.Redis) -> None:
+        send(app)
+        client.set("{redis_queue:monitor}:workers", "text")
+        [(text, _)] = found(client, "flow workers")
+        assert text == "could not be checked: the reports of workers cannot be read"
+
+
+class TestStops:
+    def test_a_pause_with_waiting_tasks(self, app: Celery, client: redis.Redis) -> None:
+        flows = Flows(client, "redis_queue")
+        flows.pause("queue:mail")
+        assert found(client, "flow stops") == []
+        send(app, 3)
+        resume = "if the reason is gone: redis-queue flow resume queue:mail"
+        assert found(client, "flow stops") == [("flow queue:mail is paused, and 3 tasks wait", resume)]
+        flows.resume("queue:mail")
+        assert found(client, "flow stops") == []
+
+    def test_a_limit_of_0_with_waiting_tasks(self, app: Celery, client: redis.Redis) -> None:
+        send(app)
+        Flows(client, "redis_queue").set("queue:mail", limit=0)
+        advice = "if the reason is gone: redis-queue flow set queue:mail --limit N"
+        assert found(client, "flow stops") == [("flow queue:mail has a limit of 0, and 1 task waits", advice)]
+
+    @pytest.mark.parametrize(("flow", "option"), [({"fair": "{key}"}, "--limit-each"), ({"key": "{key}"}, "--limit")])
+    def test_a_limit_of_0_for_each_key(
+        self, sound: RedisServer, client: redis.Redis, flow: dict[str, Any], option: str
+    ) -> None:
+        limit = {"limit_each": 0} if "fair" in flow else {"limit": 0}
+        with flow_app(sound, {"queue:mail": {**flow, **limit}}) as app:
+            send(app)
+        [(_, advice)] = found(client, "flow stops")
+        assert advice.endswith(f"flow set queue:mail {option} N")
+
+
+class TestPlaces:
+    def test_places_of_messages_that_are_not_in_flight(self, app: Celery, client: redis.Redis) -> None:
+        client.hset(KEYS.held.decode(), mapping={"flow-a-1": "x", "flow-a-2": "x", "flow-a-3": "x"})
+        client.zadd("unacked_index", {"flow-a-2": 1})
+        [(text, _)] = found_by(app, "flow places")
+        assert text == "2 places in flows belong to messages that are not in flight, and no worker frees them"
+        report(client, "mail", keeper=True)
+        assert found_by(app, "flow places") == []
+
+    def test_the_keys_of_the_broker_may_have_a_prefix(self, sound: RedisServer, client: redis.Redis) -> None:
+        client.hset(KEYS.held.decode(), "flow-a-1", "x")
+        client.zadd("shop:unacked_index", {"flow-a-1": 1})
+        with flow_app(sound, broker_transport_options={"global_keyprefix": "shop:"}) as app:
+            assert found_by(app, "flow places") == []
+
+    def test_an_unreachable_broker_is_a_finding(self, app: Celery, sound: RedisServer, client: redis.Redis) -> None:
+        client.hset(KEYS.held.decode(), "flow-a-1", "x")
+        app.conf.redis_queue_url = sound.url
+        app.conf.broker_url = "redis://user:secret@127.0.0.1:1/0"
+        [(text, _)] = found_by(app, "flow places")
+        assert text.startswith("could not be checked: ")
+        assert "secret" not in text
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_key_of_another_program_is_an_error(app: Celery, client: redis.Redis, name: str) -> None:
+    send(app)
+    key = getattr(KEYS, name).decode()
+    client.delete(key)
+    client.set(key, "text")
+    findings = [one for one in examine(AppAccess(app), ask=False) if one.check == "flow keys"]
+    assert [(one.severity, one.found) for one in findings] == [
+        ("error", f"{key} is a string, not a {TYPES[name]}: another program wrote to it")
+    ]
+
+
+def test_the_types_are_those_of_the_keys(app: Celery, client: redis.Redis) -> None:
+    send(app)
+    assert set(TYPES) == {name for name, value in vars(KEYS).items() if isinstance(value, bytes)}
+    for name, kind in TYPES.items():
+        assert client.type(getattr(KEYS, name)) in (b"none", kind.encode())
+
+
+def test_a_missing_permission_is_a_finding(app: Celery, client: redis.Redis, limited: Limit) -> None:
+    send(app)
+    user = limited("~* &* +@all -hgetall")
+    [(text, _)] = found(user, "flow limits")
+    assert text.startswith("could not be checked: the Redis user lacks a permission")
