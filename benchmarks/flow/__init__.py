@@ -1,0 +1,1 @@
+"""What flow control costs: rate and commands of tasks in flows against others, and how exact it is."""
