@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from chaos.workload import PRODUCER, Post, Workload
+from chaos.workload import PRODUCER, Post, Workload, truce
 from redis_queue.validation.history import read
 
 STALL_EVERY: Final = 0.25
@@ -67,13 +67,16 @@ class Crew:
 
     def start(self) -> None:
         """Start all processes."""
+        if self.workload.has_truce:
+            truce(self.duty.folder).touch()
         for position in range(len(self.workload.crew)):
             self._fork(position)
 
     def tend(self) -> None:
         """Replace dead processes, stop one at random, continue those that were stopped for long enough."""
         self._replace_dead()
-        self._stall_one()
+        if not truce(self.duty.folder).exists():
+            self._stall_one()
 
     def calm(self) -> None:
         """Kill and stop no more processes."""
@@ -116,9 +119,11 @@ class Crew:
                 del self._stalled[pid]
                 if pid in self._positions:
                     os.kill(pid, signal.SIGCONT)
-        if now >= self._stall_at and self._positions:
+        roles = {pid: self.workload.crew[position] for pid, position in self._positions.items()}
+        pids = sorted(pid for pid, role in roles.items() if role != PRODUCER or self.workload.stops_producers)
+        if now >= self._stall_at and pids:
             self._stall_at = now + max(STALL_EVERY, self.workload.lease)
-            pid = self._dice.choice(sorted(self._positions))
+            pid = self._dice.choice(pids)
             os.kill(pid, signal.SIGSTOP)
             self._stalled[pid] = now + 2 * self.workload.lease
 

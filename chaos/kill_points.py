@@ -13,16 +13,26 @@ import redis.connection
 
 
 class Dice:
-    """Kills this process with a chance of 1 / *chance* at each throw."""
+    """Kills this process with a chance of 1 / *chance* at each throw, unless *is_off()*."""
 
-    def __init__(self, seed: int, chance: float) -> None:
+    def __init__(self, seed: int, chance: float, is_off: Callable[[], bool] = lambda: False) -> None:
         self._random = random.Random(seed)
         self._chance = chance
+        self._is_off = is_off
+        #: Called before the kill.
+        self.last_words: Callable[[], None] = lambda: None
 
     def throw(self) -> None:
         """Kill this process by chance."""
-        if self._random.random() < self._chance:
+        if self._random.random() < self._chance and not self._is_off():
+            self.last_words()
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def reseed(self, chance: float, last_words: Callable[[], None]) -> None:
+        """Throw other numbers than the parent: call it in a child of this process."""
+        self._random = random.Random(f"{self._random.random()} {os.getpid()}")
+        self._chance = chance
+        self.last_words = last_words
 
     def arm(self) -> None:
         """Throw before and after each command of this process from now on."""

@@ -62,6 +62,8 @@ class Queues:
     )
     lease = LEASE
     calm = 20.0
+    stops_producers = True
+    has_truce = False
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -50,6 +50,8 @@ class Tasks:
 
     lease = LEASE
     calm = 60.0
+    stops_producers = True
+    has_truce = False
 
     def __init__(
         self, broker: str, store: str, queue: str = "chaos", *, others: Sequence[str] = (), **settings: Any

@@ -28,11 +28,21 @@ class Post:
     labels: range
     lane: int
 
-    def arm(self) -> Dice:
-        """Allow this process to be killed between any two commands; return the dice."""
-        dice = Dice(self.seed, self.chance)
+    @property
+    def truce(self) -> Path:
+        """A file: while it exists, no process of the run is killed or stopped."""
+        return truce(self.history.parent)
+
+    def arm(self, share: float = 1.0) -> Dice:
+        """Allow this process to be killed between any two commands, with a *share* of the chance; return the dice."""
+        dice = Dice(self.seed, share * self.chance, self.truce.exists)
         dice.arm()
         return dice
+
+
+def truce(folder: Path) -> Path:
+    """Return the path of the file that forbids kills in the run with this *folder*."""
+    return folder / "truce"
 
 
 def note_cancel(history: History, id: str, outcome: CancelOutcome) -> None:
@@ -53,6 +63,12 @@ class Workload(Protocol):
 
     calm: float
     """Maximum seconds without progress after the last put."""
+
+    stops_producers: bool
+    """Whether producers, like the others, are stopped for longer than a lease at times."""
+
+    has_truce: bool
+    """Whether the run begins without kills, until a producer removes the file of the truce."""
 
     def begin(self, role: str, post: Post) -> Step:
         """Return the step that a process of *role* repeats; called in that process."""

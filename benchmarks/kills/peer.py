@@ -31,6 +31,8 @@ class Peer:
     crew: Sequence[str] = (PRODUCER, "worker", "worker", "worker")
     lease = float(TIMEOUT)
     calm = 60.0
+    stops_producers = True
+    has_truce = False
 
     def __init__(self, url: str) -> None:
         self.url = url

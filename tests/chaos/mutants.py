@@ -20,6 +20,9 @@ MESSAGES: Final = 600
 LONG: Final = 2400
 """For faults that appear only if a process was stopped while it held a lock."""
 
+FLOW_MESSAGES: Final = 50
+FAIR_MESSAGES: Final = 160
+
 
 class Edit(NamedTuple):
     """Replace *old*, which must occur once in *file* of the package, by *new*."""
@@ -30,12 +33,13 @@ class Edit(NamedTuple):
 
 
 class Mutant(NamedTuple):
-    """One fault, and the tests that find it; without tests, a run with kills must find it."""
+    """One fault, and the tests that find it; without tests, a run of *scenario* must find it."""
 
     name: str
     edits: tuple[Edit, ...]
     tests: str = ""
     messages: int = MESSAGES
+    scenario: str = "kill"
 
 
 def lua(name: str, old: str, new: str) -> Edit:
@@ -49,6 +53,139 @@ RECORD_BY_CLIENT: Final = """        rows = list(zip(fields, fields, fields, str
             self._scripts.command("ZADD", self._records.keys.in_flight, expires, id_)
             self._scripts.command("HSET", self._records.keys.leases, id_, b"%d %s" % (count, token))
 """
+
+GATE: Final = "tests/celery/flow/test_gate.py"
+
+FLOW_MUTANTS: Final = [
+    Mutant(
+        "count no places",
+        (lua("includes/flow_limits", "    used[place] = used[place] + 1\n", ""),),
+        f"{GATE} -k no_more_messages_are_taken",
+    ),
+    Mutant(
+        "count no places of keys",
+        (lua("includes/flow_limits", "for each = 0, key == '' and 0 or 1 do", "for each = 0, 0 do"),),
+        f"{GATE} -k keys_count_apart",
+    ),
+    Mutant(
+        "count the places of the task only",
+        (lua("includes/flow_take", "      use(of, of_queue)\n", ""),),
+        f"{GATE} -k limits_of_task_and_queue",
+    ),
+    Mutant(
+        "free two places at once",
+        (lua("includes/flow_free", "running, place, -number)", "running, place, -2 * number)"),),
+        f"{GATE} -k no_more_messages_are_taken",
+    ),
+    Mutant(
+        "free a place and remember it",
+        (lua("includes/flow_free", "if next(places) then", "if false then"),),
+        f"{GATE} -k no_more_messages_are_taken",
+    ),
+    Mutant(
+        "free a place, but leave those that wait for it",
+        (lua("includes/flow_free", "    look_again(place)\n", ""),),
+        f"{GATE} -k no_more_messages_are_taken",
+    ),
+    Mutant(
+        "return a message and keep its place",
+        (lua("flow/restore", "free({tag})\nfor", "for"),),
+        f"{GATE} -k closed_connection",
+    ),
+    Mutant(
+        "return a message behind the others",
+        (lua("flow/restore", "push(group, message, not last)", "push(group, message, false)"),),
+        f"{GATE} -k closed_connection",
+    ),
+    Mutant(
+        "settle and keep the place",
+        (lua("flow/settle", "free(tags)\n", ""),),
+        f"{GATE} -k stock_worker",
+    ),
+    Mutant(
+        "keep the places of what a stock worker returned",
+        (Edit("celery/consume/qos.py", "        self._records.free(orphans)\n", ""),),
+        f"{GATE} -k stock_worker",
+    ),
+    Mutant(
+        "the last of a key comes first",
+        (lua("includes/flow_push", "or redis.call('LPUSH', list, element)", "or redis.call('RPUSH', list, element)"),),
+        f"{GATE} -k keys_count_apart",
+    ),
+    Mutant(
+        "take from a paused queue",
+        (lua("flow/take", "limit > 0 and not paused and", "limit > 0 and"),),
+        f"{GATE} -k paused_queue",
+    ),
+    Mutant(
+        "take a paused task",
+        (lua("includes/flow_limits", "'HEXISTS', flags, flow) == 1", "'HEXISTS', flags, flow) == 2"),),
+        f"{GATE} -k paused_task",
+    ),
+    Mutant(
+        "ignore the rate",
+        (lua("includes/flow_limits", "if not gap then return true end", "if true then return true end"),),
+        f"{GATE} -k starts_are_spread",
+    ),
+    Mutant(
+        "one rate for all keys",
+        (
+            lua(
+                "includes/flow_limits",
+                "local rule, place, each = rules[flow], place_of(flow, key), key == '' and 0 or 1",
+                "local rule, place, each = rules[flow], flow, key == '' and 0 or 1",
+            ),
+        ),
+        f"{GATE} -k own_rate",
+    ),
+    Mutant(
+        "a key comes again before the others",
+        (lua("includes/flow_take", "at + 1 / math.max(0.001, weight)", "at"),),
+        f"{GATE} -k keys_take_turns",
+    ),
+    Mutant(
+        "a key that returns passes the others",
+        (lua("includes/flow_ready", "first + 1)", "first - 1)"),),
+        f"{GATE} -k comes_back",
+    ),
+    Mutant(
+        "ignore the weights",
+        (lua("includes/flow_take", "math.max(0.001, weight)", "1"),),
+        f"{GATE} -k weights",
+    ),
+    Mutant(
+        "tell nobody of a message",
+        (lua("flow/send", "if changed[queue] then signal(queue) end\n", ""),),
+        f"{GATE} -k woken_by_a_message",
+    ),
+    Mutant(
+        "take more than a worker can start",
+        (Edit("celery/consume/gates.py", "room=window - held", "room=1000"),),
+        f"{GATE} -k no_more_than_it_can_start",
+    ),
+    Mutant(
+        "run a delayed task without a place",
+        (Edit("celery/consume/channel.py", "                if header is None:\n", "                if True:\n"),),
+        f"{GATE} -k delayed_task",
+    ),
+    Mutant(
+        "return a message of a flow that another sweep has returned",
+        (lua("flow/restore", "~= record then return 0 end", "== '' then return 0 end"),),
+        f"{GATE} -k two_sweeps",
+    ),
+    Mutant(
+        "let a key have two places",
+        (lua("includes/flow_limits", "if most and used[place] >= most then", "if most and used[place] > most then"),),
+        messages=FLOW_MESSAGES,
+        scenario="flow",
+    ),
+    Mutant(
+        "a tenant that had its turn stays the first",
+        (lua("includes/flow_take", "at + 1 / math.max(0.001, weight)", "at"),),
+        messages=FAIR_MESSAGES,
+        scenario="flow fair",
+    ),
+]
 
 MUTANTS: Final = [
     Mutant(
@@ -209,6 +346,7 @@ MUTANTS: Final = [
         (Edit("celery/consume/start_guard.py", "        if ours:\n", "        if True:\n"),),
         "tests/celery/consume/test_task_leases.py -k does_not_start_lost",
     ),
+    *FLOW_MUTANTS,
 ]
 
 
@@ -217,7 +355,7 @@ def caught(mutant: Mutant, *, seeds: tuple[int, ...] = SEEDS) -> list[str]:
     with patched(mutant) as folder:
         if mutant.tests:
             return ["its tests fail"] if _fails(folder, mutant.tests) else []
-        found = [run("kill", messages=mutant.messages, seed=seed, root=folder) for seed in seeds]
+        found = [run(mutant.scenario, messages=mutant.messages, seed=seed, root=folder) for seed in seeds]
     return [", ".join(one["broken"]) for one in found if one["broken"]]
 
 

@@ -13,6 +13,7 @@ from typing import Final
 
 import redis
 
+from chaos.flows import FairFlows, Flows
 from chaos.queues import Queues
 from chaos.run import Strikes
 from chaos.tasks import POPPING, STOCK, Tasks
@@ -158,6 +159,20 @@ def rabbitmq_restart() -> Iterator[Site]:
         yield Site(Tasks(rabbit.url, store.url), Strikes(lambda: _restart(rabbit), every=4.0))
 
 
+@contextlib.contextmanager
+def flow() -> Iterator[Site]:
+    """A Celery app with limits and rates, whose tasks retry, fail, are revoked or expire."""
+    with RedisServer() as server:
+        yield Site(Flows(_as_broker(server), server.url))
+
+
+@contextlib.contextmanager
+def flow_fair() -> Iterator[Site]:
+    """A Celery app whose tenants take turns."""
+    with RedisServer() as server:
+        yield Site(FairFlows(_as_broker(server), server.url))
+
+
 SCENARIOS: Final[dict[str, Callable[[], AbstractContextManager[Site]]]] = {
     "kill": kill,
     "restart always": restart_always,
@@ -175,6 +190,8 @@ SCENARIOS: Final[dict[str, Callable[[], AbstractContextManager[Site]]]] = {
     "celery elsewhere": celery_elsewhere,
     "celery rabbitmq": celery_rabbitmq,
     "rabbitmq restart": rabbitmq_restart,
+    "flow": flow,
+    "flow fair": flow_fair,
 }
 
 

@@ -1,0 +1,241 @@
+"""The workload of a Celery app with flow control: producers, and workers of the prefork pool."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+from celery import Celery, signals
+from kombu.exceptions import OperationalError
+
+from chaos.flow_plan import FAIR, FLOWS, KINDS, MEASURED, PACED, PLAIN, QUEUE, SYNC, TENANT, TENANTS, Plan
+from chaos.flow_runs import LEASE, RunLog, death_of_worker
+from chaos.holds import now_ms
+from chaos.progress import Progress
+from chaos.workload import PRODUCER, Post, Step
+from redis_queue.celery import DelayedTasks
+from redis_queue.errors import StoreError
+from redis_queue.store.keys import FlowKeys
+from redis_queue.validation.history import Event, History
+
+WORKER: Final = "worker"
+PROCESSES: Final = 2
+"""Processes of each worker: more in all than the limit of a queue."""
+
+MAIN_SHARE: Final = 0.2
+"""Chance of a kill of a main process in that of its children: its places are not free before its leases end."""
+
+LOST_WAIT: Final = 0.3
+"""Seconds for which a worker waits for the result of a killed child, and its place is held; 10 by default."""
+
+PREFIX: Final = "chaos"
+EMPTY: Final = ("running", "held", "backlog", "oldest", "blocked:*", "timers:*", "list:*", "ring:*", "keys:*")
+"""Keys of flows that are empty when no message waits or runs."""
+
+WORK: Final = 0.02
+"""Seconds that most tasks take; some take up to twice as long, some are shorter."""
+
+PAUSE: Final = 0.15
+"""Seconds between two numbers of a producer: workers are killed and stopped meanwhile."""
+
+MOST_DELAY: Final = 1.0
+RETRY_IN: Final = 0.05
+EXPIRES: Final = 0.1
+
+
+class Flows:
+    """Tasks that run under limits and rates; some retry, fail, are revoked or expire."""
+
+    lease = LEASE
+    calm = 20.0
+    stops_producers = False
+    has_truce = False
+    crew: Sequence[str] = (PRODUCER, PRODUCER, WORKER, WORKER, WORKER)
+    queue = QUEUE
+    kinds = "".join(KINDS)
+
+    def __init__(self, broker: str, store: str) -> None:
+        self._broker = broker
+        self._store = store
+        self._progress = Progress()
+        self._client = redis.Redis.from_url(store)
+        self._delayed = DelayedTasks(self._app())
+
+    def begin(self, role: str, post: Post) -> Step:
+        """Return the step that a process of *role* repeats: send tasks, or work until the end."""
+        history = History(post.history)
+        return self._produce(history, post) if role == PRODUCER else self._work(history, post)
+
+    def look(self) -> Iterator[str]:
+        """Yield nothing: the histories show the faults."""
+        return iter(())
+
+    def is_done(self, histories: Sequence[Path]) -> bool:
+        """Return whether all sent tasks have ended, and no place is in use."""
+        return self._progress.is_done(histories) and not any(self.wrong())
+
+    def left(self) -> Iterator[str]:
+        """Yield the ids of delayed and dead tasks."""
+        yield from (entry.id for entry in self._delayed.scan())
+        yield from (letter.id for letter in self._delayed.queue.dead_letters(limit=500))
+
+    def wrong(self) -> Iterator[str]:
+        """Yield what is left in Redis, and all dead letters: every task is executable."""
+        for name in ("unacked", "unacked_index", self.queue):
+            if self._client.exists(name):
+                yield f"{name} is not empty"
+        for name in EMPTY:
+            for key in self._client.scan_iter(f"{FlowKeys(PREFIX).pattern.removesuffix('*')}{name}", count=1000):
+                yield f"{key.decode()!r} is not empty"
+        for letter in self._delayed.queue.dead_letters(limit=500):
+            yield f"{letter.id} is dead: {letter.reason}"
+
+    def _app(self) -> Celery:
+        app = Celery("chaos", broker=self._broker, set_as_current=False)
+        app.conf.update(
+            task_default_queue=self.queue,
+            task_ignore_result=True,
+            worker_send_task_events=False,
+            worker_concurrency=PROCESSES,
+            worker_lost_wait=LOST_WAIT,
+            broker_transport_options={"visibility_timeout": LEASE, "unacked_restore_interval": LEASE / 6},
+            broker_connection_retry_on_startup=True,
+            redis_queue_url=self._store,
+            redis_queue_prefix=PREFIX,
+            redis_queue_max_deliveries=1000,
+            redis_queue_dispatch_lease=2 * LEASE,
+            redis_queue_flow={name: FLOWS[name] for name in (f"queue:{self.queue}", *self._configured())},
+        )
+        DelayedTasks(app, leases=True)
+        return app
+
+    def _configured(self) -> Sequence[str]:
+        """Return the tasks that have their flow by the setting."""
+        return (PACED,)
+
+    def _produce(self, history: History, post: Post) -> Step:
+        app, dice, labels = self._app(), random.Random(post.seed), iter(post.labels)
+        self._define(app, None)
+        post.arm()
+
+        def step() -> bool:
+            if not self._may_send(post):
+                time.sleep(0.01)
+                return True
+            number = next(labels, None)
+            if number is None:
+                return False
+            for kind in self.kinds:
+                with contextlib.suppress(OperationalError, StoreError):
+                    _send(app, history, f"{kind}{number}", dice.uniform(0, MOST_DELAY), post.lane)
+            self._pause(number, post)
+            return True
+
+        return step
+
+    def _may_send(self, post: Post) -> bool:  # noqa: ARG002
+        return True
+
+    def _pause(self, number: int, post: Post) -> None:  # noqa: ARG002
+        time.sleep(PAUSE)
+
+    def _work(self, history: History, post: Post) -> Step:
+        app = self._app()
+        dice = post.arm(MAIN_SHARE)
+        dice.last_words = lambda: history.write(death_of_worker())
+        logs: list[RunLog] = []
+
+        def begin_child(**_: Any) -> None:
+            client = redis.Redis.from_url(self._store)
+            logs[:] = [RunLog(History(post.history), client, os.getppid())]
+            dice.reseed(post.chance, logs[0].die)
+
+        signals.worker_process_init.connect(begin_child, weak=False)
+
+        def run(task: Any, label: str) -> None:
+            plan = Plan.of(label)
+            (log,) = logs
+            log.enter(label, task.request)
+            time.sleep(random.uniform(0, 2 * WORK))
+            dice.throw()
+            again = plan.fate.startswith("retry") and not task.request.retries
+            log.leave()
+            if again:
+                raise task.retry(countdown=RETRY_IN if plan.fate == "retry later" else 0)
+            history.write(Event("ack", "invoke", label))
+            if plan.fate == "fail":
+                raise ValueError("on purpose")
+
+        self._define(app, run)
+
+        def step() -> bool:
+            worker = app.Worker(
+                pool="prefork",
+                hostname=f"{os.getpid()}@chaos",
+                loglevel="CRITICAL",
+                without_gossip=True,
+                without_mingle=True,
+                without_heartbeat=True,
+            )
+            worker.start()
+            raise RuntimeError("a worker stopped by itself")
+
+        return step
+
+    def _define(self, app: Celery, run: Any) -> None:
+        """Define the tasks of *app*, which call *run*."""
+
+        def body(self: Any, label: str, key: str) -> None:  # noqa: ARG001
+            run(self, label)
+
+        for name in (SYNC, PACED, PLAIN, TENANT):
+            # One task has its flow by its decorator.
+            own = {"flow": FLOWS[SYNC]} if name == SYNC else {}
+            app.task(bind=True, name=name, shared=False, **own)(body)
+
+
+class FairFlows(Flows):
+    """Tenants with unequal load take turns. The first tasks are sent and executed without kills."""
+
+    has_truce = True
+    queue = FAIR
+    kinds = TENANTS
+
+    def _configured(self) -> Sequence[str]:
+        return ()
+
+    def _may_send(self, post: Post) -> bool:
+        """Let the first producer send alone until its tasks that are measured have ended."""
+        return post.lane == 1 or not post.truce.exists()
+
+    def _pause(self, number: int, post: Post) -> None:
+        if not post.truce.exists():
+            super()._pause(number, post)
+        elif number + 2 >= MEASURED:
+            deadline = time.monotonic() + self.calm
+            while any(self.wrong()) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            post.truce.unlink()
+
+
+def _send(app: Celery, history: History, label: str, delay: float, lane: int) -> None:
+    plan = Plan.of(label)
+    options: dict[str, Any] = {"countdown": delay} if plan.is_delayed else {}
+    if plan.fate == "expire" and not plan.is_delayed:
+        # It may run or not, like one whose cancel was interrupted.
+        history.write(Event("cancel", "invoke", label))
+        options["expires"] = EXPIRES
+    due = round((time.time() + options.get("countdown", 0)) * 1000)
+    history.write(Event("put", "invoke", label, due=due))
+    app.send_task(plan.task, kwargs={"label": label, "key": plan.key}, task_id=label, **options)
+    in_order = plan.lane and lane * 1000 + plan.lane
+    history.write(Event("put", "ok", label, due=due, at=now_ms(), lane=in_order))
+    if plan.fate == "revoke":
+        history.write(Event("cancel", "invoke", label))
+        app.control.revoke(label)
