@@ -38,7 +38,7 @@ def page(settings: type[Any], namespace: str = "") -> str:
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
-    value = field.default
+    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     return value.__name__ if inspect.isroutine(value) else "JSON" if field.name == "serializer" else repr(value)
 
 
