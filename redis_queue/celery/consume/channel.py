@@ -22,7 +22,7 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 from kombu.utils.scheduling import priority_cycle
 
-from redis_queue.celery.consume.fetch import Fetch, Fetched, MessageList
+from redis_queue.celery.consume.fetch import Fetch, Fetched, MessageList, check
 from redis_queue.celery.consume.gates import Capacity, Gates, Move, Wanted, is_gated
 from redis_queue.celery.consume.internals import FETCH_IS_OFF
 from redis_queue.celery.consume.settlement import DELAY, Settlement
@@ -412,7 +412,7 @@ class FetchingChannel(Channel):
             return
         step = self.priority(self._get_message_priority(message._raw))
         move = Move(message.delivery_tag, item, message.queue, step, header)
-        fetch.commands.send([self._gates.put_behind(fetch.commands, move, _check_reply)])
+        fetch.commands.send([self._gates.put_behind(fetch.commands, move, check)])
 
     def _return_foreign(self) -> None:
         """Return the messages of queues that are not consumed any longer."""
@@ -436,11 +436,6 @@ class FetchingChannel(Channel):
         message = FetchedMessage(payload, channel=self)
         message.queue = queue
         return message
-
-
-def _check_reply(reply: Any) -> None:
-    if isinstance(reply, Exception):
-        raise reply
 
 
 def _task_name(message: Any) -> str | None:

@@ -136,13 +136,13 @@ class Fetch:
         self._line = line
         if self._tracking:
             self._tracking = False
-            calls.append(Call(("CLIENT", "TRACKING", "OFF"), _check))
+            calls.append(Call(("CLIENT", "TRACKING", "OFF"), check))
         since, tag = time.monotonic(), f"{os.urandom(12).hex()}-"
         queues = [row.queue for row in lists[:width]]
 
         def answered(reply: Any) -> None:
             self.asked = None
-            score, idle, listens, flows, *found = _check(reply)
+            score, idle, listens, flows, *found = check(reply)
             began, self._gates.in_use = flows and not self._gates.in_use, self._gates.in_use or bool(flows)
             rows = zip(found[::2], found[1::2], strict=True)
             messages = [(lists[number - 1].queue, item, tag_of(tag, n)) for n, (number, item) in enumerate(rows, 1)]
@@ -181,7 +181,7 @@ class Fetch:
         def taken(reply: Any) -> None:
             self.asked_gates = None
             if not isinstance(reply, Taken):
-                _check(reply)
+                check(reply)
             elif not reply.messages:
                 self._rest()
             else:
@@ -204,7 +204,7 @@ class Fetch:
     def wake_up(self) -> None:
         """Read all wake-ups that have arrived; a fetch is due then."""
         while (push := self.wakeups.next_push()) is not None:
-            if _check(push)[0] == b"pong":
+            if check(push)[0] == b"pong":
                 self._pinged = False
             else:
                 self._become_due()
@@ -258,14 +258,14 @@ class Fetch:
         """Let Redis notify this worker when one of *lists*, or a gate of one of *queues*, changes."""
 
         def exists(reply: Any) -> None:
-            if _check(reply):
+            if check(reply):
                 self._become_due()
 
         self._tracking = True
         self._look_in(self._longest_look)
         # EXISTS makes Redis track the lists, and finds messages that arrived after the script.
         tracking = ("CLIENT", "TRACKING", "ON", "REDIRECT", self._id, "NOLOOP")
-        calls = [Call(tracking, _check_tracking), self._gates.watch(queues, self._become_due, _check)]
+        calls = [Call(tracking, _check_tracking), self._gates.watch(queues, self._become_due, check)]
         if lists:
             calls.append(Call(("EXISTS", *(row.key for row in lists)), exists))
         self.commands.send(calls)
@@ -280,10 +280,11 @@ class Fetch:
         return idle_line(self._prefix, name), idle_listener(self._prefix, name)
 
     def _leaving(self, line: tuple[bytes, bytes]) -> Call:
-        return self.commands.script(self._leave, (2, *line, self._channel), _check)
+        return self.commands.script(self._leave, (2, *line, self._channel), check)
 
 
-def _check(reply: Any) -> Any:
+def check(reply: Any) -> Any:
+    """Return *reply*; raises it if it is an error: as a lost connection if Redis takes no commands for now."""
     if isinstance(reply, Exception):
         error = translate(reply)
         if isinstance(error, StoreUnavailableError) and not lacks_permission(reply):
@@ -296,4 +297,4 @@ def _check(reply: Any) -> Any:
 def _check_tracking(reply: Any) -> None:
     if isinstance(reply, Exception) and "redirect" in str(reply):
         raise redis.ConnectionError(f"the connection of wake-ups was closed ({reply})") from reply
-    _check(reply)
+    check(reply)
