@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from redis_queue.errors import InvalidValueError
 from redis_queue.key_template import Key, KeyTemplate, check_key
+from redis_queue.lazy_property import LazyProperty
 from redis_queue.suggestion import did_you_mean
 
 MOST_PLACES: Final = 1_000_000
@@ -70,7 +71,7 @@ class Flow:
         _check_weights(self.weights, fair=self.fair)
         _ = self.template
 
-    @property
+    @LazyProperty
     def template(self) -> KeyTemplate | None:
         """The template of its key; None if it has none."""
         if self.fair is not None:
@@ -95,7 +96,7 @@ class Flow:
                 raise InvalidValueError(f"unknown option {name!r}: {did_you_mean(str(name), known)}")
         return cls(**value)
 
-    @property
+    @LazyProperty
     def rules(self) -> str:
         """Its limits and rates, as scripts read them."""
         limit, each, rate, rate_each = self.limit, self.limit_each, self.rate, self.rate_each

@@ -32,7 +32,6 @@ class FlowPolicy:
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._configured = CelerySettings.of(app).flows
-        self._templates = {name: flow.template for name, flow in self._configured.items()}
         self._signatures: dict[str, inspect.Signature | None] = {}
         self._contradictions: set[str] = set()
         self._has_queues = any(name.startswith(OF_QUEUE) for name in self._configured)
@@ -109,10 +108,11 @@ class FlowPolicy:
         of_queue, of_task = self._configured.get(f"{OF_QUEUE}{queue}"), self.of_task(task)
         if of_queue is None and of_task is None:
             return None
+        in_queue = self._key_of_queue(of_queue, task, args, kwargs)
         return FlowHeader(
             task if of_task is not None else "",
             self._key_of_task(task, of_task, args, kwargs),
-            self._key_of_queue(task, queue, args, kwargs) if of_queue is not None else "",
+            check_key(in_queue, label=f"key in queue {queue}") if in_queue else "",
         )
 
     def rules(self, task: str, queue: str) -> list[str]:
@@ -121,7 +121,7 @@ class FlowPolicy:
         return [part for name, flow in named.items() if flow is not None for part in (name, flow.rules)]
 
     def _key_of_task(self, name: str, flow: Flow | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        template = self._template(name, flow)
+        template = None if flow is None else flow.template
         if template is None:
             return ""
         signature = self._signature(name)
@@ -136,15 +136,14 @@ class FlowPolicy:
         except TypeError as error:
             raise InvalidValueError(f"{template.label}={template.template!r}: {name}: {error}") from None
 
-    def _key_of_queue(self, task: str, queue: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        template = self._template(f"{OF_QUEUE}{queue}", None)
+    def _key_of_queue(self, flow: Flow | None, task: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        template = None if flow is None else flow.template
         if template is None:
             return ""
         try:
-            found = self._text(template, task, args, kwargs)
+            return self._text(template, task, args, kwargs)
         except TypeError:
-            found = ""
-        return check_key(found, label=f"key in queue {queue}") if found else ""
+            return ""
 
     def _text(self, template: KeyTemplate, task: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return the key of a call in a queue. Its tasks that lack the argument share the key ""."""
@@ -155,11 +154,6 @@ class FlowPolicy:
         if any(values.get(name) is None for name in template.names):
             return ""
         return template.of_call(None, (), values)
-
-    def _template(self, name: str, flow: Flow | None) -> KeyTemplate | None:
-        if name not in self._templates:
-            self._templates[name] = None if flow is None else flow.template
-        return self._templates[name]
 
     def _signature(self, name: str) -> inspect.Signature | None:
         if name not in self._signatures:
