@@ -69,7 +69,7 @@ def show(access: Access, *, name: str, most_keys: int, as_json: bool) -> None:
 
     Example: redis-queue flow show queue:mail --keys 5
     """
-    state = flows.flow_of(access, name)
+    state = access.flows.find(name)
     keys = access.flows.keys(name, most_keys)
     if as_json:
         show_json({**flows.as_row(state), "keys": [asdict(key) for key in keys]})

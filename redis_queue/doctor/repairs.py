@@ -9,13 +9,13 @@ from redis_queue.doctor.checks.keyspace import mortal
 from redis_queue.doctor.checks.queues import recordless, tally
 from redis_queue.doctor.examination import DEFAULT_PREFIX
 from redis_queue.doctor.finding import PERMIT, Finding
-from redis_queue.doctor.replies import text
 from redis_queue.doctor.server_info import servers
 from redis_queue.doctor.shard_view import ShardView
 from redis_queue.doctor.survey import Survey, survey
 from redis_queue.errors import StoreError, StoreUnavailableError
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.connection import Client
+from redis_queue.store.replies import text
 from redis_queue.store.settings import Settings
 
 WALK: Final = 50_000

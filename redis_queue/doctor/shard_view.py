@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from redis_queue.doctor.replies import pairs
 from redis_queue.store.keys import Keys, Kind
 from redis_queue.store.links import Argument
+from redis_queue.store.replies import pairs
 from redis_queue.store.scripts import BoundScript, Scripts
 
 STEP: Final = 500

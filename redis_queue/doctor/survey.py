@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from redis_queue.doctor.finding import COVERAGE, Finding
-from redis_queue.doctor.replies import pairs
 from redis_queue.doctor.server_info import ServerInfo
 from redis_queue.doctor.shard_view import STEP, ShardView
 from redis_queue.errors import StoreRefusedError, WrongTypeError
@@ -16,6 +15,7 @@ from redis_queue.store.connection import Client
 from redis_queue.store.keys import Keys, Kind, Part
 from redis_queue.store.links import Argument
 from redis_queue.store.registry import Known, read
+from redis_queue.store.replies import pairs
 from redis_queue.store.scripts import Scripts
 
 MOST_SHARDS: Final = 1000

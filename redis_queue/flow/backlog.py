@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from redis_queue.flow.flows import OF_QUEUE, pairs, scored, whole_number
+from redis_queue.flow.flows import OF_QUEUE, scored, whole_number
 from redis_queue.store.chunks import chunks
 from redis_queue.store.ids import id_text
 from redis_queue.store.keys import FlowKeys
+from redis_queue.store.replies import pairs
 from redis_queue.store.scripts import Scripts
 
 MOST_GROUPS: Final = 400

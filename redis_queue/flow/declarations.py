@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from redis_queue.flow.flows import KINDS, limits_of, pairs
+from redis_queue.flow.flows import KINDS, limits_of
 from redis_queue.flow.model import Limits
 from redis_queue.flow.rules import Flow
 from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.ids import id_text
 from redis_queue.store.keys import MAX_NAME, FlowKeys
 from redis_queue.store.records import Clock, now_ms, server_clock
+from redis_queue.store.replies import pairs
 from redis_queue.store.scripts import Scripts
 
 KEPT_MS: Final = 7 * 86_400_000

@@ -19,6 +19,7 @@ from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import MAX_NAME, FlowKeys
 from redis_queue.store.links import Argument
+from redis_queue.store.replies import pairs
 from redis_queue.store.scripts import Scripts
 from redis_queue.suggestion import did_you_mean
 
@@ -145,8 +146,7 @@ class Flows:
         """Change limits and rates of the flow *name* for all workers, until :meth:`reset`. None removes a limit.
 
         They have the meaning of :class:`redis_queue.Flow`; limit=0 admits none, and a new rate has its default burst
-        unless *burst* is given. Messages that run go on. Raises
-        InvalidValueError for invalid values and unknown flows.
+        unless *burst* is given. Messages that run go on. Raises InvalidValueError for invalid values and unknown flows.
         """
         changes = Changes(limit, rate, limit_each, rate_each, burst)
         changes.check()
@@ -175,6 +175,15 @@ class Flows:
         """Return the flow *name*, or None if it is unknown."""
         check_flow_name(name)
         return next((state for state in self.states([name])), None)
+
+    def find(self, name: str) -> FlowState:
+        """Return the flow *name*. Raises InvalidValueError, with a suggestion, for an unknown one."""
+        found = self.get(name)
+        if found is None:
+            known = self.names()
+            hint = did_you_mean(name, known) if known else "there are none"
+            raise InvalidValueError(f"unknown flow {name!r}: {hint}")
+        return found
 
     def list(self) -> builtins.list[FlowState]:
         """Return all known flows, and all paused queues, by name."""
@@ -254,13 +263,7 @@ class Flows:
         found = self.get(name)
         if found is None and name in (own := self._own()):
             self.declare({name: own[name]})
-            found = self.get(name)
-        if found is None:
-            known = self.names()
-            raise InvalidValueError(
-                f"unknown flow {name!r}: {did_you_mean(name, known) if known else 'there are none'}"
-            )
-        return found
+        return found or self.find(name)
 
     def _overrides(self, name: str) -> builtins.list[str]:
         found = self._scripts.command("HGET", self.redis_keys.overrides, name.encode())
@@ -352,16 +355,6 @@ def scored(reply: Any) -> Iterator[tuple[bytes, int]]:
     """Yield members with their scores as counts."""
     for member, score in pairs(reply):
         yield member, int(min(max(0.0, float(score)), MOST_COUNTED))
-
-
-def pairs(reply: Any) -> Iterator[tuple[bytes, Any]]:
-    """Yield fields or members with their values: in RESP3 they are a dict or pairs, in RESP2 one list."""
-    if isinstance(reply, dict):
-        yield from reply.items()
-        return
-    if reply and isinstance(reply[0], list | tuple):
-        reply = [part for pair in reply for part in pair]
-    yield from zip(reply[::2], reply[1::2], strict=True)
 
 
 def whole_number(text: bytes | None) -> int:

@@ -16,6 +16,7 @@ from redis_queue.store.ids import id_bytes
 from redis_queue.store.keys import MonitorKeys
 from redis_queue.store.numbered_calls import NumberedCalls
 from redis_queue.store.records import Clock, now_ms, server_clock
+from redis_queue.store.replies import pairs
 from redis_queue.store.scripts import Scripts
 from redis_queue.times import END_OF_CALENDAR_MS, from_ms, to_ms
 
@@ -89,9 +90,8 @@ class Failures:
     def groups(self) -> list[GroupRow]:
         """Return the failures by task and exception, the group with the last failure first; at most 500 groups."""
         rows = self._scripts.command("HGETALL", self._keys.groups)
-        found = rows.items() if isinstance(rows, dict) else zip(*[iter(rows)] * 2, strict=True)
         oldest = from_ms(self._oldest())
-        groups = [group for group in (read_group(*pair) for pair in found) if group and group.last_at >= oldest]
+        groups = [group for group in (read_group(*pair) for pair in pairs(rows)) if group and group.last_at >= oldest]
         return sorted(groups, key=lambda row: row.last_at, reverse=True)[: MOST_GROUPS + 1]
 
     @staticmethod

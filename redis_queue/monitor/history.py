@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from redis_queue.errors import InvalidValueError
 from redis_queue.monitor.counts import read_executed, read_tally
@@ -14,6 +14,7 @@ from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import MonitorKeys
 from redis_queue.store.records import Clock, now_ms, server_clock
+from redis_queue.store.replies import pairs
 from redis_queue.store.scripts import Scripts
 from redis_queue.times import from_ms
 
@@ -136,9 +137,9 @@ class History:
         return _tallies(names, {n: [values.get(n, b""), counts.get(n, b"")] for n in names})
 
     def _numbers(self) -> dict[bytes, Series]:
-        rows: dict[bytes, bytes] = _pairs(self._scripts.command("HGETALL", self._keys.series))
+        rows = pairs(self._scripts.command("HGETALL", self._keys.series))
         found: dict[bytes, Series] = {}
-        for name, value in rows.items():
+        for name, value in rows:
             task, separator, queue = name.decode(errors="replace").partition(SEPARATOR)
             parts = _SERIES.fullmatch(value)
             if separator and parts is not None:
@@ -219,9 +220,3 @@ def _flat(stored: Mapping[bytes, Mapping[int, Iterable[bytes]]]) -> dict[bytes, 
 def _tallies(names: Mapping[bytes, Series], found: Mapping[bytes, Iterable[bytes]]) -> dict[Series, Tally]:
     tallies = {series: read_tally(found.get(number, ())) for number, series in names.items()}
     return {series: tally for series, tally in tallies.items() if tally != _EMPTY}
-
-
-def _pairs(reply: Any) -> dict[bytes, bytes]:
-    if isinstance(reply, dict):
-        return reply
-    return dict(zip(*[iter(reply)] * 2, strict=True))

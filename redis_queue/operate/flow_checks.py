@@ -13,7 +13,6 @@ from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.celery.queues.open import connected, on_redis
 from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import error, warning
-from redis_queue.doctor.replies import text
 from redis_queue.flow.backlog import Backlog
 from redis_queue.flow.declarations import Declaration, Declarations
 from redis_queue.flow.flows import OF_QUEUE
@@ -24,6 +23,7 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.faults import BROKEN
 from redis_queue.operate.flows import KINDS, LimitsRow
 from redis_queue.store.redis_errors import redact
+from redis_queue.store.replies import text
 from redis_queue.store.scripts import Scripts
 
 MOST_FINDINGS: Final = 10

@@ -16,7 +16,6 @@ from redis_queue.flow.model import FlowState, Limits
 from redis_queue.flow.rules import UNITS
 from redis_queue.operate.access import Access
 from redis_queue.operate.faults import BROKEN
-from redis_queue.suggestion import did_you_mean
 
 SET: Final = "flow-set"
 PAUSE: Final = "flow-pause"
@@ -181,15 +180,6 @@ def as_row(state: FlowState) -> dict[str, Any]:
     }
 
 
-def flow_of(access: Access, name: str) -> FlowState:
-    """Return the flow *name*. Raises InvalidValueError, with a suggestion, for an unknown one, and StoreError."""
-    found = access.flows.get(name)
-    if found is None:
-        known = access.flows.names()
-        raise InvalidValueError(f"unknown flow {name!r}: {did_you_mean(name, known) if known else 'there are none'}")
-    return found
-
-
 def flow_of_queue(access: Access, queue: str) -> FlowState | None:
     """Return the flow of a Celery queue; None if it has none and is not paused, or if flows cannot be read."""
     with contextlib.suppress(*BROKEN):
@@ -210,7 +200,7 @@ def flow_or_queue(access: Access, name: str) -> FlowState:
     Raises InvalidValueError for an unknown task, and, with an app, for a queue that the app does not know; StoreError.
     """
     if not check_flow_name(name).startswith(OF_QUEUE):
-        return flow_of(access, name)
+        return access.flows.find(name)
     _check_queue(access, name)
     return _flow_or_bare(access, name)
 
@@ -222,7 +212,7 @@ def pause(access: Access, name: str) -> FlowState:
     """
     _check_queue(access, name)
     access.flows.pause(name)
-    return flow_of(access, name)
+    return access.flows.find(name)
 
 
 def resume(access: Access, name: str) -> FlowState:

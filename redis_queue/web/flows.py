@@ -9,7 +9,7 @@ from flask import Blueprint, abort, render_template
 
 from redis_queue.errors import InvalidNameError, InvalidValueError
 from redis_queue.flow.flows import OF_QUEUE, check_flow_name
-from redis_queue.operate.flows import KINDS, LABELS, LimitsRow, arguments_of, flow_of, has_limits, is_changed
+from redis_queue.operate.flows import KINDS, LABELS, LimitsRow, arguments_of, has_limits, is_changed
 from redis_queue.web import request_args
 from redis_queue.web.context import context
 
@@ -52,7 +52,7 @@ def one() -> str:
         raise InvalidNameError("name is missing: choose a flow from the list of all flows")
     check_flow_name(name)
     try:
-        state = flow_of(access, name)
+        state = access.flows.find(name)
     except InvalidValueError as error:
         abort(404, f"{error}.")
     now, code = LimitsRow.of(state.limits), LimitsRow.of(state.declared)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from redis_queue.doctor.finding import Finding, warning
-from redis_queue.doctor.replies import pairs, text
 from redis_queue.doctor.server_info import ServerInfo
 from redis_queue.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from redis_queue.store.keys import Keys
+from redis_queue.store.replies import pairs, text
 
 KEY: Final = "DEL EXISTS GET HKEYS HLEN INCR LLEN PTTL RPOP TYPE UNLINK ZCARD"
 KEY_AND_ONE: Final = (

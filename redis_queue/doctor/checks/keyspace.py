@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from redis_queue.doctor.finding import Check, Finding, error, warning
-from redis_queue.doctor.replies import text
 from redis_queue.doctor.shard_view import ShardView
 from redis_queue.doctor.survey import TYPES, Survey
 from redis_queue.errors import ConfigurationError, WrongTypeError
 from redis_queue.store import keys
+from redis_queue.store.replies import text
 from redis_queue.store.settings import Settings
 
 SCHEMA: Final = 1
