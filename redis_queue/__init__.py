@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         BodyError,
         ConfigurationError,
         Dead,
+        DuplicateTaskError,
         EntryExistsError,
         InvalidDelayError,
         InvalidNameError,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from redis_queue.queue.queue import RedisQueue
     from redis_queue.store.connection import connect
     from redis_queue.store.settings import Settings
+    from redis_queue.unique.rules import Unique
 
 __all__ = [
     "BodyError",
@@ -57,6 +59,7 @@ __all__ = [
     "DeadLetter",
     "DelayQueue",
     "DelayStats",
+    "DuplicateTaskError",
     "Entry",
     "EntryExistsError",
     "Flow",
@@ -81,6 +84,7 @@ __all__ = [
     "StoreError",
     "StoreRefusedError",
     "StoreUnavailableError",
+    "Unique",
     "Unread",
     "UnsupportedServerError",
     "WorkerRefusedError",
@@ -116,6 +120,7 @@ _MODULES: Final = {
     "RedisQueue": "queue.queue",
     "Settings": "store.settings",
     "serialized": "lock.serialized",
+    "Unique": "unique.rules",
 }
 
 

@@ -16,6 +16,7 @@ RedisQueueError
 ├── EntryExistsError
 ├── LeaseLostError
 ├── LockTakenError
+├── DuplicateTaskError
 └── WorkerRefusedError
 
 Verdict                         raised by a handler to decide the outcome of its message
@@ -99,6 +100,15 @@ class LeaseLostError(RedisQueueError):
 
 class LockTakenError(RedisQueueError):
     """Another holder has the lock."""
+
+
+class DuplicateTaskError(RedisQueueError):
+    """A task with this key waits or runs already; nothing was sent."""
+
+    def __init__(self, message: str | None = None, *, task_id: str = "") -> None:
+        super().__init__(message)
+        #: The id of that task.
+        self.task_id = task_id
 
 
 class WorkerRefusedError(RedisQueueError):

@@ -8,7 +8,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parent.parent
 
 GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "start": ("Start", ("tutorial", "delayed-tasks", "task-leases", "fetch", "serialized", "guarantees", "faq")),
+    "start": ("Start", ("tutorial", "delayed-tasks", "task-leases", "fetch", "lock", "guarantees", "faq")),
     "how-to": (
         "How to",
         (

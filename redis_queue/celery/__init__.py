@@ -1,5 +1,7 @@
 """The extension of Celery: the only package of redis_queue that imports Celery and kombu."""
 
+from typing import TYPE_CHECKING
+
 from redis_queue.celery.consume.poison import MaxDeliveriesExceededError, task_poisoned
 from redis_queue.celery.consume.steps import lease_lost
 from redis_queue.celery.delayed_tasks import DelayedAMQP, DelayedTasks
@@ -10,7 +12,6 @@ from redis_queue.celery.dispatch.outcome import Dispatched
 from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.publish.push_task import push_task
-from redis_queue.celery.serialized import serialized
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
 from redis_queue.celery.task_leases import TaskLeases
@@ -33,6 +34,14 @@ __all__ = [
     "push_task",
     "register_delay_dispatch",
     "register_putback",
-    "serialized",
     "task_poisoned",
 ]
+
+# Type checkers must not see it, or any name would be an attribute.
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        if name == "serialized":
+            # An AttributeError would lose its text in "from redis_queue.celery import serialized".
+            raise ImportError("serialized is removed: use flow=Flow(limit=1, key=…), see docs/how-to/one-at-a-time.md")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -48,6 +48,7 @@ class DelayedTasks(StoredTasks):
         super().__init__(app)
         setattr(app, ATTRIBUTE, self)
         self._capture = Capture(self)
+        self._capture.unique_calls.wrap(app)
         install_worker(app)
         wrap_control(self)
         trace_runs()

@@ -16,6 +16,8 @@ from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE
 from redis_queue.store.settings import MAX_SHARDS
 from redis_queue.suggestion import did_you_mean
 from redis_queue.times import Seconds, duration_ms
+from redis_queue.unique.owners import field_of
+from redis_queue.unique.rules import Unique
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -127,6 +129,12 @@ class CelerySettings:
     #: Flow control: limits, rates and turns of queues and tasks, such as ``{"queue:reports": {"limit": 10}}``. A value
     #: has the arguments of :class:`redis_queue.Flow`; that of a task has precedence over ``flow=`` of its decorator.
     flow: Mapping[str, Any] = field(default_factory=dict)
+    #: Where the broker is not the store: seconds or timedelta, 2 to 3600, after which a task of a flow comes again if
+    #: its worker was killed; a living worker renews. Give all workers the same.
+    flow_lease: Seconds = 60.0
+    #: Unique tasks, of which only one may wait, or wait or run, such as ``{"shop.sync": {"key": "{shop_id}"}}``. A
+    #: value has the arguments of :class:`redis_queue.Unique`, and precedence over ``unique=`` of the decorator.
+    unique: Mapping[str, Any] = field(default_factory=dict)
     #: When the store is unavailable: "raise" or "broker" (the broker's own eta). Default: a publish raises, a retry
     #: goes to the broker, since Celery drops a task whose retry raises.
     on_store_error: OnStoreError | None = None
@@ -135,6 +143,7 @@ class CelerySettings:
         Overdue.parse(self.overdue)
         KeepFailures.parse(self.keep_failures)
         read_flows(self.flow)
+        read_uniques(self.unique)
         for name, text in (("prefix", self.prefix), ("delay_queue", self.delay_queue)):
             if not isinstance(text, str) or not text.isprintable():
                 raise ConfigurationError(f"{NAMESPACE}{name}={text!r}: must be printable characters")
@@ -144,6 +153,7 @@ class CelerySettings:
         _check_seconds("min_delay", self.min_delay, 0, 86400)
         _check_seconds("dispatch_interval", self.dispatch_interval, 0.1, 60)
         _check_seconds("dispatch_lease", self.dispatch_lease, 2, 3600)
+        _check_seconds("flow_lease", self.flow_lease, 2, 3600)
         for name, value in (
             ("dispatch", self.dispatch),
             ("atomic_fetch", self.atomic_fetch),
@@ -174,6 +184,11 @@ class CelerySettings:
         return read_flows(self.flow)
 
     @property
+    def uniques(self) -> dict[str, Unique]:
+        """The configured unique tasks, by name."""
+        return read_uniques(self.unique)
+
+    @property
     def min_delay_seconds(self) -> float:
         """The shortest delay that is stored, in seconds."""
         return duration_ms(self.min_delay) / 1000
@@ -182,6 +197,11 @@ class CelerySettings:
     def interval_seconds(self) -> float:
         """The dispatch interval in seconds."""
         return duration_ms(self.dispatch_interval) / 1000
+
+    @property
+    def flow_lease_seconds(self) -> float:
+        """The lease of messages of flows in seconds."""
+        return duration_ms(self.flow_lease) / 1000
 
     @property
     def lease_seconds(self) -> float:
@@ -213,6 +233,22 @@ def read_flows(value: Any) -> dict[str, Flow]:
             found[check_flow_name(name)] = Flow.of(given)
         except InvalidValueError as error:
             raise ConfigurationError(f"{NAMESPACE}flow[{name!r}]: {error}") from None
+    return found
+
+
+def read_uniques(value: Any) -> dict[str, Unique]:
+    """Return the unique tasks that the setting ``redis_queue_unique`` describes; raises ConfigurationError."""
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(
+            f"{NAMESPACE}unique={value!r}: must be a mapping such as {{'shop.sync': {{'key': '{{shop_id}}'}}}}"
+        )
+    found: dict[str, Unique] = {}
+    for name, given in value.items():
+        try:
+            field_of(name, "")
+            found[name] = Unique.of(given)
+        except InvalidValueError as error:
+            raise ConfigurationError(f"{NAMESPACE}unique[{name!r}]: {error}") from None
     return found
 
 

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery import bootsteps
 
+from redis_queue.celery.background import Background
 from redis_queue.celery.consume.internals import lacking, versions
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE, active_defaults, disabled_settings
-from redis_queue.celery.control.background import Background
-from redis_queue.celery.flow.gate import ELSEWHERE
+from redis_queue.celery.flow.gate import check_gate
 from redis_queue.celery.flow.policy import FlowPolicy
+from redis_queue.celery.flow.unique_policy import UniquePolicy
 from redis_queue.celery.queues.known import known_queues
 from redis_queue.celery.settings import NAMESPACE
 from redis_queue.celery.store import Store
@@ -48,15 +49,14 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 def check_flows(app: Celery) -> None:
     """Raise ConfigurationError if *app* has flows that are wrong, or that its workers cannot keep."""
-    policy = FlowPolicy.of(app)
-    if not policy.all():
+    policy, unique = FlowPolicy.of(app), UniquePolicy.of(app)
+    if not policy.all() and not unique.all():
         return
     policy.check(sorted(known_queues(app)))
+    unique.check()
     if ATTRIBUTE not in vars(app) or delayed_of(app) is None:
         raise ConfigurationError("flow control needs DelayedTasks(app, leases=True)")
-    with app.connection_for_read() as connection:
-        if connection.transport.driver_type != "redis":
-            raise ConfigurationError(ELSEWHERE)
+    check_gate(app)
     if not Store.of(app).settings.atomic_fetch or lacking():
         raise ConfigurationError(f"flow control needs atomic fetch: {versions()}, {NAMESPACE}atomic_fetch")
     for name in policy.early():

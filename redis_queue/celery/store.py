@@ -12,7 +12,8 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.codec import JSON, Codec
 from redis_queue.store.connection import Client, connect
-from redis_queue.store.keys import Kind
+from redis_queue.store.keys import FlowKeys, Kind
+from redis_queue.store.records import Clock, server_clock
 from redis_queue.store.registry import Known
 from redis_queue.store.settings import Settings
 
@@ -39,10 +40,14 @@ class Store:
         self.delay_queue_name = self.settings.delay_queue
         #: How the names of all keys in a Redis broker begin.
         self.broker_prefix = str((app.conf.broker_transport_options or {}).get("global_keyprefix") or "")
+        #: The keys of its flows and unique tasks.
+        self.flow_keys = FlowKeys(self.prefix, self.broker_prefix)
         self._target = address_of(app.conf)
         self.url = self._target.url
         self.client: Client = connect(self.url, check=False, **self._target.options)
         self.catalog = Catalog(self.client, prefix=self.prefix)
+        #: The time of its queues.
+        self.clock: Clock = server_clock
 
     def within(self, seconds: float) -> Store:
         """Return this store with another client, which waits up to *seconds* for each connection and each reply.

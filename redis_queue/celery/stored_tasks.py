@@ -10,10 +10,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from redis_queue.celery.conditions import Conditions, TaskConditions
+from redis_queue.celery.flow.gate import Gate
 from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.message.attempt import retry_id
-from redis_queue.celery.message.envelope import DEFERRED_FOR
+from redis_queue.celery.message.reading import unique_header_of
 from redis_queue.celery.message.task_entry import TaskEntry
+from redis_queue.celery.message.unique_header import UniqueHeader
 from redis_queue.celery.message_writer import MessageWriter
 from redis_queue.celery.revoked_state import mark_revoked
 from redis_queue.celery.settings import CelerySettings
@@ -26,6 +28,7 @@ from redis_queue.model import CancelOutcome, Entry
 from redis_queue.store.chunks import CHUNK, MANY, check_limit
 from redis_queue.store.ids import is_id
 from redis_queue.times import Seconds, duration_ms
+from redis_queue.unique.owners import Owners
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -86,6 +89,17 @@ class StoredTasks:
         own, store = FlowPolicy.of(self.app).all, self.store
         return Flows(store.client, store.prefix, own=own, broker_prefix=store.broker_prefix)
 
+    @LazyProperty
+    def unique(self) -> Owners:
+        """The keys of unique tasks, and the tasks that own them."""
+        store = self.store
+        return Owners(store.client, store.prefix, broker_prefix=store.broker_prefix, clock=store.clock)
+
+    @LazyProperty
+    def gate(self) -> Gate:
+        """The gate of messages of flows."""
+        return Gate(self.app)
+
     def get(self, id: str) -> TaskEntry | None:
         """Return a waiting task, or None."""
         entry = self.queue.get(id)
@@ -123,6 +137,11 @@ class StoredTasks:
     def _cancel(self, names: Sequence[str]) -> tuple[builtins.list[CancelOutcome], builtins.set[str]]:
         # Read first: a cancelled entry is gone, and with it the name of the chord that waits for it.
         entries = [self.queue.get(name) for name in names]
+        keys = [None if entry is None else unique_header_of(entry) for entry in entries]
+        for header in filter(None, keys):
+            # Should this process end before the key is free, it is free soon.
+            with suppress(StoreError):
+                self.unique.confirm(header.field, header.token, leaves=True)
         found = self.queue.cancel_many([*names, *map(retry_id, names)])
         rows = list(zip(names, entries, found, found[len(names) :], strict=False))
         # An id may have two entries: a newer call, and a retry of the older call. The outcome is MAYBE_SENT if one of
@@ -131,11 +150,21 @@ class StoredTasks:
             CancelOutcome.MAYBE_SENT if retry.taken_out and not call.taken_out else max(call, retry)
             for _, _, call, retry in rows
         ]
-        for name, entry, outcome in zip(names, entries, outcomes, strict=True):
+        for name, entry, key, outcome in zip(names, entries, keys, outcomes, strict=True):
+            if key is not None:
+                self._free_key(key, removed=outcome.taken_out)
             if outcome.taken_out:
                 mark_revoked(self.app, name, entry)
         unseen = {name for name, entry, call, retry in rows if call and not retry.taken_out and _is_unseen(entry)}
         return outcomes, unseen
+
+    def _free_key(self, key: UniqueHeader, *, removed: bool) -> None:
+        """Free the *key* of a unique task that was *removed*, or let it own the key again."""
+        with suppress(StoreError):
+            if removed:
+                self.unique.withdraw(key.field, key.token, sent=True)
+            else:
+                self.unique.confirm(key.field, key.token)
 
     def reschedule(self, id: str, *, countdown: Seconds | None = None, eta: datetime | None = None) -> bool:
         """Make a task due *countdown* from now, or at *eta* (aware). False: unknown id, or being sent."""
@@ -209,9 +238,4 @@ class StoredTasks:
 
 def _is_unseen(entry: Entry | None) -> bool:
     """Tell whether the message of *entry*, and every earlier attempt of its call, never left the store."""
-    return (
-        entry is not None
-        and not entry.deliveries
-        and DEFERRED_FOR not in entry.headers
-        and not TaskEntry.of(entry).retries
-    )
+    return entry is not None and not entry.deliveries and not TaskEntry.of(entry).retries

@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from redis_queue.celery.consume.connections import prepare_connections
+from redis_queue.celery.consume.gate.step import GateStep
 from redis_queue.celery.consume.poison import DeliveryLimit, count_starts
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE, prefer_safe_settings
 from redis_queue.celery.consume.steps import DeliveryLimitStep, LeaseStep
+from redis_queue.celery.consume.ungated import UngatedStep
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.report import DispatchReport
 from redis_queue.celery.monitor.step import MonitorStep
@@ -46,7 +48,7 @@ class TaskLeases:
         self.limit = DeliveryLimit(app)
         setattr(app, ATTRIBUTE, self)
         app.steps["worker"].add(StartupStep)
-        app.steps["consumer"].update((LeaseStep, DeliveryLimitStep, MonitorStep))
+        app.steps["consumer"].update((LeaseStep, DeliveryLimitStep, GateStep, UngatedStep, MonitorStep))
         prefer_safe_settings(app)
         prepare_connections(app)
         count_starts()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from celery import bootsteps
 
-from redis_queue.celery.consume.deferral import DeferralStep
 from redis_queue.celery.control.newer_calls import RenewalStep
 from redis_queue.celery.control.panel import wrap_panel
 from redis_queue.celery.dispatch.loop import LOOP, WORKER, DispatchLoop
@@ -61,7 +60,7 @@ class DispatchStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 def install_worker(app: Celery) -> None:
     """Add the steps and their option to the workers of the app."""
-    app.steps["worker"].update((DispatchStep, DeferralStep, StartupStep))
+    app.steps["worker"].update((DispatchStep, StartupStep))
     app.steps["consumer"].update((MonitorStep, RenewalStep))
     app.user_options["worker"].add(
         click.Option(["--without-dispatch"], is_flag=True, help="Leave due entries to other workers (redis_queue).")

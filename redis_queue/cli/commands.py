@@ -16,6 +16,7 @@ MODULES: Final = {
     "queue": "queue",
     "celery-queue": "celery_queue",
     "flow": "flow",
+    "unique": "unique",
     "scheduled": "scheduled",
     "failures": "failures",
     "dead": "dead",

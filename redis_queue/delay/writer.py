@@ -20,6 +20,9 @@ MAX_DESTINATION: Final = 512
 KEPT: Final = ord("0")
 """Flag of an entry that was not stored: its id exists."""
 
+REPLACED: Final = ord("2")
+"""Flag of an entry that was stored instead of another one with its id, which was never claimed."""
+
 RENEWED: Final = ord("3")
 """Flag of an entry that was stored after its id had been revoked."""
 

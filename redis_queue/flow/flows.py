@@ -171,6 +171,11 @@ class Flows:
         self._change(name, set=" ".join([SAME] * 8), forget=1)
         return self._known(name)
 
+    def count_ungated(self, counts: Mapping[str, int]) -> None:
+        """Count messages that have passed flows uncounted, by flow."""
+        for name, count in counts.items():
+            self._scripts.command("HINCRBY", self.redis_keys.ungated, id_bytes(name), count)
+
     def get(self, name: str) -> FlowState | None:
         """Return the flow *name*, or None if it is unknown."""
         check_flow_name(name)
@@ -200,11 +205,11 @@ class Flows:
             return []
         keys = self.redis_keys
         fields = [id_bytes(name) for name in names]
-        hashes = (keys.config, keys.declared, keys.running, keys.backlog)
+        hashes = (keys.config, keys.declared, keys.running, keys.backlog, keys.ungated)
         columns = [self._scripts.command("HMGET", key, *fields) for key in hashes]
         flags = self._scripts.command("HMGET", keys.flags, *(id_bytes(_flag_of(name)) for name in names))
         found = []
-        for name, rules, declared, running, waiting, flag in zip(names, *columns, flags, strict=True):
+        for name, rules, declared, running, waiting, ungated, flag in zip(names, *columns, flags, strict=True):
             if rules is None and flag is None:
                 continue
             limits, kind = limits_of(rules)
@@ -218,6 +223,7 @@ class Flows:
                     flag is not None,
                     whole_number(running),
                     whole_number(waiting),
+                    whole_number(ungated),
                 )
             )
         return found

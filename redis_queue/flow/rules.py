@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from redis_queue.errors import InvalidValueError
 from redis_queue.key_template import Key, KeyTemplate, check_key
 from redis_queue.lazy_property import LazyProperty
-from redis_queue.suggestion import did_you_mean
+from redis_queue.options import from_options
 
 MOST_PLACES: Final = 1_000_000
 MOST_WEIGHTS: Final = 1000
@@ -86,15 +86,7 @@ class Flow:
     @classmethod
     def of(cls, value: Any) -> Flow:
         """Return the flow that *value*, a Flow or a mapping of its arguments, describes. Raises InvalidValueError."""
-        if isinstance(value, cls):
-            return value
-        if not isinstance(value, Mapping):
-            raise InvalidValueError(f"{value!r}: must be a mapping such as {{'limit': 10}}, or a Flow")
-        known = [item.name for item in fields(cls)]
-        for name in value:
-            if name not in known:
-                raise InvalidValueError(f"unknown option {name!r}: {did_you_mean(str(name), known)}")
-        return cls(**value)
+        return value if isinstance(value, cls) else from_options(cls, value, example="{'limit': 10}")
 
     @LazyProperty
     def rules(self) -> str:

@@ -32,6 +32,7 @@ class Access:
         self.catalog = inspector.catalog
         self.monitor = inspector.monitor
         self.flows = inspector.flows
+        self.unique = inspector.unique
 
     def delay_queue(self, name: str | None = None) -> DelayQueue:
         """Return a DelayQueue, by default the one in which Celery tasks wait; raises InvalidNameError."""
@@ -78,6 +79,7 @@ class AppAccess(Access):
         self.url = self._store.url
         self.default_delay_queue = self._store.delay_queue_name
         self.flows = StoredTasks.of(app).flow
+        self.unique = StoredTasks.of(app).unique
         self.celery_queues = CeleryQueues(app, self.inspector)
         self._records: ResultRecords | None = None
 

@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+import redis
 from kombu.exceptions import OperationalError
 
 from redis_queue.celery.consume.gates import GateKeys, Gates
 from redis_queue.celery.kombu_keys import InFlightKeys
-from redis_queue.celery.queues.open import connected, on_redis
+from redis_queue.celery.queues.open import connected, on_redis, shares_store
 from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import error, warning
 from redis_queue.flow.backlog import Backlog
@@ -40,6 +41,11 @@ TYPES: Final = {
     "held": "hash",
     "oldest": "zset",
     "backlog": "hash",
+    "ungated": "hash",
+    "owners": "hash",
+    "owner_ends": "zset",
+    "replaced": "zset",
+    "owned": "hash",
 }
 """Types of the keys of all flows."""
 
@@ -107,7 +113,7 @@ def flow_places(access: Access) -> Iterator[Finding]:
         # Workers with leases free them.
         return
     try:
-        taken = _places_in_vain(access) if on_redis(access.app) else 0
+        taken = _places_in_vain(access)
     except OperationalError as failure:
         yield warning(
             f"could not be checked: {redact(str(failure))}", "check broker_url, or repeat when the broker is up"
@@ -141,10 +147,15 @@ def _leased(access: Access) -> list[WorkerRow] | None:
 
 
 def _places_in_vain(access: Access) -> int:
-    with connected(access.app) as connection:
-        channel = connection.default_channel
-        keys = GateKeys(InFlightKeys.of(channel), access.flows.redis_keys)
-        return len(Gates(keys, lambda: 1).orphans(client_of(channel)))
+    flows, client = access.flows.redis_keys, access.catalog.client
+    if on_redis(access.app):
+        with connected(access.app) as connection:
+            channel = connection.default_channel
+            if shares_store(access.app, channel):
+                keys = GateKeys(InFlightKeys.of(channel), flows)
+                return len(Gates(keys, lambda: 1).orphans(client_of(channel)))
+    keys = GateKeys(InFlightKeys(flows.indexes[1], f"{flows.taken}unacked"), flows)
+    return len(Gates(keys, lambda: 1).orphans(client)) if isinstance(client, redis.Redis) else 0
 
 
 def _queues(access: Access) -> dict[str, int]:

@@ -8,12 +8,14 @@ from datetime import datetime
 from typing import Final
 
 from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from redis_queue.flow.backlog import Backlog
 from redis_queue.flow.model import FlowState
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.scripts import Scripts
+
+UNGATED: Final = "Messages that passed a flow uncounted, because their producers do not know it."
 
 MOST_FLOWS: Final = 200
 """Most flows that are exported."""
@@ -69,3 +71,7 @@ def flow_metrics(found: Flows | None) -> Iterator[Metric]:
             if number is not None:
                 gauge.add_metric((state.name,), number)
         yield gauge
+    counter = CounterMetricFamily("redis_queue_flow_ungated", UNGATED, labels=("flow",))
+    for state in found.states if found else ():
+        counter.add_metric((state.name,), state.ungated)
+    yield counter

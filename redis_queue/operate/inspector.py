@@ -21,6 +21,7 @@ from redis_queue.store.registry import Known
 from redis_queue.store.scripts import ReadCall, Scripts
 from redis_queue.store.settings import Settings
 from redis_queue.times import from_ms
+from redis_queue.unique.owners import Owners
 
 MOST_SHARDS: Final = 2048
 """Most shards that one call counts, apart from small queues (:data:`FEW_SHARDS`)."""
@@ -33,14 +34,15 @@ class Inspector:
     """Counts the queues under *prefix*; it changes nothing.
 
     *redis* is a URL or a redis-py client. :attr:`catalog` finds and opens the queues, :attr:`monitor` reads the reports
-    of workers, and :attr:`flows` the limits of queues and tasks. Raises ConfigurationError for an invalid prefix, and
-    StoreUnavailableError if the Redis of a URL cannot be reached.
+    of workers, :attr:`flows` the limits of queues and tasks, and :attr:`unique` the keys of unique tasks. Raises
+    ConfigurationError for an invalid prefix, and StoreUnavailableError if the Redis of a URL cannot be reached.
     """
 
     def __init__(self, redis: str | Client, *, prefix: str = "redis_queue", clock: Clock = server_clock) -> None:
         self.catalog = Catalog(redis, prefix=prefix, clock=clock)
         self.monitor = Monitor(self.catalog.client, prefix, clock)
         self.flows = Flows(self.catalog.client, prefix)
+        self.unique = Owners(self.catalog.client, prefix, clock=clock)
         self._scripts = Scripts(self.catalog.client)
 
     def queues(self, known: Iterable[Known] | None = None) -> list[QueueRow]:

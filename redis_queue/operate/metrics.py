@@ -21,6 +21,7 @@ from redis_queue.operate.faults import BROKEN
 from redis_queue.operate.flow_metrics import Flows, flow_metrics, read_flows
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.queue_row import Count, QueueRow
+from redis_queue.operate.unique_metrics import unique_metric
 from redis_queue.store.registry import Known
 
 logger = logger_of(__name__)
@@ -121,6 +122,7 @@ class Collector:
         yield from _queue_metrics(None)
         yield from _dispatch_metrics(())
         yield from flow_metrics(None)
+        yield unique_metric(None)
         yield from _lease_metrics(None)
 
     def collect(self) -> Iterator[Metric]:
@@ -137,6 +139,9 @@ class Collector:
             flows = self._flows(look.at)
             if flows is not None:
                 yield from flow_metrics(flows)
+            owned = self._owned()
+            if owned is not None:
+                yield unique_metric(owned)
         counted = self._counted()
         if counted is not None:
             yield from _lease_metrics(counted)
@@ -196,6 +201,13 @@ class Collector:
             return read_flows(self._inspector, at)
         except (RedisQueueError, *BROKEN) as error:
             logger.warning("cannot read metrics of flows: %s", error, extra={"action": "metrics_away"})
+            return None
+
+    def _owned(self) -> int | None:
+        try:
+            return self._inspector.unique.count()
+        except (RedisQueueError, *BROKEN) as error:
+            logger.warning("cannot count the keys of unique tasks: %s", error, extra={"action": "metrics_away"})
             return None
 
     def _counted(self) -> LeaseTotals | None:

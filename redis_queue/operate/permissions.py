@@ -24,6 +24,7 @@ PERMISSIONS: Final = {
     "flow-resume": "resume a paused flow or Celery queue",
     "flow-set": "change the limits and rates of a flow",
     "flow-reset": "put the limits of a flow in the code in force again",
+    "unique-release": "free the key of a unique task",
     "terminate": "terminate running tasks",
     "shutdown": "shut down workers",
     "resize": "change the number of processes of workers",

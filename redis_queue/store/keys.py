@@ -27,11 +27,10 @@ slot:<x>    STRING number and outcome of the last call of client thread x, for a
                    a repeated call gets the stored outcome, a late attempt is refused
 =========== ====== =====================================================================
 
-A lock has two keys, ``{<prefix>:lock:<name>}:<part>``, which expire an hour after the last use:
+A lock has one key, ``{<prefix>:lock:<name>}:<part>``, which expires an hour after the last use:
 
 =========== ====== =====================================================================
 holder      HASH   token and expiry of the holder, the fence, and the token that was given back last
-line        ZSET   id -> time since which it waits for the lock
 =========== ====== =====================================================================
 
 What workers report has keys of its own, ``{<prefix>:monitor}:<part>``:
@@ -73,6 +72,14 @@ rates       ZSET   place -> time until which its rate is used up
 held        HASH   delivery tag -> group of the message
 oldest      ZSET   group with messages -> since when it has some
 backlog     HASH   flow -> number of messages that wait
+ungated     HASH   flow -> number of messages that passed it without being counted
+owners      HASH   "<unique task>\\0<key>" -> "<token> <state and token before, or -> <state: s = is being sent,
+                   d = waits in the store, w = waits, r = runs> <ms for which it is kept> <task id>" of
+                   the message that owns the key
+owner_ends  ZSET   the same -> when the message owns the key no longer
+replaced    ZSET   token of a message that must not run, or "=" and that of one that started before it was
+                   confirmed -> when it is forgotten
+owned       HASH   delivery tag -> "<s, e or t: until start, end, time> <token> <unique task>\\0<key>"
 list:<x>    LIST   messages of group x, newest first
 ring:<x>    ZSET   groups of ring x that may have a place -> turn
 open:<x>    ZSET   rings of queue x that may have a place -> step of the priority
@@ -81,6 +88,7 @@ blocked:<x> ZSET   rings and groups that wait for place x -> since when
 weights:<x> HASH   key of flow x -> turns of this key for one of another
 keys:<x>    ZSET   key of flow x -> number of messages that wait
 signal:<x>  STRING a number that changes when workers of queue x have to look
+taken:<x>          key x of a Redis broker, with messages in flight, for workers whose broker is elsewhere
 slot:<x>    STRING as above
 =========== ====== =====================================================================
 
@@ -184,12 +192,11 @@ class Keys:
 
 
 class LockKeys:
-    """The keys of one lock."""
+    """The key of one lock."""
 
     def __init__(self, prefix: str, name: str) -> None:
         root = f"{{{_escape(prefix)}:lock:{_escape(check_name(name, what='lock'))}}}:"
         self.holder = f"{root}holder".encode()
-        self.line = f"{root}line".encode()
 
 
 class MonitorKeys:
@@ -252,6 +259,7 @@ class FlowKeys:
     """
 
     def __init__(self, prefix: str, broker_prefix: str = "") -> None:
+        self._broker_prefix = broker_prefix
         space = f":{_escape(broker_prefix)}" if broker_prefix else ""
         self._root = f"{{{_escape(prefix)}:flow{space}}}:"
         self.config = self._key("config")
@@ -264,6 +272,21 @@ class FlowKeys:
         self.held = self._key("held")
         self.oldest = self._key("oldest")
         self.backlog = self._key("backlog")
+        self.ungated = self._key("ungated")
+        self.owners = self._key("owners")
+        self.owner_ends = self._key("owner_ends")
+        self.replaced = self._key("replaced")
+        self.owned = self._key("owned")
+
+    @property
+    def taken(self) -> str:
+        """The prefix of kombu's keys of messages that workers took whose broker is elsewhere."""
+        return f"{self._root}taken:"
+
+    @property
+    def indexes(self) -> tuple[str, str]:
+        """kombu's indexes of messages in flight: of workers whose broker is this Redis, and of the others."""
+        return f"{self._broker_prefix}unacked_index", f"{self.taken}unacked_index"
 
     def slot(self, client: str) -> bytes:
         """Return the key of the last outcome of one client thread."""

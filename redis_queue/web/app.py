@@ -42,6 +42,7 @@ from redis_queue.web import (
     search,
     suggestions,
     task,
+    unique,
     worker_actions,
     workers,
 )
@@ -65,6 +66,7 @@ PAGES: Final = (
     celery_queue,
     flows,
     flow_actions,
+    unique,
     dead_letters,
     failures,
     entry,
@@ -88,6 +90,7 @@ NAVIGATION: Final = (
     ("entries.show", "Scheduled"),
     ("queues.show", "Queues"),
     ("flows.show", "Flows"),
+    ("unique.show", "Unique"),
     ("running.show", "Running"),
     ("history.show", "History"),
     ("failures.show", "Failures"),

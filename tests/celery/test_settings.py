@@ -32,6 +32,8 @@ DEFAULTS = {
     "keep_failures": True,
     "management_url": None,
     "flow": {},
+    "unique": {},
+    "flow_lease": 60.0,
     "allowed_queues": None,
     "on_store_error": None,
 }
@@ -85,6 +87,8 @@ class TestEveryFormOfConfiguration:
             "keep_failures": {"tasks": 5, "days": 0.5},
             "management_url": "http://user:password@host:15672",
             "flow": {"queue:mail": {"limit": 3}},
+            "unique": {"shop.sync": {"key": "{shop_id}"}},
+            "flow_lease": timedelta(seconds=30),
             "allowed_queues": ["mail", "shop-*"],
             "on_store_error": "broker",
         }

@@ -29,6 +29,7 @@ from redis_queue.monitor.model import Failure, RunningTask, Series, Tally, Worke
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import FlowKeys, Keys
+from redis_queue.unique.owners import Owners, field_of
 from tests.support.cli.runner import DUE, NOW, Run, runner
 from tests.support.clock import Clock
 from tests.support.servers import RedisServer
@@ -148,6 +149,22 @@ def flows(client: redis.Redis) -> Flows:
     client.hset(keys.backlog, mapping={"queue:reports": 1205, "queue:mail": 1})
     client.zadd(keys.keys("queue:reports"), {"ann": 5, "eve": 1200})
     return found
+
+
+@pytest.fixture
+def unique(client: redis.Redis) -> Owners:
+    """Owners of keys in each state, of a task with keys and of one without."""
+    keys = FlowKeys("redis_queue")
+    records: dict[Any, Any] = {
+        field_of("shop.sync", "order:7"): "1a - w 86400000 7c6c8f2e-0000-4000-8000-000000000007",
+        field_of("shop.sync", "order:8"): "2a - r 86400000 task-8",
+        field_of("shop.remind", "order:9"): "3a - d 86400000 task-9",
+        field_of("shop.remind", "order:10"): "4a d3a s 10000 task-10",
+        field_of("shop.rebuild", ""): "5a - w 3600000 task-2",
+    }
+    client.hset(keys.owners, mapping=records)
+    client.zadd(keys.owner_ends, {field: NOW + 3_600_000 * number for number, field in enumerate(records, 1)})
+    return Owners(client, "redis_queue")
 
 
 @pytest.fixture

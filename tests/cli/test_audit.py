@@ -17,6 +17,7 @@ from redis_queue.cli import audit, group
 from redis_queue.flow.flows import Flows
 from redis_queue.monitor.failures import Failures
 from redis_queue.operate.audit import Action, Audit
+from redis_queue.unique.owners import Owners
 from tests.support.cli.commands import TASK, leaves
 from tests.support.cli.runner import Run
 from tests.support.clock import Clock
@@ -56,6 +57,14 @@ CHANGES = {
     "flow pause": ("flow pause queue:mail", "flow-pause", "queue:mail", 1, "", []),
     "flow resume": ("flow resume queue:reports", "flow-resume", "queue:reports", 1, "", []),
     "flow reset": ("flow reset queue:mail", "flow-reset", "queue:mail", 1, "", []),
+    "unique release": (
+        "unique release shop.sync order:8 --yes",
+        "unique-release",
+        "shop.sync",
+        1,
+        "order:8",
+        ["task-8"],
+    ),
 }
 """For each command: a line, and the verb, queue, count, detail and subjects of its action."""
 
@@ -71,8 +80,8 @@ NOT_BY_HAND = {"putback", "adopt", "release-all"}
 
 
 @pytest.fixture(autouse=True)
-def filled(orders: RedisQueue, tasks: DelayQueue, failed: Failures, flows: Flows) -> None:
-    """Messages, entries, failures and flows to act on."""
+def filled(orders: RedisQueue, tasks: DelayQueue, failed: Failures, flows: Flows, unique: Owners) -> None:
+    """Messages, entries, failures, flows and keys to act on."""
 
 
 def actions(client: redis.Redis) -> list[Action]:
@@ -118,6 +127,8 @@ def test_a_change_is_written_with_its_user(
         "queue orders purge",
         "flow set queue:mail --limit -1",
         "flow pause shop.sink",
+        "unique release shop.sync order:70 --yes",
+        "unique release shop.sync order:7 --dry-run",
     ],
 )
 def test_what_changed_nothing_is_not_written(line: str, run: Run, client: redis.Redis) -> None:
@@ -157,6 +168,14 @@ def test_the_timeline_of_a_task_shows_it(run: Run, app: Celery) -> None:
 
     [found] = [event for event in events if event["what"].startswith("reschedule by ")]
     assert found["detail"] == "2030-01-01T00:00:00+0000"
+
+
+def test_the_timeline_of_a_task_shows_that_its_key_was_freed(run: Run) -> None:
+    assert run("unique", "release", "shop.rebuild", "--yes").exit_code == 0
+
+    events = json.loads(run("task", "task-2", "--json").stdout)["events"]
+
+    assert [event["what"].partition(" ")[0] for event in events if "by" in event["what"]] == ["unique-release"]
 
 
 def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:

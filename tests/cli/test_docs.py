@@ -36,7 +36,7 @@ def test_both_groups_have_the_same_commands() -> None:
     assert group.commands == celery_cli.group.commands
 
 
-@pytest.mark.usefixtures("failed", "flows")
+@pytest.mark.usefixtures("failed", "flows", "unique")
 def test_the_examples_run(
     run: Run, orders: RedisQueue, tasks: DelayQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

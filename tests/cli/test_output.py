@@ -23,7 +23,7 @@ from tests.support.cli.runner import Run
 from tests.support.clock import Clock
 from tests.support.store.stage import differences, snapshot
 
-pytestmark = pytest.mark.celery
+pytestmark = [pytest.mark.celery, pytest.mark.usefixtures("unique")]
 
 
 @pytest.fixture(autouse=True)
@@ -195,6 +195,7 @@ class TestExitCodes:
             "dead delete dead",
             "dead purge",
             "quarantine purge",
+            "unique release shop.sync order:7",
         ],
     )
     def test_without_a_terminal_a_confirmation_is_exit_code_2(self, line: str, run: Run, client: redis.Redis) -> None:
@@ -207,7 +208,9 @@ class TestExitCodes:
         assert "add --yes" in json.loads(run(*line.split(), "--json").stdout)["error"]
         assert differences(before, snapshot(client)) == []
 
-    @pytest.mark.parametrize("line", ["scheduled show nobody", "dead show nobody", "quarantine show nobody"])
+    @pytest.mark.parametrize(
+        "line", ["scheduled show nobody", "dead show nobody", "quarantine show nobody", "unique show shop.sync nobody"]
+    )
     def test_an_unknown_id_is_exit_code_1(self, line: str, run: Run) -> None:
         done = run(*line.split(), "--json")
 

@@ -36,7 +36,7 @@ def allow(client: redis.Redis, *roles: str) -> None:
     load_scripts(client)
 
 
-@pytest.mark.usefixtures("user")
+@pytest.mark.usefixtures("user", "unique")
 class TestRoles:
     def test_a_dashboard_runs_every_read_command(self, run: Run, client: redis.Redis, redis_url: str) -> None:
         allow(client, "dashboard")

@@ -25,7 +25,7 @@ from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Run, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.store import keys as keys_module
-from redis_queue.store.keys import Keys, MonitorKeys
+from redis_queue.store.keys import FlowKeys, Keys, MonitorKeys
 from redis_queue.store.records import Records
 from redis_queue.store.script_files import Script, load
 from redis_queue.store.scripts import BoundScript
@@ -60,6 +60,7 @@ def test_the_scripts_are_found_as_package_data() -> None:
         "lock",
         "monitor",
         "queue",
+        "unique",
     }
     assert names() == sorted(
         str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/*.lua") if path not in includes()
@@ -70,7 +71,7 @@ def test_the_scripts_are_found_as_package_data() -> None:
 def test_the_code_calls_every_script_and_no_unknown_ones() -> None:
     package = Path(str(files("redis_queue")))
     code = "\n".join(path.read_text("utf-8") for path in package.rglob("*.py"))
-    assert sorted(set(re.findall(r'"((?:dead|delay|flow|held|lease|lock|monitor|queue)/\w+)"', code))) == names()
+    assert sorted(set(re.findall(r'"((?:dead|delay|flow|held|lease|lock|monitor|queue|unique)/\w+)"', code))) == names()
 
 
 def test_the_header_numbers_all_slots_in_order(text: Text) -> None:
@@ -283,7 +284,8 @@ def test_the_server_and_the_client_have_the_same_sha(name: str, client: redis.Re
 def test_all_keys_of_a_call_are_in_one_cluster_slot(name: str) -> None:
     script = load(name)
     of_queues = (Keys("p{r}e:fix", "queue", HOSTILE_NAME), Keys("p{r}e:fix", "delay", HOSTILE_NAME, 3))
-    for keys in (MonitorKeys("p{r}e:fix"),) if name.startswith("monitor/") else of_queues:
+    others = {"monitor": (MonitorKeys("p{r}e:fix"),), "unique": (FlowKeys("p{r}e:fix"),)}
+    for keys in others.get(name.partition("/")[0], of_queues):
         other = getattr(keys, "dead", b"")
         bound = [keys.slot("thread") if key == "slot" else getattr(keys, key, other) for key in script.keys]
         assert len({key_slot(key) for key in bound}) == 1
@@ -341,9 +343,8 @@ def test_locking_uses_keys_of_one_slot(client: redis.Redis, calls: dict[str, lis
     lock = Lock(HOSTILE_NAME, client, prefix="p{r}e:fix")
     with lock.hold() as held:
         held.check()
-        assert lock.acquire(id="next") is None
+        assert lock.acquire() is None
         check_types(client, calls)
-    lock.pass_over("next")
     assert sorted(calls) == [name for name in names() if name.startswith("lock/")]
     assert len({key_slot(key) for made in calls.values() for keys in made for key in keys}) == 1
 
@@ -442,7 +443,8 @@ def test_every_method_uses_keys_of_one_slot_and_of_the_documented_type(
     client.hset(Keys("redis_queue", "queue", HOSTILE_NAME).records, "nowhere", "v1 1 json 0 1\n5")
     repair(client, dry_run=False)
 
-    assert sorted(calls) == [name for name in names() if not name.startswith(("flow/", "held/", "lock/", "monitor/"))]
+    elsewhere = ("flow/", "held/", "lock/", "monitor/", "unique/")
+    assert sorted(calls) == [name for name in names() if not name.startswith(elsewhere)]
     assert all(len({key_slot(key) for key in keys}) == 1 for made in calls.values() for keys in made)
     check_types(client, calls)
 

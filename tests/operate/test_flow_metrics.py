@@ -42,6 +42,7 @@ def send(client: redis.Redis, key: str, age: float = 0.0, *, task: str = "", que
         task=task,
         of_task=key if task else "",
         of_queue="" if task else key,
+        is_new=1,
         message=json.dumps({"body": "", "headers": headers}),
         more=[],
     )()
@@ -74,6 +75,8 @@ def test_each_flow_has_its_counts(client: redis.Redis, flows: Flows) -> None:
     send(client, "a", 200, task="shop.sync", queue="other")
     client.hset(KEYS.running.decode(), "queue:mail", 4)
     flows.pause("shop.sync")
+    flows.count_ungated({"queue:mail": 2})
+    flows.count_ungated({"queue:mail": 5})
     found = scrape(client)
     ages = {flow: found.pop(("oldest_age_seconds", flow)) for flow in ("queue:mail", "shop.sync")}
     assert found == {
@@ -83,6 +86,8 @@ def test_each_flow_has_its_counts(client: redis.Redis, flows: Flows) -> None:
         ("waiting", "shop.sync"): 1,
         ("limit", "queue:mail"): 10,
         ("paused", "queue:mail"): 0,
+        ("ungated_total", "queue:mail"): 7,
+        ("ungated_total", "shop.sync"): 0,
         ("paused", "shop.sync"): 1,
     }
     assert ages == {"queue:mail": pytest.approx(90, abs=10), "shop.sync": pytest.approx(200, abs=10)}

@@ -26,6 +26,7 @@ REFUSED = {
     "queue/put": ["put", "put delayed"],
     "delay/push": ["push", "push over", "push keep"],
     "flow/send": ["send to a gate"],
+    "unique/acquire": ["own a key"],
     "monitor/failure_keep": ["keep a failure"],
     "monitor/failure_claim": ["claim a failure"],
 }
@@ -45,7 +46,7 @@ def script(stage: Stage, name: str, **arguments: Any) -> Any:
     client: Any = stage.queue.client
     keys = {name: name.encode() for name in ("index", "unacked", "timeouts", "line", "listener", "target", "slot")}
     keys["list"] = b"foreign"
-    if name.startswith("flow/"):
+    if name.startswith(("flow/", "unique/")):
         keys["slot"] = b"slot of flows"
     return Scripts(client).bind(name, FlowKeys("redis_queue"), **keys)(**arguments)
 
@@ -54,7 +55,13 @@ def send(stage: Stage, sequence: int = 100) -> Any:
     """Send a message of a flow with two places."""
     call: dict[str, Any] = {"step": 0, "queue": "mail", "task": "sync", "of_task": "a", "of_queue": "", "message": "{}"}
     flows = ["sync", "2 - 1 5 - - - -"]
-    return script(stage, "flow/send", now=stage.clock(), sequence=sequence, **call, more=flows)
+    return script(stage, "flow/send", now=stage.clock(), sequence=sequence, is_new=1, **call, more=flows)
+
+
+def own(stage: Stage, **changed: Any) -> Any:
+    """Let a message own a key."""
+    call: dict[str, Any] = {"field": "sync\0key", "token": "ab", "running": "", "id": "id", "ttl": 5000, "replaces": 0}
+    return script(stage, "unique/acquire", now=stage.clock(), **{**call, **changed}, gone="")
 
 
 def take(stage: Stage, tag: str = "u-", settled: Sequence[str] = ()) -> Any:
@@ -126,12 +133,10 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     "delete an unknown id": Call(lambda s: s.queue.delete_dead(["unknown"]), "dead/delete"),
     "purge more": Call(purge_twice, "lease/purge"),
     "retry": Call(lambda s: s.timed.calls.replace_own(Push("again", id="new", mark="call")), "delay/push"),
-    "defer": Call(lambda s: s.timed.calls.keep_held(Push("again", id="new")), "delay/push"),
     "lock": Call(locked, "lock/acquire"),
-    "wait for a lock": Call(lambda s: (locked(s), lock(s).acquire(id="next")), "lock/acquire"),
+    "wait for a lock": Call(lambda s: (locked(s), lock(s).acquire()), "lock/acquire"),
     "extend a lock": Call(lambda s: lock(s).extend([locked(s)], 60_000), "lock/extend"),
     "release a lock": Call(lambda s: locked(s).release(), "lock/release"),
-    "leave the line": Call(lambda s: lock(s).pass_over("next"), "lock/next"),
     "held/fetch": Call(
         lambda s: script(
             s,
@@ -161,8 +166,19 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     "send to a gate": Call(send, "flow/send"),
     "take from a gate": Call(take, "flow/take"),
     "settle and take": Call(lambda s: take(s, settled=["t-001"]), "flow/take"),
-    "settle a message of a flow": Call(lambda s: script(s, "flow/settle", more=["t-001"]), "flow/settle"),
+    "settle a message of a flow": Call(
+        lambda s: script(s, "flow/settle", now=s.clock(), more=["t-001"]), "flow/settle"
+    ),
     "return a message of a flow": Call(restore, "flow/restore"),
+    "own a key": Call(own, "unique/acquire"),
+    "confirm a key": Call(
+        lambda s: script(s, "unique/confirm", now=s.clock(), field="taken\0", token="cd", gone=0, leaves=0),
+        "unique/confirm",
+    ),
+    "release a key": Call(
+        lambda s: script(s, "unique/release", now=s.clock(), field="taken\0", token="cd", sent=0, owner_id=""),
+        "unique/release",
+    ),
     "change a flow": Call(
         lambda s: script(s, "flow/configure", **CHANGE, paused=1, forget=0, more=["a", 2]), "flow/configure"
     ),
@@ -206,6 +222,7 @@ def stage(client: redis.Redis) -> Stage:
     for sequence in range(1, 4):
         send(stage, sequence)
     take(stage, "t-")
+    own(stage, field="taken\0", token="cd")
     for keys in (stage.queue._records.keys, stage.timed._shards[0].keys):
         client.hset(keys.records, "orphan", "v1 1 json 0 1\n5")
         client.zadd(keys.dead, {"empty": 1})

@@ -27,6 +27,7 @@ from redis_queue.store.numbered_calls import NumberedCalls
 from redis_queue.store.script_cache import load_scripts
 from redis_queue.store.script_files import load
 from redis_queue.store.scripts import Scripts
+from redis_queue.unique.owners import Owners, field_of
 
 QUEUES = ("~{redis_queue:queue:*", "~{redis_queue:delay:*")
 REGISTRY = "~redis_queue:registry"
@@ -116,7 +117,7 @@ def run_flow(queue: RedisQueue, _: DelayQueue) -> None:
     calls = NumberedCalls(scripts, keys)
     call: dict[str, Any] = {"step": 0, "queue": "mail", "task": "", "of_task": "", "of_queue": "k", "message": "{}"}
     for _number in range(2):
-        calls.prepare("flow/send", now=0, **call, more=["queue:mail", "1 - - - - - - -"])()
+        calls.prepare("flow/send", now=0, is_new=1, **call, more=["queue:mail", "1 - - - - - - -"])()
     of_broker = {name: f"{{redis_queue:flow}}:{name}".encode() for name in ("index", "unacked", "line", "listener")}
     asked: dict[str, Any] = {"now": 0, "limit": 5, "at_once": 5, "channel": "c", "turn": 0, "settled": 0}
     asked["more"] = ["mail", route_of("mail")]
@@ -124,7 +125,11 @@ def run_flow(queue: RedisQueue, _: DelayQueue) -> None:
     record = scripts.command("HGET", of_broker["unacked"], "t-001")
     scripts.bind("flow/restore", keys, **of_broker)(now=0, tag="t-001", record=record, last=0, **call)
     scripts.bind("flow/take", keys, **of_broker)(tag="s-", **asked)
-    scripts.bind("flow/settle", keys, **of_broker)(more=["s-001"])
+    scripts.bind("flow/settle", keys, **of_broker)(now=0, more=["s-001"])
+    owners = Owners(client, "redis_queue")
+    assert owners.acquire(field_of("sync", "key"), "ab", task_id="id", ttl_ms=1000).owns
+    owners.confirm(field_of("sync", "key"), "ab")
+    owners.withdraw(field_of("sync", "key"), "ab", sent=False)
     scripts.command("HSCAN", keys.held, 0)
     scripts.command("MGET", keys.signal("mail"))
 
@@ -133,9 +138,8 @@ def take_turns(queue: RedisQueue, _: DelayQueue) -> None:
     """Acquire a lock, wait for it, extend and release it."""
     lock = Lock("customer:1", queue.client)
     with lock.hold() as held:
-        lock.acquire(id="next")
+        lock.acquire()
         lock.extend([held], 60_000)
-    lock.pass_over("next")
 
 
 def watch(queue: RedisQueue, delayed: DelayQueue) -> None:
@@ -187,6 +191,15 @@ def watch(queue: RedisQueue, delayed: DelayQueue) -> None:
     flows.get("queue:mail")
     flows.keys("queue:mail")
     Declarations(Scripts(queue.client), FlowKeys("redis_queue")).read()
+    watch_owners(Owners(queue.client, "redis_queue"))
+
+
+def watch_owners(owners: Owners) -> None:
+    """Read the keys of unique tasks."""
+    owners.get("sync", "key")
+    owners.list()
+    owners.page("sync")
+    owners.count()
 
 
 def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
@@ -212,6 +225,7 @@ def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
     flows.pause("queue:mail")
     flows.resume("queue:mail")
     flows.reset("queue:mail")
+    Owners(queue.client, "redis_queue").release("sync", "key")
 
 
 def operate(queue: RedisQueue, _: DelayQueue) -> None:
@@ -265,14 +279,24 @@ ROLES = [
     Role(
         "flows",
         (FLOWS,),
-        ("flow/send", "flow/configure", "flow/reconsider", "flow/take", "flow/settle", "flow/restore"),
+        (
+            "flow/send",
+            "flow/configure",
+            "flow/reconsider",
+            "flow/take",
+            "flow/settle",
+            "flow/restore",
+            "unique/acquire",
+            "unique/confirm",
+            "unique/release",
+        ),
         ("hkeys", "hscan", "mget", "zscan"),
         run_flow,
     ),
     Role(
         "holder",
         ("~{redis_queue:lock:*",),
-        ("lock/acquire", "lock/extend", "lock/release", "lock/next"),
+        ("lock/acquire", "lock/extend", "lock/release"),
         (),
         take_turns,
     ),
@@ -305,6 +329,7 @@ ROLES = [
             "zrange",
             "zrevrange",
             "zrevrank",
+            "zscan",
         ),
         watch,
     ),
@@ -314,6 +339,7 @@ ROLES = [
         (
             *("dead/letters", "dead/redrive", "dead/delete", "lease/purge"),
             *("monitor/failure_claim", "monitor/failure_delete", "flow/configure", "flow/reconsider"),
+            "unique/release",
         ),
         ("hkeys", "hmget", "hset", "hdel", "rpush", "unlink", "llen", "zcard", "zscan"),
         administer,

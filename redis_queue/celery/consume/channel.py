@@ -23,7 +23,7 @@ from kombu.utils.json import loads
 from kombu.utils.scheduling import priority_cycle
 
 from redis_queue.celery.consume.fetch import Fetch, Fetched, MessageList, check
-from redis_queue.celery.consume.gates import Capacity, Gates, Move, Wanted, is_gated
+from redis_queue.celery.consume.gates import Capacity, Gates, Move, Wanted, is_gated, task_id_of
 from redis_queue.celery.consume.internals import FETCH_IS_OFF
 from redis_queue.celery.consume.settlement import DELAY, Settlement
 from redis_queue.celery.message.flow_header import FlowHeader
@@ -381,7 +381,7 @@ class FetchingChannel(Channel):
         for queue, item, tag in fetched.messages:
             try:
                 message = self._read_message(item, tag, queue)
-                header = None if is_gated(tag) else FlowHeader.of(message.headers)
+                header = FlowHeader.of(message.headers) if self._gates.here and not is_gated(tag) else None
                 if header is None:
                     received.append(message)
                 else:
@@ -411,7 +411,7 @@ class FetchingChannel(Channel):
             # It stays in flight until its lease ends.
             return
         step = self.priority(self._get_message_priority(message._raw))
-        move = Move(message.delivery_tag, item, message.queue, step, header)
+        move = Move(message.delivery_tag, task_id_of(message._raw), item, message.queue, step, header)
         fetch.commands.send([self._gates.put_behind(fetch.commands, move, check)])
 
     def _return_foreign(self) -> None:

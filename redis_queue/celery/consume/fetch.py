@@ -142,7 +142,8 @@ class Fetch:
 
         def answered(reply: Any) -> None:
             self.asked = None
-            score, idle, listens, flows, *found = check(reply)
+            score, idle, listens, flags, *found = check(reply)
+            flows = flags if self._gates.here else b""
             began, self._gates.in_use = flows and not self._gates.in_use, self._gates.in_use or bool(flows)
             rows = zip(found[::2], found[1::2], strict=True)
             messages = [(lists[number - 1].queue, item, tag_of(tag, n)) for n, (number, item) in enumerate(rows, 1)]
@@ -154,7 +155,7 @@ class Fetch:
                 # This fetch did not ask the gates.
                 self._become_due()
             else:
-                paused = {int(number) - 1 for number in flows.split()[1:]}
+                paused = {int(number) - 1 for number in flags.split()[1:]}
                 open_lists = [row for number, row in enumerate(lists) if number not in paused]
                 self._when_idle = lambda: (
                     self._listen(open_lists, queues) if listens else self._look_in(LOOK * max(1.0, idle / SHORT))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
@@ -150,18 +151,37 @@ class Move:
     """A message of a flow that is in flight, by its delivery tag, and the group of its gate."""
 
     tag: str
+    task_id: str
     item: bytes
     queue: str
     step: int
     header: FlowHeader
 
+    @property
+    def element(self) -> bytes:
+        """The message as the list of its group has it."""
+        return self.header.element(self.task_id, self.item)
+
+
+def task_id_of(payload: Any) -> str:
+    """Return the task id in a message as kombu keeps it; "" for none."""
+    # Messages of protocol 1 have it only here.
+    found = payload["headers"].get("id") or payload["properties"].get("correlation_id")
+    return found if isinstance(found, str) else ""
+
 
 class Gates:
-    """The gates of one worker, whose processes or threads number *processes()*. Does no I/O by itself."""
+    """The gates of one worker, whose processes or threads number *processes()*. Does no I/O by itself.
 
-    def __init__(self, keys: GateKeys, processes: Callable[[], int], *, in_use: bool = False) -> None:
+    *here*: whether they are in the Redis from which the worker fetches.
+    """
+
+    def __init__(
+        self, keys: GateKeys, processes: Callable[[], int], *, in_use: bool = False, here: bool = True
+    ) -> None:
         self.keys = keys
-        self._processes = processes
+        self.processes = processes
+        self.here = here
         self._take, self._restore = load("flow/take"), load("flow/restore")
         #: Whether there are flows.
         self.in_use = in_use
@@ -183,7 +203,7 @@ class Gates:
 
         *most*: its prefetch count, 0 for none.
         """
-        processes = self._processes()
+        processes = self.processes()
         recent = self.ends.recent()
         window = max(processes, min(recent, most or MOST)) if recent >= SHORT * processes else processes
         held = len(state.reserved_requests) + received
@@ -213,10 +233,11 @@ class Gates:
 
     def put_behind(self, connection: AsyncConnection, move: Move, on_reply: Callable[[Any], None]) -> Call:
         """Return the call that moves a message, which was fetched from a list, into its gate."""
+        self.in_use = True
         record = b"[" + move.item + b", " + route_of(move.queue).encode() + b"]"
         keys, header = self.keys.of(self._restore), move.header
         group = (move.step, move.queue, header.task, header.of_task, header.of_queue)
-        arguments: tuple[Argument, ...] = (len(keys), *keys, 0, move.tag, record, 1, *group, move.item)
+        arguments: tuple[Argument, ...] = (len(keys), *keys, 0, move.tag, record, 1, *group, move.element)
         return connection.script(self._restore, arguments, on_reply)
 
     def watch(self, queues: Sequence[str], on_change: Callable[[], None], check: Callable[[Any], Any]) -> Call:
@@ -231,17 +252,27 @@ class Gates:
         return Call(("MGET", *(self.keys.flows.signal(queue) for queue in queues)), compared)
 
     def orphans(self, client: redis.Redis) -> list[str]:
-        """Return the delivery tags that have a place, but are not in flight: a stock worker returned their messages."""
+        """Return the delivery tags that have a place, but are not in flight: a stock worker returned their messages.
+
+        While the broker of an app changes, its flows have workers of both kinds.
+        """
         found: list[str] = []
         cursor: Any = 0
         while True:
             cursor, rows = client.hscan(self.keys.flows.held.decode(), cursor, count=SCAN)
             tags = list(rows)
-            if tags:
-                scores = client.zmscore(self.keys.in_flight.index, list(map(_text, tags)))
-                found += [_text(tag) for tag, score in zip(tags, scores, strict=True) if score is None]
+            found += self._not_in_flight(client, list(map(_text, tags)))
             if not int(cursor):
                 return found
+
+    def _not_in_flight(self, client: redis.Redis, tags: list[str]) -> list[str]:
+        own = self.keys.in_flight.index
+        for index in (own, *self.keys.flows.indexes):
+            # A user of the store may lack the permission for keys of a broker, and then it is none.
+            with contextlib.suppress(*([] if index == own else [redis.exceptions.NoPermissionError])):
+                scores = client.zmscore(index, tags) if tags else []
+                tags = [tag for tag, score in zip(tags, scores, strict=True) if score is None]
+        return tags
 
 
 def _text(tag: Any) -> str:

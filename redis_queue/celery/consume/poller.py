@@ -124,6 +124,14 @@ class FetchingPoller(MultiChannelPoller):
         """Let the channels look for messages at *at* (monotonic clock) at the latest."""
         self._looking.set(at, self._hub)
 
+    def use_hub(self, hub: Any) -> None:
+        """Let *hub*, or what stands for it, poll and call back."""
+        self._hub = hub
+
+    def watch_again(self) -> None:
+        """Let the hub, which watches nothing any more, watch all open sockets from its next turn on."""
+        self._watched.clear()
+
     def on_poll_init(self, poller: Any) -> Any:
         """Use the poller of the event loop."""
         hub = get_event_loop()

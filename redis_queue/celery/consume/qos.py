@@ -15,7 +15,7 @@ from kombu.utils.json import dumps, loads
 
 from redis_queue.celery.consume.channel import FetchingChannel
 from redis_queue.celery.consume.fetch import Asked
-from redis_queue.celery.consume.gates import Move, tag_of
+from redis_queue.celery.consume.gates import Move, tag_of, task_id_of
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.poller import FetchingPoller
@@ -219,12 +219,12 @@ class LeasedQoS(QoS):
         found = _Pushes(self.channel.global_keyprefix or "")
         payload, exchange, queue = loads(bytes_to_str(record))
         self.channel._do_restore_message(payload, exchange, queue, found, leftmost)
-        header = FlowHeader.of(payload.get("headers"))
+        header = FlowHeader.of(payload.get("headers")) if self.leases.gates.here else None
         with self.leases.removal([tag]):
             try:
                 if header is not None and found.rows:
                     step = self.channel.priority(self.channel._get_message_priority(payload))
-                    move = Move(tag, found.rows[1].encode(), queue, step, header)
+                    move = Move(tag, task_id_of(payload), found.rows[1].encode(), queue, step, header)
                     return self._records.restore_gated(move, record, last=leftmost)
                 return self._records.restore(tag, record, found.rows, last=leftmost)
             except redis.exceptions.NoPermissionError:
@@ -288,14 +288,22 @@ def _will_be_cancelled(request: Any) -> bool:
     return bool(request.task.app.conf.worker_cancel_long_running_tasks_on_connection_loss)
 
 
-def lease_channels(transport: Any, leases: WorkerLeases, *, fetching: bool = False) -> None:
+def lease_channels(
+    transport: Any,
+    leases: WorkerLeases,
+    *,
+    fetching: bool = False,
+    mixins: tuple[type[FetchingChannel], type[LeasedQoS]] = (FetchingChannel, LeasedQoS),
+) -> None:
     """Hold the messages of all channels of kombu's *transport*, open and future ones, under *leases*.
 
-    With *fetching* they use atomic fetch. Call it before the event loop watches the transport.
+    With *fetching* they use atomic fetch. *mixins* are added to the classes of channels and of their QoS. Call it
+    before the event loop watches the transport.
     """
     kind = transport.Channel
-    bases = (FetchingChannel, kind) if fetching else (kind,)
-    qos = type("LeasedQoS", (LeasedQoS, kind.QoS), {"leases": leases})
+    for_channels, for_qos = mixins
+    bases = (for_channels, kind) if fetching else (kind,)
+    qos = type("LeasedQoS", (for_qos, kind.QoS), {"leases": leases})
     leased = type(kind.__name__, bases, {"QoS": qos})
     transport.Channel = leased
     channels = {*transport.channels, *transport._avail_channels}

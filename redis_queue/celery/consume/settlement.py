@@ -86,8 +86,9 @@ class Settlement:
         calls = []
         for batch in self._batches():
             self._sent.append(batch)
-            script, keys = self._scripts[is_gated(batch[0])]
-            arguments: tuple[Argument, ...] = (len(keys), *keys, *batch)
+            gated = is_gated(batch[0])
+            script, keys = self._scripts[gated]
+            arguments: tuple[Argument, ...] = (len(keys), *keys, *([0] if gated else []), *batch)
             calls.append(connection.script(script, arguments, functools.partial(self._take, batch)))
         return calls
 

@@ -9,6 +9,7 @@ from celery.concurrency import solo
 from celery.worker import state
 
 from redis_queue.celery.consume.channel import FetchingChannel
+from redis_queue.celery.consume.gate.channel import GateChannel
 from redis_queue.logs import logger_of
 
 logger = logger_of(__name__)
@@ -33,6 +34,8 @@ def guard_starts(consumer: Any, is_ours: Callable[[str], bool], on_drop: Callabl
         except (*consumer.connection_errors, *consumer.channel_errors):
             ours = True
         if ours:
+            if isinstance(message.channel, GateChannel) and not worker.pool.uses_semaphore:
+                message.channel.qos.begin(message.delivery_tag)
             process(request)
         else:
             _drop(worker, request)

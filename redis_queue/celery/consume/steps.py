@@ -12,12 +12,14 @@ from celery.worker import state
 from redis_queue.celery.consume import internals
 from redis_queue.celery.consume.connections import check_broker, worker_connection
 from redis_queue.celery.consume.counters import Name
-from redis_queue.celery.consume.gates import GateKeys, Gates
+from redis_queue.celery.consume.gate.consumer import GateConsumer
+from redis_queue.celery.consume.gates import GateKeys, Gates, is_gated
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.poison import DeliveryLimit
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE
 from redis_queue.celery.consume.start_guard import guard_starts
+from redis_queue.celery.flow.gate import uses_gates
 from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.celery.message.attempt import is_redelivered
@@ -45,6 +47,9 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self.leases: WorkerLeases | None = None
+        #: Consumer of messages of flows, if the broker is not the Redis of the store.
+        self.gate: GateConsumer | None = None
+        self._consumer = consumer
         check_broker(consumer.app)
         self._fetching = Store.of(consumer.app).settings.atomic_fetch and _can_fetch()
 
@@ -65,8 +70,43 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 del consumer.connection_for_read
 
         consumer.connect = connect_leased
-        guard_starts(consumer, lambda tag: self.leases is None or self.leases.is_ours(tag), self._count_drop)
+        guard_starts(consumer, self._is_ours, self._count_drop)
         consumer.redis_queue_leases = self
+
+    @property
+    def has_gates(self) -> bool:
+        """Whether the consumer itself takes messages of flows, from its broker."""
+        return self.leases is not None and self.leases.gates.here
+
+    @property
+    def gate_leases(self) -> WorkerLeases | None:
+        """The leases of messages from gates that are not in the broker."""
+        return None if self.gate is None else self.gate.leases
+
+    def of(self, tag: Any) -> WorkerLeases | None:
+        """Return the leases to which the message with this delivery tag belongs; None if it needs none."""
+        return (self.gate_leases if isinstance(tag, str) and is_gated(tag) else None) or self.leases
+
+    def _is_ours(self, tag: Any) -> bool:
+        leases = self.of(tag)
+        return leases is None or leases.is_ours(tag)
+
+    def tell_loss(self, tag: str, after: float) -> None:
+        """Tell that the lease of the message with this delivery tag was lost *after* some seconds."""
+        _tell_loss(self._consumer, tag, after)
+
+    def declare(self, keys: FlowKeys) -> None:
+        """Tell Redis the flows of the app."""
+        app, store = self._consumer.app, Store.of(self._consumer.app)
+        flows = FlowPolicy.of(app).all()
+        if not flows:
+            return
+        try:
+            StoredTasks.of(app).flow.declare(flows)
+            Declarations(Scripts(store.client), keys).write(app.main, flows)
+        except StoreError as error:
+            # Those that were declared before stay in force.
+            logger.warning("cannot declare the flows: %s", error, extra={"action": "declare_failed"})
 
     def count(self, name: Name) -> None:
         """Count for all workers, if the broker is Redis."""
@@ -83,22 +123,19 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             return
         if self.leases is None:
             gates = self._gates(consumer, connection)
-            self.leases = WorkerLeases(connection, lambda tag, after: _tell_loss(consumer, tag, after), gates)
+            self.leases = WorkerLeases(connection, self.tell_loss, gates)
         lease_channels(connection.transport, self.leases, fetching=self._fetching)
 
     def _gates(self, consumer: Any, connection: Any) -> Gates:
-        """Return the gates of the worker; tell Redis the flows of the app."""
-        app, store = consumer.app, Store.of(consumer.app)
-        flows = FlowPolicy.of(app).all()
-        keys = GateKeys(InFlightKeys.of(connection.default_channel), FlowKeys(store.prefix, store.broker_prefix))
-        if flows:
-            try:
-                StoredTasks.of(app).flow.declare(flows)
-                Declarations(Scripts(store.client), keys.flows).write(app.main, flows)
-            except StoreError as error:
-                # Those that were declared before stay in force.
-                logger.warning("cannot declare the flows: %s", error, extra={"action": "declare_failed"})
-        return Gates(keys, lambda: consumer.pool.num_processes or 1, in_use=bool(flows))
+        """Return the gates of the worker, and tell Redis the flows of the app, if they are in its broker."""
+        store = Store.of(consumer.app)
+        keys = GateKeys(InFlightKeys.of(connection.default_channel), store.flow_keys)
+        # With a store of its own, GateConsumer finds out.
+        here = store.settings.url is None
+        in_use = here and uses_gates(consumer.app)
+        if in_use:
+            self.declare(keys.flows)
+        return Gates(keys, lambda: consumer.pool.num_processes or 1, in_use=in_use, here=here)
 
     def stop(self, consumer: Any) -> None:
         """Do nothing: tasks still run while a worker shuts down or reconnects."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from celery.worker.control import Panel
 
-from redis_queue.celery.control.background import Background
+from redis_queue.celery.background import Background
 from redis_queue.celery.control.cancels import CANCELLED, CANCELS, as_collection, store_of, task_ids
 from redis_queue.celery.control.newer_calls import has_newer_call
 from redis_queue.celery.dispatch.loop import answers

@@ -2,67 +2,87 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from redis_queue.celery.brokers.redis import is_same_database
+import redis
+
 from redis_queue.celery.flow.policy import FlowPolicy
-from redis_queue.celery.kombu_keys import ListNames
+from redis_queue.celery.flow.unique_policy import UniquePolicy
+from redis_queue.celery.kombu_keys import ListNames, amqp_step
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError
-from redis_queue.keeper.redis_py import client_of
 from redis_queue.lazy_property import LazyProperty
-from redis_queue.store.keys import FlowKeys
 from redis_queue.store.numbered_calls import NumberedCalls
 from redis_queue.store.scripts import Scripts
 
 if TYPE_CHECKING:
     from celery import Celery
 
-ELSEWHERE = "flow control needs queues in the store: let the broker and redis_queue_url be one database of one Redis"
+BROKERS: Final = ("redis", "amqp")
+"""The types of brokers, as kombu names them, whose messages may belong to flows."""
+
+
+def check_gate(app: Celery) -> None:
+    """Raise ConfigurationError if messages of *app* cannot belong to flows. Connects to no server."""
+    if not isinstance(Store.of(app).client, redis.Redis):
+        raise ConfigurationError("flow control needs a store in one Redis: redis_queue_url must not be a Redis Cluster")
+    with app.connection_for_write() as connection:
+        found = connection.transport
+        if found.driver_type not in BROKERS:
+            raise ConfigurationError(f"flow control needs a broker that is Redis or RabbitMQ, got {found.driver_name}")
+
+
+def uses_gates(app: Celery) -> bool:
+    """Tell whether *app* has flows or unique tasks, whose messages wait in gates."""
+    return bool(FlowPolicy.of(app).all()) or bool(UniquePolicy.of(app).all())
 
 
 class Gate:
-    """Puts messages of *app* into the gate of its store. Raises StoreError, and ConfigurationError if it has none."""
+    """Puts messages of *app* into the gate of its store. Raises StoreError, and ConfigurationError if it has none.
 
-    def __init__(self, app: Celery) -> None:
+    Workers take them from there, also if their broker is elsewhere.
+    """
+
+    def __init__(self, app: Celery, check: Callable[[Celery], None] = check_gate) -> None:
         self._app = app
+        self._check = check
 
-    def send(self, envelope: Envelope, queue: str, header: FlowHeader) -> None:
-        """Put a message for *queue* behind those with the same keys: one round trip."""
-        self._calls.prepare(
+    def send(self, envelope: Envelope, queue: str, header: FlowHeader, *, is_new: bool = True) -> bool:
+        """Put a message for *queue* behind those with the same keys: one round trip.
+
+        *is_new*: another broker has not delivered it. False: it was not sent, since another message owns the key of its
+        unique task by now.
+        """
+        message = envelope.element(str(uuid4()))
+        reply = self._calls.prepare(
             "flow/send",
-            now=0,
-            step=self._lists.step(envelope.priority),
+            now=Store.of(self._app).clock(),
+            step=self._step(envelope.priority),
             queue=queue,
             task=header.task,
             of_task=header.of_task,
             of_queue=header.of_queue,
-            message=envelope.element(str(uuid4())),
+            is_new=int(is_new),
+            message=header.element(envelope.id, message.encode()),
             more=FlowPolicy.of(self._app).rules(header.task, queue),
         )()
+        return bool(reply)
+
+    def check(self) -> None:
+        """Raise ConfigurationError if messages of the app cannot wait in a gate."""
+        _ = self._calls
 
     @LazyProperty
     def _calls(self) -> NumberedCalls:
         store = Store.of(self._app)
-        if not has_gate(self._app):
-            raise ConfigurationError(ELSEWHERE)
-        return NumberedCalls(Scripts(store.client), FlowKeys(store.prefix, store.broker_prefix))
+        self._check(self._app)
+        return NumberedCalls(Scripts(store.client), store.flow_keys)
 
     @LazyProperty
-    def _lists(self) -> ListNames:
-        found = ListNames.of_app(self._app)
-        if found is None:
-            raise ConfigurationError(ELSEWHERE)
-        return found
-
-
-def has_gate(app: Celery) -> bool:
-    """Tell whether the broker of *app* is the database of its store."""
-    store = Store.of(app)
-    with app.connection_for_write() as connection:
-        if connection.transport.driver_type != "redis":
-            return False
-        return is_same_database(client_of(connection.default_channel), store.client, store.prefix)
+    def _step(self) -> Callable[[int], int]:
+        lists = ListNames.of_app(self._app)
+        return amqp_step if lists is None else lists.step

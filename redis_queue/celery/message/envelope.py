@@ -39,9 +39,6 @@ _ENCODER: Final = JSONEncoder(separators=(",", ":"))
 Due = tuple[float | None, datetime | None]
 """A delay in seconds by the Redis server's clock, or a time."""
 
-DEFERRED_FOR: Final = "deferred_ms"
-"""Header of an entry: for how many ms its message was deferred."""
-
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
@@ -90,15 +87,23 @@ class Envelope:
         return pack(self.element(""), self.id if entry_id in (None, self.id) else "")
 
     @classmethod
+    def of_element(cls, data: bytes) -> Envelope:
+        """Return what :meth:`element` wrote. Raises InvalidValueError for anything else."""
+        return cls._of_text(data, {})
+
+    @classmethod
     def unpack(cls, data: bytes, entry_id: str, headers: Mapping[str, Any] | None = None) -> Envelope:
         """Return what :meth:`pack` stored in the entry *entry_id*, whose record has *headers*.
 
         Values of headers stay plain JSON, even if kombu would convert them to another type. Raises InvalidValueError
         for bytes that are not a packed message, UnknownVersionError for a format of a later version.
         """
-        text = expand(data, entry_id)
+        return cls._of_text(expand(data, entry_id), headers or {})
+
+    @classmethod
+    def _of_text(cls, text: str | bytes, headers: Mapping[str, Any]) -> Envelope:
         try:
-            return cls._from_element(read_document(text), headers or {})
+            return cls._from_element(read_document(text), headers)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidValueError(f"stored message cannot be read: {type(error).__name__}: {error}") from error
 

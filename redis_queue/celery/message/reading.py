@@ -13,6 +13,7 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.intercepting_producer import InterceptingProducer
 from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.message.trace_headers import with_schedule
+from redis_queue.celery.message.unique_header import UniqueHeader
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 
@@ -30,6 +31,15 @@ def read_entry(entry: Entry) -> Message:
     if isinstance(entry.payload, bytes):
         return Envelope.unpack(entry.payload, entry.id, entry.headers)
     return TaskCall.from_payload(entry.payload)
+
+
+def unique_header_of(entry: Entry) -> UniqueHeader | None:
+    """Return which key the message in *entry* owns; None for none, and for an unreadable entry."""
+    try:
+        message = read_entry(entry)
+    except InvalidValueError:
+        return None
+    return UniqueHeader.of(message.headers) if isinstance(message, Envelope) else None
 
 
 def read_readable(entries: Iterable[Entry]) -> dict[str, Message]:

@@ -125,14 +125,19 @@ class Snapshots:
         return row
 
     def _lease(self, request: Any) -> LeaseState:
-        leases = self._leases()
+        step = self._step()
+        leases = None if step is None else step.of(request.message.delivery_tag)
         if leases is None:
             return "none"
         return "held" if leases.holds(request.message.delivery_tag) or not request.task.acks_late else "lost"
 
     def _leases(self) -> Any:
-        step = getattr(self._consumer, "redis_queue_leases", None)
-        return None if step is None else step.leases
+        """Return the leases of the messages of the broker; without them, those of messages of flows."""
+        step = self._step()
+        return None if step is None else step.leases or step.gate_leases
+
+    def _step(self) -> Any:
+        return getattr(self._consumer, "redis_queue_leases", None)
 
     def _queues(self) -> tuple[str, ...]:
         found = getattr(self._consumer.task_consumer, "queues", None) or ()

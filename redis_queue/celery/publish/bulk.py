@@ -23,10 +23,12 @@ from kombu.serialization import dumps, registry
 from kombu.utils.uuid import uuid
 
 from redis_queue.celery.flow.policy import FlowPolicy
+from redis_queue.celery.flow.unique_policy import UniquePolicy
 from redis_queue.celery.message.attempt import ETA
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.publish.arguments import seconds_of
 from redis_queue.celery.publish.capture import CAPTURED, WRAPPED
+from redis_queue.celery.publish.unique_calls import plain_send
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -120,7 +122,8 @@ class Bulk:
         if name not in self._tasks:
             task = self._app.tasks.get(name)
             dumps_models = getattr(task, "_dump_pydantic_arguments", None) is not None
-            other = dumps_models or FlowPolicy.of(self._app).may_apply(name)
+            limited = FlowPolicy.of(self._app).may_apply(name) or UniquePolicy.of(self._app).of_task(name) is not None
+            other = dumps_models or limited
             self._tasks[name] = None if task is None or other or not _is_celerys(task, *_OF_TASK) else task
         return self._tasks[name]
 
@@ -189,7 +192,8 @@ def _is_unchanged(app: Celery) -> bool:
     before = vars(amqp).get(CAPTURED)
     return (
         before is not None
-        and _is_celerys(app, "send_task", "now")
+        and _is_celerys(app, "now")
+        and _is_of_celery(plain_send(app))
         and _is_celerys(amqp, "as_task_v2", "_create_task_sender")
         and all(getattr(type(amqp), name) is getattr(AMQP, name) for name in WRAPPED)
         and all(map(_is_of_celery, [*before, *(vars(amqp)[name] for name in WRAPPED)]))

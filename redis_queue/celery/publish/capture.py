@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any, Final, cast
 
@@ -13,14 +13,15 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.utils.functional import retry_over_time
 
-from redis_queue.celery.flow.gate import Gate
 from redis_queue.celery.flow.policy import FlowPolicy
-from redis_queue.celery.message.attempt import FLOW, SENT, Attempt, sent_now, without_copied_headers
+from redis_queue.celery.message.attempt import SENT, Attempt, sent_now, without_copied_headers
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.celery.message.intercepting_producer import InterceptingProducer
 from redis_queue.celery.publish.arguments import check_eta, seconds_of
+from redis_queue.celery.publish.current_send import CurrentSend, is_retry_of
 from redis_queue.celery.publish.same_broker import OwnBroker
+from redis_queue.celery.publish.unique_calls import LostKeyError, UniqueCalls
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.tracing import without_schedule
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError, StoreUnavailableError
@@ -40,27 +41,17 @@ CAPTURED: Final = "redis_queue_captured"
 WRAPPED: Final = ("create_task_message", "send_task_message")
 
 
-class _CurrentSend(threading.local):
-    """Arguments of the current send of this thread: the message only has the eta that Celery computed."""
-
-    task_id: str | None = None
-    countdown: float | None = None
-    #: Arguments of the task, of which its keys are made.
-    arguments: tuple[Any, Any] = ((), {})
-    #: The list in which push_many collects messages.
-    batch: list[tuple[Envelope, Due]] | None = None
-
-
 class Capture:
     """Stores the delayed messages of AMQP objects instead of sending them."""
 
     def __init__(self, delayed: StoredTasks) -> None:
         self._delayed = delayed
         self._app = delayed.app
-        self._sending = _CurrentSend()
+        self._sending = CurrentSend()
         self._own_broker = OwnBroker(delayed.app)
-        self._gate = Gate(delayed.app)
         self._warned: set[str] = set()
+        #: The calls of unique tasks.
+        self.unique_calls = UniqueCalls(delayed, self._sending, self._own_broker)
 
     def wrap(self, amqp: AMQP) -> None:
         """Capture the delayed messages of *amqp* from now on; no-op if already wrapped."""
@@ -95,7 +86,7 @@ class Capture:
             **named: Any,
         ) -> Any:
             # A retry is not checked: Celery drops a task whose retry raises.
-            if not self._is_retry(task_id):
+            if not is_retry_of(self._app, task_id):
                 countdown = self._checked(countdown, eta)
             self._sending.task_id, self._sending.countdown = task_id, countdown
             self._sending.arguments = args or (), kwargs or {}
@@ -121,6 +112,9 @@ class Capture:
             options = without_copied_headers(without_schedule(given)) if self._app.current_task else given
             header = self._header(name, message, given)
             due = None if name in NOT_CAPTURED else self._due(message, all_delays=header is not None)
+            unique = self._sending.unique_of(_id(message))
+            if unique is not None and unique.through_store:
+                due = due or (0.0, None)
             if due is None and header is not None and self._gates(producer):
                 return send(self._gated(producer, header, given), name, message, **options)
             if due is None:
@@ -130,7 +124,7 @@ class Capture:
             if not self._is_ours(producer):
                 return send(producer, name, message, **options)
             task_id = _id(message)
-            if task_id is not None and not self._is_retry(task_id):
+            if task_id is not None and not is_retry_of(self._app, task_id):
                 check_id(task_id, name="task_id")
             keeping = InterceptingProducer(
                 self._app, producer, lambda envelope, *rest: self._keep(due, _with_header(envelope, header), *rest)
@@ -149,7 +143,7 @@ class Capture:
         try:
             return send(), None
         except (OperationalError, redis.exceptions.OutOfMemoryError) as error:
-            _raise_unless_full(error, retry=self._is_retry(_id(message)))
+            _raise_unless_full(error, retry=is_retry_of(self._app, _id(message)))
         # The store takes a retry even if its Redis is full: Celery drops a task whose retry is refused.
         return None, self._due(message) or (0.0, None)
 
@@ -159,17 +153,21 @@ class Capture:
 
     def _header(self, name: str, message: Any, options: Mapping[str, Any]) -> FlowHeader | None:
         """Return the flow and the keys of the current send; None if it has no flow."""
-        policy = FlowPolicy.of(self._app)
-        may_apply = name not in NOT_CAPTURED and policy.may_apply(name)
+        policy, unique = FlowPolicy.of(self._app), self._sending.unique_of(_id(message))
+        may_apply = name not in NOT_CAPTURED and (unique is not None or policy.may_apply(name))
         queue = self._queue_of(options) if may_apply else None
         if queue is None:
             return None
-        if not self._is_retry(_id(message)):
-            return policy.header(name, queue, *self._sending.arguments)
-        # The retry of a message goes where it was; Celery drops a task whose retry raises.
-        return FlowHeader.of(vars(self._app.current_task.request)) or FlowHeader.of(
-            self._app.current_task.request.headers
-        )
+        if not is_retry_of(self._app, _id(message)):
+            found = policy.header(name, queue, *self._sending.arguments)
+        else:
+            # The retry of a message goes where it was; Celery drops a task whose retry raises.
+            request = self._app.current_task.request
+            found = FlowHeader.of(vars(request)) or FlowHeader.of(request.headers)
+        if unique is not None:
+            unique.is_marked = True
+            return replace(found or FlowHeader(), unique=unique.header)
+        return None if found is None else replace(found, unique=None)
 
     def _queue_of(self, options: Mapping[str, Any]) -> str | None:
         """Return the queue to which a send goes; None if an exchange chooses it."""
@@ -187,10 +185,16 @@ class Capture:
 
         def keep(envelope: Envelope, sending: Mapping[str, Any], publish: Callable[[], Any]) -> Any:
             gated = _with_header(envelope, header)
+            unique = self._sending.unique_of(envelope.id)
             try:
-                return _with_retries(lambda: self._gate.send(gated, queue, header), sending)
+                sent = _with_retries(lambda: self._delayed.gate.send(gated, queue, header), sending)
+                if not sent:
+                    raise LostKeyError
+                if unique is not None:
+                    unique.is_confirmed = True
+                return None
             except StoreError as error:
-                if not self._is_retry(envelope.id):
+                if not is_retry_of(self._app, envelope.id):
                     raise OperationalError(str(error)) from error
                 # Celery drops a task whose retry raises; the store takes it even if its Redis is full.
                 return self._keep((0.0, None), gated, sending, publish)
@@ -236,7 +240,7 @@ class Capture:
         if self._sending.batch is not None:
             self._sending.batch.append((envelope, due))
             return None
-        is_retry = self._is_retry(envelope.id)
+        is_retry = is_retry_of(self._app, envelope.id)
         try:
             return _with_retries(lambda: self._store(envelope, due, is_retry=is_retry), options)
         except StoreError as error:
@@ -254,14 +258,11 @@ class Capture:
         )
         return publish()
 
-    def _is_retry(self, task_id: Any) -> bool:
-        """Tell whether the running task sends a message with its own id; Celery drops a task whose retry raises."""
-        task = self._app.current_task
-        return task is not None and str(task.request.id) == str(task_id)
-
     def _store(self, envelope: Envelope, due: Due, *, is_retry: bool) -> None:
         if not is_retry:
-            self._delayed.writer.store([(envelope, due)])
+            (replaced,) = self._delayed.writer.store([(envelope, due)])
+            if (unique := self._sending.unique_of(envelope.id)) is not None:
+                unique.replaced = replaced
             return
         request = self._app.current_task.request
         self._delayed.writer.store_attempt(envelope, due, Attempt.of(vars(request), request.delivery_info))
@@ -272,7 +273,7 @@ def _with_header(envelope: Envelope, header: FlowHeader | None) -> Envelope:
     if header is None:
         return envelope
     # Last: the packed form has phrases of the other headers in their order.
-    headers = {**envelope.headers, FLOW: header.value, SENT: sent_now()}
+    headers = {**envelope.headers, **header.headers, SENT: sent_now()}
     return envelope.like(envelope.body, headers, envelope.properties)
 
 

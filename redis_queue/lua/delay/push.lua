@@ -12,14 +12,14 @@
 -- KEYS[10] wake      CHANNEL for an entry that is due earlier than all others
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] on_conflict  replace, keep, error; for a single entry also own: replace only a record that contains the mark,
---                      or a number: replace only a record without the mark, stored at least so many ms ago; or held:
---                      as keep, for a message that its worker stores again
+--                      or a number: replace only a record without the mark, stored at least so many ms ago
 -- ARGV[3] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 -- ARGV[...] entries  id, delay in ms, due time in ms (0 = use the delay), mark ("" = none), record; five for each
 --
--- Returns {1 if the queue is new, flags}: per entry 1 = stored, 2 = replaced an existing one (its holder, if any, lost
--- the lease), 3 = stored, and its id was revoked before (a new call; only with a mark, never with own), 0 = kept the
--- existing one. With error, flags "exists <id>": nothing was stored.
+-- Returns {1 if the queue is new, flags}: per entry 1 = stored, 2 = replaced an existing one, 4 = replaced one that was
+-- claimed before (its holder, if any, lost the lease, but may have sent it), 3 = stored, and its id was revoked before
+-- (a new call; only with a mark, never with own), 0 = kept the existing one. With error, flags "exists <id>": nothing
+-- was stored.
 -- O(entries * log waiting)
 local meta, records, waiting, in_flight = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local leases, errors, dead, slot, revoked, wake = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
@@ -43,7 +43,7 @@ local head = 'v1 ' .. string.format('%.0f', now) .. ' '
 local flags, seen, fields, scores, taken, new, renewed = {}, {}, {}, {}, {}, {}, {}
 local first = math.huge
 for i, id in ipairs(ids) do
-  local before, mark, stays = seen[id] or one, entries[5 * i - 1], on_conflict == 'keep' or on_conflict == 'held'
+  local before, mark, stays = seen[id] or one, entries[5 * i - 1], on_conflict == 'keep'
   if one then
     local marked = mark ~= '' and string.find(one, mark, 1, true)
     stays = not marked
@@ -58,7 +58,7 @@ for i, id in ipairs(ids) do
     local delay, due = tonumber(entries[5 * i - 3]), tonumber(entries[5 * i - 2])
     if due == 0 then due = now + delay end
     first = math.min(first, due)
-    flags[i] = before and 2 or 1
+    flags[i] = before and (redis.call('HEXISTS', leases, id) == 1 and 4 or 2) or 1
     if before then taken[#taken + 1] = id else new[#new + 1] = id end
     if notes and mark ~= '' and redis.call('ZSCORE', revoked, id) then
       flags[i] = 3
@@ -80,8 +80,8 @@ if #fields > 0 then
     redis.call('HLEN', errors)
     redis.call('ZCARD', dead)
   end
-  if on_conflict == 'own' or on_conflict == 'held' then
-    -- The caller moves the message of a task that it runs: a retry, or a deferral. Celery would drop a refused retry.
+  if on_conflict == 'own' then
+    -- The caller moves the message of a task that it runs: a retry. Celery would drop a refused one.
     -- include first_write
   end
   redis.call('HSET', records, unpack(fields))

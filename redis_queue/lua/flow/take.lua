@@ -15,6 +15,10 @@
 -- KEYS[9] oldest     ZSET  group with messages -> since when it has some (ms)
 -- KEYS[10] backlog    HASH  flow -> number of messages that wait
 -- KEYS[11] flags     HASH  "" once there are flows, and all that is paused: flows of tasks, and queues as JSON
+-- KEYS[12] owners      HASH  task and key -> its owner: see includes/unique_owner.lua
+-- KEYS[13] owner_ends  ZSET  task and key -> when its owner ends (ms)
+-- KEYS[14] replaced    ZSET  token of a message that must not run -> when it is forgotten (ms)
+-- KEYS[15] owned       HASH  delivery tag -> the key that its message owns: until, token, task and key
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] limit      most messages
 -- ARGV[3] at_once    most messages if other workers are idle: those that the caller starts at once
@@ -31,6 +35,7 @@
 -- O((messages + groups) * log groups)
 local index, unacked, line, listener, config = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local running, rates, held, oldest, backlog, flags = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
+local owners, owner_ends, replaced, owned = KEYS[12], KEYS[13], KEYS[14], KEYS[15]
 local now, limit, at_once, tag = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local channel, turn, settled = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
 local more, FIRST = ARGV, 8
@@ -41,9 +46,17 @@ local MAX_BYTES, MOST, LOOKS, RINGS, SETTLED = 1048576, 100, 300, 100, 500
 -- include flow_look_again
 -- include flow_free
 -- include flow_limits
+-- include unique_owner
+-- include unique_message
+-- include unique_settle
+-- include unique_take
 -- As includes/first_write.lua.
 redis.call('HDEL', held, '')
 redis.call('ZCARD', line)
+redis.call('HLEN', owners)
+redis.call('HLEN', owned)
+redis.call('ZCARD', owner_ends)
+redis.call('ZCARD', replaced)
 settled = math.max(0, math.min(settled, SETTLED, #more - FIRST + 1))
 local missing, tags = {}, {unpack(more, FIRST, FIRST + settled - 1)}
 if settled > 0 then
@@ -54,6 +67,7 @@ if settled > 0 then
   redis.call('HDEL', unacked, unpack(tags))
 end
 free(tags)
+free_keys(tags, missing)
 
 limit = math.min(limit, MOST)
 if redis.call('ZCARD', line) > 0 then limit = math.min(limit, at_once) end
@@ -93,8 +107,9 @@ if count > 0 then
   redis.call('HSET', unacked, unpack(fields))
   redis.call('ZADD', index, unpack(scores))
   redis.call('HSET', held, unpack(places))
-  save()
+  if #keys_owned > 0 then redis.call('HSET', owned, unpack(keys_owned)) end
 end
+if next(taken_keys) then save() end
 local wakes, next_at, signals = 0, math.huge, {}
 for i, row in ipairs(queues) do
   local queue, paused = unpack(row)

@@ -3,7 +3,8 @@
 -- Needs now, config, running, rates, backlog, flags, root. Defines rules: the limits of each flow: places, places of a
 -- key, ms between two starts and burst, the same of a key, whether keys have weights (false = none), place_of: flow and
 -- key as one text, admits: tells whether a flow, or a key of it, admits a ring or group now, which waits if not, use:
--- takes a place of a flow and of its key, used, used_until, taken_places, taken_keys: what was used, save: writes that.
+-- takes a place of a flow and of its key, leave: notes that a message left its list, used, used_until, taken_places,
+-- taken_keys: what was used, save: writes that.
 local rules = setmetatable({}, {__index = function(known, flow)
   local found = {string.match(redis.call('HGET', config, flow) or '', '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) ')}
   for i = 1, 7 do found[i] = tonumber(string.match(found[i] or '', '^%d+%.?%d*$') or '') or false end
@@ -49,6 +50,8 @@ local function use(flow, key)
     taken_places[place] = true
     if gap then used_until[place] = used_until[place] + gap end
   end
+end
+local function leave(flow, key)
   taken_keys[flow] = taken_keys[flow] or {}
   taken_keys[flow][key] = (taken_keys[flow][key] or 0) + 1
 end

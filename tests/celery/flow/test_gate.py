@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
-from celery import Celery
+from celery import Celery, Task, _state, shared_task
 
+from redis_queue import Flow
 from redis_queue.celery.consume.gates import Move
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks
-from redis_queue.errors import ConfigurationError, InvalidValueError
+from redis_queue.errors import InvalidValueError
 from redis_queue.flow.flows import Flows
 from tests.support.celery.fetching import Taker, connected, wait_until_idle
 from tests.support.celery.flows import KEYS, QUEUE, counts, flow_app, taken
@@ -22,20 +22,6 @@ from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """A Redis."""
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: RedisServer) -> Iterator[redis.Redis]:
-    """A client of it."""
-    with server.client() as client:
-        yield client
 
 
 def send(app: Celery, *calls: tuple[Any, ...], task: str = "work", **options: Any) -> None:
@@ -49,6 +35,27 @@ def declare(app: Celery, client: redis.Redis) -> Flows:
     flows = StoredTasks.of(app).flow
     flows.declare(app.conf.redis_queue_flow and StoredTasks.of(app).settings.flows)
     return flows
+
+
+def define(app: Celery, kind: str, flow: Flow) -> None:
+    """Define the task "one" in one of the ways that Celery knows."""
+
+    def run(key: str = "a", number: int = 1) -> None: ...
+
+    def run_bound(self: Any, key: str = "a", number: int = 1) -> None: ...
+
+    class One(Task):  # type: ignore[misc]
+        name = "one"
+        run = run_bound
+
+    One.flow = flow
+    if kind == "class":
+        app.register_task(One())
+    elif kind == "shared":
+        shared_task(name="one", flow=flow)(run)
+    else:
+        bind = kind == "bound"
+        app.task(name="one", shared=False, bind=bind, flow=flow)(run_bound if bind else run)
 
 
 class TestLimit:
@@ -82,6 +89,28 @@ class TestLimit:
                 taker.settle()
             assert sorted(got) == [["a", 1], ["a", 2], ["a", 3], ["b", 1], ["b", 2]]
             assert [number for key, number in got if key == "a"] == [1, 2, 3]
+            assert counts(client) == {}
+
+    @pytest.mark.parametrize("key", ["{key}", lambda key="a", *_, **__: f"{key}"], ids=["text", "function"])
+    @pytest.mark.parametrize("kind", ["function", "bound", "shared", "class"])
+    def test_the_key_of_a_call_is_that_of_its_arguments(
+        self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, kind: str, key: Any
+    ) -> None:
+        with flow_app(server) as app, connected(server) as connection:
+            # Apps of other tests must not get the shared task.
+            monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
+            monkeypatch.setattr(_state, "_get_active_apps", lambda: [app])
+            define(app, kind, Flow(limit=1, key=key))
+            task = app.tasks["one"]
+            for args, kwargs in (((), {}), (("b", 1), {}), (("a", 2), {}), ((), {"number": 3, "key": "a"})):
+                task.apply_async(args, kwargs)
+            taker = Taker(connection, [QUEUE], 100)
+            taker.leases.processes = 100
+            got = []
+            for _ in range(3):
+                got.append(taken(taker))
+                taker.settle()
+            assert [sorted(now) for now in got] == [[[], ["b", 1]], [["a", 2]], [[]]]
             assert counts(client) == {}
 
     def test_the_limits_of_task_and_queue_both_hold(self, server: RedisServer, client: redis.Redis) -> None:
@@ -317,7 +346,7 @@ class TestRedelivery:
             message = json.loads(record)[0]
             header = FlowHeader.of(message["headers"])
             assert header is not None
-            move = Move(tag.decode(), json.dumps(message).encode(), QUEUE, 0, header)
+            move = Move(tag.decode(), "id", json.dumps(message).encode(), QUEUE, 0, header)
             records = taker.channel.qos._records
             assert [records.restore_gated(move, record, last=False) for _ in range(2)] == [True, False]
             assert counts(client) == {"waiting": {"queue:flows": 1, "sync": 1}}
@@ -386,8 +415,8 @@ class TestBadCalls:
             app.send_task("elsewhere", kwargs={"shop": 5})
             assert counts(client)["waiting"] == {"elsewhere": 1, "queue:flows": 1}
 
-    def test_a_store_elsewhere_is_refused(self, server: RedisServer, client: redis.Redis) -> None:
-        with RedisServer() as other, flow_app(server, redis_queue_url=other.url) as app:
-            with pytest.raises(ConfigurationError, match="one database of one Redis"):
-                send(app, ("a",), task="sync")
-            assert not client.exists(QUEUE)
+    def test_messages_wait_in_a_store_elsewhere(self, server: RedisServer, client: redis.Redis) -> None:
+        with RedisServer() as other, flow_app(server, redis_queue_url=other.url) as app, other.client() as store:
+            send(app, ("a",), task="sync")
+            assert counts(store) == {"waiting": {"queue:flows": 1, "sync": 1}}
+            assert not client.keys()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,20 +19,6 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.celery
 
 NEVER = float("inf")
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """A Redis."""
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: RedisServer) -> Iterator[redis.Redis]:
-    """A client of it."""
-    with server.client() as client:
-        yield client
 
 
 def drain(taker: Taker, count: int) -> list[Any]:
@@ -205,3 +190,12 @@ def test_hostile_keys_stop_no_worker(server: RedisServer, client: redis.Redis) -
         taker.leases.processes = 5
         assert taken(taker) == [["a"]]
         taker.settle()
+
+
+def test_workers_of_another_broker_keep_their_places(server: RedisServer, client: redis.Redis) -> None:
+    with flow_app(server, {f"queue:{QUEUE}": {"limit": 1}}) as app, connected(server) as connection:
+        taker = Taker(connection, [QUEUE], 100)
+        client.hset(KEYS.held.decode(), mapping={"flow-there-001": "0\0flows\0\0\0", "flow-gone-001": "0\0flows\0\0\0"})
+        client.zadd(f"{KEYS.taken}unacked_index", {"flow-there-001": 1})
+        assert app
+        assert taker.leases.gates.orphans(client) == ["flow-gone-001"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import re
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
+import redis
 from celery import Celery
 
 from redis_queue import Flow
@@ -14,6 +16,7 @@ from redis_queue.celery import DelayedTasks
 from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.celery.startup import check_flows
+from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError, InvalidValueError
 
 pytestmark = pytest.mark.celery
@@ -58,12 +61,18 @@ class TestStart:
         check_flows(make_app({"queue:mail": {"fair": "{tenant}"}, "shop.sync": {"limit": 1, "key": "{shop_id}"}}))
         check_flows(make_app())
 
-    def test_limits_need_leases_and_a_broker_that_is_redis(self) -> None:
+    def test_limits_need_leases_one_redis_and_a_known_broker(self) -> None:
         flows = {"queue:mail": {"limit": 1}}
         with pytest.raises(ConfigurationError, match="needs DelayedTasks\\(app, leases=True\\)"):
             check_flows(make_app(flows, leases=False))
-        with pytest.raises(ConfigurationError, match="one database of one Redis"):
-            check_flows(make_app(flows, broker="amqp://", redis_queue_url="redis://"))
+        check_flows(make_app(flows, broker="amqp://", redis_queue_url="redis://"))
+        check_flows(make_app(flows, broker="redis://", redis_queue_url="redis:///1"))
+        with pytest.raises(ConfigurationError, match="broker that is Redis or RabbitMQ, got memory"):
+            check_flows(make_app(flows, broker="memory://", redis_queue_url="redis://"))
+        in_cluster = make_app(flows)
+        Store.of(in_cluster).client = create_autospec(redis.RedisCluster, instance=True)
+        with pytest.raises(ConfigurationError, match="must not be a Redis Cluster"):
+            check_flows(in_cluster)
         with pytest.raises(ConfigurationError, match="needs atomic fetch"):
             check_flows(make_app(flows, redis_queue_atomic_fetch=False))
 
@@ -92,6 +101,13 @@ class TestStart:
         app.tasks["shop.sync"].flow = {"limit": 2}
         with pytest.raises(ConfigurationError, match="must be a redis_queue"):
             check_flows(app)
+
+
+def test_the_decorator_that_flows_replace_names_them() -> None:
+    with pytest.raises(ImportError, match=r"use flow=Flow\(limit=1, key=…\), see docs/how-to/one-at-a-time.md"):
+        from redis_queue.celery import serialized  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'serialised'"):
+        from redis_queue.celery import serialised  # noqa: F401
 
 
 class TestHeader:
@@ -131,4 +147,4 @@ class TestHeader:
 
     def test_it_is_read_as_it_was_written(self) -> None:
         header = FlowHeader("shop.sync", "shop:5", "t1")
-        assert FlowHeader.of({"redis_queue_flow": header.value}) == header
+        assert FlowHeader.of(header.headers) == header

@@ -2,63 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
+import gc
 from contextlib import ExitStack
 
-import psutil
 import pytest
 import redis
+from celery import Celery, chord
 
 from redis_queue.celery.stored_tasks import StoredTasks
 from tests.support.celery.flow_names import AGAIN, FAIL, SYNC, WORK
-from tests.support.celery.flows import QUEUE, Fleet, counts, peak
-from tests.support.celery.processes import CeleryProcess
+from tests.support.celery.flows import QUEUE, Fleet, counts, kill, peak, start, url_of
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
 
 LIMIT = f"queue:{QUEUE}"
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """A Redis."""
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: RedisServer) -> Iterator[redis.Redis]:
-    """A client of it."""
-    with server.client() as client:
-        yield client
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    """What ends with the test."""
-    with ExitStack() as stack:
-        yield stack
-
-
-def start(stack: ExitStack, *workers: CeleryProcess) -> list[CeleryProcess]:
-    """Start *workers*, and wait until they consume."""
-    started = [stack.enter_context(worker) for worker in workers]
-    for worker in started:
-        worker.wait_for_output("ready.")
-    return started
-
-
-def kill(worker: CeleryProcess) -> None:
-    """Kill a worker with all its children."""
-    family = psutil.Process(worker.pid).children(recursive=True)
-    os.kill(worker.pid, signal.SIGKILL)
-    for child in family:
-        if child.is_running():
-            child.kill()
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
@@ -184,6 +143,43 @@ def test_retries_delays_and_discarded_tasks_keep_no_place(
     assert peak(fleet.events()) == 1
 
 
+def test_retries_and_time_limits_of_a_key_give_its_place_back(
+    server: RedisServer, client: redis.Redis, stack: ExitStack
+) -> None:
+    one = {"limit": 1, "key": "{key}"}
+    fleet = Fleet(server, client, {WORK: one, AGAIN: {"limit": 1, "key": "{times}"}})
+    start(stack, fleet.worker("a"), fleet.worker("b"))
+    with fleet.producer() as app:
+        slow = {"key": "x", "seconds": 600}
+        app.send_task(WORK, kwargs=slow, soft_time_limit=1)
+        app.send_task(WORK, kwargs=slow, time_limit=1)
+        last = app.send_task(WORK, kwargs={"key": "x"}).id
+        for countdown in (0, 0.05, 0):
+            app.send_task(AGAIN, kwargs={"times": 2, "countdown": countdown})
+        wait_until(lambda: last in fleet.entered(), timeout=30, description="the last task to run")
+    fleet.wait_until_free()
+    events = [event for event in fleet.events() if event[1] == "again"]
+    assert len(events) == 2 * 3 * 3
+    assert peak(events) == 1
+
+
+def test_members_of_a_chord_run_one_at_a_time(server: RedisServer, client: redis.Redis, stack: ExitStack) -> None:
+    results = {"result_backend": url_of(server), "task_ignore_result": False}
+    fleet = Fleet(server, client, {WORK: {"limit": 1, "key": "{key}"}}, settings=results)
+    start(stack, fleet.worker("a"), fleet.worker("b"))
+    # A result that is collected after its backend would raise a warning.
+    stack.callback(gc.collect)
+    with fleet.producer() as app:
+        members = [app.signature(WORK, kwargs={"key": f"k{number % 2}", "seconds": 0.005}) for number in range(12)]
+        chord(members)(app.signature(WORK, kwargs={"key": "last"}, immutable=True))
+        fleet.wait_for("leave", 13)
+    events = fleet.events()
+    assert peak(events, of_key=True) == 1
+    assert peak(events) == 2
+    assert [key for _, key, _, _ in events[-2:]] == ["last", "last"]
+    fleet.wait_until_free()
+
+
 def test_the_next_task_of_a_key_starts_soon(server: RedisServer, client: redis.Redis, stack: ExitStack) -> None:
     fleet = Fleet(server, client, {WORK: {"limit": 1, "key": "{key}"}})
     start(stack, fleet.worker("a", concurrency=1), fleet.worker("b", concurrency=1))
@@ -200,3 +196,23 @@ def test_the_next_task_of_a_key_starts_soon(server: RedisServer, client: redis.R
             gaps.append(at - left[key])
     # An idle worker looks by itself after 0.7 s or more; the figure itself is that of the benchmark.
     assert sorted(gaps)[len(gaps) // 2] < 300
+
+
+def test_what_a_producer_without_flows_sends_is_counted(
+    server: RedisServer, client: redis.Redis, stack: ExitStack
+) -> None:
+    fleet = Fleet(server, client, {LIMIT: {"limit": 1}})
+    start(stack, fleet.worker("a"))
+    with Celery("stock", broker=url_of(server), set_as_current=False) as stock, fleet.producer() as app:
+        stock.conf.task_default_queue = QUEUE
+        app.send_task(WORK, kwargs={"key": "counted"})
+        for _ in range(3):
+            stock.send_task(WORK, kwargs={"key": "passes"})
+        stock.send_task(SYNC, kwargs={"key": "passes"})
+        fleet.wait_for("leave", 5)
+        flows = StoredTasks.of(app).flow
+
+        def ungated() -> dict[str, int]:
+            return {state.name: state.ungated for state in flows.list()}
+
+        wait_until(lambda: ungated() == {LIMIT: 4, SYNC: 1}, description="the messages to be counted")

@@ -848,11 +848,11 @@ class TestUnavailableStore:
         delayed = DelayedTasks(app)
         store, calls = delayed.writer.store, []
 
-        def fail_once(*found: Any) -> None:
+        def fail_once(*found: Any) -> Any:
             calls.append(found)
             if len(calls) == 1:
                 raise OperationalError("away")
-            store(*found)
+            return store(*found)
 
         monkeypatch.setattr(delayed.writer, "store", fail_once)
         add(app, 1, 2).apply_async(task_id="order-42", countdown=HOUR)
@@ -965,7 +965,7 @@ class TestInstalling:
 
         assert fired == ["shop.add"]
         assert len(entries(app)) == 1
-        assert len(app.steps["worker"]) == 3
+        assert len(app.steps["worker"]) == 2
         assert [option.opts for option in app.user_options["worker"]].count(["--without-dispatch"]) == 1
 
     def test_before_the_app_is_configured(self, on_redis: Broker, redis_url: str) -> None:

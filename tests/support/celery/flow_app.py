@@ -1,6 +1,7 @@
 """An app with flows, whose tasks tell a referee when they enter and leave.
 
-Tests configure it with environment variables: BROKER_URL, and SETTINGS as JSON.
+Tests configure it with environment variables: BROKER_URL, SETTINGS as JSON, REFEREE_URL, and FLOWLESS for
+an app without a flow in its code.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from redis_queue.celery import DelayedTasks
 from tests.support.celery.flow_names import AGAIN, EVENTS, FAIL, GATE, SYNC, WORK
 
 URL = os.environ["BROKER_URL"]
+REFEREE = os.environ.get("REFEREE_URL", URL)
+FLOWLESS = "FLOWLESS" in os.environ
 
 app = Celery("flows", broker=URL, set_as_current=False)
 app.conf.update(
@@ -42,7 +45,7 @@ _clients: dict[int, redis.Redis] = {}
 def client() -> redis.Redis:
     """Return the client of this process."""
     if os.getpid() not in _clients:
-        _clients[os.getpid()] = redis.Redis.from_url(URL.replace("redis+socket", "unix"))
+        _clients[os.getpid()] = redis.Redis.from_url(REFEREE.replace("redis+socket", "unix"))
     return _clients[os.getpid()]
 
 
@@ -63,7 +66,7 @@ def work(self: Any, key: str = "-", seconds: float = 0.0, *, hold: bool = False)
     run(self, key, seconds, hold=hold)
 
 
-@app.task(bind=True, name=SYNC, shared=False, flow=Flow(limit=1, key="shop:{key}"))  # type: ignore[untyped-decorator]
+@app.task(bind=True, name=SYNC, shared=False, flow=None if FLOWLESS else Flow(limit=1, key="shop:{key}"))  # type: ignore[untyped-decorator]
 def sync(self: Any, key: str = "-", seconds: float = 0.0, *, hold: bool = False) -> None:
     """Work alone for its key."""
     run(self, key, seconds, hold=hold)

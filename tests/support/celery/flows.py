@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 import redis
 from celery import Celery
 
@@ -23,6 +26,7 @@ from tests.support.wait import wait_until
 
 QUEUE = "flows"
 KEYS = FlowKeys("redis_queue")
+IN_FLIGHT = ["unacked", "unacked_index", f"{KEYS.taken}unacked", f"{KEYS.taken}unacked_index"]
 
 
 def url_of(server: RedisServer) -> str:
@@ -87,27 +91,53 @@ class Fleet:
     flows: dict[str, Any]
     timeout: float = 2.0
     settings: dict[str, Any] = field(default_factory=dict)
+    broker: str = ""
+    """URL of a broker that is not *server*, where the store is."""
+    queue: str = QUEUE
+    broker_of_workers: str = ""
+    """URL by which workers reach the broker, such as that of a proxy."""
+    store_of_workers: str = ""
+    """URL by which workers reach the store."""
+    flowless: bool = False
+    """Whether the tasks of workers have no flow in their code."""
+
+    @property
+    def url(self) -> str:
+        """The URL of the broker."""
+        return self.broker or url_of(self.server)
 
     @property
     def all_settings(self) -> dict[str, Any]:
         """The settings of workers and producer."""
-        options = {"visibility_timeout": self.timeout, "unacked_restore_interval": 1}
-        return {"redis_queue_flow": self.flows, "broker_transport_options": options, **self.settings}
+        options: dict[str, Any] = {"visibility_timeout": self.timeout, "unacked_restore_interval": 1}
+        found: dict[str, Any] = {"redis_queue_flow": self.flows, "task_default_queue": self.queue}
+        if self.broker:
+            found |= {"redis_queue_url": url_of(self.server), "redis_queue_flow_lease": self.timeout}
+            # A broker that other tests use as well.
+            found |= {"control_exchange": f"control-{self.queue}", "event_exchange": f"events-{self.queue}"}
+            options = options if self.broker.startswith("redis") else {"confirm_publish": True}
+        return {**found, "broker_transport_options": options, **self.settings}
 
     def worker(self, name: str, *arguments: str, pool: str = "prefork", concurrency: int = 2) -> CeleryProcess:
         """Return a worker that is not started yet."""
+        store = {"redis_queue_url": self.store_of_workers} if self.store_of_workers else {}
         return CeleryProcess(
             *("-A", "tests.support.celery.flow_app", "worker", "--loglevel", "INFO", "--hostname", f"{name}@%h"),
             *("--pool", pool, "--concurrency", str(concurrency), "--without-mingle", "--without-gossip"),
             *arguments,
-            environment={"BROKER_URL": url_of(self.server), "SETTINGS": json.dumps(self.all_settings)},
+            environment={
+                "BROKER_URL": self.broker_of_workers or self.url,
+                "REFEREE_URL": url_of(self.server),
+                "SETTINGS": json.dumps({**self.all_settings, **store}),
+                **({"FLOWLESS": "1"} if self.flowless else {}),
+            },
         )
 
     @contextmanager
     def producer(self) -> Iterator[Celery]:
         """Make an app that sends, without the tasks of the workers."""
-        app = Celery("flows", broker=url_of(self.server), set_as_current=False)
-        app.conf.update({"task_default_queue": QUEUE, "task_ignore_result": True, **self.all_settings})
+        app = Celery("flows", broker=self.url, set_as_current=False)
+        app.conf.update({"task_ignore_result": True, **self.all_settings})
         DelayedTasks(app, leases=True)
         try:
             yield app
@@ -139,7 +169,7 @@ class Fleet:
     def wait_until_free(self, *, timeout: float = 30.0) -> None:
         """Wait until no message waits, runs or has a place."""
         wait_until(
-            lambda: not counts(self.client) and not self.client.exists("unacked", "unacked_index"),
+            lambda: not counts(self.client) and not self.client.exists(*IN_FLIGHT),
             timeout=timeout,
             description=f"all places to be free: {counts(self.client)}",
         )
@@ -160,3 +190,20 @@ def peak(events: list[tuple[str, str, str, int]], *, of_key: bool = False) -> in
             running[name] -= 1
         most = max(most, running[name])
     return most
+
+
+def start(stack: ExitStack, *workers: CeleryProcess) -> list[CeleryProcess]:
+    """Start *workers*, and wait until they consume."""
+    started = [stack.enter_context(worker) for worker in workers]
+    for worker in started:
+        worker.wait_for_output("ready.")
+    return started
+
+
+def kill(worker: CeleryProcess) -> None:
+    """Kill a worker with all its children."""
+    family = psutil.Process(worker.pid).children(recursive=True)
+    os.kill(worker.pid, signal.SIGKILL)
+    for child in family:
+        if child.is_running():
+            child.kill()

@@ -56,6 +56,11 @@ LOOKS: dict[str, str] = {
     "flow-show": "flow show queue:reports",
     "flow-show-changed": "flow show queue:mail --keys 1",
     "flow-show-key": "flow show shop.sync",
+    "unique-list": "unique list",
+    "unique-list-task": "unique list --task shop.rem --limit 1",
+    "unique-show": "unique show shop.sync order:7",
+    "unique-show-task": "unique show shop.rebuild",
+    "unique-release-dry": "unique release shop.sync order:8 --dry-run",
 }
 """Read-only commands, by the name of their golden file."""
 

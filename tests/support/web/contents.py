@@ -23,6 +23,7 @@ from redis_queue.monitor.model import Failure, RunningTask, Series, Tally, Worke
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.audit import Action, Audit
 from redis_queue.store.keys import FlowKeys, Keys
+from redis_queue.unique.owners import Owners, field_of, new_token
 
 TASK = "00000000-0000-4000-8000-000000000001"
 
@@ -140,6 +141,23 @@ def fill_flows(client: redis.Redis, text: str = "") -> Flows:
     return flows
 
 
+def fill_unique(client: redis.Redis, text: str = "") -> Owners:
+    """Let tasks of the other data own keys: two of one task, and the key of a task without keys."""
+    owners = Owners(client, "redis_queue")
+    for hours, (task, key, id_) in enumerate(
+        (
+            (f"shop.sync{text}", f"order:7{text}", f"task-0{text}"),
+            (f"shop.sync{text}", f"order:8{text}", f"task-1{text}"),
+            ("shop.rebuild", "", f"runs{text}"),
+        ),
+        start=1,
+    ):
+        field, token = field_of(task, key), new_token()
+        assert owners.acquire(field, token, task_id=id_, ttl_ms=3_600_000 * hours).owns
+        assert owners.confirm(field, token)
+    return owners
+
+
 def fill(client: redis.Redis, app: Celery | None = None) -> None:
     """Fill all queues; with *app*, also with two of its tasks."""
     client.flushall()
@@ -149,6 +167,7 @@ def fill(client: redis.Redis, app: Celery | None = None) -> None:
     fill_audit(client)
     fill_reports(client)
     fill_flows(client)
+    fill_unique(client)
     RedisQueue("quiet", client).put("x")
     RedisQueue("quiet", client).pause()
     RedisQueue("broken", client).put("x")

@@ -12,6 +12,7 @@ SCREENS = (
     "/scheduled",
     "/queues",
     "/flows",
+    "/unique",
     "/running",
     "/history",
     "/failures",

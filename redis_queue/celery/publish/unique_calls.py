@@ -1,0 +1,299 @@
+"""UniqueCalls: send a unique task only if no other one owns its key."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.exceptions import OperationalError
+from kombu.utils.uuid import uuid
+
+from redis_queue.celery.flow.unique_policy import UniquePolicy
+from redis_queue.celery.message.intercepting_producer import InterceptingProducer
+from redis_queue.celery.message.unique_header import UniqueHeader
+from redis_queue.celery.publish.arguments import check_eta, seconds_of
+from redis_queue.celery.publish.current_send import CurrentSend, UniqueMessage, is_retry_of
+from redis_queue.celery.publish.same_broker import OwnBroker
+from redis_queue.celery.stored_tasks import StoredTasks
+from redis_queue.errors import DuplicateTaskError, InvalidDelayError, InvalidValueError, StoreError
+from redis_queue.logs import logger_of
+from redis_queue.store.ids import check_id, is_id
+from redis_queue.times import duration_ms
+from redis_queue.unique.owners import HOLD_MS, Acquired, new_token
+from redis_queue.unique.rules import TIME, Unique
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logger_of(__name__)
+
+PLAIN: Final = "redis_queue_plain_send"
+"""Attribute of a wrapped ``send_task``: the function that it calls."""
+
+PATIENCE: Final = 2 * HOLD_MS / 1000
+"""Most seconds that a call waits while others with its key are being sent."""
+
+FIRST_WAIT, LONGEST_WAIT = 0.002, 0.1
+
+POSITIONAL: Final = ("name", "args", "kwargs", "countdown", "eta", "task_id", "producer", "connection")
+"""Names of the first arguments of ``send_task``."""
+
+NOBODY: Final = "0"
+"""A token that no message has."""
+
+ID_AT: Final = POSITIONAL.index("task_id")
+
+BEHIND: Final = ("chord", "chain", "link")
+"""Options of a call that others wait for: they would wait for ever if it were not sent."""
+
+BESIDE: Final = ("group_id", "parent_id")
+"""Options of a call whose id is known before it is sent: its result is waited for. Celery sends it, not a user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a unique task with *given* arguments. *send_as* sends it under a task id, and returns its result."""
+
+    given: Mapping[str, Any]
+    id: str
+    unique: Unique
+    send_as: Callable[[str], Any]
+
+    @property
+    def task(self) -> str:
+        """The name of the task."""
+        return str(self.given["name"])
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether others wait for it: a chord, what comes behind it, or who has its id from a group or a chain."""
+        names = BEHIND if self.given.get("ignore_result") else BEHIND + BESIDE
+        return any(self.given.get(name) for name in names)
+
+    @property
+    def may_raise(self) -> bool:
+        """Whether it may raise DuplicateTaskError: not if Celery sends it after another task, whose result it fails."""
+        return self.unique.on_conflict == "raise" and not self.given.get("parent_id")
+
+
+class LostKeyError(Exception):
+    """Another message owns the key by now; this one was not sent."""
+
+
+class UniqueCalls:
+    """The calls of unique tasks of an app. *sending* is what its capture knows of the current send."""
+
+    def __init__(self, delayed: StoredTasks, sending: CurrentSend, own_broker: OwnBroker) -> None:
+        self._delayed = delayed
+        self._app = delayed.app
+        self._sending = sending
+        self._own_broker = own_broker
+        self._told: set[str] = set()
+
+    def wrap(self, app: Celery) -> None:
+        """Let ``app.send_task``, through which Celery sends every task, keep the keys of unique tasks."""
+        send = app.send_task
+
+        @functools.wraps(send)
+        def send_task(*args: Any, **options: Any) -> Any:
+            given = {**dict(zip(POSITIONAL, args, strict=False)), **options}
+            unique = self._unique(given)
+            if unique is None:
+                return send(*args, **options)
+
+            def send_as(id_: str) -> Any:
+                if len(args) > ID_AT:
+                    return send(*args[:ID_AT], id_, *args[ID_AT + 1 :], **options)
+                return send(*args, **{**options, "task_id": id_})
+
+            call = Call(given, check_id(str(given.get("task_id") or uuid()), name="task_id"), unique, send_as)
+            return self._retry(call) if is_retry_of(app, call.id) else self._call(call)
+
+        setattr(send_task, PLAIN, send)
+        cast("Any", app).send_task = send_task
+
+    def _call(self, call: Call) -> Any:
+        """Send a call, or return the result of the call that owns its key."""
+        if call.is_awaited and call.unique.on_conflict == "replace":
+            # A later call would replace it, and what waits for it would wait for ever.
+            return call.send_as(call.id)
+        collects = self._sending.batch is not None
+        if collects and not call.given.get("countdown") and not call.given.get("eta"):
+            raise InvalidValueError(f"{call.task} has no countdown and no eta: use push_many(countdown=…)")
+        self._delayed.gate.check()
+        key = self._key(call)
+        result = self._send(call, key, self._ttl_ms(call))
+        if not isinstance(result, Acquired):
+            return result
+        if call.is_awaited:
+            self._tell(call.task, "task %s: others wait for it, so it is sent although its key is taken: %r", key)
+            return call.send_as(call.id)
+        if call.may_raise and not collects:
+            raise DuplicateTaskError(
+                f"{call.task}: the task {result.task_id} with the key {key!r} waits or runs", task_id=result.task_id
+            )
+        return (call.given.get("result_cls") or self._app.AsyncResult)(result.task_id)
+
+    def _retry(self, call: Call) -> Any:
+        """Send a retry, with the key of the message that runs unless another one owns it; it is never refused.
+
+        So is a task that replaces the one that runs: it has a key of its own.
+        """
+        request = self._app.current_task.request
+        running = UniqueHeader.of(vars(request)) or UniqueHeader.of(request.headers)
+        with suppress(InvalidValueError):
+            if running is None or running.task != call.task:
+                key, token = self._key(call), NOBODY
+            else:
+                key, token = running.key, running.token
+            # One that is unique for a time has its key anyway.
+            if call.unique.kind != TIME:
+                result = self._send(call, key, self._ttl_ms(call, strict=False), running=token)
+                if not isinstance(result, Acquired):
+                    return result
+        return call.send_as(call.id)
+
+    def _key(self, call: Call) -> str:
+        args, kwargs = call.given.get("args") or (), call.given.get("kwargs") or {}
+        return UniquePolicy.of(self._app).key(call.task, call.unique, args, kwargs)
+
+    def _unique(self, given: Mapping[str, Any]) -> Unique | None:
+        """Return how a call is unique; None if it is not, or goes to another broker."""
+        found = UniquePolicy.of(self._app).of_task(str(given.get("name")))
+        producer = given.get("producer")
+        if found is None or isinstance(producer, InterceptingProducer):
+            return None
+        connection = given.get("connection") or (producer and producer.connection)
+        return found if connection is None or self._own_broker.is_that_of(connection) else None
+
+    def _ttl_ms(self, call: Call, *, strict: bool = True) -> int:
+        """Return for how many ms from now the key of a call is owned while it waits, no longer than it may wait.
+
+        Raises InvalidDelayError if *strict*.
+        """
+        try:
+            if eta := call.given.get("eta"):
+                check_eta(eta, self._app)
+                due = maybe_make_aware(maybe_iso8601(eta), self._app.timezone)
+                delay = (due - self._app.now()).total_seconds()
+            else:
+                delay = seconds_of(call.given.get("countdown")) or 0.0
+            ttl_ms = call.unique.ttl_ms + duration_ms(max(0.0, delay))
+            return max(1, int(min(ttl_ms, self._expires_ms(call))))
+        except InvalidDelayError:
+            if strict:
+                raise
+            return call.unique.ttl_ms
+
+    def _expires_ms(self, call: Call) -> float:
+        """Return in how many ms a call expires: then it does not run."""
+        expires = call.given.get("expires")
+        if expires is None:
+            expires = getattr(self._app.tasks.get(call.task), "expires", None)
+        if expires is None or isinstance(expires, int | float):
+            return math.inf if expires is None else expires * 1000
+        due = maybe_make_aware(maybe_iso8601(expires), self._app.timezone)
+        return float((due - self._app.now()).total_seconds()) * 1000
+
+    def _send(self, call: Call, key: str, ttl_ms: int, *, running: str = "") -> Any:
+        """Send a call, and return its result; or the Acquired of the call that owns its key.
+
+        *running*: token of the message that runs, if the call is its retry.
+        """
+        until = time.monotonic() + PATIENCE
+        while True:
+            header = UniqueHeader(call.unique.kind, new_token(), call.unique.ttl_ms, call.task, key)
+            try:
+                found = self._acquire(header, call, ttl_ms, running)
+            except StoreError as error:
+                if not running and self._delayed.settings.on_store_error != "broker":
+                    raise OperationalError(str(error)) from error
+                return call.send_as(call.id)
+            if not found.owns:
+                return found
+            with suppress(LostKeyError):
+                return self._send_message(header, found, call, is_retry=bool(running))
+            # The message that it was to replace has started, or it took longer than it may.
+            if running:
+                return call.send_as(call.id)
+            if time.monotonic() >= until:
+                raise _busy(call, key)
+
+    def _acquire(self, header: UniqueHeader, call: Call, ttl_ms: int, running: str) -> Acquired:
+        """Own the key, or learn who does; wait while another call is being sent."""
+        wait, until = FIRST_WAIT, time.monotonic() + PATIENCE
+        replaces = call.unique.on_conflict == "replace" and not running
+        names = {"task_id": call.id, "running": running, "gone": ""}
+        while True:
+            found = self._delayed.unique.acquire(header.field, header.token, ttl_ms=ttl_ms, replaces=replaces, **names)
+            if not found.is_open and not names["gone"] and not running and self._is_dead(found):
+                names["gone"] = found.task_id
+                continue
+            if not found.is_open or call.is_awaited:
+                return found
+            if time.monotonic() >= until:
+                raise _busy(call, header.key)
+            time.sleep(wait)
+            wait = min(2 * wait, LONGEST_WAIT)
+
+    def _send_message(self, header: UniqueHeader, found: Acquired, call: Call, *, is_retry: bool) -> Any:
+        """Send the message that owns a key. Raises LostKeyError if it does not any more."""
+        sending, owners = self._sending, self._delayed.unique
+        through_store = found.replaces and found.state == "delayed"
+        message = UniqueMessage(found.task_id, header, through_store)
+        before = sending.unique, sending.batch
+        # What push_many collects is stored later: it would own its key without being sent.
+        sending.unique, sending.batch = message, None
+        try:
+            result = call.send_as(message.task_id)
+        except LostKeyError:
+            raise
+        except BaseException:
+            with suppress(StoreError):
+                # If the message was sent all the same, it keeps its key.
+                owners.withdraw(header.field, header.token, sent=False)
+            raise
+        finally:
+            sending.unique, sending.batch = before
+        if message.is_confirmed:
+            return result
+        try:
+            if not message.is_marked:
+                owners.withdraw(header.field, header.token, sent=True)
+                self._tell(header.task, "task %s: its exchange chooses the queue, so it is not unique: %r", header.key)
+            elif not owners.confirm(header.field, header.token, gone=message.replaced):
+                raise LostKeyError
+        except StoreError as error:
+            if is_retry:
+                raise LostKeyError from error
+            # It will not run: its key was not confirmed.
+            raise OperationalError(str(error)) from error
+        return result
+
+    def _is_dead(self, owner: Acquired) -> bool:
+        """Tell whether the owner of a key waits in vain: a dispatcher could not send it."""
+        if owner.owns or owner.state != "delayed" or not is_id(owner.task_id):
+            return False
+        item = self._delayed.queue.look(owner.task_id)
+        return item is not None and item.state == "dead"
+
+    def _tell(self, task: str, text: str, key: str) -> None:
+        if task not in self._told:
+            self._told.add(task)
+            logger.warning(text, task, key, extra={"action": "not_unique"})
+
+
+def _busy(call: Call, key: str) -> OperationalError:
+    return OperationalError(f"{call.task}: other calls with the key {key!r} are being sent: try again")
+
+
+def plain_send(app: Celery) -> Any:
+    """Return the ``send_task`` of *app* without this module."""
+    found: Mapping[str, Any] | Any = app.send_task
+    return getattr(found, PLAIN, found)

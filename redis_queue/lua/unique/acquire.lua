@@ -1,0 +1,56 @@
+-- Let a message, which is about to be sent, own a key, unless another one does.
+--
+-- Unless it is confirmed within HOLD ms, it owns the key no longer, and does not run.
+--
+-- KEYS[1] owners      HASH  task and key -> its owner: see includes/unique_owner.lua
+-- KEYS[2] owner_ends  ZSET  task and key -> when its owner ends (ms)
+-- KEYS[3] replaced    ZSET  token of a message that must not run -> when it is forgotten (ms)
+-- ARGV[1] now         ms; 0 = the server's TIME
+-- ARGV[2] field       task, NUL and key
+-- ARGV[3] token       of the message, new for each
+-- ARGV[4] running     token of the message that the caller runs and sends again; "" = none
+-- ARGV[5] id          task id
+-- ARGV[6] ttl         ms for which the key is owned at most
+-- ARGV[7] replaces    1 = replace an owner that waits
+-- ARGV[8] gone        task id of a message that cannot run any more, a dead letter; "" = none
+--
+-- Returns {outcome, task id, state}: 1 = it owns the key, 2 = it does, and replaces the message with this id and state;
+-- 0 = that one owns it, 3 = that one is being sent: ask again soon. A repeated call has one effect and one answer.
+-- O(log owners)
+local owners, owner_ends, replaced = KEYS[1], KEYS[2], KEYS[3]
+local now, field, token, running = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
+local id, ttl, replaces, gone = ARGV[5], ARGV[6], ARGV[7] == '1', ARGV[8]
+local MOST = 20
+
+-- include clock
+-- include unique_owner
+redis.call('ZCARD', owner_ends)
+redis.call('ZCARD', replaced)
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', owner_ends, '-inf', string.format('%.0f', now), 'LIMIT', 0, MOST)) do
+  if not owner(name) then disown(name) end
+end
+local old = redis.call('ZRANGEBYSCORE', replaced, '-inf', string.format('%.0f', now), 'LIMIT', 0, MOST)
+if #old > 0 then redis.call('ZREM', replaced, unpack(old)) end
+local found, before, state, _, other = owner(field)
+if found == token then
+  local state_before = string.match(before, '^[dw]')
+  return {state_before and 2 or 1, other, state_before or state}
+end
+local waits = state == 'w' or state == 'd'
+if not found or (waits and other == gone) then
+  own(field, token, '-', 's', ttl, id, now + HOLD)
+  return {1, id, 's'}
+end
+local instead = state .. found
+-- What is replaced may wait longer.
+local ends = redis.call('ZSCORE', owner_ends, field)
+ttl = string.format('%.0f', math.max(ttl, ends - now))
+if before ~= '-' then instead = instead .. '+' .. before end
+if found == running then
+  own(field, token, instead, 's', ttl, id, now + HOLD)
+  return {1, id, 's'}
+end
+if state == 's' then return {running == '' and 3 or 0, other, state} end
+if not replaces or not waits then return {0, other, state} end
+own(field, token, instead, 's', ttl, other, now + HOLD)
+return {2, other, state}

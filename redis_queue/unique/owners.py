@@ -1,0 +1,246 @@
+"""Owners: which task owns the key of a unique task."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from redis_queue.errors import InvalidValueError
+from redis_queue.key_template import check_key
+from redis_queue.store.chunks import CHUNK, check_limit, check_offset, chunks
+from redis_queue.store.connection import Client
+from redis_queue.store.ids import id_bytes, id_text
+from redis_queue.store.keys import MAX_NAME, FlowKeys
+from redis_queue.store.records import Clock, now_ms, server_clock
+from redis_queue.store.replies import pairs
+from redis_queue.store.scripts import Scripts
+from redis_queue.times import from_ms
+
+HOLD_MS: Final = 10_000
+"""Milliseconds in which a message that owns a key has to be confirmed; as HOLD in the scripts."""
+
+SCAN: Final = 2000
+MOST_READ: Final = 100_000
+"""Most owners that are looked at for those of some tasks."""
+
+MOST_LISTED: Final = 10_000
+"""Most owners of one page."""
+
+_RECORD: Final = re.compile(rb"([0-9a-f]{1,32}) (\S{1,64}) ([a-z]) (\d{1,15}) (.*)", re.DOTALL)
+_BEFORE: Final = re.compile(rb"([a-z])[0-9a-f]+")
+_GLOB: Final = re.compile(r"([\\*?\[\]^])")
+_LAST_MS: Final = 253_402_300_799_000.0
+
+State = Literal["sending", "delayed", "waiting", "running"]
+
+STATES: Final[Mapping[bytes, State]] = {b"s": "sending", b"d": "delayed", b"w": "waiting", b"r": "running"}
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The task *task_id* owns *key* of *task*, until *until* at the latest.
+
+    *state*: sending, delayed, waiting or running; "running" as well if the key stays taken after the task has ended.
+    """
+
+    task: str
+    key: str
+    task_id: str
+    state: State
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerPage:
+    """Some of *total* owners: those first whose time ends first."""
+
+    owners: list[Owner]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """Answer of :meth:`Owners.acquire`: see lua/unique/acquire.lua."""
+
+    outcome: int
+    task_id: str
+    state: State
+
+    @property
+    def owns(self) -> bool:
+        """Whether the message owns the key."""
+        return self.outcome in (1, 2)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it replaces the message of *task_id*."""
+        return self.outcome == 2  # noqa: PLR2004
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another message is being sent, so that the answer is soon another one."""
+        return self.outcome == 3  # noqa: PLR2004
+
+
+class Owners:
+    """The owners of keys under *prefix*; *broker_prefix* is the ``global_keyprefix`` of their app.
+
+    Creating it does no I/O; all methods raise StoreError.
+    """
+
+    def __init__(self, client: Client, prefix: str, *, broker_prefix: str = "", clock: Clock = server_clock) -> None:
+        self._clock = clock
+        self._scripts = Scripts(client)
+        self._keys = FlowKeys(prefix, broker_prefix)
+        self._acquire = self._scripts.bind("unique/acquire", self._keys)
+        self._confirm = self._scripts.bind("unique/confirm", self._keys)
+        self._release = self._scripts.bind("unique/release", self._keys)
+
+    def get(self, task: str, key: str = "") -> Owner | None:
+        """Return the owner of *key* of *task*, or None. Raises InvalidValueError for an invalid name or key."""
+        field, now = field_of(task, key).encode(), now_ms(self._scripts, self._clock)
+        record = self._scripts.command("HGET", self._keys.owners, field)
+        [ends] = self._scripts.command("ZMSCORE", self._keys.owner_ends, field)
+        return None if ends is None else _owner(field, record, float(ends), now)
+
+    def list(self, task: str | None = None, limit: int = 100) -> builtins.list[Owner]:
+        """Return up to *limit* (1 to 500) owners, of *task* or of all, those first whose time ends first."""
+        check_limit(limit, CHUNK)
+        pattern = "*" if task is None else _escape(field_of(task, "")) + "*"
+        return self._page(pattern, limit, 0).owners
+
+    def page(self, part: str = "", *, limit: int = 50, offset: int = 0) -> OwnerPage:
+        """Return up to *limit* owners after the first *offset*, of tasks whose names contain *part*.
+
+        O(all owners) if *part* is given: then up to :data:`MOST_READ` are looked at.
+        """
+        check_limit(limit, MOST_LISTED)
+        if not isinstance(part, str) or not part.isprintable() or len(part) > MAX_NAME:
+            raise InvalidValueError(f"task {str(part)[:60]!r}: must be at most {MAX_NAME} printable characters")
+        return self._page(f"*{_escape(part)}*\0*" if part else "*", limit, check_offset(offset))
+
+    def count(self) -> int:
+        """Return how many keys are owned."""
+        return self._count(now_ms(self._scripts, self._clock))
+
+    def release(self, task: str, key: str = "", *, task_id: str = "") -> bool:
+        """Free *key* of *task* if *task_id* owns it, or whichever does; that one goes on. False: it did not own it.
+
+        Raises InvalidValueError for an invalid name or key.
+        """
+        return bool(self._release(now=self._clock(), field=field_of(task, key), token="", sent=1, owner_id=task_id))
+
+    def acquire(
+        self,
+        field: str,
+        token: str,
+        *,
+        task_id: str,
+        ttl_ms: int,
+        running: str = "",
+        replaces: bool = False,
+        gone: str = "",
+    ) -> Acquired:
+        """Let the message *token* own *field* for up to *ttl_ms*, if it is confirmed within 10 s.
+
+        *running*: token of the message that the caller runs, and sends again. *replaces*: also instead of a message
+        that waits. *gone*: task id of a message that waits, but is a dead letter.
+        """
+        outcome, other, state = self._acquire(
+            now=self._clock(),
+            field=field,
+            token=token,
+            running=running,
+            id=task_id,
+            ttl=ttl_ms,
+            replaces=int(replaces),
+            gone=gone,
+        )
+        return Acquired(int(outcome), id_text(other), STATES.get(state, "waiting"))
+
+    def confirm(self, field: str, token: str, *, gone: bool = False, leaves: bool = False) -> bool:
+        """Note that the message *token* was stored; False if it owns *field* no longer: then it will not run.
+
+        *gone*: what it replaces was removed from the store. *leaves*: it is about to be removed: unless it is confirmed
+        again within 10 s, it will not run, and the key is free.
+        """
+        return bool(self._confirm(now=self._clock(), field=field, token=token, gone=int(gone), leaves=int(leaves)))
+
+    def withdraw(self, field: str, token: str, *, sent: bool) -> bool:
+        """Free *field* if the message *token* owns it; if it was not *sent*, it will not run should it be there."""
+        return bool(self._release(now=self._clock(), field=field, token=token, sent=int(sent), owner_id=""))
+
+    def _count(self, now: int) -> int:
+        return int(self._scripts.command("ZCOUNT", self._keys.owner_ends, f"({now}", "+inf"))
+
+    def _page(self, pattern: str, limit: int, offset: int) -> OwnerPage:
+        now, key = now_ms(self._scripts, self._clock), self._keys.owner_ends
+        if pattern == "*":
+            bounds = (f"({now}", "+inf", "BYSCORE", "LIMIT", offset, limit, "WITHSCORES")
+            rows = _scored(self._scripts.command("ZRANGE", key, *bounds))
+            total = self._count(now)
+        else:
+            found = self._matching(pattern, now)
+            rows, total = found[offset : offset + limit], len(found)
+        return OwnerPage([*self._read(rows, now)], total)
+
+    def _matching(self, pattern: str, now: int) -> builtins.list[tuple[bytes, float]]:
+        """Return the fields that match *pattern*, and their ends, in order."""
+        found: dict[bytes, float] = {}
+        cursor: Any = 0
+        for _ in range(MOST_READ // SCAN):
+            command = ("ZSCAN", self._keys.owner_ends, cursor, "MATCH", id_bytes(pattern), "COUNT", SCAN)
+            cursor, rows = self._scripts.command(*command)
+            found |= {field: ends for field, ends in _scored(rows) if ends > now}
+            if not int(cursor):
+                break
+        return sorted(found.items(), key=lambda row: (row[1], row[0]))
+
+    def _read(self, rows: Iterable[tuple[bytes, float]], now: int) -> Iterator[Owner]:
+        for chunk in chunks(rows):
+            records = self._scripts.command("HMGET", self._keys.owners, *(field for field, _ in chunk))
+            for (field, ends), record in zip(chunk, records, strict=True):
+                owner = _owner(field, record, ends, now)
+                if owner is not None:
+                    yield owner
+
+
+def new_token() -> str:
+    """Return a token that no other message has."""
+    return os.urandom(8).hex()
+
+
+def field_of(task: str, key: str) -> str:
+    """Return the name of *key* of *task* in Redis; "" is the key of a task without one. Raises InvalidValueError."""
+    if not isinstance(task, str) or not task.isprintable() or not 0 < len(task) <= MAX_NAME:
+        raise InvalidValueError(f"task {str(task)[:60]!r}: must be 1 to {MAX_NAME} printable characters")
+    return f"{task}\0{check_key(key) if key else ''}"
+
+
+def _owner(field: bytes, record: bytes | None, ends: float, now: int) -> Owner | None:
+    """Return the owner that a record describes; None for none, and for the record of another program."""
+    task, _, key = id_text(field).partition("\0")
+    found = _RECORD.fullmatch(record or b"")
+    if found is None or found[3] not in STATES:
+        return None
+    state = found[3]
+    if ends <= now:
+        # As in includes/unique_owner.lua: if it is not confirmed in time, it or the one before it owns the key.
+        before = _BEFORE.match(found[2])
+        if state != b"s" or before is None or before[1] not in STATES:
+            return None
+        state, ends = before[1], now + int(found[4])
+    return Owner(task, key, id_text(found[5]), STATES[state], from_ms(int(min(ends, _LAST_MS))))
+
+
+def _scored(reply: Any) -> list[tuple[bytes, float]]:
+    return [(member, float(score)) for member, score in pairs(reply)]
+
+
+def _escape(text: str) -> str:
+    return _GLOB.sub(r"\\\1", text)

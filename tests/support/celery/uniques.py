@@ -1,0 +1,118 @@
+"""An app with unique tasks of each kind, in the process of a test, and what it leaves in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from redis_queue import Unique
+from redis_queue.celery import DelayedTasks
+from redis_queue.celery.dispatch.dispatcher import Dispatcher
+from redis_queue.celery.stored_tasks import StoredTasks
+from redis_queue.unique.owners import Owners, field_of
+from tests.support.celery.fetching import Taker, connected
+from tests.support.celery.flows import KEYS, QUEUE, url_of
+from tests.support.servers import RedisServer
+
+
+@contextmanager
+def app_of(server: RedisServer, **settings: Any) -> Iterator[Celery]:
+    """Make an app with a task of each kind, and one that is not unique."""
+    app = Celery("unique", broker=url_of(server), set_as_current=False)
+    app.conf.update({"task_default_queue": QUEUE, "task_ignore_result": True, **settings})
+    DelayedTasks(app, leases=True)
+    kinds = {
+        "end": Unique("order:{order}"),
+        "start": Unique("order:{order}", until="start"),
+        "latest": Unique("order:{order}", until="start", on_conflict="replace"),
+        "strict": Unique("order:{order}", on_conflict="raise"),
+        "hourly": Unique("order:{order}", until=timedelta(hours=1)),
+        "single": Unique(),
+    }
+
+    def define(name: str, **options: Any) -> None:
+        @app.task(name=name, shared=False, **options)  # type: ignore[untyped-decorator]
+        def task(order: int = 0, text: str = "") -> None:
+            """Do nothing."""
+
+    define("plain")
+    for name, unique in kinds.items():
+        define(name, unique=unique)
+    try:
+        yield app
+    finally:
+        app.close()
+
+
+@contextmanager
+def taking(server: RedisServer) -> Iterator[Taker]:
+    """Take messages as a worker with many processes."""
+    with connected(server) as connection:
+        taker = Taker(connection, [QUEUE], 100)
+        taker.leases.processes = 100
+        yield taker
+
+
+def owners(app: Celery) -> Owners:
+    """Return the owners of keys."""
+    return StoredTasks.of(app).unique
+
+
+def owned(app: Celery) -> dict[tuple[str, str], str]:
+    """Return the state of each key."""
+    return {(owner.task, owner.key): owner.state for owner in owners(app).list()}
+
+
+def outdate(client: redis.Redis, task: str, key: str) -> None:
+    """Let the time of an owner pass."""
+    assert client.zadd(KEYS.owner_ends, {field_of(task, key): 1}, xx=True, ch=True)
+
+
+def traces(client: redis.Redis) -> list[bytes]:
+    """Return the keys with traces of messages and owners, without notes that are forgotten after a minute."""
+    found = [key for key in (KEYS.running, KEYS.backlog, KEYS.held, *OF_OWNERS) if client.exists(key)]
+    marks: Any = client.zrange(KEYS.replaced, 0, -1)
+    is_noted = KEYS.replaced in found and all(mark.startswith(b"=") for mark in marks)
+    return [key for key in found if not (is_noted and key == KEYS.replaced)]
+
+
+OF_OWNERS = (KEYS.owners, KEYS.owner_ends, KEYS.replaced, KEYS.owned)
+
+
+def send(app: Celery, task: str, *args: Any, **options: Any) -> str:
+    """Send a task; return the id of the result."""
+    return str(app.tasks[task].apply_async(args, **options).id)
+
+
+def dispatch(app: Celery) -> None:
+    """Send what is due."""
+    Dispatcher(app, StoredTasks.of(app).queue).run_once()
+
+
+class KilledError(BaseException):
+    """Stands for the end of a process."""
+
+
+def killed(*_: Any, **__: Any) -> None:
+    """End a process."""
+    raise KilledError
+
+
+def interrupt(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException], methods: dict[tuple[type, str], Any], call: Any
+) -> None:
+    """Call *call* with other *methods*; it ends with *error*."""
+    with monkeypatch.context() as patch:
+        for (kind, name), method in methods.items():
+            patch.setattr(kind, name, method)
+        with pytest.raises(error):
+            call()
+
+
+UNCONFIRMED = {(Owners, "confirm"): killed, (Owners, "withdraw"): killed}
