@@ -15,6 +15,11 @@ STEPS: Final = (0, 3, 6, 9)
 HIGHEST: Final = 9
 
 
+def amqp_step(priority: int) -> int:
+    """Return the step of a *priority* of RabbitMQ, where a higher number comes first."""
+    return HIGHEST - max(0, min(priority, HIGHEST))
+
+
 @dataclass(frozen=True, slots=True)
 class ListNames:
     """How one broker names its lists: the options in ``broker_transport_options`` that change it."""

@@ -8,14 +8,13 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterable
 from typing import cast
 
 from redis_queue.keeper.board import Board
 from redis_queue.keeper.broker import Broker
 from redis_queue.keeper.lines import LENGTH
-from redis_queue.keeper.loop import RETRY, Keeper
+from redis_queue.keeper.loop import RETRY, Keeper, pause
 from redis_queue.keeper.renewal import Renewing
 
 
@@ -49,7 +48,7 @@ def _end_with(worker: int) -> None:
     """Exit soon after *worker*, even during a call."""
     # The pipe may stay open after the worker ended: its children may have it.
     while os.getppid() == worker:
-        time.sleep(RETRY)
+        pause(RETRY)
     os._exit(0)
 
 

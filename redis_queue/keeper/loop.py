@@ -23,6 +23,12 @@ PAUSE: Final = 0.1
 READ: Final = 1 << 16
 
 
+def pause(seconds: float) -> None:
+    """Wait *seconds* with the call that also waits for the pipe."""
+    # Not time.sleep: it raises OSError where clock_nanosleep is refused, or where libfaketime changes its argument.
+    select.select([], [], [], seconds)
+
+
 class Keeper:
     """Read from *pipe* which messages the worker holds, and renew their leases, until the pipe closes."""
 
@@ -45,7 +51,7 @@ class Keeper:
                 due = time.monotonic() + (self._every if done else min(RETRY, self._every))
             else:
                 # Waking up for each message would cost the worker a tenth of its speed on a small machine.
-                time.sleep(min(PAUSE, self._every / 10))
+                pause(min(PAUSE, self._every / 10))
 
     def _listen(self, timeout: float) -> bool:
         """Read all lines that the worker has written; return False at the end of the pipe."""

@@ -71,7 +71,7 @@ class InFlightRecords:
                 task=move.header.task,
                 of_task=move.header.of_task,
                 of_queue=move.header.of_queue,
-                message=move.item,
+                message=move.element,
             )
         )
 
@@ -79,19 +79,19 @@ class InFlightRecords:
         """Remove the records of *tags*; return those that had none, if Redis permits scripts."""
         gated = [tag for tag in tags if is_gated(tag)]
         return [
-            *self._settle_with(self._settle_gated, gated),
+            *self._settle_with(self._settle_gated, gated, now=0),
             *self._settle_with(self._settle, [tag for tag in tags if not is_gated(tag)]),
         ]
 
     def free(self, tags: list[str]) -> None:
         """Free the places of *tags* of flows, which are no longer in flight."""
-        self._settle_with(self._settle_gated, tags)
+        self._settle_with(self._settle_gated, tags, now=0)
 
-    def _settle_with(self, script: BoundScript, tags: list[str]) -> list[bytes]:
+    def _settle_with(self, script: BoundScript, tags: list[str], **options: int) -> list[bytes]:
         if not tags:
             return []
         try:
-            missing: list[bytes] = _call(script, more=tags)
+            missing: list[bytes] = _call(script, more=tags, **options)
         except redis.exceptions.NoPermissionError:
             with self._client.pipeline() as pipe:
                 pipe.zrem(self._in_flight.index, *tags)

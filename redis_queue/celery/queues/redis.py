@@ -7,11 +7,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.celery.kombu_keys import InFlightKeys, ListNames
 from redis_queue.celery.queues.depth import Depth
+from redis_queue.celery.queues.gates import with_waiting
 from redis_queue.celery.queues.names import QueueNames
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.errors import StoreRefusedError, WrongTypeError
@@ -58,7 +58,7 @@ class RedisQueues:
         records = InFlightKeys.of(channel).records.encode()
         self._script = self._scripts.bind("held/depth", None, unacked=records)
         self._total = self._scripts.bind("held/total", None, unacked=records)
-        # If the store is elsewhere, so are the messages that wait for a place: here is nothing to count.
+        # If the store is elsewhere, so are the messages that wait for a place, which GatedQueues counts.
         self._backlog = Backlog(self._scripts, FlowKeys(CelerySettings.of(app).prefix, self._lists.prefix))
 
     def bound(self, known: Collection[str] = ()) -> set[str]:
@@ -126,7 +126,7 @@ class RedisQueues:
             with contextlib.suppress(*UNREADABLE):
                 oldest = self._backlog.oldest()
         return [
-            _with_waiting(depth, count, oldest.get(f"{OF_QUEUE}{queue}")) if count else depth
+            with_waiting(depth, count, oldest.get(f"{OF_QUEUE}{queue}")) if count else depth
             for queue, depth, count in zip(queues, depths, counts, strict=True)
         ]
 
@@ -151,9 +151,3 @@ def _depth(rows: Sequence[Any], held: int | None) -> Depth:
     error = NOT_A_LIST if min(lengths) < 0 else ""
     times = [at for at in (sent_at(sent, due) for _, sent, due in rows) if at is not None]
     return Depth(sum(max(0, length) for length in lengths), held, None, min(times, default=None), error=error)
-
-
-def _with_waiting(depth: Depth, count: int, oldest_at: float | None) -> Depth:
-    times = [at for at in (depth.oldest_at, oldest_at) if at is not None]
-    ready = (depth.ready or 0) + count
-    return replace(depth, ready=ready, waiting_for_place=count, oldest_at=min(times, default=None))

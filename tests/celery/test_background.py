@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from redis_queue.celery.control import background as aside
-from redis_queue.celery.control.background import Background
+from redis_queue.celery import background as aside
+from redis_queue.celery.background import Background
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery

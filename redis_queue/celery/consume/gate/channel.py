@@ -1,0 +1,138 @@
+"""GateChannel: a channel that takes only messages of flows, for a worker whose other messages come from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from celery.worker import state
+from kombu.transport import virtual
+
+from redis_queue.celery.consume.channel import FetchingChannel
+from redis_queue.celery.consume.gates import Capacity
+from redis_queue.celery.consume.qos import LeasedQoS
+from redis_queue.errors import RedisQueueError
+from redis_queue.lazy_property import LazyProperty
+from redis_queue.store.chunks import CHUNK
+from redis_queue.store.redis_errors import RedisErrors
+
+ERRORS: Final = (RedisQueueError, *RedisErrors)
+"""What a lost connection to the store, or a Redis that refuses commands, may raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateWorker:
+    """What a GateChannel has to know of its worker.
+
+    *prefetch()*: how many messages it may take ahead, 0 for no limit; *step* of a priority; *note* is told whether
+    messages wait for a process; *on_error* gets an error of the store; *flush* settles at once, by the open channel;
+    *goes_on()*: whether it runs on after this connection.
+    """
+
+    prefetch: Callable[[], int]
+    step: Callable[[int], int] | None
+    note: Callable[[bool], None]
+    on_error: Callable[[Exception], None]
+    flush: Callable[[], None]
+    goes_on: Callable[[], bool]
+
+
+class GateChannel(FetchingChannel):
+    """Takes messages from the gates; its lists are empty. An error of the store does not reach Celery."""
+
+    worker: GateWorker
+
+    def go_on(self) -> None:
+        """Ask for messages if there may be any and the worker has room for them; called before each poll."""
+        super().go_on()
+        self.worker.note(self._gates.left)
+
+    def settle_later(self, tag: str) -> bool:
+        """Settle a message with the next batch: the next connection sends it if this one is lost."""
+        try:
+            if super().settle_later(tag):
+                return True
+        except ERRORS as error:
+            self.worker.on_error(error)
+        self._settlement.add(tag)
+        self.worker.flush()
+        return True
+
+    def flush(self) -> None:
+        """Send all that is to be settled."""
+        try:
+            super().flush()
+        except ERRORS as error:
+            self.worker.on_error(error)
+
+    def disconnect(self) -> None:
+        """Close the connections of the fetch. It begins again with the next turn of the event loop."""
+        self._end_fetch()
+
+    def priority(self, n: int) -> int:
+        """Return the step of the priority *n*."""
+        if self.worker.step is not None:
+            return self.worker.step(n)
+        step: int = super().priority(n)  # type: ignore[no-untyped-call]
+        return step
+
+    def _capacity(self) -> Capacity:
+        # Messages of the broker keep at most half of the processes from those of flows, which take turns with them.
+        qos, processes = self.qos, self._gates.processes()
+        reserved = len(state.reserved_requests)
+        others = reserved - min(reserved, len(qos._delivered) - len(qos._dirty))
+        ignored = max(0, others - (processes - max(1, processes // 2)))
+        return self._gates.capacity(len(self._received) - ignored, self.worker.prefetch())
+
+    def _room(self) -> int:
+        return CHUNK
+
+
+class GateQoS(LeasedQoS):
+    """Keeps what its worker has when a connection is lost; an error of the store does not reach Celery."""
+
+    @LazyProperty
+    def _begun(self) -> set[str]:
+        """Tags of messages that a pool without processes has got, which runs them in any case."""
+        return set()
+
+    def begin(self, delivery_tag: str) -> None:
+        """Note that a pool of threads or greenlets has got a message."""
+        if delivery_tag in self._delivered:
+            self._begun.add(delivery_tag)
+
+    def restore_unacked(self, client: Any = None) -> Any:
+        """Return unsettled messages, but those that the worker will still run, or has run."""
+        if self.channel.worker.goes_on():
+            # The acknowledgement of a task that has just ended waits for the event loop.
+            for tag in self._begun.intersection(self._delivered):
+                self._delivered.pop(tag, None)
+                self._outliving.add(tag)
+        return super().restore_unacked(client)
+
+    def ack(self, delivery_tag: str) -> None:
+        """Settle a message, also one whose connection was lost."""
+        self._begun.discard(delivery_tag)
+        if delivery_tag not in self._outliving:
+            super().ack(delivery_tag)
+            return
+        self._outliving.discard(delivery_tag)
+        self.leases.settlement.add(delivery_tag)
+        self.channel.worker.flush()
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Settle or return a message. If it cannot be returned, it comes again when its lease ends."""
+        self._begun.discard(delivery_tag)
+        try:
+            super().reject(delivery_tag, requeue)
+        except ERRORS as error:
+            self.leases.drop(delivery_tag)
+            virtual.QoS.ack(self, delivery_tag)
+            self.channel.worker.on_error(error)
+
+
+def gate_mixins(worker: GateWorker) -> tuple[type[FetchingChannel], type[LeasedQoS]]:
+    """Return the mixins of the channels of *worker*."""
+    members: dict[str, Any] = {"worker": worker}
+    return type("GateChannel", (GateChannel,), members), GateQoS

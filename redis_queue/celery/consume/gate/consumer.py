@@ -1,0 +1,292 @@
+"""GateConsumer: takes messages of flows from the gate of the store, for a worker whose broker is elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import redis
+from celery.bootsteps import RUN
+
+from redis_queue.backoff import Backoff
+from redis_queue.celery.brokers.redis import is_same_database
+from redis_queue.celery.consume.gate.broker_share import BrokerShare
+from redis_queue.celery.consume.gate.channel import ERRORS, GateWorker, gate_mixins
+from redis_queue.celery.consume.gate.connection import gate_connection
+from redis_queue.celery.consume.gate.drain_thread import DrainThread
+from redis_queue.celery.consume.gate.hub_guard import HubGuard
+from redis_queue.celery.consume.gates import GateKeys, Gates
+from redis_queue.celery.consume.leases import WorkerLeases
+from redis_queue.celery.consume.qos import lease_channels
+from redis_queue.celery.flow.gate import check_gate, uses_gates
+from redis_queue.celery.kombu_keys import InFlightKeys, amqp_step
+from redis_queue.celery.store import Store
+from redis_queue.errors import ConfigurationError
+from redis_queue.keeper.redis_py import client_of
+from redis_queue.logs import logger_of
+from redis_queue.store.keys import FlowKeys
+from redis_queue.store.redis_errors import RedisErrors, redact
+
+logger = logger_of(__name__)
+
+LONGEST_PAUSE: Final = 2.0
+"""Most seconds between two attempts to reach a store that is away."""
+
+QUIET: Final = 30.0
+"""Seconds without an error after which the next one is logged, and the pauses begin with the shortest again."""
+
+CLOSING: Final = 10.0
+"""Most seconds that a worker waits for the thread that looks for the store."""
+
+
+class Loop(Protocol):
+    """What calls a connection back: the event loop of the worker, or a thread."""
+
+    def pause(self) -> None:
+        """Call nothing until :meth:`go_on`."""
+
+    def go_on(self) -> None:
+        """Call back again."""
+
+    def close(self) -> None:
+        """Call nothing any more."""
+
+
+class GateConsumer:
+    """A second consumer of the worker of *consumer*, beside that of its broker. Messages go to the same tasks.
+
+    It takes messages once the app, or the store, has flows. While the store is away, nothing is taken, tasks go on and
+    are settled later, and the messages of the broker are not delayed. *on_lost* as that of WorkerLeases, *declare*
+    tells Redis the flows of the app, given their keys.
+    """
+
+    def __init__(
+        self, consumer: Any, on_lost: Callable[[str, float], None], declare: Callable[[FlowKeys], None]
+    ) -> None:
+        self._consumer = consumer
+        self._on_lost = on_lost
+        self._declare = declare
+        self._store = Store.of(consumer.app)
+        #: Leases of the messages from gates; None before the first connection.
+        self.leases: WorkerLeases | None = None
+        self._connection: Any = None
+        self._loop: Loop | None = None
+        self._share: BrokerShare | None = None
+        self._stopped = threading.Event()
+        self._watch: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._pauses = Backoff(first=0.1, cap=LONGEST_PAUSE)
+        self._lost_at = -math.inf
+        self._handle: Callable[[Any], Any] = _ignore
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there were no flows when the worker started."""
+        return self._connection is None and self._watch is None
+
+    def start(self) -> None:
+        """Take messages if there are flows; if the store is away, as soon as it is back."""
+        self._stopped.clear()
+        self._handle = self._consumer.create_task_handler()
+        self._share = BrokerShare(self._consumer)
+        try:
+            self._connect()
+        except ConfigurationError:
+            raise
+        except ERRORS as error:
+            self._lose(error)
+
+    def cancel(self) -> None:
+        """Take no more messages; settle those that were taken."""
+        self._end_watch()
+        if self._connection is not None:
+            channel = self._connection.default_channel
+            for tag in tuple(channel._consumers):
+                channel.basic_cancel(tag)
+
+    def stop(self) -> None:
+        """Close the connection; messages whose tasks have not started return to their gates."""
+        self._end_watch()
+        loop, connection, self._loop, self._connection = self._loop, self._connection, None, None
+        if loop is not None:
+            loop.close()
+        if connection is not None:
+            try:
+                connection.close()
+            except ERRORS as error:
+                logger.warning(
+                    "cannot return messages of flows, which come again when their leases end: %s",
+                    redact(str(error)),
+                    extra={"action": "gate_close_failed"},
+                )
+
+    def close(self) -> None:
+        """Close the connection, and renew nothing any more."""
+        self.stop()
+        leases, self.leases = self.leases, None
+        if leases is not None:
+            leases.close()
+
+    def sync(self) -> None:
+        """Take messages of the queues that the worker consumes now, and of no others."""
+        if self._connection is None or self._consumer.task_consumer is None:
+            return
+        channel, tasks = self._connection.default_channel, self._consumer.task_consumer
+        wanted = {queue.name for queue in tasks.queues}
+        for queue in set(channel.active_queues) - wanted:
+            channel.basic_cancel(queue)
+        for queue in sorted(wanted.difference(channel.active_queues)):
+            channel.basic_consume(queue, no_ack=False, callback=self._take, consumer_tag=queue)
+
+    def _take(self, message: Any) -> Any:
+        consumer = self._consumer
+        # After a lost connection, Celery raises the prefetch count of the broker at each acknowledgement, in the thread
+        # of the task. That may take the reply for which the event loop waits; and this message is not the broker's.
+        before, consumer._maximum_prefetch_restored = consumer._maximum_prefetch_restored, True
+        try:
+            return self._handle(message)
+        except Exception as error:
+            # Not an error of the store.
+            self._failure = error
+            raise
+        finally:
+            consumer._maximum_prefetch_restored = before
+
+    def _connect(self) -> None:
+        app, store = self._consumer.app, self._store
+        in_use, keys = uses_gates(app), store.flow_keys
+        client = store.client
+        if not isinstance(client, redis.Redis):
+            return
+        # kombu would wait before a second attempt.
+        client.ping()
+        if self._is_here(client, in_use=in_use) or not (in_use or _has_flows(client, keys)):
+            return
+        check_gate(app)
+        connection = gate_connection(app)
+        try:
+            connection.connect()
+            if self.leases is None:
+                in_flight = InFlightKeys.of(connection.default_channel)
+                gates = Gates(GateKeys(in_flight, keys), lambda: self._consumer.pool.num_processes or 1, in_use=True)
+                self.leases = WorkerLeases(connection, self._on_lost, gates)
+            is_redis = self._consumer.connection.transport.driver_type == "redis"
+            worker = GateWorker(
+                lambda: self._consumer.initial_prefetch_count,
+                None if is_redis else amqp_step,
+                self._note,
+                self._lose,
+                self._flush,
+                lambda: self._consumer.blueprint.state == RUN,
+            )
+            lease_channels(connection.transport, self.leases, fetching=True, mixins=gate_mixins(worker))
+            self._declare(keys)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        self.sync()
+        self._loop = self._run(connection)
+        logger.info("tasks of flows come from %s", redact(store.url), extra={"action": "gate_connected"})
+
+    def _is_here(self, client: redis.Redis, *, in_use: bool) -> bool:
+        """Tell whether the worker fetches from the database of the gates, which its own channel does then."""
+        leases = self._consumer.redis_queue_leases.leases
+        channel = self._consumer.connection.default_channel
+        if leases is None:
+            return False
+        try:
+            here = is_same_database(client_of(channel), client, self._store.prefix)
+        except redis.exceptions.NoPermissionError:
+            # The user of the broker must not read the keys of the store, so it could not take messages either.
+            here = False
+        if not here:
+            return False
+        gates = leases.gates
+        gates.here, gates.in_use = True, gates.in_use or in_use
+        self._declare(gates.keys.flows)
+        return True
+
+    def _run(self, connection: Any) -> Loop:
+        hub = self._consumer.hub
+        if hub is None:
+            return DrainThread(connection, self._lose)
+        guard = HubGuard(hub, self._lose)
+        connection.transport.register_with_event_loop(connection.connection, guard)
+        connection.transport.cycle.use_hub(guard)
+        return guard
+
+    def _flush(self) -> None:
+        if self._connection is not None and self._watch is None:
+            self._connection.transport.cycle.settle_at(0.0)
+
+    def _note(self, waits: bool) -> None:
+        if self._share is not None:
+            self._share.note(waits=waits)
+
+    def _lose(self, error: Exception) -> None:
+        """Wait for the store after an *error*."""
+        if error is self._failure:
+            raise error
+        if self._watch is not None or self._stopped.is_set():
+            return
+        now = time.monotonic()
+        if now - self._lost_at > QUIET:
+            self._pauses.reset()
+            # Without flows of its own, the worker only wants to know whether other apps have some.
+            log = logger.warning if uses_gates(self._consumer.app) else logger.info
+            log("cannot take tasks of flows, trying again: %s", redact(str(error)), extra={"action": "gate_lost"})
+        self._lost_at = now
+        if self._share is not None:
+            self._share.end()
+        if self._loop is not None:
+            self._loop.pause()
+        if self._connection is not None:
+            self._connection.default_channel.disconnect()
+            self._connection.transport.cycle.watch_again()
+        self._watch = threading.Thread(target=self._look, name="redis-queue-gate", daemon=True)
+        self._watch.start()
+
+    def _look(self) -> None:
+        while not self._stopped.wait(self._pauses.next()):
+            self._lost_at = time.monotonic()
+            try:
+                self._store.client.ping()
+            except RedisErrors:
+                continue
+            self._consumer.call_soon(self._return)
+            return
+
+    def _return(self) -> None:
+        """Go on after the store has answered."""
+        if self._stopped.is_set() or self._watch is None:
+            return
+        self._watch = None
+        try:
+            if self._connection is None:
+                self._connect()
+            elif self._loop is not None:
+                self._loop.go_on()
+        except ERRORS as error:
+            self._lose(error)
+
+    def _end_watch(self) -> None:
+        self._stopped.set()
+        watch, self._watch = self._watch, None
+        if watch is not None and watch is not threading.current_thread():
+            watch.join(CLOSING)
+
+
+def _has_flows(client: redis.Redis, keys: FlowKeys) -> bool:
+    """Tell whether any app has flows; False without the permission to ask, which a worker of flows has."""
+    with contextlib.suppress(redis.exceptions.NoPermissionError):
+        return bool(client.exists(keys.flags))
+    return False
+
+
+def _ignore(_message: Any) -> None:
+    """Do nothing: the worker has not started."""

@@ -1,0 +1,64 @@
+"""Depths of queues on any broker, with the messages of flows that wait in the gates of a store elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from redis_queue.celery.queues.depth import Depth
+from redis_queue.celery.store import Store
+from redis_queue.errors import StoreError
+from redis_queue.flow.backlog import Backlog
+from redis_queue.flow.flows import OF_QUEUE
+from redis_queue.store.scripts import Scripts
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+
+class GatedQueues:
+    """Adds to the depths that *reader* reads from a broker the messages of *app* that wait for a place.
+
+    If the store is away, they are not counted.
+    """
+
+    def __init__(self, app: Celery, reader: Any) -> None:
+        self._reader = reader
+        store = Store.of(app)
+        self._backlog = Backlog(Scripts(store.client), store.flow_keys)
+
+    def bound(self, known: Collection[str] = ()) -> set[str]:
+        """Return what the reader returns."""
+        found: set[str] = self._reader.bound(known)
+        return found
+
+    def total(self, queues: Sequence[str]) -> tuple[int | None, int | None]:
+        """Return how many messages wait in all *queues*, also for a place, and how many are in flight."""
+        ready, in_flight = self._reader.total(queues)
+        return None if ready is None else ready + sum(self._waiting(queues)), in_flight
+
+    def depths(self, queues: Sequence[str]) -> list[Depth]:
+        """Return the depth of each queue."""
+        found, counts = self._reader.depths(queues), self._waiting(queues)
+        oldest: dict[str, float] = {}
+        if any(counts):
+            with contextlib.suppress(StoreError):
+                oldest = self._backlog.oldest()
+        return [
+            with_waiting(depth, count, oldest.get(f"{OF_QUEUE}{queue}")) if count else depth
+            for queue, depth, count in zip(queues, found, counts, strict=True)
+        ]
+
+    def _waiting(self, queues: Sequence[str]) -> list[int]:
+        with contextlib.suppress(StoreError):
+            return self._backlog.of_queues(queues)
+        return [0] * len(queues)
+
+
+def with_waiting(depth: Depth, count: int, oldest_at: float | None) -> Depth:
+    """Return *depth* with *count* messages that wait for a place, the oldest one since *oldest_at*."""
+    times = [at for at in (depth.oldest_at, oldest_at) if at is not None]
+    ready = (depth.ready or 0) + count
+    return replace(depth, ready=ready, waiting_for_place=count, oldest_at=min(times, default=None))
