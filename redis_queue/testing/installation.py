@@ -59,12 +59,12 @@ class TravelStore(Store):
 
     def __init__(self, app: Celery, clock: Clock) -> None:
         super().__init__(app)
-        self._clock = clock
+        self.clock = clock
 
     def delay_queue(self) -> TravelQueue:
         """Return the DelayQueue of task calls."""
         found = super().delay_queue()
-        return TravelQueue(found.name, found.client, settings=found.settings, clock=self._clock)
+        return TravelQueue(found.name, found.client, settings=found.settings, clock=self.clock)
 
 
 def install(
@@ -77,11 +77,12 @@ def install(
     take: Take,
     after_send: Callable[[], None],
     before_wait: Callable[[str], None],
+    gate: Any,
 ) -> DelayedTasks:
     """Let *app* store delayed tasks in the Redis *url* by *clock*, without a broker and a result backend.
 
-    Messages that are sent at once go to *take*. *patches* keeps the former state of the app. *after_send* is called
-    after each send, *before_wait* with the id of each task before its result is awaited.
+    Messages that are sent at once go to *take*, those of flows to *gate*. *patches* keeps the former state of the app.
+    *after_send* is called after each send, *before_wait* with the id of each task before its result is awaited.
     """
     _configure(app, patches, url)
     attributes = vars(app)
@@ -94,8 +95,9 @@ def install(
     patches.put(attributes, "redis_queue_store", TravelStore(app, clock))
     patches.put(attributes, "send_task", _followed(app.send_task, after_send))
     delayed = DelayedTasks(app)
-    for name in ("settings", "queue", "writer"):
+    for name in ("settings", "queue", "writer", "flow", "unique"):
         patches.drop(vars(delayed), name)
+    patches.put(vars(delayed), "gate", gate)
     delayed.attach(app.amqp)
     # Shared tasks belong to the current app, which the fixture celery_app of Celery does not set.
     patches.put(vars(_state._tls), "current_app", app)

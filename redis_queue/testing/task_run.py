@@ -12,9 +12,6 @@ from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.exceptions import Reject
 
-from redis_queue.celery.consume.deferral import DEFERS, Deferred, defer_envelope, serial_of
-from redis_queue.celery.stored_tasks import StoredTasks
-from redis_queue.lock.lock import holding_nothing
 from redis_queue.testing.task_row import TaskRow
 
 if TYPE_CHECKING:
@@ -40,23 +37,19 @@ class TaskRun:
 def run_task(app: Celery, row: TaskRow, now: datetime) -> TaskRun:
     """Run *row* with signals, callbacks, chain and result as in a worker; an expired task is revoked.
 
-    A serialized task whose lock is taken goes back into the store, even if this thread holds the lock. Exceptions of
-    the task are not raised.
+    Exceptions of the task are not raised.
     """
     task = app.tasks[row.task]
-    request = _request(row, defers=serial_of(task) is not None)
+    request = _request(row)
     if row.expires_at is not None and row.expires_at <= now:
         return _expire(task, row, request, now)
     tracer = build_tracer(task.name, task, app=app, hostname=HOST)
     try:
-        with holding_nothing():
-            result, info, _, _ = tracer(row.id, row.args, row.kwargs, request)
+        result, info, _, _ = tracer(row.id, row.args, row.kwargs, request)
     except Reject as error:  # as a worker does: the message is dropped
         return _run(row, now, states.REJECTED, exception=error)
     if info is None:
         return _run(row, now, states.SUCCESS, result)
-    if isinstance(info.retval, Deferred):
-        defer_envelope(StoredTasks.of(app), row.envelope, info.retval.delay)
     failed = info.state == states.FAILURE
     return _run(row, now, info.state, exception=info.retval if failed else None)
 
@@ -74,12 +67,12 @@ def _run(
     return TaskRun(row.id, row.task, row.args, row.kwargs, now, state, result, exception)
 
 
-def _request(row: TaskRow, *, defers: bool) -> dict[str, Any]:
+def _request(row: TaskRow) -> dict[str, Any]:
     envelope = row.envelope
     return {
         **row.headers,
         "id": row.id,
-        "properties": {**envelope.properties, DEFERS: True} if defers else dict(envelope.properties),
+        "properties": dict(envelope.properties),
         "delivery_info": {
             "exchange": envelope.exchange,
             "routing_key": envelope.routing_key,

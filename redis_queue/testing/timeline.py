@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from celery.exceptions import TimeoutError as NoResultError
 
 from redis_queue.celery.delayed_tasks import DelayedTasks
+from redis_queue.celery.flow.gate import uses_gates
 from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.celery.store import Store
 from redis_queue.errors import InvalidDelayError, InvalidValueError
 from redis_queue.model import Entry
@@ -23,6 +26,7 @@ from redis_queue.testing.installation import TravelQueue, install
 from redis_queue.testing.patches import Patches
 from redis_queue.testing.task_row import TaskRow, row_of, row_of_entry
 from redis_queue.testing.task_run import TaskRun, run_task
+from redis_queue.testing.travel_gate import TravelGate
 from redis_queue.times import Seconds, duration_ms, from_ms, point_ms
 
 if TYPE_CHECKING:
@@ -57,7 +61,8 @@ class Timeline:
         self._url = url
         self._clock = TravelClock()
         self._patches = Patches()
-        self._pending: deque[TaskRow] = deque()
+        self._pending: deque[tuple[TaskRow, str]] = deque()
+        self._gate = TravelGate(app, self._note)
         self._runner: int | None = None
         self._kept: set[str] = set()
         self._delayed: DelayedTasks | None = None
@@ -73,6 +78,7 @@ class Timeline:
                 take=self._take,
                 after_send=self._run_pending,
                 before_wait=self._before_wait,
+                gate=self._gate,
             )
         except BaseException:
             self._patches.undo()
@@ -201,11 +207,21 @@ class Timeline:
             raise InvalidValueError("a task cannot travel: only the test moves the clock")
         first = len(self.runs)
         try:
-            while (entry := self._next(target)) is not None:
+            # Limits may have changed.
+            self._run_pending()
+            while True:
+                entry, admitted_at = self._next(target), self._gate.due_ms if self.eager else math.inf
+                if entry is None and admitted_at > target:
+                    break
                 if len(self.runs) - first >= limit:
-                    raise RuntimeError(f"{limit} tasks ran, and {entry.id} is next: pass a higher limit= if intended")
-                self._clock.stop_at(_ms(entry.due_at))
-                self._run_entry(entry)
+                    what = "a task of a flow" if entry is None else entry.id
+                    raise RuntimeError(f"{limit} tasks ran, and {what} is next: pass a higher limit= if intended")
+                if entry is not None and _ms(entry.due_at) <= admitted_at:
+                    self._clock.stop_at(_ms(entry.due_at))
+                    self._run_entry(entry)
+                else:
+                    self._clock.stop_at(int(admitted_at))
+                    self._run_pending()
             self._clock.stop_at(target)
         finally:
             self._clock.go_on()
@@ -223,23 +239,33 @@ class Timeline:
     def _run_entry(self, entry: Entry) -> None:
         row = row_of_entry(self.app, entry)
         if self._queue.cancel(entry.id).taken_out:
-            if row.task in self.app.tasks:
-                self._pending.append(row)
-            else:
+            header = FlowHeader.of(row.headers)
+            if row.task not in self.app.tasks:
                 self.sent.append(row)  # for a worker of another project
+            elif header is not None:
+                self._gate.send(row.envelope, row.queue, header, is_new=False)
+            else:
+                self._pending.append((row, ""))
             self._run_pending()
 
     def _take(self, envelope: Envelope) -> bool:
-        now = self.now
-        # The message stays in this process: any content type may be read, as in Celery's eager mode.
-        row = row_of(self.app, envelope, due_at=now, stored_at=now, accept=[envelope.content_type])
-        self.sent.append(row)
+        row = self._note(envelope)
         taken = self.eager and row.task in self.app.tasks
         if taken:
-            self._pending.append(row)
+            self._pending.append((row, ""))
         else:
             self._kept.add(row.queue)
         return taken
+
+    def _note(self, envelope: Envelope) -> TaskRow:
+        row = self._row_of(envelope)
+        self.sent.append(row)
+        return row
+
+    def _row_of(self, envelope: Envelope) -> TaskRow:
+        now = self.now
+        # The message stays in this process: any content type may be read, as in Celery's eager mode.
+        return row_of(self.app, envelope, due_at=now, stored_at=now, accept=[envelope.content_type])
 
     def _run_pending(self) -> None:
         """Run the tasks sent at once, unless a task is running: then they run after it."""
@@ -248,10 +274,10 @@ class Timeline:
         first = len(self.runs)
         self._runner = get_ident()
         try:
-            while self._pending:
+            while self._fill():
                 if len(self.runs) - first >= MAX_RUNS:
                     raise RuntimeError(
-                        f"{MAX_RUNS} tasks ran, each sent by another one: {self._pending[0].call} is next"
+                        f"{MAX_RUNS} tasks ran, each sent by another one: {self._pending[0][0].call} is next"
                     )
                 self._run_one()
         finally:
@@ -260,12 +286,27 @@ class Timeline:
         if failed is not None and self.app.conf.task_eager_propagates:
             raise failed
 
+    def _fill(self) -> bool:
+        """Take the next task of a flow if no other one is pending; tell whether one is."""
+        if not self._pending and self.eager and uses_gates(self.app):
+            taken = self._gate.take()
+            if taken is not None:
+                tag, envelope = taken
+                self._pending.append((self._row_of(envelope), tag))
+        return bool(self._pending)
+
     def _run_one(self) -> None:
-        self.runs.append(run_task(self.app, self._pending.popleft(), self.now))
+        row, tag = self._pending.popleft()
+        try:
+            if row.task in self.app.tasks:
+                self.runs.append(run_task(self.app, row, self.now))
+        finally:
+            if tag:
+                self._gate.settle(tag)
 
     def _before_wait(self, task_id: str) -> None:
         """Run the tasks sent at once. Raises Celery's TimeoutError if only a travel can bring the result."""
-        while self._pending:
+        while self._fill():
             self._run_one()
         if not self._can_come() and not self.app.AsyncResult(task_id).ready():
             raise NoResultError(f"no result: {task_id} {self._why_not(task_id)}")

@@ -72,7 +72,7 @@ def test_the_docs_run(pytester: pytest.Pytester) -> None:
     )
     done = run(pytester, "-W", "error")
 
-    done.assert_outcomes(passed=7, failed=1)
+    done.assert_outcomes(passed=8, failed=1)
     (told,) = re.findall(r"^```text\n(.*?)^```", DOCS, re.DOTALL | re.MULTILINE)
     assert message(done) == told.splitlines()
 

@@ -21,8 +21,8 @@ from celery.exceptions import TimeoutError as NoResultError
 from celery.signals import task_postrun, task_revoked
 from kombu.exceptions import ContentDisallowed
 
-from redis_queue import InvalidDelayError, InvalidValueError, Lock
-from redis_queue.celery import DelayedTasks, push_task, serialized
+from redis_queue import InvalidDelayError, InvalidValueError, Lock, LockTakenError
+from redis_queue.celery import DelayedTasks, push_task
 from redis_queue.testing import Timeline
 from redis_queue.testing.app_lookup import find_app
 
@@ -321,30 +321,24 @@ class TestTravel:
         with pytest.raises(InvalidValueError, match="a task cannot travel"):
             traveller.delay()
 
-    def test_a_serialized_task_waits_for_its_lock(self, app: Celery, timeline: Timeline) -> None:
-        seen: list[Any] = []
+    def test_a_task_waits_for_a_lock_that_the_test_holds(self, app: Celery, timeline: Timeline) -> None:
+        seen: list[int] = []
 
-        @app.task(name="shop.bill", bind=True, shared=False)
-        @serialized(key="customer:{customer}", retry_in=30)
+        @app.task(name="shop.bill", bind=True, shared=False, max_retries=None)
         def bill(self: Any, customer: int) -> None:
-            seen.append((customer, self.request.retries, self.request.headers))
+            try:
+                with Lock(f"customer:{customer}", timeline.delayed.store.client).hold():
+                    seen.append(self.request.retries)
+            except LockTakenError:
+                raise self.retry(countdown=30) from None
 
-        bill.delay(7)
         with Lock("customer:7", timeline.delayed.store.client).hold():
-            bill.apply_async((7,), headers={"tenant": "a"})
-            assert [run.state for run in timeline.runs] == ["SUCCESS", "IGNORED"]
-            timeline.assert_scheduled(bill, args=(7,), in_=33, within=4)
+            bill.delay(7)
+            # More than the three retries of a task by default.
+            timeline.travel(minutes=2)
         timeline.travel(minutes=1)
-        assert seen == [(7, 0, None), (7, 0, {"tenant": "a"})]
-
-    def test_a_wait_for_a_lock_ends_although_the_clock_is_frozen(self, app: Celery, timeline: Timeline) -> None:
-        @app.task(name="shop.bill", shared=False)
-        @serialized(key="customer", wait=0.05)
-        def bill() -> None: ...
-
-        with freezegun.freeze_time("2031-05-01"), Lock("customer", timeline.delayed.store.client).hold():
-            bill.delay()
-        assert [run.state for run in timeline.runs] == ["IGNORED"]
+        assert [run.state for run in timeline.runs] == ["RETRY"] * 5 + ["SUCCESS"]
+        assert seen == [5]
 
     def test_a_task_of_another_project_is_sent(self, shop: Shop, timeline: Timeline) -> None:
         shop.app.send_task("mails.send", (1,), countdown=60)

@@ -1,0 +1,71 @@
+"""TravelGate: messages of flows in a test, taken as by a worker, by the clock of the test."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from redis_queue.celery.flow.gate import Gate
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.flow_header import FlowHeader
+from redis_queue.celery.store import Store
+from redis_queue.flow.flows import OF_QUEUE, route_of
+from redis_queue.store.ids import id_text
+from redis_queue.store.scripts import Scripts
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+
+class TravelGate:
+    """Stands for the gate of *app*: *note* gets each message that is sent."""
+
+    def __init__(self, app: Celery, note: Callable[[Envelope], Any]) -> None:
+        self._app = app
+        self._note = note
+        self._gate = Gate(app, check=lambda _: None)
+        #: When the next message may be taken by its rate, in ms since the epoch, as :meth:`take` has found.
+        self.due_ms = math.inf
+
+    def check(self) -> None:
+        """Accept any broker: messages do not reach it."""
+
+    def send(self, envelope: Envelope, queue: str, header: FlowHeader, *, is_new: bool = True) -> bool:
+        """Put a message into the gate; False if another one owns its key."""
+        sent = self._gate.send(envelope, queue, header, is_new=is_new)
+        if sent and is_new:
+            self._note(envelope)
+        return sent
+
+    def take(self) -> tuple[str, Envelope] | None:
+        """Take the next message that its flows admit now; return its delivery tag and the message, or None."""
+        store = Store.of(self._app)
+        scripts, keys = Scripts(store.client), store.flow_keys
+        flows = map(id_text, scripts.command("HKEYS", keys.backlog))
+        queues = sorted(flow.removeprefix(OF_QUEUE) for flow in flows if flow.startswith(OF_QUEUE))
+        now, tag = store.clock(), f"{os.urandom(8).hex()}-"
+        reply = self._script("flow/take")(
+            now=now,
+            limit=1,
+            at_once=1,
+            tag=tag,
+            channel="",
+            turn=0,
+            settled=0,
+            more=[part for queue in queues for part in (queue, route_of(queue))],
+        )
+        next_in, rest = reply[2], reply[5 + reply[4] :]
+        self.due_ms = now + next_in if next_in >= 0 else math.inf
+        return (f"{tag}001", Envelope.of_element(rest[1])) if rest else None
+
+    def settle(self, tag: str) -> None:
+        """Settle a message that has run."""
+        self._script("flow/settle")(now=Store.of(self._app).clock(), more=[tag])
+
+    def _script(self, name: str) -> Callable[..., Any]:
+        store = Store.of(self._app)
+        names = ("index", "unacked", "line", "listener")
+        of_worker = {name: f"{{{store.prefix}:flow}}:testing:{name}".encode() for name in names}
+        return Scripts(store.client).bind(name, store.flow_keys, **of_worker)
