@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import redis
 
 from chaos.flow_plan import SMALL, Plan, Rule
 from chaos.holds import now_ms
+from redis_queue.celery.consume.gates import is_gated
 from redis_queue.validation.history import Event, History, Kind
 
 RUN: Final = "run:"
@@ -30,7 +31,12 @@ START_TOLERANCE: Final = LEASE
 WINDOW: Final = 6
 """Executions that may pass a waiting tenant besides its turns: two for each place of the limit."""
 
-INDEX: Final = "unacked_index"
+MOVE: Final = "move"
+"""Op of an event: a message with this label is about to be moved from RabbitMQ into its flow."""
+
+OUTSIDE: Final = "outside"
+"""Op of an event: a run has no place in a flow."""
+
 MICROSECONDS: Final = 1_000_000
 
 
@@ -40,27 +46,43 @@ def is_run(event: Event) -> bool:
 
 
 class RunLog:
-    """Records the runs of one process of a pool, whose worker has the process id *worker*."""
+    """Records the runs of one process of a pool, whose worker has the process id *worker*.
 
-    def __init__(self, history: History, client: redis.Redis, worker: int) -> None:
+    *index*: the key of kombu's index of messages in flight, in the Redis of *client*.
+    """
+
+    all_gated = True
+    """Whether each task has a place in a flow. One of RabbitMQ has no lease by which its limits could be checked."""
+
+    def __init__(self, history: History, client: redis.Redis, worker: int, index: str) -> None:
         self._history = history
         self._client = client
         self._worker = worker
-        self._label, self._tag, self._run = "", "", 0
+        self._index = index
+        self._id, self._tag, self._run = "", "", 0
 
     def enter(self, label: str, request: Any) -> None:
         """Record that a task starts, and the time of its taking unless a renewal has replaced it."""
-        self._tag = request.properties["delivery_tag"]
+        # A message of RabbitMQ has its tag elsewhere, and no lease.
+        self._tag = request.properties.get("delivery_tag", "")
         self._run = random.getrandbits(48)
         now, score = self._look()
-        id_, taken = RUN + label, []
+        id_, taken = self.id_of(label, request), []
+        if self.all_gated and not is_gated(self._tag):
+            taken.append(Event(OUTSIDE, "ok", id_, self._run, at=now))
         if score is not None and score % 1000 == 0 and score // 1000 <= now:
             deliveries = 2 if request.delivery_info.get("redelivered") or request.retries else 1
             taken.append(Event("take", "ok", id_, self._run, at=score // 1000, deliveries=deliveries))
         due = 0 if score is None else score // 1000 + round(LEASE * 1000)
-        entered = Event("enter", _kind(score), id_, self._run, at=now, due=due, lane=self._worker)
-        self._history.write(*taken, entered, Event("claim", "ok", label, at=now), Event("execute", "ok", label))
-        self._label = label
+        attempt = request.retries + 1
+        entered = Event("enter", _kind(score), id_, self._run, now, due, deliveries=attempt, lane=self._worker)
+        claimed = Event("claim", "ok", request.id, at=now), Event("execute", "ok", request.id)
+        self._history.write(*taken, entered, *claimed)
+        self._id = id_
+
+    def id_of(self, label: str, request: Any) -> str:  # noqa: ARG002
+        """Return the id under which a run is recorded."""
+        return RUN + label
 
     def leave(self) -> None:
         """Record that the task ends, and whether its lease was held until now."""
@@ -69,18 +91,18 @@ class RunLog:
 
     def die(self) -> None:
         """Record that this process is killed."""
-        if self._label:
+        if self._id:
             self._end("refused", now_ms())
 
     def _end(self, kind: Kind, at: int) -> None:
-        self._history.write(Event("leave", kind, RUN + self._label, self._run, at=at))
-        self._label = ""
+        self._history.write(Event("leave", kind, self._id, self._run, at=at))
+        self._id = ""
 
     def _look(self) -> tuple[int, int | None]:
         """Return the time of Redis in ms, and in µs the time at which the lease of the task began."""
         with self._client.pipeline(transaction=True) as pipe:
             pipe.time()
-            pipe.zscore(INDEX, self._tag)
+            pipe.zscore(self._index, self._tag)
             (seconds, microseconds), score = pipe.execute()
         return seconds * 1000 + microseconds // 1000, None if score is None else round(score * MICROSECONDS)
 
@@ -110,19 +132,20 @@ class Run:
     ends: float = 0
 
 
-def broken_runs(events: Iterable[Event]) -> Iterator[tuple[str, str, list[Event]]]:
+def broken_runs(events: Sequence[Event]) -> Iterator[tuple[str, str, list[Event]]]:
     """Yield each broken promise with its place or task, and the events of the runs.
 
     * Limit: no more runs than the limit of a place overlap. A run is certain from its start until its end if Redis had
       its lease then, otherwise at most until the end of the lease that it had at its start, or the death of its worker.
-    * A task is not run twice at once, unless a retry has made it two calls.
+    * A task is not run twice at once, unless a retry has made it two calls, or it was moved into its flow twice.
     * Rate: in no window are more tasks taken than the burst + rate * window, and no more started with a tolerance.
     * Order: tasks of one lane are taken first in the order in which they were sent.
     * Turns: the first n tasks of a tenant wait for at most n * tenants + WINDOW takings, counted from its last sending.
     """
-    puts = []
+    puts: list[Event] = []
     history: dict[int, list[Event]] = defaultdict(list)
     dead: dict[int, int] = {}
+    twice = moved_twice(events)
     for event in events:
         if event.op == "die":
             dead[event.lane] = event.at
@@ -130,13 +153,24 @@ def broken_runs(events: Iterable[Event]) -> Iterator[tuple[str, str, list[Event]
             history[event.claim].append(event)
         elif (event.op, event.kind) == ("put", "ok"):
             puts.append(event)
-    runs = [_run(number, found, dead) for number, found in history.items()]
-    broken = [*_crowded(runs), *_too_fast(runs), *_out_of_order(puts, runs), *_passed_over(puts, runs)]
+    runs = [run_of(number, found, dead) for number, found in history.items()]
+    broken = [*_crowded(runs, twice), *_too_fast(runs), *_out_of_order(puts, runs), *_passed_over(puts, runs)]
     for promise, what, found in broken:
         yield promise, what, [event for run in found for event in history[run.number]]
 
 
-def _run(number: int, events: Iterable[Event], dead: Mapping[int, int]) -> Run:
+def moved_twice(events: Iterable[Event]) -> set[str]:
+    """Return the labels of messages of which there may be two.
+
+    A worker that is killed has perhaps moved a message whose acknowledgement is lost, and a dispatcher has perhaps sent
+    one that another dispatcher sends again: delivery by RabbitMQ is at least once.
+    """
+    moves = Counter(event.id for event in events if event.op == MOVE)
+    return {label for label, count in moves.items() if count > 1}
+
+
+def run_of(number: int, events: Iterable[Event], dead: Mapping[int, int]) -> Run:
+    """Return the run with these *events*; *dead*: when workers were killed."""
     run, end = Run("", number), 0.0
     for event in events:
         run.label = event.id.removeprefix(RUN)
@@ -154,11 +188,11 @@ def _run(number: int, events: Iterable[Event], dead: Mapping[int, int]) -> Run:
 Broken = Iterator[tuple[str, str, list[Run]]]
 
 
-def _crowded(runs: Iterable[Run]) -> Broken:
+def _crowded(runs: Iterable[Run], twice: Container[str]) -> Broken:
     places: dict[tuple[str, str, int], list[Run]] = defaultdict(list)
     for run in runs:
         if run.ends > run.begins:
-            for place in _limits(run.label):
+            for place in _limits(run.label, twice):
                 places[place].append(run)
     for (promise, name, limit), found in places.items():
         running: list[Run] = []
@@ -169,13 +203,13 @@ def _crowded(runs: Iterable[Run]) -> Broken:
                 break
 
 
-def _limits(label: str) -> Iterator[tuple[str, str, int]]:
+def _limits(label: str, twice: Container[str]) -> Iterator[tuple[str, str, int]]:
     """Yield the limits of a task: the promise, the name of the place, and the most runs at once."""
     plan = Plan.of(label)
     for name, rule in plan.places.items():
         if rule.limit is not None:
             yield "more than the limit", name, rule.limit
-    if not plan.fate.startswith("retry"):
+    if not plan.fate.startswith("retry") and label not in twice:
         yield "twice at once", label, 1
 
 

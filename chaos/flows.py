@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,11 +16,13 @@ from celery import Celery, signals
 from kombu.exceptions import OperationalError
 
 from chaos.flow_plan import FAIR, FLOWS, KINDS, MEASURED, PACED, PLAIN, QUEUE, SYNC, TENANT, TENANTS, Plan
-from chaos.flow_runs import LEASE, RunLog, death_of_worker
+from chaos.flow_runs import LEASE, MOVE, RunLog, death_of_worker
 from chaos.holds import now_ms
 from chaos.progress import Progress
 from chaos.workload import PRODUCER, Post, Step
 from redis_queue.celery import DelayedTasks
+from redis_queue.celery.flow.gate import Gate
+from redis_queue.celery.message.envelope import Envelope
 from redis_queue.errors import StoreError
 from redis_queue.store.keys import FlowKeys
 from redis_queue.validation.history import Event, History
@@ -50,7 +53,10 @@ EXPIRES: Final = 0.1
 
 
 class Flows:
-    """Tasks that run under limits and rates; some retry, fail, are revoked or expire."""
+    """Tasks that run under limits and rates; some retry, fail, are revoked or expire.
+
+    On RabbitMQ, the tasks are sent to the queue *name*.
+    """
 
     lease = LEASE
     calm = 20.0
@@ -59,10 +65,16 @@ class Flows:
     crew: Sequence[str] = (PRODUCER, PRODUCER, WORKER, WORKER, WORKER)
     queue = QUEUE
     kinds = "".join(KINDS)
+    pause = PAUSE
+    log = RunLog
 
-    def __init__(self, broker: str, store: str) -> None:
+    def __init__(self, broker: str, store: str, name: str = "") -> None:
         self._broker = broker
         self._store = store
+        self._name = name or self.queue
+        self._is_elsewhere = broker.startswith("amqp")
+        # Where workers note what they have taken.
+        self._taken = FlowKeys(PREFIX).taken if self._is_elsewhere else ""
         self._progress = Progress()
         self._client = redis.Redis.from_url(store)
         self._delayed = DelayedTasks(self._app())
@@ -87,42 +99,69 @@ class Flows:
 
     def wrong(self) -> Iterator[str]:
         """Yield what is left in Redis, and all dead letters: every task is executable."""
-        for name in ("unacked", "unacked_index", self.queue):
-            if self._client.exists(name):
+        for name in ("unacked", "unacked_index", self._name):
+            if self._client.exists(f"{self._taken}{name}"):
                 yield f"{name} is not empty"
         for name in EMPTY:
             for key in self._client.scan_iter(f"{FlowKeys(PREFIX).pattern.removesuffix('*')}{name}", count=1000):
                 yield f"{key.decode()!r} is not empty"
         for letter in self._delayed.queue.dead_letters(limit=500):
             yield f"{letter.id} is dead: {letter.reason}"
+        if self._is_elsewhere and (count := self._waiting()):
+            yield f"{count} messages wait in RabbitMQ"
+
+    def _waiting(self) -> int:
+        """Return how many messages wait in RabbitMQ; 0 before a worker has declared the queue."""
+        with self._app().connection_for_read() as connection, contextlib.suppress(connection.channel_errors):
+            return int(connection.default_channel.queue_declare(self._name, passive=True).message_count)
+        return 0
 
     def _app(self) -> Celery:
         app = Celery("chaos", broker=self._broker, set_as_current=False)
         app.conf.update(
-            task_default_queue=self.queue,
+            task_default_queue=self._name,
             task_ignore_result=True,
             worker_send_task_events=False,
             worker_concurrency=PROCESSES,
             worker_lost_wait=LOST_WAIT,
-            broker_transport_options={"visibility_timeout": LEASE, "unacked_restore_interval": LEASE / 6},
             broker_connection_retry_on_startup=True,
             redis_queue_url=self._store,
             redis_queue_prefix=PREFIX,
             redis_queue_max_deliveries=1000,
             redis_queue_dispatch_lease=2 * LEASE,
-            redis_queue_flow={name: FLOWS[name] for name in (f"queue:{self.queue}", *self._configured())},
+            **(self._of_rabbitmq() if self._is_elsewhere else self._of_redis()),
+            **self._settings(),
         )
         DelayedTasks(app, leases=True)
         return app
+
+    def _of_redis(self) -> Mapping[str, Any]:
+        return {"broker_transport_options": {"visibility_timeout": LEASE, "unacked_restore_interval": LEASE / 6}}
+
+    def _of_rabbitmq(self) -> Mapping[str, Any]:
+        return {
+            "broker_transport_options": {"confirm_publish": True},
+            "redis_queue_flow_lease": LEASE,
+            # Revokes of this run reach no workers of others.
+            "control_exchange": f"control-{self._name}",
+        }
+
+    def _settings(self) -> Mapping[str, Any]:
+        of_queue = {f"queue:{self._name}": FLOWS[f"queue:{self.queue}"]}
+        return {"redis_queue_flow": {**of_queue, **{name: FLOWS[name] for name in self._configured()}}}
 
     def _configured(self) -> Sequence[str]:
         """Return the tasks that have their flow by the setting."""
         return (PACED,)
 
+    def _options(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the tasks, and the options of their decorators: one has its flow there."""
+        return {SYNC: {"flow": FLOWS[SYNC]}, PACED: {}, PLAIN: {}, TENANT: {}}
+
     def _produce(self, history: History, post: Post) -> Step:
         app, dice, labels = self._app(), random.Random(post.seed), iter(post.labels)
         self._define(app, None)
-        post.arm()
+        post.arm().last_words = lambda: self._die(history)
 
         def step() -> bool:
             if not self._may_send(post):
@@ -133,7 +172,7 @@ class Flows:
                 return False
             for kind in self.kinds:
                 with contextlib.suppress(OperationalError, StoreError):
-                    _send(app, history, f"{kind}{number}", dice.uniform(0, MOST_DELAY), post.lane)
+                    self._send(app, history, f"{kind}{number}", dice, post)
             self._pause(number, post)
             return True
 
@@ -143,33 +182,47 @@ class Flows:
         return True
 
     def _pause(self, number: int, post: Post) -> None:  # noqa: ARG002
-        time.sleep(PAUSE)
+        time.sleep(self.pause)
+
+    def _send(self, app: Celery, history: History, label: str, dice: random.Random, post: Post) -> None:
+        _send(app, history, label, dice.uniform(0, MOST_DELAY), post.lane)
+
+    def _die(self, history: History) -> None:
+        """Record that this process, a producer, is killed."""
+
+    def _log(self, post: Post) -> RunLog:
+        """Return the log of this process of a pool."""
+        client = redis.Redis.from_url(self._store)
+        return self.log(History(post.history), client, os.getppid(), f"{self._taken}unacked_index")
+
+    def _fate(self, label: str) -> str:
+        return Plan.of(label).fate
 
     def _work(self, history: History, post: Post) -> Step:
         app = self._app()
+        _record_moves(history)
         dice = post.arm(MAIN_SHARE)
         dice.last_words = lambda: history.write(death_of_worker())
         logs: list[RunLog] = []
 
         def begin_child(**_: Any) -> None:
-            client = redis.Redis.from_url(self._store)
-            logs[:] = [RunLog(History(post.history), client, os.getppid())]
+            logs[:] = [self._log(post)]
             dice.reseed(post.chance, logs[0].die)
 
         signals.worker_process_init.connect(begin_child, weak=False)
 
         def run(task: Any, label: str) -> None:
-            plan = Plan.of(label)
+            fate = self._fate(label)
             (log,) = logs
             log.enter(label, task.request)
             time.sleep(random.uniform(0, 2 * WORK))
             dice.throw()
-            again = plan.fate.startswith("retry") and not task.request.retries
+            again = fate.startswith("retry") and not task.request.retries
             log.leave()
             if again:
-                raise task.retry(countdown=RETRY_IN if plan.fate == "retry later" else 0)
-            history.write(Event("ack", "invoke", label))
-            if plan.fate == "fail":
+                raise task.retry(countdown=RETRY_IN if fate == "retry later" else 0)
+            history.write(Event("ack", "invoke", task.request.id))
+            if fate == "fail":
                 raise ValueError("on purpose")
 
         self._define(app, run)
@@ -194,10 +247,8 @@ class Flows:
         def body(self: Any, label: str, key: str) -> None:  # noqa: ARG001
             run(self, label)
 
-        for name in (SYNC, PACED, PLAIN, TENANT):
-            # One task has its flow by its decorator.
-            own = {"flow": FLOWS[SYNC]} if name == SYNC else {}
-            app.task(bind=True, name=name, shared=False, **own)(body)
+        for name, options in self._options().items():
+            app.task(bind=True, name=name, shared=False, **options)(body)
 
 
 class FairFlows(Flows):
@@ -222,6 +273,19 @@ class FairFlows(Flows):
             while any(self.wrong()) and time.monotonic() < deadline:
                 time.sleep(0.01)
             post.truce.unlink()
+
+
+def _record_moves(history: History) -> None:
+    """Record the messages that this process, a worker, moves from RabbitMQ into their flows."""
+    send = Gate.send
+
+    def recorded(gate: Gate, envelope: Envelope, *args: Any, is_new: bool = True) -> bool:
+        if not is_new:
+            _, arguments, _ = json.loads(envelope.body)
+            history.write(Event(MOVE, "invoke", arguments["label"]))
+        return send(gate, envelope, *args, is_new=is_new)
+
+    setattr(Gate, "send", recorded)  # noqa: B010 - a method
 
 
 def _send(app: Celery, history: History, label: str, delay: float, lane: int) -> None:

@@ -85,10 +85,10 @@ def _not_greater(holds: list[Hold]) -> Iterator[tuple[str, Hold, Hold]]:
 
 
 @contextlib.contextmanager
-def holding(history: History, held: HeldLock, *, asked_at: int = 0) -> Iterator[None]:
+def holding(history: History, held: HeldLock, *, asked_at: int) -> Iterator[None]:
     """Record the time for which a lock is held; the caller releases it afterwards.
 
-    *asked_at*: time before the request in ms by the history's clock; 0 if unknown.
+    *asked_at*: time before the request in ms by the history's clock.
     """
     id_ = LOCK + held.lock.name
     history.write(Event("hold", "ok", id_, held.fence, at=now_ms() + 1, due=asked_at))

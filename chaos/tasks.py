@@ -12,13 +12,11 @@ from typing import Any, Final
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from chaos import holds
 from chaos.kill_points import Dice
 from chaos.progress import Progress
 from chaos.workload import PRODUCER, Post, Step, note_cancel
-from redis_queue.celery import DelayedTasks, serialized
+from redis_queue.celery import DelayedTasks
 from redis_queue.errors import StoreError
-from redis_queue.lock.lock import current_lock
 from redis_queue.validation.history import Event, History
 
 WORKER: Final = "worker"
@@ -29,11 +27,6 @@ POPPING: Final = "popping worker"
 """Role of a worker with leases but without atomic fetch. It is never killed, for the same reason."""
 
 TASK: Final = "chaos"
-SERIAL: Final = "chaos.alone"
-ALONE: Final = 0.2
-"""Share of tasks that must not run at the same time."""
-
-RETRY_IN: Final = 0.1
 LEASE: Final = 2.0
 OUTDATED: Final = "'NoneType' object has no attribute 'client'"
 """Text of kombu's error (not an OperationalError) if the connection of a channel breaks during a publish."""
@@ -43,7 +36,7 @@ CANCELLED: Final = 0.1
 
 
 class Tasks:
-    """Immediate and delayed tasks, some cancelled, some serialized; workers execute them and ack late.
+    """Immediate and delayed tasks, some cancelled; workers execute them and ack late.
 
     Besides the two workers that may be killed there is one of each role in *others*.
     """
@@ -57,8 +50,6 @@ class Tasks:
         self, broker: str, store: str, queue: str = "chaos", *, others: Sequence[str] = (), **settings: Any
     ) -> None:
         self.crew: Sequence[str] = (PRODUCER, PRODUCER, WORKER, WORKER, *others)
-        # Serialized tasks need an app with redis_queue.
-        self._alone = 0.0 if STOCK in others else ALONE
         self._broker = broker
         self._store = store
         self._queue = queue
@@ -116,10 +107,10 @@ class Tasks:
     def _produce(self, app: Celery, history: History, post: Post) -> Step:
         delayed, dice, labels = DelayedTasks(app), random.Random(post.seed), iter(post.labels)
 
-        def send(label: str, task: str, **options: Any) -> None:
+        def send(label: str, **options: Any) -> None:
             due = round(time.time() * 1000 + options.get("countdown", 0) * 1000)
             history.write(Event("put", "invoke", label, due=due))
-            app.send_task(task, (label,), task_id=label, **options)
+            app.send_task(TASK, (label,), task_id=label, **options)
             history.write(Event("put", "ok", label, due=due))
 
         def step() -> bool:
@@ -128,8 +119,8 @@ class Tasks:
                 return False
             twin = f"d{number}"
             try:
-                send(f"w{number}", SERIAL if dice.random() < self._alone else TASK)
-                send(twin, SERIAL if dice.random() < self._alone else TASK, countdown=dice.uniform(0, MOST_DELAY))
+                send(f"w{number}")
+                send(twin, countdown=dice.uniform(0, MOST_DELAY))
                 if dice.random() < CANCELLED:
                     history.write(Event("cancel", "invoke", twin))
                     note_cancel(history, twin, delayed.cancel(twin))
@@ -142,24 +133,12 @@ class Tasks:
         return step
 
     def _work(self, app: Celery, history: History, dice: Dice) -> Step:
-        def work(label: str) -> None:
+        @app.task(name=TASK)  # type: ignore[untyped-decorator]
+        def run(label: str) -> None:
             at = round(time.time() * 1000)
             history.write(Event("claim", "ok", label, at=at), Event("execute", "ok", label))
             dice.throw()
             history.write(Event("ack", "invoke", label))
-
-        @app.task(name=TASK)  # type: ignore[untyped-decorator]
-        def run(label: str) -> None:
-            work(label)
-
-        @app.task(name=SERIAL)  # type: ignore[untyped-decorator]
-        @serialized(key="gate", retry_in=RETRY_IN, lease=holds.LEASE)
-        def run_alone(label: str) -> None:
-            held = current_lock()
-            if held is None:
-                raise RuntimeError(f"{label} runs without its lock")
-            with holds.holding(history, held):
-                work(label)
 
         def step() -> bool:
             worker = app.Worker(

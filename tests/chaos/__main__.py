@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
+from tests.chaos.edits import Mutant
 from tests.chaos.guarantees import Guarantee, guarantees
-from tests.chaos.mutants import MUTANTS, Mutant, caught
+from tests.chaos.mutants import MUTANTS, caught
 from tests.chaos.runs import SEEDS, run
 
 COLUMNS: Final = {
@@ -26,7 +27,7 @@ COLUMNS: Final = {
     "recovery_ms_max": "max",
     "violations": "broken promises",
 }
-LONG: Final = {"kill": (50_000, 0.001)}
+LONG: Final = {"kill": (50_000, 0.001), "unique": (1200, 0.012), "unique rabbitmq": (1200, 0.012)}
 """Messages for each queue and chance of a kill, if not TIMES those of the row and the default."""
 
 TIMES: Final = 4

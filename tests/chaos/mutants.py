@@ -9,42 +9,19 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
+from tests.chaos.edits import PACKAGE, Edit, Mutant, lua
 from tests.chaos.runs import SEEDS, run
+from tests.chaos.unique_mutants import UNIQUE_MUTANTS
 from tests.support.paths import ROOT
 
-PACKAGE: Final = "redis_queue"
 COPIED: Final = (PACKAGE, "chaos", "tests", "tasks", "celeryconfig.py", "pyproject.toml")
-MESSAGES: Final = 600
 LONG: Final = 2400
 """For faults that appear only if a process was stopped while it held a lock."""
 
 FLOW_MESSAGES: Final = 50
 FAIR_MESSAGES: Final = 160
-
-
-class Edit(NamedTuple):
-    """Replace *old*, which must occur once in *file* of the package, by *new*."""
-
-    file: str
-    old: str
-    new: str
-
-
-class Mutant(NamedTuple):
-    """One fault, and the tests that find it; without tests, a run of *scenario* must find it."""
-
-    name: str
-    edits: tuple[Edit, ...]
-    tests: str = ""
-    messages: int = MESSAGES
-    scenario: str = "kill"
-
-
-def lua(name: str, old: str, new: str) -> Edit:
-    """Return an edit of a script."""
-    return Edit(f"lua/{name}.lua", old, new)
 
 
 RECORD: Final = "  redis.call('ZADD', in_flight, unpack(scores))\n  redis.call('HSET', leases, unpack(fields))\n"
@@ -89,7 +66,7 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "return a message and keep its place",
-        (lua("flow/restore", "free({tag})\nfor", "for"),),
+        (lua("flow/restore", "free({tag})\n", ""),),
         f"{GATE} -k closed_connection",
     ),
     Mutant(
@@ -234,7 +211,7 @@ MUTANTS: Final = [
     Mutant(
         "reschedule what is not there (M8)",
         (
-            lua("delay/reschedule", "if not before or (expected ~= 0 and", "if (before and expected ~= 0 and"),
+            lua("delay/reschedule", "if not redis.call('ZSCORE', waiting, id) then return remember(0) end\n", ""),
             lua("delay/reschedule", "redis.call('ZADD', waiting, 'XX', ", "redis.call('ZADD', waiting, "),
         ),
         "tests/delay/test_delay_queue.py",
@@ -313,8 +290,8 @@ MUTANTS: Final = [
     ),
     Mutant(
         "run without the lock",
-        (Edit("celery/serialized.py", "    if held_here(lock):\n", "    if True:\n"),),
-        "tests/celery/test_serialized.py",
+        (Edit("lock/serialized.py", "            if held_here(lock):\n", "            if True:\n"),),
+        "tests/lock/test_serialized_handlers.py",
     ),
     Mutant(
         "return what another sweep has returned",
@@ -347,6 +324,7 @@ MUTANTS: Final = [
         "tests/celery/consume/test_task_leases.py -k does_not_start_lost",
     ),
     *FLOW_MUTANTS,
+    *UNIQUE_MUTANTS,
 ]
 
 

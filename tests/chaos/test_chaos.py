@@ -6,8 +6,10 @@ import re
 
 import pytest
 
-from tests.chaos.mutants import MUTANTS, Mutant, caught, mutated
+from tests.chaos.edits import Mutant
+from tests.chaos.mutants import MUTANTS, caught, mutated
 from tests.chaos.runs import SEEDS, run
+from tests.support.marks import thorough
 from tests.support.paths import ROOT
 
 TAKEN = ("take, then record (M1)", "ack without its token (M2)", "tell that anything was cancelled")
@@ -27,7 +29,7 @@ def test_no_promise_is_broken_with_another_seed(seed: int) -> None:
 
 
 @pytest.mark.timeout(SECONDS)
-@pytest.mark.parametrize("name", [TAKEN[0], *(pytest.param(name, marks=pytest.mark.thorough) for name in TAKEN[1:])])
+@pytest.mark.parametrize("name", [TAKEN[0], *thorough(*TAKEN[1:])])
 def test_run_catches_a_mutant(name: str) -> None:
     (mutant,) = (one for one in MUTANTS if one.name == name)
     # One seed is enough, but not always the first: some faults need two processes to meet. `make mutants` uses three,

@@ -127,8 +127,6 @@ def held(fence: int, asked: int, got: int, *then: tuple[str, int]) -> list[Event
         # The first holder died or was stopped: its lease of 200 ms has expired.
         (held(1, 1000, 1001), held(2, 1199, 1201)),
         (held(1, 1000, 1900, ("free", 1950)), held(2, 1200, 1201)),
-        # The time of the request is unknown for a serialized task.
-        (held(1, 1000, 1001, ("free", 1010)), held(2, 0, 1011)),
     ],
 )
 def test_consecutive_holders_of_a_lock_pass(one: list[Event], two: list[Event]) -> None:

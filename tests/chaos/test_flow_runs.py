@@ -108,6 +108,20 @@ class TestLimit:
         (retried,) = labels("o", "k1", FATES[0][0])[:1]
         assert broken(run(retried, 1000), run(retried, 1051, 1060, deliveries=2)) == []
 
+    def test_a_task_that_was_moved_into_its_flow_twice_may_run_twice_at_once(self) -> None:
+        label = labels("o", "k1")[0]
+        ran, moved = [run(label, 1000, 1100), run(label, 1050, 1060)], [Event("move", "invoke", label)]
+        assert broken(*ran, moved) == ["twice at once"]
+        assert broken(*ran, moved, moved) == []
+        # The limits count both.
+        assert broken(run(S1, 1000, 1100), run(S1, 1050, 1060), *2 * [[Event("move", "invoke", S1)]]) == [
+            "more than the limit"
+        ]
+
+    def test_a_task_outside_its_flow_is_found(self) -> None:
+        outside = [Event("outside", "ok", f"run:{S1}", 1, at=1000)]
+        assert broken(run(S1, 1000, 1010), outside) == ["ran outside its flow"]
+
 
 class TestRate:
     def test_takings_at_the_rate_pass(self) -> None:

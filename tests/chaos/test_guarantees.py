@@ -9,11 +9,20 @@ from tests.chaos.runs import run
 from tests.chaos.scenarios import SCENARIOS
 from tests.support.parts import require
 
-MAIN = ("kill", "cuts", "celery restart")
-"""The scenarios that run in `make test`; the others repeat them with other servers, brokers and faults."""
+MAIN = ("kill", "celery restart")
+"""The scenarios that run in `make test`."""
+
+MATRIX = ("cuts", "failover", "celery rabbitmq", "flow", "flow rabbitmq", "unique")
+"""Those that run in `make test-all`; the others repeat them with other servers, brokers and faults."""
 
 SECONDS = 240
 """Time limit of a test: workers wait for leases, and servers for each other."""
+
+
+def _marks(scenario: str) -> list[pytest.MarkDecorator]:
+    if scenario in MAIN:
+        return []
+    return [pytest.mark.matrix if scenario in MATRIX else pytest.mark.thorough]
 
 
 def test_table_lists_every_scenario() -> None:
@@ -23,7 +32,7 @@ def test_table_lists_every_scenario() -> None:
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize(
     "row",
-    [pytest.param(row, marks=[] if row.scenario in MAIN else pytest.mark.matrix) for row in guarantees()],
+    [pytest.param(row, marks=_marks(row.scenario)) for row in guarantees()],
     ids=[row.scenario for row in guarantees()],
 )
 def test_guarantee_holds(row: Guarantee) -> None:

@@ -1,0 +1,431 @@
+"""Mutants of unique tasks: each fault breaks a promise, and the row `unique` or a test finds it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.chaos.edits import Edit, Mutant, lua
+
+UNIQUE: Final = "tests/celery/flow/test_unique.py"
+FAULTS: Final = "tests/celery/flow/test_unique_faults.py"
+WORKERS: Final = "tests/celery/flow/test_unique_workers.py"
+CALLS: Final = "celery/publish/unique_calls.py"
+
+MESSAGES: Final = 150
+
+UNIQUE_MUTANTS: Final = [
+    Mutant(
+        "confirm and drop nothing",
+        (lua("includes/unique_confirm", "drop_all(before, ttl) end", "end"),),
+        f"{UNIQUE} -k new_arguments_under_its_id",
+    ),
+    Mutant(
+        "confirm a message that lost its key",
+        (lua("includes/unique_confirm", "if found ~= token then", "if not found then"),),
+        f"{UNIQUE} -k sent_late",
+    ),
+    Mutant(
+        "drop what the store has removed",
+        (lua("includes/unique_confirm", "if not (gone and", "if not (false and"),),
+        f"{UNIQUE} -k has_a_new_time",
+    ),
+    Mutant(
+        "confirm and keep sending",
+        (lua("includes/unique_confirm", "    own(field, token, '-', new_state, ttl, id, now + ttl)\n", ""),),
+        f"{UNIQUE} -k second_call_returns",
+    ),
+    Mutant(
+        "take what was replaced",
+        (lua("includes/unique_take", "'ZREM', replaced, token) == 1", "'ZREM', replaced, token) == 2"),),
+        f"{UNIQUE} -k new_arguments_under_its_id",
+    ),
+    Mutant(
+        "take a message and let its replacement run",
+        (lua("includes/unique_take", "    drop(found, ttl)\n", ""),),
+        f"{UNIQUE} -k it_was_to_replace_runs",
+    ),
+    Mutant(
+        "take a message and let one of two replacements run",
+        (lua("includes/unique_take", "    drop_all(rest, ttl)\n", ""),),
+        f"{FAULTS} -k all_that_was_to_replace",
+    ),
+    Mutant(
+        "take a replacement and let the replaced one run",
+        (lua("includes/unique_take", "    drop_all(before, ttl)\n", ""),),
+        f"{FAULTS} -k what_it_was_to_replace",
+    ),
+    Mutant(
+        "keep the key after the start",
+        (lua("includes/unique_take", "    if owns then disown(field) end\n", ""),),
+        f"{UNIQUE} -k until_it_starts",
+    ),
+    Mutant(
+        "free the key at the start",
+        (lua("includes/unique_take", "    own(field, token, '-', 'r', ttl, id, ends)", "    disown(field)"),),
+        f"{UNIQUE} -k until_it_ends",
+    ),
+    Mutant(
+        "a time that ends with the sending",
+        (lua("includes/unique_take", "if until_ == 'e' or state == 's' then", "if until_ == 'e' then"),),
+        f"{UNIQUE} -k a_time_goes_on",
+    ),
+    Mutant(
+        "count the ttl from the call",
+        (lua("includes/unique_take", "if until_ == 'e' or state == 's' then", "if state == 's' then"),),
+        f"{FAULTS} -k time_of_a_key_begins",
+    ),
+    Mutant(
+        "forget what a delivery owns",
+        (lua("includes/unique_take", "return message, table.concat({until_, token, field}, ' ')", "return message"),),
+        f"{UNIQUE} -k until_it_ends",
+    ),
+    Mutant(
+        "run without a key after the ttl",
+        (lua("includes/unique_take", " or (not found and until_ == 'e')", ""),),
+        f"{FAULTS} -k whose_time_has_passed",
+    ),
+    Mutant(
+        "let the message of a dead sender run",
+        (lua("includes/unique_owner", "  if state == 's' then drop(token, ttl) end\n", ""),),
+        f"{UNIQUE} -k sent_late",
+    ),
+    Mutant(
+        "a dead sender keeps its key",
+        (lua("includes/unique_owner", "if ends > now then", "if ends then"),),
+        f"{UNIQUE} -k key_is_free_soon",
+    ),
+    Mutant(
+        "lose what a dead sender was to replace",
+        (lua("includes/unique_owner", "if state == 's' and before ~= '-' then", "if false then"),),
+        f"{UNIQUE} -k was_to_replace_can_be",
+    ),
+    Mutant(
+        "keep a key for an unconfirmed message",
+        (lua("includes/unique_owner", "if rest == '' and state ~= 's' then", "if false then"),),
+        f"{FAULTS} -k cancelled_after_its_replacement",
+    ),
+    Mutant(
+        "give up a message and keep its key",
+        (lua("includes/unique_owner", "  elseif found == token then\n    disown(field)\n", ""),),
+        f"{UNIQUE} -k until_it_ends",
+    ),
+    Mutant(
+        "give up a message and wait for it",
+        (lua("includes/unique_owner", "    own(field, found, rest, state, ttl, id, ends)\n", ""),),
+        f"{UNIQUE} -k cancelled_meanwhile",
+    ),
+    Mutant(
+        "free the key of a lost lease",
+        (lua("includes/unique_settle", "if not lost[tags[i]] then", "if true then"),),
+        f"{FAULTS} -k late_one_frees_no_key",
+    ),
+    Mutant(
+        "settle and keep the mark",
+        (lua("includes/unique_settle", "        redis.call('ZREM', replaced, token)\n", ""),),
+        f"{FAULTS} -k sent_again_leaves_nothing",
+    ),
+    Mutant(
+        "settle and keep the record",
+        (lua("includes/unique_settle", "      redis.call('HDEL', owned, tags[i])\n", ""),),
+        f"{UNIQUE} -k until_it_ends",
+    ),
+    Mutant(
+        "free a key before its time",
+        (lua("includes/unique_settle", "if until_ ~= 't' then give_up", "if true then give_up"),),
+        f"{UNIQUE} -k for_a_time",
+    ),
+    Mutant(
+        "settle and keep the key",
+        (lua("includes/unique_settle", "if until_ ~= 't' then give_up(field, token) end", ""),),
+        f"{UNIQUE} -k until_it_ends",
+    ),
+    Mutant(
+        "settle alone and keep the key", (lua("flow/settle", "free_keys(tags, missing)\n", ""),), f"{FAULTS} -k alone"
+    ),
+    Mutant(
+        "settle, take and keep the key",
+        (lua("flow/take", "free_keys(tags, missing)\n", ""),),
+        f"{UNIQUE} -k until_it_ends",
+    ),
+    Mutant(
+        "take and record no key",
+        (lua("flow/take", "  if #keys_owned > 0 then redis.call('HSET', owned, unpack(keys_owned)) end\n", ""),),
+        f"{UNIQUE} -k until_it_ends",
+    ),
+    Mutant(
+        "return a message without its key",
+        (lua("flow/restore", "  if is_owner then own(field, token, '-', 'w', ttl, id, now + ttl) end\n", ""),),
+        f"{UNIQUE} -k rejected_message_waits",
+    ),
+    Mutant(
+        "return a message with the key of another one",
+        (
+            lua(
+                "flow/restore",
+                "local is_owner = not found or (found == token and before == '-' and state ~= 's')",
+                "local is_owner = true",
+            ),
+        ),
+        f"{UNIQUE} -k does_not_take_the_key",
+    ),
+    Mutant(
+        "return a message and end the sending of another one",
+        (lua("flow/restore", "(found == token and before == '-' and state ~= 's')", "found == token"),),
+        f"{UNIQUE} -k killed_between",
+    ),
+    Mutant(
+        "return a replaced message with its key",
+        (lua("flow/restore", "  if redis.call('ZSCORE', replaced, token) then is_owner = false end\n", ""),),
+        f"{FAULTS} -k does_not_wait_again",
+    ),
+    Mutant(
+        "return a message and keep its record",
+        (lua("flow/restore", "redis.call('HDEL', owned, tag)\n", ""),),
+        f"{UNIQUE} -k rejected_message_waits",
+    ),
+    Mutant(
+        "send a message that lost its key",
+        (
+            lua(
+                "flow/send",
+                "and not confirm(field, token, 'w', false) then",
+                "and not confirm(field, token, 'w', false) and false then",
+            ),
+        ),
+        f"{UNIQUE} -k sent_late",
+    ),
+    Mutant(
+        "send and confirm nothing",
+        (lua("flow/send", "if until_ and is_new and not", "if until_ and false and not"),),
+        f"{UNIQUE} -k second_call_returns",
+    ),
+    Mutant(
+        "refuse what another broker delivers",
+        (lua("flow/send", "if until_ and is_new and not", "if until_ and not"),),
+        f"{UNIQUE} -k another_broker_delivers",
+    ),
+    Mutant(
+        "refuse a message and keep its mark",
+        (lua("flow/send", "  redis.call('ZREM', replaced, token)\n", ""),),
+        f"{UNIQUE} -k sent_late",
+    ),
+    Mutant(
+        "acquire twice",
+        (lua("unique/acquire", "if found == token then", "if false then"),),
+        f"{FAULTS} -k repeated_call",
+    ),
+    Mutant(
+        "refuse the key to the retry of its owner",
+        (lua("unique/acquire", "if found == running then", "if false then"),),
+        f"{UNIQUE} -k retry_that_was_never_sent",
+    ),
+    Mutant(
+        "replace a task that runs",
+        (lua("unique/acquire", "if not replaces or not waits then", "if not replaces then"),),
+        f"{UNIQUE} -k that_runs_is_not_replaced",
+    ),
+    Mutant(
+        "own a key while another call is sent",
+        (lua("unique/acquire", "if state == 's' then return {running == '' and 3 or 0, other, state} end\n", ""),),
+        f"{UNIQUE} -k another_call_waits",
+    ),
+    Mutant(
+        "return what is being sent",
+        (lua("unique/acquire", "running == '' and 3 or 0", "0"),),
+        f"{UNIQUE} -k another_call_waits",
+    ),
+    Mutant(
+        "shorten the time of what is replaced",
+        (lua("unique/acquire", "ttl = string.format('%.0f', math.max(ttl, ends - now))\n", ""),),
+        f"{FAULTS} -k may_wait_longer",
+    ),
+    Mutant(
+        "forget the first of two that are replaced",
+        (lua("unique/acquire", "if before ~= '-' then instead = instead .. '+' .. before end\n", ""),),
+        f"{UNIQUE} -k was_to_replace_can_be",
+    ),
+    Mutant(
+        "hold a key for its ttl while it is sent",
+        (
+            lua(
+                "unique/acquire",
+                "own(field, token, '-', 's', ttl, id, now + HOLD)",
+                "own(field, token, '-', 's', ttl, id, now + ttl)",
+            ),
+        ),
+        f"{FAULTS} -k lost_its_key_does_not",
+    ),
+    Mutant(
+        "a dead letter keeps its key",
+        (lua("unique/acquire", "if not found or (waits and other == gone) then", "if not found then"),),
+        f"{UNIQUE} -k dead_letter_frees",
+    ),
+    Mutant(
+        "never remove owners",
+        (lua("unique/acquire", "  if not owner(name) then disown(name) end\n", ""),),
+        f"{FAULTS} -k forgets_what_has_ended",
+    ),
+    Mutant(
+        "never remove marks",
+        (lua("unique/acquire", "if #old > 0 then redis.call('ZREM', replaced, unpack(old)) end\n", ""),),
+        f"{FAULTS} -k forgets_what_has_ended",
+    ),
+    Mutant(
+        "replace under another id",
+        (
+            lua(
+                "unique/acquire",
+                "own(field, token, instead, 's', ttl, other, now + HOLD)\nreturn {2, other,",
+                "own(field, token, instead, 's', ttl, id, now + HOLD)\nreturn {2, id,",
+            ),
+        ),
+        f"{UNIQUE} -k new_arguments_under_its_id",
+    ),
+    Mutant(
+        "free the key of another message",
+        (
+            lua(
+                "unique/release",
+                "if token ~= '' and found ~= token then return give_up(field, token) and 1 or 0 end\n",
+                "",
+            ),
+        ),
+        f"{FAULTS} -k lost_its_key_does_not",
+    ),
+    Mutant(
+        "wait for a cancelled message",
+        (lua("unique/release", "return give_up(field, token) and 1 or 0 end", "return 0 end"),),
+        f"{UNIQUE} -k cancelled_meanwhile",
+    ),
+    Mutant(
+        "withdraw what was sent",
+        (lua("unique/release", "if not sent and state ~= 's' then return 0 end\n", ""),),
+        f"{UNIQUE} -k reply_was_lost",
+    ),
+    Mutant(
+        "withdraw what took a place in the store",
+        (lua("unique/release", "if not sent and state_before == 'd' then", "if false then"),),
+        f"{UNIQUE} -k refused_after_it_was_stored",
+    ),
+    Mutant(
+        "withdraw a message and let it run",
+        (lua("unique/release", "if not sent then drop(found, ttl) end\n", ""),),
+        f"{FAULTS} -k was_withdrawn",
+    ),
+    Mutant(
+        "withdraw a message and free the key of the one before",
+        (lua("unique/release", "if token_before and token ~= '' then", "if false then"),),
+        f"{FAULTS} -k was_withdrawn",
+    ),
+    Mutant(
+        "a retry replaces another call",
+        (Edit(CALLS, 'call.unique.on_conflict == "replace" and not running', 'call.unique.on_conflict == "replace"'),),
+        f"{WORKERS} -k another_call_waits",
+    ),
+    Mutant(
+        "a retry counts as a call",
+        (
+            Edit(
+                CALLS,
+                "return self._retry(call) if is_retry_of(app, call.id) else self._call(call)",
+                "return self._call(call)",
+            ),
+        ),
+        f"{WORKERS} -k retries_keep",
+    ),
+    Mutant(
+        "a retry takes a new key",
+        (Edit(CALLS, "key, token = running.key, running.token", "key, token = running.key, NOBODY"),),
+        f"{WORKERS} -k retries_keep",
+    ),
+    Mutant(
+        "never confirm",
+        (Edit(CALLS, "elif not owners.confirm(header.field, header.token, gone=message.replaced):", "elif False:"),),
+        f"{UNIQUE} -k has_a_new_time",
+    ),
+    Mutant(
+        "return although the key was lost",
+        (
+            Edit(
+                CALLS,
+                "                raise LostKeyError\n        except StoreError",
+                "                pass\n        except StoreError",
+            ),
+        ),
+        f"{UNIQUE} -k sent_late",
+    ),
+    Mutant(
+        "a send that failed keeps its key",
+        (Edit(CALLS, "owners.withdraw(header.field, header.token, sent=False)", "pass"),),
+        f"{UNIQUE} -k send_that_fails",
+    ),
+    Mutant(
+        "do not send what others wait for",
+        (
+            Edit(
+                CALLS,
+                "        if call.is_awaited:\n            self._tell",
+                "        if False:\n            self._tell",
+            ),
+        ),
+        f"{UNIQUE} -k what_others_wait_for_is_sent",
+    ),
+    Mutant(
+        "replace what others wait for",
+        (Edit(CALLS, 'if call.is_awaited and call.unique.on_conflict == "replace":', "if False:"),),
+        f"{UNIQUE} -k others_wait_for_is_not_replaced",
+    ),
+    Mutant(
+        "wait for a dead letter",
+        (Edit(CALLS, 'return item is not None and item.state == "dead"', "return False"),),
+        f"{UNIQUE} -k dead_letter_frees",
+    ),
+    Mutant(
+        "return where a call has to raise",
+        (Edit(CALLS, "if call.may_raise and not collects:", "if False:"),),
+        f"{UNIQUE} -k it_raises",
+    ),
+    Mutant(
+        "own keys of what push_many collects",
+        (Edit(CALLS, "sending.unique, sending.batch = message, None", "sending.unique = message"),),
+        f"{UNIQUE} -k push_many",
+    ),
+    Mutant(
+        "return what may never be sent",
+        (
+            Edit(
+                CALLS,
+                "                raise _busy(call, header.key)\n            time",
+                "                return found\n            time",
+            ),
+        ),
+        f"{UNIQUE} -k in_vain_raises",
+    ),
+    Mutant(
+        "own a key for longer than a message",
+        (Edit(CALLS, "int(min(ttl_ms, self._expires_ms(call)))", "int(ttl_ms)"),),
+        f"{UNIQUE} -k expires_owns_its_key",
+    ),
+    Mutant(
+        "forget the delay of a call",
+        (Edit(CALLS, "call.unique.ttl_ms + duration_ms(max(0.0, delay))", "call.unique.ttl_ms"),),
+        f"{UNIQUE} -k delay_counts_once",
+    ),
+    Mutant(
+        "cancel and keep the key",
+        (Edit("celery/stored_tasks.py", "self.unique.withdraw(key.field, key.token, sent=True)", "pass"),),
+        f"{UNIQUE} -k cancelled_or_revoked",
+    ),
+    Mutant(
+        "run what was replaced",
+        (lua("includes/unique_take", "'ZREM', replaced, token) == 1", "'ZREM', replaced, token) == 2"),),
+        messages=MESSAGES,
+        scenario="unique",
+    ),
+    Mutant(
+        "let two tasks of a key run",
+        (lua("includes/unique_take", "    own(field, token, '-', 'r', ttl, id, ends)", "    disown(field)"),),
+        messages=MESSAGES,
+        scenario="unique",
+    ),
+]
