@@ -14,6 +14,7 @@ from redis_queue.celery.revoked_state import clear_revoked
 from redis_queue.celery.tracing import schedule_spans
 from redis_queue.delay.model import Push
 from redis_queue.delay.queue import DelayQueue
+from redis_queue.delay.writer import RENEWED, REPLACED
 from redis_queue.errors import InvalidValueError
 from redis_queue.lazy_property import LazyProperty
 
@@ -29,16 +30,20 @@ class MessageWriter:
         # Opening it asks Redis: if that fails, the span of the schedule shows the error.
         self._open_queue = open_queue
 
-    def store(self, messages: Sequence[tuple[Envelope, Due]]) -> None:
-        """Store messages in one round trip per 500; each replaces an entry that waits under its task id."""
+    def store(self, messages: Sequence[tuple[Envelope, Due]]) -> list[bool]:
+        """Store messages in one round trip per 500; each replaces an entry that waits under its task id.
+
+        Tell for each whether it certainly replaced one, which will not be sent.
+        """
         calls = [new_call() for _ in messages]
         named = [(envelope.with_call(call), due) for (envelope, due), call in zip(messages, calls, strict=True)]
         with schedule_spans(named) as traced:
             pushes = [self.as_push(*message, mark=call) for message, call in zip(traced, calls, strict=True)]
-            renewed = self._open_queue().calls.renew_many(pushes)
-        for (envelope, _), was_revoked in zip(messages, renewed, strict=True):
-            if was_revoked:
+            outcomes = self._open_queue().calls.renew_many(pushes)
+        for (envelope, _), outcome in zip(messages, outcomes, strict=True):
+            if outcome == RENEWED:
                 clear_revoked(self._app, envelope.id)
+        return [outcome == REPLACED for outcome in outcomes]
 
     def store_attempt(self, envelope: Envelope, due: Due, attempt: Attempt) -> None:
         """Store a retry; it replaces an earlier attempt of the same call.
@@ -47,18 +52,15 @@ class MessageWriter:
         """
         with schedule_spans([(envelope.with_call(attempt.call), due)]) as traced:
             ((message, _),) = traced
-            self.keep_attempt(self.as_push(message, due), message, attempt)
-
-    def keep_attempt(self, push: Push, envelope: Envelope, attempt: Attempt) -> None:
-        """Store *push*, made of *envelope*, under the first id at which it replaces no other call."""
-        for id_ in attempt.ids(envelope.id):
-            own = replace(push, payload=envelope.pack(id_), id=id_, mark=attempt.mark)
-            if self._open_queue().calls.replace_own(own):
-                return
-        # Only possible if another tool wrote an entry with this id and without a call name.
-        raise InvalidValueError(
-            f"{envelope.id!r}: other calls wait under this id and under all ids for its retries: cancel one of them"
-        )
+            push = self.as_push(message, due)
+            for id_ in attempt.ids(message.id):
+                own = replace(push, payload=message.pack(id_), id=id_, mark=attempt.mark)
+                if self._open_queue().calls.replace_own(own):
+                    return
+            # Only possible if another tool wrote an entry with this id and without a call name.
+            raise InvalidValueError(
+                f"{message.id!r}: other calls wait under this id and under all ids for its retries: cancel one of them"
+            )
 
     def as_push(self, envelope: Envelope, due: Due, *, mark: str = "") -> Push:
         """Return the entry for a message, with the *mark* of its call."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from redis_queue.delay.model import Push
 from redis_queue.delay.shards import Shards
-from redis_queue.delay.writer import KEPT, RENEWED, EntryWriter
+from redis_queue.delay.writer import KEPT, EntryWriter
 from redis_queue.store.chunks import chunks
 from redis_queue.store.ids import check_id, id_bytes
 from redis_queue.times import Seconds, duration_ms
@@ -27,18 +27,17 @@ class Calls:
         """Store entries as :meth:`DelayQueue.push_many` does with "keep"; tell for each whether it was stored."""
         return [flag != KEPT for _, flag in self._writer.push(items, "keep")]
 
-    def keep_held(self, item: Push) -> bool:
-        """Store *item* as :meth:`keep_many` does, even if Redis is full: its message is settled next."""
-        return next(flag != KEPT for _, flag in self._writer.push([item], "held"))
+    def renew_many(self, items: Iterable[Push]) -> list[int]:
+        """Store entries as :meth:`DelayQueue.push_many` does with "replace"; return the flag of each.
 
-    def renew_many(self, items: Iterable[Push]) -> list[bool]:
-        """Store entries as :meth:`DelayQueue.push_many` does with "replace"; tell for each if its id was revoked."""
-        return [flag == RENEWED for _, flag in self._writer.push(items, "replace")]
+        It is RENEWED if the id of the entry was revoked before.
+        """
+        return [flag for _, flag in self._writer.push(items, "replace")]
 
     def replace_own(self, item: Push) -> bool:
         """Store *item* unless a record without its mark has its id; tell whether it was stored.
 
-        As with :meth:`keep_held`, even if Redis is full.
+        It is stored even if Redis is full: the message of the task that retries is settled next.
         """
         return next(flag != KEPT for _, flag in self._writer.push([item], "own"))
 

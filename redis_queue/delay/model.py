@@ -17,7 +17,7 @@ from redis_queue.times import Seconds, from_ms
 OnConflict = Literal["replace", "keep", "error"]
 """What a push does if its id exists."""
 
-Conflict = OnConflict | Literal["own", "held"] | int
+Conflict = OnConflict | Literal["own"] | int
 """The same for a script: "own" replaces a record with the same mark, a number one that is older in ms."""
 
 MAX_FIELDS: Final = 3000

@@ -292,14 +292,13 @@ class DelayQueue:
         """Change the due time of a waiting entry. False: the id is unknown, or the entry is claimed."""
         return self._reschedule(id, *when(delay, due_at))
 
-    def run_now(self, id: str, *, due_at: datetime | None = None) -> bool:
-        """Make a waiting entry due now. False: unknown id, claimed, or its due time is not *due_at*, if given."""
-        return self._reschedule(id, 0, 0, expected=0 if due_at is None else point_ms(due_at))
+    def run_now(self, id: str) -> bool:
+        """Make a waiting entry due now. False: the id is unknown, or the entry is claimed."""
+        return self._reschedule(id, 0, 0)
 
-    def _reschedule(self, id: str, delay: int, due: int, *, expected: int = 0) -> bool:
+    def _reschedule(self, id: str, delay: int, due: int) -> bool:
         shard = self._shards.of(check_id(id))
-        changes = {"delay": delay, "due": due, "expected": expected}
-        return bool(shard.call("delay/reschedule", now=shard.clock(), id=id_bytes(id), **changes))
+        return bool(shard.call("delay/reschedule", now=shard.clock(), id=id_bytes(id), delay=delay, due=due))
 
     def put_back(self, limit: int = MANY) -> PutBack:
         """Put back up to *limit* entries whose leases expired. Any number of processes may do so at once.

@@ -10,14 +10,13 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Final, NamedTuple
+from typing import Final
 
 from redis_queue.errors import InvalidDelayError, LeaseLostError, LockTakenError, RedisQueueError
 from redis_queue.logs import logger_of
 from redis_queue.model import Lease
 from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.store.connection import Client, connect
-from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import LockKeys
 from redis_queue.store.records import Clock, Leased, server_clock
 from redis_queue.store.scripts import Scripts
@@ -65,23 +64,21 @@ class Lock:
         self._acquire = scripts.bind("lock/acquire", keys)
         self._extend = scripts.bind("lock/extend", keys)
         self._release = scripts.bind("lock/release", keys)
-        self._next = scripts.bind("lock/next", keys)
 
     def __repr__(self) -> str:
         return f"Lock({self.name!r})"
 
-    def acquire(self, *, wait: Seconds = 0, id: str = "") -> HeldLock | None:
+    def acquire(self, *, wait: Seconds = 0) -> HeldLock | None:
         """Take the lock and begin to extend its lease; None if it is still taken after *wait* seconds.
 
-        *id* puts the caller into the line from which :meth:`HeldLock.release` names the first. If all replies were lost
-        (StoreUnavailableError), the lock may be taken until its lease ends.
+        If all replies were lost (StoreUnavailableError), the lock may be taken until its lease ends.
         """
         left = check_wait(wait) / 1000
         deadline = time.monotonic() + left
         token = os.urandom(16).hex()
         while True:
             asked_at = time.monotonic()
-            fence, ends_in = self._acquire(now=self._clock(), token=token, lease=self.lease_ms, id=id_bytes(id))
+            fence, ends_in = self._acquire(now=self._clock(), token=token, lease=self.lease_ms)
             if fence:
                 return HeldLock(self, token, fence, asked_at)
             left = min(left, deadline - time.monotonic())
@@ -101,10 +98,6 @@ class Lock:
         with held:
             yield held
 
-    def pass_over(self, id: str) -> str | None:
-        """Remove *id* from the line; return the first id in the line, or None."""
-        return _id_or_none(self._next(id=id_bytes(id)))
-
     def extend(self, held: Sequence[Leased], lease_ms: int) -> list[bool]:
         """Lengthen the leases of *held*, holders of this lock, to *lease_ms* from now; False if the lease was lost.
 
@@ -115,17 +108,9 @@ class Lock:
             for item in held
         ]
 
-    def release(self, token: str) -> Released:
-        """Release the lock that was taken with *token*."""
-        mine, waiting = self._release(token=token)
-        return Released(bool(mine), _id_or_none(waiting))
-
-
-class Released(NamedTuple):
-    """Outcome of a release: *mine* is False if the lock had been lost; *waiting*: the first id in the line."""
-
-    mine: bool
-    waiting: str | None
+    def release(self, token: str) -> bool:
+        """Release the lock that was taken with *token*; False if it had been lost."""
+        return bool(self._release(token=token))
 
 
 class _Term:
@@ -159,7 +144,7 @@ class HeldLock:
         self.fence = fence
         self.id = lock.name
         self.lease = Lease(token, from_ms(time.time() * 1000 + lock.lease_ms))
-        self._released: Released | None = None
+        self._released: bool | None = None
         # The heartbeat does not reference this object: else an object that is dropped would hold the lock for ever.
         self._term = _Term(lock, self.lease, asked_at)
         self._heartbeat = Heartbeat(self._term, lock.lease_ms, owner=self)
@@ -177,25 +162,26 @@ class HeldLock:
         if not self.lock.extend([self], 0)[0]:
             raise LeaseLostError(f"the lease of the lock {self.lock.name!r} ended, and another holder has taken it")
 
-    def release(self) -> Released:
-        """Release the lock; calling again returns the same outcome. If Redis is away, the lock ends with its lease.
+    def release(self) -> bool:
+        """Release the lock; False if it had been lost. Calling again returns the same outcome.
 
-        In a child process that was forked while the lock was held, this is a no-op.
+        If Redis is away, it returns False, and the lock ends with its lease. In a child process that was forked while
+        the lock was held, it does nothing and returns False.
         """
         if self._heartbeat.elsewhere:
-            return Released(mine=False, waiting=None)
+            return False
         if self._released is None:
             self._heartbeat.stop()
             self._released = self._release()
         return self._released
 
-    def _release(self) -> Released:
+    def _release(self) -> bool:
         try:
             released = self.lock.release(self.lease.token)
         except RedisQueueError as error:
             logger.warning("lock not released: %s", error, extra={"action": "unlock_failed", "lock": self.lock.name})
-            return Released(mine=False, waiting=None)
-        if not released.mine:
+            return False
+        if not released:
             logger.warning("lock %s was lost", self.lock.name, extra={"action": "lock_lost", "lock": self.lock.name})
         return released
 
@@ -217,16 +203,6 @@ def held_here(lock: Lock) -> bool:
     return any(held.lock.key == lock.key for held in _mine())
 
 
-@contextlib.contextmanager
-def holding_nothing() -> Iterator[None]:
-    """Run a ``with`` block as a thread without locks would."""
-    before, _HELD.locks = _HELD.own(), []
-    try:
-        yield
-    finally:
-        _HELD.locks = before
-
-
 def check_lease(lease: Seconds) -> int:
     """Return *lease* in ms; raises InvalidDelayError unless it is 0.1 s to 7 days."""
     return _between("lease", lease, MIN_LEASE, MAX_LEASE)
@@ -244,10 +220,6 @@ def _between(name: str, value: Seconds, low: timedelta, high: timedelta) -> int:
             f"{name}={value!r}: must be {low.total_seconds():g} to {high.total_seconds():g} seconds"
         )
     return found
-
-
-def _id_or_none(raw: bytes) -> str | None:
-    return id_text(raw) if raw else None
 
 
 class _ThreadLocks(threading.local):

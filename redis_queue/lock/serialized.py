@@ -49,14 +49,14 @@ class Serial:
             check_retry_in(self.retry_in)
         KeyTemplate(self.key).check(self.signature, getattr(self.function, "__name__", "the function"))
 
-    def name_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, own: int = 0) -> str:
-        """Return the name of the lock for a call with these arguments; a key function does not get the first *own*.
+    def name_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Return the name of the lock for a call with these arguments.
 
         Raises InvalidValueError if they result in an invalid name, TypeError if the function does not take them.
         """
         values = arguments(self.signature, args, kwargs)
         if callable(self.key):
-            name = self.key(*args[own:], **kwargs)
+            name = self.key(*args, **kwargs)
         else:
             try:
                 name = self.key.format(**values)
@@ -64,9 +64,9 @@ class Serial:
                 raise InvalidValueError(f"key={self.key!r}: {type(error).__name__}: {error}") from error
         return check_name(name, what="lock")
 
-    def delay_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, own: int = 0) -> float:
+    def delay_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
         """Return the seconds until a call with these arguments is retried, with jitter. Raises InvalidDelayError."""
-        seconds = self.retry_in(*args[own:], **kwargs) if callable(self.retry_in) else self.retry_in
+        seconds = self.retry_in(*args, **kwargs) if callable(self.retry_in) else self.retry_in
         return check_retry_in(seconds) / 1000 * random.uniform(1, 1 + JITTER)
 
 

@@ -231,13 +231,6 @@ class TestChange:
         (entry,) = timed.claim()
         assert (entry.payload, entry.due_at) == ("a", when(10))
 
-    def test_an_entry_can_be_rescheduled_only_if_its_due_time_matches(self, timed: DelayQueue) -> None:
-        timed.push("a", id="a", delay=60)
-        assert not timed.run_now("a", due_at=when(59))
-        assert timed.next_due() == when(60)
-        assert timed.run_now("a", due_at=when(60))
-        assert timed.next_due() == when(0)
-
     def test_only_waiting_entries_are_rescheduled(self, timed: DelayQueue) -> None:
         assert not timed.reschedule("unknown", delay=1)
         assert not timed.run_now("unknown")

@@ -18,7 +18,7 @@ ETA: Final = "redis_queue_eta"
 """Header with the original eta. Celery's own eta header is empty, or a worker would wait for the eta again."""
 
 CALL: Final = "redis_queue_call"
-"""Header with the name of the call: new for each publish with a delay, the same for its retries and deferrals."""
+"""Header with the name of the call: new for each publish with a delay, the same for its retries."""
 
 SENT: Final = "redis_queue_sent"
 """Header with the time at which a producer sent or stored the message, in ms by its clock."""
@@ -26,7 +26,10 @@ SENT: Final = "redis_queue_sent"
 FLOW: Final = "redis_queue_flow"
 """Header with the flow and the keys of the message, see :class:`redis_queue.celery.message.flow_header.FlowHeader`."""
 
-OWN: Final = frozenset({ETA, CALL, SENT, FLOW})
+UNIQUE: Final = "redis_queue_unique"
+"""Header with the key of a unique task, see :class:`redis_queue.celery.message.unique_header.UniqueHeader`."""
+
+OWN: Final = frozenset({ETA, CALL, SENT, FLOW, UNIQUE})
 """Headers that belong to one message; messages sent by its task must not inherit them."""
 
 _BYTES: Final = 9

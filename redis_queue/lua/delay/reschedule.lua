@@ -7,14 +7,13 @@
 -- ARGV[2] id         of the entry
 -- ARGV[3] delay      ms from now
 -- ARGV[4] due        ms; 0 = use the delay
--- ARGV[5] expected   due time in ms that the entry must have; 0 = any
--- ARGV[6] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV[5] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 --
--- Returns 1 = changed, 0 = unknown id, claimed, or due at another time.
+-- Returns 1 = changed, 0 = unknown id, or claimed.
 -- O(log waiting)
 local waiting, slot, wake = KEYS[1], KEYS[2], KEYS[3]
 local now, id, delay, due = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local expected, sequence = tonumber(ARGV[5]), ARGV[6]
+local sequence = ARGV[5]
 
 -- include last_call
 if last == sequence then return tonumber(outcome) end
@@ -22,10 +21,7 @@ if last == sequence then return tonumber(outcome) end
 if due == 0 then due = now + delay end
 -- As includes/first_write.lua.
 redis.call('ZREM', waiting, '')
-local before = tonumber(redis.call('ZSCORE', waiting, id) or '')
-if not before or (expected ~= 0 and before ~= expected) then
-  return remember(0)
-end
+if not redis.call('ZSCORE', waiting, id) then return remember(0) end
 -- include wake_dispatcher
 -- XX: never add a claimed entry again.
 redis.call('ZADD', waiting, 'XX', string.format('%.0f', due), id)

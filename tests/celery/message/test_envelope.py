@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from kombu.utils.json import dumps, register_type
 
 from redis_queue import DelayQueue, InvalidValueError
+from redis_queue.celery import DelayedTasks, Dispatcher
+from redis_queue.celery.message.attempt import CALL, ETA
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.packing import (
     MOST_CODES,
@@ -28,6 +30,7 @@ from redis_queue.celery.message.packing import (
 )
 from redis_queue.celery.message.typed_values import restore_types
 from redis_queue.delay.model import Push
+from tests.support.celery.brokers import Broker
 from tests.support.celery.messages import envelopes, message, task_ids
 
 VERSION_BYTE = VERSION[0]
@@ -198,3 +201,38 @@ class _Fragile:
 
 def _break(_: str) -> _Fragile:
     raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("options", [{}, {"serializer": "pickle"}, {"compression": "zlib"}])
+def test_a_message_that_a_worker_received_is_stored_and_sent_unchanged(
+    broker: Broker, redis_url: str, client: redis.Redis, options: Any
+) -> None:
+    app = broker.app(redis_queue_url=redis_url, accept_content=["json", "pickle"])
+    delayed, queue = DelayedTasks(app), app.conf.task_default_queue
+    app.send_task(
+        "shop.remind",
+        ("é", 1),
+        {"a": {"b": [1]}},
+        headers={"tenant": "a"},
+        priority=3,
+        link=app.signature("shop.next", queue="elsewhere"),
+        retries=2,
+        root_id="root",
+        **options,
+    )
+    (came,) = broker.take(queue)
+    delayed.writer.store([(Envelope.of_message(came), (0.0, None))])
+    Dispatcher(app, delayed.queue).run()
+    (again,) = broker.take(queue)
+    assert [shown(again)] == [shown(came)]
+
+
+def shown(message: Any) -> dict[str, Any]:
+    """Return the parts of a message that a worker sees."""
+    return {
+        "body": message.body.encode() if isinstance(message.body, str) else bytes(message.body),
+        "type": (message.content_type, message.content_encoding),
+        "headers": {name: value for name, value in message.headers.items() if name not in ("redelivered", CALL, ETA)},
+        "properties": [message.properties.get(name) for name in ("correlation_id", "reply_to", "priority")],
+        "route": (message.delivery_info["exchange"], message.delivery_info["routing_key"]),
+    }
