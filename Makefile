@@ -1,6 +1,6 @@
 # Every target creates its own virtual environment; no target needs root.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-peers compose-check clean
+.PHONY: help setup demo test test-all test-release coverage test-oldest test-newest test-servers million chaos chaos-short mutants screenshots reference docs check lock bench bench-scripts bench-queue bench-delay bench-worker bench-leases bench-observe bench-flow bench-peers compose-check clean
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -8,8 +8,8 @@ BENCH := .venv-bench
 BIN := $(VENV)/bin
 LOCKED := requirements
 INSTALL := pyproject.toml scripts/environment $(LOCKED)/bootstrap.txt
-# Groups of tests that only `make test-all` runs.
-GROUPS := matrix or browser or installs or thorough
+# Groups of tests that only `make test-all` runs, but for thorough ones: only `make test-release` runs those.
+GROUPS := matrix or browser or installs
 # Tests on each of the other servers; for a release, all: make test-servers STORE_TESTS="tests/queue tests/delay tests/store tests/lua"
 STORE_TESTS := tests/queue/test_queue.py tests/delay/test_delay_queue.py tests/store/test_full.py tests/celery/test_full_redis.py
 # Tests on the oldest versions; for a release, all: make test-oldest OLDEST_TESTS="tests/queue tests/delay tests/celery tests/contrib tests/testing"
@@ -48,15 +48,21 @@ demo: $(VENV)/.demo ## run the orders example end to end: a consumer is killed a
 test: setup ## run the tests on one Redis and the newest versions; for some: ARGS=tests/store
 	@$(TEST_PARTS) install $(PARTS)
 	@mkdir -p build && : > $$REDIS_QUEUE_TEST_FLAKY
-	$(PYTEST) -m "not ($(GROUPS))" $(ARGS)
+	$(PYTEST) -m "not ($(GROUPS) or thorough)" $(ARGS)
 	@$(TEST_PARTS) report $(PARTS)
 
-test-all: setup ## run the rest: four servers, Cluster, Sentinel, oldest versions, browser, installed wheels, long tests
+test-all: setup ## run the rest: four servers, Cluster, Sentinel, oldest versions, browser, installed wheels
 	@$(TEST_PARTS) install $(ALL_PARTS)
 	@mkdir -p build && : > $$REDIS_QUEUE_TEST_FLAKY
-	$(PYTEST) -m "$(GROUPS)" $(ARGS)
+	$(PYTEST) -m "($(GROUPS)) and not thorough" $(ARGS)
 	$(MAKE) --no-print-directory test-servers test-oldest
 	@cat $$REDIS_QUEUE_TEST_FLAKY
+	@$(TEST_PARTS) report $(ALL_PARTS)
+
+test-release: setup ## run the tests that take long and that others nearly repeat: more pools, brokers and faults
+	@$(TEST_PARTS) install $(ALL_PARTS)
+	@mkdir -p build && : > $$REDIS_QUEUE_TEST_FLAKY
+	$(PYTEST) -m thorough $(ARGS)
 	@$(TEST_PARTS) report $(ALL_PARTS)
 
 coverage: setup ## run the tests of the newest versions and report uncovered lines

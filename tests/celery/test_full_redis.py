@@ -15,6 +15,7 @@ from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher
 from tests.support.celery.brokers import Broker
 from tests.support.celery.full_names import ADD, AGAIN, RAN
 from tests.support.celery.processes import CeleryProcess
+from tests.support.marks import thorough
 from tests.support.servers import RedisServer
 from tests.support.store.ballast import Ballast
 from tests.support.wait import wait_until
@@ -117,8 +118,9 @@ def test_due_tasks_are_sent_to_another_broker(broker: Broker, server: RedisServe
     assert sorted(broker.take_ids(app.conf.task_default_queue)) == sorted(ids)
 
 
-@pytest.mark.parametrize("pool", ["solo", "prefork"])
-@pytest.mark.parametrize("fetch", ["0", "1"])
+@pytest.mark.parametrize(
+    ("fetch", "pool"), [("0", "solo"), ("1", "prefork"), *thorough(("0", "prefork"), ("1", "solo"))]
+)
 def test_running_worker_drains_everything(
     delayed: DelayedTasks, client: redis.Redis, notes: RedisServer, *, pool: str, fetch: str
 ) -> None:

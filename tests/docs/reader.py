@@ -13,6 +13,9 @@ from redis_queue.testing.guard import DeathGuard
 from tests.docs.blocks import Block, matches
 from tests.support.wait import wait_until
 
+LONGEST = 120
+"""Time limit of a block in seconds. The first process in a new environment compiles all that it imports."""
+
 READY = ("ready.", "dashboard on", "Running on", "Starting development server")
 
 
@@ -102,7 +105,7 @@ class Reader:
     def run(self, command: list[str]) -> str:
         """Run *command* and return its output."""
         done = subprocess.run(
-            command, cwd=self._directory, env=self._environment, capture_output=True, text=True, timeout=40
+            command, cwd=self._directory, env=self._environment, capture_output=True, text=True, timeout=LONGEST
         )
         assert done.returncode == 0, f"{command[-1]}\n{done.stdout}{done.stderr}"
         return done.stdout

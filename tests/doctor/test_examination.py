@@ -14,6 +14,7 @@ from redis_queue.operate.access import AppAccess
 from redis_queue.operate.diagnosis import examine
 from tests.support.celery.delaying_names import NOTE
 from tests.support.celery.fleet import Fleet, fleet_on_one_redis, send
+from tests.support.marks import thorough
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
@@ -112,7 +113,7 @@ def test_a_queue_with_messages_that_nobody_consumes_is_named(fleet: Fleet) -> No
     assert unread(delayed, ask=False) == []
 
 
-@pytest.mark.parametrize("with_extension", [True, False])
+@pytest.mark.parametrize("with_extension", [False, *thorough(True)])
 def test_a_queue_of_a_worker_with_or_without_the_extension_is_consumed(fleet: Fleet, *, with_extension: bool) -> None:
     # Messages wait although the worker consumes.
     fleet.settings["task_annotations"] = {NOTE: {"rate_limit": "1/h"}}

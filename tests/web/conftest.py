@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from flask import Flask
+from jinja2 import FileSystemBytecodeCache
 
 from redis_queue.testing.guard import DeathGuard
 from redis_queue.web import dashboard
@@ -24,6 +26,15 @@ from tests.support.wait import wait_until
 from tests.support.web.browser import Browser
 from tests.support.web.contents import delayed_of, fill
 from tests.support.web.dashboards import KEY, Open, Serve, Served
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_templates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep compiled templates: each dashboard has its own environment, and would compile its pages again."""
+    cache = FileSystemBytecodeCache(str(tmp_path_factory.mktemp("templates")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Flask, "jinja_options", {**Flask.jinja_options, "bytecode_cache": cache})
+        yield
 
 
 @pytest.fixture

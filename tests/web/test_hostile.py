@@ -13,7 +13,15 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.store.keys import FlowKeys, Keys
 from redis_queue.web import dashboard
 from tests.support.web.browser import Browser, Page
-from tests.support.web.contents import fill_audit, fill_delayed, fill_failures, fill_flows, fill_queue, fill_reports
+from tests.support.web.contents import (
+    fill_audit,
+    fill_delayed,
+    fill_failures,
+    fill_flows,
+    fill_queue,
+    fill_reports,
+    fill_unique,
+)
 from tests.support.web.crawl import SCREENS, crawl
 from tests.support.web.dashboards import KEY
 from tests.support.web.scripts import is_own_script
@@ -86,6 +94,7 @@ class TestMarkup:
         fill_audit(client, text)
         fill_reports(client, text)
         fill_flows(client, text)
+        fill_unique(client, text)
         browser = Browser(dashboard(client, secret_key=KEY, allow_write=True))
         pages = crawl(browser, 2)
         for page in pages.values():
@@ -96,6 +105,7 @@ class TestMarkup:
             "/",
             "/queues",
             "/flows",
+            "/unique",
             "/dead",
             "/scheduled",
             "/forecast",
@@ -107,6 +117,7 @@ class TestMarkup:
             assert shown(text, everywhere[path]), path
         audit = everywhere["/audit"]
         assert all(shown(f"{field}{text}", audit) for field in ("ann", "cancel", "celery", "to 2h"))
+        assert all(shown(f"{field}{text}", everywhere["/unique"]) for field in ("shop.sync", "order:7", "task-0"))
         workers = everywhere["/workers"]
         assert all(shown(f"{field}{text}", workers) for field in ("worker", "1", "refused"))
         details = [page for path, page in pages.items() if path.startswith("/entry") and "body=1" in path]
@@ -147,6 +158,11 @@ class TestMarkup:
             state = flows.get(name)
             assert state is not None
             assert state.paused
+        owners = fill_unique(client, text)
+        asked = browser.send(browser.get("/unique").form("/unique/preview"), ("verb", "unique-release"))
+        check(asked)
+        check(browser.send(asked.form("/unique")))
+        assert [owner.key for owner in owners.list(f"shop.sync{text}")] == [f"order:8{text}"]
         failures = fill_failures(client, text)
         DelayQueue("celery", client).push("known")
         listed = browser.get("/failures").form("/preview")
@@ -177,6 +193,7 @@ class TestMarkup:
             ("/failure", "id"),
             ("/flows", "name"),
             ("/flow", "name"),
+            ("/unique", "task"),
             ("/entry", "id"),
             ("/entry", "kind"),
             ("/", text),
@@ -210,6 +227,8 @@ class TestInvisible:
         fill_flows(client)
         client.hset(flows.config.decode(), b"queue:flow" + raw, "1 - - - - - - f")
         client.zadd(flows.keys("queue:bulk"), {b"key" + raw: 9})
+        client.hset(flows.owners.decode(), b"task" + raw + b"\0key" + raw, b"1a - w 1000 id" + raw)
+        client.zadd(flows.owner_ends, {b"task" + raw + b"\0key" + raw: 2e12})
         client.hset("redis_queue:registry", b"queue:other" + raw, '{"max_deliveries": 1, "shards": 1}')
         client.lpush("redis_queue:audit", json.dumps({"at": 1, "user": text, "verb": text, "queue": text, "count": 1}))
         browser = Browser(dashboard(client, secret_key=KEY, allow_write=True))

@@ -45,6 +45,7 @@ end
 FLOWS = 10_000
 KEYS = 100_000
 """Waiting keys of one flow."""
+OWNERS = 10_000
 
 
 def fill_flows(client: redis.Redis) -> None:
@@ -64,6 +65,16 @@ def fill_flows(client: redis.Redis) -> None:
         pipe.execute()
 
 
+def fill_unique(client: redis.Redis) -> None:
+    """Let tasks own many keys, a hundredth of them of one task."""
+    keys, now = FlowKeys("redis_queue"), round(time.time() * 1000)
+    fields = [f"shop.task-{number % 100:02d}\0order:{number}" for number in range(OWNERS)]
+    for first in range(0, OWNERS, 10_000):
+        some = fields[first : first + 10_000]
+        client.hset(keys.owners.decode(), mapping=dict.fromkeys(some, "1a - w 86400000 id"))
+        client.zadd(keys.owner_ends, {field: now + 3_600_000 + number for number, field in enumerate(some)})
+
+
 @pytest.fixture(scope="module")
 def crowded() -> Iterator[redis.Redis]:
     """A server with many entries in each state of one DelayQueue."""
@@ -71,6 +82,7 @@ def crowded() -> Iterator[redis.Redis]:
         fill_audit(client)
         fill_delayed(client, count=2)
         fill_flows(client)
+        fill_unique(client)
         RedisQueue("orders", client).put_many(range(1000))
         keys = Keys("redis_queue", "delay", "celery", 0)
         places = (keys.records, keys.waiting, keys.dead, keys.in_flight)
@@ -97,6 +109,11 @@ PAGES = (
     "/flows?name=nosuch",
     "/flow?name=queue:many-00000",
     "/flow?name=queue:many-09999",
+    "/unique",
+    f"/unique?offset={OWNERS - 20}",
+    "/unique?task=task-07",
+    "/unique?task=shop&offset=5000",
+    "/unique?task=nosuch",
     "/workers",
     "/audit",
     "/scheduled",

@@ -11,6 +11,7 @@ import redis
 from tests.support.celery.fetching import Taker, connected, publish
 from tests.support.celery.leasing import Leasing
 from tests.support.celery.leasing_names import WAIT
+from tests.support.marks import thorough
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.celery
 
 
 @pytest.mark.parametrize("late", [True, False])
-@pytest.mark.parametrize("pool", ["solo", "prefork", "threads", "gevent", "eventlet"])
+@pytest.mark.parametrize("pool", ["solo", "prefork", "gevent", *thorough("threads", "eventlet")])
 def test_tasks_that_did_not_start_are_returned(
     redis_server: RedisServer, client: redis.Redis, pool: str, *, late: bool
 ) -> None:

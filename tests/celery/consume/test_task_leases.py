@@ -24,6 +24,7 @@ from redis_queue.errors import ConfigurationError
 from redis_queue.store.script_files import load
 from tests.support.celery.leasing import TIMEOUT, Leasing, keeper_of
 from tests.support.celery.leasing_names import HOLD, WAIT
+from tests.support.marks import thorough
 from tests.support.ports import HOST
 from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
@@ -48,11 +49,8 @@ HOLDING_BACK = [(POP, "prefork"), *([] if lacking() else [(ATOMIC, "solo")])]
 
 
 def first(cases: list[Any]) -> list[Any]:
-    """Return *cases*; all but the first run in the matrix only."""
-    return [
-        case if not number else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.matrix)
-        for number, case in enumerate(cases)
-    ]
+    """Return *cases*; all but the first run before a release only."""
+    return [cases[0], *thorough(*cases[1:])]
 
 
 both_fetches = pytest.mark.parametrize("leasing", first(FETCHES[::-1]), indirect=True)

@@ -73,13 +73,19 @@ def ticking(fleet: Fleet) -> Iterator[None]:
         wait_until(lambda: worker.output.count("succeeded in") >= before + 3, description="more ticks")
 
 
+def left(queue: DelayQueue) -> int:
+    """Count the tasks that wait, and those that the worker of the periodic tasks, which is killed, has claimed."""
+    stats = queue.stats()
+    return stats.waiting + stats.in_flight
+
+
 def dispatch(fleet: Fleet, stored: threading.Event) -> int:
-    """Dispatch until all tasks are *stored* and none is left; return the number of sent tasks."""
+    """Dispatch until all tasks are *stored* and none is left, nor on its way; return the number of sent tasks."""
     sent = 0
     with fleet.store.client() as client:
         queue = DelayQueue("celery", client)
         work = Dispatcher(fleet.app(), queue, batch=50)
-        while not stored.is_set() or len(queue):
+        while not stored.is_set() or left(queue):
             sent += work.run_once().sent
         work.close()
     return sent

@@ -14,6 +14,7 @@ import redis
 from tests.support.celery.brokers import Broker
 from tests.support.celery.delaying_names import IMPORTED, NOTE, STUBBORN
 from tests.support.celery.fleet import Fleet, fleet_on_one_redis, send
+from tests.support.marks import thorough
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -91,7 +92,8 @@ class TestOnTime:
         "pool",
         [
             "prefork",
-            *(pytest.param(pool, marks=pytest.mark.matrix) for pool in ("threads", "solo", "gevent", "eventlet")),
+            pytest.param("gevent", marks=pytest.mark.matrix),
+            *thorough("threads", "solo", "eventlet"),
         ],
     )
     def test_any_pool_dispatches_and_stops_within_a_second(self, one_redis: Fleet, pool: str) -> None:

@@ -16,6 +16,7 @@ from redis_queue.operate.worker_actions import Stopped, find_running, resize, sh
 from redis_queue.times import to_ms
 from tests.support.celery.observed_names import GATE, OK, PATIENT, SEEN
 from tests.support.celery.observing import Observed
+from tests.support.marks import thorough
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -44,8 +45,9 @@ def row_of(observed: Observed) -> WorkerRow:
     return wait_until(lambda: observed.workers.row(NAME), timeout=60, description="the report")
 
 
-@pytest.mark.parametrize("late", [True, False], ids=["late ack", "early ack"])
-@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+@pytest.mark.parametrize(
+    ("pool", "late"), [("prefork", True), ("prefork", False), ("gevent", False), *thorough(("gevent", True))]
+)
 def test_a_terminated_task_ends_and_is_not_run_again(pool: str, late: bool, observed: Observed, access: Access) -> None:
     observed.settings["task_acks_late"] = late
     with observed.worker(pool=pool):
@@ -88,7 +90,9 @@ def test_another_run_of_the_task_is_left_alone(observed: Observed, access: Acces
         assert stopped(access, task) == Stopped([], 1)
 
 
-@pytest.mark.parametrize(("pool", "soft"), [("threads", False), ("threads", True), ("gevent", True), ("solo", False)])
+@pytest.mark.parametrize(
+    ("pool", "soft"), [("threads", True), ("solo", False), *thorough(("threads", False), ("gevent", True))]
+)
 def test_a_pool_that_cannot_stop_tasks_is_named(pool: str, soft: bool, observed: Observed, access: Access) -> None:
     with observed.worker(pool=pool):
         row = ready(observed)
@@ -115,7 +119,7 @@ def is_busy(observed: Observed, size: int) -> bool:
     return row.concurrency == row.busy == size
 
 
-@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", *thorough("gevent")])
 def test_a_pool_grows_and_shrinks(pool: str, observed: Observed, access: Access) -> None:
     with observed.worker(pool=pool):
         row = ready(observed)

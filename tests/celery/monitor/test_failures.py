@@ -19,6 +19,7 @@ from redis_queue.operate.access import AppAccess
 from redis_queue.operate.failures import NO_MESSAGE, Changes, FailureFilter, Retried, is_dispatched, retry
 from tests.support.celery.observed_names import AGAIN, DIE, FAIL, GATE, HUGE, IGNORE, LONG, MENDED, OK, REJECT, SEEN
 from tests.support.celery.observing import PREFIX, Observed, observed_on_one_redis
+from tests.support.marks import thorough
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -65,7 +66,7 @@ def send_raw(observed: Observed, body: bytes, content_type: str, headers: dict[s
         )
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", ["prefork", "gevent", *thorough("solo", "threads")])
 def test_each_failure_is_kept_once(observed: Observed, pool: str) -> None:
     sent = {name: observed.send(name) for name in (OK, FAIL, AGAIN, REJECT, IGNORE, UNKNOWN)}
     send_raw(observed, b"not json", "application/json", {})
@@ -134,7 +135,7 @@ def test_retries_and_terminated_tasks_are_no_failures(observed: Observed) -> Non
     assert [failure.task for failure in found] == [AGAIN]
 
 
-@pytest.mark.parametrize("pool", ["prefork", "solo"])
+@pytest.mark.parametrize("pool", ["prefork", *thorough("solo")])
 def test_huge_exceptions_and_messages_are_cut(observed: Observed, pool: str) -> None:
     observed.send(HUGE)
     big = observed.send(FAIL, "x" * 100_000)

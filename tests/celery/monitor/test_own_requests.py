@@ -17,6 +17,7 @@ from redis_queue.celery.monitor.requests import RequestNotes, noted_requests
 from tests.support.celery.observed_names import FAIL, OK
 from tests.support.celery.observing import Observed, observed_on_one_redis
 from tests.support.celery.own_tasks import CALLS, OwnRequest
+from tests.support.marks import thorough
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
@@ -29,8 +30,10 @@ def observed() -> Iterator[Observed]:
         yield found
 
 
-@pytest.mark.parametrize("name", ["OwnTask", "NamedTask"])
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize(
+    ("pool", "name"),
+    [("prefork", "OwnTask"), ("threads", "NamedTask"), *thorough(("prefork", "NamedTask"), ("threads", "OwnTask"))],
+)
 def test_requests_and_strategies_of_an_application_are_used(observed: Observed, name: str, pool: str) -> None:
     for task in (OK, OK, FAIL):
         observed.send(task)

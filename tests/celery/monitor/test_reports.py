@@ -26,6 +26,7 @@ from tests.support.celery.observed_names import (
     SEEN,
 )
 from tests.support.celery.observing import PREFIX, Observed, observed_on_one_redis
+from tests.support.marks import thorough
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -41,7 +42,7 @@ def observed() -> Iterator[Observed]:
         yield found
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", ["prefork", "threads", *thorough("solo", "gevent", "eventlet")])
 def test_each_run_is_counted_once(observed: Observed, pool: str) -> None:
     expired = observed.send(OK, expires=datetime.now(timezone.utc) - timedelta(seconds=5))
     for name in (OK, OK, OK, FAIL, AGAIN, REJECT, IGNORE):
@@ -87,7 +88,7 @@ def test_a_task_does_not_see_the_header(observed: Observed) -> None:
     assert sorted(observed.client.lrange(SEEN, 0, -1)) == [b"None", b"{'own': '1'}"]
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", *thorough("gevent")])
 def test_running_tasks_and_the_state_of_the_worker_are_seen(observed: Observed, pool: str) -> None:
     began = time.time()
     id_ = observed.send(GATE, "gate")
@@ -110,7 +111,7 @@ def test_running_tasks_and_the_state_of_the_worker_are_seen(observed: Observed, 
     assert observed.tally(GATE).executed == 1
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", *thorough("solo")])
 def test_runs_that_end_in_a_warm_shutdown_are_reported(observed: Observed, pool: str) -> None:
     observed.send(GATE, "gate")
     with observed.worker(pool=pool) as worker:
@@ -127,11 +128,12 @@ def test_runs_that_ended_before_a_cold_shutdown_are_reported(observed: Observed)
         wait_until(observed.workers.rows, timeout=60, description="a first report")
         for _ in range(5):
             observed.send(HEADERS)
-        # All but perhaps the last one have ended.
         wait_until(lambda: observed.client.llen(SEEN) == 5, description="five runs")
+        # During a task, the signal handler of older Celery raises an error in a solo pool: the worker does not stop.
+        wait_until(lambda: not observed.client.exists("unacked"), description="acks of all runs")
         os.kill(worker.pid, signal.SIGQUIT)
         assert worker.wait() == 0
-    assert observed.tally(HEADERS).executed in (4, 5)
+    assert observed.tally(HEADERS).executed == 5
     assert observed.workers.rows() == []
 
 

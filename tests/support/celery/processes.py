@@ -100,14 +100,15 @@ class CeleryProcess:
         """Return the output so far."""
         return self._log.read_text(errors="replace")
 
-    def wait_for_output(self, text: str, *, timeout: float = 40.0) -> None:
-        """Wait until the output contains *text*."""
+    def wait_for_output(self, *texts: str, timeout: float = 40.0) -> None:
+        """Wait until the output contains one of *texts*."""
 
         def written() -> bool:
             assert self._process.poll() is None, f"ended with code {self._process.returncode}:\n{self.output}"
-            return text in self.output
+            return any(text in self.output for text in texts)
 
-        wait_until(written, timeout=timeout, description=f"{text!r} in the output of celery")
+        wanted = " or ".join(map(repr, texts))
+        wait_until(written, timeout=timeout, description=f"{wanted} in the output of celery")
 
     @property
     def pid(self) -> int:
