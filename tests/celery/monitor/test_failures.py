@@ -26,7 +26,6 @@ from tests.support.wait import wait_until
 pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
 
 UNKNOWN = "observed.unknown"
-POOLS = ["prefork", "solo", "threads", "gevent"]
 
 
 @pytest.fixture

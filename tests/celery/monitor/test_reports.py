@@ -32,8 +32,6 @@ from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
 
-POOLS = ["prefork", "solo", "threads", "gevent", "eventlet"]
-
 
 @pytest.fixture
 def observed() -> Iterator[Observed]:

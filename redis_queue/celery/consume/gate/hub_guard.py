@@ -18,7 +18,7 @@ class HubGuard:
     def __init__(self, hub: Any, on_error: Callable[[Exception], None]) -> None:
         self._hub = hub
         self._on_error = on_error
-        self._readers: dict[int, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
+        self._readers: dict[int, Callable[..., Any]] = {}
         self._ticks: list[Callable[[], Any]] = []
         self._timers: list[Any] = []
         self._runs = True
@@ -41,8 +41,7 @@ class HubGuard:
 
     def add_reader(self, fd: int, callback: Callable[..., Any], *args: Any) -> None:
         """Call *callback* with *args* while *fd* is readable."""
-        guarded = self._guarded(callback)
-        self._readers[fd] = guarded, args
+        self._readers[fd] = guarded = self._guarded(callback)
         self._hub.add_reader(fd, guarded, *args)
 
     def remove_reader(self, fd: int) -> None:
@@ -64,9 +63,13 @@ class HubGuard:
 
     def pause(self) -> None:
         """Call nothing until :meth:`go_on`, and watch nothing: the transport adds its readers again."""
-        if self._runs:
-            self._runs = False
-            self._unwatch()
+        self._runs = False
+        for fd, guarded in self._readers.items():
+            # The number of a closed socket may belong to another one by now.
+            if self._hub.readers.get(fd, (None,))[0] is guarded:
+                with contextlib.suppress(OSError, ValueError, KeyError):
+                    self._hub.remove_reader(fd)
+        self._readers.clear()
 
     def go_on(self) -> None:
         """Call back again."""
@@ -74,20 +77,11 @@ class HubGuard:
 
     def close(self) -> None:
         """Call nothing any more."""
-        self._runs = False
-        self._unwatch()
+        self.pause()
         for callback in self._ticks:
             self._hub.on_tick.discard(callback)
         for timer in self._timers:
             timer.cancel()
-
-    def _unwatch(self) -> None:
-        for fd, (guarded, _) in self._readers.items():
-            # The number of a closed socket may belong to another one by now.
-            if self._hub.readers.get(fd, (None,))[0] is guarded:
-                with contextlib.suppress(OSError, ValueError, KeyError):
-                    self._hub.remove_reader(fd)
-        self._readers.clear()
 
     def _guarded(self, callback: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
