@@ -51,17 +51,17 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "free two places at once",
-        (lua("includes/flow_free", "running, place, -number)", "running, place, -2 * number)"),),
+        (lua("includes/flow_free", "- places[names[i]]", "- 2 * places[names[i]]"),),
         f"{GATE} -k no_more_messages_are_taken",
     ),
     Mutant(
         "free a place and remember it",
-        (lua("includes/flow_free", "if next(places) then", "if false then"),),
+        (lua("includes/flow_free", "  redis.call('HDEL', held, unpack(freed))\n", ""),),
         f"{GATE} -k no_more_messages_are_taken",
     ),
     Mutant(
         "free a place, but leave those that wait for it",
-        (lua("includes/flow_free", "    look_again(place)\n", ""),),
+        (lua("includes/flow_free", "do look_again(place) end", "do end"),),
         f"{GATE} -k no_more_messages_are_taken",
     ),
     Mutant(
@@ -264,7 +264,7 @@ MUTANTS: Final = [
         "tests/store/test_records.py -k negative_end",
     ),
     Mutant("take what is not due", (lua("delay/claim", "string.format('%.0f', now - older_than)", "'+inf'"),)),
-    Mutant("tell that anything was cancelled", (lua("delay/cancel", "flags[i] = 0", "flags[i] = 1"),)),
+    Mutant("tell that anything was cancelled", (lua("delay/cancel", "ids[i + 1], 0\n", "ids[i + 1], 1\n"),)),
     Mutant(
         "put back to nowhere",
         (lua("lease/put_back", "redis.call('ZADD', waiting, at, id)", "redis.call('ZCARD', dead)"),),

@@ -229,7 +229,7 @@ def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: 
     declared = {label for _, label, _ in text.keys}
     # Cancel chooses between two declared keys; the keys of a broker in the same Redis are the documented exception.
     others = {"delay/cancel": {"place"}, "delay/move_due": {"destination"}, "delay/deliver": {"list", "key"}}
-    others |= {"delay/adopt": {"key", "index"}, "held/fetch": {"list", "idle", ""}, "held/leave": {"idle"}}
+    others |= {"delay/adopt": {"key", "index"}, "held/fetch": {"list", "several", "idle", ""}, "held/leave": {"idle"}}
     others |= {"held/restore": {"list"}, "held/depth": {"list"}, "held/total": {"list"}}
     others |= {"monitor/count": {"ring", "of_day", "of_span"}}
     if name.startswith("flow/"):
@@ -245,8 +245,11 @@ def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: 
             "of_keys",
             "signals",
             "told",
+            "several",
             "idle",
         }
+    if name.startswith(("flow/", "unique/")):
+        others.setdefault(name, set()).add("by_id")
     declared |= others.get(name, set())
     calls = CALL.findall(text.rest)
     assert len(calls) == len(re.findall(r"redis\.p?call\(", text.rest))

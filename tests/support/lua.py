@@ -11,7 +11,7 @@ from tests.support.paths import ROOT
 FOLDER = ROOT / "redis_queue" / "lua"
 
 SLOT = re.compile(r"^-- (KEYS|ARGV)\[(\d+|\.\.\.)\] +(\w+) *(.*)$")
-CALL = re.compile(r"redis\.p?call\(\s*('[A-Z]+'|listed and 'LRANGE' or 'ZRANGE')\s*(?:,\s*([\w.]+))?")
+CALL = re.compile(r"redis\.p?call\(\s*('[A-Z]+'|listed and 'LRANGE' or 'ZRANGE')\s*(?:,\s*(?:unpack\()?([\w.]+))?")
 
 
 def names() -> list[str]:

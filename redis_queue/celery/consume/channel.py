@@ -80,6 +80,8 @@ class FetchingChannel(Channel):
     _gates_first = False
     #: Whether to fetch now although most of the window is in use.
     _fills_up = False
+    #: When to call :meth:`settle`, on the monotonic clock.
+    settles_at = math.inf
 
     @LazyProperty
     def _received(self) -> deque[FetchedMessage]:
@@ -153,7 +155,7 @@ class FetchingChannel(Channel):
                     self._ask(fetch, room)
                 elif room > 0:
                     # More room may come: half a window is asked for at once, less with the next batch to settle.
-                    self._poller.settle_at(time.monotonic() + DELAY)
+                    self._settle_by(time.monotonic() + DELAY)
             self._poller.look_at(fetch.next_look)
 
     def settle_later(self, tag: str) -> bool:
@@ -163,7 +165,7 @@ class FetchingChannel(Channel):
         self._settlement.add(tag)
         self._gates.ends.note()
         if self._active_queues:
-            self._poller.settle_at(min(self._settlement.due_at, self._free_at() if is_gated(tag) else math.inf))
+            self._settle_by(min(self._settlement.due_at, self._free_at() if is_gated(tag) else math.inf))
         else:
             # The worker shuts down, and its event loop has ended.
             self.settle_now()
@@ -189,6 +191,7 @@ class FetchingChannel(Channel):
         if self._fetch is not None:
             with self._ended_by_errors():
                 self._settlement.flush(self._fetch.commands)
+            self.settles_at = math.inf
 
     def look(self) -> None:
         """Look for messages without a wake-up if it is time, and check that the connections are alive."""
@@ -342,6 +345,12 @@ class FetchingChannel(Channel):
             before=self._settlement.calls(fetch.commands),
             wanted=wanted,
         )
+        # All that waited is settled with it.
+        self.settles_at = math.inf
+
+    def _settle_by(self, at: float) -> None:
+        self.settles_at = min(self.settles_at, at)
+        self._poller.settle_at(self.settles_at)
 
     def _free_at(self) -> float:
         """Return when a place in a flow has to be freed: at once if this worker has nothing else to run."""

@@ -14,7 +14,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -38,6 +38,9 @@ LOOK: Final = 0.9
 
 SHORT: Final = 20
 """Workers in a short line. In longer ones each looks less often: together about 22 times a second."""
+
+LISTS_WITHIN: Final = 0.005
+"""Most seconds between two looks into lists that were empty, while there are messages of flows."""
 
 LONGEST_LOOK: Final = 10.0
 """Most seconds between two looks of any idle worker, the listener among them."""
@@ -91,6 +94,7 @@ class Fetch:
         self._missed = False
         #: Whether the last fetch found messages in lists.
         self.lists_had_messages = False
+        self._lists_at = -math.inf
         self._when_idle: Callable[[], None] | None = None
         self._tracking = False
         self._line: tuple[bytes, bytes] | None = None
@@ -127,16 +131,11 @@ class Fetch:
         """Ask for up to *limit* messages of *lists*, in this order, *width* of them for each priority.
 
         *take* gets the messages once they have arrived. With *turns*, the lists of one priority take turns. The calls
-        *before* are sent first, what is *wanted* of the gates is taken last.
+        *before* are sent first, what is *wanted* of the gates is taken last. Lists that were empty a moment ago are
+        left out while messages of flows wait.
         """
-        calls = list(before)
         line = self._line_of(lists)
-        if self._line is not None and self._line != line:
-            calls.append(self._leaving(self._line))
-        self._line = line
-        if self._tracking:
-            self._tracking = False
-            calls.append(Call(("CLIENT", "TRACKING", "OFF"), check))
+        calls = [*before, *self._stop_listening(line)]
         since, tag = time.monotonic(), f"{os.urandom(12).hex()}-"
         queues = [row.queue for row in lists[:width]]
 
@@ -163,26 +162,45 @@ class Fetch:
                 if self.asked_gates is None:
                     self._rest()
 
-        keys = self._gates.keys.of(self._script, line=line[0], listener=line[1])
-        options = (0, limit, tag, self._channel, int(self._missed), int(turns), width)
-        # kombu's format: exchange and routing key follow the message.
-        named = (part for row in lists for part in (row.key, route_of(row.queue)))
-        calls.append(self.commands.script(self._script, (len(keys), *keys, *options, *named), answered))
+        if self._looks_into_lists(since, wanted):
+            keys = self._gates.keys.of(self._script, line=line[0], listener=line[1])
+            options = (0, limit, tag, self._channel, int(self._missed), int(turns), width)
+            # kombu's format: exchange and routing key follow the message.
+            named = (part for row in lists for part in (row.key, route_of(row.queue)))
+            calls.append(self.commands.script(self._script, (len(keys), *keys, *options, *named), answered))
+            self.asked, self._lists_at, self._missed = Asked(tag, limit), since, False
         if wanted is not None:
             # Afterwards: with what it takes here, this worker is not idle any more.
             calls.append(self._take_from_gates(line, queues, wanted))
-        self.is_due = self._missed = False
-        self.asked = Asked(tag, limit)
+        self.is_due = False
         self.look_at = math.inf
         self.commands.send(calls)
 
+    def _stop_listening(self, line: tuple[bytes, bytes]) -> Iterator[Call]:
+        """Yield the calls that end waiting; *line* is the one of the next wait."""
+        if self._line is not None and self._line != line:
+            yield self._leaving(self._line)
+        self._line = line
+        if self._tracking:
+            self._tracking = False
+            yield Call(("CLIENT", "TRACKING", "OFF"), check)
+
+    def _looks_into_lists(self, now: float, wanted: Wanted | None) -> bool:
+        if wanted is None or self.lists_had_messages or not self._gates.competes:
+            return True
+        return now >= self._lists_at + LISTS_WITHIN
+
     def _take_from_gates(self, line: tuple[bytes, bytes], queues: Sequence[str], wanted: Wanted) -> Call:
-        since = time.monotonic()
+        since, alone = time.monotonic(), self.asked is None
 
         def taken(reply: Any) -> None:
             self.asked_gates = None
             if not isinstance(reply, Taken):
                 check(reply)
+            elif not reply.messages and alone:
+                # There may be some in lists.
+                self._lists_at = -math.inf
+                self._become_due()
             elif not reply.messages:
                 self._rest()
             else:

@@ -116,7 +116,7 @@ class FetchingPoller(MultiChannelPoller):
             # The consumer may wait in another greenlet.
             self.ring()
         elif at <= 0:
-            self._settle()
+            self._settle(early=True)
         else:
             self._settling.set(at, self._hub)
 
@@ -198,9 +198,14 @@ class FetchingPoller(MultiChannelPoller):
         if not any(handed):
             raise Empty
 
-    def _settle(self) -> None:
+    def _settle(self, *, early: bool = False) -> None:
+        now = time.monotonic()
         for channel in tuple(self._channels):
-            channel.settle()
+            if early or self._hub is None or channel.settles_at <= now:
+                channel.settle()
+            else:
+                # What was to be settled has been sent with a fetch; this came afterwards.
+                self.settle_at(channel.settles_at)
 
     def _look(self) -> None:
         for channel in tuple(self._channels):

@@ -52,11 +52,8 @@ local MAX_BYTES, MOST, LOOKS, RINGS, SETTLED = 1048576, 100, 300, 100, 500
 -- include unique_take
 -- As includes/first_write.lua.
 redis.call('HDEL', held, '')
-redis.call('ZCARD', line)
-redis.call('HLEN', owners)
-redis.call('HLEN', owned)
-redis.call('ZCARD', owner_ends)
-redis.call('ZCARD', replaced)
+redis.call('EXISTS', owners, owned, owner_ends, replaced)
+local idle, pauses = redis.call('ZCARD', line), redis.call('HLEN', flags) > 1
 settled = math.max(0, math.min(settled, SETTLED, #more - FIRST + 1))
 local missing, tags = {}, {unpack(more, FIRST, FIRST + settled - 1)}
 if settled > 0 then
@@ -70,26 +67,33 @@ free(tags)
 free_keys(tags, missing)
 
 limit = math.min(limit, MOST)
-if redis.call('ZCARD', line) > 0 then limit = math.min(limit, at_once) end
+if idle > 0 then limit = math.min(limit, at_once) end
 -- include flow_take
 local steps, queues = {}, {}
 for i = FIRST + settled, #more - 1, 2 do
   local queue, route = more[i], more[i + 1]
   local timers, open_rings = root .. 'timers:' .. queue, root .. 'open:' .. queue
-  local paused = redis.call('HGET', flags, route)
-  for _, entry in ipairs(redis.call('ZRANGEBYSCORE', timers, '-inf', string.format('%.0f', now), 'LIMIT', 0, RINGS)) do
+  local has_some = redis.call('EXISTS', timers, open_rings) > 0
+  local paused = pauses and redis.call('HEXISTS', flags, route) == 1
+  local due = has_some and redis.call('ZRANGEBYSCORE', timers, '-inf', string.format('%.0f', now), 'LIMIT', 0, RINGS)
+  for _, entry in ipairs(due or {}) do
     redis.call('ZREM', timers, entry)
     get_ready(entry)
   end
-  -- Of many rings, others come into sight each time.
-  local first = turn % math.max(1, redis.call('ZCARD', open_rings) - RINGS + 1)
-  local some = limit > 0 and not paused and redis.call('ZRANGE', open_rings, first, first + RINGS - 1) or {}
+  local some = has_some and limit > 0 and not paused and redis.call('ZRANGE', open_rings, 0, RINGS - 1) or {}
+  if #some == RINGS then
+    -- Of many rings, others come into sight each time.
+    local first = turn % (redis.call('ZCARD', open_rings) - RINGS + 1)
+    some = redis.call('ZRANGE', open_rings, first, first + RINGS - 1)
+  end
   for _, name in ipairs(some) do
     local step = tonumber(string.sub(name, 1, 1)) or 0
     steps[step] = steps[step] or {}
-    table.insert(steps[step], {name, (i - FIRST - settled) / 2 + 1, queue, route})
+    local task = string.match(name, '^%d%z[^%z]*%z(.*)$') or ''
+    local number, ring = (i - FIRST - settled) / 2 + 1, root .. 'ring:' .. name
+    table.insert(steps[step], {name, number, queue, route, 'queue:' .. queue, task, ring})
   end
-  queues[#queues + 1] = {queue, paused}
+  queues[#queues + 1] = {queue, paused, has_some}
 end
 -- The tasks of one priority take turns.
 for step = 0, 9 do
@@ -98,7 +102,7 @@ for step = 0, 9 do
   while #open > 0 do
     local still = {}
     for _, row in ipairs(open) do
-      if count < limit and bytes < MAX_BYTES and take(unpack(row)) then still[#still + 1] = row end
+      if count < limit and bytes < MAX_BYTES and take(row) then still[#still + 1] = row end
     end
     open = still
   end
@@ -112,25 +116,28 @@ end
 if next(taken_keys) then save() end
 local wakes, next_at, signals = 0, math.huge, {}
 for i, row in ipairs(queues) do
-  local queue, paused = unpack(row)
+  local queue, paused, had_some = unpack(row)
   local open_rings, timers, told = root .. 'open:' .. queue, root .. 'timers:' .. queue, root .. 'signal:' .. queue
-  if not paused and redis.call('EXISTS', open_rings) == 1 then
+  if had_some and not paused and redis.call('EXISTS', open_rings) == 1 then
     wakes = 1
     if count > 0 or changed[queue] then signal(queue) end
   end
   changed[queue] = nil
-  next_at = math.min(next_at, tonumber(redis.call('ZRANGE', timers, 0, 0, 'WITHSCORES')[2] or math.huge))
-  signals[i] = redis.call('GET', told) or ''
+  local soonest = had_some and redis.call('ZRANGE', timers, 0, 0, 'WITHSCORES')[2]
+  next_at = math.min(next_at, tonumber(soonest or math.huge))
+  -- A caller that took messages asks again before it rests.
+  signals[i] = count == 0 and redis.call('GET', told) or ''
 end
 for queue in pairs(changed) do signal(queue) end
 local more_now, next_in = wakes, next_at < math.huge and math.max(1, math.ceil(next_at - now)) or -1
 if count > 0 or more_now > 0 then
-  redis.call('ZREM', line, channel)
+  if idle > 0 then redis.call('ZREM', line, channel) end
   if redis.call('GET', listener) == channel then
     redis.call('DEL', listener)
     wakes = 1
   end
 end
+if idle == 0 then wakes = 0 end
 -- include wake_idle
 local reply = {text, more_now, next_in, table.concat(signals, ' '), #missing, unpack(missing)}
 for _, part in ipairs(messages) do reply[#reply + 1] = part end

@@ -31,7 +31,7 @@ local now, limit, tag, channel = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], 
 local missed, turns, width = ARGV[5] == '1', ARGV[6] == '1', tonumber(ARGV[7])
 -- Not unpacked: Lua refuses more than 8,000 values, those of 1,000 queues.
 local lists, FIRST = ARGV, 8
-local MAX_BYTES, CHUNK = 1048576, 16
+local MAX_BYTES, CHUNK, TOGETHER = 1048576, 16, 8
 local IDLE, LISTENING = 60000, 60
 
 -- include clock
@@ -41,10 +41,16 @@ redis.call('ZREM', line, channel)
 redis.call('ZCARD', index)
 redis.call('HLEN', unacked)
 local lengths, total, flagged = {}, 0, redis.call('HLEN', flags)
-local known = {flagged > 0 and 'flows' or nil}
+local known, several, some = {flagged > 0 and 'flows' or nil}, {}, false
 for i = FIRST, #lists, 2 do
   local list = lists[i]
-  local length = redis.call('LLEN', list)
+  local row = (i - FIRST) / 2 % TOGETHER
+  if row == 0 then
+    -- Most lists are empty.
+    for n = 1, TOGETHER do several[n] = lists[i + 2 * n - 2] end
+    some = redis.call('EXISTS', unpack(several)) > 0
+  end
+  local length = some and redis.call('LLEN', list) or 0
   if flagged > 1 and redis.call('HEXISTS', flags, lists[i + 1]) == 1 then
     length, known[#known + 1] = 0, #lengths + 1
   end

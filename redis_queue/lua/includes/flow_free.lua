@@ -1,6 +1,6 @@
 -- Free the places of messages that are no longer in flight.
 --
--- Needs held, running, look_again. Defines free: takes a list of tags.
+-- Needs held, running, root, look_again. Defines free: takes a list of tags.
 local function free(freed)
   if #freed == 0 then return end
   local places = {}
@@ -23,9 +23,23 @@ local function free(freed)
       end
     end
   end
-  if next(places) then redis.call('HDEL', held, unpack(freed)) end
-  for place, number in pairs(places) do
-    if redis.call('HINCRBY', running, place, -number) <= 0 then redis.call('HDEL', running, place) end
-    look_again(place)
+  if not next(places) then return end
+  redis.call('HDEL', held, unpack(freed))
+  local names, several, still, gone = {}, {}, {}, {}
+  for place in pairs(places) do
+    names[#names + 1] = place
+    several[#several + 1] = root .. 'blocked:' .. place
   end
+  for i, number in ipairs(redis.call('HMGET', running, unpack(names))) do
+    local left = (tonumber(number) or 0) - places[names[i]]
+    if left > 0 then
+      still[#still + 1], still[#still + 2] = names[i], string.format('%.0f', left)
+    else
+      gone[#gone + 1] = names[i]
+    end
+  end
+  if #still > 0 then redis.call('HSET', running, unpack(still)) end
+  if #gone > 0 then redis.call('HDEL', running, unpack(gone)) end
+  if redis.call('EXISTS', unpack(several)) == 0 then return end
+  for _, place in ipairs(names) do look_again(place) end
 end

@@ -25,8 +25,8 @@ local function place_of(flow, key) return key == '' and flow or flow .. '\0' .. 
 local function admits(flow, key, entry, queue)
   local rule, place, each = rules[flow], place_of(flow, key), key == '' and 0 or 1
   local most, gap, burst = rule[1 + each], rule[3 + 2 * each], rule[4 + 2 * each]
-  local blocked, timers = root .. 'blocked:' .. place, root .. 'timers:' .. queue
   if most and used[place] >= most then
+    local blocked = root .. 'blocked:' .. place
     redis.call('ZADD', blocked, string.format('%.0f', now), entry)
     return false
   end
@@ -39,6 +39,7 @@ local function admits(flow, key, entry, queue)
   end
   local at = used_until[place] - (burst - 1) * gap
   if at <= now then return true end
+  local timers = root .. 'timers:' .. queue
   redis.call('ZADD', timers, string.format('%.3f', at), entry)
   return false
 end
@@ -58,16 +59,31 @@ end
 local function save()
   local past = redis.call('ZRANGEBYSCORE', rates, '-inf', string.format('%.0f', now), 'LIMIT', 0, 100)
   if #past > 0 then redis.call('ZREM', rates, unpack(past)) end
-  for place in pairs(taken_places) do redis.call('HSET', running, place, used[place]) end
-  for place, at in pairs(used_until) do
-    if taken_places[place] then redis.call('ZADD', rates, string.format('%.3f', at), place) end
+  local numbers, times = {}, {}
+  for place in pairs(taken_places) do
+    numbers[#numbers + 1], numbers[#numbers + 2] = place, used[place]
+    local at = rawget(used_until, place)
+    if at then times[#times + 1], times[#times + 2] = string.format('%.3f', at), place end
   end
+  if #numbers > 0 then redis.call('HSET', running, unpack(numbers)) end
+  if #times > 0 then redis.call('ZADD', rates, unpack(times)) end
   for flow, of_keys in pairs(taken_keys) do
-    local keys, sum = root .. 'keys:' .. flow, 0
+    local keys, sum, names = root .. 'keys:' .. flow, 0, {}
     for key, number in pairs(of_keys) do
       sum = sum + number
-      if key ~= '' and tonumber(redis.call('ZINCRBY', keys, -number, key)) <= 0 then redis.call('ZREM', keys, key) end
+      if key ~= '' then names[#names + 1] = key end
     end
+    local waiting, gone = {}, {}
+    for i, number in ipairs(#names > 0 and redis.call('ZMSCORE', keys, unpack(names)) or {}) do
+      local left = (tonumber(number) or 0) - of_keys[names[i]]
+      if left > 0 then
+        waiting[#waiting + 1], waiting[#waiting + 2] = string.format('%.0f', left), names[i]
+      else
+        gone[#gone + 1] = names[i]
+      end
+    end
+    if #waiting > 0 then redis.call('ZADD', keys, unpack(waiting)) end
+    if #gone > 0 then redis.call('ZREM', keys, unpack(gone)) end
     if redis.call('HINCRBY', backlog, flow, -sum) <= 0 then redis.call('HDEL', backlog, flow) end
   end
 end

@@ -15,9 +15,8 @@ local function record(group, message, number, route, key)
   messages[2 * count - 1], messages[2 * count] = number, message
   if key then keys_owned[#keys_owned + 1], keys_owned[#keys_owned + 2] = name, key end
 end
-local function take(name, number, queue, route)
-  local of, task = 'queue:' .. queue, string.match(name, '^%d%z[^%z]*%z(.*)$') or ''
-  local ring, open_rings = root .. 'ring:' .. name, root .. 'open:' .. queue
+local function take(row)
+  local name, number, queue, route, of, task, ring = unpack(row)
   local open = admits(of, '', name, queue) and (task == '' or admits(task, '', name, queue))
   while open and looks < LOOKS do
     looks = looks + 1
@@ -37,21 +36,28 @@ local function take(name, number, queue, route)
         use(of, of_queue)
         if task ~= '' then use(task, of_task) end
       end
-      local weights = root .. 'weights:' .. of
-      local weight = rules[of][7] and tonumber(redis.call('HGET', weights, of_queue) or 1) or 1
+      local weight = 1
+      if rules[of][7] then
+        local weights = root .. 'weights:' .. of
+        weight = tonumber(redis.call('HGET', weights, of_queue) or 1)
+      end
       if redis.call('EXISTS', list) == 1 then
         local turn_at = message and at + 1 / math.max(0.001, weight) or at
         redis.call('ZADD', ring, string.format('%.6f', turn_at), group)
       else
         redis.call('ZREM', ring, group)
         redis.call('ZREM', oldest, group)
-        if redis.call('EXISTS', ring) == 0 then redis.call('ZREM', open_rings, name) end
+        if redis.call('EXISTS', ring) == 0 then
+          local open_rings = root .. 'open:' .. queue
+          redis.call('ZREM', open_rings, name)
+        end
       end
       if message then return true end
     else
       redis.call('ZREM', ring, group)
     end
   end
+  local open_rings = root .. 'open:' .. queue
   if looks < LOOKS then redis.call('ZREM', open_rings, name) end
   return false
 end

@@ -158,6 +158,51 @@ class TestLimit:
                 taker.settle()
             assert sum(row[0] != "plain" for row in seen[:12]) >= 4
 
+    def test_empty_lists_are_left_out_while_messages_of_flows_wait(
+        self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def scripts() -> int:
+            stats: Any = client.info("commandstats")
+            return int(stats["cmdstat_evalsha"]["calls"])
+
+        spent = {}
+        for seconds in (0.0, 1000.0):
+            monkeypatch.setattr("redis_queue.celery.consume.fetch.LISTS_WITHIN", seconds)
+            with flow_app(server) as app, connected(server) as connection:
+                send(app, *(("k", number) for number in range(20)), task="sync")
+                taker = Taker(connection, [QUEUE], 1)
+                taker.leases.gates.in_use = True
+                assert taken(taker)
+                before = scripts()
+                for _ in range(18):
+                    taker.settle()
+                    assert taken(taker)
+                spent[seconds] = scripts() - before
+                taker.settle()
+                taken(taker)
+                taker.settle()
+        # One for each task instead of two.
+        assert spent[0.0] - spent[1000.0] >= 15
+
+    def test_lists_that_were_left_out_are_looked_at_when_the_gates_have_nothing(
+        self, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("redis_queue.celery.consume.fetch.LISTS_WITHIN", 1000.0)
+        with flow_app(server, {"sync": {"limit": 2}}) as app, connected(server) as one, connected(server) as two:
+            send(app, ("k", 1), ("k", 2), task="sync")
+            taker, other = Taker(one, [QUEUE], 1), Taker(two, [QUEUE], 2)
+            for each in (taker, other):
+                each.leases.gates.in_use = True
+            taker.take(1)
+            other.take(1)
+            # It expects the message that the other one has.
+            assert taker.leases.gates.left
+            taker.settle()
+            send(app, ("plain", 3))
+            assert taker.take(2)[1][0] == ["plain", 3]
+            for each in (taker, other):
+                each.settle()
+
     def test_an_idle_consumer_is_woken_by_a_message(self, server: RedisServer) -> None:
         with flow_app(server) as app, connected(server) as one, connected(server) as two:
             takers = [Taker(one, [QUEUE], 100), Taker(two, [QUEUE], 100)]
