@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -197,8 +197,7 @@ def broken_uniques(events: Sequence[Event]) -> Iterator[tuple[str, str, list[Eve
     * Alone: with until "end", no two tasks of a key are inside at once.
     * Once: a task ends once, unless it was redelivered after a kill or a lost lease, or sent a retry.
 
-    What was moved from RabbitMQ into its flow twice may run a second time, also after it was replaced, and beside the
-    next one of its key.
+    What was moved from RabbitMQ into its flow twice may run a second time, and beside the next one of its key.
     """
     story = Story.of(events)
     if not story.calls:
@@ -227,7 +226,7 @@ def _not_accepted(story: Story) -> Broken:
         if not ran and not (_ran(call, runs) and not _has_to_replace(call)):
             yield "accepted and did not run", call.label, [call.id, call.label]
         if replaces:
-            yield from _outdated(call, runs, others[call.plan.place], story.twice)
+            yield from _outdated(call, runs, others[call.plan.place])
 
 
 def _has_to_replace(call: Call) -> bool:
@@ -254,14 +253,11 @@ def _ran_later(call: Call, runs: Sequence[UniqueRun], calls: Mapping[str, Call])
     )
 
 
-def _outdated(call: Call, runs: Sequence[UniqueRun], others: Sequence[Call], twice: Set[str]) -> Broken:
-    """Yield first deliveries of older arguments, taken after the call has replaced them.
-
-    Of two messages with one token, the first one is dropped, and takes the mark with it.
-    """
+def _outdated(call: Call, runs: Sequence[UniqueRun], others: Sequence[Call]) -> Broken:
+    """Yield first deliveries of older arguments, taken after the call has replaced them."""
     if call.id == call.label:
         return
-    older = {one.label for one in others if one.ends < call.begins and not one.plan.retries} - twice
+    older = {one.label for one in others if one.ends < call.begins and not one.plan.retries}
     waits = call.plan.unique.kind == START
     for run in runs:
         if run.label in older and run.is_first and run.taken > call.ends + ROUNDING and waits:
@@ -322,7 +318,8 @@ def _again(story: Story) -> Broken:
         done = [run for run in runs if run.done < math.inf]
         for before, run in itertools.pairwise(done):
             died = any(before.done <= at <= run.begins for at in story.deaths[before.worker])
-            lost = run.begins - before.begins >= LEASE * 1000 - ROUNDING
+            # The lease begins when the message is taken, which is not known of every run.
+            lost = run.begins - (before.taken or before.begins) >= LEASE * 1000 - ROUNDING
             # A message that waits again may be replaced.
             is_new = run.is_first and run.label == before.label
             if (is_new or not (died or lost)) and story.twice.isdisjoint((before.label, run.label)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from redis_queue.celery.conditions import Conditions, TaskConditions
 from redis_queue.celery.flow.gate import Gate
 from redis_queue.celery.flow.policy import FlowPolicy
+from redis_queue.celery.flow.unique_policy import UniquePolicy
 from redis_queue.celery.message.attempt import retry_id
 from redis_queue.celery.message.reading import unique_header_of
 from redis_queue.celery.message.task_entry import TaskEntry
@@ -38,6 +40,20 @@ ATTRIBUTE: Final = "delayed_tasks"
 """Attribute of an app that holds its DelayedTasks."""
 
 CACHED: Final = "redis_queue_stored_tasks"
+
+ATTEMPTS: Final = 5
+"""How often an entry is read again that was replaced before it was removed."""
+
+NONE: Final = "\0"
+"""A mark that no record has."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Removed:
+    """What became of the removal of an entry, and the entry itself; None without a readable one that waited."""
+
+    outcome: CancelOutcome
+    entry: Entry | None
 
 
 def delayed_of(app: Celery) -> StoredTasks | None:
@@ -128,43 +144,89 @@ class StoredTasks:
     def revoke_many(self, ids: Iterable[str]) -> builtins.set[str]:
         """Delete the stored entries of the tasks *ids*, and note that they are revoked.
 
-        Returns the ids of tasks whose messages never left the store: they need no broadcast to workers.
+        Unique tasks among them that wait in their queue do not run, and their keys are free. Returns the ids of tasks
+        whose messages never left the store: they need no broadcast to workers.
         """
         names = list(ids)
         self.queue.calls.note_revoked(names)
-        return self._cancel(names)[1]
+        unseen = self._cancel(names)[1]
+        if UniquePolicy.of(self.app).all():
+            for name in self.unique.revoke(names):
+                mark_revoked(self.app, name, None)
+        return unseen
 
     def _cancel(self, names: Sequence[str]) -> tuple[builtins.list[CancelOutcome], builtins.set[str]]:
-        # Read first: a cancelled entry is gone, and with it the name of the chord that waits for it.
-        entries = [self.queue.get(name) for name in names]
-        keys = [None if entry is None else unique_header_of(entry) for entry in entries]
-        for header in filter(None, keys):
-            # Should this process end before the key is free, it is free soon.
-            with suppress(StoreError):
-                self.unique.confirm(header.field, header.token, leaves=True)
-        found = self.queue.cancel_many([*names, *map(retry_id, names)])
-        rows = list(zip(names, entries, found, found[len(names) :], strict=False))
-        # An id may have two entries: a newer call, and a retry of the older call. The outcome is MAYBE_SENT if one of
-        # them has it. It is also MAYBE_SENT if only the retry is found: the newer call is being sent, or was sent.
-        outcomes = [
-            CancelOutcome.MAYBE_SENT if retry.taken_out and not call.taken_out else max(call, retry)
-            for _, _, call, retry in rows
-        ]
-        for name, entry, key, outcome in zip(names, entries, keys, outcomes, strict=True):
-            if key is not None:
-                self._free_key(key, removed=outcome.taken_out)
-            if outcome.taken_out:
-                mark_revoked(self.app, name, entry)
-        unseen = {name for name, entry, call, retry in rows if call and not retry.taken_out and _is_unseen(entry)}
+        # An id may have two entries: a newer call, and a retry of the older call.
+        removed = self._remove([*names, *map(retry_id, names)])
+        rows = list(zip(names, removed, removed[len(names) :], strict=False))
+        outcomes: builtins.list[CancelOutcome] = []
+        for name, call, retry in rows:
+            # The outcome is MAYBE_SENT if one of them has it. It is also MAYBE_SENT if only the retry is found: the
+            # newer call is being sent, or was sent.
+            only_retry = retry.outcome.taken_out and not call.outcome.taken_out
+            outcomes.append(CancelOutcome.MAYBE_SENT if only_retry else max(call.outcome, retry.outcome))
+            if outcomes[-1].taken_out:
+                mark_revoked(self.app, name, call.entry)
+        unseen = {
+            name
+            for name, call, retry in rows
+            if call.outcome and not retry.outcome.taken_out and _is_unseen(call.entry)
+        }
         return outcomes, unseen
 
-    def _free_key(self, key: UniqueHeader, *, removed: bool) -> None:
-        """Free the *key* of a unique task that was *removed*, or let it own the key again."""
+    def _remove(self, ids: Sequence[str]) -> builtins.list[_Removed]:
+        """Remove the stored entries *ids*, and free the keys of unique tasks in them."""
+        found: dict[int, _Removed] = {}
+        for last in (False,) * ATTEMPTS + (True,):
+            left = [place for place in range(len(ids)) if place not in found]
+            if not left:
+                break
+            read = self._read([ids[place] for place in left])
+            keys = {id_: key for id_, (_, key) in read.items() if key is not None}
+            # Should this process end before the key is free, it is free soon.
+            leaving = {id_ for id_, key in keys.items() if self._leave(key)}
+            marks = {id_: keys[id_].token if id_ in keys else "" for id_ in read}
+            items = [(ids[place], "" if last else marks.get(ids[place], NONE)) for place in left]
+            for place, outcome in zip(left, self.queue.calls.cancel_marked(items), strict=True):
+                id_ = ids[place]
+                if outcome is not None and outcome.taken_out and id_ in keys:
+                    self._free_key(keys[id_], outcome)
+                elif id_ in leaving:
+                    self._keep_key(keys[id_])
+                # Without an outcome, another message was stored under this id after it was read.
+                if outcome is not None:
+                    found[place] = _Removed(outcome, read[id_][0] if id_ in read else None)
+        return [found[place] for place in range(len(ids))]
+
+    def _read(self, ids: Sequence[str]) -> dict[str, tuple[Entry | None, UniqueHeader | None]]:
+        """Return the entries of those *ids* that have one, None for a dead letter, and the keys that they own.
+
+        Read first: a removed entry is gone, and with it the name of the chord that waits for it.
+        """
+        found: dict[str, tuple[Entry | None, UniqueHeader | None]] = {}
+        for id_ in self.queue.versions(ids):
+            entry, item = self.queue.get(id_), None
+            if entry is None:
+                # A dead letter; a user who may only send must not read it.
+                with suppress(StoreError):
+                    item = self.queue.look(id_)
+            found[id_] = entry, unique_header_of(entry or item)
+        return found
+
+    def _leave(self, key: UniqueHeader) -> bool:
         with suppress(StoreError):
-            if removed:
-                self.unique.withdraw(key.field, key.token, sent=True)
-            else:
-                self.unique.confirm(key.field, key.token)
+            return self.unique.confirm(key.field, key.token, leaves=True)
+        return False
+
+    def _free_key(self, key: UniqueHeader, outcome: CancelOutcome) -> None:
+        """Free the *key* of a message that was removed; if it may have been sent, it does not run."""
+        with suppress(StoreError):
+            self.unique.withdraw(key.field, key.token, sent=True, again=outcome is CancelOutcome.MAYBE_SENT)
+
+    def _keep_key(self, key: UniqueHeader) -> None:
+        """Let a message that was not removed own its *key* again."""
+        with suppress(StoreError):
+            self.unique.confirm(key.field, key.token)
 
     def reschedule(self, id: str, *, countdown: Seconds | None = None, eta: datetime | None = None) -> bool:
         """Make a task due *countdown* from now, or at *eta* (aware). False: unknown id, or being sent."""

@@ -8,12 +8,16 @@ from typing import Final
 from redis_queue.delay.model import Push
 from redis_queue.delay.shards import Shards
 from redis_queue.delay.writer import KEPT, EntryWriter
+from redis_queue.model import CancelOutcome
 from redis_queue.store.chunks import chunks
 from redis_queue.store.ids import check_id, id_bytes
 from redis_queue.times import Seconds, duration_ms
 
 REMEMBERED: Final = 86_400_000
 """Milliseconds for which a revoke is remembered in Redis. Workers remember it for three hours."""
+
+OTHER: Final = ord("3")
+"""Flag of an entry that was not cancelled: its record lacks the mark."""
 
 
 class Calls:
@@ -48,6 +52,25 @@ class Calls:
         older record is replaced, whether waiting, in flight or dead.
         """
         return next(flag != KEPT for _, flag in self._writer.push([item], duration_ms(age, name="age")))
+
+    def cancel_marked(self, items: Iterable[tuple[str, str]]) -> list[CancelOutcome | None]:
+        """Cancel entries, each an id and a mark, as :meth:`DelayQueue.cancel_many` does.
+
+        None: its record, which stays, lacks the mark; any record has the mark "".
+        """
+        found: list[CancelOutcome | None] = []
+        for chunk in chunks((check_id(id_), mark) for id_, mark in items):
+            answers: list[CancelOutcome | None] = [None] * len(chunk)
+            for shard, group in self._shards.grouped([id_ for id_, _ in chunk]):
+                left = list(group)
+                while left:
+                    more = [part for index in left for part in (id_bytes(chunk[index][0]), chunk[index][1])]
+                    flags = shard.call("delay/cancel", more=more)
+                    for index, flag in zip(left, flags, strict=False):
+                        answers[index] = None if flag == OTHER else CancelOutcome(flag - ord("0"))
+                    left = left[len(flags) :]
+            found += answers
+        return found
 
     def note_revoked(self, ids: Iterable[str]) -> None:
         """Note that the tasks *ids* are revoked now; entries that are stored later with a mark count as newer."""

@@ -18,7 +18,7 @@ from redis_queue.delay.shards import Shards
 from redis_queue.delay.writer import EntryWriter, when
 from redis_queue.errors import InvalidDelayError, InvalidValueError
 from redis_queue.model import CancelOutcome, DeadLetter, DelayStats, Entry, InFlight, Item, PutBack, Quarantined, Unread
-from redis_queue.store.chunks import CHUNK, MANY, check_budget, check_limit, check_many, chunks, gap_ms
+from redis_queue.store.chunks import CHUNK, MANY, check_budget, check_limit, check_many, gap_ms
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.ids import check_id, id_bytes
 from redis_queue.store.keys import check_name
@@ -278,15 +278,7 @@ class DelayQueue:
 
     def cancel_many(self, ids: Iterable[str]) -> builtins.list[CancelOutcome]:
         """Cancel entries, as :meth:`cancel` does; one round trip per 500 and shard."""
-        found: builtins.list[CancelOutcome] = []
-        for chunk in chunks(check_id(id_) for id_ in ids):
-            answers = [CancelOutcome.NOT_FOUND] * len(chunk)
-            for shard, group in self._shards.grouped(chunk):
-                reply = shard.call("delay/cancel", more=[id_bytes(chunk[index]) for index in group])
-                for index, flag in zip(group, reply, strict=True):
-                    answers[index] = CancelOutcome(flag - ord("0"))
-            found += answers
-        return found
+        return [outcome for outcome in self.calls.cancel_marked((id_, "") for id_ in ids) if outcome is not None]
 
     def reschedule(self, id: str, *, delay: Seconds | None = None, due_at: datetime | None = None) -> bool:
         """Change the due time of a waiting entry. False: the id is unknown, or the entry is claimed."""

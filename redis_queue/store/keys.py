@@ -76,10 +76,12 @@ ungated     HASH   flow -> number of messages that passed it without being count
 owners      HASH   "<unique task>\\0<key>" -> "<token> <state and token before, or -> <state: s = is being sent,
                    d = waits in the store, w = waits, r = runs> <ms for which it is kept> <task id>" of
                    the message that owns the key
+owner_ids   HASH   task id -> "<unique task>\\0<key>", of tasks for which nobody waits: what a revoke finds
 owner_ends  ZSET   the same -> when the message owns the key no longer
 replaced    ZSET   token of a message that must not run, or "=" and that of one that started before it was
                    confirmed -> when it is forgotten
-owned       HASH   delivery tag -> "<s, e or t: until start, end, time> <token> <unique task>\\0<key>"
+owned       HASH   delivery tag -> "<s, e or t: until start, end, time; a capital letter if another broker delivered
+                   it> <token> <unique task>\\0<key>"
 list:<x>    LIST   messages of group x, newest first
 ring:<x>    ZSET   groups of ring x that may have a place -> turn
 open:<x>    ZSET   rings of queue x that may have a place -> step of the priority
@@ -274,6 +276,7 @@ class FlowKeys:
         self.backlog = self._key("backlog")
         self.ungated = self._key("ungated")
         self.owners = self._key("owners")
+        self.owner_ids = self._key("owner_ids")
         self.owner_ends = self._key("owner_ends")
         self.replaced = self._key("replaced")
         self.owned = self._key("owned")

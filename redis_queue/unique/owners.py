@@ -31,6 +31,9 @@ MOST_READ: Final = 100_000
 MOST_LISTED: Final = 10_000
 """Most owners of one page."""
 
+_REMOVED: Final = 2
+"""Argument of lua/unique/release.lua for a message that was removed, but may have been sent."""
+
 _RECORD: Final = re.compile(rb"([0-9a-f]{1,32}) (\S{1,64}) ([a-z]) (\d{1,15}) (.*)", re.DOTALL)
 _BEFORE: Final = re.compile(rb"([a-z])[0-9a-f]+")
 _GLOB: Final = re.compile(r"([\\*?\[\]^])")
@@ -100,6 +103,7 @@ class Owners:
         self._acquire = self._scripts.bind("unique/acquire", self._keys)
         self._confirm = self._scripts.bind("unique/confirm", self._keys)
         self._release = self._scripts.bind("unique/release", self._keys)
+        self._revoke = self._scripts.bind("unique/revoke", self._keys)
 
     def get(self, task: str, key: str = "") -> Owner | None:
         """Return the owner of *key* of *task*, or None. Raises InvalidValueError for an invalid name or key."""
@@ -145,11 +149,12 @@ class Owners:
         running: str = "",
         replaces: bool = False,
         gone: str = "",
+        awaited: bool = False,
     ) -> Acquired:
         """Let the message *token* own *field* for up to *ttl_ms*, if it is confirmed within 10 s.
 
         *running*: token of the message that the caller runs, and sends again. *replaces*: also instead of a message
-        that waits. *gone*: task id of a message that waits, but is a dead letter.
+        that waits. *gone*: task id of a message that waits, but is a dead letter. *awaited*: others wait for the task.
         """
         outcome, other, state = self._acquire(
             now=self._clock(),
@@ -160,6 +165,7 @@ class Owners:
             ttl=ttl_ms,
             replaces=int(replaces),
             gone=gone,
+            awaited=int(awaited),
         )
         return Acquired(int(outcome), id_text(other), STATES.get(state, "waiting"))
 
@@ -171,9 +177,23 @@ class Owners:
         """
         return bool(self._confirm(now=self._clock(), field=field, token=token, gone=int(gone), leaves=int(leaves)))
 
-    def withdraw(self, field: str, token: str, *, sent: bool) -> bool:
-        """Free *field* if the message *token* owns it; if it was not *sent*, it will not run should it be there."""
-        return bool(self._release(now=self._clock(), field=field, token=token, sent=int(sent), owner_id=""))
+    def withdraw(self, field: str, token: str, *, sent: bool, again: bool = False) -> bool:
+        """Free *field* if the message *token* owns it; if it was not *sent*, it will not run should it be there.
+
+        *again*: it was removed, and does not run should it have been sent before.
+        """
+        how = _REMOVED if again else int(sent)
+        return bool(self._release(now=self._clock(), field=field, token=token, sent=how, owner_id=""))
+
+    def revoke(self, task_ids: Iterable[str]) -> set[str]:
+        """Free the keys of those of *task_ids* that wait and have a key, and for which nobody waits; return them.
+
+        Their messages do not run.
+        """
+        found: set[str] = set()
+        for chunk in chunks(task_ids):
+            found.update(map(id_text, self._revoke(now=self._clock(), more=chunk)))
+        return found
 
     def _count(self, now: int) -> int:
         return int(self._scripts.command("ZCOUNT", self._keys.owner_ends, f"({now}", "+inf"))

@@ -36,7 +36,13 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "take what was replaced",
-        (lua("includes/unique_take", "'ZREM', replaced, token) == 1", "'ZREM', replaced, token) == 2"),),
+        (
+            lua(
+                "includes/unique_take",
+                "if is_dropped(token, letter) then",
+                "if is_dropped(token, letter) and false then",
+            ),
+        ),
         f"{UNIQUE} -k new_arguments_under_its_id",
     ),
     Mutant(
@@ -56,12 +62,12 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "keep the key after the start",
-        (lua("includes/unique_take", "    if owns then disown(field) end\n", ""),),
+        (lua("includes/unique_take", "    if owns then disown(field, owner_id) end\n", ""),),
         f"{UNIQUE} -k until_it_starts",
     ),
     Mutant(
         "free the key at the start",
-        (lua("includes/unique_take", "    own(field, token, '-', 'r', ttl, id, ends)", "    disown(field)"),),
+        (lua("includes/unique_take", "    own(field, token, '-', 'r', ttl, id, ends)", "    disown(field, id)"),),
         f"{UNIQUE} -k until_it_ends",
     ),
     Mutant(
@@ -76,7 +82,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "forget what a delivery owns",
-        (lua("includes/unique_take", "return message, table.concat({until_, token, field}, ' ')", "return message"),),
+        (lua("includes/unique_take", "return message, table.concat({letter, token, field}, ' ')", "return message"),),
         f"{UNIQUE} -k until_it_ends",
     ),
     Mutant(
@@ -106,7 +112,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "give up a message and keep its key",
-        (lua("includes/unique_owner", "  elseif found == token then\n    disown(field)\n", ""),),
+        (lua("includes/unique_owner", "  elseif found == token then\n    disown(field, id)\n", ""),),
         f"{UNIQUE} -k until_it_ends",
     ),
     Mutant(
@@ -121,7 +127,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "settle and keep the mark",
-        (lua("includes/unique_settle", "        redis.call('ZREM', replaced, token)\n", ""),),
+        (lua("includes/unique_settle", "        is_dropped(token, letter)\n", ""),),
         f"{FAULTS} -k sent_again_leaves_nothing",
     ),
     Mutant(
@@ -131,12 +137,12 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "free a key before its time",
-        (lua("includes/unique_settle", "if until_ ~= 't' then give_up", "if true then give_up"),),
+        (lua("includes/unique_settle", "if string.lower(letter) ~= 't' then give_up", "if true then give_up"),),
         f"{UNIQUE} -k for_a_time",
     ),
     Mutant(
         "settle and keep the key",
-        (lua("includes/unique_settle", "if until_ ~= 't' then give_up(field, token) end", ""),),
+        (lua("includes/unique_settle", "if string.lower(letter) ~= 't' then give_up(field, token) end", ""),),
         f"{UNIQUE} -k until_it_ends",
     ),
     Mutant(
@@ -216,7 +222,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "refuse the key to the retry of its owner",
-        (lua("unique/acquire", "if found == running then", "if false then"),),
+        (lua("unique/acquire", "if found == running and", "if false and"),),
         f"{UNIQUE} -k retry_that_was_never_sent",
     ),
     Mutant(
@@ -226,12 +232,18 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "own a key while another call is sent",
-        (lua("unique/acquire", "if state == 's' then return {running == '' and 3 or 0, other, state} end\n", ""),),
+        (
+            lua(
+                "unique/acquire",
+                "if state == 's' then return {(running == '' or other == id) and 3 or 0, other, state} end\n",
+                "",
+            ),
+        ),
         f"{UNIQUE} -k another_call_waits",
     ),
     Mutant(
         "return what is being sent",
-        (lua("unique/acquire", "running == '' and 3 or 0", "0"),),
+        (lua("unique/acquire", "(running == '' or other == id) and 3 or 0", "0"),),
         f"{UNIQUE} -k another_call_waits",
     ),
     Mutant(
@@ -249,8 +261,8 @@ UNIQUE_MUTANTS: Final = [
         (
             lua(
                 "unique/acquire",
-                "own(field, token, '-', 's', ttl, id, now + HOLD)",
-                "own(field, token, '-', 's', ttl, id, now + ttl)",
+                "own(field, token, before_it, 's', ttl, id, now + HOLD)",
+                "own(field, token, before_it, 's', ttl, id, now + ttl)",
             ),
         ),
         f"{FAULTS} -k lost_its_key_does_not",
@@ -262,7 +274,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "never remove owners",
-        (lua("unique/acquire", "  if not owner(name) then disown(name) end\n", ""),),
+        (lua("unique/acquire", "  if not owner(name) then disown(name, '') end\n", ""),),
         f"{FAULTS} -k forgets_what_has_ended",
     ),
     Mutant(
@@ -299,17 +311,17 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "withdraw what was sent",
-        (lua("unique/release", "if not sent and state ~= 's' then return 0 end\n", ""),),
+        (lua("unique/release", "if sent == 0 and state ~= 's' then return 0 end\n", ""),),
         f"{UNIQUE} -k reply_was_lost",
     ),
     Mutant(
         "withdraw what took a place in the store",
-        (lua("unique/release", "if not sent and state_before == 'd' then", "if false then"),),
+        (lua("unique/release", "if sent == 0 and state_before == 'd' then", "if false then"),),
         f"{UNIQUE} -k refused_after_it_was_stored",
     ),
     Mutant(
         "withdraw a message and let it run",
-        (lua("unique/release", "if not sent then drop(found, ttl) end\n", ""),),
+        (lua("unique/release", "if sent == 0 then drop(found, ttl) end\n", ""),),
         f"{FAULTS} -k was_withdrawn",
     ),
     Mutant(
@@ -413,19 +425,97 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "cancel and keep the key",
-        (Edit("celery/stored_tasks.py", "self.unique.withdraw(key.field, key.token, sent=True)", "pass"),),
+        (
+            Edit(
+                "celery/stored_tasks.py",
+                "self.unique.withdraw(key.field, key.token, sent=True, again=outcome is CancelOutcome.MAYBE_SENT)",
+                "pass",
+            ),
+        ),
         f"{UNIQUE} -k cancelled_or_revoked",
     ),
     Mutant(
+        "cancel and let what was sent run",
+        (lua("unique/release", "if sent == 2 then drop(token, ttl or 0) end\n", ""),),
+        f"{FAULTS} -k may_have_sent_does_not_run",
+    ),
+    Mutant(
+        "cancel another message than that whose key is freed",
+        (lua("delay/cancel", "if record and not", "if false and not"),),
+        f"{FAULTS} -k replaced_meanwhile_frees",
+    ),
+    Mutant(
+        "cancel a retry and keep its key",
+        (Edit("celery/stored_tasks.py", "self._remove([*names, *map(retry_id, names)])", "self._remove(names) * 2"),),
+        f"{FAULTS} -k behind_another_call_frees",
+    ),
+    Mutant(
+        "cancel in vain and keep a key that another cancel frees",
+        (Edit("celery/stored_tasks.py", "elif id_ in leaving:", "elif id_ in keys:"),),
+        f"{FAULTS} -k second_one_does_not_keep",
+    ),
+    Mutant(
+        "forget a message that may come again",
+        (lua("includes/unique_owner", "if letter == string.lower(letter) then", "if true then"),),
+        f"{FAULTS} -k not_run_once_it_was_replaced",
+    ),
+    Mutant(
+        "return a message and forget that it may come again",
+        (lua("flow/restore", "if letter then message =", "if false then message ="),),
+        f"{FAULTS} -k not_run_once_it_was_replaced",
+    ),
+    Mutant(
+        "keep marks of messages that came for as long as of others",
+        (
+            lua(
+                "includes/unique_owner",
+                "  if kept then redis.call('ZADD', replaced, string.format('%.0f', now + AGAIN), token) end\n",
+                "",
+            ),
+        ),
+        f"{FAULTS} -k not_run_once_it_was_replaced",
+    ),
+    Mutant(
+        "a second retry replaces the first one and keeps its key",
+        (Edit(CALLS, "(token := self._earlier(call, result, request))", '(token := "")'),),
+        f"{FAULTS} -k its_retry_replaces",
+    ),
+    Mutant(
+        "a second retry replaces one that is being sent",
+        (lua("unique/acquire", "(running == '' or other == id) and 3 or 0", "running == '' and 3 or 0"),),
+        f"{FAULTS} -k its_retry_waits",
+    ),
+    Mutant(
         "run what was replaced",
-        (lua("includes/unique_take", "'ZREM', replaced, token) == 1", "'ZREM', replaced, token) == 2"),),
+        (
+            lua(
+                "includes/unique_take",
+                "if is_dropped(token, letter) then",
+                "if is_dropped(token, letter) and false then",
+            ),
+        ),
         messages=MESSAGES,
         scenario="unique",
     ),
     Mutant(
         "let two tasks of a key run",
-        (lua("includes/unique_take", "    own(field, token, '-', 'r', ttl, id, ends)", "    disown(field)"),),
+        (lua("includes/unique_take", "    own(field, token, '-', 'r', ttl, id, ends)", "    disown(field, id)"),),
         messages=MESSAGES,
         scenario="unique",
+    ),
+    Mutant(
+        "free the key of a revoked task, and run it",
+        (lua("unique/revoke", "    drop(token, ttl)\n", ""),),
+        f"{UNIQUE} -k a_revoke_frees",
+    ),
+    Mutant(
+        "free the key of a revoked task that runs",
+        (lua("unique/revoke", " and before == '-' and (state == 'w' or state == 'd')", ""),),
+        f"{UNIQUE} -k a_revoke_leaves_the_key",
+    ),
+    Mutant(
+        "free the key of a revoked task that others wait for",
+        (lua("unique/acquire", "if not awaited then", "if true then"),),
+        f"{UNIQUE} -k a_revoke_leaves_a_task",
     ),
 ]

@@ -67,7 +67,7 @@ class Gate:
             of_task=header.of_task,
             of_queue=header.of_queue,
             is_new=int(is_new),
-            message=header.element(envelope.id, message.encode()),
+            message=header.element(envelope.id, message.encode(), again=not is_new),
             more=FlowPolicy.of(self._app).rules(header.task, queue),
         )()
         return bool(reply)

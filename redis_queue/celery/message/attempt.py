@@ -62,11 +62,13 @@ class Attempt:
         """Text that identifies a stored message as one of this call; "" if there cannot be any."""
         return "" if self.first else self.call
 
+    def is_in(self, payload: Any) -> bool:
+        """Tell whether an entry with *payload* holds an attempt of the same call: a later one replaces it."""
+        return bool(self.mark) and isinstance(payload, bytes) and self.mark.encode() in payload
+
     def waits_in(self, item: Item | None) -> bool:
         """Tell whether *item* is a waiting attempt of the same call."""
-        if item is None or item.state != "delayed" or not isinstance(item.body, bytes):
-            return False
-        return bool(self.mark) and self.mark.encode() in item.body
+        return item is not None and item.state == "delayed" and self.is_in(item.body)
 
     def ids(self, task_id: str) -> Iterator[str]:
         """Yield the ids of entries that may hold this attempt, best first."""

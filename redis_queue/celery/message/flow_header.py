@@ -52,6 +52,6 @@ class FlowHeader:
         found: dict[str, Any] = {FLOW: [self.task, self.of_task, self.of_queue]}
         return found if self.unique is None else {**found, UNIQUE: self.unique.value}
 
-    def element(self, task_id: str, message: bytes) -> bytes:
-        """Return *message* as the list of its group has it."""
-        return message if self.unique is None else self.unique.element(task_id, message)
+    def element(self, task_id: str, message: bytes, *, again: bool = False) -> bytes:
+        """Return *message* as the list of its group has it. *again*: another broker may deliver it again."""
+        return message if self.unique is None else self.unique.element(task_id, message, again=again)

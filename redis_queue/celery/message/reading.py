@@ -15,7 +15,7 @@ from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.message.trace_headers import with_schedule
 from redis_queue.celery.message.unique_header import UniqueHeader
 from redis_queue.errors import InvalidValueError
-from redis_queue.model import Entry
+from redis_queue.model import Entry, Item
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -33,13 +33,14 @@ def read_entry(entry: Entry) -> Message:
     return TaskCall.from_payload(entry.payload)
 
 
-def unique_header_of(entry: Entry) -> UniqueHeader | None:
+def unique_header_of(entry: Entry | Item | None) -> UniqueHeader | None:
     """Return which key the message in *entry* owns; None for none, and for an unreadable entry."""
-    try:
-        message = read_entry(entry)
-    except InvalidValueError:
+    payload = entry.body if isinstance(entry, Item) else entry and entry.payload
+    if entry is None or not isinstance(payload, bytes):
         return None
-    return UniqueHeader.of(message.headers) if isinstance(message, Envelope) else None
+    with contextlib.suppress(InvalidValueError):
+        return UniqueHeader.of(Envelope.unpack(payload, entry.id, entry.headers).headers)
+    return None
 
 
 def read_readable(entries: Iterable[Entry]) -> dict[str, Message]:

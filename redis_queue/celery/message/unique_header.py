@@ -56,8 +56,12 @@ class UniqueHeader:
         """The name of its key in Redis."""
         return field_of(self.task, self.key)
 
-    def element(self, task_id: str, message: bytes) -> bytes:
-        """Return *message* as the list of its group has it: see lua/includes/unique_message.lua."""
+    def element(self, task_id: str, message: bytes, *, again: bool = False) -> bytes:
+        """Return *message* as the list of its group has it: see lua/includes/unique_message.lua.
+
+        *again*: another broker has delivered it, which may do so again.
+        """
+        until = self.until.upper() if again else self.until
         field, id_ = self.field.encode(), task_id.encode(errors="surrogatepass")
-        start = f"\x01{self.until} {self.token} {self.ttl_ms} {len(field)} {len(id_)} "
+        start = f"\x01{until} {self.token} {self.ttl_ms} {len(field)} {len(id_)} "
         return start.encode() + field + id_ + message

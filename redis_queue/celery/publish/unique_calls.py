@@ -15,7 +15,9 @@ from kombu.exceptions import OperationalError
 from kombu.utils.uuid import uuid
 
 from redis_queue.celery.flow.unique_policy import UniquePolicy
+from redis_queue.celery.message.attempt import Attempt
 from redis_queue.celery.message.intercepting_producer import InterceptingProducer
+from redis_queue.celery.message.reading import unique_header_of
 from redis_queue.celery.message.unique_header import UniqueHeader
 from redis_queue.celery.publish.arguments import check_eta, seconds_of
 from redis_queue.celery.publish.current_send import CurrentSend, UniqueMessage, is_retry_of
@@ -102,9 +104,11 @@ class UniqueCalls:
 
         @functools.wraps(send)
         def send_task(*args: Any, **options: Any) -> Any:
-            given = {**dict(zip(POSITIONAL, args, strict=False)), **options}
-            unique = self._unique(given)
+            unique = UniquePolicy.of(self._app).of_task(str(args[0] if args else options.get("name")))
             if unique is None:
+                return send(*args, **options)
+            given = {**dict(zip(POSITIONAL, args, strict=False)), **options}
+            if not self._is_to_own_broker(given):
                 return send(*args, **options)
 
             def send_as(id_: str) -> Any:
@@ -154,23 +158,38 @@ class UniqueCalls:
                 key, token = running.key, running.token
             # One that is unique for a time has its key anyway.
             if call.unique.kind != TIME:
-                result = self._send(call, key, self._ttl_ms(call, strict=False), running=token)
+                ttl_ms = self._ttl_ms(call, strict=False)
+                result = self._send(call, key, ttl_ms, running=token)
+                if isinstance(result, Acquired) and (token := self._earlier(call, result, request)):
+                    result = self._send(call, key, ttl_ms, running=token)
                 if not isinstance(result, Acquired):
                     return result
         return call.send_as(call.id)
+
+    def _earlier(self, call: Call, owner: Acquired, request: Any) -> str:
+        """Return the token of a retry that waits in the store, owns the key, and is replaced there by *call*; else "".
+
+        The message that runs came twice, or again from a killed worker.
+        """
+        attempt = Attempt.of(vars(request), request.delivery_info)
+        if attempt.mark and owner.task_id == call.id and owner.state == "delayed":
+            with suppress(StoreError):
+                for entry in map(self._delayed.queue.get, attempt.ids(call.id)):
+                    header = unique_header_of(entry)
+                    if header is not None and entry is not None and attempt.is_in(entry.payload):
+                        return header.token
+        return ""
 
     def _key(self, call: Call) -> str:
         args, kwargs = call.given.get("args") or (), call.given.get("kwargs") or {}
         return UniquePolicy.of(self._app).key(call.task, call.unique, args, kwargs)
 
-    def _unique(self, given: Mapping[str, Any]) -> Unique | None:
-        """Return how a call is unique; None if it is not, or goes to another broker."""
-        found = UniquePolicy.of(self._app).of_task(str(given.get("name")))
+    def _is_to_own_broker(self, given: Mapping[str, Any]) -> bool:
         producer = given.get("producer")
-        if found is None or isinstance(producer, InterceptingProducer):
-            return None
+        if isinstance(producer, InterceptingProducer):
+            return False
         connection = given.get("connection") or (producer and producer.connection)
-        return found if connection is None or self._own_broker.is_that_of(connection) else None
+        return connection is None or bool(self._own_broker.is_that_of(connection))
 
     def _ttl_ms(self, call: Call, *, strict: bool = True) -> int:
         """Return for how many ms from now the key of a call is owned while it waits, no longer than it may wait.
@@ -229,7 +248,7 @@ class UniqueCalls:
         """Own the key, or learn who does; wait while another call is being sent."""
         wait, until = FIRST_WAIT, time.monotonic() + PATIENCE
         replaces = call.unique.on_conflict == "replace" and not running
-        names = {"task_id": call.id, "running": running, "gone": ""}
+        names: dict[str, Any] = {"task_id": call.id, "running": running, "gone": "", "awaited": call.is_awaited}
         while True:
             found = self._delayed.unique.acquire(header.field, header.token, ttl_ms=ttl_ms, replaces=replaces, **names)
             if not found.is_open and not names["gone"] and not running and self._is_dead(found):
@@ -238,6 +257,8 @@ class UniqueCalls:
             if not found.is_open or call.is_awaited:
                 return found
             if time.monotonic() >= until:
+                if running:
+                    return found
                 raise _busy(call, header.key)
             time.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)

@@ -7,14 +7,16 @@
 -- KEYS[5] dead       ZSET  id -> time it died (ms)
 -- KEYS[6] slot       STRING number and outcome of this caller's last call
 -- ARGV[1] sequence   number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
--- ARGV[...] ids      to cancel
+-- ARGV[...] ids      to cancel, each followed by a mark: a text in its record ("" = any record)
 --
 -- Returns flags: 1 = cancelled, it will never run; 2 = removed, but it was claimed before (even if that delivery was
--- not counted), so its work may have been done; 0 = unknown id, or in flight.
+-- not counted), so its work may have been done; 0 = unknown id, or in flight; 3 = its record lacks the mark: it stays.
+-- Stops after the record that makes 1 MiB, of those with a mark: call again for the other ids.
 -- O(ids * log waiting)
 local records, waiting, leases, errors, dead, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local sequence = ARGV[1]
 local ids = {unpack(ARGV, 2)}
+local MAX_BYTES = 1048576
 
 -- include last_call
 if last == sequence then return outcome end
@@ -23,11 +25,15 @@ redis.call('HLEN', leases)
 redis.call('HLEN', errors)
 redis.call('ZCARD', dead)
 -- include first_write
-local flags = {}
-for i, id in ipairs(ids) do
-  flags[i] = 0
+local flags, bytes = {}, 0
+for i = 1, #ids, 2 do
+  local id, mark, flag = ids[i], ids[i + 1], 0
   local place = redis.call('ZSCORE', waiting, id) and waiting or redis.call('ZSCORE', dead, id) and dead
-  if place then
+  local record = place and mark ~= '' and (redis.call('HGET', records, id) or '')
+  bytes = bytes + #(record or '')
+  if record and not string.find(record, mark, 1, true) then
+    flag = 3
+  elseif place then
     local deliveries = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
     -- Given back uncounted, with a reason: the broker may have the message although it did not answer.
     if redis.call('HEXISTS', errors, id) == 1 then deliveries = deliveries + 1 end
@@ -35,7 +41,9 @@ for i, id in ipairs(ids) do
     redis.call('HDEL', leases, id)
     redis.call('HDEL', errors, id)
     redis.call('ZREM', place, id)
-    flags[i] = deliveries > 0 and 2 or 1
+    flag = deliveries > 0 and 2 or 1
   end
+  flags[#flags + 1] = flag
+  if bytes >= MAX_BYTES then break end
 end
 return remember(table.concat(flags))

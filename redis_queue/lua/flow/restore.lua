@@ -45,6 +45,9 @@ if not string.find(group, '^%d%z[^%z]+%z[^%z]*%z[^%z]*%z[^%z]*$') then return re
 if redis.call('HGET', unacked, tag) ~= record then return 0 end
 -- As includes/first_write.lua.
 redis.call('HDEL', unacked, '')
+local letter = string.match(redis.call('HGET', owned, tag) or '', '^%u')
+-- As another broker delivered it.
+if letter then message = string.sub(message, 1, 1) .. letter .. string.sub(message, 3) end
 push(group, message, not last)
 redis.call('ZREM', index, tag)
 redis.call('HDEL', unacked, tag)

@@ -4,12 +4,16 @@
 -- kept, task id". States: s = its message is being sent, d = waits in the store until it is due, w = waits, r = runs.
 -- The messages that it is sent instead of stand before it, as state and token, joined by "+"; "-" = none. Until it is
 -- confirmed, the first of them all that a worker takes runs, and the others do not.
--- Needs now, owners, owner_ends, replaced. Defines read: takes a field and returns these five values, own: writes them
--- and when they end (ms), disown: removes them, drop: takes a token whose message must not run, drop_all: the same of
--- tokens before, without: returns tokens before without one of them or nothing, give_up: notes that a message is gone;
--- tells whether it had a part in the field, owner: as read, but what has ended owns nothing, HOLD: ms in which a
--- message that owns a key has to be confirmed.
-local HOLD = 10000
+-- Needs now, owners, owner_ends, replaced. Defines by_id: HASH task id -> field, of tasks for which nobody waits, read:
+-- takes a field and returns these five values, own: writes them and when they end (ms), disown: removes them, of a field
+-- and a task id, drop: takes a token whose message must not run, drop_all: the same of tokens before, is_dropped: takes
+-- the token of a message that was taken or settled, and its letter, of which includes/unique_message.lua tells; tells
+-- whether it must not run, and forgets it, without: returns tokens before without one of them or nothing, give_up: notes
+-- that a message is gone; tells whether it had a part in the field, owner: as read, but what has ended owns nothing,
+-- HOLD: ms in which a message that owns a key has to be confirmed, AGAIN: ms for which one that must not run, and was
+-- dropped, is remembered if another broker may deliver it again.
+local HOLD, AGAIN = 10000, 3600000
+local by_id = string.sub(owners, 1, -2) .. '_ids'
 local function read(field)
   return string.match(redis.call('HGET', owners, field) or '', '^(%x+) (%S+) (%a) (%d+) (.*)$')
 end
@@ -18,8 +22,9 @@ local function own(field, token, before, state, ttl, id, ends)
   redis.call('HSET', owners, field, table.concat({token, before, state, ttl, id}, ' '))
   redis.call('ZADD', owner_ends, string.format('%.0f', ends), field)
 end
-local function disown(field)
+local function disown(field, id)
   redis.call('HDEL', owners, field)
+  redis.call('HDEL', by_id, id)
   redis.call('ZREM', owner_ends, field)
 end
 local function drop(token, ttl)
@@ -28,6 +33,12 @@ local function drop(token, ttl)
 end
 local function drop_all(before, ttl)
   for _, token in string.gmatch(before, '([dwr])(%x+)') do drop(token, ttl) end
+end
+local function is_dropped(token, letter)
+  if letter == string.lower(letter) then return redis.call('ZREM', replaced, token) == 1 end
+  local kept = redis.call('ZSCORE', replaced, token)
+  if kept then redis.call('ZADD', replaced, string.format('%.0f', now + AGAIN), token) end
+  return kept and true or false
 end
 local function without(before, token)
   local rest, found = {}, nil
@@ -47,7 +58,7 @@ local function give_up(field, token)
     end
     own(field, found, rest, state, ttl, id, ends)
   elseif found == token then
-    disown(field)
+    disown(field, id)
   end
   return rest or found == token
 end
@@ -64,5 +75,5 @@ local function owner(field)
   end
   -- Should the message of a sender that died have been sent, it must not run.
   if state == 's' then drop(token, ttl) end
-  disown(field)
+  disown(field, id)
 end

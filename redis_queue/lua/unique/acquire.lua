@@ -13,13 +13,14 @@
 -- ARGV[6] ttl         ms for which the key is owned at most
 -- ARGV[7] replaces    1 = replace an owner that waits
 -- ARGV[8] gone        task id of a message that cannot run any more, a dead letter; "" = none
+-- ARGV[9] awaited     1 = others wait for the task: see unique/revoke.lua
 --
 -- Returns {outcome, task id, state}: 1 = it owns the key, 2 = it does, and replaces the message with this id and state;
 -- 0 = that one owns it, 3 = that one is being sent: ask again soon. A repeated call has one effect and one answer.
 -- O(log owners)
 local owners, owner_ends, replaced = KEYS[1], KEYS[2], KEYS[3]
 local now, field, token, running = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
-local id, ttl, replaces, gone = ARGV[5], ARGV[6], ARGV[7] == '1', ARGV[8]
+local id, ttl, replaces, gone, awaited = ARGV[5], ARGV[6], ARGV[7] == '1', ARGV[8], ARGV[9] == '1'
 local MOST = 20
 
 -- include clock
@@ -27,7 +28,7 @@ local MOST = 20
 redis.call('ZCARD', owner_ends)
 redis.call('ZCARD', replaced)
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', owner_ends, '-inf', string.format('%.0f', now), 'LIMIT', 0, MOST)) do
-  if not owner(name) then disown(name) end
+  if not owner(name) then disown(name, '') end
 end
 local old = redis.call('ZRANGEBYSCORE', replaced, '-inf', string.format('%.0f', now), 'LIMIT', 0, MOST)
 if #old > 0 then redis.call('ZREM', replaced, unpack(old)) end
@@ -36,21 +37,23 @@ if found == token then
   local state_before = string.match(before, '^[dw]')
   return {state_before and 2 or 1, other, state_before or state}
 end
+local function send(before_it)
+  if found and other ~= id then redis.call('HDEL', by_id, other) end
+  if not awaited then redis.call('HSET', by_id, id, field) end
+  own(field, token, before_it, 's', ttl, id, now + HOLD)
+  return {1, id, 's'}
+end
 local waits = state == 'w' or state == 'd'
 if not found or (waits and other == gone) then
-  own(field, token, '-', 's', ttl, id, now + HOLD)
-  return {1, id, 's'}
+  return send('-')
 end
 local instead = state .. found
 -- What is replaced may wait longer.
 local ends = redis.call('ZSCORE', owner_ends, field)
 ttl = string.format('%.0f', math.max(ttl, ends - now))
 if before ~= '-' then instead = instead .. '+' .. before end
-if found == running then
-  own(field, token, instead, 's', ttl, id, now + HOLD)
-  return {1, id, 's'}
-end
-if state == 's' then return {running == '' and 3 or 0, other, state} end
+if found == running and state ~= 's' then return send(instead) end
+if state == 's' then return {(running == '' or other == id) and 3 or 0, other, state} end
 if not replaces or not waits then return {0, other, state} end
 own(field, token, instead, 's', ttl, other, now + HOLD)
 return {2, other, state}

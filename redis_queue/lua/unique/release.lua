@@ -6,13 +6,14 @@
 -- ARGV[1] now         ms; 0 = the server's TIME
 -- ARGV[2] field       task, NUL and key
 -- ARGV[3] token       of the message; "" = whichever owns the key
--- ARGV[4] sent        0 = its message was not sent: should it have been, it does not run
+-- ARGV[4] sent        0 = its message was not sent: should it have been, it does not run; 1 = it was sent, or removed;
+--                     2 = it was removed, and does not run should it have been sent before
 -- ARGV[5] owner_id    task id that has to own it; "" = any
 --
 -- Returns 1 = done: the key is free, unless there is another message with a part in it; 0 = the message had none.
 -- O(log owners)
 local owners, owner_ends, replaced = KEYS[1], KEYS[2], KEYS[3]
-local now, field, token, sent, owner_id = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
+local now, field, token, sent, owner_id = tonumber(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 
 -- include clock
 -- include unique_owner
@@ -21,20 +22,21 @@ redis.call('ZCARD', replaced)
 -- As includes/first_write.lua.
 redis.call('HDEL', owners, '')
 local found, before, state, ttl, id = owner(field)
+if sent == 2 then drop(token, ttl or 0) end
 if not found or (owner_id ~= '' and id ~= owner_id) then return 0 end
 if token ~= '' and found ~= token then return give_up(field, token) and 1 or 0 end
 -- It was sent after all.
-if not sent and state ~= 's' then return 0 end
+if sent == 0 and state ~= 's' then return 0 end
 local state_before, token_before = string.match(before, '^(%a)(%x+)')
-if not sent and state_before == 'd' then
+if sent == 0 and state_before == 'd' then
   -- In the store, it may have taken the place of the message before it.
   own(field, found, before, 'd', ttl, id, now + ttl)
   return 1
 end
-if not sent then drop(found, ttl) end
+if sent == 0 then drop(found, ttl) end
 if token_before and token ~= '' then
   own(field, token_before, without(before, token_before), state_before, ttl, id, now + ttl)
 else
-  disown(field)
+  disown(field, id)
 end
 return 1

@@ -215,6 +215,52 @@ class TestEnd:
             app.control.revoke(send(app, "start", 7, countdown=60))
             assert not traces(client)
 
+    @pytest.mark.parametrize("task", ["end", "start", "latest", "strict", "hourly"])
+    def test_a_revoke_frees_the_key_of_a_task_that_waits(
+        self, server: RedisServer, client: redis.Redis, task: str
+    ) -> None:
+        with app_of(server) as app, taking(server) as taker:
+            first = send(app, task, 7, "revoked")
+            app.control.revoke([first, "unknown"])
+            assert owned(app) == {}
+            assert send(app, task, 7, "new") != first
+            assert taken(taker) == [[7, "new"]]
+            taker.settle()
+            assert task == "hourly" or not traces(client)
+
+    def test_a_revoke_frees_the_key_of_a_delayed_task_that_was_sent(self, server: RedisServer) -> None:
+        with app_of(server) as app, taking(server) as taker:
+            first = send(app, "end", 7, "revoked", countdown=60)
+            StoredTasks.of(app).run_now(first)
+            dispatch(app)
+            app.control.revoke(first)
+            assert send(app, "end", 7, "new") != first
+            assert taken(taker) == [[7, "new"]]
+
+    def test_a_revoked_task_that_waits_has_the_state_revoked(self, server: RedisServer) -> None:
+        with app_of(server, result_backend="cache+memory://", task_ignore_result=False) as app:
+            first = send(app, "end", 7)
+            app.control.revoke(first)
+            assert app.AsyncResult(first).state == "REVOKED"
+
+    def test_a_revoke_leaves_the_key_to_a_task_that_runs(self, server: RedisServer, client: redis.Redis) -> None:
+        with app_of(server) as app, taking(server) as taker:
+            first = send(app, "end", 7)
+            assert taken(taker) == [[7]]
+            app.control.revoke(first)
+            assert send(app, "end", 7) == first
+            taker.settle()
+            assert not traces(client)
+
+    def test_a_revoke_leaves_a_task_for_which_others_wait_to_a_worker(self, server: RedisServer) -> None:
+        # The worker that discards it tells the chord.
+        with app_of(server, result_backend="cache+memory://", task_ignore_result=False) as app, taking(server) as taker:
+            result = chord([app.tasks["end"].s(7)])(app.tasks["plain"].si())
+            (part,) = result.parent.children if result.parent else ()
+            app.control.revoke(part.id)
+            assert owned(app) == {("end", "order:7"): "waiting"}
+            assert taken(taker) == [[7]]
+
     @pytest.mark.parametrize("task", ["end", "latest"])
     def test_a_dead_letter_frees_its_key(self, server: RedisServer, task: str) -> None:
         with app_of(server, redis_queue_overdue="skip:1") as app, taking(server) as taker:

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 import redis
+from celery import Celery
+from celery._state import _task_stack
+from celery.exceptions import Retry
 
+from redis_queue.celery.flow.gate import Gate
+from redis_queue.celery.message.envelope import Envelope
+from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks
-from redis_queue.unique.owners import field_of
+from redis_queue.model import CancelOutcome, Entry
+from redis_queue.unique.owners import Owners, field_of
 from tests.support.celery.fetching import Taker, connected
-from tests.support.celery.flows import KEYS, taken
+from tests.support.celery.flows import KEYS, QUEUE, taken
 from tests.support.celery.uniques import (
     UNCONFIRMED,
     KilledError,
     app_of,
     dispatch,
     interrupt,
+    killed,
     outdate,
     owned,
     owners,
@@ -36,6 +49,54 @@ DAY_MS = 86_400_000
 def token_of(taker: Taker) -> str:
     """Return the token of the message that was taken last."""
     return str(taker.messages[-1].headers["redis_queue_unique"][1])
+
+
+def claimed(app: Celery, task_id: str) -> Entry:
+    """Let a dispatcher claim the stored task *task_id*."""
+    StoredTasks.of(app).run_now(task_id)
+    (entry,) = StoredTasks.of(app).queue.claim()
+    return entry
+
+
+def arrive(app: Celery, entry: Entry) -> None:
+    """Let a worker move the message of *entry* from another broker, to which a dispatcher sent it, into its gate."""
+    message = Envelope.unpack(entry.payload, entry.id, entry.headers)
+    header = FlowHeader.of(message.headers)
+    assert header is not None
+    assert Gate(app).send(message, QUEUE, header, is_new=False)
+
+
+@contextmanager
+def running(app: Celery, message: Any) -> Iterator[Any]:
+    """Act as a worker that runs *message*; yield its task."""
+    task = app.tasks[message.headers["task"]]
+    args, kwargs, _ = message.payload
+    _task_stack.push(task)
+    info = {"delivery_info": message.delivery_info, "called_directly": False, "is_eager": False}
+    task.push_request(**{**message.headers, "args": args, "kwargs": kwargs, **info})
+    try:
+        yield task
+    finally:
+        task.pop_request()
+        _task_stack.pop()
+
+
+def retry(app: Celery, message: Any) -> None:
+    """Let the task of *message* send itself again."""
+    with running(app, message) as task, pytest.raises(Retry):
+        task.retry(countdown=60)
+
+
+def before(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], Any]) -> None:
+    """Let *act* happen before the next call of the method *name* of the owners."""
+    method = getattr(Owners, name)
+
+    def late(self: Owners, *args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(Owners, name, method)
+        act()
+        return method(self, *args, **options)
+
+    monkeypatch.setattr(Owners, name, late)
 
 
 class TestStart:
@@ -194,3 +255,175 @@ def test_a_message_that_was_withdrawn_does_not_run(server: RedisServer, client: 
         assert client.zrange(KEYS.replaced, 0, -1) == [b"abc"], "should it have been sent after all"
         assert send(app, "latest", 7, "b") == first
         assert taken(taker) == [[7, "b"]]
+
+
+class TestRevoke:
+    """A task is revoked or cancelled while it is sent, replaced or revoked."""
+
+    @pytest.mark.parametrize("task", ["end", "start", "latest", "hourly"])
+    def test_what_a_dispatcher_may_have_sent_does_not_run(
+        self, server: RedisServer, client: redis.Redis, task: str
+    ) -> None:
+        with app_of(server) as app, taking(server) as taker:
+            first = send(app, task, 7, "a", countdown=60)
+            entry = claimed(app, first)
+            # The dispatcher has sent it, and hangs for longer than its lease.
+            StoredTasks.of(app).queue.release(entry, reason="test")
+            app.control.revoke(first)
+            assert not owned(app)
+            second = send(app, task, 7, "b")
+            assert second != first
+            for _ in range(2):
+                arrive(app, entry)
+            assert taken(taker) == [[7, "b"]]
+            taker.settle()
+            assert owned(app) == ({("hourly", "order:7"): "running"} if task == "hourly" else {})
+
+    def test_what_is_being_sent_keeps_its_key(self, server: RedisServer) -> None:
+        with app_of(server) as app, taking(server) as taker:
+            # A retry of another call waits under the same id.
+            send(app, "start", 8, task_id="x")
+            assert taken(taker) == [[8]]
+            send(app, "start", 7, task_id="x", countdown=60)
+            retry(app, taker.messages[0])
+            taker.settle()
+            entry = claimed(app, "x")
+            assert StoredTasks.of(app).cancel("x") == CancelOutcome.MAYBE_SENT
+            assert owned(app) == {("start", "order:7"): "delayed"}
+            arrive(app, entry)
+            assert taken(taker) == [[7]]
+
+    def test_a_retry_behind_another_call_frees_its_key(self, server: RedisServer, client: redis.Redis) -> None:
+        with app_of(server) as app, taking(server) as taker:
+            send(app, "start", 8, task_id="x")
+            assert taken(taker) == [[8]]
+            send(app, "start", 7, task_id="x", countdown=60)
+            retry(app, taker.messages[0])
+            assert len(owned(app)) == 2
+            app.control.revoke("x")
+            assert not StoredTasks.of(app).count()
+            taker.settle()
+            assert not traces(client)
+
+    def test_a_dead_letter_frees_its_key(self, server: RedisServer, client: redis.Redis) -> None:
+        with app_of(server) as app:
+            first = send(app, "end", 7, countdown=60)
+            StoredTasks.of(app).queue.release(claimed(app, first), reason="test", dead=True)
+            assert StoredTasks.of(app).cancel(first) == CancelOutcome.MAYBE_SENT
+            assert not owned(app)
+
+    def test_what_was_replaced_meanwhile_frees_its_key(
+        self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with app_of(server) as app:
+            first = send(app, "latest", 7, "a", countdown=60)
+            before(monkeypatch, "confirm", lambda: send(app, "latest", 7, "b", countdown=60))
+            assert StoredTasks.of(app).cancel(first)
+            assert not StoredTasks.of(app).count()
+            assert not traces(client)
+
+    def test_a_second_one_does_not_keep_the_key(
+        self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with app_of(server) as app:
+            first = send(app, "end", 7, countdown=60)
+            revoke = {(Owners, "withdraw"): killed}
+            cancel = StoredTasks.of(app).cancel
+            # Another process removes the task first, and is killed.
+            before(monkeypatch, "confirm", lambda: interrupt(monkeypatch, KilledError, revoke, lambda: cancel(first)))
+            assert not StoredTasks.of(app).cancel(first)
+            (owner,) = owners(app).list()
+            assert owner.until - datetime.now(timezone.utc) < timedelta(seconds=15)
+
+
+class TestSecondCopy:
+    """A message that another broker delivers twice: a dispatcher was killed before it noted that it had sent it."""
+
+    @pytest.mark.parametrize("task", ["end", "start"])
+    def test_its_retry_replaces_that_of_the_first(self, server: RedisServer, client: redis.Redis, task: str) -> None:
+        with app_of(server) as app, taking(server) as taker:
+            first = send(app, task, 7, countdown=60)
+            entry = claimed(app, first)
+            StoredTasks.of(app).queue.ack(entry)
+            for _ in range(2):
+                arrive(app, entry)
+            assert taken(taker) == [[7], [7]]
+            for message in taker.messages:
+                retry(app, message)
+            assert [task.id for task in StoredTasks.of(app).list()] == [first]
+            assert send(app, task, 7) == first
+            taker.settle()
+            StoredTasks.of(app).run_now(first)
+            dispatch(app)
+            assert taken(taker) == [[7]]
+            taker.settle()
+            assert not owned(app)
+
+    @pytest.mark.parametrize("returns", [False, True])
+    def test_it_does_not_run_once_it_was_replaced(
+        self, server: RedisServer, client: redis.Redis, returns: bool
+    ) -> None:
+        with app_of(server) as app, taking(server) as taker:
+            first = send(app, "latest", 7, "a", countdown=60)
+            entry = claimed(app, first)
+            StoredTasks.of(app).queue.ack(entry)
+            arrive(app, entry)
+            if returns:
+                assert taken(taker) == [[7, "a"]]
+                taker.messages.pop().reject(requeue=True)
+            assert send(app, "latest", 7, "b") == first
+            dispatch(app)
+            assert taken(taker) == [[7, "b"]]
+            taker.settle()
+            arrive(app, entry)
+            assert taken(taker) == []
+            assert not owned(app)
+            score = client.zscore(KEYS.replaced, token_in(entry))
+            seconds, _ = client.time()
+            assert score is not None
+            assert score / 1000 - seconds < 3700, "it is forgotten soon"
+
+    def test_it_does_not_run_beside_its_retry(self, server: RedisServer, client: redis.Redis) -> None:
+        with app_of(server) as app, taking(server) as taker:
+            entry = claimed(app, send(app, "end", 7, countdown=60))
+            StoredTasks.of(app).queue.ack(entry)
+            arrive(app, entry)
+            assert taken(taker) == [[7]]
+            retry(app, taker.messages[0])
+            taker.settle()
+            arrive(app, entry)
+            assert taken(taker) == []
+            assert owned(app) == {("end", "order:7"): "delayed"}
+
+    def test_its_retry_waits_for_that_of_the_first(
+        self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with app_of(server) as app, taking(server) as taker:
+            first = send(app, "start", 7, countdown=60)
+            entry = claimed(app, first)
+            StoredTasks.of(app).queue.ack(entry)
+            for _ in range(2):
+                arrive(app, entry)
+            assert taken(taker) == [[7], [7]]
+            one, two = taker.messages
+            with ThreadPoolExecutor(1) as other:
+                found: list[Future[None]] = []
+
+                def begin() -> None:
+                    found.append(other.submit(retry, app, two))
+                    # By now, it has asked for the key.
+                    time.sleep(0.2)
+
+                before(monkeypatch, "confirm", begin)
+                retry(app, one)
+                found[0].result()
+            taker.settle()
+            StoredTasks.of(app).run_now(first)
+            dispatch(app)
+            assert taken(taker) == [[7]]
+            assert not owned(app)
+
+
+def token_in(entry: Entry) -> str:
+    """Return the token of the message in *entry*."""
+    return str(Envelope.unpack(entry.payload, entry.id, entry.headers).headers["redis_queue_unique"][1])

@@ -166,7 +166,8 @@ def test_of_many_callers_at_once_one_is_right(
 
         ids = set(pool.map(call, range(400)))
         wait_until(lambda: ids <= set(fleet.entered()), timeout=40, description="each of these tasks to run")
-        assert not StoredTasks.of(app).count()
+        # The message of a call that was to replace one that has started may still be due; it does not run.
+        wait_until(lambda: not StoredTasks.of(app).count(), description="no task to be delayed")
     wait_until_clean(fleet)
     inside: dict[str, str] = {}
     for kind, key, id_, _ in fleet.events():

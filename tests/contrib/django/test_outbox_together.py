@@ -15,7 +15,6 @@ import psycopg
 import pytest
 
 from redis_queue.delay.calls import Calls
-from redis_queue.delay.queue import DelayQueue
 from tests.support.django.project import environment
 from tests.support.django.project import write as write_row
 from tests.support.wait import wait_until
@@ -203,7 +202,7 @@ def test_a_cancel_without_redis_raises_and_cancels_nothing(
         raise StoreError
 
     write("x")
-    monkeypatch.setattr(DelayQueue, "cancel_many", away)
+    monkeypatch.setattr(Calls, "cancel_marked", away)
     with tables.atomic(), pytest.raises(StoreError):
         outbox.cancel("x")
     assert rows() == ["x"]

@@ -75,14 +75,14 @@ def outdate(client: redis.Redis, task: str, key: str) -> None:
 
 
 def traces(client: redis.Redis) -> list[bytes]:
-    """Return the keys with traces of messages and owners, without notes that are forgotten after a minute."""
+    """Return the keys with traces of messages and owners, without notes that are forgotten after an hour."""
     found = [key for key in (KEYS.running, KEYS.backlog, KEYS.held, *OF_OWNERS) if client.exists(key)]
-    marks: Any = client.zrange(KEYS.replaced, 0, -1)
-    is_noted = KEYS.replaced in found and all(mark.startswith(b"=") for mark in marks)
-    return [key for key in found if not (is_noted and key == KEYS.replaced)]
+    seconds, _ = client.time()
+    has_marks = client.zcount(KEYS.replaced, (seconds + 3700) * 1000, "+inf") > 0
+    return [key for key in found if has_marks or key != KEYS.replaced]
 
 
-OF_OWNERS = (KEYS.owners, KEYS.owner_ends, KEYS.replaced, KEYS.owned)
+OF_OWNERS = (KEYS.owners, KEYS.owner_ids, KEYS.owner_ends, KEYS.replaced, KEYS.owned)
 
 
 def send(app: Celery, task: str, *args: Any, **options: Any) -> str:
