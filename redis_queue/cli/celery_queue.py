@@ -164,22 +164,20 @@ def delete(access: Access, *, only: Conditions, **choice: Any) -> None:
 @with_access
 @_broker_errors
 def purge(access: Access, *, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Delete all messages that wait, the next ones first; those in flight stay with their workers.
+    """Delete all messages that wait, also for a place in a flow; those in flight stay with their workers.
 
-    Messages that wait for a place in a flow stay as well.
+    Example: redis-queue -A shop celery-queue mail purge --dry-run
     """
     name = _name(access)
     row: CeleryQueueRow = celery_queues_of(access).row(name)
     if row.error or row.ready is None:
         raise click.ClickException(harmless(row.error or f"{name}: this broker does not count its messages"))
-    if row.waiting_for_place:
-        click.echo(f"{row.waiting_for_place:,} more wait for a place in a flow: they are not deleted", err=True)
     if dry_run:
-        report("to_be_deleted", row.listed, as_json=as_json)
+        report("to_be_deleted", row.ready, as_json=as_json)
         return
-    confirm(f"Delete {row.listed:,} messages of {name}?", yes=yes)
+    confirm(f"Delete {row.ready:,} messages of {name}?", yes=yes)
     record = Record(access, "purge", [name])
-    run_batches("deleted", row.listed, purge_queue(access, name, row.listed or 1), record, as_json=as_json)
+    run_batches("deleted", row.ready, purge_queue(access, name, row.ready or 1), record, as_json=as_json)
 
 
 def _act(

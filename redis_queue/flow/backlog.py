@@ -1,16 +1,18 @@
-"""Backlog: how many messages of flows wait for a place, and since when."""
+"""Backlog: the messages of flows that wait for a place: how many, since when, and their deletion."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
-from redis_queue.flow.flows import OF_QUEUE, scored, whole_number
+from redis_queue.flow.flows import OF_QUEUE, literal, scored, whole_number
 from redis_queue.store.chunks import chunks
-from redis_queue.store.ids import id_text
+from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import FlowKeys
+from redis_queue.store.numbered_calls import NumberedCalls
+from redis_queue.store.records import Clock, server_clock
 from redis_queue.store.replies import pairs
 from redis_queue.store.scripts import Scripts
 
@@ -20,13 +22,21 @@ MOST_GROUPS: Final = 400
 FIELDS: Final = 2000
 """Most queues of one command."""
 
+SCAN: Final = 1000
+"""Groups, of any queue, that one command looks at to find those of one queue."""
+
+PURGED: Final = 50
+"""Most groups of one call that deletes; as MOST_GROUPS in the script."""
+
 
 class Backlog:
     """Messages that wait for a place in the flows with these *keys*. All methods raise StoreError."""
 
-    def __init__(self, scripts: Scripts, keys: FlowKeys) -> None:
+    def __init__(self, scripts: Scripts, keys: FlowKeys, clock: Clock = server_clock) -> None:
         self._scripts = scripts
         self._keys = keys
+        self._clock = clock
+        self._calls = NumberedCalls(scripts, keys)
         # Not messages in flight: of these, the script only tells the number.
         self._depth = scripts.bind("held/depth", None, unacked=self._keys.held)
 
@@ -61,6 +71,34 @@ class Backlog:
                 for flow in _flows_of(id_text(group)):
                     found[flow] = min(at, found.get(flow, at))
         return found
+
+    def purge(self, queue: str, limit: int) -> Iterator[int]:
+        """Delete up to *limit* messages of *queue*, those of some keys first; yield the number of each batch.
+
+        What is in flight keeps its place, and the keys of unique tasks whose messages are deleted are free. Messages
+        that are sent meanwhile may stay.
+        """
+        for page in self._groups_of(queue):
+            left = page
+            while left and limit > 0:
+                more = left[:PURGED]
+                reply = self._calls.prepare("flow/purge", now=self._clock(), limit=limit, more=more)()
+                count, done = map(int, reply.split())
+                left = left[done:]
+                limit -= count
+                if count:
+                    yield count
+            if limit <= 0:
+                return
+
+    def _groups_of(self, queue: str) -> Iterator[list[bytes]]:
+        """Yield the groups of *queue* with messages, some at a time; a deletion meanwhile hides none of the others."""
+        pattern, cursor = id_bytes(f"?\0{literal(queue)}\0*"), b"0"
+        while True:
+            cursor, rows = self._scripts.command("ZSCAN", self._keys.oldest, cursor, "MATCH", pattern, "COUNT", SCAN)
+            yield [group for group, _ in pairs(rows)]
+            if not int(cursor):
+                return
 
 
 def sent_at(sent: bytes, due: bytes) -> float | None:

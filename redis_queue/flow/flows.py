@@ -258,9 +258,8 @@ class Flows:
 
     def _running_keys(self, name: str, most: int) -> dict[str, int]:
         root = _place(name, "")
-        pattern = "".join(f"\\{char}" if char in "*?[]\\" else char for char in root)
         found: dict[str, int] = {}
-        pages = self._scan("HSCAN", self.redis_keys.running, "MATCH", f"{pattern}*")
+        pages = self._scan("HSCAN", self.redis_keys.running, "MATCH", f"{literal(root)}*")
         for page in itertools.islice(pages, most // PAGE):
             found.update((id_text(place).removeprefix(root), whole_number(count)) for place, count in page.items())
         return found
@@ -326,6 +325,11 @@ def check_flow_name(name: str) -> str:
 def route_of(queue: str) -> str:
     """Return exchange and routing key of a message of *queue* as JSON, as kombu's records have them."""
     return f'"", {json.dumps(queue)}'
+
+
+def literal(text: str) -> str:
+    """Return the pattern of SCAN and its kin that matches only *text*."""
+    return "".join(f"\\{char}" if char in "*?[]\\" else char for char in text)
 
 
 def _flag_of(name: str) -> str:

@@ -170,7 +170,10 @@ def remove(
 
 
 def purge_queue(access: Access, name: str, limit: int) -> Iterator[Done]:
-    """Delete up to *limit* messages, the next ones first; on brokers other than Redis all messages."""
+    """Delete up to *limit* messages, also those that wait for a place in a flow.
+
+    On brokers other than Redis, all that the broker has are deleted, and up to *limit* that wait for a place.
+    """
     celery_queues_of(access)
     for count in purge(access.app, name, limit):
         yield Done(count, tried=count)

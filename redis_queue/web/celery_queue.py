@@ -87,12 +87,11 @@ def show() -> str:
 def preview() -> str:
     """Show the messages of an action, with a form to confirm it."""
     verb, name, target = _choice()
-    form, more, staying = request.form, False, 0
+    form, more = request.form, False
     subjects: Sequence[Subject] = ()
     references: list[str] = []
     if verb == "purge":
-        row = _queues().row(name)
-        count, staying = row.listed, row.waiting_for_place
+        count = _queues().row(name).ready or 0
     else:
         if request_args.flag("matching", form):
             found, more = _matching(name)
@@ -110,7 +109,6 @@ def preview() -> str:
         to=target,
         count=count,
         more=more,
-        staying=staying,
         exact=verb != "purge" or keeps_order(context().access),
         subjects=subjects,
         now=context().inspector.now(),

@@ -140,7 +140,7 @@ class TestAct:
         actions = [(found.verb, found.queue, found.count, found.detail) for found in Audit(mail, "redis_queue").last()]
         assert actions == [("purge", "slow", 5, ""), ("move", "mail", 5, "slow")]
 
-    def test_a_purge_tells_what_waits_for_a_place_and_stays(
+    def test_a_purge_deletes_what_waits_for_a_place(
         self, run_in_app: Run, limited: None, mail: redis.Redis, app: Celery
     ) -> None:
         for _ in range(3):
@@ -150,11 +150,15 @@ class TestAct:
         assert [line.split()[:2] for line in table.splitlines() if line.startswith("slow")] == [["slow", "5"]]
         assert re.search(r"for a place: +3\n", table)
         dry = run_in_app("celery-queue", "slow", "purge", "--dry-run")
-        said = "3 more wait for a place in a flow: they are not deleted\n"
-        assert (dry.stdout, dry.stderr) == ("2 to be deleted\n", said)
-        done = run_in_app("celery-queue", "slow", "purge", "--yes")
-        assert (done.exit_code, done.stdout, said in done.stderr) == (0, "2 deleted\n", True)
+        assert (dry.stdout, dry.stderr) == ("5 to be deleted\n", "")
         assert mail.hget(FlowKeys("redis_queue").backlog.decode(), "queue:slow") == b"3"
+        assert "Delete 5 messages of slow?" in run_in_app("celery-queue", "slow", "purge", input="n\n").output
+        done = run_in_app("celery-queue", "slow", "purge", "--yes")
+        assert (done.exit_code, done.stdout, done.stderr) == (0, "5 deleted\n", "")
+        assert not mail.exists("slow", FlowKeys("redis_queue").backlog, FlowKeys("redis_queue").oldest)
+        [action] = Audit(mail, "redis_queue").last()
+        assert (action.verb, action.queue, action.count) == ("purge", "slow", 5)
+        assert answer(run_in_app("celery-queue", "slow", "purge", "--yes", "--json")) == {"deleted": 0}
 
     @pytest.mark.parametrize(
         ("arguments", "text"),

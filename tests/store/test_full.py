@@ -61,7 +61,7 @@ def send(stage: Stage, sequence: int = 100) -> Any:
 def own(stage: Stage, **changed: Any) -> Any:
     """Let a message own a key."""
     call: dict[str, Any] = {"field": "sync\0key", "token": "ab", "running": "", "id": "id", "ttl": 5000, "replaces": 0}
-    return script(stage, "unique/acquire", now=stage.clock(), **{**call, **changed}, gone="")
+    return script(stage, "unique/acquire", now=stage.clock(), **{**call, **changed}, gone="", awaited=0)
 
 
 def take(stage: Stage, tag: str = "u-", settled: Sequence[str] = ()) -> Any:
@@ -75,6 +75,12 @@ def restore(stage: Stage) -> Any:
     """Return the message of a flow that is in flight."""
     call: dict[str, Any] = {"step": 0, "queue": "mail", "task": "sync", "of_task": "a", "of_queue": "", "message": "{}"}
     return script(stage, "flow/restore", now=stage.clock(), tag="t-001", record=RECORD, last=0, **call)
+
+
+def purge_gate(stage: Stage) -> Any:
+    """Delete the messages of a flow that wait, and none of a group that is gone."""
+    arguments = {"now": stage.clock(), "sequence": 100, "limit": 5}
+    return script(stage, "flow/purge", **arguments, more=["0\0mail\0sync\0a\0", "0\0mail\0gone\0\0"])
 
 
 RECORD = '[{}, "", "mail"]'
@@ -170,6 +176,7 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
         lambda s: script(s, "flow/settle", now=s.clock(), more=["t-001"]), "flow/settle"
     ),
     "return a message of a flow": Call(restore, "flow/restore"),
+    "purge a gate": Call(purge_gate, "flow/purge"),
     "own a key": Call(own, "unique/acquire"),
     "confirm a key": Call(
         lambda s: script(s, "unique/confirm", now=s.clock(), field="taken\0", token="cd", gone=0, leaves=0),
@@ -179,6 +186,7 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
         lambda s: script(s, "unique/release", now=s.clock(), field="taken\0", token="cd", sent=0, owner_id=""),
         "unique/release",
     ),
+    "revoke a task with a key": Call(lambda s: script(s, "unique/revoke", now=s.clock(), more=["id"]), "unique/revoke"),
     "change a flow": Call(
         lambda s: script(s, "flow/configure", **CHANGE, paused=1, forget=0, more=["a", 2]), "flow/configure"
     ),

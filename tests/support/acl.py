@@ -10,6 +10,7 @@ from typing import Any
 
 from redis_queue import DelayQueue, Lock, RedisQueue
 from redis_queue.delay.lateness import DispatcherRow, Dispatches
+from redis_queue.flow.backlog import Backlog
 from redis_queue.flow.declarations import Declarations
 from redis_queue.flow.flows import Flows, route_of
 from redis_queue.flow.rules import Flow
@@ -130,6 +131,7 @@ def run_flow(queue: RedisQueue, _: DelayQueue) -> None:
     assert owners.acquire(field_of("sync", "key"), "ab", task_id="id", ttl_ms=1000).owns
     owners.confirm(field_of("sync", "key"), "ab")
     owners.withdraw(field_of("sync", "key"), "ab", sent=False)
+    owners.revoke(["id"])
     scripts.command("HSCAN", keys.held, 0)
     scripts.command("MGET", keys.signal("mail"))
 
@@ -225,6 +227,9 @@ def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
     flows.pause("queue:mail")
     flows.resume("queue:mail")
     flows.reset("queue:mail")
+    backlog = Backlog(Scripts(queue.client), FlowKeys("redis_queue"))
+    backlog.of_queues(["mail"])
+    list(backlog.purge("mail", 10))
     Owners(queue.client, "redis_queue").release("sync", "key")
 
 
@@ -289,6 +294,7 @@ ROLES = [
             "unique/acquire",
             "unique/confirm",
             "unique/release",
+            "unique/revoke",
         ),
         ("hkeys", "hscan", "mget", "zscan"),
         run_flow,
@@ -338,7 +344,7 @@ ROLES = [
         (*QUEUES, MONITOR, FLOWS, REGISTRY),
         (
             *("dead/letters", "dead/redrive", "dead/delete", "lease/purge"),
-            *("monitor/failure_claim", "monitor/failure_delete", "flow/configure", "flow/reconsider"),
+            *("monitor/failure_claim", "monitor/failure_delete", "flow/configure", "flow/reconsider", "flow/purge"),
             "unique/release",
         ),
         ("hkeys", "hmget", "hset", "hdel", "rpush", "unlink", "llen", "zcard", "zscan"),

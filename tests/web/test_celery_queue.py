@@ -24,6 +24,12 @@ PAGE = "/celery-queue?name=mail"
 
 
 @pytest.fixture
+def limited(app: Celery) -> None:
+    """A flow of a task."""
+    app.conf.redis_queue_flow = {"shop.limited": {"limit": 1}}
+
+
+@pytest.fixture
 def mail(app: Celery, filled: redis.Redis) -> redis.Redis:
     """The queues "mail" with six messages, and "slow"."""
     app.conf.task_queues = [Queue("mail"), Queue("slow")]
@@ -35,6 +41,12 @@ def mail(app: Celery, filled: redis.Redis) -> redis.Redis:
 
 def ids(client: redis.Redis, key: str) -> list[str]:
     return [json.loads(element)["headers"]["id"] for element in reversed(client.lrange(key, 0, -1))]
+
+
+def waiting(client: redis.Redis, *flows: str) -> list[Any]:
+    """Return how many messages of each flow wait for a place."""
+    found: Any = client.hmget(FlowKeys("redis_queue").backlog.decode(), flows)
+    return list(found)
 
 
 def boxes(page: Page, *numbers: int) -> list[str]:
@@ -194,18 +206,23 @@ class TestActing:
         assert ids(mail, "mail") == ["later"]
         assert audit(mail) == ("purge", "mail", 6, "", [])
 
-    def test_messages_that_wait_for_a_place_are_counted_and_stay(
-        self, writer: Browser, app: Celery, mail: redis.Redis
+    def test_messages_that_wait_for_a_place_are_counted_and_purged(
+        self, limited: None, writer: Browser, app: Celery, mail: redis.Redis
     ) -> None:
-        # They wait in the gates of their keys.
-        mail.hset(FlowKeys("redis_queue").backlog.decode(), mapping={"queue:mail": 3, "queue:slow": 2})
+        for queue in ("mail", "mail", "mail", "slow", "slow"):
+            app.send_task("shop.limited", queue=queue)
         assert "Ready 9 Waiting for a place 3 In flight 0" in writer.get(PAGE).text
         page = preview(writer, "purge")
-        assert "Delete 6 messages of mail?" in page.text
-        assert "3 more wait for a place in a flow: they are not deleted." in page.text
-        slow = writer.get("/celery-queue?name=slow")
-        assert "Not shown: 2 messages wait for a place in a flow." in slow.text
-        assert not any(("verb", "purge") in found.buttons for found in slow.forms)
+        assert "Delete 9 messages of mail?" in page.text
+        assert "9 messages are deleted, also those that wait for a place in a flow" in page.text
+        app.send_task("shop.limited", queue="mail")
+        assert "9 deleted." in writer.send(page.form("/celery-queue")).text
+        assert audit(mail) == ("purge", "mail", 9, "", [])
+        assert waiting(mail, "queue:mail", "queue:slow", "shop.limited") == [b"1", b"2", b"3"]
+        slow = "/celery-queue?name=slow"
+        assert "Not shown: 2 messages wait for a place in a flow." in writer.get(slow).text
+        assert "2 deleted." in writer.send(preview(writer, "purge", slow).form("/celery-queue")).text
+        assert waiting(mail, "queue:mail", "queue:slow", "shop.limited") == [b"1", None, b"1"]
 
     def test_a_form_works_once(self, writer: Browser, mail: redis.Redis) -> None:
         confirmed = preview(writer, "delete", row=boxes(writer.get(PAGE), 0)).form("/celery-queue")

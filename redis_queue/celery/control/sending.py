@@ -1,4 +1,4 @@
-"""Cancel stored tasks with every revoke that an app sends."""
+"""Cancel stored tasks with every revoke that an app sends, and delete what waits for a place with every purge."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.imports import instantiate
 
 from redis_queue.celery.control.cancels import CANCELLED, CANCELS, as_collection, store_of
+from redis_queue.celery.queues.gates import purge_gate
 from redis_queue.celery.stored_tasks import StoredTasks, delayed_of
 from redis_queue.errors import RedisQueueError
+from redis_queue.store.chunks import MANY
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 def wrap_control(delayed: StoredTasks) -> None:
     """Let every revoke that the app sends cancel stored tasks first, and then reach the workers.
 
-    If the store is unavailable, the revoke is sent to the workers, and then the error is raised.
+    If the store is unavailable, the revoke is sent to the workers, and then the error is raised. ``purge()`` deletes
+    also what waits for a place in a flow, after what is in the broker.
     """
     app = delayed.app
     if "control" in vars(app):
@@ -62,4 +65,14 @@ def _wrap(control: Any, delayed: StoredTasks) -> None:
             arguments = {**arguments, "task_id": others}
         return broadcast(command, {**arguments, CANCELLED: store_of(delayed)}, *args[1:], **kwargs)
 
+    purge = control.purge
+
+    def purging_gates(*args: Any, **kwargs: Any) -> int:
+        """Delete all messages of the queues of the app; return their number."""
+        count = int(purge(*args, **kwargs))
+        for queue in delayed.app.amqp.queues.consume_from:
+            count += sum(purge_gate(delayed.app, queue, MANY))
+        return count
+
     control.broadcast = cancelling_broadcast
+    control.purge = control.discard_all = purging_gates

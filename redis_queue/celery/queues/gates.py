@@ -1,21 +1,24 @@
-"""Depths of queues on any broker, with the messages of flows that wait in the gates of a store elsewhere."""
+"""Messages of flows that wait in the gates of a store: add them to the depths of queues, and delete them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.celery.queues.depth import Depth
 from redis_queue.celery.store import Store
-from redis_queue.errors import StoreError
+from redis_queue.errors import ConfigurationError, StoreError, StoreRefusedError, WrongTypeError
 from redis_queue.flow.backlog import Backlog
 from redis_queue.flow.flows import OF_QUEUE
 from redis_queue.store.scripts import Scripts
 
 if TYPE_CHECKING:
     from celery import Celery
+
+UNREADABLE: Final = (StoreRefusedError, WrongTypeError)
+"""Errors of the keys of flows that must not hide the queues: their user may lack permission for them."""
 
 
 class GatedQueues:
@@ -55,6 +58,24 @@ class GatedQueues:
         with contextlib.suppress(StoreError):
             return self._backlog.of_queues(queues)
         return [0] * len(queues)
+
+
+def purge_gate(app: Celery, queue: str, limit: int) -> Iterator[int]:
+    """Delete up to *limit* messages of *queue* that wait for a place; yield the number of each batch.
+
+    No messages are deleted of which :class:`GatedQueues` and the reader of a Redis broker count none: those of an app
+    without a store, or that its user may not read. Raises StoreError.
+    """
+    try:
+        store = Store.of(app)
+    except ConfigurationError:
+        # An app without a store has no flows.
+        return
+    backlog, waiting = Backlog(Scripts(store.client), store.flow_keys, store.clock), [0]
+    with contextlib.suppress(*UNREADABLE):
+        waiting = backlog.of_queues([queue])
+    if any(waiting):
+        yield from backlog.purge(queue, limit)
 
 
 def with_waiting(depth: Depth, count: int, oldest_at: float | None) -> Depth:

@@ -16,7 +16,7 @@ from redis_queue.celery.brokers.timeouts import add_timeouts
 from redis_queue.celery.queues.amqp import AmqpQueues
 from redis_queue.celery.queues.contents import QueueContents
 from redis_queue.celery.queues.depth import Depth
-from redis_queue.celery.queues.gates import GatedQueues
+from redis_queue.celery.queues.gates import GatedQueues, purge_gate
 from redis_queue.celery.queues.management import Management
 from redis_queue.celery.queues.redis import RedisQueues
 from redis_queue.celery.settings import CelerySettings
@@ -86,15 +86,20 @@ def queue_contents(app: Celery, queue: str) -> Iterator[QueueContents]:
 
 
 def purge(app: Celery, queue: str, limit: int) -> Iterator[int]:
-    """Delete up to *limit* messages of *queue*, the next ones first; yield the number of each batch.
+    """Delete up to *limit* messages of *queue*, also those that wait for a place; yield the number of each batch.
 
-    On brokers other than Redis, all messages are deleted. Raises OperationalError and StoreError.
+    On brokers other than Redis, all that the broker has are deleted, and up to *limit* that wait for a place. Raises
+    OperationalError and StoreError.
     """
+    # Those in the broker first: from there, they go to where they wait for a place, never back.
     with connected(app) as connection:
         if _is_redis(connection):
-            yield from QueueContents(connection.default_channel, queue).purge(limit)
+            for count in QueueContents(connection.default_channel, queue).purge(limit):
+                limit -= count
+                yield count
         else:
             yield int(connection.default_channel.queue_purge(queue) or 0)
+    yield from purge_gate(app, queue, limit)
 
 
 def on_redis(app: Celery) -> bool:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.celery.kombu_keys import InFlightKeys, ListNames
 from redis_queue.celery.queues.depth import Depth
-from redis_queue.celery.queues.gates import with_waiting
+from redis_queue.celery.queues.gates import UNREADABLE, with_waiting
 from redis_queue.celery.queues.names import QueueNames
 from redis_queue.celery.settings import CelerySettings
-from redis_queue.errors import StoreRefusedError, WrongTypeError
 from redis_queue.flow.backlog import Backlog, sent_at
 from redis_queue.flow.flows import OF_QUEUE
 from redis_queue.keeper.redis_py import client_of
@@ -41,9 +40,6 @@ MOST_LISTS_OF_TOTAL: Final = 2000
 """Most lists of one call that only adds up their lengths."""
 
 NOT_A_LIST: Final = "its key in the broker is not a list: another program has written it"
-
-UNREADABLE: Final = (StoreRefusedError, WrongTypeError)
-"""Errors of the keys of flows that must not hide the queues: the user of the broker may lack permission for them."""
 
 _ROUTE: Final = re.compile(rb'("(?:[^"\\]|\\.)*"), ?("(?:[^"\\]|\\.)*")\]$')
 

@@ -32,6 +32,7 @@ def snapshot(client: redis.Redis) -> Snapshot:
     readers: dict[Any, Callable[[bytes], Any]] = {
         b"string": client.get,
         b"hash": client.hgetall,
+        b"set": client.smembers,
         b"list": lambda key: client.lrange(key, 0, -1),
         b"zset": lambda key: client.zrange(key, 0, -1, withscores=True),
         b"stream": client.xrange,

@@ -1,0 +1,96 @@
+-- Delete messages that wait in the lists of their groups: all of the first group, then of the second one, and so on.
+--
+-- What is in flight keeps its place until it is settled. The keys of unique tasks whose messages are deleted are free.
+-- No worker is told, since nothing gets ready. This script computes the names of the keys of rings and groups from that
+-- of the first key.
+--
+-- KEYS[1] config     HASH    flow -> its limits and rates
+-- KEYS[2] oldest     ZSET    group with messages -> since when it has some (ms)
+-- KEYS[3] backlog    HASH    flow -> number of messages that wait
+-- KEYS[4] slot       STRING  number and outcome of this caller's last call
+-- KEYS[5] owners      HASH  task and key -> its owner: see includes/unique_owner.lua
+-- KEYS[6] owner_ends  ZSET  task and key -> when its owner ends (ms)
+-- KEYS[7] replaced    ZSET  token of a message that must not run -> when it is forgotten (ms)
+-- ARGV[1] now       ms; 0 = the server's TIME
+-- ARGV[2] sequence  number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
+-- ARGV[3] limit     most messages
+-- ARGV[...] groups  the groups
+--
+-- Stops after 50 groups, after 250 messages, and after the message that makes 512 KiB.
+-- Returns "<number of messages> <number of groups that are done>".
+-- O((groups + messages) * log groups)
+local config, oldest, backlog, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local owners, owner_ends, replaced = KEYS[5], KEYS[6], KEYS[7]
+local now, sequence, limit = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
+local groups = {unpack(ARGV, 4)}
+local MAX_BYTES, MOST, MOST_GROUPS = 524288, 250, 50
+
+-- include last_call
+if last == sequence then return outcome end
+-- include clock
+-- include unique_owner
+-- include unique_message
+-- As includes/first_write.lua, after reads that check the types of the keys.
+redis.call('EXISTS', slot)
+redis.call('ZCARD', oldest)
+redis.call('HLEN', backlog)
+redis.call('HLEN', owners)
+redis.call('ZCARD', owner_ends)
+redis.call('ZCARD', replaced)
+redis.call('HDEL', config, '')
+local root, count, bytes, done = string.sub(config, 1, -7), 0, 0, 0
+limit = math.min(limit, MOST)
+local function drop_next(list)
+  local element = redis.call('RPOP', list)
+  if not element then return false end
+  count, bytes = count + 1, bytes + #element
+  local until_, token, _, field, _, _, letter = unique_of(element)
+  if until_ then
+    is_dropped(token, letter)
+    give_up(field, token)
+  end
+  return true
+end
+-- What has no message left waits neither for a turn nor for a time nor for a place.
+local function forget(entry, queue, places)
+  local timers = root .. 'timers:' .. queue
+  redis.call('ZREM', timers, entry)
+  for _, place in ipairs(places) do
+    local blocked = root .. 'blocked:' .. place
+    redis.call('ZREM', blocked, entry)
+  end
+end
+local function purge(group)
+  local name, queue, task, of_task, of_queue =
+    string.match(group, '^(%d%z([^%z]+)%z([^%z]*))%z([^%z]*)%z([^%z]*)$')
+  if not name then return true end
+  local list, ring, before = root .. 'list:' .. group, root .. 'ring:' .. name, count
+  while count < limit and bytes < MAX_BYTES and drop_next(list) do end
+  local gone, of_ring, of_group = before - count, {}, {}
+  for flow, key in pairs({['queue:' .. queue] = of_queue, [task] = of_task}) do
+    local keys = root .. 'keys:' .. flow
+    if flow ~= '' then
+      if gone < 0 and redis.call('HINCRBY', backlog, flow, gone) <= 0 then redis.call('HDEL', backlog, flow) end
+      of_ring[#of_ring + 1] = flow
+    end
+    if key ~= '' then
+      if gone < 0 and tonumber(redis.call('ZINCRBY', keys, gone, key)) <= 0 then redis.call('ZREM', keys, key) end
+      of_group[#of_group + 1] = flow .. '\0' .. key
+    end
+  end
+  if redis.call('EXISTS', list) == 1 then return false end
+  redis.call('ZREM', oldest, group)
+  redis.call('ZREM', ring, group)
+  forget(group, queue, of_group)
+  if redis.call('EXISTS', ring) == 0 then
+    local open_rings = root .. 'open:' .. queue
+    redis.call('ZREM', open_rings, name)
+    forget(name, queue, of_ring)
+  end
+  return true
+end
+for _, group in ipairs(groups) do
+  if done >= MOST_GROUPS or not purge(group) then break end
+  done = done + 1
+end
+return remember(string.format('%.0f %.0f', count, done))
