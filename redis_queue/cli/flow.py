@@ -71,8 +71,10 @@ def show(access: Access, *, name: str, most_keys: int, as_json: bool) -> None:
     """
     state = access.flows.find(name)
     keys = access.flows.keys(name, most_keys)
+    rest = flows.without_key(state, keys, are_all=len(keys) < most_keys)
     if as_json:
-        show_json({**flows.as_row(state), "keys": [asdict(key) for key in keys]})
+        without = {"running": rest.running, "waiting": rest.waiting} if rest else None
+        show_json({**flows.as_row(state), "keys": [asdict(key) for key in keys], "without_key": without})
         return
     known: dict[str, Any] = {"name": state.name, "state": flows.state_text(state), "kind": flows.KINDS.get(state.kind)}
     known |= {"running": state.running, "waiting": state.waiting, "ungated": state.ungated or None}
@@ -84,13 +86,14 @@ def show(access: Access, *, name: str, most_keys: int, as_json: bool) -> None:
     if limits:
         click.echo()
         show_table(("", "now", "in the code"), limits)
-    if not keys:
+    if not keys and rest is None:
         show_place(access.catalog)
         return
     click.echo()
-    show_table(("key", "running", "waiting"), [(key.key, key.running, key.waiting) for key in keys])
+    rows = [(key.key, key.running, key.waiting) for key in keys]
+    show_table(("key", "running", "waiting"), [*rows, *([("(no key)", rest.running, rest.waiting)] if rest else [])])
     more = "; there may be more: raise --keys" if len(keys) == most_keys < CHUNK else ""
-    show_place(access.catalog, f"{len(keys):,} keys shown", more)
+    show_place(access.catalog, "1 key shown" if len(keys) == 1 else f"{len(keys):,} keys shown", more)
 
 
 def _whole(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Whole:

@@ -43,6 +43,7 @@ TYPES: Final = {
     "backlog": "hash",
     "ungated": "hash",
     "owners": "hash",
+    "owner_ids": "hash",
     "owner_ends": "zset",
     "replaced": "zset",
     "owned": "hash",
@@ -97,11 +98,14 @@ def flow_workers(access: Access) -> Iterator[Finding]:
 
 def flow_stops(access: Access) -> Iterator[Finding]:
     """Check that no flow with waiting tasks is paused, or has a limit of 0."""
-    stopped = [state for state in access.flows.list() if state.waiting and _stop(state)]
+    stops = [state for state in access.flows.list() if _stop(state)]
+    listed = _listed(access) if any(state.paused for state in stops) else {}
+    waiting = {state: state.waiting + (listed.get(state.name, 0) if state.paused else 0) for state in stops}
+    stopped = [state for state in stops if waiting[state]]
 
     def findings() -> Iterator[Finding]:
         for state in stopped:
-            yield warning(f"flow {state.name} {_stop(state)}, and {_waits(state.waiting)}", _advice(state))
+            yield warning(f"flow {state.name} {_stop(state)}, and {_waits(waiting[state])}", _advice(state))
 
     yield from _first(findings(), len(stopped), "flows with waiting tasks are paused or have a limit of 0")
 
@@ -156,6 +160,14 @@ def _places_in_vain(access: Access) -> int:
                 return len(Gates(keys, lambda: 1).orphans(client_of(channel)))
     keys = GateKeys(InFlightKeys(flows.indexes[1], f"{flows.taken}unacked"), flows)
     return len(Gates(keys, lambda: 1).orphans(client)) if isinstance(client, redis.Redis) else 0
+
+
+def _listed(access: Access) -> dict[str, int]:
+    """Return how many messages wait in each queue beside those of flows, by the name of its flow."""
+    if access.celery_queues is None:
+        return {}
+    # A pause keeps back all messages of a queue. Without the broker, the check of its queues reports the error.
+    return {f"{OF_QUEUE}{row.name}": row.listed for row in access.celery_queues.overview().rows}
 
 
 def _queues(access: Access) -> dict[str, int]:

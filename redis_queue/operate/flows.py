@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from kombu.exceptions import OperationalError
 
 from redis_queue.errors import InvalidValueError
 from redis_queue.flow.flows import OF_QUEUE, SAME, UNCHANGED, Changes, check_flow_name
-from redis_queue.flow.model import FlowState, Limits
+from redis_queue.flow.model import FlowState, KeyState, Limits
 from redis_queue.flow.rules import UNITS
 from redis_queue.operate.access import Access
 from redis_queue.operate.faults import BROKEN
@@ -132,6 +132,18 @@ def _number(unit_ms: float, interval_ms: float) -> str:
         if float(number) and f"{unit_ms / float(number):.6f}" == f"{interval_ms:.6f}":
             return number
     return ""
+
+
+def without_key(state: FlowState, keys: Sequence[KeyState], *, are_all: bool) -> KeyState | None:
+    """Return how many messages of *state* that have none of *keys* run and wait; None for none, or if keys are missing.
+
+    The counts were read at two moments, so it may be off by what ran in between.
+    """
+    if not state.kind or not are_all:
+        return None
+    running = max(0, state.running - sum(key.running for key in keys))
+    waiting = max(0, state.waiting - sum(key.waiting for key in keys))
+    return KeyState("", running, waiting) if running or waiting else None
 
 
 def is_changed(state: FlowState) -> bool:

@@ -9,7 +9,7 @@ from flask import Blueprint, abort, render_template
 
 from redis_queue.errors import InvalidNameError, InvalidValueError
 from redis_queue.flow.flows import OF_QUEUE, check_flow_name
-from redis_queue.operate.flows import KINDS, LABELS, LimitsRow, arguments_of, has_limits, is_changed
+from redis_queue.operate.flows import KINDS, LABELS, LimitsRow, arguments_of, has_limits, is_changed, without_key
 from redis_queue.web import request_args
 from redis_queue.web.context import context
 
@@ -67,6 +67,7 @@ def one() -> str:
         arguments=[(argument, *row) for argument, row in arguments_of(state).items()],
         rows=keys[:MOST_KEYS],
         more=len(keys) > MOST_KEYS,
+        rest=without_key(state, keys, are_all=len(keys) <= MOST_KEYS),
         **source_of(name),
     )
 

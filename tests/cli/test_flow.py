@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import redis
@@ -104,6 +105,16 @@ def test_the_keys_with_most_waiting_messages_come_first(run: Run, flows: Flows) 
     ]
     assert [row["key"] for row in json.loads(run(*line, "--keys", "1").stdout)["keys"]] == ["eve"]
     assert "there may be more: raise --keys" in run(*line[:3], "--keys", "1").stdout
+
+
+def test_messages_without_a_key_have_a_row(run: Run, flows: Flows, client: redis.Redis) -> None:
+    line = ["flow", "show", "queue:reports"]
+    assert "(no key)" not in run(*line).stdout
+    client.hincrby(flows.redis_keys.backlog.decode(), "queue:reports", 4)
+    assert json.loads(run(*line, "--json").stdout)["without_key"] == {"running": 0, "waiting": 4}
+    assert re.search(r"^\(no key\) +0 +4$", run(*line).stdout, re.MULTILINE)
+    # Without all keys, nobody knows.
+    assert "(no key)" not in run(*line, "--keys", "1").stdout
 
 
 def test_without_flows_the_list_is_one_line(run: Run, client: redis.Redis, redis_url: str) -> None:

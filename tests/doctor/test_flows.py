@@ -158,6 +158,16 @@ class TestStops:
         flows.resume("queue:mail")
         assert found(client, "flow stops") == []
 
+    def test_a_pause_of_a_queue_without_a_flow(self, app: Celery, client: redis.Redis) -> None:
+        flows = Flows(client, "redis_queue")
+        flows.pause("queue:other")
+        assert found_by(app, "flow stops") == []
+        send(app, 2, "other")
+        resume = "if the reason is gone: redis-queue flow resume queue:other"
+        assert found_by(app, "flow stops") == [("flow queue:other is paused, and 2 tasks wait", resume)]
+        flows.resume("queue:other")
+        assert found_by(app, "flow stops") == []
+
     def test_a_limit_of_0_with_waiting_tasks(self, app: Celery, client: redis.Redis) -> None:
         send(app)
         Flows(client, "redis_queue").set("queue:mail", limit=0)

@@ -122,6 +122,10 @@ class TestOne:
         assert "Key Running Waiting ann 2 6 ben 0 1" in text
         assert "In this flow, limits count for each key." in reader.get(SYNC).text
 
+    def test_messages_without_a_key_have_a_row(self, reader: Browser, flows: Flows, filled: redis.Redis) -> None:
+        filled.hincrby(flows.redis_keys.backlog.decode(), "queue:bulk", 3)
+        assert "ben 0 1 (no key) 0 3" in reader.get(BULK).text
+
     def test_many_keys(self, reader: Browser, flows: Flows, filled: redis.Redis) -> None:
         key = FlowKeys("redis_queue").keys("queue:bulk")
         filled.zadd(key, {f"tenant-{number:03}": 1000 - number for number in range(98)})
