@@ -27,7 +27,15 @@ COLUMNS: Final = {
     "recovery_ms_max": "max",
     "violations": "broken promises",
 }
-LONG: Final = {"kill": (50_000, 0.001), "unique": (1200, 0.012), "unique rabbitmq": (1200, 0.012)}
+LONG: Final = {
+    "kill": (50_000, 0.001),
+    "flow": (2200, 0.012),
+    "flow fair": (3300, 0.012),
+    "unique": (800, 0.012),
+    "flow rabbitmq": (600, 0.012),
+    "flow fair rabbitmq": (600, 0.012),
+    "unique rabbitmq": (600, 0.012),
+}
 """Messages for each queue and chance of a kill, if not TIMES those of the row and the default."""
 
 TIMES: Final = 4
