@@ -666,6 +666,22 @@ class TestCanvas:
             with pytest.raises(InvalidValueError, match="use push_many"):
                 delayed.push_many([task.s(5)])
 
+    def test_push_many_stores_a_message_before_it_confirms_its_key(
+        self, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Else, a producer that dies in between leaves a key without a message.
+        with app_of(server) as app:
+            task, delayed, stored = app.tasks["end"], DelayedTasks(app), list[int]()
+            confirm = Owners.confirm
+
+            def look(self: Owners, *args: Any, **options: Any) -> bool:
+                stored.append(delayed.count())
+                return confirm(self, *args, **options)
+
+            monkeypatch.setattr(Owners, "confirm", look)
+            delayed.push_many([task.s(number) for number in range(3)], countdown=60)
+            assert stored == [1, 2, 3]
+
 
 class TestOtherDestinations:
     def test_another_broker_knows_no_keys(self, server: RedisServer, client: redis.Redis) -> None:
