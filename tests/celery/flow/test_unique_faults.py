@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.model import CancelOutcome, Entry
-from redis_queue.unique.owners import Owners, field_of
+from redis_queue.unique.owners import Acquired, Owners, field_of
 from tests.support.celery.fetching import Taker, connected
 from tests.support.celery.flows import KEYS, QUEUE, taken
 from tests.support.celery.uniques import (
@@ -406,13 +406,21 @@ class TestSecondCopy:
                 arrive(app, entry)
             assert taken(taker) == [[7], [7]]
             one, two = taker.messages
+            asked, acquire = threading.Event(), Owners.acquire
+
+            def ask(self: Owners, *args: Any, **options: Any) -> Acquired:
+                answer = acquire(self, *args, **options)
+                if answer.is_open:
+                    asked.set()
+                return answer
+
+            monkeypatch.setattr(Owners, "acquire", ask)
             with ThreadPoolExecutor(1) as other:
                 found: list[Future[None]] = []
 
                 def begin() -> None:
                     found.append(other.submit(retry, app, two))
-                    # By now, it has asked for the key.
-                    time.sleep(0.2)
+                    assert asked.wait(10), "it has to wait for the key"
 
                 before(monkeypatch, "confirm", begin)
                 retry(app, one)
