@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from chaos.flow_runs import LEASE, WORKER, RunLog, moved_twice, run_of
 from chaos.holds import now_ms
+from chaos.script_edits import edit_include
 from chaos.unique_plan import SPACING, UniquePlan
 from redis_queue.unique.rules import END, START, TIME
 from redis_queue.validation.history import Event
@@ -21,11 +22,23 @@ RUN: Final = "unique:"
 CALL: Final = "call:"
 """Prefix of the ids of the calls: the label, and the id of the task that the call returned or was refused for."""
 
+TAKING: Final = "taking"
+"""Op of an event: a worker took the task for the first time."""
+
+_TAKINGS: Final = "chaos takings"
+"""Key of a hash: ids of tasks, and when they were first taken, in ms."""
+
 SETTLED_MS: Final = 10_000
 """Time after the end of a run in which its message is settled: its worker may be stopped for twice its lease."""
 
 ROUNDING: Final = 1
 """Times are whole ms, rounded down."""
+
+
+def note_takings() -> None:
+    """Let the script with which this process takes tasks note when: it may be killed before it starts them."""
+    last = r"^  return message, .*"
+    edit_include("unique_take", last, rf"  redis.call('HSETNX', '{_TAKINGS}', id, now)\n\g<0>")
 
 
 def is_unique(event: Event) -> bool:
@@ -38,6 +51,13 @@ class UniqueLog(RunLog):
 
     all_gated = False
     """A retry that owns no key is sent to the broker."""
+
+    def enter(self, label: str, request: Any) -> None:
+        """Record also when the task was taken first, perhaps by another worker."""
+        at = self._client.hget(_TAKINGS, request.id)
+        if at is not None:
+            self._history.write(Event(TAKING, "ok", f"{RUN}{request.id}", at=int(at)))
+        super().enter(label, request)
 
     def id_of(self, label: str, request: Any) -> str:
         """Return the id under which a run is recorded."""
@@ -108,7 +128,7 @@ Broken = Iterator[tuple[str, str, Sequence[str]]]
 
 @dataclass
 class Story:
-    """The calls, and the runs of each task, of a history.
+    """The calls, and the runs and first taking of each task, of a history.
 
     *dead*: when workers were killed, by process id; *deaths*: when they or their processes were. *cancelled*: ids of
     tasks that may not run. *twice*: labels of messages of which there may be two.
@@ -116,6 +136,7 @@ class Story:
 
     calls: list[Call] = field(default_factory=list)
     runs: dict[str, list[UniqueRun]] = field(default_factory=lambda: defaultdict(list))
+    taken: dict[str, int] = field(default_factory=dict)
     dead: dict[int, int] = field(default_factory=dict)
     deaths: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     cancelled: set[str] = field(default_factory=set)
@@ -129,7 +150,9 @@ class Story:
         calls: dict[str, Call] = {}
         numbers: dict[int, list[Event]] = defaultdict(list)
         for event in events:
-            if event.id.startswith(RUN):
+            if event.op == TAKING:
+                found.taken.setdefault(event.id.removeprefix(RUN), event.at)
+            elif event.id.startswith(RUN):
                 numbers[event.claim].append(event)
             elif event.id.startswith(CALL):
                 label, _, id_ = event.id.removeprefix(CALL).partition(":")
@@ -287,12 +310,11 @@ def _window(story: Story, id_: str, call: Call | None) -> tuple[float, float]:
     begins = call.ends + ROUNDING if call else math.inf
     if kind == TIME:
         return (begins, call.due + SPACING * 1000 - ROUNDING) if call else (0, 0)
-    if not runs:
-        return (0, 0)
-    if kind == END:
-        done = story.done(id_)
-        return (min(begins, runs[0].begins), done) if done < math.inf else (0, 0)
-    return (begins, runs[0].taken) if call and runs[0].taken and runs[0].is_first else (0, 0)
+    if kind == START:
+        # Whatever became of the worker that took it.
+        return (begins, story.taken.get(id_, 0)) if call else (0, 0)
+    done = story.done(id_)
+    return (min(begins, runs[0].begins), done) if runs and done < math.inf else (0, 0)
 
 
 def _inside(story: Story) -> Broken:

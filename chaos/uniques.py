@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +11,11 @@ from celery import Celery
 
 from chaos.flows import EXPIRES, PREFIX, WORKER, Flows
 from chaos.holds import now_ms
+from chaos.script_edits import edit_include
 from chaos.unique_plan import KINDS, PACED, QUEUE, UNIQUES, UniquePlan
-from chaos.unique_runs import CALL, UniqueLog
+from chaos.unique_runs import CALL, UniqueLog, note_takings
 from chaos.workload import PRODUCER, Post, Step
 from redis_queue import DuplicateTaskError
-from redis_queue.store import script_files
 from redis_queue.store.keys import FlowKeys
 from redis_queue.unique import owners
 from redis_queue.validation.history import Event, History, Kind, read
@@ -60,7 +59,7 @@ class Uniques(Flows):
             for event in read(*histories)
         )
         self._forget()
-        return not any(self.wrong())
+        return super().is_done(histories)
 
     def wrong(self) -> Iterator[str]:
         """Yield also owned keys, and marks of messages that cannot be those of dead senders."""
@@ -88,8 +87,12 @@ class Uniques(Flows):
         return {name: {} if name == PACED else {"unique": unique} for name, unique in UNIQUES.items()}
 
     def _produce(self, history: History, post: Post) -> Step:
-        _hold_shortly()
+        edit_include("unique_owner", r"(?<=local HOLD, AGAIN = )\d+", str(HOLD_MS))
         return super()._produce(history, post)
+
+    def _work(self, history: History, post: Post) -> Step:
+        note_takings()
+        return super()._work(history, post)
 
     def _die(self, history: History) -> None:
         history.write(Event("die", "ok", CALL + self._label, at=now_ms()))
@@ -121,14 +124,3 @@ class Uniques(Flows):
         if kind == "ok" and plan.fate == "revoke":
             history.write(Event("cancel", "invoke", id_))
             app.control.revoke(id_)
-
-
-def _hold_shortly() -> None:
-    """Let the scripts that this process calls give messages HOLD_MS to be confirmed."""
-    code = script_files._code
-
-    def shortened(include: str) -> list[str]:
-        return [re.sub(r"(?<=local HOLD, AGAIN = )\d+", str(HOLD_MS), line) for line in code(include)]
-
-    setattr(script_files, "_code", shortened)  # noqa: B010 - a function
-    script_files.load.cache_clear()

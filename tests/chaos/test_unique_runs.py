@@ -54,6 +54,7 @@ def run(
     number, at, name = next(numbers), taken or begins, f"unique:{id_}:{label or id_}"
     again = UniquePlan.of(label or id_).retries and attempt == 1
     return [
+        *taking(id_, at),
         Event("take", "ok", name, number, at=at, deliveries=max(deliveries, attempt)),
         Event("enter", "ok", name, number, at=begins, due=at + LEASED, deliveries=attempt, lane=WORKER),
         Event("claim", "ok", id_, at=begins),
@@ -61,6 +62,10 @@ def run(
         *(Event("leave", "ok" if leased else "refused", name, number, at=end) for end in ends),
         *([Event("ack", "invoke", id_)] if ends and not again else []),
     ]
+
+
+def taking(id_: str, at: int) -> list[Event]:
+    return [Event("taking", "ok", f"unique:{id_}", at=at)]
 
 
 def revoke(id_: str) -> list[Event]:
@@ -154,9 +159,10 @@ class TestOneAtATime:
         first = call(one, 1000, 1010), run(one, 1100, 1200)
         assert broken(*first, call(two, 1090, 1101), run(two, 1150, 1160)) == []
         assert broken(*first, call(two, 1080, 1090), run(two, 1150, 1160)) == ["two at a time"]
-        # It may have been taken before, or its key was free.
-        again = call(one, 1000, 1010), run(one, 1100, 1200, deliveries=2)
+        # It was taken before, by a worker that was killed before it wrote that down, and its key was free.
+        again = call(one, 1000, 1010), taking(one, 1080), run(one, 1100, 1200, deliveries=2)
         assert broken(*again, call(two, 1080, 1090), run(two, 1150, 1160)) == []
+        assert broken(*again, call(two, 1070, 1078), run(two, 1150, 1160)) == ["two at a time"]
         assert broken(*first, revoke(one), call(two, 1080, 1090), run(two, 1150, 1160)) == []
 
     @pytest.mark.parametrize("kind", "exr")
