@@ -76,6 +76,7 @@ class Flows:
         # Where workers note what they have taken.
         self._taken = FlowKeys(PREFIX).taken if self._is_elsewhere else ""
         self._progress = Progress()
+        self._was_done = False
         self._client = redis.Redis.from_url(store)
         self._delayed = DelayedTasks(self._app())
 
@@ -90,7 +91,8 @@ class Flows:
 
     def is_done(self, histories: Sequence[Path]) -> bool:
         """Return whether all sent tasks have ended, and no place is in use."""
-        return self._progress.is_done(histories) and not any(self.wrong())
+        self._was_done = self._progress.is_done(histories) and not any(self.wrong())
+        return self._was_done
 
     def left(self) -> Iterator[str]:
         """Yield the ids of delayed and dead tasks."""
@@ -107,7 +109,8 @@ class Flows:
                 yield f"{key.decode()!r} is not empty"
         for letter in self._delayed.queue.dead_letters(limit=500):
             yield f"{letter.id} is dead: {letter.reason}"
-        if self._is_elsewhere and (count := self._waiting()):
+        # The end of the run kills the workers: messages that they had moved and not acknowledged wait again.
+        if self._is_elsewhere and not self._was_done and (count := self._waiting()):
             yield f"{count} messages wait in RabbitMQ"
 
     def _waiting(self) -> int:
