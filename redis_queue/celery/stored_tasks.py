@@ -29,7 +29,7 @@ from redis_queue.lazy_property import LazyProperty
 from redis_queue.model import CancelOutcome, Entry
 from redis_queue.store.chunks import CHUNK, MANY, check_limit
 from redis_queue.store.ids import is_id
-from redis_queue.times import Seconds, duration_ms
+from redis_queue.times import Seconds, duration_ms, to_ms
 from redis_queue.unique.owners import Owners
 
 if TYPE_CHECKING:
@@ -232,11 +232,40 @@ class StoredTasks:
         """Make a task due *countdown* from now, or at *eta* (aware). False: unknown id, or being sent."""
         if countdown is None and eta is None:
             raise InvalidDelayError("expected countdown= or eta=")
-        return self.queue.reschedule(id, delay=countdown, due_at=eta)
+        return self.queue.reschedule(id, delay=countdown, due_at=eta) and self._extend_key(id)
 
     def run_now(self, id: str) -> bool:
         """Make a task due now. False: unknown id, or being sent."""
-        return self.queue.run_now(id)
+        return self.queue.run_now(id) and self._extend_key(id)
+
+    def _extend_key(self, id: str) -> bool:
+        """Let the time of its key count from the new due time of a task, if it is unique; True."""
+        with suppress(StoreError):
+            entry = self.queue.get(id) if UniquePolicy.of(self.app).all() else None
+            key = unique_header_of(entry)
+            if entry is not None and key is not None:
+                self.unique.extend(key.field, key.token, due_ms=to_ms(entry.due_at), ttl_ms=key.ttl_ms)
+        return True
+
+    def delete_dead(self, ids: Iterable[str], *, until: datetime | None = None) -> int:
+        """Delete dead letters, all or those that died until *until* (aware), and free the keys of unique tasks.
+
+        Return how many were deleted; other ids are ignored.
+        """
+        names = list(ids)
+        keys: dict[str, UniqueHeader] = {}
+        if UniquePolicy.of(self.app).all():
+            read = self._read(list(filter(is_id, names)))
+            # Should this process end before the keys are free, they are free soon.
+            keys = {id_: key for id_, (entry, key) in read.items() if entry is None and key and self._leave(key)}
+        count = self.queue.delete_dead(names, until=until)
+        left = self.queue.versions(keys) if keys else ()
+        for id_, key in keys.items():
+            if id_ in left:
+                self._keep_key(key)
+            else:
+                self._free_key(key, CancelOutcome.CANCELLED)
+        return count
 
     def list(
         self, *, after: str | None = None, limit: int = 100, **conditions: Unpack[TaskConditions]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from redis_queue.catalog import AnyQueue
@@ -16,6 +17,7 @@ from redis_queue.model import CancelOutcome
 from redis_queue.operate.celery_queues import CeleryQueues
 from redis_queue.operate.faults import Faults
 from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.relative_time import When
 from redis_queue.store.connection import Client
 
 
@@ -53,6 +55,16 @@ class Access:
     def cancel(self, queue: DelayQueue, ids: Sequence[str]) -> Sequence[CancelOutcome]:
         """Cancel entries; return the outcome of each."""
         return queue.cancel_many(ids)
+
+    def reschedule(self, queue: DelayQueue, id: str, when: When | None) -> bool:
+        """Make an entry due at *when*, or now; False if it does not wait."""
+        if when is None:
+            return queue.run_now(id)
+        return queue.reschedule(id, **_time(when, "delay", "due_at"))
+
+    def delete_dead(self, queue: AnyQueue, ids: Sequence[str], until: datetime) -> int:
+        """Delete dead letters that died until *until*; return how many."""
+        return queue.delete_dead(ids, until=until)
 
     def lease_counters(self) -> LeaseCounters | None:
         """Return the lease counters of the app's broker; None without an app, or if the broker is not Redis."""
@@ -95,6 +107,19 @@ class AppAccess(Access):
             return super().cancel(queue, ids)
         return StoredTasks.of(self.app).cancel_many(ids)
 
+    def reschedule(self, queue: DelayQueue, id: str, when: When | None) -> bool:
+        """Make an entry due at *when*, or now; the key of a unique task ends with it."""
+        if queue.name != self.default_delay_queue:
+            return super().reschedule(queue, id, when)
+        tasks = StoredTasks.of(self.app)
+        return tasks.run_now(id) if when is None else tasks.reschedule(id, **_time(when, "countdown", "eta"))
+
+    def delete_dead(self, queue: AnyQueue, ids: Sequence[str], until: datetime) -> int:
+        """Delete dead letters; the keys of unique tasks of the app are free."""
+        if not isinstance(queue, DelayQueue) or queue.name != self.default_delay_queue:
+            return super().delete_dead(queue, ids, until)
+        return StoredTasks.of(self.app).delete_dead(ids, until=until)
+
     def lease_counters(self) -> LeaseCounters | None:
         """Return the lease counters of the app's broker; None if the broker is not Redis."""
         return read(self.app)
@@ -104,3 +129,8 @@ class AppAccess(Access):
         if self._records is None:
             self._records = ResultRecords.of(self.app)
         return self._records
+
+
+def _time(when: When, delay: str, point: str) -> dict[str, Any]:
+    """Return *when* as the argument *delay* for a time span, or *point* for a time."""
+    return {delay if isinstance(when, timedelta) else point: when}

@@ -75,17 +75,13 @@ def _cancel(access: Access, queue: AnyQueue, ids: Sequence[str], _: When | None)
         yield Done(sum(outcome.taken_out for outcome in outcomes), maybe_sent, len(chunk))
 
 
-def _run_now(_: Access, queue: AnyQueue, ids: Sequence[str], __: When | None) -> Iterator[Done]:
+def _reschedule(access: Access, queue: AnyQueue, ids: Sequence[str], when: When | None) -> Iterator[Done]:
     for id_ in ids:
-        yield Done(as_delay_queue(queue).run_now(id_), tried=1)
+        yield Done(access.reschedule(as_delay_queue(queue), id_, when), tried=1)
 
 
-def _reschedule(_: Access, queue: AnyQueue, ids: Sequence[str], when: When | None) -> Iterator[Done]:
-    for id_ in ids:
-        if isinstance(when, timedelta):
-            yield Done(as_delay_queue(queue).reschedule(id_, delay=when), tried=1)
-        else:
-            yield Done(as_delay_queue(queue).reschedule(id_, due_at=when), tried=1)
+def _run_now(access: Access, queue: AnyQueue, ids: Sequence[str], _: When | None) -> Iterator[Done]:
+    return _reschedule(access, queue, ids, None)
 
 
 def _redrive(_: Access, queue: AnyQueue, ids: Sequence[str], __: When | None) -> Iterator[Done]:
@@ -96,7 +92,7 @@ def _redrive(_: Access, queue: AnyQueue, ids: Sequence[str], __: When | None) ->
 def _delete(access: Access, queue: AnyQueue, ids: Sequence[str], when: When | None) -> Iterator[Done]:
     until = when if isinstance(when, datetime) else access.inspector.now()
     for chunk in chunks(ids, CHUNK):
-        yield Done(queue.delete_dead(chunk, until=until), tried=len(chunk))
+        yield Done(access.delete_dead(queue, chunk, until), tried=len(chunk))
 
 
 CANCEL: Final = Verb("cancel", "Cancel", "cancelled", _cancel, destroys=True)

@@ -102,6 +102,7 @@ class Owners:
         self._keys = FlowKeys(prefix, broker_prefix)
         self._acquire = self._scripts.bind("unique/acquire", self._keys)
         self._confirm = self._scripts.bind("unique/confirm", self._keys)
+        self._extend = self._scripts.bind("unique/extend", self._keys)
         self._release = self._scripts.bind("unique/release", self._keys)
         self._revoke = self._scripts.bind("unique/revoke", self._keys)
 
@@ -176,6 +177,13 @@ class Owners:
         again within 10 s, it will not run, and the key is free.
         """
         return bool(self._confirm(now=self._clock(), field=field, token=token, gone=int(gone), leaves=int(leaves)))
+
+    def extend(self, field: str, token: str, *, due_ms: int, ttl_ms: int) -> bool:
+        """Let the message *token*, which waits in the store until *due_ms*, own *field* for *ttl_ms* after that.
+
+        False if it does not own it, or waits elsewhere.
+        """
+        return bool(self._extend(now=self._clock(), field=field, token=token, due=due_ms, ttl=ttl_ms))
 
     def withdraw(self, field: str, token: str, *, sent: bool, again: bool = False) -> bool:
         """Free *field* if the message *token* owns it; if it was not *sent*, it will not run should it be there.

@@ -186,6 +186,10 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
         lambda s: script(s, "unique/release", now=s.clock(), field="taken\0", token="cd", sent=0, owner_id=""),
         "unique/release",
     ),
+    "keep a key for longer": Call(
+        lambda s: script(s, "unique/extend", now=s.clock(), field="taken\0", token="cd", due=0, ttl=1000),
+        "unique/extend",
+    ),
     "revoke a task with a key": Call(lambda s: script(s, "unique/revoke", now=s.clock(), more=["id"]), "unique/revoke"),
     "change a flow": Call(
         lambda s: script(s, "flow/configure", **CHANGE, paused=1, forget=0, more=["a", 2]), "flow/configure"

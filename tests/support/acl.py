@@ -130,6 +130,7 @@ def run_flow(queue: RedisQueue, _: DelayQueue) -> None:
     owners = Owners(client, "redis_queue")
     assert owners.acquire(field_of("sync", "key"), "ab", task_id="id", ttl_ms=1000).owns
     owners.confirm(field_of("sync", "key"), "ab")
+    owners.extend(field_of("sync", "key"), "ab", due_ms=0, ttl_ms=1000)
     owners.withdraw(field_of("sync", "key"), "ab", sent=False)
     owners.revoke(["id"])
     scripts.command("HSCAN", keys.held, 0)
@@ -293,6 +294,7 @@ ROLES = [
             "flow/restore",
             "unique/acquire",
             "unique/confirm",
+            "unique/extend",
             "unique/release",
             "unique/revoke",
         ),

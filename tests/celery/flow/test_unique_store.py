@@ -1,0 +1,128 @@
+"""Keys of unique tasks that wait in the store: they follow a new due time, and deleted dead letters free them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+import redis
+from celery import Celery
+
+from redis_queue.celery.stored_tasks import StoredTasks
+from redis_queue.operate.access import AppAccess
+from redis_queue.operate.verbs import DELETE, RESCHEDULE, RUN_NOW, Verb
+from redis_queue.unique.owners import Owners
+from tests.support.celery.uniques import KilledError, app_of, interrupt, killed, outdate, owned, owners, send, traces
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.celery
+
+DAY = timedelta(days=1)
+HOUR = timedelta(hours=1)
+
+
+def act(app: Celery, verb: Verb, task_id: str, when: datetime | timedelta | None = None) -> int:
+    """Do what a user of the command line or the dashboard does; return how many were changed."""
+    access = AppAccess(app)
+    return sum(done.count for done in verb.run(access, access.delay_queue(), [task_id], when))
+
+
+def ends_in(app: Celery, task: str) -> timedelta:
+    """Return in how long the key of *task* is free at the latest."""
+    owner = owners(app).get(task, "order:7")
+    assert owner is not None
+    return owner.until - datetime.now(timezone.utc)
+
+
+def bury(app: Celery, task_id: str) -> None:
+    """Let a dispatcher give up the stored task *task_id*."""
+    queue = StoredTasks.of(app).queue
+    queue.run_now(task_id)
+    (entry,) = queue.claim()
+    queue.release(entry, reason="test", dead=True)
+
+
+class TestNewTime:
+    @pytest.mark.parametrize(("task", "kept"), [("end", DAY), ("hourly", HOUR)])
+    def test_the_time_of_the_key_counts_from_it(self, server: RedisServer, task: str, kept: timedelta) -> None:
+        with app_of(server) as app:
+            first, delayed = send(app, task, 7, countdown=60), StoredTasks.of(app)
+            assert delayed.reschedule(first, countdown=10 * 86_400)
+            assert abs(ends_in(app, task) - 10 * DAY - kept) < timedelta(minutes=1)
+            assert delayed.reschedule(first, eta=datetime.now(timezone.utc) + 5 * DAY)
+            assert abs(ends_in(app, task) - 5 * DAY - kept) < timedelta(minutes=1)
+            assert delayed.run_now(first)
+            assert abs(ends_in(app, task) - kept) < timedelta(minutes=1)
+            assert owned(app) == {(task, "order:7"): "delayed"}
+            assert send(app, task, 7) == first
+
+    def test_also_if_a_user_of_the_dashboard_chooses_it(self, server: RedisServer) -> None:
+        with app_of(server) as app:
+            first = send(app, "end", 7, countdown=60)
+            assert act(app, RESCHEDULE, first, 3 * DAY) == 1
+            assert abs(ends_in(app, "end") - 4 * DAY) < timedelta(minutes=1)
+            assert act(app, RUN_NOW, first) == 1
+            assert abs(ends_in(app, "end") - DAY) < timedelta(minutes=1)
+
+    def test_a_task_that_does_not_own_the_key_leaves_it(self, server: RedisServer) -> None:
+        with app_of(server) as app:
+            first = send(app, "end", 7, countdown=60)
+            assert owners(app).release("end", "order:7")
+            second = send(app, "end", 7, countdown=60)
+            assert second != first
+            assert StoredTasks.of(app).reschedule(first, countdown=10 * 86_400)
+            assert ends_in(app, "end") < 2 * DAY
+
+    def test_a_task_that_is_being_sent_leaves_it(self, server: RedisServer) -> None:
+        with app_of(server) as app:
+            first = send(app, "end", 7, countdown=60)
+            StoredTasks.of(app).run_now(first)
+            StoredTasks.of(app).queue.claim()
+            assert not StoredTasks.of(app).reschedule(first, countdown=10 * 86_400)
+            assert ends_in(app, "end") < 2 * DAY
+
+
+class TestDeletedDeadLetter:
+    def test_its_key_is_free(self, server: RedisServer, client: redis.Redis) -> None:
+        with app_of(server) as app:
+            first = send(app, "end", 7, countdown=60)
+            bury(app, first)
+            assert owned(app) == {("end", "order:7"): "delayed"}
+            assert act(app, DELETE, first) == 1
+            assert not traces(client)
+            assert send(app, "end", 7) != first
+
+    def test_one_that_stays_keeps_its_key(self, server: RedisServer) -> None:
+        with app_of(server) as app:
+            first = send(app, "end", 7, countdown=60)
+            bury(app, first)
+            assert act(app, DELETE, first, datetime.now(timezone.utc) - HOUR) == 0
+            assert owned(app) == {("end", "order:7"): "delayed"}
+            assert ends_in(app, "end") > HOUR
+
+    def test_one_whose_key_another_task_owns_leaves_it(self, server: RedisServer) -> None:
+        with app_of(server) as app:
+            first = send(app, "end", 7, countdown=60)
+            bury(app, first)
+            second = send(app, "end", 7)
+            assert second != first
+            assert act(app, DELETE, first) == 1
+            assert owned(app) == {("end", "order:7"): "waiting"}
+            assert send(app, "end", 7) == second
+
+    def test_killed_meanwhile(self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+        with app_of(server) as app:
+            first = send(app, "end", 7, countdown=60)
+            bury(app, first)
+            interrupt(monkeypatch, KilledError, {(Owners, "withdraw"): killed}, lambda: act(app, DELETE, first))
+            assert ends_in(app, "end") <= timedelta(seconds=10)
+            outdate(client, "end", "order:7")
+            assert send(app, "end", 7) != first
+
+    def test_a_task_that_waits_is_not_deleted(self, server: RedisServer) -> None:
+        with app_of(server) as app:
+            first = send(app, "end", 7, countdown=60)
+            assert act(app, DELETE, first) == 0
+            assert owned(app) == {("end", "order:7"): "delayed"}
+            assert ends_in(app, "end") > HOUR
+            assert send(app, "end", 7) == first
