@@ -11,8 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from redis_queue.celery.conditions import Conditions, TaskConditions
-from redis_queue.celery.flow.gate import Gate
-from redis_queue.celery.flow.policy import FlowPolicy
+from redis_queue.celery.flow.gate import Gate, flows_of
 from redis_queue.celery.flow.unique_policy import UniquePolicy
 from redis_queue.celery.message.attempt import retry_id
 from redis_queue.celery.message.reading import unique_header_of
@@ -102,8 +101,7 @@ class StoredTasks:
     @LazyProperty
     def flow(self) -> Flows:
         """The flows of the app: limits, rates and pauses that can be changed at run time."""
-        own, store = FlowPolicy.of(self.app).all, self.store
-        return Flows(store.client, store.prefix, own=own, broker_prefix=store.broker_prefix)
+        return flows_of(self.app)
 
     @LazyProperty
     def unique(self) -> Owners:

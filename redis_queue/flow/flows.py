@@ -65,6 +65,8 @@ class Changes:
         for name in given:
             value = getattr(self, name)
             if name == "burst":
+                if value is None:
+                    raise InvalidValueError("burst=None: must be a whole number; a new rate has its default burst")
                 check_burst(value)
             elif name in ("limit", "limit_each"):
                 check_places(name, value)
@@ -105,11 +107,11 @@ def _tokens(places: Whole, rate: Rate) -> tuple[str, str]:
 class Flows:
     """The flows under *prefix*. Creating it does no I/O; all methods raise StoreError.
 
-    *broker_prefix* is the ``global_keyprefix`` of their app. *own* returns flows that are declared when they are
-    changed first: those of an app whose workers have not started.
+    *broker_prefix* is the ``global_keyprefix`` of their app. *own* returns the flows of an app: they are known, and
+    declared when they are changed first, even if its workers have not started.
 
-    A flow is a queue, ``queue:<name>``, or the name of a task. It is known once an app with flow control has declared
-    it, or sent a message of it. Any queue can be paused.
+    A flow is a queue, ``queue:<name>``, or the name of a task. Others are known once an app with flow control has
+    declared them. Any queue can be paused.
     """
 
     def __init__(
@@ -196,7 +198,7 @@ class Flows:
 
     def names(self, part: str = "") -> builtins.list[str]:
         """Return the names of all known flows, and of all paused queues, that contain *part*, in order."""
-        known = {id_text(name) for name in self._scripts.command("HKEYS", self.redis_keys.config)}
+        known = {id_text(name) for name in self._scripts.command("HKEYS", self.redis_keys.config)} | self._own().keys()
         return sorted(name for name in known.union(self.paused_queues()) if part in name)
 
     def states(self, names: Sequence[str]) -> builtins.list[FlowState]:
@@ -208,17 +210,18 @@ class Flows:
         hashes = (keys.config, keys.declared, keys.running, keys.backlog, keys.ungated)
         columns = [self._scripts.command("HMGET", key, *fields) for key in hashes]
         flags = self._scripts.command("HMGET", keys.flags, *(id_bytes(_flag_of(name)) for name in names))
-        found = []
+        found, own = [], self._own()
         for name, rules, declared, running, waiting, ungated, flag in zip(names, *columns, flags, strict=True):
-            if rules is None and flag is None:
+            in_force = own[name].rules.encode() if rules is None and name in own else rules
+            if in_force is None and flag is None:
                 continue
-            limits, kind = limits_of(rules)
+            limits, kind = limits_of(in_force)
             found.append(
                 FlowState(
                     name,
                     limits,
-                    # A producer that has sent before a worker declared it has the same code.
-                    limits_of(rules if declared is None else declared)[0],
+                    # A producer that has sent a message before it is declared has the same code.
+                    limits_of(in_force if declared is None else declared)[0],
                     KINDS.get(kind, ""),
                     flag is not None,
                     whole_number(running),
@@ -265,10 +268,11 @@ class Flows:
         return found
 
     def _known(self, name: str) -> FlowState:
-        found = self.get(name)
-        if found is None and name in (own := self._own()):
+        check_flow_name(name)
+        own = self._own()
+        if name in own and not self._scripts.command("HEXISTS", self.redis_keys.declared, name.encode()):
             self.declare({name: own[name]})
-        return found or self.find(name)
+        return self.find(name)
 
     def _overrides(self, name: str) -> builtins.list[str]:
         found = self._scripts.command("HGET", self.redis_keys.overrides, name.encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -62,7 +61,7 @@ class Timeline:
         self._clock = TravelClock()
         self._patches = Patches()
         self._pending: deque[tuple[TaskRow, str]] = deque()
-        self._gate = TravelGate(app, self._note)
+        self._gate = TravelGate(app, lambda: self.eager, self._note)
         self._runner: int | None = None
         self._kept: set[str] = set()
         self._delayed: DelayedTasks | None = None
@@ -210,7 +209,7 @@ class Timeline:
             # Limits may have changed.
             self._run_pending()
             while True:
-                entry, admitted_at = self._next(target), self._gate.due_ms if self.eager else math.inf
+                entry, admitted_at = self._next(target), self._gate.due_ms
                 if entry is None and admitted_at > target:
                     break
                 if len(self.runs) - first >= limit:
@@ -288,7 +287,7 @@ class Timeline:
 
     def _fill(self) -> bool:
         """Take the next task of a flow if no other one is pending; tell whether one is."""
-        if not self._pending and self.eager and uses_gates(self.app):
+        if not self._pending and uses_gates(self.app):
             taken = self._gate.take()
             if taken is not None:
                 tag, envelope = taken
@@ -316,6 +315,8 @@ class Timeline:
         entry = self._queue.get(task_id)
         if entry is not None:
             return f"waits until {written(entry.due_at)}; travel to it first"
+        if task_id in self._gate.waiting:
+            return "waits for its limits; travel until they admit it"
         ran = next((run for run in reversed(self.runs) if run.id == task_id), None)
         if ran is not None:
             return f"ended as {ran.state}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from redis_queue.celery.flow.gate import Gate
 from redis_queue.celery.message.envelope import Envelope
@@ -18,33 +18,46 @@ from redis_queue.store.scripts import Scripts
 if TYPE_CHECKING:
     from celery import Celery
 
+FOR_WORKERS: Final = "redis_queue.testing:for_workers"
+"""Queue of the messages that nothing takes here: they own their keys, but use no limits."""
 
-class TravelGate:
-    """Stands for the gate of *app*: *note* gets each message that is sent."""
 
-    def __init__(self, app: Celery, note: Callable[[Envelope], Any]) -> None:
-        self._app = app
+class TravelGate(Gate):
+    """The gate of *app*, with any broker: messages do not reach it.
+
+    *note* gets each message that is sent at once. It runs here if *is_eager* returns True, else it is for workers.
+    """
+
+    def __init__(self, app: Celery, is_eager: Callable[[], bool], note: Callable[[Envelope], Any]) -> None:
+        super().__init__(app, check=lambda _: None)
+        self._is_eager = is_eager
         self._note = note
-        self._gate = Gate(app, check=lambda _: None)
+        #: The ids of the tasks that wait until their limits admit them.
+        self.waiting: set[str] = set()
         #: When the next message may be taken by its rate, in ms since the epoch, as :meth:`take` has found.
         self.due_ms = math.inf
 
-    def check(self) -> None:
-        """Accept any broker: messages do not reach it."""
+    def prepare(self, envelope: Envelope, queue: str, header: FlowHeader, *, is_new: bool = True) -> Callable[[], bool]:
+        """Return a call that puts a message into the gate; False if another one owns its key."""
+        runs_here = self._is_eager() or not is_new
+        send = super().prepare(envelope, queue if runs_here else FOR_WORKERS, header, is_new=is_new)
 
-    def send(self, envelope: Envelope, queue: str, header: FlowHeader, *, is_new: bool = True) -> bool:
-        """Put a message into the gate; False if another one owns its key."""
-        sent = self._gate.send(envelope, queue, header, is_new=is_new)
-        if sent and is_new:
-            self._note(envelope)
-        return sent
+        def call() -> bool:
+            sent = send()
+            if sent and is_new:
+                self._note(envelope)
+            if sent and runs_here:
+                self.waiting.add(envelope.id)
+            return sent
+
+        return call
 
     def take(self) -> tuple[str, Envelope] | None:
         """Take the next message that its flows admit now; return its delivery tag and the message, or None."""
         store = Store.of(self._app)
         scripts, keys = Scripts(store.client), store.flow_keys
         flows = map(id_text, scripts.command("HKEYS", keys.backlog))
-        queues = sorted(flow.removeprefix(OF_QUEUE) for flow in flows if flow.startswith(OF_QUEUE))
+        queues = sorted({flow.removeprefix(OF_QUEUE) for flow in flows if flow.startswith(OF_QUEUE)} - {FOR_WORKERS})
         now, tag = store.clock(), f"{os.urandom(8).hex()}-"
         reply = self._script("flow/take")(
             now=now,
@@ -58,7 +71,11 @@ class TravelGate:
         )
         next_in, rest = reply[2], reply[5 + reply[4] :]
         self.due_ms = now + next_in if next_in >= 0 else math.inf
-        return (f"{tag}001", Envelope.of_element(rest[1])) if rest else None
+        if not rest:
+            return None
+        envelope = Envelope.of_element(rest[1])
+        self.waiting.discard(envelope.id)
+        return f"{tag}001", envelope
 
     def settle(self, tag: str) -> None:
         """Settle a message that has run."""

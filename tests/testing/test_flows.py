@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from celery.exceptions import TimeoutError as NoResultError
 
 from redis_queue import DuplicateTaskError, Flow, Unique
 from redis_queue.celery import DelayedTasks
@@ -165,3 +166,70 @@ def test_without_eager_mode_tasks_of_flows_are_only_noted(shop: Shop) -> None:
     assert shop.invoice.delay("7").id == first.id
     assert [row.task for row in shop.timeline.sent] == ["invoice", "one"]
     assert not shop.seen
+
+
+CALLS = [("plain", "reports"), ("one", "celery"), ("invoice", "celery"), ("index", "celery"), ("hourly", "celery")]
+"""Tasks, and the queues to which they are sent: of the flow of a queue, of a flow of their own, or unique."""
+
+
+@pytest.mark.parametrize(("name", "queue"), CALLS)
+def test_without_eager_mode_delayed_tasks_run_when_they_are_due(name: str, queue: str, shop: Shop) -> None:
+    shop.timeline.eager = False
+    task = getattr(shop, name)
+    # This one is for the workers: it neither runs nor makes the delayed one wait.
+    task.apply_async(("now",), queue=queue)
+    result = task.apply_async(("later",), {"fails": 1}, countdown=60, queue=queue)
+    start = shop.timeline.now
+    runs = shop.timeline.travel(hours=1)
+    assert [(run.id, run.state, round((run.at - start).total_seconds())) for run in runs] == [
+        (result.id, "RETRY", 60),
+        (result.id, "SUCCESS", 120),
+    ]
+    assert shop.seen == [(name, "later")] * 2
+    assert [row.args for row in shop.timeline.sent] == [("now",)]
+    shop.timeline.assert_not_scheduled()
+
+
+def test_without_eager_mode_rates_hold_for_delayed_tasks(shop: Shop) -> None:
+    shop.timeline.eager = False
+    for _ in range(3):
+        shop.plain.apply_async(queue="reports", countdown=60)
+    shop.timeline.travel(seconds=70)
+    assert len(shop.seen) == 1
+    assert shop.timeline.delayed.flow.find("queue:reports").waiting == 2
+    shop.timeline.travel(hours=1)
+    assert times(shop.timeline.runs) == [pytest.approx(60, abs=0.1)] * 2
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_delayed_task_waits_in_a_closed_queue(eager: bool, shop: Shop) -> None:
+    shop.timeline.eager = eager
+    result = shop.plain.apply_async(queue="closed", countdown=60)
+    shop.timeline.travel(hours=1)
+    assert not shop.seen
+    assert shop.timeline.delayed.flow.find("queue:closed").waiting == 1
+    with pytest.raises(NoResultError, match="waits for its limits"):
+        result.get()
+    shop.timeline.delayed.flow.set("queue:closed", limit=1)
+    shop.timeline.travel()
+    assert [run.id for run in shop.timeline.runs] == [result.id]
+
+
+def test_without_eager_mode_keys_are_free_when_delayed_tasks_end(shop: Shop) -> None:
+    shop.timeline.eager = False
+    first = shop.invoice.apply_async(("7",), countdown=60)
+    assert shop.invoice.delay("7").id == first.id
+    shop.timeline.travel(minutes=1)
+    assert shop.invoice.delay("7").id != first.id
+    assert [row.args for row in shop.timeline.sent] == [("7",)]
+    assert shop.seen == [("invoice", "7")]
+
+
+def test_what_was_sent_for_the_workers_does_not_run_later(shop: Shop) -> None:
+    shop.timeline.eager = False
+    first = shop.invoice.delay("7")
+    shop.timeline.eager = True
+    shop.one.delay("a")
+    assert shop.invoice.delay("7").id == first.id
+    shop.timeline.travel(hours=1)
+    assert shop.seen == [("one", "a")]

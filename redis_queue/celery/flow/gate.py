@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -14,7 +15,8 @@ from redis_queue.celery.kombu_keys import ListNames, amqp_step
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.celery.store import Store
-from redis_queue.errors import ConfigurationError
+from redis_queue.errors import ConfigurationError, StoreError
+from redis_queue.flow.flows import Flows
 from redis_queue.lazy_property import LazyProperty
 from redis_queue.store.numbered_calls import NumberedCalls
 from redis_queue.store.scripts import Scripts
@@ -24,6 +26,16 @@ if TYPE_CHECKING:
 
 BROKERS: Final = ("redis", "amqp")
 """The types of brokers, as kombu names them, whose messages may belong to flows."""
+
+
+NOT_DECLARED: Final = 2
+"""Answer of lua/flow/send.lua: sent, but Redis does not know the flows of the message as they are in the code."""
+
+
+def flows_of(app: Celery) -> Flows:
+    """Return the flows of *app*, to read and change them."""
+    store = Store.of(app)
+    return Flows(store.client, store.prefix, own=FlowPolicy.of(app).all, broker_prefix=store.broker_prefix)
 
 
 def check_gate(app: Celery) -> None:
@@ -51,14 +63,15 @@ class Gate:
         self._app = app
         self._check = check
 
-    def send(self, envelope: Envelope, queue: str, header: FlowHeader, *, is_new: bool = True) -> bool:
-        """Put a message for *queue* behind those with the same keys: one round trip.
+    def prepare(self, envelope: Envelope, queue: str, header: FlowHeader, *, is_new: bool = True) -> Callable[[], bool]:
+        """Return a call that puts a message for *queue* behind those with the same keys: one round trip.
 
-        *is_new*: another broker has not delivered it. False: it was not sent, since another message owns the key of its
-        unique task by now.
+        However often it is made, the message is sent once, unless the thread has sent another one since. *is_new*:
+        another broker has not delivered it. The call returns False if it was not sent, since another message owns the
+        key of its unique task by now.
         """
-        message = envelope.element(str(uuid4()))
-        reply = self._calls.prepare(
+        message, rules = envelope.element(str(uuid4())), FlowPolicy.of(self._app).rules(header.task, queue)
+        send = self._calls.prepare(
             "flow/send",
             now=Store.of(self._app).clock(),
             step=self._step(envelope.priority),
@@ -68,9 +81,23 @@ class Gate:
             of_queue=header.of_queue,
             is_new=int(is_new),
             message=header.element(envelope.id, message.encode(), again=not is_new),
-            more=FlowPolicy.of(self._app).rules(header.task, queue),
-        )()
-        return bool(reply)
+            more=rules,
+        )
+
+        def call() -> bool:
+            answer = send()
+            if answer == NOT_DECLARED:
+                # Until then only their limits are known, and those only to this script.
+                with contextlib.suppress(StoreError):
+                    own = FlowPolicy.of(self._app).all()
+                    flows_of(self._app).declare({name: own[name] for name in rules[::2]})
+            return bool(answer)
+
+        return call
+
+    def send(self, envelope: Envelope, queue: str, header: FlowHeader, *, is_new: bool = True) -> bool:
+        """Put a message into its gate, as :meth:`prepare` tells."""
+        return self.prepare(envelope, queue, header, is_new=is_new)()
 
     def check(self) -> None:
         """Raise ConfigurationError if messages of the app cannot wait in a gate."""

@@ -187,7 +187,7 @@ class Capture:
             gated = _with_header(envelope, header)
             unique = self._sending.unique_of(envelope.id)
             try:
-                sent = _with_retries(lambda: self._delayed.gate.send(gated, queue, header), sending)
+                sent = _with_retries(self._delayed.gate.prepare(gated, queue, header), sending)
                 if not sent:
                     raise LostKeyError
                 if unique is not None:

@@ -26,6 +26,10 @@ local weights = {unpack(ARGV, 7)}
 redis.call('HDEL', config, '')
 local of_keys = string.sub(config, 1, -7) .. 'weights:' .. flow
 local before = redis.call('HGET', config, flow) or ''
+if declared_now == '' and before ~= '' and redis.call('HEXISTS', declared, flow) == 0 then
+  -- A producer has sent a message, and has not declared the flow: nothing was set before.
+  redis.call('HSET', declared, flow, before)
+end
 if declared_now ~= '' then
   redis.call('HSET', declared, flow, declared_now)
   redis.call('DEL', of_keys)

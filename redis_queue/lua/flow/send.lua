@@ -11,6 +11,7 @@
 -- KEYS[6] owners      HASH  task and key -> its owner: see includes/unique_owner.lua
 -- KEYS[7] owner_ends  ZSET  task and key -> when its owner ends (ms)
 -- KEYS[8] replaced    ZSET  token of a message that must not run -> when it is forgotten (ms)
+-- KEYS[9] declared  HASH    flow -> its limits and rates as in the code
 -- ARGV[1] now       ms; 0 = the server's TIME
 -- ARGV[2] sequence  number of the call, grows per caller; a repeat has no effect, a lower number is refused
 -- ARGV[3] step      step of the priority, 0 to 9
@@ -20,12 +21,13 @@
 -- ARGV[7] of_queue  key of the flow of the queue, "" = none
 -- ARGV[8] is_new    1 = it has to own the key of its unique task, if it has one; 0 = another broker has delivered it
 -- ARGV[9] message   in the format of kombu; that of a unique task begins as includes/unique_message.lua reads it
--- ARGV[...] flows   flow, its limits and rates, ...: written unless they are known
+-- ARGV[...] flows   flow, its limits and rates, ...: in force unless others are known
 --
--- Returns 1 = sent; 0 = not sent, since another message owns its key.
+-- Returns 1 = sent; 2 = sent, and the caller has to declare its flows by flow/configure.lua; 0 = not sent, since
+-- another message owns its key.
 -- O(log groups)
 local config, oldest, backlog, flags, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local owners, owner_ends, replaced = KEYS[6], KEYS[7], KEYS[8]
+local owners, owner_ends, replaced, declared = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local now, sequence, step, queue = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 local task, of_task, of_queue, is_new, message = ARGV[5], ARGV[6], ARGV[7], ARGV[8] == '1', ARGV[9]
 local flows = {unpack(ARGV, 10)}
@@ -46,8 +48,14 @@ if until_ and is_new and not confirm(field, token, 'w', false) then
   redis.call('ZREM', replaced, token)
   return tonumber(remember('0'))
 end
-for i = 1, #flows - 1, 2 do redis.call('HSETNX', config, flows[i], flows[i + 1]) end
+local sent = '1'
+for i = 1, #flows - 1, 2 do
+  if redis.call('HEXISTS', declared, flows[i]) == 0 then
+    sent = '2'
+    redis.call('HSETNX', config, flows[i], flows[i + 1])
+  end
+end
 redis.call('HSET', flags, '', 1)
 push(group, message, false)
 if changed[queue] then signal(queue) end
-return tonumber(remember('1'))
+return tonumber(remember(sent))

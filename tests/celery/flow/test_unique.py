@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
@@ -433,17 +434,22 @@ class TestReplacement:
         self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with app_of(server) as app, taking(server) as taker:
-            gate_send = Gate.send
+            prepare = Gate.prepare
 
-            def fail(self: Gate, *args: Any, **options: Any) -> None:
-                gate_send(self, *args, **options)
-                raise StoreUnavailableError
+            def failing(self: Gate, *args: Any, **options: Any) -> Callable[[], bool]:
+                send_message = prepare(self, *args, **options)
+
+                def fail() -> bool:
+                    send_message()
+                    raise StoreUnavailableError
+
+                return fail
 
             send(app, "latest", 7, "a")
             interrupt(
                 monkeypatch,
                 OperationalError,
-                {(Gate, "send"): fail},
+                {(Gate, "prepare"): failing},
                 lambda: app.tasks["latest"].apply_async((7, "b"), retry=False),
             )
             assert taken(taker) == [[7, "b"]]
