@@ -39,6 +39,7 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(parent, **kwargs)
         self._dispatches = Store.of(parent.app).settings.dispatch and not without_dispatch
         check_flows(parent.app)
+        warn_of_early_tasks(parent.app)
 
     def start(self, parent: Any) -> None:
         """Log the line, and check the store in the background."""
@@ -48,18 +49,26 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def check_flows(app: Celery) -> None:
-    """Raise ConfigurationError if *app* has flows that are wrong, or that its workers cannot keep."""
+    """Raise ConfigurationError if *app* has flows that are wrong, or that its workers cannot keep.
+
+    Imports the tasks of the app. Connects to no server.
+    """
     policy, unique = FlowPolicy.of(app), UniquePolicy.of(app)
     if not policy.all() and not unique.all():
         return
-    policy.check(sorted(known_queues(app)))
-    unique.check()
+    # First: without leases, acks_late is off, which the checks of tasks would report instead.
     if ATTRIBUTE not in vars(app) or delayed_of(app) is None:
         raise ConfigurationError("flow control needs DelayedTasks(app, leases=True)")
+    policy.check(sorted(known_queues(app)))
+    unique.check()
     check_gate(app)
     if not Store.of(app).settings.atomic_fetch or lacking():
         raise ConfigurationError(f"flow control needs atomic fetch: {versions()}, {NAMESPACE}atomic_fetch")
-    for name in policy.early():
+
+
+def warn_of_early_tasks(app: Celery) -> None:
+    """Log a warning for each task of *app* that the limits of its queue do not count while it runs."""
+    for name in FlowPolicy.of(app).early():
         logger.warning(
             "task %s is acknowledged when it starts: limits of its queue do not count it while it runs",
             name,

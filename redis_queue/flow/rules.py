@@ -57,6 +57,11 @@ class Flow:
         for name in ("rate", "rate_each"):
             interval_ms(name, getattr(self, name))
         check_burst(self.burst)
+        self._check_needs()
+        _check_weights(self.weights, fair=self.fair)
+        _ = self.template
+
+    def _check_needs(self) -> None:
         if self.key is not None and self.fair is not None:
             raise InvalidValueError(f"key={self.key!r} and fair={self.fair!r}: give only one of them")
         for name in ("limit_each", "rate_each"):
@@ -68,8 +73,8 @@ class Flow:
             raise InvalidValueError(f"key={self.key!r}: needs limit= or rate=")
         if self.fair is None and self.limit is None and self.rate is None:
             raise InvalidValueError("a flow needs limit=, rate= or fair=")
-        _check_weights(self.weights, fair=self.fair)
-        _ = self.template
+        if self.burst is not None and self.rate is None and self.rate_each is None:
+            raise InvalidValueError(f"burst={self.burst}: needs rate= or rate_each=")
 
     @LazyProperty
     def template(self) -> KeyTemplate | None:

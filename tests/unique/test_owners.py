@@ -253,9 +253,11 @@ class TestInput:
             ("t", "x" * 256, "256 bytes: must be 1 to 255"),
             ("t", "a\0b", "must not have control characters"),
             ("t", "\ud800", "must not have control characters"),
+            ("t", 7, "key=7: must be text, got int"),
+            ("t", b"a", "key=b'a': must be text, got bytes"),
         ],
     )
-    def test_names_and_keys_are_checked(self, task: Any, key: str, message: str, owners: Owners) -> None:
+    def test_names_and_keys_are_checked(self, task: Any, key: Any, message: str, owners: Owners) -> None:
         for call in (owners.get, owners.release):
             with pytest.raises(InvalidValueError, match=message):
                 call(task, key)

@@ -46,6 +46,9 @@ def test_how_long_a_key_is_owned(arguments: dict[str, Any], kind: str, ttl_ms: i
         ({"ttl": -5}, "ttl=-5"),
         ({"key": 5}, "key=5"),
         ({"key": "{order"}, "key='{order'"),
+        ({"key": ""}, "key='': must not be empty"),
+        ({"key": "{}"}, "key='{}': unknown argument ''"),
+        ({"key": "{order!z}"}, "key='{order!z}': unknown conversion"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

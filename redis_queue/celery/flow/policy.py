@@ -52,12 +52,17 @@ class FlowPolicy:
         return self._options.all()
 
     def check(self, queues: Sequence[str]) -> None:
-        """Raise ConfigurationError for a flow of an unknown task or queue, or with a key that its task cannot have."""
-        for name in self._configured:
+        """Raise ConfigurationError for a flow of an unknown task or queue, or with a key that no call can have.
+
+        The arguments of a key must be those of the task; in the flow of a queue, those of any task of the app.
+        """
+        for name, flow in self._configured.items():
+            what = f"{NAMESPACE}flow[{name!r}]"
             if name.startswith(OF_QUEUE):
-                check_known(f"{NAMESPACE}flow[{name!r}]: unknown queue", name, [f"{OF_QUEUE}{each}" for each in queues])
+                check_known(f"{what}: unknown queue", name, [f"{OF_QUEUE}{each}" for each in queues])
+                self._keys.check_any(own_tasks(self._app), flow.template, what)
             else:
-                check_known(f"{NAMESPACE}flow[{name!r}]: unknown task", name, own_tasks(self._app))
+                check_known(f"{what}: unknown task", name, own_tasks(self._app))
         for name, flow in self.all().items():
             self._keys.check(name, flow.template, "flow")
             task = self._app.tasks.get(name)

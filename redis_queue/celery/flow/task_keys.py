@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from redis_queue.errors import ConfigurationError, InvalidValueError
-from redis_queue.key_template import KeyTemplate, arguments, check_key
+from redis_queue.key_template import KeyTemplate, arguments, check_key, names_of
+from redis_queue.suggestion import did_you_mean
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -18,7 +19,7 @@ class TaskKeys:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._signatures: dict[str, inspect.Signature | None] = {}
+        self._signatures: dict[str, inspect.Signature] = {}
 
     def check(self, name: str, template: KeyTemplate | None, what: str) -> None:
         """Raise ConfigurationError, which begins with *what*, if the task *name* cannot have such a key."""
@@ -29,6 +30,24 @@ class TaskKeys:
             except InvalidValueError as error:
                 raise ConfigurationError(f"{what} of task {name}: {error}") from None
 
+    def check_any(self, names: Iterable[str], template: KeyTemplate | None, what: str) -> None:
+        """Raise ConfigurationError, which begins with *what*, if none of the tasks *names* takes all its arguments.
+
+        Without any tasks, as in an app that only sends them, every key is accepted.
+        """
+        signatures = list(filter(None, map(self._signature, names)))
+        if template is None or not signatures or not all(map(template.unknown, signatures)):
+            return
+        known = sorted({name for signature in signatures for name in names_of(signature)})
+        unknown = [name for name in template.names if name not in known]
+        if unknown:
+            hint = did_you_mean(unknown[0], known) if known else "they take none"
+            raise ConfigurationError(
+                f"{what}: {template}: no task of this app takes the argument {unknown[0]!r}: {hint}"
+            )
+        wanted = ", ".join(map(repr, template.names))
+        raise ConfigurationError(f"{what}: {template}: no task of this app takes all of the arguments {wanted}")
+
     def of_task(self, name: str, template: KeyTemplate | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return the key of a call of the task *name*; "" without a template. Raises InvalidValueError."""
         if template is None:
@@ -37,13 +56,19 @@ class TaskKeys:
         missing = [] if signature else [label for label in template.names if label not in kwargs]
         if missing:
             raise InvalidValueError(
-                f"{template.label}={template.template!r}: this app does not have the task {name}: "
-                f"pass {missing[0]!r} by keyword"
+                f"task {name}: {template}: the call lacks the argument {missing[0]!r}; "
+                f"this app does not have the task: pass {missing[0]!r} by keyword"
             )
         try:
-            return check_key(template.of_call(signature, args, kwargs), label=f"key of {name}")
+            key = template.of_call(signature, args, kwargs)
         except TypeError as error:
-            raise InvalidValueError(f"{template.label}={template.template!r}: {name}: {error}") from None
+            raise InvalidValueError(f"{template}: {name}: {error}") from None
+        except InvalidValueError as error:
+            if signature is not None:
+                # The template may be wrong rather than the call: only workers check it on startup.
+                template.check(signature, f"task {name}")
+            raise InvalidValueError(f"task {name}: {error}") from error.__cause__
+        return check_key(key, label=f"key of {name}")
 
     def of_any(self, name: str, template: KeyTemplate | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return the key of a call of any task; "" for one that lacks the argument. Raises InvalidValueError."""
@@ -59,9 +84,14 @@ class TaskKeys:
             return template.of_call(None, (), values)
         except TypeError:
             return ""
+        except InvalidValueError as error:
+            raise InvalidValueError(f"task {name}: {error}") from error.__cause__
 
     def _signature(self, name: str) -> inspect.Signature | None:
-        if name not in self._signatures:
+        found = self._signatures.get(name)
+        if found is None:
             task = self._app.tasks.get(name)
-            self._signatures[name] = None if task is None else inspect.signature(task.run)
-        return self._signatures[name]
+            # A task may be defined after the first call by its name.
+            if task is not None:
+                found = self._signatures[name] = inspect.signature(task.run)
+        return found

@@ -1,9 +1,11 @@
-"""System checks for ``manage.py check``: invalid settings and missing DelayedTasks. Nothing is sent to Redis."""
+"""System checks for ``manage.py check``: invalid settings, wrong flows, missing DelayedTasks. Connects to no server."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, Final
 
@@ -11,12 +13,17 @@ from celery import Celery
 from django.conf import settings
 from django.core import checks
 
+from redis_queue.celery.flow.gate import uses_gates
 from redis_queue.celery.settings import NAMESPACE, CelerySettings
+from redis_queue.celery.startup import check_flows
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import ATTRIBUTE
 from redis_queue.contrib.django.project import CELERY_APP, celery_app
-from redis_queue.errors import RedisQueueError
+from redis_queue.errors import ConfigurationError, InvalidValueError, RedisQueueError
 from redis_queue.suggestion import nearest
+
+SKIP_CHECKS: Final = "CELERY_SKIP_CHECKS"
+"""Environment variable that tells Celery not to run Django's checks before it imports the tasks."""
 
 _SETTING: Final = re.compile(rf"\b{NAMESPACE}(\w+)")
 
@@ -39,9 +46,69 @@ def _ignored(app: Celery) -> Iterator[checks.CheckMessage]:
             yield checks.Warning(text, hint=f"Write {_in_django(app, meant)}.", id="redis_queue.W003")
 
 
+def _wrong_flows(app: Celery) -> Iterator[checks.CheckMessage]:
+    """Yield an error for the first flow or unique task that would stop a worker.
+
+    The tasks are imported only if the app has flows or unique tasks, in its settings or at the tasks imported so far.
+    """
+    # Celery runs the checks when a worker starts, before it imports the tasks; then the worker checks the flows.
+    if app.loader.worker_initialized or not (app.finalized or app.autofinalize):
+        return
+    try:
+        with _nothing_kept(app):
+            has_flows = uses_gates(app)
+        if has_flows:
+            with _skipped_checks():
+                app.loader.import_default_modules()
+                with _nothing_kept(app):
+                    check_flows(app)
+    except (ConfigurationError, InvalidValueError) as error:
+        yield checks.Error(
+            _named_in_django(app, error),
+            hint="A worker does not start with it; see docs/flow.md and docs/unique.md.",
+            id="redis_queue.E003",
+        )
+    except Exception as error:  # noqa: BLE001 - tasks are code of the project, and other commands may not need them
+        yield checks.Warning(
+            f"The flows cannot be checked, since the tasks cannot be imported: {type(error).__name__}: {error}",
+            hint="A worker does not start without its tasks.",
+            id="redis_queue.W004",
+        )
+
+
+@contextmanager
+def _skipped_checks() -> Iterator[None]:
+    """Keep Celery from running these checks again, each time that it imports the tasks."""
+    before = os.environ.get(SKIP_CHECKS)
+    os.environ[SKIP_CHECKS] = "true"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SKIP_CHECKS]
+        else:
+            os.environ[SKIP_CHECKS] = before
+
+
+@contextmanager
+def _nothing_kept(app: Celery) -> Iterator[None]:
+    """Remove what the extension keeps in *app*: a test may change the settings after the checks."""
+    before = set(vars(app))
+    try:
+        yield
+    finally:
+        for name in vars(app).keys() - before:
+            if name.startswith(NAMESPACE):
+                del vars(app)[name]
+
+
+def _named_in_django(app: Celery, error: RedisQueueError) -> str:
+    return _SETTING.sub(lambda name: _in_django(app, name[1]), str(error))
+
+
 @checks.register("redis_queue")
 def check_settings(app_configs: Any = None, **_: Any) -> Iterable[checks.CheckMessage]:
-    """Check ``CELERY_REDIS_QUEUE_*`` and the Celery app of the project."""
+    """Check ``CELERY_REDIS_QUEUE_*``, the Celery app of the project, and its flows and unique tasks."""
     del app_configs
     try:
         app = celery_app()
@@ -63,10 +130,15 @@ def check_settings(app_configs: Any = None, **_: Any) -> Iterable[checks.CheckMe
     try:
         Store(app)
     except RedisQueueError as error:
-        text = _SETTING.sub(lambda name: _in_django(app, name[1]), str(error))
         found.append(
-            checks.Error(text, hint="The settings are listed in docs/delayed-tasks.md.", id="redis_queue.E002")
+            checks.Error(
+                _named_in_django(app, error),
+                hint="The settings are listed in docs/delayed-tasks.md.",
+                id="redis_queue.E002",
+            )
         )
+    else:
+        found += _wrong_flows(app)
     found += _ignored(app)
     if ATTRIBUTE not in vars(app):
         found.append(

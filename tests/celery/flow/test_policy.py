@@ -15,7 +15,7 @@ from redis_queue import Flow
 from redis_queue.celery import DelayedTasks
 from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.message.flow_header import FlowHeader
-from redis_queue.celery.startup import check_flows
+from redis_queue.celery.startup import check_flows, warn_of_early_tasks
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError, InvalidValueError
 
@@ -51,20 +51,67 @@ class TestStart:
                 "unknown argument 'shop': task shop.sync takes",
             ),
             ({"shop.sync": {"rate": "1/fortnight"}}, "rate='1/fortnight'"),
+            ({"shop.sync": {"limit": 1, "key": ""}}, "redis_queue_flow['shop.sync']: key='': must not be empty"),
+            (
+                {"queue:mail": {"limit": 1, "key": "{shop_ib}"}},
+                "redis_queue_flow['queue:mail']: key='{shop_ib}': no task of this app takes the argument 'shop_ib': "
+                "did you mean 'shop_id'?",
+            ),
+            (
+                {"queue:mail": {"fair": "{shop_id}{tenant}"}},
+                "redis_queue_flow['queue:mail']: fair='{shop_id}{tenant}': no task of this app takes the argument "
+                "'tenant': known are 'page', 'shop_id'",
+            ),
+            ({"queue:mail": {"fair": "{0}"}}, "redis_queue_flow['queue:mail']: fair='{0}': unknown argument '0'"),
         ],
     )
     def test_what_is_wrong_is_named(self, flows: Any, message: str) -> None:
         with pytest.raises(ConfigurationError, match=re.escape(message)):
             check_flows(make_app(flows))
 
-    def test_good_flows_are_accepted(self) -> None:
-        check_flows(make_app({"queue:mail": {"fair": "{tenant}"}, "shop.sync": {"limit": 1, "key": "{shop_id}"}}))
+    @pytest.mark.parametrize("template", ["{page}", "{shop_id}/{page}", "all", lambda *_: "all"])
+    def test_good_flows_are_accepted(self, template: Any) -> None:
+        check_flows(make_app({"queue:mail": {"fair": template}, "shop.sync": {"limit": 1, "key": "{shop_id}"}}))
         check_flows(make_app())
+
+    def test_one_task_must_take_all_arguments_of_the_key_of_a_queue(self) -> None:
+        app = make_app({"queue:mail": {"fair": "{shop_id}/{tenant}"}})
+
+        @app.task(name="mail.send", shared=False)  # type: ignore[untyped-decorator]
+        def send(tenant: str, text: str) -> None:
+            """Take the other argument."""
+
+        with pytest.raises(ConfigurationError) as raised:
+            check_flows(app)
+        assert str(raised.value) == (
+            "redis_queue_flow['queue:mail']: fair='{shop_id}/{tenant}': no task of this app takes all of the arguments "
+            "'shop_id', 'tenant'"
+        )
+
+        @app.task(name="mail.any", shared=False)  # type: ignore[untyped-decorator]
+        def send_any(shop_id: int, **options: Any) -> None:
+            """Take any argument."""
+
+        check_flows(app)
+
+    def test_tasks_without_arguments_are_named(self) -> None:
+        app = Celery("flows", broker="redis://", set_as_current=False)
+        app.conf.update(redis_queue_flow={"queue:mail": {"fair": "{tenant}"}}, task_default_queue="mail")
+        DelayedTasks(app, leases=True)
+        check_flows(app)
+
+        @app.task(name="mail.clean", shared=False)  # type: ignore[untyped-decorator]
+        def clean() -> None:
+            """Take nothing."""
+
+        with pytest.raises(ConfigurationError, match="takes the argument 'tenant': they take none"):
+            check_flows(app)
 
     def test_limits_need_leases_one_redis_and_a_known_broker(self) -> None:
         flows = {"queue:mail": {"limit": 1}}
-        with pytest.raises(ConfigurationError, match="needs DelayedTasks\\(app, leases=True\\)"):
-            check_flows(make_app(flows, leases=False))
+        for each in (flows, {"shop.sync": {"limit": 1}}):
+            with pytest.raises(ConfigurationError, match=r"^flow control needs DelayedTasks\(app, leases=True\)$"):
+                check_flows(make_app(each, leases=False))
         check_flows(make_app(flows, broker="amqp://", redis_queue_url="redis://"))
         check_flows(make_app(flows, broker="redis://", redis_queue_url="redis:///1"))
         with pytest.raises(ConfigurationError, match="broker that is Redis or RabbitMQ, got memory"):
@@ -86,6 +133,8 @@ class TestStart:
         app = make_app({"queue:mail": {"limit": 1}})
         app.tasks["shop.sync"].acks_late = False
         check_flows(app)
+        assert not caplog.text
+        warn_of_early_tasks(app)
         assert "shop.sync is acknowledged when it starts" in caplog.text
 
     def test_the_setting_has_precedence_over_the_task_and_says_so_once(self, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,13 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, _state
 
-from tests.support.django.project import environment
+from redis_queue import Flow
+from redis_queue.celery import DelayedTasks
+from tests.support.django.project import SETTINGS, environment
 
 pytestmark = pytest.mark.celery
 
@@ -75,6 +79,176 @@ def test_the_settings_of_the_app_are_checked(
     app.conf.update({f"redis_queue_{name}": value for name, value in settings.items()})
     monkeypatch.setattr(checks, "celery_app", lambda: app)
     assert [message.id for message in checks.check_settings()] == [*found, "redis_queue.W002"]
+
+
+@pytest.fixture
+def project(shop: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Celery]:
+    """The app of a project, with its fixup for Django; its tasks are in a module that is not imported yet."""
+    from redis_queue.contrib.django import checks
+
+    del shop
+    (tmp_path / "late_tasks.py").write_text(LATE_TASKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", SETTINGS)
+    # Celery makes the first app with the fixup the default one.
+    monkeypatch.setattr(_state, "default_app", _state.default_app)
+    # Port 1 answers nobody: the checks connect to no server.
+    app = Celery("project", broker="redis://localhost:1", include=["late_tasks"], set_as_current=False)
+    app.conf.task_default_queue = "mail"
+    DelayedTasks(app, leases=True)
+    monkeypatch.setattr(checks, "celery_app", lambda: app)
+    monkeypatch.setitem(sys.modules, "late_app", SimpleNamespace(apps=[app]))
+    yield app
+    sys.modules.pop("late_tasks", None)
+
+
+LATE_TASKS = """
+import late_app
+
+app = late_app.apps.pop()  # a second import fails
+
+@app.task(name="dj.t", shared=False)
+def t(a): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        (
+            {"flow": {"dj.typo": {"limit": 1}}},
+            "CELERY_REDIS_QUEUE_FLOW['dj.typo']: unknown task: did you mean 'dj.t'?",
+        ),
+        (
+            {"flow": {"queue:mail": {"fair": "{b}"}}},
+            "CELERY_REDIS_QUEUE_FLOW['queue:mail']: fair='{b}': no task of this app takes the argument 'b': "
+            "known are 'a'",
+        ),
+        (
+            {"unique": {"dj.t": {"key": "{b}"}}},
+            "unique of task dj.t: key='{b}': unknown argument 'b': task dj.t takes a",
+        ),
+        (
+            {"unique": {"dj.t": {"key": "{b}"}}, "flow": {"queue:maul": {"limit": 1}}},
+            "CELERY_REDIS_QUEUE_FLOW['queue:maul']: unknown queue: did you mean 'queue:mail'?",
+        ),
+        ({"flow": {"dj.t": {"limit": 1, "key": "{a}"}}, "unique": {"dj.t": {"key": "{a}"}}}, None),
+    ],
+)
+def test_flows_are_checked_as_a_worker_does(
+    project: Celery, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], error: str | None
+) -> None:
+    from django.core.checks import run_checks
+
+    project.conf.update({f"redis_queue_{name}": value for name, value in settings.items()})
+    calls: list[Any] = []
+    monkeypatch.setattr("django.core.checks.run_checks", lambda: calls.append(None))
+    for _ in range(2):
+        found = [(message.id, message.msg) for message in run_checks(tags=["redis_queue"])]
+        assert found == ([] if error is None else [("redis_queue.E003", error)])
+    assert not calls, "Celery does not run the checks again"
+    assert "CELERY_SKIP_CHECKS" not in os.environ
+    # A test may change the settings after the checks.
+    assert not {name for name in vars(project) if name.startswith("redis_queue_")}
+
+
+def test_the_first_run_of_the_checks_may_be_that_of_celery(project: Celery) -> None:
+    project.conf.redis_queue_flow = {"dj.typo": {"limit": 1}}
+    project.loader.import_default_modules()
+    assert "dj.t" in project.tasks
+
+
+def test_flows_at_decorators_are_checked(project: Celery) -> None:
+    from redis_queue.contrib.django.checks import check_settings
+
+    @project.task(name="dj.charge", shared=False, flow=Flow(limit=1, key="{shop}"))  # type: ignore[untyped-decorator]
+    def charge(account: int) -> None:
+        """Do nothing."""
+
+    (message,) = check_settings()
+    assert message.msg == "flow of task dj.charge: key='{shop}': unknown argument 'shop': task dj.charge takes account"
+    charge.flow = "shop"
+    (message,) = check_settings()
+    assert message.msg == "task dj.charge: flow='shop': must be a redis_queue.Flow"
+
+
+def test_a_project_without_flows_does_not_import_its_tasks_for_the_checks(project: Celery) -> None:
+    from redis_queue.contrib.django.checks import check_settings
+
+    assert check_settings() == []
+    assert "late_tasks" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        (
+            "from redis_queue import Flow; Flow(limit=-1)",
+            ("redis_queue.E003", "limit=-1: must be a whole number from 0 to 1,000,000"),
+        ),
+        (
+            "import no_such_module",
+            (
+                "redis_queue.W004",
+                "The flows cannot be checked, since the tasks cannot be imported: ModuleNotFoundError: "
+                "No module named 'no_such_module'",
+            ),
+        ),
+        (
+            "from redis_queue import StoreError; raise StoreError('is down')",
+            (
+                "redis_queue.W004",
+                "The flows cannot be checked, since the tasks cannot be imported: StoreError: is down",
+            ),
+        ),
+    ],
+)
+def test_tasks_that_cannot_be_imported_are_named(
+    project: Celery, tmp_path: Path, code: str, found: tuple[str, str]
+) -> None:
+    from redis_queue.contrib.django.checks import check_settings
+
+    (tmp_path / "late_tasks.py").write_text(code)
+    assert check_settings() == []
+    project.conf.redis_queue_flow = {"dj.t": {"limit": 1}}
+    assert [(message.id, message.msg) for message in check_settings()] == [found]
+
+
+def test_tasks_that_cannot_be_made_do_not_end_the_checks(project: Celery) -> None:
+    from redis_queue.contrib.django.checks import check_settings
+
+    project.task(lambda: None, name="dj.unnamed", shared=False, lazy=True)
+    (message,) = check_settings()
+    assert message.id == "redis_queue.W004"
+
+
+def test_a_worker_checks_its_flows_itself(project: Celery) -> None:
+    from redis_queue.contrib.django.checks import check_settings
+
+    project.conf.redis_queue_flow = {"dj.typo": {"limit": 1}}
+    project.loader.init_worker()
+    assert check_settings() == []
+
+
+def test_an_app_that_is_not_finalized_yet_is_left_alone(project: Celery) -> None:
+    from redis_queue.contrib.django.checks import check_settings
+
+    project.autofinalize = False
+    project.conf.redis_queue_flow = {"dj.typo": {"limit": 1}}
+    assert check_settings() == []
+    assert not project.finalized
+    project.finalize()
+    assert [message.id for message in check_settings()] == ["redis_queue.E003"]
+
+
+def test_manage_py_names_a_wrong_flow(redis_url: str, shop: Path, tmp_path: Path) -> None:
+    (tmp_path / "wrong_flow.py").write_text(
+        "from examples.shop.settings import *\nCELERY_REDIS_QUEUE_FLOW = {'shop.remid': {'limit': 1}}\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(Path.cwd())])
+    done = manage(redis_url, shop, "check", DJANGO_SETTINGS_MODULE="wrong_flow", PYTHONPATH=path)
+    assert done.returncode == 1
+    assert "(redis_queue.E003) flow control needs DelayedTasks(app, leases=True)" in done.stderr
 
 
 @pytest.mark.parametrize(
