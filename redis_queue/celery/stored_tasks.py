@@ -5,18 +5,17 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from redis_queue.celery.conditions import Conditions, TaskConditions
+from redis_queue.celery.entry_removal import EntryRemoval
 from redis_queue.celery.flow.gate import Gate, flows_of
 from redis_queue.celery.flow.unique_policy import UniquePolicy
 from redis_queue.celery.message.attempt import retry_id
 from redis_queue.celery.message.reading import unique_header_of
 from redis_queue.celery.message.task_entry import TaskEntry
-from redis_queue.celery.message.unique_header import UniqueHeader
 from redis_queue.celery.message_writer import MessageWriter
 from redis_queue.celery.revoked_state import mark_revoked
 from redis_queue.celery.settings import CelerySettings
@@ -39,20 +38,6 @@ ATTRIBUTE: Final = "delayed_tasks"
 """Attribute of an app that holds its DelayedTasks."""
 
 CACHED: Final = "redis_queue_stored_tasks"
-
-ATTEMPTS: Final = 5
-"""How often an entry is read again that was replaced before it was removed."""
-
-NONE: Final = "\0"
-"""A mark that no record has."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Removed:
-    """What became of the removal of an entry, and the entry itself; None without a readable one that waited."""
-
-    outcome: CancelOutcome
-    entry: Entry | None
 
 
 def delayed_of(app: Celery) -> StoredTasks | None:
@@ -114,6 +99,10 @@ class StoredTasks:
         """The gate of messages of flows."""
         return Gate(self.app)
 
+    @LazyProperty
+    def _removal(self) -> EntryRemoval:
+        return EntryRemoval(self.queue, self.store.flow_keys)
+
     def get(self, id: str) -> TaskEntry | None:
         """Return a waiting task, or None."""
         entry = self.queue.get(id)
@@ -155,7 +144,7 @@ class StoredTasks:
 
     def _cancel(self, names: Sequence[str]) -> tuple[builtins.list[CancelOutcome], builtins.set[str]]:
         # An id may have two entries: a newer call, and a retry of the older call.
-        removed = self._remove([*names, *map(retry_id, names)])
+        removed = self._removal.cancel([*names, *map(retry_id, names)])
         rows = list(zip(names, removed, removed[len(names) :], strict=False))
         outcomes: builtins.list[CancelOutcome] = []
         for name, call, retry in rows:
@@ -171,60 +160,6 @@ class StoredTasks:
             if call.outcome and not retry.outcome.taken_out and _is_unseen(call.entry)
         }
         return outcomes, unseen
-
-    def _remove(self, ids: Sequence[str]) -> builtins.list[_Removed]:
-        """Remove the stored entries *ids*, and free the keys of unique tasks in them."""
-        found: dict[int, _Removed] = {}
-        for last in (False,) * ATTEMPTS + (True,):
-            left = [place for place in range(len(ids)) if place not in found]
-            if not left:
-                break
-            read = self._read([ids[place] for place in left])
-            keys = {id_: key for id_, (_, key) in read.items() if key is not None}
-            # Should this process end before the key is free, it is free soon.
-            leaving = {id_ for id_, key in keys.items() if self._leave(key)}
-            marks = {id_: keys[id_].token if id_ in keys else "" for id_ in read}
-            items = [(ids[place], "" if last else marks.get(ids[place], NONE)) for place in left]
-            for place, outcome in zip(left, self.queue.calls.cancel_marked(items), strict=True):
-                id_ = ids[place]
-                if outcome is not None and outcome.taken_out and id_ in keys:
-                    self._free_key(keys[id_], outcome)
-                elif id_ in leaving:
-                    self._keep_key(keys[id_])
-                # Without an outcome, another message was stored under this id after it was read.
-                if outcome is not None:
-                    found[place] = _Removed(outcome, read[id_][0] if id_ in read else None)
-        return [found[place] for place in range(len(ids))]
-
-    def _read(self, ids: Sequence[str]) -> dict[str, tuple[Entry | None, UniqueHeader | None]]:
-        """Return the entries of those *ids* that have one, None for a dead letter, and the keys that they own.
-
-        Read first: a removed entry is gone, and with it the name of the chord that waits for it.
-        """
-        found: dict[str, tuple[Entry | None, UniqueHeader | None]] = {}
-        for id_ in self.queue.versions(ids):
-            entry, item = self.queue.get(id_), None
-            if entry is None:
-                # A dead letter; a user who may only send must not read it.
-                with suppress(StoreError):
-                    item = self.queue.look(id_)
-            found[id_] = entry, unique_header_of(entry or item)
-        return found
-
-    def _leave(self, key: UniqueHeader) -> bool:
-        with suppress(StoreError):
-            return self.unique.confirm(key.field, key.token, leaves=True)
-        return False
-
-    def _free_key(self, key: UniqueHeader, outcome: CancelOutcome) -> None:
-        """Free the *key* of a message that was removed; if it may have been sent, it does not run."""
-        with suppress(StoreError):
-            self.unique.withdraw(key.field, key.token, sent=True, again=outcome is CancelOutcome.MAYBE_SENT)
-
-    def _keep_key(self, key: UniqueHeader) -> None:
-        """Let a message that was not removed own its *key* again."""
-        with suppress(StoreError):
-            self.unique.confirm(key.field, key.token)
 
     def reschedule(self, id: str, *, countdown: Seconds | None = None, eta: datetime | None = None) -> bool:
         """Make a task due *countdown* from now, or at *eta* (aware). False: unknown id, or being sent."""
@@ -250,20 +185,7 @@ class StoredTasks:
 
         Return how many were deleted; other ids are ignored.
         """
-        names = list(ids)
-        keys: dict[str, UniqueHeader] = {}
-        if UniquePolicy.of(self.app).all():
-            read = self._read(list(filter(is_id, names)))
-            # Should this process end before the keys are free, they are free soon.
-            keys = {id_: key for id_, (entry, key) in read.items() if entry is None and key and self._leave(key)}
-        count = self.queue.delete_dead(names, until=until)
-        left = self.queue.versions(keys) if keys else ()
-        for id_, key in keys.items():
-            if id_ in left:
-                self._keep_key(key)
-            else:
-                self._free_key(key, CancelOutcome.CANCELLED)
-        return count
+        return self._removal.delete_dead(ids, until=until)
 
     def list(
         self, *, after: str | None = None, limit: int = 100, **conditions: Unpack[TaskConditions]

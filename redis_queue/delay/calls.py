@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from redis_queue.delay.model import Push
 from redis_queue.delay.shards import Shards
 from redis_queue.delay.writer import KEPT, EntryWriter
 from redis_queue.model import CancelOutcome
-from redis_queue.store.chunks import chunks
+from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.ids import check_id, id_bytes
+from redis_queue.store.keys import FlowKeys
+from redis_queue.store.records import Records
 from redis_queue.times import Seconds, duration_ms
 
 REMEMBERED: Final = 86_400_000
@@ -18,6 +20,10 @@ REMEMBERED: Final = 86_400_000
 
 OTHER: Final = ord("3")
 """Flag of an entry that was not cancelled: its record lacks the mark."""
+
+
+AT_ONCE: Final = 200
+"""Entries of unique tasks in one call: each takes several times as long as another one."""
 
 
 class Calls:
@@ -58,14 +64,37 @@ class Calls:
 
         None: its record, which stays, lacks the mark; any record has the mark "".
         """
+        return self._removed(items, lambda shard, more: shard.call("delay/cancel", more=more), CHUNK)
+
+    def cancel_unique(
+        self, items: Iterable[tuple[str, str, str, str]], keys: FlowKeys, *, died_by: int = 0
+    ) -> list[CancelOutcome | None]:
+        """Cancel entries as :meth:`cancel_marked` does, and free the keys of unique tasks in the same step.
+
+        Each item is an id, a mark, and the field and the token of its key, or two "". With *died_by*, in ms, only dead
+        letters that died by then are removed. The store must not be a Redis Cluster.
+        """
+        others = {"owners": keys.owners, "owner_ends": keys.owner_ends, "replaced": keys.replaced}
+
+        def remove(shard: Records, more: list[bytes | str]) -> bytes:
+            flags: bytes = shard.call("unique/cancel", others=others, now=shard.clock(), latest=died_by, more=more)
+            return flags
+
+        return self._removed(items, remove, AT_ONCE)
+
+    def _removed(
+        self, items: Iterable[tuple[str, ...]], remove: Callable[[Records, list[bytes | str]], bytes], size: int
+    ) -> list[CancelOutcome | None]:
         found: list[CancelOutcome | None] = []
-        for chunk in chunks((check_id(id_), mark) for id_, mark in items):
+        for chunk in chunks(((check_id(id_), *rest) for id_, *rest in items), size):
             answers: list[CancelOutcome | None] = [None] * len(chunk)
-            for shard, group in self._shards.grouped([id_ for id_, _ in chunk]):
+            for shard, group in self._shards.grouped([row[0] for row in chunk]):
                 left = list(group)
                 while left:
-                    more = [part for index in left for part in (id_bytes(chunk[index][0]), chunk[index][1])]
-                    flags = shard.call("delay/cancel", more=more)
+                    more: list[bytes | str] = []
+                    for id_, *rest in (chunk[index] for index in left):
+                        more += (id_bytes(id_), *rest)
+                    flags = remove(shard, more)
                     for index, flag in zip(left, flags, strict=False):
                         answers[index] = None if flag == OTHER else CancelOutcome(flag - ord("0"))
                     left = left[len(flags) :]
@@ -78,6 +107,11 @@ class Calls:
             for shard, group in self._shards.grouped(chunk):
                 known = [id_bytes(chunk[index]) for index in group]
                 shard.call("delay/revoke", now=shard.clock(), age=REMEMBERED, more=known)
+
+    def is_dead(self, id: str) -> bool:
+        """Tell whether the entry *id* is a dead letter."""
+        key = self._shards.of(check_id(id)).keys.dead
+        return self._shards.scripts.command("ZSCORE", key, id_bytes(id)) is not None
 
     def is_renewed(self, id: str, mark: str) -> bool:
         """Tell whether an entry with *mark* was stored after its *id* was revoked; False if no revoke was noted."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from redis_queue.catalog import AnyQueue
 from redis_queue.celery.consume.counters import LeaseCounters, read
+from redis_queue.celery.entry_removal import EntryRemoval
 from redis_queue.celery.result_records import ResultRecords
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
@@ -19,6 +20,7 @@ from redis_queue.operate.faults import Faults
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.relative_time import When
 from redis_queue.store.connection import Client
+from redis_queue.store.keys import FlowKeys
 
 
 class Access:
@@ -53,8 +55,9 @@ class Access:
         return found
 
     def cancel(self, queue: DelayQueue, ids: Sequence[str]) -> Sequence[CancelOutcome]:
-        """Cancel entries; return the outcome of each."""
-        return queue.cancel_many(ids)
+        """Cancel entries, and free the keys of unique tasks in them; return the outcome of each."""
+        removal = self._removal(queue)
+        return [row.outcome for row in removal.cancel(ids)] if removal.has_keys() else queue.cancel_many(ids)
 
     def reschedule(self, queue: DelayQueue, id: str, when: When | None) -> bool:
         """Make an entry due at *when*, or now; False if it does not wait."""
@@ -63,8 +66,11 @@ class Access:
         return queue.reschedule(id, **_time(when, "delay", "due_at"))
 
     def delete_dead(self, queue: AnyQueue, ids: Sequence[str], until: datetime) -> int:
-        """Delete dead letters that died until *until*; return how many."""
-        return queue.delete_dead(ids, until=until)
+        """Delete dead letters that died until *until*, and free the keys of unique tasks in them; return how many."""
+        return (self._removal(queue) if isinstance(queue, DelayQueue) else queue).delete_dead(ids, until=until)
+
+    def _removal(self, queue: DelayQueue) -> EntryRemoval:
+        return EntryRemoval(queue, FlowKeys(self.catalog.prefix))
 
     def lease_counters(self) -> LeaseCounters | None:
         """Return the lease counters of the app's broker; None without an app, or if the broker is not Redis."""
@@ -113,12 +119,6 @@ class AppAccess(Access):
             return super().reschedule(queue, id, when)
         tasks = StoredTasks.of(self.app)
         return tasks.run_now(id) if when is None else tasks.reschedule(id, **_time(when, "countdown", "eta"))
-
-    def delete_dead(self, queue: AnyQueue, ids: Sequence[str], until: datetime) -> int:
-        """Delete dead letters; the keys of unique tasks of the app are free."""
-        if not isinstance(queue, DelayQueue) or queue.name != self.default_delay_queue:
-            return super().delete_dead(queue, ids, until)
-        return StoredTasks.of(self.app).delete_dead(ids, until=until)
 
     def lease_counters(self) -> LeaseCounters | None:
         """Return the lease counters of the app's broker; None if the broker is not Redis."""

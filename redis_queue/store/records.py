@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from redis_queue.errors import InvalidValueError, RedisQueueError
@@ -22,6 +23,8 @@ from redis_queue.times import from_ms
 logger = logger_of(__name__)
 
 MAX_REASON: Final = 2000
+
+NO_OTHERS: Final[Mapping[str, bytes]] = MappingProxyType({})
 
 Clock = Callable[[], int]
 """Return milliseconds since the epoch; 0 stands for the clock of the server, all else is for tests."""
@@ -83,9 +86,13 @@ class Records:
         self._numbered = NumberedCalls(scripts, keys)
         self._bound: dict[str, Callable[..., Any]] = {}
 
-    def call(self, name: str, **arguments: Any) -> Any:
-        """Call script *name*, which remembers the last call of a thread, with the next number of this thread."""
-        return self._numbered.prepare(name, **arguments)()
+    def call(self, name: str, *, others: Mapping[str, bytes] = NO_OTHERS, **arguments: Any) -> Any:
+        """Call script *name*, which remembers the last call of a thread, with the next number of this thread.
+
+        *others*: its keys, by name, that are not those of the queue.
+        """
+        script, number = self._numbered.script(name, **others), self._numbered.next_number()
+        return script(sequence=number, **arguments)
 
     def prepare(self, name: str, held: Sequence[Leased], **arguments: Any) -> Callable[[], Any]:
         """Return a call of script *name* with *held*; it may be repeated, as :meth:`NumberedCalls.prepare` says."""

@@ -31,9 +31,6 @@ MOST_READ: Final = 100_000
 MOST_LISTED: Final = 10_000
 """Most owners of one page."""
 
-_REMOVED: Final = 2
-"""Argument of lua/unique/release.lua for a message that was removed, but may have been sent."""
-
 _RECORD: Final = re.compile(rb"([0-9a-f]{1,32}) (\S{1,64}) ([a-z]) (\d{1,15}) (.*)", re.DOTALL)
 _BEFORE: Final = re.compile(rb"([a-z])[0-9a-f]+")
 _GLOB: Final = re.compile(r"([\\*?\[\]^])")
@@ -147,12 +144,13 @@ class Owners:
         *,
         task_id: str,
         ttl_ms: int,
+        due_ms: int = 0,
         running: str = "",
         replaces: bool = False,
         gone: str = "",
         awaited: bool = False,
     ) -> Acquired:
-        """Let the message *token* own *field* for up to *ttl_ms*, if it is confirmed within 10 s.
+        """Let the message *token* own *field* until *ttl_ms* after now and *due_ms*, if it is confirmed within 10 s.
 
         *running*: token of the message that the caller runs, and sends again. *replaces*: also instead of a message
         that waits. *gone*: task id of a message that waits, but is a dead letter. *awaited*: others wait for the task.
@@ -164,19 +162,19 @@ class Owners:
             running=running,
             id=task_id,
             ttl=ttl_ms,
+            due=due_ms,
             replaces=int(replaces),
             gone=gone,
             awaited=int(awaited),
         )
         return Acquired(int(outcome), id_text(other), STATES.get(state, "waiting"))
 
-    def confirm(self, field: str, token: str, *, gone: bool = False, leaves: bool = False) -> bool:
+    def confirm(self, field: str, token: str, *, gone: bool = False) -> bool:
         """Note that the message *token* was stored; False if it owns *field* no longer: then it will not run.
 
-        *gone*: what it replaces was removed from the store. *leaves*: it is about to be removed: unless it is confirmed
-        again within 10 s, it will not run, and the key is free.
+        *gone*: what it replaces was removed from the store.
         """
-        return bool(self._confirm(now=self._clock(), field=field, token=token, gone=int(gone), leaves=int(leaves)))
+        return bool(self._confirm(now=self._clock(), field=field, token=token, gone=int(gone)))
 
     def extend(self, field: str, token: str, *, due_ms: int, ttl_ms: int) -> bool:
         """Let the message *token*, which waits in the store until *due_ms*, own *field* for *ttl_ms* after that.
@@ -185,13 +183,9 @@ class Owners:
         """
         return bool(self._extend(now=self._clock(), field=field, token=token, due=due_ms, ttl=ttl_ms))
 
-    def withdraw(self, field: str, token: str, *, sent: bool, again: bool = False) -> bool:
-        """Free *field* if the message *token* owns it; if it was not *sent*, it will not run should it be there.
-
-        *again*: it was removed, and does not run should it have been sent before.
-        """
-        how = _REMOVED if again else int(sent)
-        return bool(self._release(now=self._clock(), field=field, token=token, sent=how, owner_id=""))
+    def withdraw(self, field: str, token: str, *, sent: bool) -> bool:
+        """Free *field* if the message *token* owns it; if it was not *sent*, it will not run should it be there."""
+        return bool(self._release(now=self._clock(), field=field, token=token, sent=int(sent), owner_id=""))
 
     def revoke(self, task_ids: Iterable[str]) -> set[str]:
         """Free the keys of those of *task_ids* that wait and have a key, and for which nobody waits; return them.
@@ -247,7 +241,7 @@ def field_of(task: str, key: str) -> str:
     """Return the name of *key* of *task* in Redis; "" is the key of a task without one. Raises InvalidValueError."""
     if not isinstance(task, str) or not task.isprintable() or not 0 < len(task) <= MAX_NAME:
         raise InvalidValueError(f"task {str(task)[:60]!r}: must be 1 to {MAX_NAME} printable characters")
-    return f"{task}\0{check_key(key) if key else ''}"
+    return f"{task}\0{key if key == '' else check_key(key)}"
 
 
 def _owner(field: bytes, record: bytes | None, ends: float, now: int) -> Owner | None:

@@ -264,7 +264,10 @@ MUTANTS: Final = [
         "tests/store/test_records.py -k negative_end",
     ),
     Mutant("take what is not due", (lua("delay/claim", "string.format('%.0f', now - older_than)", "'+inf'"),)),
-    Mutant("tell that anything was cancelled", (lua("delay/cancel", "ids[i + 1], 0\n", "ids[i + 1], 1\n"),)),
+    Mutant(
+        "tell that anything was cancelled",
+        (lua("includes/remove_entry", "if not place then return 0, 0 end", "if not place then return 1, 0 end"),),
+    ),
     Mutant(
         "put back to nowhere",
         (lua("lease/put_back", "redis.call('ZADD', waiting, at, id)", "redis.call('ZCARD', dead)"),),

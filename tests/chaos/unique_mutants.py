@@ -9,6 +9,7 @@ from tests.chaos.edits import Edit, Mutant, lua
 UNIQUE: Final = "tests/celery/flow/test_unique.py"
 FAULTS: Final = "tests/celery/flow/test_unique_faults.py"
 WORKERS: Final = "tests/celery/flow/test_unique_workers.py"
+STORE: Final = "tests/celery/flow/test_unique_store.py"
 CALLS: Final = "celery/publish/unique_calls.py"
 
 MESSAGES: Final = 150
@@ -336,13 +337,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "a retry counts as a call",
-        (
-            Edit(
-                CALLS,
-                "return self._retry(call) if is_retry_of(app, call.id) else self._call(call)",
-                "return self._call(call)",
-            ),
-        ),
+        (Edit(CALLS, "            if is_retry_of(app, id_):\n", "            if False:\n"),),
         f"{WORKERS} -k retries_keep",
     ),
     Mutant(
@@ -368,7 +363,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "a send that failed keeps its key",
-        (Edit(CALLS, "owners.withdraw(header.field, header.token, sent=False)", "pass"),),
+        (Edit(CALLS, "owners.withdraw(header.field, header.token, sent=not message.may_be_sent)", "pass"),),
         f"{UNIQUE} -k send_that_fails",
     ),
     Mutant(
@@ -389,7 +384,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "wait for a dead letter",
-        (Edit(CALLS, 'return item is not None and item.state == "dead"', "return False"),),
+        (Edit(CALLS, "return is_dead(owner.task_id) or is_dead(retry_id(owner.task_id))", "return False"),),
         f"{UNIQUE} -k dead_letter_frees",
     ),
     Mutant(
@@ -415,7 +410,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "own a key for longer than a message",
-        (Edit(CALLS, "int(min(ttl_ms, self._expires_ms(call)))", "int(ttl_ms)"),),
+        (Edit(CALLS, "int(min(ttl_ms, expires_ms))", "int(ttl_ms)"),),
         f"{UNIQUE} -k expires_owns_its_key",
     ),
     Mutant(
@@ -425,34 +420,80 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "cancel and keep the key",
-        (
-            Edit(
-                "celery/stored_tasks.py",
-                "self.unique.withdraw(key.field, key.token, sent=True, again=outcome is CancelOutcome.MAYBE_SENT)",
-                "pass",
-            ),
-        ),
+        (lua("unique/cancel", "if field ~= '' and (flag", "if false and (flag"),),
         f"{UNIQUE} -k cancelled_or_revoked",
     ),
     Mutant(
         "cancel and let what was sent run",
-        (lua("unique/release", "if sent == 2 then drop(token, ttl or 0) end\n", ""),),
+        (lua("unique/cancel", "if maybe_sent then drop", "if false then drop"),),
         f"{FAULTS} -k may_have_sent_does_not_run",
     ),
     Mutant(
+        "cancel and let run what the message was to replace",
+        (lua("unique/cancel", "do drop(other, ttl) end", "do end"),),
+        f"{FAULTS} -k never_confirmed_is_removed",
+    ),
+    Mutant(
         "cancel another message than that whose key is freed",
-        (lua("delay/cancel", "if record and not", "if false and not"),),
+        (lua("includes/remove_entry", "if record and not", "if false and not"),),
         f"{FAULTS} -k replaced_meanwhile_frees",
     ),
     Mutant(
         "cancel a retry and keep its key",
-        (Edit("celery/stored_tasks.py", "self._remove([*names, *map(retry_id, names)])", "self._remove(names) * 2"),),
+        (
+            Edit(
+                "celery/stored_tasks.py",
+                "self._removal.cancel([*names, *map(retry_id, names)])",
+                "self._removal.cancel(names) * 2",
+            ),
+        ),
         f"{FAULTS} -k behind_another_call_frees",
     ),
     Mutant(
-        "cancel in vain and keep a key that another cancel frees",
-        (Edit("celery/stored_tasks.py", "elif id_ in leaving:", "elif id_ in keys:"),),
-        f"{FAULTS} -k second_one_does_not_keep",
+        "cancel without an app and keep the key",
+        (Edit("operate/access.py", "if removal.has_keys() else", "if False else"),),
+        f"{FAULTS} -k without_the_app",
+    ),
+    Mutant(
+        "delete a dead letter and keep its key",
+        (Edit("celery/entry_removal.py", "if self.has_keys() else {}", "if False else {}"),),
+        f"{STORE} -k its_key_is_free",
+    ),
+    Mutant(
+        "delete dead letters that died later",
+        (lua("unique/cancel", "(died and died <= latest)", "died"),),
+        f"{STORE} -k one_that_stays_keeps",
+    ),
+    Mutant(
+        "reschedule and keep the time of the key",
+        (Edit("celery/stored_tasks.py", "due_at=eta) and self._extend_key(id)", "due_at=eta)"),),
+        f"{STORE} -k counts_from_it",
+    ),
+    Mutant(
+        "extend the key of another message",
+        (lua("unique/extend", "if found ~= token or", "if not found or"),),
+        f"{STORE} -k does_not_own_the_key",
+    ),
+    Mutant(
+        "let a retry be replaced for which others wait",
+        (
+            Edit(
+                CALLS,
+                'TIME or (call.is_awaited and call.unique.on_conflict == "replace"):',
+                "TIME:",
+            ),
+        ),
+        f"{FAULTS} -k others_wait_is_not_replaced",
+    ),
+    Mutant(
+        "own a key by the clock of the host",
+        (Edit(CALLS, "if expires_ms == math.inf:", "if False:"),),
+        f"{FAULTS} -k clock_of_its_host",
+    ),
+    Mutant(
+        "remember a message that was never written",
+        (Edit(CALLS, "sent=not message.may_be_sent", "sent=False"),),
+        f"{FAULTS} -k cannot_be_written",
     ),
     Mutant(
         "forget a message that may come again",

@@ -228,7 +228,12 @@ def test_records_are_read_one_by_one(text: Text) -> None:
 def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: Text) -> None:
     declared = {label for _, label, _ in text.keys}
     # Cancel chooses between two declared keys; the keys of a broker in the same Redis are the documented exception.
-    others = {"delay/cancel": {"place"}, "delay/move_due": {"destination"}, "delay/deliver": {"list", "key"}}
+    others = {
+        "delay/cancel": {"place"},
+        "unique/cancel": {"place"},
+        "delay/move_due": {"destination"},
+        "delay/deliver": {"list", "key"},
+    }
     others |= {"delay/adopt": {"key", "index"}, "held/fetch": {"list", "several", "idle", ""}, "held/leave": {"idle"}}
     others |= {"held/restore": {"list"}, "held/depth": {"list"}, "held/total": {"list"}}
     others |= {"monitor/count": {"ring", "of_day", "of_span"}}
@@ -283,7 +288,11 @@ def test_the_server_and_the_client_have_the_same_sha(name: str, client: redis.Re
     assert client.script_load(script.source) == script.sha
 
 
-@pytest.mark.parametrize("name", [name for name in names() if not name.startswith(("flow/", "held/", "lock/"))])
+IN_ONE_REDIS = ("flow/", "held/", "lock/", "unique/cancel")
+"""Scripts whose keys have several hash tags, or that exist in no Cluster."""
+
+
+@pytest.mark.parametrize("name", [name for name in names() if not name.startswith(IN_ONE_REDIS)])
 def test_all_keys_of_a_call_are_in_one_cluster_slot(name: str) -> None:
     script = load(name)
     of_queues = (Keys("p{r}e:fix", "queue", HOSTILE_NAME), Keys("p{r}e:fix", "delay", HOSTILE_NAME, 3))

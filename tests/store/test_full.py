@@ -60,7 +60,15 @@ def send(stage: Stage, sequence: int = 100) -> Any:
 
 def own(stage: Stage, **changed: Any) -> Any:
     """Let a message own a key."""
-    call: dict[str, Any] = {"field": "sync\0key", "token": "ab", "running": "", "id": "id", "ttl": 5000, "replaces": 0}
+    call: dict[str, Any] = {
+        "field": "sync\0key",
+        "token": "ab",
+        "running": "",
+        "id": "id",
+        "ttl": 5000,
+        "due": 0,
+        "replaces": 0,
+    }
     return script(stage, "unique/acquire", now=stage.clock(), **{**call, **changed}, gone="", awaited=0)
 
 
@@ -179,7 +187,7 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     "purge a gate": Call(purge_gate, "flow/purge"),
     "own a key": Call(own, "unique/acquire"),
     "confirm a key": Call(
-        lambda s: script(s, "unique/confirm", now=s.clock(), field="taken\0", token="cd", gone=0, leaves=0),
+        lambda s: script(s, "unique/confirm", now=s.clock(), field="taken\0", token="cd", gone=0),
         "unique/confirm",
     ),
     "release a key": Call(
@@ -189,6 +197,10 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     "keep a key for longer": Call(
         lambda s: script(s, "unique/extend", now=s.clock(), field="taken\0", token="cd", due=0, ttl=1000),
         "unique/extend",
+    ),
+    "cancel a task with a key": Call(
+        lambda s: s.timed.calls.cancel_unique([("waiting", "", "taken\0", "cd")], FlowKeys("redis_queue")),
+        "unique/cancel",
     ),
     "revoke a task with a key": Call(lambda s: script(s, "unique/revoke", now=s.clock(), more=["id"]), "unique/revoke"),
     "change a flow": Call(

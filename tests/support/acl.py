@@ -211,6 +211,7 @@ def administer(queue: RedisQueue, delayed: DelayQueue) -> None:
     delayed.redrive()
     queue.delete_dead(["gone"])
     delayed.delete_dead(["gone"])
+    delayed.calls.cancel_unique([("gone", "", "sync\0key", "ab")], FlowKeys("redis_queue"))
     failures = Failures(queue.client, "redis_queue")
     failures.claim([FAILURE], "token")
     failures.give_back([FAILURE], "token")
@@ -347,7 +348,7 @@ ROLES = [
         (
             *("dead/letters", "dead/redrive", "dead/delete", "lease/purge"),
             *("monitor/failure_claim", "monitor/failure_delete", "flow/configure", "flow/reconsider", "flow/purge"),
-            "unique/release",
+            *("unique/cancel", "unique/release"),
         ),
         ("hkeys", "hmget", "hset", "hdel", "rpush", "unlink", "llen", "zcard", "zscan"),
         administer,

@@ -186,6 +186,8 @@ class Capture:
         def keep(envelope: Envelope, sending: Mapping[str, Any], publish: Callable[[], Any]) -> Any:
             gated = _with_header(envelope, header)
             unique = self._sending.unique_of(envelope.id)
+            if unique is not None:
+                unique.may_be_sent = True
             try:
                 sent = _with_retries(self._delayed.gate.prepare(gated, queue, header), sending)
                 if not sent:
@@ -241,6 +243,8 @@ class Capture:
             self._sending.batch.append((envelope, due))
             return None
         is_retry = is_retry_of(self._app, envelope.id)
+        if (unique := self._sending.unique_of(envelope.id)) is not None:
+            unique.may_be_sent = True
         try:
             return _with_retries(lambda: self._store(envelope, due, is_retry=is_retry), options)
         except StoreError as error:

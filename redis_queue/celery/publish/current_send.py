@@ -29,6 +29,8 @@ class UniqueMessage:
     through_store: bool = False
     #: Whether the message has the header.
     is_marked: bool = False
+    #: Whether its sending has begun: it may be there although that failed.
+    may_be_sent: bool = False
     #: Whether Redis knows that it was sent.
     is_confirmed: bool = False
     #: Whether it replaced another message in the store, which is gone.

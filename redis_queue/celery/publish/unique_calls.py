@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 from kombu.utils.uuid import uuid
 
 from redis_queue.celery.flow.unique_policy import UniquePolicy
-from redis_queue.celery.message.attempt import Attempt
+from redis_queue.celery.message.attempt import Attempt, retry_id
 from redis_queue.celery.message.intercepting_producer import InterceptingProducer
 from redis_queue.celery.message.reading import unique_header_of
 from redis_queue.celery.message.unique_header import UniqueHeader
@@ -26,7 +26,7 @@ from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import DuplicateTaskError, InvalidDelayError, InvalidValueError, StoreError
 from redis_queue.logs import logger_of
 from redis_queue.store.ids import check_id, is_id
-from redis_queue.times import duration_ms
+from redis_queue.times import duration_ms, to_ms
 from redis_queue.unique.owners import HOLD_MS, Acquired, new_token
 from redis_queue.unique.rules import TIME, Unique
 
@@ -116,8 +116,10 @@ class UniqueCalls:
                     return send(*args[:ID_AT], id_, *args[ID_AT + 1 :], **options)
                 return send(*args, **{**options, "task_id": id_})
 
-            call = Call(given, check_id(str(given.get("task_id") or uuid()), name="task_id"), unique, send_as)
-            return self._retry(call) if is_retry_of(app, call.id) else self._call(call)
+            id_ = str(given.get("task_id") or uuid())
+            if is_retry_of(app, id_):
+                return self._retry(Call(given, id_, unique, send_as))
+            return self._call(Call(given, check_id(id_, name="task_id"), unique, send_as))
 
         setattr(send_task, PLAIN, send)
         cast("Any", app).send_task = send_task
@@ -132,7 +134,7 @@ class UniqueCalls:
             raise InvalidValueError(f"{call.task} has no countdown and no eta: use push_many(countdown=…)")
         self._delayed.gate.check()
         key = self._key(call)
-        result = self._send(call, key, self._ttl_ms(call))
+        result = self._send(call, key)
         if not isinstance(result, Acquired):
             return result
         if call.is_awaited:
@@ -142,7 +144,9 @@ class UniqueCalls:
             raise DuplicateTaskError(
                 f"{call.task}: the task {result.task_id} with the key {key!r} waits or runs", task_id=result.task_id
             )
-        return (call.given.get("result_cls") or self._app.AsyncResult)(result.task_id)
+        found = (call.given.get("result_cls") or self._app.AsyncResult)(result.task_id)
+        found.ignored = bool(call.given.get("ignore_result"))
+        return found
 
     def _retry(self, call: Call) -> Any:
         """Send a retry, with the key of the message that runs unless another one owns it; it is never refused.
@@ -151,19 +155,23 @@ class UniqueCalls:
         """
         request = self._app.current_task.request
         running = UniqueHeader.of(vars(request)) or UniqueHeader.of(request.headers)
-        with suppress(InvalidValueError):
+        # One that is unique for a time has its key anyway. Later calls would replace one for which others wait.
+        if call.unique.kind == TIME or (call.is_awaited and call.unique.on_conflict == "replace"):
+            return call.send_as(call.id)
+        try:
             if running is None or running.task != call.task:
                 key, token = self._key(call), NOBODY
             else:
                 key, token = running.key, running.token
-            # One that is unique for a time has its key anyway.
-            if call.unique.kind != TIME:
-                ttl_ms = self._ttl_ms(call, strict=False)
-                result = self._send(call, key, ttl_ms, running=token)
-                if isinstance(result, Acquired) and (token := self._earlier(call, result, request)):
-                    result = self._send(call, key, ttl_ms, running=token)
-                if not isinstance(result, Acquired):
-                    return result
+            check_id(call.id)
+        except Exception:  # noqa: BLE001 - a function that makes keys may raise anything; Celery would drop the task
+            return call.send_as(call.id)
+        with suppress(InvalidValueError):
+            result = self._send(call, key, running=token)
+            if isinstance(result, Acquired) and (token := self._earlier(call, result, request)):
+                result = self._send(call, key, running=token)
+            if not isinstance(result, Acquired):
+                return result
         return call.send_as(call.id)
 
     def _earlier(self, call: Call, owner: Acquired, request: Any) -> str:
@@ -191,24 +199,28 @@ class UniqueCalls:
         connection = given.get("connection") or (producer and producer.connection)
         return connection is None or bool(self._own_broker.is_that_of(connection))
 
-    def _ttl_ms(self, call: Call, *, strict: bool = True) -> int:
-        """Return for how many ms from now the key of a call is owned while it waits, no longer than it may wait.
+    def _owned_for(self, call: Call, *, strict: bool) -> tuple[int, int]:
+        """Return for how many ms the key of a call is owned while it waits, and after which time, 0 for now.
 
-        Raises InvalidDelayError if *strict*.
+        It is owned no longer than the call may wait. Raises InvalidDelayError if *strict*.
         """
         try:
+            expires_ms = self._expires_ms(call)
             if eta := call.given.get("eta"):
                 check_eta(eta, self._app)
                 due = maybe_make_aware(maybe_iso8601(eta), self._app.timezone)
+                if expires_ms == math.inf:
+                    # The clock of Redis decides when it is due, and this host's may be ahead.
+                    return call.unique.ttl_ms, max(0, to_ms(due))
                 delay = (due - self._app.now()).total_seconds()
             else:
                 delay = seconds_of(call.given.get("countdown")) or 0.0
             ttl_ms = call.unique.ttl_ms + duration_ms(max(0.0, delay))
-            return max(1, int(min(ttl_ms, self._expires_ms(call))))
+            return max(1, int(min(ttl_ms, expires_ms))), 0
         except InvalidDelayError:
             if strict:
                 raise
-            return call.unique.ttl_ms
+            return call.unique.ttl_ms, 0
 
     def _expires_ms(self, call: Call) -> float:
         """Return in how many ms a call expires: then it does not run."""
@@ -220,16 +232,16 @@ class UniqueCalls:
         due = maybe_make_aware(maybe_iso8601(expires), self._app.timezone)
         return float((due - self._app.now()).total_seconds()) * 1000
 
-    def _send(self, call: Call, key: str, ttl_ms: int, *, running: str = "") -> Any:
+    def _send(self, call: Call, key: str, *, running: str = "") -> Any:
         """Send a call, and return its result; or the Acquired of the call that owns its key.
 
         *running*: token of the message that runs, if the call is its retry.
         """
-        until = time.monotonic() + PATIENCE
+        until, owned_for = time.monotonic() + PATIENCE, self._owned_for(call, strict=not running)
         while True:
             header = UniqueHeader(call.unique.kind, new_token(), call.unique.ttl_ms, call.task, key)
             try:
-                found = self._acquire(header, call, ttl_ms, running)
+                found = self._acquire(header, call, owned_for, running)
             except StoreError as error:
                 if not running and self._delayed.settings.on_store_error != "broker":
                     raise OperationalError(str(error)) from error
@@ -244,13 +256,14 @@ class UniqueCalls:
             if time.monotonic() >= until:
                 raise _busy(call, key)
 
-    def _acquire(self, header: UniqueHeader, call: Call, ttl_ms: int, running: str) -> Acquired:
+    def _acquire(self, header: UniqueHeader, call: Call, owned_for: tuple[int, int], running: str) -> Acquired:
         """Own the key, or learn who does; wait while another call is being sent."""
         wait, until = FIRST_WAIT, time.monotonic() + PATIENCE
         replaces = call.unique.on_conflict == "replace" and not running
         names: dict[str, Any] = {"task_id": call.id, "running": running, "gone": "", "awaited": call.is_awaited}
+        names["ttl_ms"], names["due_ms"] = owned_for
         while True:
-            found = self._delayed.unique.acquire(header.field, header.token, ttl_ms=ttl_ms, replaces=replaces, **names)
+            found = self._delayed.unique.acquire(header.field, header.token, replaces=replaces, **names)
             if not found.is_open and not names["gone"] and not running and self._is_dead(found):
                 names["gone"] = found.task_id
                 continue
@@ -278,7 +291,7 @@ class UniqueCalls:
         except BaseException:
             with suppress(StoreError):
                 # If the message was sent all the same, it keeps its key.
-                owners.withdraw(header.field, header.token, sent=False)
+                owners.withdraw(header.field, header.token, sent=not message.may_be_sent)
             raise
         finally:
             sending.unique, sending.batch = before
@@ -298,11 +311,11 @@ class UniqueCalls:
         return result
 
     def _is_dead(self, owner: Acquired) -> bool:
-        """Tell whether the owner of a key waits in vain: a dispatcher could not send it."""
+        """Tell whether the owner of a key waits in vain: a dispatcher could not send it, or a retry of it."""
         if owner.owns or owner.state != "delayed" or not is_id(owner.task_id):
             return False
-        item = self._delayed.queue.look(owner.task_id)
-        return item is not None and item.state == "dead"
+        is_dead = self._delayed.queue.calls.is_dead
+        return is_dead(owner.task_id) or is_dead(retry_id(owner.task_id))
 
     def _tell(self, task: str, text: str, key: str) -> None:
         if task not in self._told:

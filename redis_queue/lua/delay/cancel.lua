@@ -25,25 +25,11 @@ redis.call('HLEN', leases)
 redis.call('HLEN', errors)
 redis.call('ZCARD', dead)
 -- include first_write
+-- include remove_entry
 local flags, bytes = {}, 0
 for i = 1, #ids, 2 do
-  local id, mark, flag = ids[i], ids[i + 1], 0
-  local place = redis.call('ZSCORE', waiting, id) and waiting or redis.call('ZSCORE', dead, id) and dead
-  local record = place and mark ~= '' and (redis.call('HGET', records, id) or '')
-  bytes = bytes + #(record or '')
-  if record and not string.find(record, mark, 1, true) then
-    flag = 3
-  elseif place then
-    local deliveries = tonumber(string.match(redis.call('HGET', leases, id) or '', '^%d+')) or 0
-    -- Given back uncounted, with a reason: the broker may have the message although it did not answer.
-    if redis.call('HEXISTS', errors, id) == 1 then deliveries = deliveries + 1 end
-    redis.call('HDEL', records, id)
-    redis.call('HDEL', leases, id)
-    redis.call('HDEL', errors, id)
-    redis.call('ZREM', place, id)
-    flag = deliveries > 0 and 2 or 1
-  end
-  flags[#flags + 1] = flag
+  local flag, size = remove(ids[i], ids[i + 1], false)
+  flags[#flags + 1], bytes = flag, bytes + size
   if bytes >= MAX_BYTES then break end
 end
 return remember(table.concat(flags))

@@ -7,12 +7,11 @@
 -- ARGV[2] field       task, NUL and key
 -- ARGV[3] token       of the message
 -- ARGV[4] gone        1 = what it replaces was removed from the store by the caller
--- ARGV[5] leaves      1 = it is about to be removed: it neither runs nor owns its key unless it is confirmed again soon
 --
 -- Returns 1 = it owns the key, 0 = it does not any more, and does not run.
 -- O(log owners)
 local owners, owner_ends, replaced = KEYS[1], KEYS[2], KEYS[3]
-local now, field, token, gone, leaves = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5] == '1'
+local now, field, token, gone = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4] == '1'
 
 -- include clock
 -- include unique_owner
@@ -21,10 +20,4 @@ redis.call('ZCARD', owner_ends)
 redis.call('ZCARD', replaced)
 -- As includes/first_write.lua.
 redis.call('HDEL', owners, '')
-if leaves then
-  local found, before, state, ttl, id = owner(field)
-  if found ~= token or before ~= '-' or state ~= 'd' then return 0 end
-  own(field, token, '-', 's', ttl, id, now + HOLD)
-  return 1
-end
 return confirm(field, token, 'd', gone) and 1 or 0

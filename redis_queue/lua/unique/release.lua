@@ -6,8 +6,7 @@
 -- ARGV[1] now         ms; 0 = the server's TIME
 -- ARGV[2] field       task, NUL and key
 -- ARGV[3] token       of the message; "" = whichever owns the key
--- ARGV[4] sent        0 = its message was not sent: should it have been, it does not run; 1 = it was sent, or removed;
---                     2 = it was removed, and does not run should it have been sent before
+-- ARGV[4] sent        0 = its message was not sent: should it have been, it does not run; 1 = it was sent, or removed
 -- ARGV[5] owner_id    task id that has to own it; "" = any
 --
 -- Returns 1 = done: the key is free, unless there is another message with a part in it; 0 = the message had none.
@@ -22,7 +21,6 @@ redis.call('ZCARD', replaced)
 -- As includes/first_write.lua.
 redis.call('HDEL', owners, '')
 local found, before, state, ttl, id = owner(field)
-if sent == 2 then drop(token, ttl or 0) end
 if not found or (owner_id ~= '' and id ~= owner_id) then return 0 end
 if token ~= '' and found ~= token then return give_up(field, token) and 1 or 0 end
 -- It was sent after all.

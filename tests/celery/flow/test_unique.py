@@ -40,7 +40,6 @@ from tests.support.celery.uniques import (
     app_of,
     dispatch,
     interrupt,
-    killed,
     outdate,
     owned,
     owners,
@@ -517,14 +516,6 @@ class TestReplacement:
 
 
 class TestEndsOfKeys:
-    def test_killed_while_it_cancels(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        with app_of(server) as app:
-            first = send(app, "end", 7, countdown=60)
-            interrupt(monkeypatch, KilledError, {(Owners, "withdraw"): killed}, lambda: app.control.revoke(first))
-            assert not StoredTasks.of(app).count()
-            (owner,) = owners(app).list()
-            assert owner.until - datetime.now(timezone.utc) < timedelta(seconds=15)
-
     def test_a_cancel_that_comes_too_late_leaves_the_key(self, server: RedisServer) -> None:
         with app_of(server) as app:
             stored, queue = StoredTasks.of(app), StoredTasks.of(app).queue

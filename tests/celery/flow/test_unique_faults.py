@@ -11,25 +11,30 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery
+from celery import Celery, chain
 from celery._state import _task_stack
 from celery.exceptions import Retry
+from kombu.exceptions import EncodeError
 
+from redis_queue import Unique
 from redis_queue.celery.flow.gate import Gate
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks
+from redis_queue.delay.calls import Calls
+from redis_queue.errors import StoreUnavailableError
 from redis_queue.model import CancelOutcome, Entry
+from redis_queue.operate.access import access_to
 from redis_queue.unique.owners import Acquired, Owners, field_of
 from tests.support.celery.fetching import Taker, connected
-from tests.support.celery.flows import KEYS, QUEUE, taken
+from tests.support.celery.flows import KEYS, QUEUE, taken, url_of
 from tests.support.celery.uniques import (
+    OF_OWNERS,
     UNCONFIRMED,
     KilledError,
     app_of,
     dispatch,
     interrupt,
-    killed,
     outdate,
     owned,
     owners,
@@ -67,6 +72,14 @@ def arrive(app: Celery, entry: Entry) -> None:
 
 
 @contextmanager
+def stock(server: RedisServer) -> Iterator[Celery]:
+    """Make an app without redis_queue."""
+    with Celery("stock", broker=url_of(server), set_as_current=False) as app:
+        app.conf.task_default_queue = QUEUE
+        yield app
+
+
+@contextmanager
 def running(app: Celery, message: Any) -> Iterator[Any]:
     """Act as a worker that runs *message*; yield its task."""
     task = app.tasks[message.headers["task"]]
@@ -87,16 +100,16 @@ def retry(app: Celery, message: Any) -> None:
         task.retry(countdown=60)
 
 
-def before(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], Any]) -> None:
-    """Let *act* happen before the next call of the method *name* of the owners."""
-    method = getattr(Owners, name)
+def before(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, act: Callable[[], Any]) -> None:
+    """Let *act* happen before the next call of the method *name* of *kind*."""
+    method = getattr(kind, name)
 
-    def late(self: Owners, *args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(Owners, name, method)
+    def late(self: Any, *args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(kind, name, method)
         act()
         return method(self, *args, **options)
 
-    monkeypatch.setattr(Owners, name, late)
+    monkeypatch.setattr(kind, name, late)
 
 
 class TestStart:
@@ -317,23 +330,63 @@ class TestRevoke:
     ) -> None:
         with app_of(server) as app:
             first = send(app, "latest", 7, "a", countdown=60)
-            before(monkeypatch, "confirm", lambda: send(app, "latest", 7, "b", countdown=60))
+            before(monkeypatch, Calls, "cancel_unique", lambda: send(app, "latest", 7, "b", countdown=60))
             assert StoredTasks.of(app).cancel(first)
             assert not StoredTasks.of(app).count()
             assert not traces(client)
 
-    def test_a_second_one_does_not_keep_the_key(
+    @pytest.mark.parametrize("sent_before", [False, True])
+    def test_a_replacement_that_was_never_confirmed_is_removed_as_well(
+        self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, sent_before: bool
+    ) -> None:
+        with app_of(server) as app, taking(server) as taker:
+            first = send(app, "latest", 7, "a", countdown=60)
+            if sent_before:
+                StoredTasks.of(app).run_now(first)
+                dispatch(app)
+            interrupt(monkeypatch, KilledError, UNCONFIRMED, lambda: send(app, "latest", 7, "b", countdown=60))
+            assert StoredTasks.of(app).cancel(first)
+            assert not owned(app)
+            assert not taken(taker)
+            second = send(app, "latest", 7, "c")
+            assert second != first
+            assert taken(taker) == [[7, "c"]]
+
+    def test_one_that_takes_long_leaves_the_key_to_what_is_being_sent(
         self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with app_of(server) as app:
+        with app_of(server) as app, taking(server) as taker:
             first = send(app, "end", 7, countdown=60)
-            revoke = {(Owners, "withdraw"): killed}
-            cancel = StoredTasks.of(app).cancel
-            # Another process removes the task first, and is killed.
-            before(monkeypatch, "confirm", lambda: interrupt(monkeypatch, KilledError, revoke, lambda: cancel(first)))
-            assert not StoredTasks.of(app).cancel(first)
+            entry = claimed(app, first)
+            assert not StoredTasks.of(app).cancel_many([f"other-{number}" for number in range(300)] + [first])[-1]
             (owner,) = owners(app).list()
-            assert owner.until - datetime.now(timezone.utc) < timedelta(seconds=15)
+            assert owner.until - datetime.now(timezone.utc) > timedelta(hours=23)
+            arrive(app, entry)
+            assert taken(taker) == [[7]]
+
+    def test_one_that_redis_refuses_changes_nothing(
+        self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with app_of(server) as app, taking(server) as taker:
+            first = send(app, "end", 7, countdown=60)
+
+            def refuse(*_: Any, **__: Any) -> None:
+                raise StoreUnavailableError
+
+            cancel = {(Calls, "cancel_unique"): refuse}
+            interrupt(monkeypatch, StoreUnavailableError, cancel, lambda: StoredTasks.of(app).cancel(first))
+            assert owned(app) == {("end", "order:7"): "delayed"}
+            StoredTasks.of(app).run_now(first)
+            dispatch(app)
+            assert taken(taker) == [[7]]
+
+    def test_without_the_app(self, server: RedisServer, client: redis.Redis) -> None:
+        with app_of(server) as app:
+            first, other = send(app, "end", 7, countdown=60), send(app, "plain", countdown=60)
+            access = access_to(client, "redis_queue")
+            assert list(access.cancel(access.delay_queue(), [first, other])) == [CancelOutcome.CANCELLED] * 2
+            assert not traces(client)
+            assert send(app, "end", 7) != first
 
 
 class TestSecondCopy:
@@ -422,7 +475,7 @@ class TestSecondCopy:
                     found.append(other.submit(retry, app, two))
                     assert asked.wait(10), "it has to wait for the key"
 
-                before(monkeypatch, "confirm", begin)
+                before(monkeypatch, Owners, "confirm", begin)
                 retry(app, one)
                 found[0].result()
             taker.settle()
@@ -435,3 +488,85 @@ class TestSecondCopy:
 def token_in(entry: Entry) -> str:
     """Return the token of the message in *entry*."""
     return str(Envelope.unpack(entry.payload, entry.id, entry.headers).headers["redis_queue_unique"][1])
+
+
+class TestRetry:
+    """Celery drops a task whose retry raises, and what waits for it would wait for ever."""
+
+    def test_one_for_which_others_wait_is_not_replaced(self, server: RedisServer, client: redis.Redis) -> None:
+        with (
+            app_of(server, task_ignore_result=False, result_backend="cache+memory://") as app,
+            taking(server) as taker,
+        ):
+            chain(app.tasks["latest"].si(7, "chain"), app.tasks["plain"].si(1)).apply_async()
+            assert taken(taker) == [[7, "chain"]]
+            (message,) = taker.messages
+            behind = message.payload[2]["chain"]
+            with running(app, message) as task:
+                task.request.chain, task.request.callbacks, task.request.errbacks = behind, None, None
+                with pytest.raises(Retry):
+                    task.retry(countdown=60)
+            taker.settle()
+            send(app, "latest", 7, "other")
+            for entry in StoredTasks.of(app).list():
+                StoredTasks.of(app).run_now(entry.id)
+            dispatch(app)
+            assert sorted(taken(taker)) == [[7, "chain"], [7, "other"]]
+            assert [len(message.payload[2]["chain"] or ()) for message in taker.messages].count(1) == 1
+
+    @pytest.mark.parametrize("task_id", ["x" * 300, "a\tb"])
+    @pytest.mark.parametrize("countdown", [0, 60])
+    def test_an_id_that_no_call_has_is_kept(self, server: RedisServer, task_id: str, countdown: int) -> None:
+        with app_of(server) as app, taking(server) as taker, stock(server) as other:
+            other.send_task("end", (7, "a"), task_id=task_id)
+            taker.take(1)
+            with running(app, taker.messages[0]) as task, pytest.raises(Retry):
+                task.retry(countdown=countdown)
+
+    def test_a_key_that_cannot_be_made_drops_nothing(self, server: RedisServer) -> None:
+        with app_of(server) as app, taking(server) as taker, stock(server) as other:
+
+            @app.task(name="made", shared=False, unique=Unique(lambda order: str(order["id"])))  # type: ignore[untyped-decorator]
+            def made(order: dict[str, int]) -> None:
+                """Do nothing."""
+
+            other.send_task("made", ({"no": 1},))
+            taker.take(1)
+            retry(app, taker.messages[0])
+            assert StoredTasks.of(app).count() == 1
+
+    def test_a_dead_one_under_an_id_of_its_own_frees_its_key(self, server: RedisServer) -> None:
+        with app_of(server) as app, taking(server) as taker:
+            send(app, "start", 8, task_id="x")
+            assert taken(taker) == [[8]]
+            send(app, "start", 7, task_id="x", countdown=60)
+            retry(app, taker.messages[0])
+            taker.settle()
+            (own,) = [entry.id for entry in StoredTasks.of(app).list() if entry.id != "x"]
+            StoredTasks.of(app).queue.release(claimed(app, own), reason="test", dead=True)
+            assert send(app, "start", 8, "new") != "x"
+
+
+class TestCall:
+    def test_one_that_cannot_be_written_leaves_nothing(self, server: RedisServer, client: redis.Redis) -> None:
+        with app_of(server) as app:
+            for countdown in (0, 60):
+                with pytest.raises(EncodeError):
+                    send(app, "end", 7, object(), countdown=countdown)
+            assert not any(client.exists(key) for key in OF_OWNERS)
+
+    def test_the_result_of_a_kept_one_is_ignored_as_that_of_the_first(self, server: RedisServer) -> None:
+        with app_of(server, result_backend="cache+memory://") as app:
+            first, second = (app.tasks["end"].apply_async((7,)) for _ in range(2))
+            assert first.id == second.id
+            assert first.get(timeout=1) is second.get(timeout=1) is None
+
+    def test_the_clock_of_its_host_does_not_matter(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        with app_of(server, redis_queue_unique={"plain": {"ttl": 60}}) as app:
+            now = app.now
+            monkeypatch.setattr(app, "now", lambda: now() + timedelta(seconds=90))
+            due = datetime.now(timezone.utc) + timedelta(seconds=200)
+            send(app, "plain", 1, eta=due)
+            owner = owners(app).get("plain")
+            assert owner is not None
+            assert timedelta(seconds=59) < owner.until - due < timedelta(seconds=62)

@@ -11,8 +11,7 @@ from celery import Celery
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.verbs import DELETE, RESCHEDULE, RUN_NOW, Verb
-from redis_queue.unique.owners import Owners
-from tests.support.celery.uniques import KilledError, app_of, interrupt, killed, outdate, owned, owners, send, traces
+from tests.support.celery.uniques import app_of, owned, owners, send, traces
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.celery
@@ -109,15 +108,6 @@ class TestDeletedDeadLetter:
             assert act(app, DELETE, first) == 1
             assert owned(app) == {("end", "order:7"): "waiting"}
             assert send(app, "end", 7) == second
-
-    def test_killed_meanwhile(self, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-        with app_of(server) as app:
-            first = send(app, "end", 7, countdown=60)
-            bury(app, first)
-            interrupt(monkeypatch, KilledError, {(Owners, "withdraw"): killed}, lambda: act(app, DELETE, first))
-            assert ends_in(app, "end") <= timedelta(seconds=10)
-            outdate(client, "end", "order:7")
-            assert send(app, "end", 7) != first
 
     def test_a_task_that_waits_is_not_deleted(self, server: RedisServer) -> None:
         with app_of(server) as app:
