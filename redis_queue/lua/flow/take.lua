@@ -50,9 +50,9 @@ local MAX_BYTES, MOST, LOOKS, RINGS, SETTLED = 1048576, 100, 300, 100, 500
 -- include unique_message
 -- include unique_settle
 -- include unique_take
+-- include flow_types
 -- As includes/first_write.lua.
 redis.call('HDEL', held, '')
-redis.call('EXISTS', owners, owned, owner_ends, replaced)
 local idle, pauses = redis.call('ZCARD', line), redis.call('HLEN', flags) > 1
 settled = math.max(0, math.min(settled, SETTLED, #more - FIRST + 1))
 local missing, tags = {}, {unpack(more, FIRST, FIRST + settled - 1)}

@@ -13,8 +13,9 @@ local rules = setmetatable({}, {__index = function(known, flow)
   return found
 end})
 local used = setmetatable({}, {__index = function(known, place)
-  known[place] = tonumber(redis.call('HGET', running, place) or 0)
-  return known[place]
+  local count = tonumber(redis.call('HGET', running, place) or 0) or 0
+  known[place] = count
+  return count
 end})
 local used_until = setmetatable({}, {__index = function(known, place)
   local at = tonumber(redis.call('ZSCORE', rates, place) or 0)

@@ -1,6 +1,7 @@
 -- Let what has waited longest for a place get ready.
 --
--- Needs root, get_ready. Defines looked: the places that were looked at, look_again: takes a place.
+-- Needs root, get_ready. Defines looked: the places that were looked at, look_again: takes a place, pass_on: the same for
+-- one more, if what had a place there cannot use it.
 local looked = {}
 local function look_again(place)
   local blocked = root .. 'blocked:' .. place
@@ -10,4 +11,9 @@ local function look_again(place)
   local found = redis.call('ZRANGE', blocked, 0, 49)
   if #found > 0 then redis.call('ZREM', blocked, unpack(found)) end
   for _, entry in ipairs(found) do get_ready(entry) end
+end
+local function pass_on(place)
+  local blocked = root .. 'blocked:' .. place
+  local entry = redis.call('ZPOPMIN', blocked)[1]
+  if entry then get_ready(entry) end
 end

@@ -1,9 +1,9 @@
 -- Take messages of rings, in memory: what is recorded is written afterwards.
 --
--- Needs now, root, tag, oldest, rules, admits, use, leave, start, LOOKS. Defines text: the time (s), count: taken
--- messages, bytes: their size, looks: groups that were looked at, messages: number of the queue and message of each,
--- fields, scores, places: of their records, keys_owned: what their tags own, record: adds one, take: takes the next one
--- of a ring; false if none may be taken now.
+-- Needs now, root, tag, oldest, rules, admits, place_of, pass_on, use, leave, start, LOOKS. Defines text: the time (s),
+-- count: taken messages, bytes: their size, looks: groups that were looked at, messages: number of the queue and message
+-- of each, fields, scores, places: of their records, keys_owned: what their tags own, record: adds one, weight_of: turns
+-- of a key for one of another, take: takes the next one of a ring; false if none may be taken now.
 local text, count, bytes, looks = string.format('%.3f', now / 1000), 0, 0, 0
 local messages, fields, scores, places, keys_owned = {}, {}, {}, {}, {}
 local function record(group, message, number, route, key)
@@ -15,17 +15,27 @@ local function record(group, message, number, route, key)
   messages[2 * count - 1], messages[2 * count] = number, message
   if key then keys_owned[#keys_owned + 1], keys_owned[#keys_owned + 2] = name, key end
 end
+local function weight_of(flow, key)
+  local weights = root .. 'weights:' .. flow
+  local found = rules[flow][7] and redis.pcall('HGET', weights, key)
+  return type(found) == 'string' and tonumber(found) or 1
+end
 local function take(row)
   local name, number, queue, route, of, task, ring = unpack(row)
-  local open = admits(of, '', name, queue) and (task == '' or admits(task, '', name, queue))
+  local has_place = admits(of, '', name, queue)
+  local open = has_place and (task == '' or admits(task, '', name, queue))
+  -- Another ring may wait for the place of the queue, which this one does not take.
+  if has_place and not open then pass_on(of) end
   while open and looks < LOOKS do
     looks = looks + 1
     local group, at = unpack(redis.call('ZRANGE', ring, 0, 0, 'WITHSCORES'))
     if not group then break end
     local of_task, of_queue = string.match(group, '%z([^%z]*)%z([^%z]*)$')
     local list = root .. 'list:' .. group
-    local admitted = of_task and (of_queue == '' or admits(of, of_queue, group, queue))
-      and (of_task == '' or admits(task, of_task, group, queue))
+    has_place = of_task and (of_queue == '' or admits(of, of_queue, group, queue))
+    local admitted = has_place and (of_task == '' or admits(task, of_task, group, queue))
+    if has_place and not admitted and of_queue ~= '' then pass_on(place_of(of, of_queue)) end
+    local weight = admitted and weight_of(of, of_queue)
     local element = admitted and redis.call('RPOP', list)
     if element then
       leave(of, of_queue)
@@ -35,11 +45,6 @@ local function take(row)
         record(group, message, number, route, key)
         use(of, of_queue)
         if task ~= '' then use(task, of_task) end
-      end
-      local weight = 1
-      if rules[of][7] then
-        local weights = root .. 'weights:' .. of
-        weight = tonumber(redis.call('HGET', weights, of_queue) or 1)
       end
       if redis.call('EXISTS', list) == 1 then
         local turn_at = message and at + 1 / math.max(0.001, weight) or at

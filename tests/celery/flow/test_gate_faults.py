@@ -199,3 +199,63 @@ def test_workers_of_another_broker_keep_their_places(server: RedisServer, client
         client.zadd(f"{KEYS.taken}unacked_index", {"flow-there-001": 1})
         assert app
         assert taker.leases.gates.orphans(client) == ["flow-gone-001"]
+
+
+def test_a_place_that_many_cannot_use_goes_to_one_that_can(server: RedisServer, client: redis.Redis) -> None:
+    with flow_app(server, {f"queue:{QUEUE}": {"limit": 1, "key": "{number}"}}) as app, connected(server) as connection:
+        flows = StoredTasks.of(app).flow
+        taker = Taker(connection, [QUEUE], 300)
+        taker.leases.processes = 300
+        app.tasks["sync"].delay("first", 7)
+        assert taken(taker) == [["first", 7]]
+        # As many as one look at a place finds, and more, wait for it; the keys of all but the last are busy.
+        for key in [*(f"k{number}" for number in range(119)), "z"]:
+            app.tasks["sync"].delay(key, 7)
+        assert len(taken(taker)) == 1
+        for number in range(119):
+            app.tasks["sync"].delay(f"k{number}", 1000 + number)
+        assert len(taken(taker)) == 120
+        first = next(message for message in taker.messages if json.loads(message.body)[0] == ["first", 7])
+        taker.messages.remove(first)
+        first.ack()
+        assert ["z", 7] in taken(taker)
+        assert flows.find(f"queue:{QUEUE}").running == 120
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda client: client.hset(client.keys("*weights*")[0], "a", "abc"),
+        lambda client: client.hset(client.keys("*weights*")[0], "a", "nan"),
+        lambda client: (
+            client.delete(client.keys("*weights*")[0]) and client.set("{redis_queue:flow}:weights:queue:flows", "x")
+        ),
+        lambda client: client.hset(KEYS.running, "queue:flows", "abc"),
+    ],
+    ids=["weight", "not a number", "weights", "count"],
+)
+def test_values_of_other_programs_lose_no_message(server: RedisServer, client: redis.Redis, spoil: Any) -> None:
+    flows = {f"queue:{QUEUE}": {"fair": "{key}", "limit": 50, "weights": {"a": 3}}}
+    with flow_app(server, flows) as app, connected(server) as connection:
+        for number in range(3):
+            app.tasks["work"].delay("a", number)
+        spoil(client)
+        taker = Taker(connection, [QUEUE], 100)
+        drain(taker, 3)
+        assert not client.exists("unacked")
+
+
+@pytest.mark.parametrize("key", ["oldest", "backlog", "rates", "running", "owners", "owner_ends", "replaced", "owned"])
+def test_keys_of_other_types_lose_no_message(server: RedisServer, client: redis.Redis, key: str) -> None:
+    with flow_app(server, {f"queue:{QUEUE}": {"limit": 50}}) as app, connected(server) as connection:
+        app.tasks["work"].delay("a", 1)
+        before = client.dump(getattr(KEYS, key))
+        client.delete(getattr(KEYS, key))
+        client.set(getattr(KEYS, key), "of another program")
+        taker = Taker(connection, [QUEUE], 100)
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            taken(taker)
+        client.delete(getattr(KEYS, key))
+        if before:
+            client.restore(getattr(KEYS, key), 0, before)
+        assert drain(taker, 1) == [["a", 1]]
