@@ -125,6 +125,9 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             gates = self._gates(consumer, connection)
             self.leases = WorkerLeases(connection, self.tell_loss, gates)
         lease_channels(connection.transport, self.leases, fetching=self._fetching)
+        if self._fetching and consumer.hub is not None:
+            # After a lost connection it is not kombu's current event loop any more, and no time would be kept.
+            connection.transport.cycle.use_hub(consumer.hub)
 
     def _gates(self, consumer: Any, connection: Any) -> Gates:
         """Return the gates of the worker, and tell Redis the flows of the app, if they are in its broker."""

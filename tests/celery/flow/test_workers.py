@@ -198,6 +198,24 @@ def test_the_next_task_of_a_key_starts_soon(server: RedisServer, client: redis.R
     assert sorted(gaps)[len(gaps) // 2] < 300
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+def test_a_rate_goes_on_after_a_lost_connection(
+    server: RedisServer, client: redis.Redis, stack: ExitStack, pool: str
+) -> None:
+    fleet = Fleet(server, client, {WORK: {"rate": "5/s"}})
+    (worker,) = start(stack, fleet.worker("a", pool=pool))
+    for kind in ("normal", "pubsub"):
+        client.client_kill_filter(_type=kind, skipme=True)
+    worker.wait_for_output("Connection to broker lost")
+    with fleet.producer() as app:
+        for _ in range(5):
+            app.send_task(WORK, ("x",))
+        fleet.wait_for("leave", 5, timeout=20)
+    times = [at for kind, _, _, at in fleet.events() if kind == "enter"]
+    assert times[-1] - times[0] >= 790
+    fleet.wait_until_free()
+
+
 def test_what_a_producer_without_flows_sends_is_counted(
     server: RedisServer, client: redis.Redis, stack: ExitStack
 ) -> None:
