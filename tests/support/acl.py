@@ -51,13 +51,17 @@ class Role:
     def allowed(self) -> list[str]:
         """Return the commands that the role needs."""
         calls = " ".join(call for name in self.scripts for call in CALL.findall(load(name).source))
-        found = {command.lower() for command in re.findall(r"'([A-Z]+)'", calls)}
+        found = {SUBCOMMANDS.get(name, name.lower()) for name in re.findall(r"'([A-Z]+)'", calls)}
         return sorted({*found, *self.commands, *(["evalsha"] if self.scripts else [])})
 
     @property
     def rules(self) -> str:
         """Return the ACL line as the document has it."""
         return " ".join([*self.keys, *(f"+{command}" for command in self.allowed)])
+
+
+SUBCOMMANDS = {"PUBSUB": "pubsub|numsub"}
+"""Commands of which a role needs a part."""
 
 
 def produce(queue: RedisQueue, delayed: DelayQueue) -> None:

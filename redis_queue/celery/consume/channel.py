@@ -47,6 +47,12 @@ NAMES: Final = 1000
 FREE_WITHIN: Final = 0.002
 """Most seconds between an acknowledgement and the batch that frees its place in a flow."""
 
+GIVE_BACK: Final = 0.03
+"""Seconds after which a message of a flow that waits for a process returns to its gate, where other workers find it.
+
+If the last task of its name ended sooner than that after it was handed on, it does not wait here.
+"""
+
 LOOKS: Final = 6
 """Looks of an idle worker for messages per visibility timeout, at least."""
 
@@ -56,6 +62,8 @@ class FetchedMessage(virtual.Message):
 
     #: The queue from which it was fetched.
     queue: str
+    #: When it was handed on, on the monotonic clock.
+    handed_at = math.inf
 
     def __new__(cls, payload: Any, channel: Any = None, **options: Any) -> FetchedMessage:  # noqa: ARG004
         """Return *payload* if it is a message already."""
@@ -82,6 +90,8 @@ class FetchingChannel(Channel):
     _fills_up = False
     #: When to call :meth:`settle`, on the monotonic clock.
     settles_at = math.inf
+    #: When messages of flows that still wait for a process return to their gates, on the monotonic clock.
+    _returns_at = math.inf
 
     @LazyProperty
     def _received(self) -> deque[FetchedMessage]:
@@ -93,6 +103,11 @@ class FetchingChannel(Channel):
         """Seconds that handing on the last message of a task took; a solo pool runs the task meanwhile."""
         return {}
 
+    @LazyProperty
+    def _runs(self) -> dict[str | None, float]:
+        """Seconds from the handing on of the last message of a task of a flow until its end."""
+        return {}
+
     @property
     def fetches(self) -> bool:
         """Whether this channel uses atomic fetch."""
@@ -100,8 +115,8 @@ class FetchingChannel(Channel):
 
     @property
     def has_messages(self) -> bool:
-        """Whether there are fetched messages that are not handed on yet."""
-        return bool(self._received)
+        """Whether there are fetched messages that can be handed on now."""
+        return bool(self._received) and not self._waits(self._received[0])
 
     @property
     def _settlement(self) -> Settlement:
@@ -156,7 +171,7 @@ class FetchingChannel(Channel):
                 elif room > 0:
                     # More room may come: half a window is asked for at once, less with the next batch to settle.
                     self._settle_by(time.monotonic() + DELAY)
-            self._poller.look_at(fetch.next_look)
+            self._poller.look_at(min(fetch.next_look, self._returns_at))
 
     def settle_later(self, tag: str) -> bool:
         """Settle a message with the next batch; False if this channel is closed."""
@@ -164,11 +179,16 @@ class FetchingChannel(Channel):
             return False
         self._settlement.add(tag)
         self._gates.ends.note()
+        if is_gated(tag):
+            self._note_run(self.qos._delivered.get(tag))
         if self._active_queues:
             self._settle_by(min(self._settlement.due_at, self._free_at() if is_gated(tag) else math.inf))
         else:
             # The worker shuts down, and its event loop has ended.
             self.settle_now()
+        if self._received:
+            # A process is free for a message that waits; the event loop of a pool of threads does not see it.
+            self._poller.ring()
         return True
 
     def settle(self) -> None:
@@ -198,7 +218,8 @@ class FetchingChannel(Channel):
         if self._fetch is not None:
             with self._ended_by_errors():
                 self._fetch.look()
-                self._poller.look_at(self._fetch.next_look)
+                self._return_waiting()
+                self._poller.look_at(min(self._fetch.next_look, self._returns_at))
 
     def hand_on(self) -> bool:
         """Hand messages on to the worker for one turn; tell whether there were any.
@@ -208,7 +229,7 @@ class FetchingChannel(Channel):
         """
         began = now = time.monotonic()
         handed = 0
-        while self._received and now - began < TURN and self.qos.can_consume():
+        while self.has_messages and now - began < TURN and self.qos.can_consume():
             message = self._received[0]
             name = _task_name(message)
             if self._durations.get(name, math.inf) >= TURN:
@@ -218,7 +239,7 @@ class FetchingChannel(Channel):
             self._received.popleft()
             handed += 1
             self._queue_cycle.rotate(message.queue)
-            before = now
+            before = message.handed_at = now
             self.connection._deliver(message, message.queue)
             now = time.monotonic()
             self._note_duration(name, now - before)
@@ -334,7 +355,7 @@ class FetchingChannel(Channel):
                 of_gates = min(of_gates, (room + self._gates_first) // 2)
             room = max(1, room - of_gates)
         if self._gates.in_use:
-            at_once = max(0, min(of_gates, capacity.free))
+            at_once = max(0, min(of_gates, self._gates.capacity(len(self._received)).free))
             wanted = Wanted(of_gates, at_once, *self._settlement.gated(), self._take_in_gated)
         fetch.ask(
             lists,
@@ -406,12 +427,41 @@ class FetchingChannel(Channel):
         self._return_foreign()
 
     def _take_in_gated(self, fetched: Fetched) -> None:
+        before = len(self._received)
         self._take_in(fetched)
+        if self._gates_first:
+            # It is their turn: those of lists, which hold no place, wait behind them.
+            self._received.rotate(len(self._received) - before)
+        self._returns_at = time.monotonic() + GIVE_BACK
+        self._poller.look_at(self._returns_at)
         # Lists and gates are asked at once: those for which there is no room would keep their places in vain.
         for _ in range(len(self._received) - self._room()):
             with contextlib.suppress(OSError, redis.RedisError):
                 self.qos.put_back(self._received[-1].delivery_tag)
                 self._received.pop()
+
+    def _waits(self, message: FetchedMessage) -> bool:
+        """Tell whether a message of a flow waits for a process: Celery would keep it, and its place, behind a task."""
+        if not is_gated(message.delivery_tag) or self._runs.get(_task_name(message), math.inf) < GIVE_BACK:
+            return False
+        return self._capacity().free + len(self._received) <= 0
+
+    def _note_run(self, message: Any) -> None:
+        if isinstance(message, FetchedMessage):
+            if len(self._runs) >= NAMES:
+                self._runs.clear()
+            self._runs[_task_name(message)] = time.monotonic() - message.handed_at
+
+    def _return_waiting(self) -> None:
+        """Return the messages of flows for which no process got free in time: their places may be free for others."""
+        if time.monotonic() < self._returns_at:
+            return
+        self._returns_at = math.inf
+        waiting = [message for message in self._received if self._waits(message)]
+        with contextlib.suppress(OSError, redis.RedisError):
+            for message in reversed(waiting):
+                self.qos.put_back(message.delivery_tag)
+                self._received.remove(message)
 
     def _put_into_gate(self, message: FetchedMessage, item: bytes, header: FlowHeader) -> None:
         """Move a message of a flow into its gate: a dispatcher or a stock worker has put it into a list."""

@@ -41,6 +41,15 @@ TURNS: Final = 1000
 """Any number larger than that of tasks with flows in one queue."""
 
 
+def processes_of(consumer: Any) -> int:
+    """Return how many tasks the worker of *consumer* can run: with --autoscale, as many as its pool grows to.
+
+    Celery adds processes only for messages that the worker has received.
+    """
+    autoscaler = getattr(consumer.controller, "autoscaler", None)
+    return max(consumer.pool.num_processes or 1, getattr(autoscaler, "max_concurrency", 0))
+
+
 def is_gated(tag: str) -> bool:
     """Tell whether the message with this delivery tag has a place in a flow."""
     return tag.startswith(MARK)
@@ -109,17 +118,24 @@ class Taken:
     left: bool
     next_in: float
     signals: bytes
+    peers: int
     missing: list[bytes]
     messages: list[tuple[int, bytes]]
 
     @classmethod
     def of(cls, reply: Any) -> Taken:
         """Read the *reply* of the script."""
-        score, left, next_in, signals, lost, *rest = reply
+        score, left, next_in, signals, peers, lost, *rest = reply
         rows = rest[lost:]
         messages = [(number - 1, item) for number, item in zip(rows[::2], rows[1::2], strict=True)]
         return cls(
-            float(score), bool(left), next_in / 1000 if next_in >= 0 else math.inf, signals, rest[:lost], messages
+            float(score),
+            bool(left),
+            next_in / 1000 if next_in >= 0 else math.inf,
+            signals,
+            peers,
+            rest[:lost],
+            messages,
         )
 
 
@@ -192,6 +208,8 @@ class Gates:
         #: Value of the signals of all queues when they were last read.
         self.signals = b""
         self.ends = Ends()
+        #: Other workers with the same queues that were idle at the last call.
+        self.peers = 0
 
     @property
     def competes(self) -> bool:
@@ -223,7 +241,7 @@ class Gates:
                 wanted.on_taken(reply)
                 return
             taken = Taken.of(reply)
-            self.left, self.signals = taken.left, taken.signals
+            self.left, self.signals, self.peers = taken.left, taken.signals, taken.peers
             self.next_at = time.monotonic() + taken.next_in
             wanted.on_settled(taken.missing)
             wanted.on_taken(taken)

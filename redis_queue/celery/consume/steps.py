@@ -13,7 +13,7 @@ from redis_queue.celery.consume import internals
 from redis_queue.celery.consume.connections import check_broker, worker_connection
 from redis_queue.celery.consume.counters import Name
 from redis_queue.celery.consume.gate.consumer import GateConsumer
-from redis_queue.celery.consume.gates import GateKeys, Gates, is_gated
+from redis_queue.celery.consume.gates import GateKeys, Gates, is_gated, processes_of
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.poison import DeliveryLimit
 from redis_queue.celery.consume.qos import lease_channels
@@ -138,7 +138,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         in_use = here and uses_gates(consumer.app)
         if in_use:
             self.declare(keys.flows)
-        return Gates(keys, lambda: consumer.pool.num_processes or 1, in_use=in_use, here=here)
+        return Gates(keys, lambda: processes_of(consumer), in_use=in_use, here=here)
 
     def stop(self, consumer: Any) -> None:
         """Do nothing: tasks still run while a worker shuts down or reconnects."""

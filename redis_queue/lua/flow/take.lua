@@ -67,7 +67,10 @@ free(tags)
 free_keys(tags, missing)
 
 limit = math.min(limit, MOST)
-if idle > 0 then limit = math.min(limit, at_once) end
+-- The listener does not stand in the line.
+local listening, peers = redis.call('GET', listener), idle
+if listening and listening ~= channel and redis.call('PUBSUB', 'NUMSUB', listening)[2] > 0 then peers = peers + 1 end
+if peers > 0 then limit = math.min(limit, at_once) end
 -- include flow_take
 local steps, queues = {}, {}
 for i = FIRST + settled, #more - 1, 2 do
@@ -139,6 +142,6 @@ if count > 0 or more_now > 0 then
 end
 if idle == 0 then wakes = 0 end
 -- include wake_idle
-local reply = {text, more_now, next_in, table.concat(signals, ' '), #missing, unpack(missing)}
+local reply = {text, more_now, next_in, table.concat(signals, ' '), peers, #missing, unpack(missing)}
 for _, part in ipairs(messages) do reply[#reply + 1] = part end
 return reply

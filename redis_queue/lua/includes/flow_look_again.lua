@@ -14,6 +14,8 @@ local function look_again(place)
 end
 local function pass_on(place)
   local blocked = root .. 'blocked:' .. place
-  local entry = redis.call('ZPOPMIN', blocked)[1]
-  if entry then get_ready(entry) end
+  local entry = redis.call('ZRANGE', blocked, 0, 0)[1]
+  if not entry then return end
+  redis.call('ZREM', blocked, entry)
+  get_ready(entry)
 end

@@ -329,6 +329,7 @@ class TestPause:
             send(app, ("plain",))
             send(app, ("gated",), task="sync")
             taker = Taker(connection, [QUEUE], 100)
+            taker.leases.processes = 2
             assert taken(taker) == []
             assert (client.llen(QUEUE), counts(client)) == (1, {"waiting": {"queue:flows": 1, "sync": 1}})
             # Only a wake-up helps.

@@ -10,7 +10,7 @@ import redis
 from celery import Celery, chord
 
 from redis_queue.celery.stored_tasks import StoredTasks
-from tests.support.celery.flow_names import AGAIN, FAIL, SYNC, WORK
+from tests.support.celery.flow_names import AGAIN, FAIL, NOTHING, SYNC, WORK
 from tests.support.celery.flows import QUEUE, Fleet, counts, kill, peak, start, url_of
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -198,20 +198,65 @@ def test_the_next_task_of_a_key_starts_soon(server: RedisServer, client: redis.R
     assert sorted(gaps)[len(gaps) // 2] < 300
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_no_place_is_held_behind_a_long_task(
+    server: RedisServer, client: redis.Redis, stack: ExitStack, pool: str
+) -> None:
+    fleet = Fleet(server, client, {LIMIT: {"limit": 50}})
+    start(stack, *(fleet.worker(name, pool=pool, concurrency=1) for name in "abc"))
+    with fleet.producer() as app:
+        StoredTasks.of(app).flow.pause(LIMIT)
+        # So many short tasks that workers take them ahead, then some that last.
+        for _ in range(300):
+            app.send_task(NOTHING)
+        for _ in range(6):
+            app.send_task(WORK, ("x",), {"hold": True})
+        StoredTasks.of(app).flow.resume(LIMIT)
+        wait_until(
+            lambda: (
+                counts(client) == {"running": {LIMIT: 3}, "waiting": {LIMIT: 3}, "held": 3}
+                and len(fleet.entered()) == 3
+            ),
+            timeout=30,
+            description="three tasks to run, and three to wait for other processes",
+        )
+        # What waits does not start in a pause, and goes to the process that is free first.
+        StoredTasks.of(app).flow.pause(LIMIT)
+        fleet.release(3)
+        wait_until(lambda: counts(client) == {"waiting": {LIMIT: 3}}, description="the running ones to end")
+        StoredTasks.of(app).flow.resume(LIMIT)
+        fleet.release(3)
+    fleet.wait_until_free()
+
+
+def test_a_pool_that_scales_grows(server: RedisServer, client: redis.Redis, stack: ExitStack) -> None:
+    fleet = Fleet(server, client, {LIMIT: {"limit": 50}})
+    start(stack, fleet.worker("a", "--autoscale=3,1", concurrency=1))
+    with fleet.producer() as app:
+        for _ in range(3):
+            app.send_task(WORK, ("x",), {"hold": True})
+    fleet.wait_for("enter", 3)
+    fleet.release(3)
+    fleet.wait_until_free()
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_a_rate_goes_on_after_a_lost_connection(
     server: RedisServer, client: redis.Redis, stack: ExitStack, pool: str
 ) -> None:
     fleet = Fleet(server, client, {WORK: {"rate": "5/s"}})
     (worker,) = start(stack, fleet.worker("a", pool=pool))
-    for kind in ("normal", "pubsub"):
-        client.client_kill_filter(_type=kind, skipme=True)
-    worker.wait_for_output("Connection to broker lost")
     with fleet.producer() as app:
+        # It has all its connections.
+        app.send_task(WORK, ("x",))
+        fleet.wait_until_free()
+        for kind in ("normal", "pubsub"):
+            client.client_kill_filter(_type=kind, skipme=True)
+        worker.wait_for_output("Connection to broker lost")
         for _ in range(5):
             app.send_task(WORK, ("x",))
-        fleet.wait_for("leave", 5, timeout=20)
-    times = [at for kind, _, _, at in fleet.events() if kind == "enter"]
+        fleet.wait_for("leave", 6, timeout=20)
+    times = [at for kind, _, _, at in fleet.events() if kind == "enter"][1:]
     assert times[-1] - times[0] >= 790
     fleet.wait_until_free()
 

@@ -31,6 +31,9 @@ class Taker:
         self._connection = connection
         lease_channels(connection.transport, self.leases, fetching=True)  # type: ignore[arg-type]
         self.channel = connection.default_channel
+        # Messages that it has not got yet hold leases as well, but no process.
+        held, received = self.leases.held, self.channel._received
+        self.leases.gates.processes = lambda: self.leases.processes - len(held) + len(received)
         self.leases.settle_alone = InFlightRecords(client_of(self.channel), self.leases.gates.keys).settle
         assert isinstance(self.channel, FetchingChannel)
         self.consumer = Consumer(

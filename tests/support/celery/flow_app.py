@@ -16,7 +16,7 @@ from celery import Celery
 
 from redis_queue import Flow
 from redis_queue.celery import DelayedTasks
-from tests.support.celery.flow_names import AGAIN, EVENTS, FAIL, GATE, SYNC, WORK
+from tests.support.celery.flow_names import AGAIN, EVENTS, FAIL, GATE, NOTHING, SYNC, WORK
 
 URL = os.environ["BROKER_URL"]
 REFEREE = os.environ.get("REFEREE_URL", URL)
@@ -84,3 +84,8 @@ def again(self: Any, times: int, countdown: float = 0.0) -> None:
 def fail() -> None:
     """Fail."""
     raise ValueError("on purpose")
+
+
+@app.task(name=NOTHING, shared=False)  # type: ignore[untyped-decorator]
+def nothing() -> None:
+    """Do nothing."""

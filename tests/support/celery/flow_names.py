@@ -4,6 +4,7 @@ WORK = "flow.work"
 SYNC = "flow.sync"
 AGAIN = "flow.again"
 FAIL = "flow.fail"
+NOTHING = "flow.nothing"
 EVENTS = "flow:events"
 """LIST of "enter|leave <flow key> <task id> <ms by Redis>"."""
 

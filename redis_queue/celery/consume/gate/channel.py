@@ -82,7 +82,8 @@ class GateChannel(FetchingChannel):
         qos, processes = self.qos, self._gates.processes()
         reserved = len(state.reserved_requests)
         others = reserved - min(reserved, len(qos._delivered) - len(qos._dirty))
-        ignored = max(0, others - (processes - max(1, processes // 2)))
+        # Another worker is idle: it starts them at once, while here they would keep their places in vain.
+        ignored = 0 if self._gates.peers else max(0, others - (processes - max(1, processes // 2)))
         return self._gates.capacity(len(self._received) - ignored, self.worker.prefetch())
 
     def _room(self) -> int:

@@ -19,7 +19,7 @@ from redis_queue.celery.consume.gate.channel import ERRORS, GateWorker, gate_mix
 from redis_queue.celery.consume.gate.connection import gate_connection
 from redis_queue.celery.consume.gate.drain_thread import DrainThread
 from redis_queue.celery.consume.gate.hub_guard import HubGuard
-from redis_queue.celery.consume.gates import GateKeys, Gates
+from redis_queue.celery.consume.gates import GateKeys, Gates, processes_of
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.celery.flow.gate import check_gate, uses_gates
@@ -172,7 +172,7 @@ class GateConsumer:
             connection.connect()
             if self.leases is None:
                 in_flight = InFlightKeys.of(connection.default_channel)
-                gates = Gates(GateKeys(in_flight, keys), lambda: self._consumer.pool.num_processes or 1, in_use=True)
+                gates = Gates(GateKeys(in_flight, keys), lambda: processes_of(self._consumer), in_use=True)
                 self.leases = WorkerLeases(connection, self._on_lost, gates)
             is_redis = self._consumer.connection.transport.driver_type == "redis"
             worker = GateWorker(
