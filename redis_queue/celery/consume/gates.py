@@ -281,7 +281,8 @@ class Gates:
             tags = list(rows)
             found += self._not_in_flight(client, list(map(_text, tags)))
             if not int(cursor):
-                return found
+                # A scan may return a tag twice, which would free two places.
+                return list(dict.fromkeys(found))
 
     def _not_in_flight(self, client: redis.Redis, tags: list[str]) -> list[str]:
         own = self.keys.in_flight.index

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from redis_queue.celery.message.attempt import OWN
+from redis_queue.celery.message.attempt import FLOW, OWN
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.protocol import json_body, plain_body
 from redis_queue.errors import InvalidValueError
@@ -24,8 +24,11 @@ _BODY: Final = 3
 
 
 def fresh(envelope: Envelope, now: datetime) -> Envelope:
-    """Return *envelope* with its retries counted from zero, and without an expiry that has passed."""
-    headers = {name: value for name, value in envelope.headers.items() if name not in OWN}
+    """Return *envelope* with its retries counted from zero, and without an expiry that has passed.
+
+    It belongs to the same flows. If its task is unique, it owns no key: that of the first message is free.
+    """
+    headers = {name: value for name, value in envelope.headers.items() if name == FLOW or name not in OWN}
     if "task" in headers:
         expires = None if _has_passed(headers.get("expires"), now) else headers.get("expires")
         return replace(envelope, headers={**headers, "retries": 0, "expires": expires})

@@ -378,6 +378,20 @@ def test_higher_priorities_of_rabbitmq_come_first(stack: ExitStack, make: Make) 
 
 
 @pytest.mark.parametrize("url", BOTH, indirect=True)
+def test_any_serializer_is_read_that_workers_accept(
+    stack: ExitStack, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Celery refuses pickle as root.
+    monkeypatch.setenv("C_FORCE_ROOT", "1")
+    fleet = make({"limit": 2}, settings={"accept_content": ["json", "pickle"]})
+    start(stack, fleet.worker("a", pool="threads"))
+    with fleet.producer() as app:
+        sent = {app.send_task(WORK, ("x",), serializer=name).id for name in ("json", "pickle")}
+        fleet.wait_for("leave", 2)
+    assert set(fleet.entered()) == sent
+    fleet.wait_until_free()
+
+
 def test_keys_of_unique_tasks_are_free_after_every_end(stack: ExitStack, make: Make) -> None:
     fleet = make(settings={"redis_queue_unique": {WORK: {"key": "{key}"}, AGAIN: {}, FAIL: {}}})
     start(stack, fleet.worker("a"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from redis_queue.celery.message.attempt import CALL, ETA, SENT
+from redis_queue.celery.message.attempt import CALL, ETA, FLOW, SENT, UNIQUE
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.retry import fresh, with_arguments
 from redis_queue.errors import InvalidValueError
@@ -32,7 +32,9 @@ def protocol_1(**fields: Any) -> Envelope:
 
 
 def test_retries_are_counted_from_zero_and_all_else_stays() -> None:
-    before = envelope(group="g", **{ETA: "x", CALL: "c", SENT: 5}, expires=None)
+    before = envelope(
+        group="g", **{ETA: "x", CALL: "c", SENT: 5, FLOW: ["shop.mail", "a", ""], UNIQUE: ["e"]}, expires=None
+    )
     after = fresh(before, NOW)
     assert after.headers == {
         "lang": "py",
@@ -41,6 +43,8 @@ def test_retries_are_counted_from_zero_and_all_else_stays() -> None:
         "retries": 0,
         "argsrepr": "(1,)",
         "group": "g",
+        # It runs under the same limits.
+        FLOW: flow,
         "expires": None,
     }
     assert (after.body, after.properties, after.exchange, after.routing_key) == (

@@ -144,6 +144,9 @@ class GateConsumer:
 
     def _take(self, message: Any) -> Any:
         consumer = self._consumer
+        if consumer.task_consumer is not None:
+            # As kombu's consumer does, through which this message does not go.
+            message.accept = consumer.task_consumer.accept
         # After a lost connection, Celery raises the prefetch count of the broker at each acknowledgement, in the thread
         # of the task. That may take the reply for which the event loop waits; and this message is not the broker's.
         before, consumer._maximum_prefetch_restored = consumer._maximum_prefetch_restored, True
