@@ -32,9 +32,8 @@ def protocol_1(**fields: Any) -> Envelope:
 
 
 def test_retries_are_counted_from_zero_and_all_else_stays() -> None:
-    before = envelope(
-        group="g", **{ETA: "x", CALL: "c", SENT: 5, FLOW: ["shop.mail", "a", ""], UNIQUE: ["e"]}, expires=None
-    )
+    flow = ["shop.mail", "a", ""]
+    before = envelope(group="g", **{ETA: "x", CALL: "c", SENT: 5, FLOW: flow, UNIQUE: ["e"]}, expires=None)
     after = fresh(before, NOW)
     assert after.headers == {
         "lang": "py",
