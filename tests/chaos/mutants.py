@@ -32,6 +32,9 @@ RECORD_BY_CLIENT: Final = """        rows = list(zip(fields, fields, fields, str
 """
 
 GATE: Final = "tests/celery/flow/test_gate.py"
+FAULTS: Final = "tests/celery/flow/test_gate_faults.py"
+DECLARED: Final = "tests/celery/flow/test_declared.py"
+WORKERS: Final = "tests/celery/flow/test_workers.py"
 
 FLOW_MUTANTS: Final = [
     Mutant(
@@ -144,6 +147,74 @@ FLOW_MUTANTS: Final = [
         "run a delayed task without a place",
         (Edit("celery/consume/channel.py", "                if header is None:\n", "                if True:\n"),),
         f"{GATE} -k delayed_task",
+    ),
+    Mutant(
+        "leave a place to those that cannot use it",
+        (lua("includes/flow_take", "~= '' then pass_on(place_of(of, of_queue)) end", "~= '' then end"),),
+        f"{FAULTS} -k many_cannot_use",
+    ),
+    Mutant(
+        "take a message before the types of keys are known",
+        (lua("flow/take", "-- include flow_types\n", ""),),
+        f"{FAULTS} -k other_types_lose",
+    ),
+    Mutant(
+        "believe each weight",
+        (
+            lua(
+                "includes/flow_take",
+                "return type(found) == 'string' and tonumber(found) or 1",
+                "return tonumber(found)",
+            ),
+        ),
+        f"{FAULTS} -k of_other_programs",
+    ),
+    Mutant(
+        "send a message of a flow that is not declared",
+        (Edit("celery/flow/gate.py", "if answer == NOT_DECLARED:", "if False:"),),
+        f"{DECLARED} -k brings_their_weights",
+    ),
+    Mutant(
+        "change a flow that was not declared and forget its limits",
+        (lua("flow/configure", "if declared_now == '' and before ~= ''", "if false and before ~= ''"),),
+        f"{DECLARED} -k app_without_them",
+    ),
+    Mutant(
+        "send a message again as a new one",
+        (
+            Edit(
+                "celery/publish/capture.py",
+                "_with_retries(self._delayed.gate.prepare(gated, queue, header), sending)",
+                "_with_retries(lambda: self._delayed.gate.send(gated, queue, header), sending)",
+            ),
+        ),
+        f"{DECLARED} -k replies_are_lost",
+    ),
+    Mutant(
+        "hand on what waits behind a task",
+        (
+            Edit(
+                "celery/consume/channel.py",
+                "return bool(self._received) and not self._waits(self._received[0])",
+                "return bool(self._received)",
+            ),
+        ),
+        f"{WORKERS} -k behind_a_long_task",
+    ),
+    Mutant(
+        "forget the event loop after a lost connection",
+        (Edit("celery/consume/steps.py", "if self._fetching and consumer.hub is not None:", "if False:"),),
+        f"{WORKERS} -k goes_on_after_a_lost_connection",
+    ),
+    Mutant(
+        "count the processes of a pool that scales",
+        (Edit("celery/consume/gates.py", 'getattr(autoscaler, "max_concurrency", 0)', "0"),),
+        f"{WORKERS} -k that_scales_grows",
+    ),
+    Mutant(
+        "accept what kombu accepts by default",
+        (Edit("celery/consume/gate/consumer.py", "if consumer.task_consumer is not None:", "if False:"),),
+        "tests/celery/flow/test_elsewhere.py -k any_serializer",
     ),
     Mutant(
         "return a message of a flow that another sweep has returned",
