@@ -99,7 +99,7 @@ class StoredTasks:
         """The gate of messages of flows."""
         return Gate(self.app)
 
-    @LazyProperty
+    @property
     def _removal(self) -> EntryRemoval:
         return EntryRemoval(self.queue, self.store.flow_keys)
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from redis_queue.celery.consume.gates import Taken
 from redis_queue.celery.flow.gate import Gate
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.flow_header import FlowHeader
@@ -69,11 +70,12 @@ class TravelGate(Gate):
             settled=0,
             more=[part for queue in queues for part in (queue, route_of(queue))],
         )
-        next_in, rest = reply[2], reply[5 + reply[4] :]
-        self.due_ms = now + next_in if next_in >= 0 else math.inf
-        if not rest:
+        taken = Taken.of(reply)
+        self.due_ms = now + taken.next_in * 1000
+        if not taken.messages:
             return None
-        envelope = Envelope.of_element(rest[1])
+        ((_, message),) = taken.messages
+        envelope = Envelope.of_element(message)
         self.waiting.discard(envelope.id)
         return f"{tag}001", envelope
 

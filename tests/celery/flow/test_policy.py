@@ -18,6 +18,7 @@ from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.celery.startup import check_flows, warn_of_early_tasks
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError, InvalidValueError
+from tests.support.celery.shared_tasks import without_shared_tasks
 
 pytestmark = pytest.mark.celery
 
@@ -33,6 +34,12 @@ def make_app(flows: Any = None, *, broker: str = "redis://", leases: bool = True
         """A task."""
 
     return app
+
+
+@pytest.fixture(autouse=True)
+def own_tasks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the shared tasks of other tests from the apps."""
+    without_shared_tasks(monkeypatch)
 
 
 class TestStart:

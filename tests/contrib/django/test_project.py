@@ -16,6 +16,7 @@ from celery import Celery, _state
 
 from redis_queue import Flow
 from redis_queue.celery import DelayedTasks
+from tests.support.celery.shared_tasks import without_shared_tasks
 from tests.support.django.project import SETTINGS, environment
 
 pytestmark = pytest.mark.celery
@@ -87,6 +88,7 @@ def project(shop: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
     from redis_queue.contrib.django import checks
 
     del shop
+    without_shared_tasks(monkeypatch)
     (tmp_path / "late_tasks.py").write_text(LATE_TASKS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("DJANGO_SETTINGS_MODULE", SETTINGS)
