@@ -256,8 +256,7 @@ class Records:
         return total
 
     def _purge_some(self, place: bytes, limit: int) -> int:
-        purge = self._numbered.script("lease/purge", place=place)
-        return int(purge(limit=limit, sequence=self._numbered.next_number()))
+        return int(self.call("lease/purge", others={"place": place}, limit=limit))
 
     def _size(self, place: str) -> int:
         command = "LLEN" if place in ("ready", "quarantine") else "ZCARD"

@@ -179,8 +179,9 @@ class FetchingChannel(Channel):
             return False
         self._settlement.add(tag)
         self._gates.ends.note()
-        if is_gated(tag):
-            self._note_run(self.qos._delivered.get(tag))
+        message = self.qos._delivered.get(tag) if is_gated(tag) else None
+        if isinstance(message, FetchedMessage):
+            _note(self._runs, _task_name(message), time.monotonic() - message.handed_at)
         if self._active_queues:
             self._settle_by(min(self._settlement.due_at, self._free_at() if is_gated(tag) else math.inf))
         else:
@@ -242,7 +243,7 @@ class FetchingChannel(Channel):
             before = message.handed_at = now
             self.connection._deliver(message, message.queue)
             now = time.monotonic()
-            self._note_duration(name, now - before)
+            _note(self._durations, name, now - before)
         return handed > 0
 
     def stop_fetching(self) -> None:
@@ -400,11 +401,6 @@ class FetchingChannel(Channel):
             with self._ended_by_errors():
                 self._fetch.commands.wait()
 
-    def _note_duration(self, name: str | None, seconds: float) -> None:
-        if len(self._durations) >= NAMES:
-            self._durations.clear()
-        self._durations[name] = seconds
-
     def _take_in(self, fetched: Fetched) -> None:
         received: list[FetchedMessage] = []
         unreadable = []
@@ -445,12 +441,6 @@ class FetchingChannel(Channel):
         if not is_gated(message.delivery_tag) or self._runs.get(_task_name(message), math.inf) < GIVE_BACK:
             return False
         return self._capacity().free + len(self._received) <= 0
-
-    def _note_run(self, message: Any) -> None:
-        if isinstance(message, FetchedMessage):
-            if len(self._runs) >= NAMES:
-                self._runs.clear()
-            self._runs[_task_name(message)] = time.monotonic() - message.handed_at
 
     def _return_waiting(self) -> None:
         """Return the messages of flows for which no process got free in time: their places may be free for others."""
@@ -501,3 +491,10 @@ def _task_name(message: Any) -> str | None:
     headers = message.headers
     name = headers.get("task") if isinstance(headers, dict) else None
     return name if isinstance(name, str) else None
+
+
+def _note(durations: dict[str | None, float], name: str | None, seconds: float) -> None:
+    """Remember how long the last message of the task *name* took, of up to NAMES tasks."""
+    if len(durations) >= NAMES:
+        durations.clear()
+    durations[name] = seconds

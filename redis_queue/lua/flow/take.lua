@@ -135,7 +135,7 @@ for queue in pairs(changed) do signal(queue) end
 local more_now, next_in = wakes, next_at < math.huge and math.max(1, math.ceil(next_at - now)) or -1
 if count > 0 or more_now > 0 then
   if idle > 0 then redis.call('ZREM', line, channel) end
-  if redis.call('GET', listener) == channel then
+  if listening == channel then
     redis.call('DEL', listener)
     wakes = 1
   end
