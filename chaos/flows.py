@@ -139,12 +139,15 @@ class Flows:
         return app
 
     def _of_redis(self) -> Mapping[str, Any]:
-        return {"broker_transport_options": {"visibility_timeout": LEASE, "unacked_restore_interval": LEASE / 6}}
+        return {
+            "broker_transport_options": {"unacked_restore_interval": LEASE / 6},
+            "redis_queue_task_lease": LEASE,
+        }
 
     def _of_rabbitmq(self) -> Mapping[str, Any]:
         return {
             "broker_transport_options": {"confirm_publish": True},
-            "redis_queue_flow_lease": LEASE,
+            "redis_queue_task_lease": LEASE,
             # Revokes of this run reach no workers of others.
             "control_exchange": f"control-{self._name}",
         }

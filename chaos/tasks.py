@@ -96,6 +96,7 @@ class Tasks:
             redis_queue_prefix="chaos",
             redis_queue_max_deliveries=1000,
             redis_queue_dispatch_lease=2 * LEASE,
+            redis_queue_task_lease=LEASE,
             **self._settings,
         )
         if role == POPPING:
@@ -156,4 +157,4 @@ class Tasks:
 
 
 def _options(broker: str) -> dict[str, Any]:
-    return {"confirm_publish": True} if broker.startswith("amqp") else {"visibility_timeout": LEASE}
+    return {"confirm_publish": True} if broker.startswith("amqp") else {}

@@ -7,10 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from redis_queue.store.keys import lease_ends
+
 if TYPE_CHECKING:
     from celery import Celery
 
 SEPARATOR: Final = "\x06\x16"
+LEASE: Final = 60.0
+"""Seconds for which a worker leases messages by default."""
+
+LEASE_OPTION: Final = "redis_queue_task_lease"
+"""Transport option of connections of an app with leases: how long they are."""
+
 STEPS: Final = (0, 3, 6, 9)
 HIGHEST: Final = 9
 
@@ -66,13 +74,33 @@ class ListNames:
 
 @dataclass(frozen=True, slots=True)
 class InFlightKeys:
-    """Keys of messages in flight: *index*, delivery tag -> time, and *records*, delivery tag -> message."""
+    """Keys of messages in flight, and how long their leases are in seconds.
+
+    Of kombu are *index*: delivery tag -> time, and *records*: delivery tag -> message. *lease_ends*: delivery tag -> end
+    of the lease, has messages that workers with leases hold.
+    """
 
     index: str
     records: str
+    lease_ends: str
+    lease: float = LEASE
 
     @classmethod
     def of(cls, channel: Any) -> InFlightKeys:
-        """Return the names that kombu's *channel* uses."""
-        prefix = channel.global_keyprefix or ""
-        return cls(f"{prefix}{channel.unacked_index_key}", f"{prefix}{channel.unacked_key}")
+        """Return the names that kombu's *channel* uses, and the lease of its connection."""
+        prefix, index = channel.global_keyprefix or "", channel.unacked_index_key
+        lease = lease_of(channel.connection.client.transport_options, channel.visibility_timeout)
+        return cls(f"{prefix}{index}", f"{prefix}{channel.unacked_key}", lease_ends(prefix, index), lease)
+
+    @property
+    def lease_ms(self) -> int:
+        """The lease in whole milliseconds, as scripts take it."""
+        return max(1, round(self.lease * 1000))
+
+
+def lease_of(options: Mapping[str, Any], visibility_timeout: float) -> float:
+    """Return the seconds for which a worker with these transport options leases messages.
+
+    At most the visibility timeout: after that, workers without leases return them.
+    """
+    return min(float(options.get(LEASE_OPTION, LEASE)), float(visibility_timeout))

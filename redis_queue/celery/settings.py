@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
+from redis_queue.celery.kombu_keys import LEASE
 from redis_queue.errors import ConfigurationError, InvalidDelayError, InvalidValueError
 from redis_queue.flow.flows import check_flow_name
 from redis_queue.flow.rules import Flow
@@ -111,6 +112,10 @@ class CelerySettings:
     #: With TaskLeases: how often a task that takes its worker down is started, 1 to 1000, before it becomes a dead
     #: letter. A task's own ``max_deliveries`` has precedence.
     max_deliveries: int = 5
+    #: With TaskLeases: how long (seconds or timedelta, 2 to 3600) a worker leases the messages that it holds; it renews
+    #: while it lives. Tasks of a killed worker start again within one and a half times as long. At most
+    #: ``visibility_timeout`` of the broker.
+    task_lease: Seconds = LEASE
     #: With TaskLeases on a Redis broker: whether workers fetch and settle messages in batches, and record each as in
     #: flight in the step that takes it out of its queue. kombu records it afterwards, and a worker killed in between
     #: loses it. Needs kombu 5.7; with other versions workers log what they lack, and consume without it.
@@ -129,9 +134,6 @@ class CelerySettings:
     #: Flow control: limits, rates and turns of queues and tasks, such as ``{"queue:reports": {"limit": 10}}``. A value
     #: has the arguments of :class:`redis_queue.Flow`; that of a task has precedence over ``flow=`` of its decorator.
     flow: Mapping[str, Any] = field(default_factory=dict)
-    #: Where the broker is not the store: seconds or timedelta, 2 to 3600, after which a task of a flow comes again if
-    #: its worker was killed; a living worker renews. Give all workers the same.
-    flow_lease: Seconds = 60.0
     #: Unique tasks, of which only one may wait, or wait or run, such as ``{"shop.sync": {"key": "{shop_id}"}}``. A
     #: value has the arguments of :class:`redis_queue.Unique`, and precedence over ``unique=`` of the decorator.
     unique: Mapping[str, Any] = field(default_factory=dict)
@@ -153,7 +155,7 @@ class CelerySettings:
         _check_seconds("min_delay", self.min_delay, 0, 86400)
         _check_seconds("dispatch_interval", self.dispatch_interval, 0.1, 60)
         _check_seconds("dispatch_lease", self.dispatch_lease, 2, 3600)
-        _check_seconds("flow_lease", self.flow_lease, 2, 3600)
+        _check_seconds("task_lease", self.task_lease, 2, 3600)
         for name, value in (
             ("dispatch", self.dispatch),
             ("atomic_fetch", self.atomic_fetch),
@@ -199,9 +201,9 @@ class CelerySettings:
         return duration_ms(self.dispatch_interval) / 1000
 
     @property
-    def flow_lease_seconds(self) -> float:
-        """The lease of messages of flows in seconds."""
-        return duration_ms(self.flow_lease) / 1000
+    def task_lease_seconds(self) -> float:
+        """The lease of messages that a worker holds, in seconds."""
+        return duration_ms(self.task_lease) / 1000
 
     @property
     def lease_seconds(self) -> float:

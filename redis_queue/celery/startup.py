@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 from celery import bootsteps
 
 from redis_queue.celery.background import Background
+from redis_queue.celery.consume.connections import low_visibility_timeout, visibility_timeout_of
 from redis_queue.celery.consume.internals import lacking, versions
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE, active_defaults, disabled_settings
 from redis_queue.celery.flow.gate import check_gate
 from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.flow.unique_policy import UniquePolicy
+from redis_queue.celery.kombu_keys import lease_of
 from redis_queue.celery.queues.known import known_queues
 from redis_queue.celery.settings import NAMESPACE
 from redis_queue.celery.store import Store
@@ -44,6 +46,8 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, parent: Any) -> None:
         """Log the line, and check the store in the background."""
         logger.info(describe(parent.app, dispatches=self._dispatches), extra={"action": "worker_starts"})
+        if low := low_visibility_timeout(parent.app):
+            logger.warning("%s: %s", *low, extra={"action": "visibility_timeout_low"})
         store = Store.of(parent.app)
         _background.run(lambda: warn_of_eviction(store))
 
@@ -105,9 +109,8 @@ def _parts_of_redis(app: Celery, *, fetches: bool) -> list[str]:
     with app.connection_for_read() as connection:
         if connection.transport.driver_type != "redis":
             return []
-        default = connection.transport.Channel.visibility_timeout
-        timeout = connection.transport_options.get("visibility_timeout", default)
-        return [f"atomic fetch {_on(fetches)}", f"visibility_timeout {timeout} s"]
+        lease = lease_of(connection.transport_options, visibility_timeout_of(connection.transport_options))
+        return [f"task_lease {lease:g} s", f"atomic fetch {_on(fetches)}"]
 
 
 def _on(value: bool) -> str:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class TaskLeases:
     """Workers of *app* renew the leases of their tasks as long as they live.
 
-    On a Redis broker a task may then run for longer than ``visibility_timeout`` and still runs once, so the timeout can
-    be short: 60 brings the tasks of a killed worker back in at most 90 s. Give all apps on one broker the same, and
-    lower it only once all their workers renew; TaskLeases does not change it. ``task_acks_late`` and
+    On a Redis broker a task may run for longer than ``visibility_timeout`` and still runs once, and the tasks of a
+    killed worker start again within one and a half times ``redis_queue_task_lease`` (60 s). What workers without leases
+    hold comes back by kombu's own rule, so both kinds may share queues. ``task_acks_late`` and
     ``task_reject_on_worker_lost`` are True unless the app, or a task, sets them.
 
     On any broker, a task that takes its worker down ``redis_queue_max_deliveries`` times (5; a task may have its own

@@ -2,6 +2,6 @@
 
 A thread of the worker is not enough: a task that holds the interpreter would stop it. The worker writes each message
 that it fetches or settles into a pipe, before anything else can run. The keeper renews the open leases every third of
-the visibility timeout, in one call, and writes the time into memory that both processes share. It exits with the
+a lease, in one call, and writes the time into memory that both processes share. It exits with the
 worker, even during a call, and renews nothing while the worker is stopped, so that the leases of a dead worker expire.
 """

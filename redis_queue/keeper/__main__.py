@@ -34,7 +34,7 @@ def main(arguments: Iterable[str]) -> None:
         Board(board),
         pipe=sys.stdin.fileno(),
         worker=worker,
-        visibility_timeout=greeting["visibility_timeout"],
+        lease=greeting["lease"],
     ).run()
 
 

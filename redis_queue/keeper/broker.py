@@ -18,14 +18,14 @@ class Broker:
         self._server = greeting["server"]
         self._keys = greeting["keys"]
         self._script = greeting["script"]
-        self._timeout = greeting["visibility_timeout"]
+        self._lease = greeting["lease"]
         self._signature = greeting["signature"]
         self._connection: Connection | None = None
 
     def renew(self, held: Mapping[str, float]) -> Renewal:
         """Renew the leases of *held*, delivery tag -> last known time. Raises RenewalError."""
         try:
-            return renew(self._call, self._timeout, self._signature, held)
+            return renew(self._call, self._lease, self._signature, held)
         except ErrorReply as error:
             # A new connection logs in again, and finds the new primary behind a name.
             self.close()

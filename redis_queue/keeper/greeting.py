@@ -32,8 +32,8 @@ def pack(connection: Any, index: LeaseIndex) -> bytes:
     A connection that only redis-py can make (Sentinel, a credential provider, other classes) is sent as a pickle.
     Raises PicklingError, TypeError or AttributeError if that is impossible.
     """
-    greeting: dict[str, Any] = {"visibility_timeout": index.visibility_timeout, "signature": index.signature}
-    server = _server(connection.default_channel, index.visibility_timeout)
+    greeting: dict[str, Any] = {"lease": index.lease, "signature": index.signature}
+    server = _server(connection.default_channel, index.lease)
     if server is None:
         greeting["pickle"] = pickle.dumps((connection, index)).hex()
     else:

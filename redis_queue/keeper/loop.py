@@ -32,15 +32,14 @@ def pause(seconds: float) -> None:
 class Keeper:
     """Read from *pipe* which messages the worker holds, and renew their leases, until the pipe closes."""
 
-    def __init__(self, broker: Renewing, board: Board, *, pipe: int, worker: int, visibility_timeout: float) -> None:
+    def __init__(self, broker: Renewing, board: Board, *, pipe: int, worker: int, lease: float) -> None:
         self._broker = broker
         self._board = board
         self._pipe = pipe
         self._worker = worker
-        self._every = visibility_timeout / RENEWALS
+        self._every = lease / RENEWALS
         self._held: dict[str, float] = {}
         self._rest = b""
-        self._lowest: float | None = None
 
     def run(self) -> None:
         """Renew until the worker closes the pipe."""
@@ -88,15 +87,7 @@ class Keeper:
             self.tell(lost=tag)
         self._held = dict.fromkeys(self._held, found.score)
         self._board.write(RenewalTime(at, found.score))
-        self._adapt(found.lowest)
         return True
-
-    def _adapt(self, lowest: float | None) -> None:
-        if lowest is not None and lowest != self._lowest:
-            # It comes from a key that others can write.
-            self._every = min(self._every, max(lowest / RENEWALS, PAUSE))
-            self.tell(lowest=lowest)
-        self._lowest = lowest
 
     @staticmethod
     def tell(**event: object) -> None:

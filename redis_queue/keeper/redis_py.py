@@ -16,15 +16,15 @@ from redis_queue.store.scripts import BoundScript, Scripts
 
 @dataclass(frozen=True, slots=True)
 class LeaseIndex:
-    """The keys of the leases in a broker, and the visibility timeout of this worker in seconds.
+    """The keys of the leases in a broker, and how long those of this worker are in seconds.
 
-    *index* is the key ``unacked_index`` of kombu, *timeouts* the key of the visibility timeouts in use. *signature*, a
-    number from 1 to 999999, marks the renewals of this worker.
+    *index* is the key ``unacked_index`` of kombu, *lease_ends* that of the ends of leases. *signature*, a number from 1
+    to 999999, marks the renewals of this worker.
     """
 
     index: bytes
-    timeouts: bytes
-    visibility_timeout: float
+    lease_ends: bytes
+    lease: float
     signature: int
 
 
@@ -32,13 +32,13 @@ class Renewer:
     """Renew leases of *index* in the Redis of *client*."""
 
     def __init__(self, client: redis.Redis, index: LeaseIndex) -> None:
-        self._timeout = index.visibility_timeout
+        self._lease = index.lease
         self._signature = index.signature
         self._script: BoundScript = Scripts(client).bind("held/renew", index)
 
     def renew(self, held: Mapping[str, float]) -> Renewal:
         """Renew the leases of *held*, delivery tag -> last known time. Raises RedisQueueError."""
-        return renew(self._script, self._timeout, self._signature, held)
+        return renew(self._script, self._lease, self._signature, held)
 
 
 class KombuBroker:
@@ -50,7 +50,7 @@ class KombuBroker:
         self._renewer: Renewer | None = None
         options = self._connection.transport_options
         for name in ("socket_timeout", "socket_connect_timeout"):
-            options[name] = bounded_timeout(options.get(name), self._index.visibility_timeout)
+            options[name] = bounded_timeout(options.get(name), self._index.lease)
 
     def renew(self, held: Mapping[str, float]) -> Renewal:
         """Renew the leases of *held*, delivery tag -> last known time. Raises RenewalError."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 RENEWALS: Final = 3
-"""Renewals per visibility timeout."""
+"""Renewals per lease."""
 
 TIMEOUTS: Final = 6
 """Socket timeouts per lease: the lease must not expire before a renewal times out and is tried again."""
@@ -14,18 +14,14 @@ TIMEOUTS: Final = 6
 LONGEST_TIMEOUT: Final = 10.0
 """Longest socket timeout in seconds, for leases of any length."""
 
-REMEMBER: Final = 7 * 86400
-"""Seconds for which the broker remembers a visibility timeout in use."""
-
 TAGS: Final = 2000
 """Most tags in one call."""
 
 
 class Renewal(NamedTuple):
-    """Result of one renewal: the new time, the lowest visibility timeout of other workers, and the lost tags."""
+    """Result of one renewal: the new time, and the lost tags."""
 
     score: float
-    lowest: float | None
     lost: list[str]
 
 
@@ -49,19 +45,19 @@ class RenewalError(Exception):
         self.source = source
 
 
-def renew(script: Callable[..., Any], timeout: float, signature: int, held: Mapping[str, float]) -> Renewal:
-    """Renew the leases of *held* by calls of *script*, ``held/renew``, for a worker with this visibility timeout.
+def renew(script: Callable[..., Any], lease: float, signature: int, held: Mapping[str, float]) -> Renewal:
+    """Renew the leases of *held* by calls of *script*, ``held/renew``, for *lease* seconds.
 
     A lease is lost if its time has changed (another worker has the message) or is gone (the message was settled).
     Raises ValueError for a reply of another form, and the errors of *script*.
     """
-    score, lowest, lost, items = 0.0, None, [], list(held.items())
+    score, lost, items = 0.0, [], list(held.items())
     for start in range(0, len(items) or 1, TAGS):
         more = [item for tag, seen in items[start : start + TAGS] for item in (tag, f"{seen:.6f}")]
-        now, other, *tags = script(now=0, timeout=f"{timeout:.6g}", signature=signature, keep=REMEMBER, more=more)
-        score, lowest = float(now), float(other) if other else None
+        now, *tags = script(now=0, lease=max(1, round(lease * 1000)), signature=signature, more=more)
+        score = float(now)
         lost += [tag.decode() for tag in tags]
-    return Renewal(score, lowest, lost)
+    return Renewal(score, lost)
 
 
 def socket_timeout(lease: float) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from redis_queue.celery.consume.connections import low_visibility_timeout
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE, disabled_settings
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.delay.queue import DelayQueue
@@ -77,6 +78,8 @@ def _dispatchers(state: AppState) -> Iterator[Finding]:
 
 def _lease_settings(app: Any) -> Iterator[Finding]:
     """Check that with leases, tasks of a killed worker are redelivered."""
+    if low := low_visibility_timeout(app):
+        yield warning(*low)
     for name in disabled_settings(app) if ATTRIBUTE in vars(app) else ():
         yield warning(f"{name} is off: a task whose worker is killed is lost", f"leave {name} out, or set it to True")
 

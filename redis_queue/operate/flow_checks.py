@@ -23,6 +23,7 @@ from redis_queue.monitor.model import WorkerRow
 from redis_queue.operate.access import Access
 from redis_queue.operate.faults import BROKEN
 from redis_queue.operate.flows import KINDS, LimitsRow
+from redis_queue.store.keys import lease_ends
 from redis_queue.store.redis_errors import redact
 from redis_queue.store.replies import text
 from redis_queue.store.scripts import Scripts
@@ -158,7 +159,9 @@ def _places_in_vain(access: Access) -> int:
             if shares_store(access.app, channel):
                 keys = GateKeys(InFlightKeys.of(channel), flows)
                 return len(Gates(keys, lambda: 1).orphans(client_of(channel)))
-    keys = GateKeys(InFlightKeys(flows.indexes[1], f"{flows.taken}unacked"), flows)
+    keys = GateKeys(
+        InFlightKeys(flows.indexes[1], f"{flows.taken}unacked", lease_ends(flows.taken, "unacked_index")), flows
+    )
     return len(Gates(keys, lambda: 1).orphans(client)) if isinstance(client, redis.Redis) else 0
 
 

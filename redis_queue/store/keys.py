@@ -105,7 +105,8 @@ Other keys under a prefix:
 
 Keys in the Redis of a Celery broker, after its ``global_keyprefix``:
 
-- ``redis_queue:visibility_timeouts``: ZSET of timeouts in use, each with the time when a worker with it was last seen.
+- ``redis_queue:lease_ends:<x>``: ZSET of the messages in flight that workers with leases hold, delivery tag -> when its
+  lease ends (s); x is kombu's index of messages in flight.
 - ``redis_queue:unreadable``: LIST of unreadable messages that workers found in queues.
 - ``redis_queue:counters``: HASH of outcomes of leases.
 - ``redis_queue:idle:<x>``: ZSET of the idle workers that consume the queues x, channel -> when it last looked (ms).
@@ -370,9 +371,12 @@ def probe(prefix: str, mark: str) -> bytes:
     return f"{_escape(prefix)}:probe:{mark}".encode()
 
 
-def visibility_timeouts(broker_prefix: str) -> bytes:
-    """Return the key of the visibility timeouts in use on a broker; all its keys begin with *broker_prefix*."""
-    return f"{broker_prefix}redis_queue:visibility_timeouts".encode()
+def lease_ends(broker_prefix: str, index: str) -> str:
+    """Return the key of the ends of the leases of messages in flight, whose *index* kombu keeps.
+
+    All keys of a broker begin with *broker_prefix*.
+    """
+    return f"{broker_prefix}redis_queue:lease_ends:{index}"
 
 
 def unreadable(broker_prefix: str) -> bytes:

@@ -33,7 +33,7 @@ DEFAULTS = {
     "management_url": None,
     "flow": {},
     "unique": {},
-    "flow_lease": 60.0,
+    "task_lease": 60.0,
     "allowed_queues": None,
     "on_store_error": None,
 }
@@ -88,7 +88,7 @@ class TestEveryFormOfConfiguration:
             "management_url": "http://user:password@host:15672",
             "flow": {"queue:mail": {"limit": 3}},
             "unique": {"shop.sync": {"key": "{shop_id}"}},
-            "flow_lease": timedelta(seconds=30),
+            "task_lease": timedelta(seconds=30),
             "allowed_queues": ["mail", "shop-*"],
             "on_store_error": "broker",
         }

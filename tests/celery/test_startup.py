@@ -12,6 +12,7 @@ import pytest
 from celery import Celery
 
 from redis_queue.celery import DelayedTasks, TaskLeases
+from redis_queue.celery.consume.connections import low_visibility_timeout
 from redis_queue.celery.consume.internals import lacking
 from redis_queue.celery.consume.safe_settings import SAFE
 from redis_queue.celery.startup import StartupStep, describe
@@ -96,9 +97,18 @@ class TestSafeSettings:
         assert [app.conf[name] for name in SAFE] == [False, None]
         assert list(_lease_settings(app)) == []
 
-    def test_do_not_touch_the_visibility_timeout(self, app: Celery) -> None:
+    @pytest.mark.parametrize(("timeout", "low"), [(None, 0), (60, 1), (3599.5, 1), (3600, 0), (7200, 0)])
+    def test_do_not_touch_the_visibility_timeout_and_report_a_low_one(
+        self, app: Celery, timeout: float | None, low: int
+    ) -> None:
+        given = {} if timeout is None else {"visibility_timeout": timeout}
+        app.conf.broker_transport_options = given
+        assert low_visibility_timeout(app) is None
         TaskLeases(app)
-        assert "visibility_timeout" not in app.conf.broker_transport_options
+        assert app.conf.broker_transport_options == given
+        found = [f"{finding.found}: {finding.advice}" for finding in _lease_settings(app)]
+        assert len(found) == low
+        assert all("visibility_timeout" in text and "remove it, in any order" in text for text in found)
 
 
 class TestLogLine:
@@ -109,13 +119,12 @@ class TestLogLine:
         assert describe(app, dispatches=False) == (
             "redis_queue: store redis://***@localhost:1, delay queue celery, dispatching off, leases on, "
             "task_reject_on_worker_lost on by default, task_acks_late off: a killed worker loses its tasks, "
-            f"atomic fetch {'off' if lacking() else 'on'}, visibility_timeout 3600 s"
+            f"task_lease 60 s, atomic fetch {'off' if lacking() else 'on'}"
         )
 
     def test_is_short_without_leases_or_delays(self, app: Celery) -> None:
         DelayedTasks(app)
         assert describe(app, dispatches=True).endswith("delay queue celery, dispatching on, leases off")
-        app.conf.broker_transport_options = {"visibility_timeout": 60}
         other = Celery("other", broker="redis://localhost:1", set_as_current=False)
         TaskLeases(other)
         assert "delay queue" not in describe(other, dispatches=True)

@@ -135,7 +135,7 @@ def test_every_key_is_documented() -> None:
     text = page("keys")
     for name in vars(keys.Keys("p", "delay", "name", 0)):
         assert name == "_root" or re.search(rf"^\| `{name}\b", text, re.MULTILINE), name
-    for function in ("registry", "starts", "audit", "visibility_timeouts", "unreadable", "counters"):
+    for function in ("registry", "starts", "audit", "unreadable", "counters"):
         assert f":{function}" in text, function
 
 

@@ -191,7 +191,7 @@ def test_checks_without_permission_are_warnings(stage: Stage, limited: Limit) ->
     found = {finding.check: finding for finding in examine(user) if finding.severity != "ok"}
     assert found.keys() == {
         *("version", "eviction", "memory", "persistence", "writes to disk", "replication", "script limit"),
-        *("exposure", "permissions", "coverage", "leases", "put-back", "dispatch", "visibility timeouts"),
+        *("exposure", "permissions", "coverage", "leases", "put-back", "dispatch"),
     }
     assert {finding.severity for finding in found.values()} == {"warning"}
     assert "may not" in found["version"].found or "could not be checked" in found["version"].found

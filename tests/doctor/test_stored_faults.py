@@ -13,7 +13,6 @@ from redis_queue.doctor import examine
 from redis_queue.doctor.checks.keyspace import SCHEMA
 from redis_queue.doctor.server_info import servers
 from redis_queue.doctor.survey import survey
-from redis_queue.store import keys
 from redis_queue.store.keys import Keys
 from redis_queue.store.script_files import load
 from tests.support.doctor import faults
@@ -102,11 +101,6 @@ def test_every_id_is_read(client: redis.Redis) -> None:
     assert sorted(shard.placed(None)) == sorted([*ready, *waiting])
     assert sorted(set(shard.ids(None))) == sorted([*ready, *waiting])
     assert sorted(shard.ready(1000)) == sorted(client.lrange(queue._keys.ready, -1000, -1))
-
-
-def test_an_outdated_visibility_timeout_is_ignored(stage: Stage) -> None:
-    stage.client.zadd(keys.visibility_timeouts(""), {"60": time.time() - 61, "3600": time.time()})
-    assert stage.wrong() == {}
 
 
 def test_a_huge_queue_is_checked_in_part(client: redis.Redis) -> None:

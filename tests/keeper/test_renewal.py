@@ -23,7 +23,7 @@ from tests.support.ports import free_port
 from tests.support.wait import wait_until
 
 INDEX = "unacked_index"
-TIMEOUTS = "timeouts"
+ENDS = "lease_ends"
 
 
 @pytest.fixture
@@ -33,9 +33,9 @@ def board() -> Iterator[Board]:
         yield Board(file.fileno())
 
 
-def renewer(client: redis.Redis, timeout: float = 60.0, signature: int = 7) -> Renewer:
-    """Return the renewer of a worker with this visibility timeout."""
-    return Renewer(client, LeaseIndex(INDEX.encode(), TIMEOUTS.encode(), timeout, signature))
+def renewer(client: redis.Redis, lease: float = 60.0, signature: int = 7) -> Renewer:
+    """Return the renewer of a worker with leases of so many seconds."""
+    return Renewer(client, LeaseIndex(INDEX.encode(), ENDS.encode(), lease, signature))
 
 
 def now_of(client: redis.Redis) -> float:
@@ -51,6 +51,9 @@ class TestRenewer:
         assert found.lost == []
         assert 0 <= found.score - now_of(client) + 5 <= 6
         assert client.zscore(INDEX, "a") == client.zscore(INDEX, "b") == found.score
+        ends = [client.zscore(ENDS, tag) for tag in ("a", "b", "other")]
+        assert ends == [ends[0], ends[0], None]
+        assert 59 <= (ends[0] or 0) - now_of(client) + 0.5 <= 60.5
         assert client.zscore(INDEX, "other") == 3000.0
 
     @pytest.mark.parametrize("since", [998.9, 1001.1, 0.0, 5000.0])
@@ -84,22 +87,11 @@ class TestRenewer:
         assert found.lost == ["gone"]
         assert client.zcount(INDEX, 0, 1000) == 0
 
-    def test_returns_the_shortest_timeout_of_other_workers(self, client: redis.Redis) -> None:
-        assert renewer(client, 60).renew({}).lowest is None
-        assert renewer(client, 30).renew({}).lowest is None
-        assert renewer(client, 60).renew({}).lowest == 30
-        assert renewer(client, 10.5).renew({}).lowest is None
-        assert renewer(client, 60).renew({}).lowest == 10.5
-        # A timeout is forgotten when its worker was not seen for that long.
-        client.zadd(TIMEOUTS, {"10.5": now_of(client) - 11})
-        assert renewer(client, 60).renew({}).lowest == 30
-        assert client.ttl(TIMEOUTS) > 86400
-
     def test_keys_of_another_type_raise_a_clear_error(self, client: redis.Redis) -> None:
         client.set(INDEX, "text")
         with pytest.raises(WrongTypeError, match="unacked_index is a string"):
             renewer(client).renew({"a": 1.0})
-        assert not client.exists(TIMEOUTS)
+        assert not client.exists(ENDS)
 
     def test_an_unreachable_server_raises_a_clear_error(self) -> None:
         with redis.Redis(port=free_port()) as nowhere, pytest.raises(StoreUnavailableError):

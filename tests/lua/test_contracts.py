@@ -117,7 +117,7 @@ def test_each_key_has_the_type_of_the_key_table(text: Text) -> None:
             assert rest.startswith("LIST or ZSET")
         elif label == "wake" and text.name.startswith("delay/"):
             assert rest.startswith("CHANNEL")
-        elif text.name.startswith("held/") or label in ("index", "unacked", "line", "listener"):
+        elif text.name.startswith("held/") or label in ("index", "unacked", "lease_ends", "line", "listener"):
             assert rest.split()[0] in TYPES, "keys of kombu, of timeouts and of idle workers"
         else:
             # The keys of a ring have numbers.
@@ -349,8 +349,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[bytes]]]:
 
 
 def test_renewing_uses_the_keys_of_the_broker(client: redis.Redis, calls: dict[str, list[list[bytes]]]) -> None:
-    Renewer(client, LeaseIndex(b"index", b"timeouts", 60.0, 1)).renew({})
-    assert calls == {"held/renew": [[b"index", b"timeouts"]]}
+    Renewer(client, LeaseIndex(b"index", b"lease_ends", 60.0, 1)).renew({})
+    assert calls == {"held/renew": [[b"index", b"lease_ends"]]}
 
 
 def test_locking_uses_keys_of_one_slot(client: redis.Redis, calls: dict[str, list[list[bytes]]]) -> None:

@@ -54,7 +54,7 @@ If the last task of its name ended sooner than that after it was handed on, it d
 """
 
 LOOKS: Final = 6
-"""Looks of an idle worker for messages per visibility timeout, at least."""
+"""Looks of an idle worker for messages per lease, at least."""
 
 
 class FetchedMessage(virtual.Message):
@@ -278,7 +278,7 @@ class FetchingChannel(Channel):
             client_of(self),
             self._gates,
             self.global_keyprefix or "",
-            longest_look=self.visibility_timeout / LOOKS,
+            longest_look=self.qos.leases.lease / LOOKS,
         )
         self._return_unread()
         self._poller.watch(self, fetch.commands.socket, self._read_replies)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -11,6 +11,9 @@ from kombu.transport import get_transport_cls
 from kombu.transport.redis import Channel, SentinelChannel
 
 from redis_queue.celery.brokers.timeouts import add_timeouts
+from redis_queue.celery.consume.safe_settings import ATTRIBUTE
+from redis_queue.celery.kombu_keys import LEASE_OPTION, lease_of
+from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.redis_errors import redact
 
@@ -21,13 +24,17 @@ SWEEP_LIMIT: Final = "unacked_restore_limit"
 """Transport option: how many expired messages kombu restores per look; None for all, 0 for none."""
 
 
+LONG: Final = Channel.visibility_timeout
+"""Visibility timeout of kombu in seconds, unless an app sets it."""
+
+
 def prepare_connections(app: Celery) -> None:
     """Let later connections of *app* to a Redis broker have timeouts, and restore no expired messages.
 
     kombu restores them on each connection that consumes, even for replies to a ping, by the clock of its host.
     """
     for name in ("connection_for_read", "connection_for_write"):
-        setattr(app, name, _prepared(getattr(app, name)))
+        setattr(app, name, _prepared(app, getattr(app, name)))
 
 
 def check_broker(app: Celery) -> None:
@@ -45,6 +52,20 @@ def check_broker(app: Celery) -> None:
         )
 
 
+def low_visibility_timeout(app: Celery) -> tuple[str, str] | None:
+    """Return what is wrong, and what to do, if *app* has leases and a visibility timeout below kombu's default."""
+    with app.connection_for_read() as connection:
+        if ATTRIBUTE not in vars(app) or connection.transport.driver_type != "redis":
+            return None
+        timeout = visibility_timeout_of(connection.transport_options)
+    if timeout >= LONG:
+        return None
+    return (
+        f"broker_transport_options['visibility_timeout']={timeout:g}: longer tasks of workers without leases run twice",
+        f"remove it, in any order (the default is {LONG:g}): leases have a time of their own, redis_queue_task_lease",
+    )
+
+
 def _is_one_redis(transport: Any) -> bool:
     return transport.driver_type == "redis" and not issubclass(transport.Channel, SentinelChannel)
 
@@ -57,20 +78,23 @@ def worker_connection(app: Celery, heartbeat: float | None) -> Any:
     return connection
 
 
-def _prepared(connect: Callable[..., Any]) -> Callable[..., Any]:
+def _prepared(app: Celery, connect: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(connect)
     def connection(*args: Any, **kwargs: Any) -> Any:
         found = connect(*args, **kwargs)
         if found.get_transport_cls().driver_type == "redis":
-            add_timeouts(found, _visibility_timeout(found))
-            found.transport_options[SWEEP_LIMIT] = 0
+            options = found.transport_options
+            options[LEASE_OPTION] = Store.of(app).settings.task_lease_seconds
+            add_timeouts(found, lease_of(options, visibility_timeout_of(options)))
+            options[SWEEP_LIMIT] = 0
         return found
 
     return connection
 
 
-def _visibility_timeout(connection: Any) -> float:
-    value = connection.transport_options.get("visibility_timeout", Channel.visibility_timeout)
+def visibility_timeout_of(options: Mapping[str, Any]) -> float:
+    """Return the visibility timeout in the transport *options* of a Redis broker. Raises ConfigurationError."""
+    value = options.get("visibility_timeout", LONG)
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise ConfigurationError(
             f"broker_transport_options['visibility_timeout']={value!r}: must be a number of seconds > 0"

@@ -164,7 +164,8 @@ class Fetch:
 
         if self._looks_into_lists(since, wanted):
             keys = self._gates.keys.of(self._script, line=line[0], listener=line[1])
-            options = (0, limit, tag, self._channel, int(self._missed), int(turns), width)
+            lease = self._gates.keys.in_flight.lease_ms
+            options = (0, limit, tag, self._channel, int(self._missed), int(turns), width, lease)
             # kombu's format: exchange and routing key follow the message.
             named = (part for row in lists for part in (row.key, route_of(row.queue)))
             calls.append(self.commands.script(self._script, (len(keys), *keys, *options, *named), answered))

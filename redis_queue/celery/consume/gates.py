@@ -69,7 +69,8 @@ class GateKeys:
 
     def of(self, script: Script, **others: bytes) -> list[bytes]:
         """Return the keys of *script*, in order; *others* by name."""
-        named = {"index": self.in_flight.index.encode(), "unacked": self.in_flight.records.encode(), **others}
+        named = {"index": self.in_flight.index.encode(), "unacked": self.in_flight.records.encode()}
+        named |= {"lease_ends": self.in_flight.lease_ends.encode(), **others}
         return [named.get(name) or getattr(self.flows, name) for name in script.keys]
 
 
@@ -233,7 +234,15 @@ class Gates:
         keys = self.keys.of(self._take, line=idle.line, listener=idle.listener)
         named = (part for queue in queues for part in (queue, route_of(queue)))
         numbers = (wanted.limit, wanted.at_once)
-        options = (0, *numbers, tag, idle.channel, random.randrange(TURNS), len(wanted.settled))
+        options = (
+            0,
+            *numbers,
+            tag,
+            idle.channel,
+            random.randrange(TURNS),
+            len(wanted.settled),
+            self.keys.in_flight.lease_ms,
+        )
 
         def answered(reply: Any) -> None:
             if isinstance(reply, Exception):

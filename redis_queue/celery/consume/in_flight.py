@@ -29,6 +29,7 @@ class InFlightRecords:
         self._link = DirectLink(client)
         self._record, self._restore, self._settle = map(self._bound, ("held/record", "held/restore", "held/settle"))
         self._restore_gated, self._settle_gated = map(self._bound, ("flow/restore", "flow/settle"))
+        self._expired = self._bound("held/expired")
 
     def _bound(self, name: str) -> BoundScript:
         script = load(name)
@@ -37,7 +38,7 @@ class InFlightRecords:
     def add(self, tag: str, record: str) -> float:
         """Write the *record* of a popped message; return the Redis time at which its lease begins."""
         try:
-            return float(_call(self._record, now=0, tag=tag, record=record))
+            return float(_call(self._record, now=0, tag=tag, record=record, lease=self._in_flight.lease_ms))
         except redis.exceptions.NoPermissionError:
             # After BRPOP no other copy of the message exists.
             seconds, microseconds = self._client.time()
@@ -52,6 +53,19 @@ class InFlightRecords:
         """Return the record of *tag*."""
         found: Any = self._client.hget(self._in_flight.records, tag)
         return found
+
+    def expired(self, visibility_timeout: float, limit: int) -> list[str]:
+        """Return up to *limit* (at most 500) tags of each kind, the oldest first: those whose leases ended.
+
+        And those without a lease, whose workers took them longer ago than the *visibility_timeout* of kombu.
+        """
+        try:
+            found = _call(self._expired, now=0, timeout=round(visibility_timeout * 1000), limit=limit)
+        except redis.exceptions.NoPermissionError:
+            # Without scripts there are no leases.
+            before = self._client.time()[0] - visibility_timeout
+            found = self._client.zrangebyscore(self._in_flight.index, 0, before, start=0, num=limit)
+        return [tag.decode(errors="replace") for tag in found]
 
     def restore(self, tag: str, record: bytes, rows: Sequence[str], *, last: bool) -> bool:
         """Push *rows*, each a list and a message, in place of the *record* of *tag*; False if it has changed."""

@@ -36,13 +36,13 @@ LONGEST_PAUSE: Final = 30.0
 """Most seconds before a restart, and never more than between two renewals."""
 
 STALE: Final = 2 / RENEWALS
-"""Share of the visibility timeout without a renewal after which a keeper is replaced."""
+"""Share of a lease without a renewal after which a keeper is replaced."""
 
 STALE_AT_LEAST: Final = 10.0
 """Least seconds without a renewal before that: on a busy machine a keeper may connect slowly."""
 
 LOOKS: Final = 12
-"""Checks of the last renewal per visibility timeout."""
+"""Checks of the last renewal per lease."""
 
 LONGEST_LOOK: Final = 5.0
 """Most seconds between two checks."""
@@ -64,9 +64,7 @@ class KeeperProcess:
     for threads. Raises ConfigurationError if no keeper comes up.
     """
 
-    def __init__(
-        self, greeting: bytes, visibility_timeout: float, *, held: HeldLines, on_lost: Callable[[str], None]
-    ) -> None:
+    def __init__(self, greeting: bytes, lease: float, *, held: HeldLines, on_lost: Callable[[str], None]) -> None:
         self._greeting = greeting
         self._held_lines = held
         self._on_lost = on_lost
@@ -77,10 +75,10 @@ class KeeperProcess:
         self._unwritten = bytearray()
         # Bytes since the keeper last read any.
         self._unread = 0
-        longest = min(LONGEST_PAUSE, visibility_timeout / RENEWALS)
+        longest = min(LONGEST_PAUSE, lease / RENEWALS)
         self._backoff = Backoff(first=RESTART_AFTER, cap=max(RESTART_AFTER, longest))
-        self._stale = max(visibility_timeout * STALE, STALE_AT_LEAST)
-        self._look = min(visibility_timeout / LOOKS, LONGEST_LOOK)
+        self._stale = max(lease * STALE, STALE_AT_LEAST)
+        self._look = min(lease / LOOKS, LONGEST_LOOK)
         self._first_ended = threading.Event()
         self._was_up = False
         self._is_up = False
@@ -197,13 +195,6 @@ class KeeperProcess:
             if self.renewed.at > self._warned_at:
                 self._warned_at = self._heard_at
                 logger.warning("cannot renew leases: %s", _reason(event), extra={"action": "leases_away"})
-        elif "lowest" in event:
-            logger.warning(
-                "another app on this broker has visibility_timeout=%g: it takes tasks from workers that renew less "
-                "often, or not at all; give all apps the same",
-                event["lowest"],
-                extra={"action": "visibility_timeout_differs"},
-            )
         else:
             self._on_lost(event["lost"])
 

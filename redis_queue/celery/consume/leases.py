@@ -25,14 +25,14 @@ from redis_queue.keeper.greeting import pack
 from redis_queue.keeper.lines import write_line
 from redis_queue.keeper.redis_py import LeaseIndex, Renewer, client_of
 from redis_queue.logs import logger_of
-from redis_queue.store.keys import FlowKeys, unreadable, visibility_timeouts
+from redis_queue.store.keys import FlowKeys, unreadable
 from redis_queue.store.redis_errors import RedisErrors
 from redis_queue.store.settings import Settings
 
 logger = logger_of(__name__)
 
 TRUSTED: Final = 0.9
-"""Share of the visibility timeout for which a lease is trusted after its renewal."""
+"""Share of a lease for which it is trusted after its renewal."""
 
 
 @dataclass(slots=True)
@@ -63,8 +63,8 @@ class WorkerLeases:
         self._in_flight = InFlightKeys.of(channel)
         index = LeaseIndex(
             index=self._in_flight.index.encode(),
-            timeouts=visibility_timeouts(prefix),
-            visibility_timeout=float(channel.visibility_timeout),
+            lease_ends=self._in_flight.lease_ends.encode(),
+            lease=self._in_flight.lease,
             signature=random.SystemRandom().randint(1, 999_999),
         )
         try:
@@ -75,7 +75,9 @@ class WorkerLeases:
                 "broker_transport_options and broker_use_ssl"
             ) from error
         self._on_lost = on_lost
-        self._trusted = index.visibility_timeout * TRUSTED
+        #: Seconds for which Redis keeps a message for its worker without a renewal.
+        self.lease = index.lease
+        self._trusted = index.lease * TRUSTED
         self._client = client_of(channel)
         self.counters = Counters(self._client, prefix)
         self._unreadable = unreadable(prefix)
@@ -92,7 +94,7 @@ class WorkerLeases:
         self._in_removal: set[str] = set()
         #: Number of lost leases.
         self.lost = 0
-        self._keeper = KeeperProcess(greeting, index.visibility_timeout, held=self._lines, on_lost=self._note_renewal)
+        self._keeper = KeeperProcess(greeting, index.lease, held=self._lines, on_lost=self._note_renewal)
 
     def hold(self, tag: str, since: float, score: float) -> None:
         """Renew the lease of *tag* from now on; it began at *since* (monotonic clock), *score* by Redis."""
@@ -172,6 +174,7 @@ class WorkerLeases:
         """Move an unreadable message from its record *tag* to a list that no worker consumes."""
         with self.removal([tag]), self._client.pipeline() as pipe:
             pipe.rpush(self._unreadable, item)
+            pipe.zrem(self._in_flight.lease_ends, tag)
             pipe.zrem(self._in_flight.index, tag)
             pipe.hdel(self._in_flight.records, tag)
             pipe.execute()

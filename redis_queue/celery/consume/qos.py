@@ -19,16 +19,16 @@ from redis_queue.celery.consume.gates import Move, tag_of, task_id_of
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.poller import FetchingPoller
-from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.keeper.redis_py import client_of
 from redis_queue.lazy_property import LazyProperty
 from redis_queue.logs import logger_of
+from redis_queue.store.chunks import CHUNK
 
 logger = logger_of(__name__)
 
 SWEEPS: Final = 6
-"""Sweeps for expired messages per visibility timeout; those of kombu are 100 s apart."""
+"""Sweeps for expired messages per lease; those of kombu are 100 s apart."""
 
 SWEEP: Final = 60.0
 """Most seconds between two sweeps."""
@@ -204,9 +204,12 @@ class LeasedQoS(QoS):
         self._records.add(tag, dumps([message._raw, "", message.queue]))
 
     def restore_visible(self, start: int = 0, num: int | None = 10, interval: int = 10) -> None:  # noqa: ARG002
-        """Return up to *num* messages whose leases ended by the clock of Redis; may be called often."""
+        """Return up to *num* messages whose leases ended by the clock of Redis; may be called often.
+
+        And those that workers without leases hold for longer than the visibility timeout.
+        """
         now = time.monotonic()
-        if now - self._swept_at >= min(SWEEP, self.visibility_timeout / SWEEPS):
+        if now - self._swept_at >= min(SWEEP, self.leases.lease / SWEEPS):
             self._swept_at = now
             self._sweep(num)
 
@@ -232,18 +235,14 @@ class LeasedQoS(QoS):
                 return True
 
     def _sweep(self, limit: int | None) -> None:
-        # kombu's client adds the prefix of the broker's keys to some commands, but not to ZRANGEBYSCORE.
-        index = InFlightKeys.of(self.channel).index
-        with self.channel.conn_or_acquire() as client:
-            seconds, microseconds = client.time()
-            expired = seconds + microseconds / 1e6 - self.visibility_timeout
-            tags = map(bytes_to_str, client.zrangebyscore(index, 0, expired, start=limit and 0, num=limit))
-            # After the whole worker was stopped, its own messages may be among them: they are still held.
-            # The oldest one last: it becomes the next one of its queue.
-            expired_tags = [tag for tag in tags if not self.leases.holds(tag)]
-            restored = sum(self._return(tag) for tag in reversed(expired_tags))
-            orphans = self.leases.gates.orphans(client) if self.leases.gates.in_use else []
-        self._records.free(orphans)
+        tags = self._records.expired(self.visibility_timeout, CHUNK if limit is None else limit)
+        # After the whole worker was stopped, its own messages may be among them: they are still held.
+        # The oldest one last: it becomes the next one of its queue.
+        restored = sum(self._return(tag) for tag in reversed(tags) if not self.leases.holds(tag))
+        if self.leases.gates.in_use:
+            with self.channel.conn_or_acquire() as client:
+                orphans = self.leases.gates.orphans(client)
+            self._records.free(orphans)
         if restored:
             self.leases.counters.add("restored", restored)
 

@@ -191,21 +191,6 @@ def paused(shard: ShardView) -> Iterator[Finding]:
         yield warning(f"{shard.label} is paused", "resume it when the reason for the pause is gone")
 
 
-def visibility_timeouts(scripts: Scripts) -> Iterator[Finding]:
-    """All workers on this broker use the same visibility timeout."""
-    seen = pairs(scripts.command("ZRANGE", keys.visibility_timeouts(""), 0, STEP - 1, "WITHSCORES"))
-    now = int(scripts.command("TIME")[0])
-    # A worker updates its entry three times per timeout.
-    alive = sorted(float(timeout) for timeout, at in seen if now - float(at) <= float(timeout))
-    if len(alive) > 1:
-        timeouts = ", ".join(f"{timeout:g}" for timeout in alive)
-        yield warning(
-            f"workers with visibility_timeout {timeouts} s share this broker: workers with the shortest one take tasks "
-            "from the others, which renew less often",
-            "give all apps on one broker the same visibility_timeout",
-        )
-
-
 def unreadable(scripts: Scripts) -> Iterator[Finding]:
     """Workers found no unreadable messages in Celery queues."""
     if count := scripts.command("LLEN", keys.unreadable("")):
@@ -224,6 +209,5 @@ CHECKS: Final[dict[str, Check[ShardView]]] = {
 }
 
 BROKER_CHECKS: Final[dict[str, Check[Scripts]]] = {
-    "visibility timeouts": visibility_timeouts,
     "unreadable tasks": unreadable,
 }

@@ -13,6 +13,7 @@
 -- KEYS[9] owner_ends  ZSET  task and key -> when its owner ends (ms)
 -- KEYS[10] replaced    ZSET  token of a message that must not run -> when it is forgotten (ms)
 -- KEYS[11] owned       HASH  delivery tag -> the key that its message owns: until, token, task and key
+-- KEYS[12] lease_ends  ZSET  delivery tag -> when its lease ends (s)
 -- ARGV[1] now       ms; 0 = the server's TIME
 -- ARGV[2] tag       delivery tag
 -- ARGV[3] record    as the caller read it
@@ -28,7 +29,7 @@
 -- O(log index)
 local index, unacked, config, running = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local held, oldest, backlog = KEYS[5], KEYS[6], KEYS[7]
-local owners, owner_ends, replaced, owned = KEYS[8], KEYS[9], KEYS[10], KEYS[11]
+local owners, owner_ends, replaced, owned, lease_ends = KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local now, tag, record, last = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4] == '1'
 local step, queue, task, of_task, of_queue, message = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
 
@@ -40,6 +41,7 @@ local step, queue, task, of_task, of_queue, message = ARGV[5], ARGV[6], ARGV[7],
 -- include unique_owner
 -- include unique_message
 redis.call('ZCARD', index)
+redis.call('ZCARD', lease_ends)
 local group = table.concat({step, queue, task, of_task, of_queue}, '\0')
 if not string.find(group, '^%d%z[^%z]+%z[^%z]*%z[^%z]*%z[^%z]*$') then return redis.error_reply('ERR invalid group') end
 if redis.call('HGET', unacked, tag) ~= record then return 0 end
@@ -51,6 +53,7 @@ if letter then message = string.sub(message, 1, 1) .. letter .. string.sub(messa
 push(group, message, not last)
 redis.call('ZREM', index, tag)
 redis.call('HDEL', unacked, tag)
+redis.call('ZREM', lease_ends, tag)
 free({tag})
 redis.call('HDEL', owned, tag)
 local until_, token, ttl, field, id = unique_of(message)

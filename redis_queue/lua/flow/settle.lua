@@ -9,13 +9,14 @@
 -- KEYS[7] owner_ends  ZSET  task and key -> when its owner ends (ms)
 -- KEYS[8] replaced    ZSET  token of a message that must not run -> when it is forgotten (ms)
 -- KEYS[9] owned       HASH  delivery tag -> the key that its message owns: until, token, task and key
+-- KEYS[10] lease_ends  ZSET  delivery tag -> when its lease ends (s)
 -- ARGV[1] now      ms; 0 = the server's TIME
 -- ARGV[...] tags   delivery tags
 --
 -- Returns the tags that were not in flight: their leases were lost.
 -- O(tags * log index)
 local index, unacked, config, running, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local owners, owner_ends, replaced, owned = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local owners, owner_ends, replaced, owned, lease_ends = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local now = tonumber(ARGV[1])
 local tags = {unpack(ARGV, 2)}
 
@@ -25,12 +26,7 @@ local tags = {unpack(ARGV, 2)}
 -- include flow_free
 -- include unique_owner
 -- include unique_settle
-local missing = {}
-for i, found in ipairs(redis.call('ZMSCORE', index, unpack(tags))) do
-  if not found then missing[#missing + 1] = tags[i] end
-end
-redis.call('ZREM', index, unpack(tags))
-redis.call('HDEL', unacked, unpack(tags))
+-- include remove_records
 free(tags)
 free_keys(tags, missing)
 for queue in pairs(changed) do signal(queue) end

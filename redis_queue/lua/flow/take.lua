@@ -19,6 +19,7 @@
 -- KEYS[13] owner_ends  ZSET  task and key -> when its owner ends (ms)
 -- KEYS[14] replaced    ZSET  token of a message that must not run -> when it is forgotten (ms)
 -- KEYS[15] owned       HASH  delivery tag -> the key that its message owns: until, token, task and key
+-- KEYS[16] lease_ends  ZSET  delivery tag -> when its lease ends (s)
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] limit      most messages
 -- ARGV[3] at_once    most messages if other workers are idle: those that the caller starts at once
@@ -26,6 +27,7 @@
 -- ARGV[5] channel    on which the caller is woken
 -- ARGV[6] turn       any whole number >= 0: which of several tasks of one priority comes first
 -- ARGV[7] settled    number of delivery tags to settle
+-- ARGV[8] lease      ms for which the caller holds the messages, until it renews
 -- ARGV[...] more     these tags; then queue, JSON of exchange and routing key, ...
 --
 -- Stops after the message that makes 1 MiB, and after looking at 300 groups. A caller that took messages, or that left
@@ -35,10 +37,10 @@
 -- O((messages + groups) * log groups)
 local index, unacked, line, listener, config = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local running, rates, held, oldest, backlog, flags = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
-local owners, owner_ends, replaced, owned = KEYS[12], KEYS[13], KEYS[14], KEYS[15]
+local owners, owner_ends, replaced, owned, lease_ends = KEYS[12], KEYS[13], KEYS[14], KEYS[15], KEYS[16]
 local now, limit, at_once, tag = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-local channel, turn, settled = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
-local more, FIRST = ARGV, 8
+local channel, turn, settled, lease = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local more, FIRST = ARGV, 9
 local MAX_BYTES, MOST, LOOKS, RINGS, SETTLED = 1048576, 100, 300, 100, 500
 
 -- include clock
@@ -55,14 +57,8 @@ local MAX_BYTES, MOST, LOOKS, RINGS, SETTLED = 1048576, 100, 300, 100, 500
 redis.call('HDEL', held, '')
 local idle, pauses = redis.call('ZCARD', line), redis.call('HLEN', flags) > 1
 settled = math.max(0, math.min(settled, SETTLED, #more - FIRST + 1))
-local missing, tags = {}, {unpack(more, FIRST, FIRST + settled - 1)}
-if settled > 0 then
-  for i, found in ipairs(redis.call('ZMSCORE', index, unpack(tags))) do
-    if not found then missing[#missing + 1] = tags[i] end
-  end
-  redis.call('ZREM', index, unpack(tags))
-  redis.call('HDEL', unacked, unpack(tags))
-end
+local tags = {unpack(more, FIRST, FIRST + settled - 1)}
+-- include remove_records
 free(tags)
 free_keys(tags, missing)
 
@@ -113,6 +109,7 @@ end
 if count > 0 then
   redis.call('HSET', unacked, unpack(fields))
   redis.call('ZADD', index, unpack(scores))
+  redis.call('ZADD', lease_ends, unpack(ends))
   redis.call('HSET', held, unpack(places))
   if #keys_owned > 0 then redis.call('HSET', owned, unpack(keys_owned)) end
 end

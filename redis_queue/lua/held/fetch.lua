@@ -12,6 +12,7 @@
 -- KEYS[3] line       ZSET    channel of an idle worker -> when it last looked for messages (ms)
 -- KEYS[4] listener   STRING  channel of the listener
 -- KEYS[5] flags      HASH    "" once there are flows, and all that is paused: flows of tasks, and queues as JSON
+-- KEYS[6] lease_ends  ZSET    delivery tag -> when its lease ends (s)
 -- ARGV[1] now        ms; 0 = the server's TIME
 -- ARGV[2] limit      most messages
 -- ARGV[3] tag        first part of the tags, followed by a number
@@ -19,6 +20,7 @@
 -- ARGV[5] missed     1 if the caller was not notified: a listener that missed messages is replaced
 -- ARGV[6] turns      1 to take one message of each list of a priority in turn, 0 to empty one list after the other
 -- ARGV[7] width      number of lists per priority
+-- ARGV[8] lease      ms for which the caller holds the messages, until it renews
 -- ARGV[...] lists    list, JSON of exchange and routing key, ...; in order of priority
 --
 -- Stops after the message that makes 1 MiB, and reads at most 15 of each list after it, so that no call blocks Redis
@@ -27,10 +29,11 @@
 -- the lists of paused queues, which are left out, number of the list, message, ...}; tags are counted from 1.
 -- O(lists + messages * log index)
 local index, unacked, line, listener, flags = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local lease_ends = KEYS[6]
 local now, limit, tag, channel = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
-local missed, turns, width = ARGV[5] == '1', ARGV[6] == '1', tonumber(ARGV[7])
+local missed, turns, width, lease = ARGV[5] == '1', ARGV[6] == '1', tonumber(ARGV[7]), tonumber(ARGV[8])
 -- Not unpacked: Lua refuses more than 8,000 values, those of 1,000 queues.
-local lists, FIRST = ARGV, 8
+local lists, FIRST = ARGV, 9
 local MAX_BYTES, CHUNK, TOGETHER = 1048576, 16, 8
 local IDLE, LISTENING = 60000, 60
 
@@ -40,6 +43,7 @@ local listening = redis.call('GET', listener)
 redis.call('ZREM', line, channel)
 redis.call('ZCARD', index)
 redis.call('HLEN', unacked)
+redis.call('ZCARD', lease_ends)
 local lengths, total, flagged = {}, 0, redis.call('HLEN', flags)
 local known, several, some = {flagged > 0 and 'flows' or nil}, {}, false
 for i = FIRST, #lists, 2 do
@@ -61,8 +65,9 @@ end
 local peers = redis.call('ZCARD', line)
 if peers > 0 then limit = math.min(limit, math.ceil(total / (peers + 1))) end
 
-local text = string.format('%.3f', now / 1000)
-local reply, fields, scores, count, bytes = {text, peers, 0, table.concat(known, ' ')}, {}, {}, 0, 0
+local text, lease_end = string.format('%.3f', now / 1000), string.format('%.3f', (now + lease) / 1000)
+local reply, fields, scores, ends = {text, peers, 0, table.concat(known, ' ')}, {}, {}, {}
+local count, bytes = 0, 0
 local taken, read, ahead = {}, {}, {}
 -- Return the next message of a list; reads the first one alone, then 16 at a time.
 local function following(number)
@@ -85,6 +90,7 @@ local function take(number)
   local name = tag .. string.format('%03d', count)
   fields[2 * count - 1], fields[2 * count] = name, '[' .. message .. ', ' .. lists[FIRST + 2 * number - 1] .. ']'
   scores[2 * count - 1], scores[2 * count] = text, name
+  ends[2 * count - 1], ends[2 * count] = lease_end, name
   reply[2 * count + 3], reply[2 * count + 4] = number, message
   return true
 end
@@ -108,6 +114,7 @@ end
 if count > 0 then
   redis.call('HSET', unacked, unpack(fields))
   redis.call('ZADD', index, unpack(scores))
+  redis.call('ZADD', lease_ends, unpack(ends))
   for number, done in pairs(taken) do
     local list = lists[FIRST + 2 * number - 2]
     redis.call('LTRIM', list, 0, -done - 1)

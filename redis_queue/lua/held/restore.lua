@@ -5,6 +5,7 @@
 --
 -- KEYS[1] index    ZSET  delivery tag -> time from which the visibility timeout counts (s)
 -- KEYS[2] unacked  HASH  delivery tag -> message, exchange and routing key as JSON
+-- KEYS[3] lease_ends  ZSET  delivery tag -> when its lease ends (s)
 -- ARGV[1] tag      delivery tag
 -- ARGV[2] record   as the caller read it
 -- ARGV[3] last     1 = after all others (left end), 0 = next one (right end)
@@ -12,11 +13,12 @@
 --
 -- Returns 1 = returned, 0 = another caller returned or settled it.
 -- O(log index + lists)
-local index, unacked = KEYS[1], KEYS[2]
+local index, unacked, lease_ends = KEYS[1], KEYS[2], KEYS[3]
 local tag, record, last = ARGV[1], ARGV[2], ARGV[3] == '1'
 local lists = {unpack(ARGV, 4)}
 
 redis.call('ZCARD', index)
+redis.call('ZCARD', lease_ends)
 if redis.call('HGET', unacked, tag) ~= record then return 0 end
 -- As includes/first_write.lua.
 redis.call('HDEL', unacked, '')
@@ -26,4 +28,5 @@ for i = 1, #lists, 2 do
 end
 redis.call('ZREM', index, tag)
 redis.call('HDEL', unacked, tag)
+redis.call('ZREM', lease_ends, tag)
 return 1

@@ -2,17 +2,13 @@
 --
 -- KEYS[1] index    ZSET  delivery tag -> time from which the visibility timeout counts (s)
 -- KEYS[2] unacked  HASH  delivery tag -> message, exchange and routing key as JSON
+-- KEYS[3] lease_ends  ZSET  delivery tag -> when its lease ends (s)
 -- ARGV[...] tags   delivery tags
 --
 -- Returns the tags that were not in flight: their leases were lost.
 -- O(tags * log index)
-local index, unacked = KEYS[1], KEYS[2]
+local index, unacked, lease_ends = KEYS[1], KEYS[2], KEYS[3]
 local tags = {unpack(ARGV, 1)}
 
-local missing = {}
-for i, found in ipairs(redis.call('ZMSCORE', index, unpack(tags))) do
-  if not found then missing[#missing + 1] = tags[i] end
-end
-redis.call('ZREM', index, unpack(tags))
-redis.call('HDEL', unacked, unpack(tags))
+-- include remove_records
 return missing

@@ -1,16 +1,17 @@
 -- Take messages of rings, in memory: what is recorded is written afterwards.
 --
--- Needs now, root, tag, oldest, rules, admits, place_of, pass_on, use, leave, start, LOOKS. Defines text: the time (s),
+-- Needs now, lease, root, tag, oldest, rules, admits, place_of, pass_on, use, leave, start, LOOKS. Defines text: the time (s),
 -- count: taken messages, bytes: their size, looks: groups that were looked at, messages: number of the queue and message
--- of each, fields, scores, places: of their records, keys_owned: what their tags own, record: adds one, weight_of: turns
+-- of each, fields, scores, ends, places: of their records, keys_owned: what their tags own, record: adds one, weight_of: turns
 -- of a key for one of another, take: takes the next one of a ring; false if none may be taken now.
 local text, count, bytes, looks = string.format('%.3f', now / 1000), 0, 0, 0
-local messages, fields, scores, places, keys_owned = {}, {}, {}, {}, {}
+local messages, fields, scores, ends, places, keys_owned = {}, {}, {}, {}, {}, {}
 local function record(group, message, number, route, key)
   count, bytes = count + 1, bytes + #message
   local name = tag .. string.format('%03d', count)
   fields[2 * count - 1], fields[2 * count] = name, '[' .. message .. ', ' .. route .. ']'
   scores[2 * count - 1], scores[2 * count] = text, name
+  ends[2 * count - 1], ends[2 * count] = string.format('%.3f', (now + lease) / 1000), name
   places[2 * count - 1], places[2 * count] = name, group
   messages[2 * count - 1], messages[2 * count] = number, message
   if key then keys_owned[#keys_owned + 1], keys_owned[#keys_owned + 2] = name, key end

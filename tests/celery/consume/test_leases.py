@@ -20,8 +20,6 @@ from redis_queue.celery.consume import keeper_process
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.errors import ConfigurationError
 from redis_queue.keeper.lines import write_line
-from redis_queue.keeper.loop import PAUSE
-from redis_queue.store.keys import visibility_timeouts
 from tests.support.celery.brokers import connect
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -52,10 +50,10 @@ def begin(redis_server: RedisServer, client: redis.Redis) -> Iterator[Begin]:
         connection.release()
 
 
-def wait_for_renewal(client: redis.Redis) -> None:
-    """Wait until a keeper has renewed."""
-    client.delete(visibility_timeouts(""))
-    wait_until(lambda: client.exists(visibility_timeouts("")), description="a keeper that renews")
+def wait_for_renewal(leases: WorkerLeases) -> None:
+    """Wait until the keeper has renewed."""
+    since = time.monotonic()
+    wait_until(lambda: leases._keeper.renewed.at > since, description="a keeper that renews")
 
 
 def test_lease_of_a_message_whose_settlement_is_not_confirmed_is_not_lost(begin: Begin) -> None:
@@ -81,9 +79,9 @@ def test_keeper_with_redis_py_uses_the_import_path_of_its_worker(
     monkeypatch.chdir("/")
 
     # Only redis-py knows the option.
-    begin("?encoding=latin-1", client_name=importlib.import_module("found_by_path_only").Name("me"))
+    begun = begin("?encoding=latin-1", client_name=importlib.import_module("found_by_path_only").Name("me"))
 
-    wait_for_renewal(client)
+    wait_for_renewal(begun)
 
 
 def test_a_worker_needs_no_folder_that_can_be_written(
@@ -91,9 +89,9 @@ def test_a_worker_needs_no_folder_that_can_be_written(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
 
-    begin()
+    begun = begin()
 
-    wait_for_renewal(client)
+    wait_for_renewal(begun)
 
 
 def test_worker_does_not_start_if_its_keeper_does_not(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +137,7 @@ def test_crashing_keepers_are_replaced_with_backoff(
         begun._keeper._process.kill()
         wait_until(lambda: len(pauses()) >= 4, description="four keepers that died")
     assert pauses()[3] > pauses()[0]
-    wait_for_renewal(client)
+    wait_for_renewal(begun)
 
 
 def test_a_new_keeper_renews_more_messages_than_its_pipe_holds(begin: Begin, client: redis.Redis) -> None:
@@ -162,7 +160,7 @@ def test_a_keeper_that_reads_nothing_is_replaced_after_many_lines(
 ) -> None:
     monkeypatch.setattr(keeper_process, "MOST_UNWRITTEN", 1000)
     begun = begin()
-    wait_for_renewal(client)
+    wait_for_renewal(begun)
     keeper = begun._keeper
     process = keeper._process
     assert process is not None
@@ -177,18 +175,4 @@ def test_a_keeper_that_reads_nothing_is_replaced_after_many_lines(
     assert process.poll() is None
     keeper.write(write_line("tag") * 200)
     wait_until(lambda: process.poll() is not None, timeout=5, description="the keeper to be killed")
-    wait_for_renewal(client)
-
-
-def test_a_visibility_timeout_of_0_in_redis_does_not_keep_a_keeper_busy(begin: Begin, client: redis.Redis) -> None:
-    begin()
-    client.zadd(visibility_timeouts(""), {"0": client.time()[0] + 1000})
-
-    def calls() -> int:
-        return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
-
-    client.config_resetstat()
-    client.evalsha(client.script_load("return 1"), 0)
-    started, calls_before = time.monotonic(), calls()
-    wait_until(lambda: calls() >= calls_before + 10, description="ten renewals")
-    assert time.monotonic() - started > 7 * PAUSE
+    wait_for_renewal(begun)

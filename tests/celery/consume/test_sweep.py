@@ -19,13 +19,17 @@ from redis_queue.celery.consume.gates import GateKeys
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.celery.kombu_keys import InFlightKeys
-from redis_queue.store.keys import FlowKeys
+from redis_queue.store.keys import FlowKeys, lease_ends
 from tests.support.celery.fake_leases import FakeLeases
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.celery
 
 TIMEOUT = 60
+
+LEASE = 10
+
+ENDS = lease_ends("", "unacked_index")
 
 
 @pytest.fixture
@@ -49,6 +53,39 @@ def hold(client: redis.Redis, tag: str, age: float) -> None:
 def queued(client: redis.Redis) -> list[str]:
     """Return the messages that are in the queue again."""
     return [json.loads(row)["body"] for row in client.lrange("q", 0, -1)]
+
+
+def lease(client: redis.Redis, tag: str, ago: float) -> None:
+    """Add a message in flight whose lease began *ago* seconds ago."""
+    hold(client, tag, ago)
+    client.zadd(ENDS, {tag: client.time()[0] - ago + LEASE})
+
+
+def test_messages_with_a_lease_are_put_back_when_it_ends_and_others_after_the_visibility_timeout(
+    channel: Any, client: redis.Redis
+) -> None:
+    for age in (2, LEASE + 2, TIMEOUT + 2):
+        hold(client, f"stock {age}", age)
+        lease(client, f"ours {age}", age)
+    channel.qos.restore_visible(num=None)
+    assert sorted(queued(client)) == ["ours 12", "ours 62", "stock 62"]
+    assert client.zrange(ENDS, 0, -1) == [b"ours 2"]
+
+
+def test_a_renewed_lease_outlives_the_visibility_timeout(channel: Any, client: redis.Redis) -> None:
+    hold(client, "running", TIMEOUT + 2)
+    client.zadd(ENDS, {"running": client.time()[0] + 2})
+    channel.qos.restore_visible(num=None)
+    assert queued(client) == []
+
+
+def test_a_lease_that_is_older_than_the_record_is_forgotten(channel: Any, client: redis.Redis) -> None:
+    lease(client, "taken again", LEASE + 2)
+    # A worker without leases has returned and taken it, and another one has settled a message.
+    hold(client, "taken again", 1)
+    client.zadd(ENDS, {"settled": 1})
+    channel.qos.restore_visible(num=None)
+    assert (queued(client), client.exists(ENDS)) == ([], 0)
 
 
 def test_only_expired_messages_are_put_back(channel: Any, client: redis.Redis) -> None:

@@ -21,6 +21,7 @@ from redis_queue.celery.consume.connections import check_broker
 from redis_queue.celery.consume.counters import LeaseCounters
 from redis_queue.celery.consume.internals import lacking
 from redis_queue.errors import ConfigurationError
+from redis_queue.store.keys import lease_ends
 from redis_queue.store.script_files import load
 from tests.support.celery.leasing import TIMEOUT, Leasing, keeper_of
 from tests.support.celery.leasing_names import HOLD, WAIT
@@ -110,12 +111,12 @@ class TestTaskLongerThanTheVisibilityTimeout:
         kept = {key for key in leasing.client.scan_iter() if not key.startswith((b"_kombu", b"tests:"))}
         # The second worker was killed; it may have been the listener.
         assert {key.partition(b":")[2].partition(b":")[0] for key in kept} - {b"listener"} == {
-            b"visibility_timeouts",
             b"monitor}",
         }
         assert all(leasing.client.ttl(key) > 0 for key in kept)
 
     def test_runs_twice_without_leases(self, leasing: Leasing) -> None:
+        leasing.options = {"visibility_timeout": TIMEOUT, "unacked_restore_throttle": 1}
         with leasing.busy("one", leases=False):
             (id_,) = leasing.started
             _, since = single_lease(leasing.held())
@@ -381,12 +382,91 @@ class TestKeeper:
                 id_, again = split.wait_for_starts(2)
                 assert id_ == again
 
-    def test_logs_on_startup_if_another_app_has_a_shorter_timeout(self, leasing: Leasing) -> None:
-        with leasing.worker("short") as short:
-            short.wait_for_output("ready.")
-            with leasing.worker("long", timeout=60) as long:
-                long.wait_for_output(f"another app on this broker has visibility_timeout={TIMEOUT:g}")
-            assert "another app" not in short.output
+
+class TestRollout:
+    """Workers without leases beside those with, in one queue, with kombu's visibility timeout of an hour."""
+
+    HOUR = 3600
+    ENDS = lease_ends("", "unacked_index")
+
+    @pytest.fixture(autouse=True)
+    def options(self, leasing: Leasing) -> None:
+        """Let stock workers look for expired messages each second, and all do so while a task runs."""
+        leasing.options = {"unacked_restore_throttle": 1}
+
+    def sweep(self, leasing: Leasing) -> None:
+        """Wait until a worker with leases has looked for expired messages."""
+        for number in range(2):
+            # The end of a lease without a message, which such a look removes.
+            leasing.client.zadd(self.ENDS, {f"probe {number}": 1})
+            wait_until(lambda: not leasing.client.zcount(self.ENDS, 1, 1), description="a look for expired messages")
+
+    def hold(self, leasing: Leasing, started: int) -> bytes:
+        """Send a task that runs until it is told to end; return its delivery tag."""
+        before = set(leasing.held())
+        leasing.send(WAIT)
+        leasing.wait_for_starts(started)
+        (tag,) = set(leasing.held()) - before
+        return tag
+
+    @both_fetches
+    def test_old_and_new_workers_side_by_side_run_each_task_once(self, leasing: Leasing) -> None:
+        with leasing.worker("old", leases=False, pool="threads") as old:
+            old.wait_for_output("ready.")
+            old_tag = self.hold(leasing, 1)
+            with leasing.worker("new", pool="threads") as new:
+                new.wait_for_output("ready.")
+                new_tag = self.hold(leasing, 2)
+                since = leasing.held()[new_tag]
+                for minutes in (2, 30, 57):
+                    # The old worker has held its message for longer.
+                    leasing.client.zadd("unacked_index", {old_tag: leasing.client.time()[0] - 60 * minutes})
+                    self.sweep(leasing)
+                leasing.wait_for_renewal(new_tag, since, 2)
+                for name in ("old", "new"):
+                    leasing.end_task(name)
+                ids = leasing.wait_for_ends(2)
+                leasing.wait_until_settled()
+        assert sorted(leasing.started) == sorted(ids)
+        assert not leasing.client.exists(self.ENDS)
+
+    @both_fetches
+    def test_tasks_of_killed_workers_come_back_by_the_rule_of_their_kind(self, leasing: Leasing) -> None:
+        with leasing.worker("old", leases=False, pool="threads") as old:
+            old.wait_for_output("ready.")
+            old_tag = self.hold(leasing, 1)
+            with leasing.worker("new", pool="threads") as new:
+                new.wait_for_output("ready.")
+                self.hold(leasing, 2)
+                new.kill()
+            old.kill()
+        with leasing.worker("next", pool="threads"):
+            first, second, third = leasing.wait_for_starts(3)
+            assert second == third
+            leasing.end_task("next")
+            leasing.wait_for_ends(1)
+            self.sweep(leasing)
+            assert list(leasing.held()) == [old_tag]
+            leasing.client.zincrby("unacked_index", -self.HOUR, old_tag)
+            assert leasing.wait_for_starts(4)[3] == first
+
+    def test_on_the_way_back_old_workers_run_what_a_killed_new_one_held(self, leasing: Leasing) -> None:
+        with leasing.worker("new", pool="threads") as new:
+            new.wait_for_output("ready.")
+            tag = self.hold(leasing, 1)
+            new.kill()
+        with leasing.worker("old", leases=False, pool="threads") as old:
+            old.wait_for_output("ready.")
+            leasing.client.zincrby("unacked_index", -self.HOUR, tag)
+            leasing.wait_for_starts(2)
+            assert leasing.client.exists(self.ENDS)
+            # The end of the lease of the killed worker is no reason to take the task from its new one.
+            with leasing.worker("again", pool="threads"):
+                wait_until(lambda: not leasing.client.exists(self.ENDS), description="the lease to be forgotten")
+                leasing.end_task("old")
+                (id_,) = leasing.wait_for_ends(1)
+                leasing.wait_until_settled()
+        assert leasing.started == [id_, id_]
 
 
 @pytest.mark.thorough
@@ -397,9 +477,10 @@ class TestNames:
         with leasing.busy("one"):
             tag, since = single_lease(leasing.held())
             leasing.wait_for_renewal(tag, since, 1.5)
+            assert leasing.client.zscore("shop:redis_queue:lease_ends:held_index", tag)
             leasing.end_task("one")
             leasing.wait_until_settled()
-        assert leasing.client.exists("shop:redis_queue:visibility_timeouts")
+            assert not leasing.client.exists("shop:redis_queue:lease_ends:held_index")
 
     @both_fetches
     def test_other_databases_and_several_queues_are_used(self, leasing: Leasing) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 from contextlib import closing
 from typing import Any
 
@@ -39,8 +40,13 @@ def check(connection: Any, database: int) -> None:
         # Raises ConfigurationError if no keeper comes up.
         leases = WorkerLeases(connection, lambda *_: None)
         try:
-            wait_until(client.keys, description="the keeper to renew")
-            assert client.keys() == [b"{redis_queue:flow}:taken:redis_queue:visibility_timeouts"]
+            taken = b"{redis_queue:flow}:taken:"
+            now = client.time()[0]
+            client.zadd(taken + b"unacked_index", {"tag": now})
+            leases.hold("tag", time.monotonic(), now)
+            ends = taken + b"redis_queue:lease_ends:unacked_index"
+            wait_until(lambda: client.zscore(ends, "tag"), description="the keeper to renew")
+            assert sorted(client.keys()) == sorted([ends, taken + b"unacked_index"])
         finally:
             leases.close()
 
@@ -63,7 +69,7 @@ def test_has_timeouts() -> None:
     options = connection_of("redis://").transport_options
     assert (options["socket_connect_timeout"], options["socket_timeout"]) == (3.0, 5.0)
     assert options["unacked_restore_interval"] == 10
-    options = connection_of("redis://", redis_queue_flow_lease=12).transport_options
+    options = connection_of("redis://", redis_queue_task_lease=12).transport_options
     assert (options["socket_connect_timeout"], options["socket_timeout"]) == (2.0, 2.0)
     assert options["unacked_restore_interval"] == 2
     assert options["visibility_timeout"] == 12

@@ -74,7 +74,7 @@ def test_a_worker_that_starts_meanwhile_extends_the_class_of_the_application() -
 
 def test_one_worker_after_the_other_in_a_process_reports_its_own_runs(observed: Observed) -> None:
     with Celery("inside", broker=observed.broker_url, set_as_current=False) as app:
-        app.conf.update(redis_queue_url=observed.store.url, broker_transport_options={"visibility_timeout": 20})
+        app.conf.update(redis_queue_url=observed.store.url, redis_queue_task_lease=20)
         DelayedTasks(app)
 
         @app.task(name="inside", shared=False)  # type: ignore[untyped-decorator]

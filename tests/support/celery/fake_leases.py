@@ -13,7 +13,7 @@ from redis_queue.celery.consume.settlement import Settlement
 from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.store.keys import FlowKeys
 
-DEFAULT: Final = InFlightKeys("unacked_index", "unacked")
+DEFAULT: Final = InFlightKeys("unacked_index", "unacked", "redis_queue:lease_ends:unacked_index")
 
 
 class MemoryCounters:
@@ -31,6 +31,7 @@ class FakeLeases:
 
     def __init__(self, in_flight: InFlightKeys = DEFAULT) -> None:
         self.held: dict[str, float] = {}
+        self.lease = in_flight.lease
         self.gates = Gates(GateKeys(in_flight, FlowKeys("redis_queue")), lambda: self.processes - len(self.held))
         #: How many messages can run at once.
         self.processes = 1

@@ -109,10 +109,11 @@ class Fleet:
     @property
     def all_settings(self) -> dict[str, Any]:
         """The settings of workers and producer."""
-        options: dict[str, Any] = {"visibility_timeout": self.timeout, "unacked_restore_interval": 1}
-        found: dict[str, Any] = {"redis_queue_flow": self.flows, "task_default_queue": self.queue}
+        options: dict[str, Any] = {"unacked_restore_interval": 1}
+        found: dict[str, Any] = {"redis_queue_flow": self.flows, "redis_queue_task_lease": self.timeout}
+        found["task_default_queue"] = self.queue
         if self.broker:
-            found |= {"redis_queue_url": url_of(self.server), "redis_queue_flow_lease": self.timeout}
+            found["redis_queue_url"] = url_of(self.server)
             # A broker that other tests use as well.
             found |= {"control_exchange": f"control-{self.queue}", "event_exchange": f"events-{self.queue}"}
             options = options if self.broker.startswith("redis") else {"confirm_publish": True}

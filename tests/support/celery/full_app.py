@@ -21,7 +21,7 @@ app.conf.update(
     redis_queue_atomic_fetch=os.environ["ATOMIC_FETCH"] == "1",
     task_acks_late=True,
     task_default_queue="full",
-    broker_transport_options={"visibility_timeout": 6},
+    redis_queue_task_lease=6,
     broker_connection_retry_on_startup=True,
 )
 delayed = DelayedTasks(app)

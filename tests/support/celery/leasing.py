@@ -19,7 +19,7 @@ from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 TIMEOUT = 2.0
-"""The visibility timeout of the workers."""
+"""The lease of the workers in seconds."""
 
 
 @dataclass
@@ -80,12 +80,12 @@ class Leasing:
             yield worker
 
     def all_settings(self, timeout: float = TIMEOUT) -> dict[str, Any]:
-        """Return the settings of the workers."""
+        """Return the settings of the workers; *timeout* is their lease."""
         if self.broker_url.startswith("amqp"):
             return self.settings
         # kombu before 5.7 does not know `unacked_restore_interval`.
-        options = {"visibility_timeout": timeout, "unacked_restore_interval": 1, **self.options}
-        return {"broker_transport_options": options, **self.settings}
+        options = {"unacked_restore_interval": 1, **self.options}
+        return {"broker_transport_options": options, "redis_queue_task_lease": timeout, **self.settings}
 
     def app(self) -> Celery:
         """Return an app with the same name as the workers'."""
@@ -140,11 +140,11 @@ class Leasing:
         wait_until(all_held, description=f"{count} messages to be held")
 
     def wait_for_renewal(self, tag: bytes, since: float, timeouts: float) -> None:
-        """Wait until the lease of *tag* starts at least *timeouts* visibility timeouts after *since*."""
+        """Wait until the lease of *tag* starts at least *timeouts* times its length after *since*."""
         wait_until(
             lambda: self.held().get(tag, 0.0) >= since + timeouts * TIMEOUT,
             timeout=timeouts * TIMEOUT + 15,
-            description=f"the lease to be renewed for {timeouts} visibility timeouts",
+            description=f"the lease to be renewed for {timeouts} times its length",
         )
 
     def wait_until_settled(self) -> None:

@@ -39,7 +39,7 @@ app = Celery("observed", broker=os.environ["BROKER_URL"], task_cls=os.environ.ge
 app.conf.update(
     redis_queue_url=os.environ["STORE_URL"],
     broker_connection_retry_on_startup=True,
-    broker_transport_options={"visibility_timeout": 20},
+    redis_queue_task_lease=20,
     **json.loads(os.environ.get("SETTINGS", "{}")),
 )
 delayed = DelayedTasks(app, leases=True)

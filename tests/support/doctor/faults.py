@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from redis_queue import DelayQueue
@@ -124,10 +123,6 @@ def pause(stage: Stage) -> None:
     stage.queue.pause()
 
 
-def different_timeouts(stage: Stage) -> None:
-    stage.client.zadd(keys.visibility_timeouts(""), {"60": time.time(), "3600": time.time()})
-
-
 def unreadable_task(stage: Stage) -> None:
     stage.client.rpush(keys.unreadable(""), "?")
 
@@ -158,7 +153,6 @@ FAULTS: list[tuple[Callable[[Stage], None], str, str]] = [
     (dead_letter, "dead letters", "warning"),
     (unreadable_record, "quarantine", "warning"),
     (pause, "paused", "warning"),
-    (different_timeouts, "visibility timeouts", "warning"),
     (unreadable_task, "unreadable tasks", "warning"),
 ]
 

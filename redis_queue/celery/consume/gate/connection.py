@@ -11,6 +11,7 @@ from kombu.connection import Connection
 from redis.sentinel import SentinelConnectionPool
 
 from redis_queue.celery.brokers.timeouts import LEAST, add_timeouts
+from redis_queue.celery.kombu_keys import LEASE_OPTION
 from redis_queue.celery.store import Store
 from redis_queue.keeper.renewal import socket_timeout
 
@@ -27,10 +28,10 @@ LONGEST_SWEEP: Final = 10.0
 def gate_connection(app: Celery) -> Any:
     """Return an unopened connection of kombu to the store of *app*, with timeouts.
 
-    Its messages in flight have keys of their own beside the flows, and are leased for ``redis_queue_flow_lease``.
+    Its messages in flight have keys of their own beside the flows, and are leased for ``redis_queue_task_lease``.
     """
     store = Store.of(app)
-    lease = store.settings.flow_lease_seconds
+    lease = store.settings.task_lease_seconds
     client = store.client
     if not isinstance(client, redis.Redis):
         raise TypeError("the store is a Redis Cluster")
@@ -39,6 +40,7 @@ def gate_connection(app: Celery) -> Any:
     options: dict[str, Any] = {
         "global_keyprefix": store.flow_keys.taken,
         "visibility_timeout": lease,
+        LEASE_OPTION: lease,
         "unacked_restore_interval": min(LONGEST_SWEEP, lease / SWEEPS),
         "socket_timeout": min(given.get("socket_timeout") or longest, longest),
         "socket_connect_timeout": min(given.get("socket_connect_timeout") or longest, longest),
