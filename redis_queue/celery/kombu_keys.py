@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from redis_queue.keeper.renewal import LEASE
 from redis_queue.store.keys import lease_ends
 
 if TYPE_CHECKING:
     from celery import Celery
 
 SEPARATOR: Final = "\x06\x16"
-LEASE: Final = 60.0
-"""Seconds for which a worker leases messages by default."""
-
 LEASE_OPTION: Final = "redis_queue_task_lease"
 """Transport option of connections of an app with leases: how long they are."""
 
@@ -76,8 +74,8 @@ class ListNames:
 class InFlightKeys:
     """Keys of messages in flight, and how long their leases are in seconds.
 
-    Of kombu are *index*: delivery tag -> time, and *records*: delivery tag -> message. *lease_ends*: delivery tag -> end
-    of the lease, has messages that workers with leases hold.
+    Of kombu are *index*: delivery tag -> time, and *records*: delivery tag -> message. *lease_ends*: delivery tag ->
+    end of the lease, has messages that workers with leases hold.
     """
 
     index: str

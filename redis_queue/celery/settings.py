@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from redis_queue.celery.kombu_keys import LEASE
 from redis_queue.errors import ConfigurationError, InvalidDelayError, InvalidValueError
 from redis_queue.flow.flows import check_flow_name
 from redis_queue.flow.rules import Flow
+from redis_queue.keeper.renewal import LEASE
 from redis_queue.monitor.failures import MOST_DAYS, MOST_KEPT
 from redis_queue.store.chunks import CHUNK, MAX_RATE, MIN_RATE
 from redis_queue.store.settings import MAX_SHARDS

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
+LEASE: Final = 60.0
+"""Seconds for which a worker leases messages by default."""
+
 RENEWALS: Final = 3
 """Renewals per lease."""
 

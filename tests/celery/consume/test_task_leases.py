@@ -457,7 +457,8 @@ class TestRollout:
             new.kill()
         with leasing.worker("old", leases=False, pool="threads") as old:
             old.wait_for_output("ready.")
-            leasing.client.zincrby("unacked_index", -self.HOUR, tag)
+            for key in (self.ENDS, "unacked_index"):
+                leasing.client.zincrby(key, -self.HOUR, tag)
             leasing.wait_for_starts(2)
             assert leasing.client.exists(self.ENDS)
             # The end of the lease of the killed worker is no reason to take the task from its new one.

@@ -120,7 +120,8 @@ def test_messages_that_come_back_together_keep_their_order(server: RedisServer, 
         assert len(taken(taker)) == 12
         # Their worker died long ago.
         tags: Any = client.zrange("unacked_index", 0, -1)
-        client.zadd("unacked_index", dict.fromkeys(tags, 1.0))
+        for key in ("unacked_index", "redis_queue:lease_ends:unacked_index"):
+            client.zadd(key, dict.fromkeys(tags, 1.0))
         taker.messages.clear()
         taker.leases.held.clear()
         taker.leases.processes = 0
