@@ -25,6 +25,7 @@ GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
             "how-to/migrate-from-eta",
             "how-to/migrate-from-longterm-scheduler",
             "how-to/migrate-from-rq-delay",
+            "how-to/uninstall",
         ),
     ),
     "operate": ("Operate", ("cli", "dashboard", "doctor", "metrics", "tracing", "security", "testing")),

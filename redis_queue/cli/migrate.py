@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from redis_queue.celery.migrate.adopt import Adoption, HeldByWorkersError
-from redis_queue.celery.migrate.release import Release
+from redis_queue.celery.migrate.release import NotReleasableError, Release
 from redis_queue.cli import options
 from redis_queue.cli.access import Command, with_app
 from redis_queue.cli.exit_codes import FAILED, INTERRUPTED, UNUSABLE, code_of
@@ -58,25 +58,32 @@ def adopt(app: Any, *, dry_run: bool, as_json: bool) -> None:
 
 @click.command("release-all", cls=Command)
 @_dry_run
+@click.option(
+    "--long-delays",
+    is_flag=True,
+    help="Release tasks that are due after the visibility timeout, too: stock workers on Redis run them several times.",
+)
 @options.utc
 @options.as_json
 @with_app
-def release_all(app: Any, *, dry_run: bool, as_json: bool) -> None:
-    """Publish all waiting tasks to the broker, as Celery's own delayed tasks.
+def release_all(app: Any, *, dry_run: bool, long_delays: bool, as_json: bool) -> None:
+    """Publish all waiting tasks to the broker, as stock workers take them.
 
-    To remove the extension: remove it from the app, restart clients and workers, then run this. Tasks that are due get
-    no eta. Tasks that the broker refuses stay stored; after an interruption run it again. Dispatchers may run at the
-    same time.
+    To remove the extension: remove it from the app, restart clients and workers, then run this. Delayed tasks become
+    Celery's own, due ones get no eta. Tasks that wait for a place in a flow, paused or not, go into their queues.
+    Places, and keys of unique tasks, are freed. Tasks that the broker refuses stay stored; after an interruption run it
+    again. Dispatchers may run at the same time. Dead letters, failures and history stay (docs/how-to/uninstall.md).
 
-    Exit code 0: no task waits any more. 1: some stay, or the store or the broker cannot be reached. 2: invalid
-    settings.
+    Exit code 0: no task waits any more. 1: some stay, or the store or the broker cannot be reached. 2: refused, as
+    tasks would run twice, or invalid settings.
 
     Example: redis-queue -A shop release-all --dry-run
     """
     app.loader.import_default_modules()
     with _Progress("released") as line:
-        release = Release(app, progress=line)
+        release = Release(app, long_delays=long_delays, progress=line)
         if dry_run:
+            refused = release.refusal()
             found = [
                 {"id": item.id, "task": item.task, "due_at": item.due_at, "queue": item.queue}
                 for item in release.find()
@@ -84,16 +91,25 @@ def release_all(app: Any, *, dry_run: bool, as_json: bool) -> None:
 
     def result() -> dict[str, Any]:
         left = [{"id": id_, "reason": reason} for id_, reason in release.refused.items()]
-        known = {"released": release.released, "due": release.due, "left": left}
+        known = {"released": release.released, "due": release.due, "from_flows": release.from_flows, "left": left}
         try:
             return {**known, "staying": release.staying(), "dead": release.dead()}
         except RedisQueueError:
             return known
 
     if dry_run:
-        _show({"tasks": found}, "{tasks} would be released", as_json)
+        _show(
+            {"tasks": found, "in_flows": release.in_flows()},
+            "{tasks} would be released, and {in_flows} of flows",
+            as_json,
+        )
+        if refused:
+            click.echo(f"error: {harmless(refused)}", err=True)
+            sys.exit(UNUSABLE)
     else:
-        text = "{released} released, {due} of them due; {staying} stay, and {dead} dead letters"
+        text = (
+            "{released} released, {due} of them due, and {from_flows} of flows; {staying} stay, and {dead} dead letters"
+        )
         _carry_out(release.run, result, text, as_json, line)
 
 
@@ -142,9 +158,9 @@ def _carry_out(
         error, code = INTERRUPTED, FAILED
     except RedisQueueError as failure:
         error, began = str(failure), False
-        code = UNUSABLE if isinstance(failure, HeldByWorkersError) else code_of(failure)
+        code = UNUSABLE if isinstance(failure, HeldByWorkersError | NotReleasableError) else code_of(failure)
     done = result()
-    if done.get("adopted") or done.get("released"):
+    if done.get("adopted") or done.get("released") or done.get("from_flows"):
         began, code = True, min(code, FAILED)
     if error:
         click.echo(f"error: {harmless(error)}", err=True)

@@ -1,9 +1,9 @@
-"""Backlog: the messages of flows that wait for a place: how many, since when, and their deletion."""
+"""Backlog: the messages of flows that wait for a place: how many, since when, and how to delete or move them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -24,6 +24,9 @@ FIELDS: Final = 2000
 
 SCAN: Final = 1000
 """Groups, of any queue, that one command looks at to find those of one queue."""
+
+ALL: Final = 1 << 53
+"""More messages than there are."""
 
 PURGED: Final = 50
 """Most groups of one call that deletes; as MOST_GROUPS in the script."""
@@ -78,22 +81,41 @@ class Backlog:
         What is in flight keeps its place, and the keys of unique tasks whose messages are deleted are free. Messages
         that are sent meanwhile may stay.
         """
-        for page in self._groups_of(queue):
-            left = page
-            while left and limit > 0:
-                more = left[:PURGED]
-                reply = self._calls.prepare("flow/purge", now=self._clock(), limit=limit, more=more)()
-                count, done = map(int, reply.split())
-                left = left[done:]
+        for page in self._groups(f"?\0{literal(queue)}\0*"):
+            for count, _ in self._take_out([(group, b"", b"") for group in page], limit):
                 limit -= count
-                if count:
-                    yield count
+                yield count
             if limit <= 0:
                 return
 
-    def _groups_of(self, queue: str) -> Iterator[list[bytes]]:
-        """Yield the groups of *queue* with messages, some at a time; a deletion meanwhile hides none of the others."""
-        pattern, cursor = id_bytes(f"?\0{literal(queue)}\0*"), b"0"
+    def move(self, target: Callable[[str, int], tuple[str, str]]) -> Iterator[int]:
+        """Move all messages that may run into other lists of this Redis, oldest first; yield the number of each batch.
+
+        *target* takes a queue and a step of priority, and returns the list, and the JSON of exchange and routing key
+        that is recorded with each message, or "" for the message alone. The keys of unique tasks are free then.
+        """
+        for page in self._groups("*"):
+            rows = []
+            for group in page:
+                step, queue, *_ = [*id_text(group).split("\0"), ""]
+                name, route = target(queue, int(step) if step.isdecimal() else 0)
+                rows.append((group, id_bytes(name), id_bytes(route)))
+            yield from (moved for _, moved in self._take_out(rows) if moved)
+
+    def _take_out(self, rows: Sequence[tuple[bytes, bytes, bytes]], limit: int = ALL) -> Iterator[tuple[int, int]]:
+        """Yield the number of messages of each batch, and how many of them were moved."""
+        while rows and limit > 0:
+            more = [part for row in rows[:PURGED] for part in row]
+            reply = self._calls.prepare("flow/purge", now=self._clock(), limit=limit, more=more)()
+            count, done, moved = map(int, reply.split())
+            rows = rows[done:]
+            limit -= count
+            if count:
+                yield count, moved
+
+    def _groups(self, like: str) -> Iterator[list[bytes]]:
+        """Yield the groups with messages that match, some at a time; a deletion meanwhile hides none of the others."""
+        pattern, cursor = id_bytes(like), b"0"
         while True:
             cursor, rows = self._scripts.command("ZSCAN", self._keys.oldest, cursor, "MATCH", pattern, "COUNT", SCAN)
             yield [group for group, _ in pairs(rows)]

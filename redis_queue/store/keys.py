@@ -90,7 +90,8 @@ blocked:<x> ZSET   rings and groups that wait for place x -> since when
 weights:<x> HASH   key of flow x -> turns of this key for one of another
 keys:<x>    ZSET   key of flow x -> number of messages that wait
 signal:<x>  STRING a number that changes when workers of queue x have to look
-taken:<x>          key x of a Redis broker, with messages in flight, for workers whose broker is elsewhere
+taken:<x>          key x of a Redis broker, with messages in flight, for workers whose broker is elsewhere; ``released``
+                   is a LIST of messages on their way to that broker
 slot:<x>    STRING as above
 =========== ====== =====================================================================
 

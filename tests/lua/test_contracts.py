@@ -255,6 +255,8 @@ def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: 
             # PUBSUB has a channel.
             "",
         }
+    if name == "flow/purge":
+        others[name].add("target")
     if name.startswith(("flow/", "unique/")):
         others.setdefault(name, set()).add("by_id")
     declared |= others.get(name, set())

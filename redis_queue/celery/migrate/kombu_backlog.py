@@ -129,10 +129,9 @@ class KombuBacklog:
             return None
         place = place or queue
         try:
-            read = envelope_and_eta(self._app, message, queue)
-            if read is None:
+            envelope, due_at = envelope_and_eta(self._app, message, queue)
+            if due_at is None:
                 return None
-            envelope, due_at = read
             if not envelope.id:
                 raise ValueError("it has no id")
             return BacklogTask(envelope.id, due_at, place, envelope, foreign)
@@ -155,10 +154,10 @@ def loads_element(data: bytes) -> Any:
         return None
 
 
-def envelope_and_eta(app: Celery, message: Mapping[str, Any], queue: str) -> tuple[Envelope, datetime] | None:
+def envelope_and_eta(app: Celery, message: Mapping[str, Any], queue: str) -> tuple[Envelope, datetime | None]:
     """Return a message of kombu's Redis transport as DelayedTasks would have stored it, and its due time.
 
-    None if it has no eta. *queue* is the queue that it reached, "" if unknown.
+    That is None if it has no eta. *queue* is the queue that it reached, "" if unknown.
     """
     headers = {name: value for name, value in (message.get("headers") or {}).items() if name != "redelivered"}
     properties = dict(message.get("properties") or {})
@@ -172,9 +171,7 @@ def envelope_and_eta(app: Celery, message: Mapping[str, Any], queue: str) -> tup
     if "task" not in headers:
         call = json_body_of(options["content_type"], headers, body) or {}
         body, options = call, {"serializer": "json"}
-    if not call.get("eta"):
-        return None
-    due_at = _aware(app, call["eta"])
+    due_at = max(_aware(app, call["eta"]), from_ms(1)) if call.get("eta") else None
     route = properties.get("delivery_info") or {}
     known = app.amqp.queues.get(queue)
     envelope = envelope_of(
@@ -190,7 +187,7 @@ def envelope_and_eta(app: Celery, message: Mapping[str, Any], queue: str) -> tup
             "declare": [] if known is None else [known],
         },
     )
-    return replace(envelope, expires_at=_expires_at(app, call, properties)), max(due_at, from_ms(1))
+    return replace(envelope, expires_at=_expires_at(app, call, properties)), due_at
 
 
 def _expires_at(app: Celery, call: Mapping[str, Any], properties: Mapping[str, Any]) -> int | None:

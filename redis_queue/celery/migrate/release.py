@@ -1,49 +1,84 @@
-"""Release: send all waiting tasks to the broker as Celery's own delayed tasks."""
+"""Release: send all waiting tasks to the broker, as stock workers take them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+
+import redis
 
 from redis_queue.celery.brokers import Broker
-from redis_queue.celery.brokers.outage import broker_of
+from redis_queue.celery.brokers.base import reason_of
+from redis_queue.celery.brokers.outage import BrokerUnavailableError, broker_of, unavailable_if_away
+from redis_queue.celery.brokers.redis import RedisBroker
+from redis_queue.celery.consume.connections import visibility_timeout_of
 from redis_queue.celery.dispatch.delivery import Batch
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.protocol import with_eta
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.migrate import Progress
+from redis_queue.celery.migrate.kombu_backlog import envelope_and_eta
 from redis_queue.celery.store import Store
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.errors import InvalidValueError
+from redis_queue.errors import InvalidValueError, RedisQueueError
+from redis_queue.flow.backlog import Backlog
+from redis_queue.flow.flows import OF_QUEUE, route_of
 from redis_queue.logs import logger_of
 from redis_queue.model import Entry
+from redis_queue.monitor.workers import Workers
 from redis_queue.store.chunks import CHUNK
+from redis_queue.store.codec import read_document
+from redis_queue.store.keys import FlowKeys
+from redis_queue.store.records import now_ms
+from redis_queue.store.scripts import Scripts
+from redis_queue.times import from_ms
 
 if TYPE_CHECKING:
     from celery import Celery
 
 logger = logger_of(__name__)
 
+NAMED: Final = 5
+"""Most workers that an error names."""
+
+
+RELEASED: Final = "released"
+"""Key, in the namespace of flows, of messages on their way to a broker elsewhere."""
+
+
+class NotReleasableError(RedisQueueError):
+    """Tasks would run twice, or come back into the store."""
+
 
 class Release:
     """Empties the store of *app*: sends every waiting task to the broker with its eta, a due task without.
+
+    Messages that wait for a place in a flow, paused or not, go into their queues. Then the places, rates and keys of
+    flows and unique tasks are deleted: nobody would free them.
 
     If store and broker are one Redis, each task moves in one atomic step. Elsewhere: claim, publish with confirm, ack;
     after a crash between publish and ack a task is published again, with the same task id. A task that the broker
     refuses stays stored, with its due time. Dispatchers and other releases may run at the same time. A crash leaves up
     to 500 tasks claimed; they come back when their leases end, or when they are due if that is later.
 
-    Raises BrokerUnavailableError if the broker is away, StoreUnavailableError if the store is away. May be interrupted
-    at any point.
+    Raises NotReleasableError, before it changes anything, while workers that take messages of flows report, and for
+    tasks that are due later than kombu's visibility timeout unless *long_delays* is True: stock workers on Redis run
+    them several times. Raises BrokerUnavailableError if the broker is away, StoreUnavailableError if the store is away.
+    May be interrupted at any point.
     """
 
-    def __init__(self, app: Celery, *, progress: Progress | None = None) -> None:
+    def __init__(self, app: Celery, *, long_delays: bool = False, progress: Progress | None = None) -> None:
         self._app = app
-        self._queue = Store.of(app).delay_queue()
+        self._store = Store.of(app)
+        self._queue = self._store.delay_queue()
+        self._long_delays = long_delays
         self._progress = progress
         self._outcome = _Outcome(self._queue)
+        #: Number of messages that waited for a place in a flow and are in the broker now.
+        self.from_flows = 0
 
     @property
     def released(self) -> int:
@@ -58,16 +93,24 @@ class Release:
     @property
     def refused(self) -> dict[str, str]:
         """Tasks that could not be released and stay stored: id and reason."""
-        return {id_: reason for id_, (_, reason) in self._outcome.refused.items()}
+        return {**self._outcome.reasons, **{id_: reason for id_, (_, reason) in self._outcome.refused.items()}}
 
     def find(self) -> Iterator[TaskEntry]:
         """Yield all waiting tasks, by due time. Changes nothing."""
         return map(TaskEntry.of, self._queue)
 
     def staying(self) -> int:
-        """Count the tasks that are still stored: waiting, or held by a dispatcher; without dead letters."""
+        """Count the tasks that are still stored: waiting, also in flows, or held by a dispatcher; no dead letters."""
         stats = self._queue.stats()
-        return stats.waiting + stats.in_flight
+        return stats.waiting + stats.in_flight + self.in_flows()
+
+    def in_flows(self) -> int:
+        """Count the messages that wait for a place in a flow, or were taken there and not settled."""
+        if not self._has_flows:
+            return 0
+        queues = (count for name, count in self._backlog.all().items() if name.startswith(OF_QUEUE))
+        held = self._send("HLEN", f"{self._keys.taken}unacked")
+        return sum(queues) + int(held) + int(self._send("LLEN", self._released))
 
     def dead(self) -> int:
         """Count dead letters and quarantined records; a release leaves them stored."""
@@ -78,10 +121,117 @@ class Release:
         """Release all waiting tasks."""
         try:
             with broker_of(self._app, self._queue.client) as broker:
+                self._check(broker.connection)
                 self._queue.put_back()
                 self._empty(broker, self._queue.count())
+                if self._has_flows:
+                    self._empty_flows(broker)
         finally:
             self._outcome.give_back_refused()
+
+    def refusal(self) -> str | None:
+        """Return why :meth:`run` would refuse now; None if it would not."""
+        try:
+            with self._app.connection_for_write() as connection:
+                self._check(connection)
+        except NotReleasableError as error:
+            return str(error)
+        return None
+
+    def _check(self, connection: Any) -> None:
+        workers = Workers(self._store.client, self._store.prefix).rows() if self._has_flows else ()
+        if names := [row.name for row in workers if row.keeper is not None]:
+            raise NotReleasableError(
+                f"{len(names)} workers with leases run, or were killed less than a minute ago: "
+                f"{', '.join(names[:NAMED])}. They would take messages back into their flows: stop them, or restart "
+                "them without redis_queue"
+            )
+        if self._long_delays or connection.transport.driver_type != "redis":
+            return
+        timeout = visibility_timeout_of(connection.transport_options)
+        late = self._queue.count(
+            due_after=from_ms(now_ms(self._scripts, self._store.clock)) + timedelta(seconds=timeout)
+        )
+        if late:
+            raise NotReleasableError(
+                f"{late:,} tasks are due later than visibility_timeout={timeout:g} s: stock workers would run them "
+                "several times. Set broker_transport_options['visibility_timeout'] to more than the longest delay, "
+                "restart all workers, and run this again; --long-delays releases them all the same"
+            )
+
+    @property
+    def _has_flows(self) -> bool:
+        # A Cluster has none.
+        return isinstance(self._store.client, redis.Redis) and bool(self._send("EXISTS", self._keys.flags))
+
+    @property
+    def _scripts(self) -> Scripts:
+        return Scripts(self._store.client)
+
+    @property
+    def _send(self) -> Callable[..., Any]:
+        return self._scripts.command
+
+    @property
+    def _keys(self) -> FlowKeys:
+        return self._store.flow_keys
+
+    @property
+    def _released(self) -> str:
+        return f"{self._keys.taken}{RELEASED}"
+
+    @property
+    def _backlog(self) -> Backlog:
+        return Backlog(self._scripts, self._keys, self._store.clock)
+
+    def _empty_flows(self, broker: Broker) -> None:
+        """Move the messages of flows into their queues, then delete what is known of flows and unique tasks."""
+        if isinstance(broker, RedisBroker) and broker.shares_store:
+            names = broker.names
+            for count in self._backlog.move(lambda queue, step: (names.of_queue(queue, step), "")):
+                self.from_flows += count
+        else:
+            for _ in self._backlog.move(lambda queue, _step: (self._released, route_of(queue))):
+                pass
+            self._publish_records(broker)
+        if not self.in_flows():
+            keys = self._keys
+            self._send("DEL", keys.running, keys.rates, keys.held)
+            self._send("DEL", keys.owners, keys.owner_ids, keys.owner_ends, keys.replaced, keys.owned)
+
+    def _publish_records(self, broker: Broker) -> None:
+        """Publish what was moved, and what workers had taken from flows when they were killed."""
+        unacked, index = f"{self._keys.taken}unacked", f"{self._keys.taken}unacked_index"
+        for tag in self._send("HKEYS", unacked):
+            if self._publish(broker, self._send("HGET", unacked, tag)):
+                self._send("HDEL", unacked, tag)
+                self._send("ZREM", index, tag)
+        for _ in range(int(self._send("LLEN", self._released))):
+            record = self._send("LINDEX", self._released, -1)
+            # After a refusal it becomes the last one.
+            done = self._publish(broker, record)
+            self._send("RPOP", self._released) if done else self._send("RPOPLPUSH", self._released, self._released)
+
+    def _publish(self, broker: Broker, record: bytes) -> bool:
+        """Publish a message in kombu's record; tell whether the broker has taken it."""
+        reasons: list[str | None] = []
+        id_ = "?"
+        try:
+            message, _, queue = read_document(record)
+            envelope, _ = envelope_and_eta(self._app, message, queue)
+            id_ = envelope.id
+            with unavailable_if_away(broker):
+                broker.publish([replace(envelope, exchange="", routing_key=queue)], lambda _, why: reasons.append(why))
+        except BrokerUnavailableError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one unreadable message must not stop the others
+            reasons.append(reason_of(error))
+        refused = next(filter(None, reasons), None)
+        if refused is not None:
+            self._outcome.reasons[id_] = refused
+            return False
+        self.from_flows += 1
+        return True
 
     def _empty(self, broker: Broker, total: int) -> None:
         more = True
@@ -107,6 +257,8 @@ class _Outcome:
         self.released = 0
         self.due = 0
         self.refused: dict[str, tuple[Entry, str]] = {}
+        #: Of messages of flows.
+        self.reasons: dict[str, str] = {}
 
     def message(self, entry: Entry, envelope: Envelope) -> Envelope:
         return envelope if self._is_due(entry) else with_eta(envelope, entry.due_at)

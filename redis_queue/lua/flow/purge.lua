@@ -1,8 +1,9 @@
--- Delete messages that wait in the lists of their groups: all of the first group, then of the second one, and so on.
+-- Delete messages that wait in the lists of their groups, or move them: all of the first group, then of the second.
 --
--- What is in flight keeps its place until it is settled. The keys of unique tasks whose messages are deleted are free.
+-- A message that must not run is deleted in any case. What is in flight keeps its place until it is settled. Keys of
+-- unique tasks whose messages are deleted or moved are free.
 -- No worker is told, since nothing gets ready. This script computes the names of the keys of rings and groups from that
--- of the first key.
+-- of the first key. The lists to which it moves may be those of kombu, and are not declared.
 --
 -- KEYS[1] config     HASH    flow -> its limits and rates
 -- KEYS[2] oldest     ZSET    group with messages -> since when it has some (ms)
@@ -14,10 +15,11 @@
 -- ARGV[1] now       ms; 0 = the server's TIME
 -- ARGV[2] sequence  number of the call, grows per caller; a repeat gets the same reply, a lower number is refused
 -- ARGV[3] limit     most messages
--- ARGV[...] groups  the groups
+-- ARGV[...] groups  group, list to push to ("" = delete), JSON of exchange and routing key to record with messages
+--                   ("" = push them alone), ...
 --
 -- Stops after 50 groups, after 250 messages, and after the message that makes 512 KiB.
--- Returns "<number of messages> <number of groups that are done>".
+-- Returns "<number of messages> <number of groups that are done> <number of messages that were moved>".
 -- O((groups + messages) * log groups)
 local config, oldest, backlog, slot = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owners, owner_ends, replaced = KEYS[5], KEYS[6], KEYS[7]
@@ -39,16 +41,22 @@ redis.call('ZCARD', owner_ends)
 redis.call('ZCARD', replaced)
 redis.call('HDEL', config, '')
 local root, count, bytes, done = string.sub(config, 1, -7), 0, 0, 0
+local moved = 0
 limit = math.min(limit, MOST)
-local function drop_next(list)
-  local element = redis.call('RPOP', list)
+local function drop_next(list, target, route)
+  local element = redis.call('LINDEX', list, -1)
   if not element then return false end
   count, bytes = count + 1, bytes + #element
-  local until_, token, _, field, _, _, letter = unique_of(element)
-  if until_ then
-    is_dropped(token, letter)
-    give_up(field, token)
+  local until_, token, _, field, _, message, letter = unique_of(element)
+  local dropped = until_ and is_dropped(token, letter)
+  message = until_ and message or element
+  if route ~= '' then message = '[' .. message .. ', ' .. route .. ']' end
+  if target ~= '' and not dropped then
+    redis.call('LPUSH', target, message)
+    moved = moved + 1
   end
+  redis.call('RPOP', list)
+  if until_ then give_up(field, token) end
   return true
 end
 -- What has no message left waits neither for a turn nor for a time nor for a place.
@@ -60,12 +68,12 @@ local function forget(entry, queue, places)
     redis.call('ZREM', blocked, entry)
   end
 end
-local function purge(group)
+local function purge(group, target, route)
   local name, queue, task, of_task, of_queue =
     string.match(group, '^(%d%z([^%z]+)%z([^%z]*))%z([^%z]*)%z([^%z]*)$')
   if not name then return true end
   local list, ring, before = root .. 'list:' .. group, root .. 'ring:' .. name, count
-  while count < limit and bytes < MAX_BYTES and drop_next(list) do end
+  while count < limit and bytes < MAX_BYTES and drop_next(list, target, route) do end
   local gone, of_ring, of_group = before - count, {}, {}
   for flow, key in pairs({['queue:' .. queue] = of_queue, [task] = of_task}) do
     local keys = root .. 'keys:' .. flow
@@ -89,8 +97,8 @@ local function purge(group)
   end
   return true
 end
-for _, group in ipairs(groups) do
-  if done >= MOST_GROUPS or not purge(group) then break end
+for i = 1, #groups - 2, 3 do
+  if done >= MOST_GROUPS or not purge(unpack(groups, i, i + 2)) then break end
   done = done + 1
 end
-return remember(string.format('%.0f %.0f', count, done))
+return remember(string.format('%.0f %.0f %.0f', count, done, moved))

@@ -275,10 +275,14 @@ class TestScript:
             (group,) = check(client)
             script = Scripts(client).bind("flow/purge", KEYS, slot=KEYS.slot("caller"))
             # Those of other programs are left out.
-            call = {"sequence": 1, "limit": 3, "more": [b"text", b"\0\0\0\0", group, group]}
-            assert [script(now=0, **call) for _ in range(2)] == [b"3 2", b"3 2"]
+            call = {
+                "sequence": 1,
+                "limit": 3,
+                "more": [b"text", b"", b"", b"\0\0\0\0", b"", b"", *[group, b"", b""] * 2],
+            }
+            assert [script(now=0, **call) for _ in range(2)] == [b"3 2 0", b"3 2 0"]
             assert check(client) == {group: 1}
-            assert script(now=0, **{**call, "sequence": 2}) == b"1 4"
+            assert script(now=0, **{**call, "sequence": 2}) == b"1 4 0"
             assert check(client) == {}
 
     def test_what_cannot_be_read_does_not_hide_the_list(self, client: redis.Redis, server: RedisServer) -> None:

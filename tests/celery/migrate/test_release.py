@@ -18,9 +18,12 @@ from redis_queue.celery import DelayedTasks, DispatchLoop, push_task
 from redis_queue.celery.brokers.amqp import AmqpBroker
 from redis_queue.celery.brokers.outage import BrokerUnavailableError
 from redis_queue.celery.brokers.redis import RedisBroker
-from redis_queue.celery.migrate.release import Release
+from redis_queue.celery.migrate.release import NotReleasableError, Release
+from redis_queue.celery.store import Store
 from redis_queue.delay.model import Push
 from redis_queue.delay.moves import Moves
+from redis_queue.monitor.model import WorkerRow
+from redis_queue.monitor.report import Reports
 from tests.support.celery.brokers import Broker
 from tests.support.celery.clocks import ManualClock
 from tests.support.servers import RedisServer
@@ -52,7 +55,7 @@ def stored(app: Celery) -> DelayQueue:
 
 
 def released(app: Celery) -> Release:
-    release = Release(app)
+    release = Release(app, long_delays=True)
     release.run()
     return release
 
@@ -156,7 +159,7 @@ def test_tasks_not_sent_before_an_abort_stay_unchanged(
     due = {f"task-{number}": LATER + timedelta(seconds=number) for number in range(5)}
     for id_, eta in due.items():
         app.send_task("shop.remind", eta=eta, task_id=id_)
-    release = Release(app)
+    release = Release(app, long_delays=True)
     with monkeypatch.context() as patch:
         failing_after(2, error, patch)
         with pytest.raises(raised):
@@ -191,7 +194,7 @@ def test_concurrent_dispatchers_lose_and_duplicate_nothing(
     due = {f"task-{number:04}": 0.0 if number % 2 else 3600.0 for number in range(count)}
     rows = [app.signature("shop.remind", task_id=id_, countdown=delay or 0.001) for id_, delay in due.items()]
     DelayedTasks(app).push_many(rows)
-    releases = [Release(app), Release(app)]
+    releases = [Release(app, long_delays=True) for _ in range(2)]
     workers = [threading.Thread(target=release.run) for release in releases]
     for thread in workers:
         thread.start()
@@ -258,3 +261,87 @@ def _twice(call: Callable[..., Any]) -> Callable[..., Any]:
         return script._insist(command, 2)
 
     return again
+
+
+def work(shop: int) -> None:
+    """Do nothing."""
+
+
+def flowing(broker: Broker, store: RedisServer) -> tuple[Celery, list[str]]:
+    """Return an app with a paused queue, a limit and a unique task, and the ids of the tasks that wait, in order."""
+    app = broker.app(redis_queue_url=store.url)
+    queue: str = app.conf.task_default_queue
+    app.conf.redis_queue_flow = {f"queue:{queue}": {"limit": 1}, "shop.sync": {"limit": 1, "key": "{shop}"}}
+    app.conf.redis_queue_unique = {"shop.once": {"key": "{shop}", "on_conflict": "replace"}}
+    delayed = DelayedTasks(app, leases=True)
+    for name in ("shop.work", "shop.sync", "shop.once"):
+        app.task(work, name=name, shared=False)
+    calls = [("shop.work", 1), ("shop.sync", 1), ("shop.sync", 2), ("shop.once", 1), ("shop.work", 2), ("shop.once", 1)]
+    ids = [app.tasks[name].delay(shop=shop).id for name, shop in calls]
+    delayed.flow.pause(f"queue:{queue}")
+    return app, [id_ for number, id_ in enumerate(ids) if number != 3]  # it was replaced
+
+
+def test_messages_of_flows_go_into_their_queues_and_their_keys_are_gone(
+    broker: Broker, redis_server: RedisServer, client: redis.Redis
+) -> None:
+    app, ids = flowing(broker, redis_server)
+    queue = app.conf.task_default_queue
+    flow_keys = Store.of(app).flow_keys
+    client.hset(flow_keys.running.decode(), f"queue:{queue}", 1)
+    assert Release(app).in_flows() == len(ids) + 1
+    release = released(app)
+    assert (release.from_flows, release.staying(), release.refused) == (len(ids), 0, {})
+    assert sorted(broker.take_ids(queue)) == sorted(ids)
+    kept = {key.rpartition(b"}:")[2].partition(b":")[0] for key in client.scan_iter(flow_keys.pattern)}
+    # What people have set is kept, and how often its keys were used.
+    assert kept <= {b"config", b"declared", b"declared_by", b"flags", b"slot", b"signal", b"ungated", b"taken"}
+    # A second run finds nothing to do.
+    assert released(app).from_flows == 0
+
+
+def test_a_message_that_cannot_be_read_stays_and_is_reported(
+    rabbitmq_url: str, redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with Broker(rabbitmq_url) as broker:
+        app, ids = flowing(broker, redis_server)
+        flow_keys = Store.of(app).flow_keys
+        records = f"{flow_keys.taken}unacked"
+        # A killed worker had taken one.
+        group = client.zrange(flow_keys.oldest.decode(), 0, 0)[0]
+        element = client.rpop(flow_keys.messages("").decode() + group.decode())
+        client.hincrby(flow_keys.backlog.decode(), f"queue:{app.conf.task_default_queue}", -1)
+        client.hset(records, "flow-1", b"[" + element + b', "", "' + app.conf.task_default_queue.encode() + b'"]')
+        client.hset(records, "flow-2", b"[[[")
+        client.hset(flow_keys.running.decode(), "shop.sync", 1)
+        release = released(app)
+        assert list(release.refused) == ["?"]
+        assert (release.from_flows, release.staying()) == (len(ids), 1)
+        assert client.exists(flow_keys.running.decode())
+        assert sorted(broker.take_ids(app.conf.task_default_queue)) == sorted(ids)
+
+
+def test_it_refuses_while_a_worker_with_leases_reports(
+    broker: Broker, redis_server: RedisServer, client: redis.Redis
+) -> None:
+    app, ids = flowing(broker, redis_server)
+    now = datetime.now(timezone.utc)
+    Reports(client, Store.of(app).prefix).write(WorkerRow("one@host", now, now, keeper=True))
+    with pytest.raises(NotReleasableError, match=r"1 workers with leases run.*one@host"):
+        released(app)
+    assert Release(app).in_flows() == len(ids) + 1
+
+
+def test_it_refuses_delays_beyond_the_visibility_timeout_of_a_redis_broker(
+    app: Celery, broker: Broker, stored: DelayQueue, default: str
+) -> None:
+    app.conf.broker_transport_options = {**broker.options, "visibility_timeout": 100}
+    for delay in (50, 150):
+        app.send_task("shop.remind", countdown=delay)
+    assert (Release(app).refusal() is None) == broker.url.startswith("amqp")
+    if not broker.url.startswith("amqp"):
+        with pytest.raises(NotReleasableError, match="1 tasks are due later than visibility_timeout=100 s"):
+            Release(app).run()
+        assert len(stored) == 2
+    Release(app, long_delays=True).run()
+    assert len(broker.take(default)) == 2
