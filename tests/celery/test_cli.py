@@ -36,6 +36,8 @@ LATER_SHOWN = LATER.strftime("%Y-%m-%d %H:%M:%S UTC")
 def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
     """An app whose broker and store are the shared Redis."""
     app = Celery("tests", broker=f"redis+socket://{redis_server.socket}", set_as_current=False)
+    # Longer than all delays.
+    app.conf.broker_transport_options = {"visibility_timeout": 10 * 365 * 86400}
     yield app
     app.close()
 
@@ -193,7 +195,7 @@ class TestReleaseAll:
         as_json = json.loads(run(app, "release-all", "--dry-run", "--json").stdout)
 
         assert done.exit_code == 0
-        assert done.stdout.splitlines()[1:] == [f"later  shop.remind  {LATER_SHOWN}  celery", "2 would be released"]
+        assert done.stdout.splitlines()[1:] == [f"later  shop.remind  {LATER_SHOWN}  celery", "2 would be released, and 0 of flows"]
         assert [task["id"] for task in as_json["tasks"]] == ["due", "later"]
         assert client.exists("celery") == 0
 
@@ -201,14 +203,14 @@ class TestReleaseAll:
         done = run(app, "release-all")
 
         assert (done.exit_code, done.stderr) == (0, "")
-        assert done.stdout == "2 released, 1 of them due; 0 stay, and 0 dead letters\n"
+        assert done.stdout == "2 released, 1 of them due, and 0 of flows; 0 stay, and 0 dead letters\n"
         assert client.llen("celery") == 2
 
     def test_works_as_a_process(self, environment: dict[str, str], client: redis.Redis) -> None:
         done = run_command("release-all", "--json", **environment)
 
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout) == {"released": 2, "due": 1, "left": [], "staying": 0, "dead": 0}
+        assert json.loads(done.stdout) == {"released": 2, "due": 1, "from_flows": 0, "left": [], "staying": 0, "dead": 0}
 
     def test_exits_with_1_and_the_reason_if_tasks_stay(self, app: Celery, client: redis.Redis) -> None:
         client.set("celery", "not a list")

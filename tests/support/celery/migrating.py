@@ -16,6 +16,8 @@ from redis_queue.celery import DelayedTasks
 
 app = Celery("migrating", broker=os.environ["BROKER"])
 app.conf.redis_queue_url = os.environ["STORE"]
+# Longer than all delays.
+app.conf.broker_transport_options = {"visibility_timeout": 10 * 365 * 86400}
 if os.environ.get("MIGRATED"):
     DelayedTasks(app)
 
