@@ -15,6 +15,35 @@ def logger_of(name: str) -> logging.Logger:
     return found
 
 
+class OutageLog:
+    """Log one line when an outage begins, not one for each attempt, and one when it ends. Safe for threads."""
+
+    def __init__(self, logger: logging.Logger, began: str, ended: str, *, action: str) -> None:
+        self._logger = logger
+        self._began = began
+        self._ended = ended
+        self._action = action
+        self._kind: type[BaseException] | None = None
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the last attempt failed."""
+        return self._kind is not None
+
+    def note(self, error: BaseException, *, retry_in: float) -> None:
+        """Note that an attempt failed. An error of another class is logged as well."""
+        before, self._kind = self._kind, type(error)
+        if before is not self._kind:
+            extra = {"action": self._action, "retry_in": round(retry_in, 2)}
+            self._logger.warning("%s: %s; trying again until it works", self._began, error, extra=extra)
+
+    def end(self) -> None:
+        """Note that an attempt succeeded."""
+        before, self._kind = self._kind, None
+        if before is not None:
+            self._logger.warning(self._ended, extra={"action": f"{self._action}_over"})
+
+
 def escape(text: str, *, keep: str = "") -> str:
     """Return *text* with line breaks, control characters, and characters that reverse or hide text escaped.
 

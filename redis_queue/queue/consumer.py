@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Any, Final, TypeVar
 
 from redis_queue.backoff import Backoff, retry_delay
-from redis_queue.errors import RedisQueueError, StoreUnavailableError, Verdict
-from redis_queue.logs import logger_of
+from redis_queue.errors import RedisQueueError, StoreError, Verdict
+from redis_queue.logs import OutageLog, logger_of
 from redis_queue.model import Message
 from redis_queue.queue.ack_buffer import AckBuffer
 from redis_queue.queue.handler import Handler, check_handler, check_ran
@@ -22,6 +22,7 @@ from redis_queue.queue.verdict import GiveBack, verdict_on
 from redis_queue.queue.waiting import Step
 from redis_queue.stop_event import StopEvent
 from redis_queue.store.chunks import CHUNK, check_limit
+from redis_queue.store.redis_errors import is_outage
 from redis_queue.times import Seconds, duration_ms
 
 logger = logger_of(__name__)
@@ -38,8 +39,9 @@ class Consumer:
     and can be claimed again after ``retry_delay(deliveries)`` seconds. After its last delivery it becomes a dead
     letter. The handler may raise :class:`~redis_queue.errors.Nack` or :class:`~redis_queue.errors.Dead` to choose
     another outcome. Leases are extended while the handler works, up to *max_runtime* seconds per message: a handler
-    that hangs for longer loses its message, and the other messages of its thread. While Redis cannot be reached, the
-    threads wait with growing pauses; a finished message is acked as soon as Redis answers again.
+    that hangs for longer loses its message, and the other messages of its thread. While Redis cannot be reached, or
+    refuses commands for now (it is full, read-only, loading, replaces a password ...), the threads wait with growing
+    pauses; a finished message is acked as soon as Redis answers again.
 
     A thread acks finished messages and claims up to *batch* (1 to 500) others in one round trip: a larger batch is much
     faster. Messages are acked after the last one of their batch, but at most 5 ms after they are done, also while the
@@ -76,6 +78,7 @@ class Consumer:
         self._stop = StopEvent()
         self._abandon = threading.Event()
         self._error: BaseException | None = None
+        self._outage = OutageLog(logger, "cannot settle yet", "settling again", action="store_unavailable")
 
     def stop(self) -> None:
         """Stop claiming and let :meth:`run` return. Safe from any thread and from signal handlers."""
@@ -128,10 +131,11 @@ class Consumer:
         while messages or not self._stop.is_set():
             try:
                 messages = messages or self._claim()
-            except StoreUnavailableError as error:
-                pause = backoff.next()
-                logger.warning("Redis is away: %s", error, extra={"action": "store_unavailable", "retry_in": pause})
-                self._stop.wait(pause)
+            except StoreError as error:
+                if not is_outage(error):
+                    raise
+                # The queue has logged it.
+                self._stop.wait(backoff.next())
                 continue
             backoff.reset()
             messages = self._handle(messages)
@@ -222,11 +226,17 @@ class Consumer:
         try:
             while True:
                 try:
-                    return call()
-                except StoreUnavailableError as error:
-                    logger.warning("cannot settle yet: %s", error, extra={"action": "store_unavailable"})
-                    if self._abandon.wait(backoff.next()):
+                    found = call()
+                except StoreError as error:
+                    if not is_outage(error):
+                        raise
+                    pause = backoff.next()
+                    self._outage.note(error, retry_in=pause)
+                    if self._abandon.wait(pause):
                         return abandoned
+                else:
+                    self._outage.end()
+                    return found
         except RedisQueueError:
             logger.exception("cannot settle", extra={"action": "settle_failed"})
             raise

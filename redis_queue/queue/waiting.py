@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from redis_queue.backoff import Backoff
-from redis_queue.errors import RedisQueueError, StoreError, StoreUnavailableError
-from redis_queue.logs import logger_of
+from redis_queue.errors import RedisQueueError, StoreError
+from redis_queue.logs import OutageLog, logger_of
 from redis_queue.model import Lease, Message
 from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.queue.replies import read_message
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.records import Records, read_flags
+from redis_queue.store.redis_errors import is_outage
 from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import Settings
 from redis_queue.times import Seconds, duration_ms, from_ms
@@ -43,14 +44,19 @@ class Claims:
         self._put_back_limit = settings.put_back_on_get
         self._poll = settings.poll_seconds
         self._longest_wait = longest_wait
+        self._outage = OutageLog(logger, "Redis is away", "Redis answers again", action="store_unavailable")
 
     def get(self, limit: int, *, block: bool, timeout: Seconds | None) -> list[Message]:
-        """Claim up to *limit* messages; with *block*, wait for the first one, for *timeout* at most."""
+        """Claim up to *limit* messages; with *block*, wait for the first one, for *timeout* at most.
+
+        With *block*, it also waits for a Redis that cannot be reached or refuses commands for now.
+        """
         deadline = _deadline(timeout)
         backoff = Backoff()
         while True:
             try:
                 messages, next_in = self._claim(limit)
+                self._outage.end()
                 if messages or not block:
                     return messages
                 left = deadline - time.monotonic()
@@ -58,15 +64,16 @@ class Claims:
                     return []
                 self._wait(min(next_in, self._poll, left, self._longest_wait))
                 backoff.reset()
-            except StoreUnavailableError as error:
-                if not block or deadline <= time.monotonic():
+            except StoreError as error:
+                if not block or not is_outage(error) or deadline <= time.monotonic():
                     raise
-                _pause(error, backoff, deadline)
+                self._pause(error, backoff, deadline)
 
     def ack_then_get(self, done: Sequence[Message], limit: int) -> Callable[[], Step]:
         """Return a call that acks *done* and claims up to *limit* ready messages in one step, without waiting.
 
-        If it raises StoreUnavailableError, call it again: it takes effect once, and returns what the lost reply said.
+        If it raises an error that is an outage, call it again: it takes effect once, and returns what the lost reply
+        said.
         """
         call = self._records.prepare("queue/get", done, **self._arguments(limit))
         return lambda: self._step(done, call)
@@ -76,20 +83,23 @@ class Claims:
         call = self.ack_then_get([message], 1)
         try:
             return self._next(message, call())
-        except StoreUnavailableError as error:
+        except StoreError as error:
+            if not is_outage(error):
+                raise
             away = error
         # The outcome of the ack is unknown: until it is known, nobody else may get the message.
         heartbeat.add(message)
         deadline, backoff = _deadline(timeout), Backoff()
         while True:
-            _pause(away, backoff, deadline)
+            self._pause(away, backoff, deadline)
             try:
                 step = call()
-            except StoreUnavailableError as error:
-                if deadline <= time.monotonic():
+            except StoreError as error:
+                if not is_outage(error) or deadline <= time.monotonic():
                     raise
                 away = error
             else:
+                self._outage.end()
                 heartbeat.remove(message)
                 return self._next(message, step)
 
@@ -101,9 +111,9 @@ class Claims:
     def _step(self, done: Sequence[Message], call: Callable[[], Any]) -> Step:
         try:
             reply = call()
-        except StoreUnavailableError:
-            raise
-        except StoreError:
+        except StoreError as error:
+            if is_outage(error):
+                raise
             # The next claim meets this error, too. What is done must be acked in any case.
             return Step(self._records.ack(done), [])
         messages, wait, _ = self._read(reply)
@@ -163,12 +173,11 @@ class Claims:
         # Blocks on the wake-up token, never on messages: a token lost with its consumer costs one poll interval.
         self._scripts.command("BLPOP", self._records.keys.wake, max(seconds, SHORTEST_WAIT))
 
+    def _pause(self, error: StoreError, backoff: Backoff, deadline: float) -> None:
+        pause = max(0.0, min(backoff.next(), deadline - time.monotonic()))
+        self._outage.note(error, retry_in=pause)
+        time.sleep(pause)
+
 
 def _deadline(timeout: Seconds | None) -> float:
     return math.inf if timeout is None else time.monotonic() + duration_ms(timeout, name="timeout") / 1000
-
-
-def _pause(error: StoreUnavailableError, backoff: Backoff, deadline: float) -> None:
-    pause = max(0.0, min(backoff.next(), deadline - time.monotonic()))
-    logger.warning("Redis is away: %s", error, extra={"action": "store_unavailable", "retry_in": pause})
-    time.sleep(pause)

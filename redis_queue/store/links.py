@@ -12,6 +12,7 @@ from redis.retry import Retry
 
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.connection import Client
+from redis_queue.store.redis_errors import refuses_for_now
 
 Argument = bytes | str | int | float
 
@@ -43,23 +44,25 @@ class DirectLink:
         self._pid = os.getpid()
 
     def send(self, *command: Argument) -> Any:
-        """Send one command once; on failure close the connection and all free ones."""
+        """Send one command once; on failure, or if Redis refuses it for now, close the connection and all free ones."""
         connection = self._take()
         try:
             connection.send_packed_command(connection.pack_command(*command), check_health=False)
             reply = connection.read_response(disable_decoding=True, disconnect_on_error=True)
-        except redis.ReadOnlyError:
-            # A demoted primary: only a new connection can find the new one.
-            self.close(connection)
-            raise
-        except redis.ResponseError:
-            self._free.append(connection)
+        except redis.ResponseError as error:
+            self._keep_or_close(connection, error)
             raise
         except BaseException:
             self.close(connection)
             raise
         self._free.append(connection)
         return reply
+
+    def _keep_or_close(self, connection: Any, *replies: Any) -> None:
+        if any(isinstance(reply, redis.ResponseError) and _may_be_elsewhere(reply) for reply in replies):
+            self.close(connection)
+        else:
+            self._free.append(connection)
 
     def send_many(self, commands: Sequence[Command]) -> list[Any]:
         """Send all commands at once and read all replies."""
@@ -72,7 +75,7 @@ class DirectLink:
         except BaseException:
             self.close(connection)
             raise
-        self._free.append(connection)
+        self._keep_or_close(connection, *found)
         return found
 
     def _take(self) -> Any:
@@ -93,6 +96,11 @@ class DirectLink:
         connection = new_connection(self._pool)
         connection.connect()
         return connection
+
+
+def _may_be_elsewhere(error: redis.ResponseError) -> bool:
+    """Tell whether a new connection may find another server, a new primary, or log in with another password."""
+    return refuses_for_now(error) and not isinstance(error, redis.exceptions.OutOfMemoryError)
 
 
 def new_connection(pool: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 import redis
 
@@ -18,8 +18,12 @@ from redis_queue.errors import (
 RedisErrors: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
 """All errors of redis-py; its cluster error is not a RedisError."""
 
-# Redis before 7 wraps the error of a command in a script.
-_WRAPPED = re.compile(r"^(?:Error running script \(call to f_\w+\): )?(?:@user_script: ?\d+: )+-?")
+# redis-py wraps the error of a command in a pipeline, Redis before 7 that of a command in a script.
+_WRAPPED = re.compile(
+    r"^(?:Command # \d+ \(.*\) of pipeline caused error: )?"
+    r"(?:(?:Error running script \(call to f_\w+\): )?(?:@user_script: ?\d+: )+-?)?",
+    re.DOTALL,
+)
 _CREDENTIALS = re.compile(r"(?<=//)(?:(?!://)\S)*@|(?<=password=)[^&\s]*")
 
 
@@ -42,10 +46,54 @@ def translate(error: Exception, *, unknown: bool = False) -> StoreError:
     if text.startswith("WRONGTYPE"):
         return WrongTypeError(f"{WrongTypeError.__doc__} ({text})")
     doubt = UNKNOWN if unknown else ""
-    for kinds, words, ours, meaning in _MEANINGS:
-        if isinstance(error, kinds) or text.startswith(words):
-            return ours(f"{meaning}{doubt} ({text})")
-    return StoreError(text + doubt)
+    meaning = _meaning(error)
+    return StoreError(text + doubt) if meaning is None else meaning.ours(f"{meaning.text}{doubt} ({text})")
+
+
+MOST_CAUSES: Final = 10
+"""Most causes of an error that are looked at: they may form a ring."""
+
+
+def refuses_for_now(error: BaseException | None) -> bool:
+    """Return whether *error*, or what caused it, is a refusal of Redis because of its state, not of the command.
+
+    The same command succeeds later: a primary is demoted or has too few replicas, memory or disk is full, a script runs
+    for too long, data is loaded, a slot moves, there are too many clients, or a password is replaced. What was refused
+    had no effect.
+    """
+    return _refusal_in(error) is not None
+
+
+def is_outage(error: BaseException) -> bool:
+    """Return whether *error* ends without any change to the call: Redis cannot be reached, or refuses it for now."""
+    return isinstance(error, StoreUnavailableError) or refuses_for_now(error)
+
+
+def as_unavailable(error: Exception) -> StoreUnavailableError | None:
+    """Return a lost connection, for which Celery connects again, in place of a refusal for now, which ends a worker."""
+    refusal = _refusal_in(error)
+    if refusal is None:
+        return None
+    found = translate(refusal)
+    return found if isinstance(found, StoreUnavailableError) else StoreUnavailableError(str(found))
+
+
+def _refusal_in(error: BaseException | None) -> Exception | None:
+    for _ in range(MOST_CAUSES):
+        if not isinstance(error, Exception):
+            break
+        meaning = _meaning(error)
+        if meaning is not None and meaning.passes:
+            return error
+        error = error.__cause__
+    return None
+
+
+def _meaning(error: Exception) -> _Meaning | None:
+    if not isinstance(error, RedisErrors):
+        return None
+    text = _WRAPPED.sub("", str(error))
+    return next((row for row in _MEANINGS if isinstance(error, row.kinds) or text.startswith(row.words)), None)
 
 
 def lacks_permission(error: Exception) -> bool:
@@ -61,7 +109,7 @@ UNKNOWN: Final = "; whether the call took effect is unknown"
 
 def may_have_arrived(error: Exception) -> bool:
     """Return whether the command that failed with *error* may have been executed: sent, but no reply."""
-    if isinstance(error, redis.ResponseError | redis.AuthenticationError | redis.BusyLoadingError):
+    if isinstance(error, redis.ResponseError) or refuses_for_now(error):
         return False
     return isinstance(error, _UNREACHABLE) and not _NOT_CONNECTED.search(str(error))
 
@@ -76,43 +124,59 @@ FULL: Final = (
     "Redis is out of memory and takes nothing new: let consumers and workers make room, or raise its maxmemory"
 )
 
-_MEANINGS: Final[tuple[tuple[tuple[type[Exception], ...], tuple[str, ...], type[StoreError], str], ...]] = (
-    (
+
+class _Meaning(NamedTuple):
+    """Errors of redis-py, by class or first words, and ours for them. *passes*: see :func:`refuses_for_now`."""
+
+    kinds: tuple[type[Exception], ...]
+    words: tuple[str, ...]
+    ours: type[StoreError]
+    text: str
+    passes: bool = False
+
+
+_MEANINGS: Final = (
+    _Meaning(
         (redis.AuthenticationError, redis.exceptions.AuthorizationError),
         ("NOAUTH", "WRONGPASS"),
         StoreRefusedError,
         "Redis refused the login; check user and password",
+        passes=True,
     ),
-    ((redis.ReadOnlyError,), ("READONLY",), StoreUnavailableError, "connected to a read-only replica"),
-    (
+    _Meaning(
+        (redis.ReadOnlyError,),
+        # The second one is from redis-py, after a failover of Sentinel.
+        ("READONLY", "The previous master is now a slave"),
+        StoreUnavailableError,
+        "connected to a read-only replica",
+        passes=True,
+    ),
+    _Meaning(
         (redis.exceptions.NoPermissionError,),
         _NO_PERMISSION,
         StoreRefusedError,
         "the Redis user lacks a permission",
     ),
-    (
-        (redis.exceptions.OutOfMemoryError,),
-        ("OOM",),
-        StoreRefusedError,
-        FULL,
-    ),
-    # Temporary: a full disk, missing replicas. A caller that waits for Redis waits for these, too.
-    ((), ("MISCONF", "NOREPLICAS"), StoreUnavailableError, "Redis refuses writes for now"),
-    (
+    _Meaning((redis.exceptions.OutOfMemoryError,), ("OOM",), StoreRefusedError, FULL, passes=True),
+    # A full disk, missing replicas.
+    _Meaning((), ("MISCONF", "NOREPLICAS"), StoreUnavailableError, "Redis refuses writes for now", passes=True),
+    _Meaning(
         # redis-py removes the first word if it has a class for it, and raises a plain ClusterError after too many
         # redirections: a slot is moving.
         (redis.BusyLoadingError, redis.exceptions.ClusterError, redis.exceptions.TryAgainError),
-        ("LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY", "UNBLOCKED"),
+        ("LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY ", "UNBLOCKED"),
         StoreUnavailableError,
         "Redis is not ready",
+        passes=True,
     ),
-    (
+    _Meaning((), ("max number of clients",), StoreUnavailableError, "Redis takes no more connections", passes=True),
+    _Meaning(
         (redis.exceptions.AskError,),
         ("MOVED", "ASK"),
         UnsupportedServerError,
         "this server belongs to a Redis Cluster, and another node has these keys; connect to redis+cluster://",
     ),
-    (
+    _Meaning(
         _UNREACHABLE,
         (),
         StoreUnavailableError,

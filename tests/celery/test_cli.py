@@ -195,7 +195,10 @@ class TestReleaseAll:
         as_json = json.loads(run(app, "release-all", "--dry-run", "--json").stdout)
 
         assert done.exit_code == 0
-        assert done.stdout.splitlines()[1:] == [f"later  shop.remind  {LATER_SHOWN}  celery", "2 would be released, and 0 of flows"]
+        assert done.stdout.splitlines()[1:] == [
+            f"later  shop.remind  {LATER_SHOWN}  celery",
+            "2 would be released, and 0 of flows",
+        ]
         assert [task["id"] for task in as_json["tasks"]] == ["due", "later"]
         assert client.exists("celery") == 0
 
@@ -210,7 +213,14 @@ class TestReleaseAll:
         done = run_command("release-all", "--json", **environment)
 
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout) == {"released": 2, "due": 1, "from_flows": 0, "left": [], "staying": 0, "dead": 0}
+        assert json.loads(done.stdout) == {
+            "released": 2,
+            "due": 1,
+            "from_flows": 0,
+            "left": [],
+            "staying": 0,
+            "dead": 0,
+        }
 
     def test_exits_with_1_and_the_reason_if_tasks_stay(self, app: Celery, client: redis.Redis) -> None:
         client.set("celery", "not a list")

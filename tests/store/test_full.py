@@ -44,7 +44,7 @@ class Call(NamedTuple):
 def script(stage: Stage, name: str, **arguments: Any) -> Any:
     """Call a script of messages in flight in the broker, which is the Redis of *stage*."""
     client: Any = stage.queue.client
-    keys = {name: name.encode() for name in ("index", "unacked", "timeouts", "line", "listener", "target", "slot")}
+    keys = {name: name.encode() for name in ("index", "unacked", "lease_ends", "line", "listener", "target", "slot")}
     keys["list"] = b"foreign"
     if name.startswith(("flow/", "unique/")):
         keys["slot"] = b"slot of flows"
@@ -74,7 +74,7 @@ def own(stage: Stage, **changed: Any) -> Any:
 
 def take(stage: Stage, tag: str = "u-", settled: Sequence[str] = ()) -> Any:
     """Settle messages of flows, and take one."""
-    caller: dict[str, Any] = {"limit": 1, "at_once": 1, "tag": tag, "channel": "channel", "turn": 0}
+    caller: dict[str, Any] = {"limit": 1, "at_once": 1, "tag": tag, "channel": "channel", "turn": 0, "lease": 60_000}
     more = [*settled, "mail", '"", "mail"']
     return script(stage, "flow/take", now=stage.clock(), **caller, settled=len(settled), more=more)
 
@@ -162,14 +162,16 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
             missed=0,
             turns=1,
             width=1,
+            lease=1,
             more=["foreign", "1"],
         ),
         "held/fetch",
     ),
+    "held/expired": Call(lambda s: script(s, "held/expired", now=0, timeout=1, limit=1), "held/expired"),
     "held/leave": Call(lambda s: script(s, "held/leave", channel="channel"), "held/leave"),
-    "held/record": Call(lambda s: script(s, "held/record", now=0, tag="new", record="[]"), "held/record"),
+    "held/record": Call(lambda s: script(s, "held/record", now=0, tag="new", record="[]", lease=1), "held/record"),
     "held/renew": Call(
-        lambda s: script(s, "held/renew", now=0, timeout=60, signature=1, keep=60, more=["tag", "1"]), "held/renew"
+        lambda s: script(s, "held/renew", now=0, lease=60, signature=1, more=["tag", "1"]), "held/renew"
     ),
     "held/restore": Call(
         lambda s: script(s, "held/restore", tag="tag", record="[]", last=0, more=["foreign", "x" * 100]), "held/restore"

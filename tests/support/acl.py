@@ -112,6 +112,9 @@ def dispatch(queue: RedisQueue, delayed: DelayQueue) -> None:
     failures.keep([FAILURE, replace(FAILURE, task="other"), replace(FAILURE, id="second")], 1, 7, missed=1)
 
 
+BROKER_KEYS = ("index", "unacked", "line", "listener", "lease_ends")
+
+
 def run_flow(queue: RedisQueue, _: DelayQueue) -> None:
     """Declare a flow, send a message of it, take it, and look for orphans; the records are those of the flow itself."""
     client, keys = queue.client, FlowKeys("redis_queue")
@@ -123,8 +126,8 @@ def run_flow(queue: RedisQueue, _: DelayQueue) -> None:
     call: dict[str, Any] = {"step": 0, "queue": "mail", "task": "", "of_task": "", "of_queue": "k", "message": "{}"}
     for _number in range(2):
         calls.prepare("flow/send", now=0, is_new=1, **call, more=["queue:mail", "1 - - - - - - -"])()
-    of_broker = {name: f"{{redis_queue:flow}}:{name}".encode() for name in ("index", "unacked", "line", "listener")}
-    asked: dict[str, Any] = {"now": 0, "limit": 5, "at_once": 5, "channel": "c", "turn": 0, "settled": 0}
+    of_broker = {name: f"{{redis_queue:flow}}:{name}".encode() for name in BROKER_KEYS}
+    asked: dict[str, Any] = {"now": 0, "limit": 5, "at_once": 5, "channel": "c", "turn": 0, "settled": 0, "lease": 1}
     asked["more"] = ["mail", route_of("mail")]
     scripts.bind("flow/take", keys, **of_broker)(tag="t-", **asked)
     record = scripts.command("HGET", of_broker["unacked"], "t-001")

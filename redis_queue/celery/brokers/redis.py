@@ -20,13 +20,11 @@ from redis_queue.model import Entry
 from redis_queue.store import keys
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.connection import Client
+from redis_queue.store.redis_errors import refuses_for_now
 from redis_queue.store.scripts import Scripts
 
 if TYPE_CHECKING:
     from celery import Celery
-
-REFUSALS: Final = ("OOM", "READONLY", "MISCONF", "NOREPLICAS", "MASTERDOWN", "LOADING")
-"""Beginnings of the errors of a Redis that takes no writes at all."""
 
 PROBE_MS: Final = 10_000
 """Milliseconds after which a probe key that was not deleted expires."""
@@ -109,12 +107,9 @@ class RedisBroker(Broker):
             self._lifetimes[entity.name] = ttl
 
     def is_away(self, error: Exception) -> bool:
-        """Tell whether *error* means that Redis cannot be reached or takes no writes, not that it refuses a message."""
-        cause = error.__cause__ or error
-        if isinstance(cause, redis.ResponseError):
-            return str(cause).startswith(REFUSALS) or isinstance(
-                cause, redis.exceptions.OutOfMemoryError | redis.ReadOnlyError
-            )
+        """Tell whether Redis cannot be reached or refuses all commands for now: *error* is not about a message."""
+        if isinstance(error.__cause__ or error, redis.ResponseError):
+            return refuses_for_now(error)
         return super().is_away(error)
 
     def _lists_or_refusal(self, envelope: Envelope) -> list[str] | str | None:

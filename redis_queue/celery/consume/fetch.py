@@ -22,10 +22,9 @@ import redis
 
 from redis_queue.celery.consume.async_connection import AsyncConnection, Call
 from redis_queue.celery.consume.gates import Gates, Idle, Taken, Wanted, tag_of
-from redis_queue.errors import StoreUnavailableError
 from redis_queue.flow.flows import route_of
 from redis_queue.store.keys import idle_line, idle_listener, wake_channel
-from redis_queue.store.redis_errors import lacks_permission, translate
+from redis_queue.store.redis_errors import as_unavailable
 from redis_queue.store.script_files import load
 
 INVALIDATED: Final = "__redis__:invalidate"
@@ -306,11 +305,10 @@ class Fetch:
 def check(reply: Any) -> Any:
     """Return *reply*; raises it if it is an error: as a lost connection if Redis takes no commands for now."""
     if isinstance(reply, Exception):
-        error = translate(reply)
-        if isinstance(error, StoreUnavailableError) and not lacks_permission(reply):
-            # For Celery it is a lost connection: it connects again, while other errors end a worker.
-            raise error from reply
-        raise reply
+        away = as_unavailable(reply)
+        if away is None:
+            raise reply
+        raise away from reply
     return reply
 
 

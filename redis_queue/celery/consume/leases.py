@@ -26,7 +26,7 @@ from redis_queue.keeper.lines import write_line
 from redis_queue.keeper.redis_py import LeaseIndex, Renewer, client_of
 from redis_queue.logs import logger_of
 from redis_queue.store.keys import FlowKeys, unreadable
-from redis_queue.store.redis_errors import RedisErrors
+from redis_queue.store.redis_errors import RedisErrors, refuses_for_now
 from redis_queue.store.settings import Settings
 
 logger = logger_of(__name__)
@@ -184,6 +184,16 @@ class WorkerLeases:
         if self.is_ours(tag):
             with self.removal([tag]):
                 self._records.settle([tag])
+
+    @contextlib.contextmanager
+    def settled_later(self, tag: str) -> Iterator[None]:
+        """Settle *tag* on the next connection if the block, which settles it, finds no Redis that does."""
+        try:
+            yield
+        except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError, OSError) as error:
+            if isinstance(error, redis.ResponseError) and not refuses_for_now(error):
+                raise
+            self.settlement.add(tag)
 
     def settle_waiting(self) -> None:
         """Settle all messages that are to be settled, by a connection of its own; logs errors."""

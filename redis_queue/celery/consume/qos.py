@@ -24,6 +24,7 @@ from redis_queue.keeper.redis_py import client_of
 from redis_queue.lazy_property import LazyProperty
 from redis_queue.logs import logger_of
 from redis_queue.store.chunks import CHUNK
+from redis_queue.store.redis_errors import as_unavailable
 
 logger = logger_of(__name__)
 
@@ -120,8 +121,9 @@ class LeasedQoS(QoS):
             virtual.QoS.ack(self, delivery_tag)
         elif delivery_tag in self._outliving:
             self._outliving.discard(delivery_tag)
-            self.leases.settle(delivery_tag)
-            self.leases.drop(delivery_tag)
+            with self.leases.settled_later(delivery_tag):
+                self.leases.settle(delivery_tag)
+                self.leases.drop(delivery_tag)
         else:
             self._settle(delivery_tag)
             if delivery_tag in self._at_start:
@@ -145,10 +147,11 @@ class LeasedQoS(QoS):
 
     def _settle(self, delivery_tag: str) -> None:
         if delivery_tag not in self._fetched or not self._settle_later(delivery_tag):
-            if self.leases.is_ours(delivery_tag):
-                with self.leases.removal([delivery_tag]):
-                    self._records.settle([delivery_tag])
-            self.leases.drop(delivery_tag)
+            with self.leases.settled_later(delivery_tag):
+                if self.leases.is_ours(delivery_tag):
+                    with self.leases.removal([delivery_tag]):
+                        self._records.settle([delivery_tag])
+                self.leases.drop(delivery_tag)
         virtual.QoS.ack(self, delivery_tag)
 
     def _settle_later(self, tag: str) -> bool:
@@ -211,7 +214,11 @@ class LeasedQoS(QoS):
         now = time.monotonic()
         if now - self._swept_at >= min(SWEEP, self.leases.lease / SWEEPS):
             self._swept_at = now
-            self._sweep(num)
+            try:
+                self._sweep(num)
+            except redis.ResponseError as error:
+                # kombu looks again after a lost connection; another error is logged with its stack.
+                raise as_unavailable(error) or error from error.__cause__
 
     def restore_by_tag(self, tag: str, client: Any = None, leftmost: bool = False) -> bool:
         """Return a message to its queue, even if Redis is full; False if another worker returned or settled it."""
@@ -239,6 +246,9 @@ class LeasedQoS(QoS):
         # After the whole worker was stopped, its own messages may be among them: they are still held.
         # The oldest one last: it becomes the next one of its queue.
         restored = sum(self._return(tag) for tag in reversed(tags) if not self.leases.holds(tag))
+        if not (isinstance(self.channel, FetchingChannel) and self.channel.fetches):
+            # Else the next fetch settles what the last connection could not.
+            self.leases.settle_waiting()
         if self.leases.gates.in_use:
             with self.channel.conn_or_acquire() as client:
                 orphans = self.leases.gates.orphans(client)

@@ -10,10 +10,9 @@ from typing import Any, Final, Protocol
 
 from redis_queue.celery.consume.async_connection import AsyncConnection, Call
 from redis_queue.celery.consume.gates import GateKeys, is_gated
-from redis_queue.errors import StoreUnavailableError
 from redis_queue.logs import logger_of
 from redis_queue.store.links import Argument
-from redis_queue.store.redis_errors import lacks_permission, translate
+from redis_queue.store.redis_errors import as_unavailable, lacks_permission, translate
 from redis_queue.store.script_files import load
 
 logger = logger_of(__name__)
@@ -146,11 +145,12 @@ class Settlement:
             # The caller settles without scripts.
             raise reply
         if isinstance(reply, Exception):
-            error = translate(reply)
-            if isinstance(error, StoreUnavailableError):
-                raise error from reply
+            away = as_unavailable(reply)
+            if away is not None:
+                raise away from reply
             # As in kombu and Celery: the messages come again when their leases end.
-            logger.critical("cannot settle %d messages: %s", len(batch), error, extra={"action": "settle_failed"})
+            extra = {"action": "settle_failed"}
+            logger.critical("cannot settle %d messages: %s", len(batch), translate(reply), extra=extra)
         else:
             missing = reply
         self._sent.remove(batch)

@@ -17,6 +17,7 @@ from redis_queue.celery.consume.gates import GateKeys, Gates, is_gated, processe
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.poison import DeliveryLimit
 from redis_queue.celery.consume.qos import lease_channels
+from redis_queue.celery.consume.refusals import Refusals
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE
 from redis_queue.celery.consume.start_guard import guard_starts
 from redis_queue.celery.flow.gate import uses_gates
@@ -50,10 +51,13 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         #: Consumer of messages of flows, if the broker is not the Redis of the store.
         self.gate: GateConsumer | None = None
         self._consumer = consumer
+        #: What the event loop calls in each turn for the connection.
+        self._ticks: set[Callable[[], Any]] = set()
         check_broker(consumer.app)
         self._fetching = Store.of(consumer.app).settings.atomic_fetch and _can_fetch()
 
         connect = consumer.connect
+        Refusals(consumer)
 
         def leased(heartbeat: float | None = None) -> Any:
             connection = consumer.ensure_connected(worker_connection(consumer.app, heartbeat))
@@ -61,6 +65,12 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             return connection
 
         def connect_leased() -> Any:
+            hub = consumer.hub
+            before = set()
+            if hub is not None:
+                # The poller of the connection before would tick on.
+                hub.on_tick -= self._ticks
+                before = set(hub.on_tick)
             # kombu looks for expired messages, by the clock of this host, as soon as it is connected, and long before
             # this step starts.
             consumer.connection_for_read = leased
@@ -68,6 +78,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 return connect()
             finally:
                 del consumer.connection_for_read
+                self._ticks = set() if hub is None else hub.on_tick - before
 
         consumer.connect = connect_leased
         guard_starts(consumer, self._is_ours, self._count_drop)

@@ -19,7 +19,7 @@ from redis_queue.celery.store import Store
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import StoreError
 from redis_queue.lazy_property import LazyProperty
-from redis_queue.logs import logger_of
+from redis_queue.logs import OutageLog, logger_of
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -92,17 +92,17 @@ class DispatchLoop:
 
     def run(self) -> None:
         """Dispatch until :meth:`stop` is called from another thread or a signal handler."""
-        backoff = Backoff()
+        backoff, outage = Backoff(), OutageLog(logger, "cannot dispatch", "dispatching again", action="dispatch_away")
         while not self._stopped.is_set():
             try:
                 pause = self._poll()
+                outage.end()
                 self._report.write(leads=self.leads)
                 self._wait(min(pause, self._report.due_in()))
                 backoff.reset()
             except Exception as error:  # noqa: BLE001 - no error may stop the dispatch of other entries
                 pause = backoff.next()
-                extra = {"action": "dispatch_away", "retry_in": round(pause, 2)}
-                logger.warning("cannot dispatch: %s", error, extra=extra)
+                outage.note(error, retry_in=pause)
                 self._step_down()
                 self._report_error(error)
                 self._stopped.wait(pause)

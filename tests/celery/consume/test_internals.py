@@ -29,7 +29,9 @@ def step() -> LeaseStep:
     app = Celery("tests", broker="redis://localhost:1", set_as_current=False)
     app.conf.redis_queue_url = "redis://localhost:1"
     controller = SimpleNamespace(_process_task=None)
-    return LeaseStep(SimpleNamespace(app=app, steps=[], connect=None, controller=controller, on_task_request=None))
+    worker = {"blueprint": SimpleNamespace(start=None), "on_ready": None, "ensure_connected": None}
+    consumer = SimpleNamespace(app=app, steps=[], connect=None, controller=controller, on_task_request=None, **worker)
+    return LeaseStep(consumer)
 
 
 def test_the_installed_versions_are_known() -> None:

@@ -9,6 +9,7 @@ from typing import Final
 
 from redis_queue.celery.consume.fetch import Asked
 from redis_queue.celery.consume.gates import GateKeys, Gates
+from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.settlement import Settlement
 from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.store.keys import FlowKeys
@@ -41,6 +42,8 @@ class FakeLeases:
         self.settle_alone: Callable[[list[str]], list[bytes]] = lambda _: []
         self.aside: list[bytes] = []
         self.counters = MemoryCounters()
+
+    settled_later = WorkerLeases.settled_later
 
     def hold(self, tag: str, since: float, score: float) -> None:
         self.hold_all([tag], since, score)

@@ -1,7 +1,7 @@
 """An app with tasks that run long or kill their process: `celery -A tests.support.celery.leasing_app worker`.
 
 Tests configure it with environment variables: BROKER_URL, STORE_URL, RESULT_URL, QUEUE, LEASES, and SETTINGS as
-JSON.
+JSON. Tasks record their runs in NOTES_URL if it is set, else in the store.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ leases = TaskLeases(app) if os.environ["LEASES"] == "1" else None
 
 
 def _store() -> redis.Redis:
-    client = connect(os.environ["STORE_URL"], check=False)
+    client = connect(os.environ.get("NOTES_URL", os.environ["STORE_URL"]), check=False)
     assert isinstance(client, redis.Redis)
     return client
 

@@ -102,6 +102,33 @@ def unsaved(server: RedisServer) -> Iterator[None]:
         client.save()
 
 
+@contextlib.contextmanager
+def crowded(server: RedisServer) -> Iterator[None]:
+    """Close all connections, and accept no more."""
+    with _alone(server, "maxclients", 1, 10_000):
+        yield
+
+
+@contextlib.contextmanager
+def locked(server: RedisServer) -> Iterator[None]:
+    """Close all connections, and accept only those with another password."""
+    with _alone(server, "requirepass", "next", ""):
+        yield
+
+
+@contextlib.contextmanager
+def _alone(server: RedisServer, option: str, inside: Any, after: Any) -> Iterator[None]:
+    """Set *option* for the block, and close the connections of all others."""
+    with server.client() as client:
+        client.config_set(option, inside)
+        for kind in ("normal", "pubsub"):
+            client.client_kill_filter(_type=kind, skipme=True)
+        try:
+            yield
+        finally:
+            client.config_set(option, after)
+
+
 class State(NamedTuple):
     """A server state: how to enter it, the exception and message of calls in it, and whether reads are answered."""
 
@@ -125,3 +152,16 @@ STATES = {
         reads=True,
     ),
 }
+
+REFUSALS: dict[str, Callable[[RedisServer], AbstractContextManager[None]]] = {
+    "NOREPLICAS": STATES["without replicas"].enter,
+    "READONLY": read_only,
+    "MASTERDOWN": cut_off,
+    "OOM": lambda server: configured(server, {"maxmemory": 1}, {"maxmemory": 0}),
+    "BUSY": busy,
+    "MISCONF": unsaved,
+    "max number of clients": crowded,
+    "NOAUTH": locked,
+    "LOADING": loading,
+}
+"""Ways to let a server refuse commands for a while, by the first words of its error. LOADING: `--rdbchecksum no`."""

@@ -13,7 +13,7 @@ from redis_queue.cli.signals import signal_handler
 from redis_queue.contrib.django.outbox.models import Call
 from redis_queue.contrib.django.outbox.transfer import Relayed, relay, waiting
 from redis_queue.errors import RedisQueueError
-from redis_queue.logs import logger_of
+from redis_queue.logs import OutageLog, logger_of
 from redis_queue.stop_event import StopEvent
 from redis_queue.store.chunks import CHUNK
 
@@ -67,15 +67,16 @@ class Command(BaseCommand):
                 self.stdout.write(f"{title}: {task} {task_id}: {error}")
 
     def _until(self, stopped: StopEvent, database: str | None, interval: float) -> None:
-        backoff = Backoff()
+        backoff, outage = Backoff(), OutageLog(logger, "cannot relay", "relaying again", action="relay_away")
         while not stopped.is_set():
             try:
                 self._all(database)
                 backoff.reset()
+                outage.end()
                 stopped.wait(interval)
             except (RedisQueueError, Error) as error:
                 pause = backoff.next()
-                logger.warning("cannot relay: %s", error, extra={"action": "relay_away", "retry_in": round(pause, 2)})
+                outage.note(error, retry_in=pause)
                 close_old_connections()
                 stopped.wait(pause)
 

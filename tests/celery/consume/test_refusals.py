@@ -1,0 +1,90 @@
+"""A broker that refuses commands for a while ends no worker: it waits, says so once, and settles what ran meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.support.celery.leasing import Leasing
+from tests.support.celery.leasing_names import WAIT
+from tests.support.celery.processes import CeleryProcess
+from tests.support.marks import thorough
+from tests.support.servers import RedisServer
+from tests.support.store.server_states import REFUSALS
+from tests.support.wait import wait_until
+
+pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+
+LINE = "the broker refuses commands for now"
+
+REFUSED = (LINE, "Cannot connect to")
+"""A Redis with too many clients may close a connection before its refusal is read: then it is a lost connection."""
+
+OF_CONNECTIONS = {"NOAUTH", "max number of clients", "LOADING"}
+"""Refusals that begin with closed connections."""
+
+
+@pytest.fixture
+def notes() -> Iterator[RedisServer]:
+    """The server in which tasks record their runs."""
+    with RedisServer() as notes:
+        yield notes
+
+
+@pytest.mark.parametrize(
+    ("first", "strikes", "pool", "atomic"),
+    [
+        ("OOM", ["NOREPLICAS", "BUSY"], "prefork", True),
+        *thorough(
+            ("NOAUTH", ["READONLY", "MISCONF", "MASTERDOWN", "NOAUTH"], "threads", True),
+            ("LOADING", ["LOADING", "max number of clients", "READONLY"], "solo", True),
+            ("MISCONF", ["NOREPLICAS", "READONLY", "MASTERDOWN"], "prefork", False),
+            ("BUSY", ["NOREPLICAS", "MASTERDOWN"], "gevent", True),
+        ),
+    ],
+)
+def test_worker_waits_says_so_once_and_settles_later(
+    notes: RedisServer, *, first: str, strikes: list[str], pool: str, atomic: bool
+) -> None:
+    with RedisServer("--rdbchecksum", "no") as server, notes.client() as client, server.client() as broker:
+        settings = {"redis_queue_atomic_fetch": atomic}
+        leasing = Leasing(server, client, f"redis+socket://{server.socket}", settings=settings, broker=broker)
+        processes = 1 if pool == "solo" else 2
+        worker = leasing.worker(
+            *("one", "--concurrency", str(processes)),
+            pool=pool,
+            timeout=60,
+            environment={"NOTES_URL": notes.url},
+        )
+        with ExitStack() as refusal:
+            refusal.enter_context(REFUSALS[first](server))
+            with worker:
+                worker.wait_for_output(*REFUSED)
+                refusal.close()
+                worker.wait_for_output("ready.")
+                sent: list[str] = []
+                for kind in strikes:
+                    sent += [leasing.send(WAIT).id for _ in range(processes)]
+                    leasing.wait_for_starts(len(sent))
+                    refused = refusals(worker)
+                    refusal.enter_context(REFUSALS[kind](server))
+                    leasing.end_task("one")
+                    leasing.wait_for_ends(len(sent) - processes + 1)
+                    wait_until(lambda: refusals(worker) > refused, description="the refusal to be noticed")  # noqa: B023
+                    refusal.close()
+                    for _ in range(processes - 1):
+                        leasing.end_task("one")
+                    leasing.wait_for_ends(len(sent))
+                    leasing.wait_until_settled()
+                assert sorted(leasing.started) == sorted(sent)
+                assert worker.output.count(LINE) <= len(strikes) + 1
+                assert "Connection to broker lost" not in worker.output or not OF_CONNECTIONS.isdisjoint(strikes)
+                assert "Unrecoverable" not in worker.output
+                assert worker.finish() == 0
+
+
+def refusals(worker: CeleryProcess) -> int:
+    """Return how many lines of *worker* say that the broker refuses commands."""
+    return sum(map(worker.output.count, REFUSED))
