@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
 
@@ -27,6 +28,8 @@ POPPING: Final = "popping worker"
 """Role of a worker with leases but without atomic fetch. It is never killed, for the same reason."""
 
 TASK: Final = "chaos"
+NO_OPTIONS: Final[Mapping[str, Any]] = {}
+
 LEASE: Final = 2.0
 OUTDATED: Final = "'NoneType' object has no attribute 'client'"
 """Text of kombu's error (not an OperationalError) if the connection of a channel breaks during a publish."""
@@ -47,12 +50,20 @@ class Tasks:
     has_truce = False
 
     def __init__(
-        self, broker: str, store: str, queue: str = "chaos", *, others: Sequence[str] = (), **settings: Any
+        self,
+        broker: str,
+        store: str,
+        queue: str = "chaos",
+        *,
+        others: Sequence[str] = (),
+        options: Mapping[str, Any] = NO_OPTIONS,
+        **settings: Any,
     ) -> None:
         self.crew: Sequence[str] = (PRODUCER, PRODUCER, WORKER, WORKER, *others)
         self._broker = broker
         self._store = store
         self._queue = queue
+        self._options = {"confirm_publish": True} if broker.startswith("amqp") else dict(options)
         self._settings = settings
         self._progress = Progress()
         self._delayed = DelayedTasks(self._app())
@@ -90,7 +101,7 @@ class Tasks:
             task_ignore_result=True,
             worker_prefetch_multiplier=4,
             worker_send_task_events=False,
-            broker_transport_options=_options(self._broker),
+            broker_transport_options=self._options,
             broker_connection_retry_on_startup=True,
             redis_queue_url=self._store,
             redis_queue_prefix="chaos",
@@ -125,7 +136,7 @@ class Tasks:
                 if dice.random() < CANCELLED:
                     history.write(Event("cancel", "invoke", twin))
                     note_cancel(history, twin, delayed.cancel(twin))
-            except (OperationalError, StoreError, AttributeError) as error:
+            except (OperationalError, StoreError, redis.RedisError, AttributeError) as error:
                 if isinstance(error, AttributeError) and str(error) != OUTDATED:
                     raise
                 time.sleep(0.01)
@@ -154,7 +165,3 @@ class Tasks:
             raise RuntimeError("a worker stopped by itself")
 
         return step
-
-
-def _options(broker: str) -> dict[str, Any]:
-    return {"confirm_publish": True} if broker.startswith("amqp") else {}

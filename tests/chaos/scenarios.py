@@ -26,6 +26,7 @@ from tests.support.rabbit import RabbitServer
 from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
 from tests.support.services import rabbitmq
+from tests.support.store.server_states import REFUSALS
 from tests.support.wait import wait_until
 
 OUTAGE: Final = 0.3
@@ -107,6 +108,27 @@ def celery_restart() -> Iterator[Site]:
     with RedisServer(aof="always") as server:
         workload = Tasks(_as_broker(server), server.url)
         yield Site(workload, Strikes(lambda: _restart(server), every=2.0))
+
+
+@contextlib.contextmanager
+def celery_refusals() -> Iterator[Site]:
+    """Like `celery`, and Redis refuses commands, each time for another reason."""
+    with RedisServer() as server:
+        # To load, it would have to be killed: see `celery_restart`.
+        states = itertools.cycle(state for name, state in REFUSALS.items() if name != "LOADING")
+        yield Site(Tasks(_as_broker(server), server.url), Strikes(lambda: _refuse(server, next(states)), every=0.4))
+
+
+@contextlib.contextmanager
+def celery_failover() -> Iterator[Site]:
+    """A Celery app behind Sentinels; a primary refuses writes without a replica, and is killed."""
+    with SentinelSet() as sentinel:
+        for server in sentinel.servers:
+            with server.client() as client:
+                client.config_set("min-replicas-to-write", 1)
+        broker = ";".join(f"sentinel://{host}:{port}" for host, port in sentinel.nodes)
+        workload = Tasks(broker, sentinel.url, options={"master_name": sentinel.master_name})
+        yield Site(workload, Strikes(lambda: _fail_over(sentinel), every=1.0))
 
 
 @contextlib.contextmanager
@@ -216,6 +238,8 @@ SCENARIOS: Final[dict[str, Callable[[], AbstractContextManager[Site]]]] = {
     "node loss": node_loss,
     "celery": celery,
     "celery restart": celery_restart,
+    "celery refusals": celery_refusals,
+    "celery failover": celery_failover,
     "celery flush": celery_flush,
     "celery cuts": celery_cuts,
     "celery stock": celery_stock,
@@ -294,6 +318,12 @@ def _fail_over(sentinel: SentinelSet) -> bool:
     sentinel.fail_over()
     sentinel.heal()
     return True
+
+
+def _refuse(server: RedisServer, state: Callable[[RedisServer], AbstractContextManager[None]]) -> bool:
+    with state(server):
+        time.sleep(OUTAGE)  # the duration is the fault
+    return False
 
 
 def _lose_node(cluster: RedisCluster, key: str) -> bool:

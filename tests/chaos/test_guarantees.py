@@ -12,7 +12,7 @@ from tests.support.parts import require
 MAIN = ("kill", "celery restart")
 """The scenarios that run in `make test`."""
 
-MATRIX = ("cuts", "failover", "celery rabbitmq", "flow", "flow rabbitmq", "unique")
+MATRIX = ("cuts", "failover", "celery refusals", "celery rabbitmq", "flow", "flow rabbitmq", "unique")
 """Those that run in `make test-all`; the others repeat them with other servers, brokers and faults."""
 
 SECONDS = 240
