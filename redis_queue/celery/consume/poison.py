@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from billiard.einfo import ExceptionInfo
@@ -33,6 +35,9 @@ logger = logger_of(__name__)
 REMEMBER: Final = 7 * 86400
 """Seconds for which the starts of an unfinished task are kept."""
 
+PROCESS: Final = os.urandom(8).hex()
+"""Name of this worker process; children of its pool are forked and have the same."""
+
 MOST_HOST: Final = 255
 """Most characters of a host name, as in DNS."""
 
@@ -49,11 +54,14 @@ class DeliveryLimit:
 
     Only redelivered tasks are counted, so others cost nothing; and only started ones, so a task that waited in a killed
     worker is not punished for another task. The first delivery counts as a start only after a second start: every limit
-    allows at least two starts.
+    allows at least two starts. A worker that was told to stop is no evidence against the tasks that it runs, however it
+    ends: their starts do not count.
     """
 
     def __init__(self, app: Celery) -> None:
         self._app = app
+        # Delivery tags of tasks whose last start is not counted any more.
+        self._spared: set[str] = set()
 
     def starts(self, task_id: str) -> list[dict[str, Any]]:
         """Return where and when the task was started again: ``host`` and ``at`` (seconds since the epoch)."""
@@ -61,7 +69,7 @@ class DeliveryLimit:
 
     def add_start(self, task_id: str) -> None:
         """Count a start of a redelivered task."""
-        row = json.dumps({"host": socket.gethostname(), "at": time.time()})
+        row = json.dumps({"host": socket.gethostname(), "at": time.time(), "by": PROCESS})
         with self._store.client.pipeline() as pipe:
             pipe.rpush(self._key(task_id), row)
             pipe.expire(self._key(task_id), REMEMBER)
@@ -70,6 +78,19 @@ class DeliveryLimit:
     def forget(self, task_id: str) -> None:
         """Forget the starts of a task that has ended."""
         self._store.client.delete(self._key(task_id))
+
+    def spare(self, requests: Iterable[Request]) -> None:
+        """Do not count the starts of *requests*, which this worker runs: it was told to stop. May be called again."""
+        client: Any = self._store.client
+        for request in requests:
+            tag = request.message.delivery_tag
+            if tag in self._spared or not is_redelivered(request.delivery_info):
+                continue
+            key = self._key(counted_id(str(request.id), request.message.headers or {}))
+            rows: list[bytes] = client.lrange(key, 0, -1)
+            mine = next((row for row in reversed(rows) if _is_own(row)), None)
+            if mine is not None and client.lrem(key, -1, mine):
+                self._spared.add(tag)
 
     def of(self, task: Any) -> int:
         """Return how often *task* may be started."""
@@ -138,6 +159,14 @@ class DeliveryLimit:
         return keys.starts(self._store.prefix, task_id)
 
 
+def _is_own(row: bytes) -> bool:
+    """Tell whether this worker, or a child of it, has recorded the start."""
+    try:
+        return bool(read_document(row)["by"] == PROCESS)
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
 def _read_start(row: bytes | str) -> dict[str, Any]:
     """Return a start; an unreadable one still counts."""
     try:
@@ -194,8 +223,9 @@ def _count_start(task_id: str, task: Any, **_: Any) -> None:
         limit.add_start(counted_id(task_id, vars(task.request)))
 
 
-def _forget_starts(task_id: str, task: Any, **_: Any) -> None:
-    if limit := _counted(task.app, task.request.delivery_info):
+def _forget_starts(task_id: str, task: Any, state: Any = None, **_: Any) -> None:
+    # Without a state its process is about to die: of sys.exit(), KeyboardInterrupt, or a signal.
+    if state is not None and (limit := _counted(task.app, task.request.delivery_info)):
         limit.forget(counted_id(task_id, vars(task.request)))
 
 

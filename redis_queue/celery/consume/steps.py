@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from celery import bootsteps
+from celery import bootsteps, signals
 from celery.utils.dispatch import Signal
 from celery.worker import state
 
@@ -26,16 +27,20 @@ from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.celery.message.attempt import is_redelivered
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import StoredTasks
-from redis_queue.errors import StoreError
+from redis_queue.errors import RedisQueueError, StoreError
 from redis_queue.flow.declarations import Declarations
 from redis_queue.logs import logger_of
 from redis_queue.store.keys import FlowKeys
+from redis_queue.store.redis_errors import RedisErrors
 from redis_queue.store.scripts import Scripts
 
 logger = logger_of(__name__)
 
 lease_lost: Final = Signal(name="lease_lost", providing_args={"task_id", "delivery_tag"})
 """Sent by a worker that lost the lease of a task, so that another worker may run it; the sender is the consumer."""
+
+SPARE_WITHIN: Final = 2.0
+"""Most seconds for which a worker that was told to stop waits for Redis before it goes on to stop."""
 
 OnMessage = Callable[[Any], Any]
 
@@ -169,8 +174,33 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         limit: DeliveryLimit = getattr(consumer.app, ATTRIBUTE).limit
+        # Not only close(): a solo pool runs its task first, and SIGKILL may follow SIGTERM.
+        signals.worker_shutting_down.connect(self.told_to_stop, weak=False, sender=consumer.hostname)
+        worker = consumer.controller
+        if soft := getattr(worker, "wait_for_soft_shutdown", None):
+
+            def told_then_soft() -> Any:
+                self.told_to_stop()
+                return soft()
+
+            # A cold shutdown begins with it, and cancels the tasks before it sends the signal.
+            worker.wait_for_soft_shutdown = told_then_soft
+        self._limit = limit
         make = consumer.create_task_handler
         consumer.create_task_handler = lambda *args, **options: _guard(consumer, limit, make(*args, **options))
+
+    def told_to_stop(self, **_: Any) -> None:
+        """Let the starts of the tasks that the worker runs not count; no-op if it was called before."""
+        # A signal handler must not wait for a silent Redis.
+        thread = threading.Thread(target=self._spare, name="redis-queue-spare", daemon=True)
+        thread.start()
+        thread.join(SPARE_WITHIN)
+
+    def _spare(self) -> None:
+        try:
+            self._limit.spare(tuple(state.active_requests))
+        except (RedisQueueError, *RedisErrors) as error:
+            logger.warning("running tasks are counted as starts: %s", error, extra={"action": "spare_failed"})
 
 
 def _can_fetch() -> bool:

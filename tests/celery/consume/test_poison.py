@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from types import SimpleNamespace
@@ -24,6 +26,7 @@ from redis_queue.store.keys import Keys
 from tests.support.celery.brokers import Broker
 from tests.support.celery.leasing import Leasing
 from tests.support.celery.leasing_names import DIE, DIE_TWICE, HEALED, WAIT
+from tests.support.marks import thorough
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -84,6 +87,17 @@ class TestTaskThatKillsItsWorker:
             assert leases.dead_letters() == []
             assert own_keys(leasing) == set()
 
+    @pytest.mark.parametrize("how", ["sys.exit", *thorough("KeyboardInterrupt", "SIGTERM", "time limit")])
+    def test_becomes_one_however_its_process_ends(self, one_redis: Leasing, how: str) -> None:
+        one_redis.settings["task_acks_on_failure_or_timeout"] = False
+        one_redis.settings["redis_queue_max_deliveries"] = 3
+        with one_redis.worker("one", pool="prefork") as one:
+            one.wait_for_output("ready.")
+            limit = {"time_limit": 1} if how == "time limit" else {}
+            id_ = one_redis.send(DIE, how, **limit).id
+            wait_until(one_redis.leases().dead_letters, timeout=60, description="a dead letter")
+            assert one_redis.started == [id_] * 3
+
     def test_starts_with_zero_deliveries_after_a_redrive(self, one_redis: Leasing) -> None:
         with one_redis.worker("one", pool="prefork") as one:
             one.wait_for_output("ready.")
@@ -139,6 +153,52 @@ class TestTaskThatKillsItsWorker:
             one.wait_for_output("ready.")
             id_ = one_redis.send(DIE_TWICE).id
             assert set(one_redis.wait_for_starts(6)) == {id_}
+
+
+class TestTaskWhoseWorkerIsStopped:
+    """A worker that was told to stop is no evidence against its task."""
+
+    @pytest.mark.parametrize(
+        ("pool", "how"),
+        [
+            ("prefork", "SIGTERM, then SIGKILL"),
+            *thorough(
+                ("prefork", "cold"),
+                ("prefork", "soft"),
+                ("prefork", "remote control, then SIGKILL"),
+                ("solo", "SIGTERM, then SIGKILL"),
+                ("threads", "SIGTERM, then SIGKILL"),
+                ("gevent", "SIGTERM, then SIGKILL"),
+            ),
+        ],
+    )
+    def test_is_not_counted(self, one_redis: Leasing, pool: str, how: str) -> None:
+        if how == "soft":
+            one_redis.settings["worker_soft_shutdown_timeout"] = 0.5
+        id_ = one_redis.send(WAIT).id
+        limit = one_redis.leases().limit
+        for number in range(1, 4):
+            with one_redis.worker(f"worker{number}", pool=pool) as worker:
+                one_redis.wait_for_starts(number, timeout=60)
+                if number > 1:
+                    wait_until(lambda: limit.starts(id_), description="the start to be counted")
+                if how.startswith("remote"):
+                    app = one_redis.app()
+                    app.conf.control_exchange = f"{one_redis.queue}-control"
+                    app.control.shutdown()
+                else:
+                    os.kill(worker.pid, signal.SIGTERM if how.startswith("SIGTERM") else signal.SIGQUIT)
+                wait_until(lambda: not limit.starts(id_), description="the start not to be counted")
+                if how.endswith("SIGKILL"):
+                    worker.kill()
+                else:
+                    worker.wait()
+        with one_redis.worker("last", pool=pool):
+            one_redis.end_task("last")
+            assert one_redis.wait_for_ends(1) == [id_]
+            one_redis.wait_until_settled()
+        assert one_redis.started == [id_] * 4
+        assert own_keys(one_redis) == set()
 
 
 class TestBury:

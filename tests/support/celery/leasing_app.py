@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -85,11 +86,18 @@ def measure() -> None:
 
 
 @app.task(bind=True, name=DIE, shared=False)  # type: ignore[untyped-decorator]
-def die(self: Any) -> None:
-    """Kill the process of this task unless the key "healed" is set."""
+def die(self: Any, how: str = "SIGKILL") -> None:
+    """End the process of this task unless the key "healed" is set."""
     _store().rpush(STARTED, self.request.id)
     if not _store().exists(HEALED):
-        os.kill(os.getpid(), signal.SIGKILL)
+        if how == "sys.exit":
+            sys.exit(1)
+        if how == "KeyboardInterrupt":
+            raise KeyboardInterrupt
+        if how == "time limit":
+            signal.pause()
+        os.kill(os.getpid(), getattr(signal, how))
+        signal.pause()
     _store().rpush(ENDED, self.request.id)
 
 
