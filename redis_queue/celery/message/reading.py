@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from redis_queue.celery.message.attempt import CALL, ETA, call_in, call_name
 from redis_queue.celery.message.destinations import Destinations
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.intercepting_producer import InterceptingProducer
-from redis_queue.celery.message.task_call import TaskCall
+from redis_queue.celery.message.task_call import TaskCall, task_options
 from redis_queue.celery.message.trace_headers import with_schedule
 from redis_queue.celery.message.unique_header import UniqueHeader
 from redis_queue.errors import InvalidValueError
@@ -55,7 +55,7 @@ def read_readable(entries: Iterable[Entry]) -> dict[str, Message]:
 def envelope_of_call(app: Celery, call: TaskCall, task_id: str) -> Envelope:
     """Return the message that *call* becomes; raises what Celery raises for a call that it cannot send."""
     kept: list[Envelope] = []
-    options = {**_task_options(app, call.task), **call.options}
+    options = {**task_options(app, call.task), **call.options}
     with app.producer_or_acquire() as producer:
         intercepting = InterceptingProducer(app, producer, lambda envelope, *_: kept.append(envelope))
         args, kwargs = list(call.args), dict(call.kwargs)
@@ -81,10 +81,3 @@ def envelope_of_entry(
     name = call_in(entry.headers) or call_name(entry.id, entry.put_at.timestamp())
     own = {ETA: entry.due_at.isoformat(), CALL: name}
     return replace(envelope, headers={**envelope.headers, **own})
-
-
-def _task_options(app: Celery, name: str) -> dict[str, Any]:
-    """Return what a task of *app* was declared with: Celery before 5.7 leaves it out where a name is sent."""
-    task = app.tasks.get(name)
-    options = task._get_exec_options() if task is not None else {}
-    return {option: value for option, value in options.items() if value is not None}

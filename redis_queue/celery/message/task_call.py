@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from celery.app.amqp import AMQP
+from celery.canvas import Signature
+from celery.exceptions import QueueNotFound
 from celery.utils.saferepr import saferepr
 from kombu.utils.json import dumps
 
@@ -46,6 +48,12 @@ OPTIONS: Final = frozenset(
 )
 """Options of ``apply_async`` that an entry can hold. *expires* counts from the dispatch."""
 
+ROUTES: Final = frozenset({"queue", "exchange", "routing_key"})
+"""Options that say where a call goes."""
+
+CANVAS: Final = frozenset({"chain", "group", "chord"})
+"""Signatures of more than one call."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaskCall:
@@ -70,6 +78,47 @@ class TaskCall:
                 raise InvalidValueError(f"option {name!r}: give delay= or due_at= instead, which the entry waits for")
             if name not in OPTIONS:
                 raise InvalidValueError(f"option {name!r} cannot be stored: {did_you_mean(name, sorted(OPTIONS))}")
+
+    @classmethod
+    def of(
+        cls, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Mapping[str, Any]
+    ) -> tuple[TaskCall, dict[str, Any]]:
+        """Return the call of *task*, a Celery task, its name or a signature, as ``apply_async`` would make it.
+
+        Also return the countdown, eta and task_id of the signature. Raises InvalidValueError for a chain, group or
+        chord, which is more than one call, and for options that cannot be stored.
+        """
+        if not isinstance(task, Signature):
+            return cls(getattr(task, "name", task), args, kwargs or {}, options), {}
+        if task.subtask_type in CANVAS:
+            raise InvalidValueError(
+                f"task={task!r}: must be one call, got a {task.subtask_type}: send it with apply_async()"
+            )
+        cls(task.task, args, kwargs or {}, options)
+        if not task.immutable:
+            args, kwargs = (*args, *task.args), {**task.kwargs, **(kwargs or {})}
+        else:
+            args, kwargs = task.args, task.kwargs
+        given = {**task.options, **options}
+        own = {name: given.pop(name) for name in ("countdown", "eta", "task_id") if name in given}
+        return cls(task.task, args, kwargs, {name: value for name, value in given.items() if value is not None}), own
+
+    def routed(self, app: Celery) -> TaskCall:
+        """Return the call with the name of the queue to which *app* sends it, as a message has it.
+
+        Raises InvalidValueError if the app has no such queue.
+        """
+        options = {
+            name: value for name, value in {**task_options(app, self.task), **self.options}.items() if name in ROUTES
+        }
+        if "exchange" in options or "routing_key" in options:
+            return self
+        try:
+            found = app.amqp.router.route(options, self.task, list(self.args), dict(self.kwargs)).get("queue")
+        except QueueNotFound as error:
+            raise InvalidValueError(f"{self.task}: {error}") from error
+        name = getattr(found, "name", found)
+        return self if not isinstance(name, str) else replace(self, options={**self.options, "queue": name})
 
     def payload(self, app: Celery | None = None) -> dict[str, Any]:
         """Return the call as a JSON object.
@@ -105,6 +154,13 @@ class TaskCall:
         if not isinstance(payload, Mapping) or not set(payload) <= {"task", "args", "kwargs", "options"}:
             raise InvalidValueError(f"payload of type {type(payload).__name__}: expected a task call")
         return cls(**{"task": "", **payload})
+
+
+def task_options(app: Celery, name: str) -> dict[str, Any]:
+    """Return what a task of *app* was declared with: Celery before 5.7 leaves it out where a name is sent."""
+    task = app.tasks.get(name)
+    options = task._get_exec_options() if task is not None else {}
+    return {option: value for option, value in options.items() if value is not None}
 
 
 def _plain(value: Any) -> Any:

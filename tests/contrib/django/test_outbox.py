@@ -12,6 +12,8 @@ from uuid import UUID
 import pytest
 import redis
 from celery import Celery
+from celery import chord as celery_chord
+from celery import group as celery_group
 from kombu.serialization import loads
 
 from redis_queue import DelayQueue
@@ -47,6 +49,45 @@ def test_it_is_stored_with_the_commit_and_not_before(tables: Any, outbox: Any, d
     (entry,) = delayed.list()
     assert (entry.id, entry.task, entry.queue) == (id_, "shop.remind", "slow")
     assert timedelta(seconds=55) < entry.due_at - datetime.now(timezone.utc) <= timedelta(seconds=60)
+    assert rows() == []
+
+
+def test_a_signature_is_stored_whole(tables: Any, outbox: Any, delayed: Any) -> None:
+    app = delayed.app
+    signature = app.signature("shop.remind", (2,), {"mail": "a"}, countdown=60, priority=3, task_id="remind-2")
+    with tables.atomic():
+        outbox.schedule(signature)
+        outbox.schedule(signature.clone(), (1,), {"mail": "b"}, countdown=90, task_id="other", queue="slow")
+        outbox.schedule(signature.clone().set(immutable=True), (1,), task_id="immutable", priority=4)
+    found = {entry.id: entry for entry in delayed.list()}
+    known = {id_: (row.args, row.kwargs, row.queue, row.priority) for id_, row in found.items()}
+    queue = app.conf.task_default_queue
+    assert known == {
+        "remind-2": ("(2,)", "{'mail': 'a'}", queue, 3),
+        "other": ("(1, 2)", "{'mail': 'b'}", "slow", 3),
+        "immutable": ("(2,)", "{'mail': 'a'}", queue, 4),
+    }
+    times = [(found[id_].due_at - datetime.now(timezone.utc)).total_seconds() for id_ in ("remind-2", "other")]
+    assert [55 < times[0] <= 60, 85 < times[1] <= 90] == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["chain", "group", "chord", "link", "unknown queue"])
+def test_what_cannot_be_stored_whole_is_refused_before_the_transaction_ends(
+    tables: Any, outbox: Any, delayed: Any, kind: str
+) -> None:
+    app = delayed.app
+    one = app.signature("shop.remind", (2,))
+    made = {
+        "chain": one | one.clone(),
+        "group": celery_group(one),
+        "chord": celery_chord([one], one.clone()),
+        "link": one.clone().on_error(one.clone()),
+        "unknown queue": one,
+    }
+    if kind == "unknown queue":
+        app.amqp.queues.create_missing = False
+    with pytest.raises(InvalidValueError), tables.atomic():
+        outbox.schedule(made[kind], **({"queue": "nowhere"} if kind == "unknown queue" else {}))
     assert rows() == []
 
 

@@ -32,15 +32,21 @@ def schedule(
     using: str | None = None,
     **options: Any,
 ) -> str:
-    """Write a call of *task* (a Celery task or its name) to the outbox, in the open transaction; return the task id.
+    """Write a call of *task* (a Celery task, its name or a signature) to the outbox; return the task id.
 
-    The call runs after *countdown* seconds from now or at *eta* (aware), and not before the commit. *options* are those
-    of ``apply_async``. Arguments may have any type that Celery can write as JSON, such as UUID, datetime or Decimal.
-    The call replaces an older waiting call with the same *task_id*. Raises InvalidValueError for calls that cannot be
-    sent, and EntryExistsError if *task_id* is already in the outbox; nothing is written then.
+    It is part of the open transaction. The call runs after *countdown* seconds from now or at *eta* (aware), and not
+    before the commit. *options* are those of ``apply_async``; they, *countdown*, *eta* and *task_id* have precedence
+    over those of a signature. Arguments may have any type that Celery can write as JSON, such as UUID, datetime or
+    Decimal. The call replaces an older waiting call with the same *task_id*. Raises InvalidValueError for calls that
+    cannot be sent or stored, such as a chain, group or chord, and EntryExistsError if *task_id* is already in the
+    outbox; nothing is written then.
     """
-    call = TaskCall(getattr(task, "name", task), args, kwargs or {}, options)
+    call, own = TaskCall.of(task, args, kwargs, options)
+    call = call.routed(celery_app())
+    task_id = own.get("task_id") if task_id is None else task_id
     name = uuid() if task_id is None else check_id(task_id, name="task_id")
+    if countdown is None and eta is None:
+        countdown, eta = own.get("countdown"), own.get("eta")
     due_at = _due(countdown, eta)
     # Without Redis, which may be unreachable: scheduling must not depend on it.
     payload = call.payload(celery_app())
