@@ -66,6 +66,7 @@ class Call:
     id: str
     unique: Unique
     send_as: Callable[[str], Any]
+    is_retry: bool = False
 
     @property
     def task(self) -> str:
@@ -74,8 +75,11 @@ class Call:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether others wait for it: a chord, what comes behind it, or who has its id from a group or a chain."""
-        names = BEHIND if self.given.get("ignore_result") else BEHIND + BESIDE
+        """Whether others wait for it: a chord, what comes behind it, or who has its id from a group or a chain.
+
+        A retry has the parent of its task, also if a task has sent that; and whatever replaces it has its id.
+        """
+        names = BEHIND if self.is_retry or self.given.get("ignore_result") else BEHIND + BESIDE
         return any(self.given.get(name) for name in names)
 
     @property
@@ -118,7 +122,7 @@ class UniqueCalls:
 
             id_ = str(given.get("task_id") or uuid())
             if is_retry_of(app, id_):
-                return self._retry(Call(given, id_, unique, send_as))
+                return self._retry(Call(given, id_, unique, send_as, is_retry=True))
             return self._call(Call(given, check_id(id_, name="task_id"), unique, send_as))
 
         setattr(send_task, PLAIN, send)
@@ -144,6 +148,10 @@ class UniqueCalls:
             raise DuplicateTaskError(
                 f"{call.task}: the task {result.task_id} with the key {key!r} waits or runs", task_id=result.task_id
             )
+        current = self._app.current_worker_task
+        if current is not None and current.request.id == result.task_id:
+            text = "task %s sends itself while it owns the key %r until its end, so nothing is sent: use until='start'"
+            self._tell(call.task, text, key)
         found = (call.given.get("result_cls") or self._app.AsyncResult)(result.task_id)
         found.ignored = bool(call.given.get("ignore_result"))
         return found

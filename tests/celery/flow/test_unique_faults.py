@@ -514,6 +514,33 @@ class TestRetry:
             assert sorted(taken(taker)) == [[7, "chain"], [7, "other"]]
             assert [len(message.payload[2]["chain"] or ()) for message in taker.messages].count(1) == 1
 
+    @pytest.mark.parametrize("task", ["latest", "end"])
+    @pytest.mark.parametrize("retries", [1, 2])
+    def test_one_of_a_task_that_another_task_sent_keeps_its_key(
+        self, server: RedisServer, client: redis.Redis, task: str, retries: int
+    ) -> None:
+        with (
+            app_of(server, task_ignore_result=False, result_backend="cache+memory://") as app,
+            taking(server) as taker,
+        ):
+            send(app, "plain", 1)
+            assert taken(taker) == [[1]]
+            with running(app, taker.messages[0]):
+                first = send(app, task, 7)
+            taker.settle()
+            for _ in range(retries):
+                assert taken(taker) == [[7]]
+                retry(app, taker.messages[0])
+                taker.settle()
+                assert client.hget(KEYS.owner_ids.decode(), first)
+                # Nobody else runs meanwhile.
+                assert send(app, task, 7) == first
+                StoredTasks.of(app).run_now(first)
+                dispatch(app)
+            assert taken(taker) == [[7]]
+            taker.settle()
+            assert not owned(app)
+
     @pytest.mark.parametrize("task_id", ["x" * 300, "a\tb"])
     @pytest.mark.parametrize("countdown", [0, 60])
     def test_an_id_that_no_call_has_is_kept(self, server: RedisServer, task_id: str, countdown: int) -> None:
@@ -548,6 +575,17 @@ class TestRetry:
 
 
 class TestCall:
+    def test_a_task_that_sends_itself_while_it_owns_its_key_is_told(
+        self, server: RedisServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with app_of(server) as app, taking(server) as taker:
+            first = send(app, "end", 7)
+            assert taken(taker) == [[7]]
+            with running(app, taker.messages[0]):
+                assert [send(app, "end", 7) for _ in range(2)] == [first, first]
+            (record,) = [record for record in caplog.records if "sends itself" in record.message]
+            assert record.message.startswith("task end sends itself while it owns the key '7' until its end")
+
     def test_one_that_cannot_be_written_leaves_nothing(self, server: RedisServer, client: redis.Redis) -> None:
         with app_of(server) as app:
             for countdown in (0, 60):
