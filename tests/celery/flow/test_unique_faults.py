@@ -584,7 +584,7 @@ class TestCall:
             with running(app, taker.messages[0]):
                 assert [send(app, "end", 7) for _ in range(2)] == [first, first]
             (record,) = [record for record in caplog.records if "sends itself" in record.message]
-            assert record.message.startswith("task end sends itself while it owns the key '7' until its end")
+            assert record.message.startswith("task end sends itself while it owns the key 'order:7' until its end")
 
     def test_one_that_cannot_be_written_leaves_nothing(self, server: RedisServer, client: redis.Redis) -> None:
         with app_of(server) as app:
