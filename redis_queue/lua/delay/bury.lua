@@ -13,8 +13,10 @@
 -- O(limit * log waiting)
 local meta, waiting, errors, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now, older_than, limit, reason = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local MAX_REASON = 8000
 
 -- include clock
+if #reason > MAX_REASON then return redis.error_reply('ERR reason: must be at most ' .. MAX_REASON .. ' bytes') end
 redis.call('HLEN', meta)
 redis.call('HLEN', errors)
 redis.call('ZCARD', dead)

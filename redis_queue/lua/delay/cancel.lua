@@ -20,6 +20,10 @@ local MAX_BYTES = 1048576
 
 -- include last_call
 if last == sequence then return outcome end
+-- include marks
+for i = 2, #ids, 2 do
+  if is_long(ids[i]) then return LONG_MARK end
+end
 redis.call('HLEN', records)
 redis.call('HLEN', leases)
 redis.call('HLEN', errors)

@@ -29,12 +29,19 @@ local errors, quarantine = KEYS[5], KEYS[6]
 local now, limit, offset, within = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local nonce, lists = ARGV[5], tonumber(ARGV[6])
 local FIRST, MOST, MOST_CODES, MAX_ID, MAX_BYTES, LARGE = 130, 315619200000, 500, 1020, 1048576, 4096
+local MAX_PHRASE = 1024
 local more = {unpack(ARGV, 7)}
 
 -- Caches the type of each destination, or that it is not allowed.
 local kinds, codes, phrases = setmetatable({}, {__index = function() return lists >= 0 and 'barred' end}), {}, 0
 for i, item in ipairs(more) do
-  if i <= lists then kinds[item] = false else codes[string.char(FIRST + phrases)], phrases = item, phrases + 1 end
+  if i <= lists then
+    kinds[item] = false
+  elseif #item > MAX_PHRASE or phrases > 125 then
+    return redis.error_reply('ERR phrases: must be at most 126 of ' .. MAX_PHRASE .. ' bytes')
+  else
+    codes[string.char(FIRST + phrases)], phrases = item, phrases + 1
+  end
 end
 -- Returns false for a message that the caller must decode: it becomes too large, or has types that JSON lacks.
 local function unpacked(record, from, id, tag)

@@ -32,6 +32,7 @@ local known = redis.call('HGET', meta, 'schema')
 if last == sequence then return {0, outcome} end
 -- include clock
 -- include wake_dispatcher
+-- include marks
 local notes = redis.call('ZCARD', revoked) > 0 and on_conflict ~= 'own'
 
 -- In all other cases only the existence of a record matters.
@@ -44,6 +45,7 @@ local flags, seen, fields, scores, taken, new, renewed = {}, {}, {}, {}, {}, {},
 local first = math.huge
 for i, id in ipairs(ids) do
   local before, mark, stays = seen[id] or one, entries[5 * i - 1], on_conflict == 'keep'
+  if is_long(mark) then return LONG_MARK end
   if one then
     local marked = mark ~= '' and string.find(one, mark, 1, true)
     stays = not marked

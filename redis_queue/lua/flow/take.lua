@@ -53,6 +53,7 @@ local MAX_BYTES, MOST, LOOKS, RINGS, SETTLED = 1048576, 100, 300, 100, 500
 -- include unique_settle
 -- include unique_take
 -- include flow_types
+if #tag > 128 or #channel > 1024 then return redis.error_reply('ERR tag, channel: must be shorter') end
 -- As includes/first_write.lua.
 redis.call('HDEL', held, '')
 local idle, pauses = redis.call('ZCARD', line), redis.call('HLEN', flags) > 1
@@ -68,9 +69,11 @@ local listening, peers = redis.call('GET', listener), idle
 if listening and listening ~= channel and redis.call('PUBSUB', 'NUMSUB', listening)[2] > 0 then peers = peers + 1 end
 if peers > 0 then limit = math.min(limit, at_once) end
 -- include flow_take
-local steps, queues = {}, {}
+local steps, queues, asked = {}, {}, {}
 for i = FIRST + settled, #more - 1, 2 do
   local queue, route = more[i], more[i + 1]
+  if asked[queue] then return redis.error_reply('ERR queue: must be named once') end
+  asked[queue] = true
   local timers, open_rings = root .. 'timers:' .. queue, root .. 'open:' .. queue
   local has_some = redis.call('EXISTS', timers, open_rings) > 0
   local paused = pauses and redis.call('HEXISTS', flags, route) == 1
@@ -97,7 +100,9 @@ end
 -- The tasks of one priority take turns.
 for step = 0, 9 do
   local open = steps[step] or {}
-  for _ = 1, #open > 1 and turn % #open or 0 do table.insert(open, table.remove(open, 1)) end
+  local turned, by = {}, #open > 1 and math.floor(turn % #open) or 0
+  for i = 1, #open do turned[i] = open[(i + by - 1) % #open + 1] end
+  open = turned
   while #open > 0 do
     local still = {}
     for _, row in ipairs(open) do

@@ -38,6 +38,10 @@ local MAX_BYTES, CHUNK, TOGETHER = 1048576, 16, 8
 local IDLE, LISTENING = 60000, 60
 
 -- include clock
+-- A loop over steps of 0 would never end.
+if not (width >= 1 and width % 1 == 0) then return redis.error_reply('ERR width: must be a whole number >= 1') end
+-- Both are repeated.
+if #tag > 128 or #channel > 1024 then return redis.error_reply('ERR tag, channel: must be shorter') end
 local listening = redis.call('GET', listener)
 -- As includes/first_write.lua, and the caller is not idle.
 redis.call('ZREM', line, channel)

@@ -26,9 +26,11 @@ local sequence, now = ARGV[1], tonumber(ARGV[2])
 local delay, reason = tonumber(ARGV[3]), ARGV[4]
 local max_deliveries, counted, listed = tonumber(ARGV[5]), ARGV[6] == '1', ARGV[7] == '1'
 local held = {unpack(ARGV, 8)}
+local MAX_REASON = 8000
 
 -- include last_call
 if last == sequence then return outcome end
+if #reason > MAX_REASON then return redis.error_reply('ERR reason: must be at most ' .. MAX_REASON .. ' bytes') end
 -- include clock
 redis.call('ZCARD', in_flight)
 redis.call('HLEN', meta)

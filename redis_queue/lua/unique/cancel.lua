@@ -27,6 +27,10 @@ local MAX_BYTES = 1048576
 
 -- include last_call
 if last == sequence then return outcome end
+-- include marks
+for i = 2, #entries, 4 do
+  if is_long(entries[i]) then return LONG_MARK end
+end
 -- include clock
 -- include unique_owner
 redis.call('HLEN', records)

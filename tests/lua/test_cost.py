@@ -1,0 +1,150 @@
+"""The cost of one call of a script is bounded by its entries and bytes, whatever its arguments are."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+import redis
+
+from redis_queue.store.script_files import Script, load
+from tests.support.lua import Text, names
+from tests.support.servers import RedisServer
+
+LONGEST_MS: Final = 250
+"""Most ms of a call with up to a megabyte of arguments: far more than any needs, on a busy machine, too."""
+
+MOST_BYTES: Final = 96 << 20
+"""Most bytes by which a call may let the server grow."""
+
+LONG = "a" * 600_000
+"""A text of most of the bytes that a call may have."""
+
+VALUES: Final = ("0", "1e-20", "-1", "1e300", "nan", "-inf", "", LONG)
+
+PLAIN: Final = {"now": "0", "limit": "500", "offset": "0", "lists": "-1", "on_conflict": "replace", "settled": "0"}
+"""Arguments with which a script does much; all others are 1."""
+
+MANY: Final = {
+    "repeated": ["a"] * 1500,
+    "numbers": ["0"] * 1500,
+    "routes": ["a", '"", "a"'] * 750,
+    "lists": ["list", "1"] * 750,
+    "entries": ["id", "0", "0", "mark", "record"] * 300,
+    "long": [LONG, LONG],
+    "long mark": ["id", "a" * 300_000 + "b"] * 2,
+    "long entry": ["id", "0", "0", "a" * 300_000 + "b", "record"],
+    "pairs": ["a", LONG],
+}
+"""What may follow the named arguments."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    """A server for scripts that may not end."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    """A client of it that does not wait long."""
+    with server.client(socket_timeout=10) as client:
+        client.flushall()
+        client.config_set("slowlog-log-slower-than", LONGEST_MS * 1000)
+        yield client
+
+
+def fill(client: redis.Redis, text: Text) -> list[str]:
+    """Create the keys that the script declares, with much in them; return their names."""
+    keys = []
+    for _, label, rest in text.keys:
+        name = f"{{x}}:{label}"
+        keys.append(name)
+        kind = rest.split()[0]
+        ids = ["id", *(f"id{number}" for number in range(300))]
+        if kind == "ZSET":
+            client.zadd(name, dict.fromkeys(ids, 1.0))
+        elif kind == "HASH":
+            client.hset(name, mapping=dict.fromkeys(ids, "v1 1 0 0 " + "a" * 200))
+            if label in ("records", "unacked"):
+                client.hset(name, "id", "v1 1 0 0 " + "a" * 1_200_000)
+        elif kind == "LIST":
+            client.rpush(name, *(["a" * 200] * 300))
+    client.rpush("list", *["a" * 100] * 500)
+    if text.name == "delay/move_due":
+        body = "\x01" + "\x82" * 490
+        frames = dict.fromkeys(["id", "id0"], f"v1 1 - 0 {len(body)} 4\nlist{body}".encode("latin-1"))
+        client.hset(keys[1], mapping=frames)
+    if text.name == "flow/take":
+        rings(client)
+        client.hset("{x}:config", mapping={f"task{number}": "0 - - - - - - -" for number in range(300)})
+    return keys
+
+
+def rings(client: redis.Redis, groups: int = 300) -> None:
+    """Let messages of many groups of the queue "a" wait for the places of their flows."""
+    root = "{x}:"
+    client.zadd(f"{root}open:a", {f"0\0a\0task{number}": 0 for number in range(groups)})
+    for number in range(groups):
+        client.zadd(f"{root}ring:0\0a\0task{number}", {f"0\0a\0task{number}\0\0": 1})
+
+
+def calls(script: Script, text: Text) -> Iterator[tuple[str, list[str]]]:
+    """Yield arguments, each with a description: one of them is hostile, or what follows them is."""
+    named = [label for slot, label in text.arguments if slot != "..."]
+    plain = [PLAIN.get(label, "1") for label in named]
+    rests = MANY if script.takes_more else {"none": []}
+    for rest, more in rests.items():
+        yield rest, [*plain, *more]
+    if script.name == "delay/push":
+        for rule in ("own", "1"):
+            yield f"{rule} with a long mark", ["0", rule, "1", *MANY["long entry"]]
+    if script.name == "delay/move_due":
+        yield "a long phrase", ["0", "500", "0", "0", "t", "-1", LONG]
+        yield "many phrases", ["0", "500", "0", "0", "t", "-1", *["a" * 1000] * 100]
+    for (number, label), value in itertools.product(enumerate(named), VALUES):
+        rest = "lists" if script.name == "held/fetch" else next(iter(rests))
+        yield f"{label}={value[:10]} {rest}", [*plain[:number], value, *plain[number + 1 :], *rests[rest][:200]]
+
+
+def peak_of(process: psutil.Process) -> int:
+    """Return the most bytes that a process had in memory since the last call, which starts anew."""
+    path = Path(f"/proc/{process.pid}")
+    found = re.search(r"VmHWM:\s+(\d+)", (path / "status").read_text())
+    (path / "clear_refs").write_text("5")
+    assert found
+    return int(found[1]) * 1024
+
+
+@pytest.mark.parametrize("name", names())
+def test_cost_is_bounded_whatever_the_arguments_are(server: RedisServer, client: redis.Redis, name: str) -> None:
+    script, text = load(name), Text(name)
+    process = psutil.Process(client.info("server")["process_id"])
+    dear: list[Any] = []
+    sequence = itertools.count(1)
+    for what, arguments in calls(script, text):
+        client.flushall()
+        keys = fill(client, text)
+        if "sequence" in script.arguments and not what.startswith("sequence"):
+            arguments[script.arguments.index("sequence")] = str(next(sequence))
+        client.slowlog_reset()
+        peak_of(process)
+        before = process.memory_info().rss
+        try:
+            client.eval(script.source, len(keys), *keys, *arguments)
+        except redis.ResponseError:
+            # Wrong arguments are refused.
+            pass
+        except redis.TimeoutError:
+            server.restart()
+            pytest.fail(f"{name} with {what} does not end")
+        dear += [(what, entry["duration"] // 1000) for entry in client.slowlog_get() if b"EVAL" in entry["command"][:4]]
+        if (grown := peak_of(process) - before) > MOST_BYTES:
+            dear.append((what, f"{grown >> 20} MB"))
+    assert dear == []
