@@ -7,6 +7,7 @@ real Redis.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
 import subprocess
@@ -294,6 +295,7 @@ BAD_BODIES: dict[str, tuple[Callable[[], Any], str]] = {
     "a tuple as key": (lambda: {(1, 2): 3}, "body of type dict is not json"),
     "a circle": (circular, "body of type list is not json"),
     "too deep": (deep, "nested too deeply"),
+    "deeper than it can be read": (lambda: json.loads("[" * 201 + "]" * 201), "nested too deeply"),
     "half a character": (lambda: "\ud83d", "body of type str is not json"),
     "a number of 5000 digits": (lambda: 10**5000, "body of type int is not json"),
     "too long": (lambda: "x" * 99, "body of 101 bytes: must be at most max_body=100"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from datetime import timedelta
@@ -15,6 +16,7 @@ from kombu.exceptions import OperationalError
 from redis_queue.cli import listen_address
 from redis_queue.cli.access import StoreCommand, with_access, with_url
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
+from redis_queue.logs import escape
 from redis_queue.operate.access import Access
 from redis_queue.operate.addresses import is_own_host
 from redis_queue.operate.demand import demand
@@ -52,7 +54,9 @@ def metrics(url: str, access: Access, *, port: int, bind: str, hosts: tuple[str,
     if once:
         from prometheus_client import generate_latest  # noqa: PLC0415 - an extra
 
-        click.echo(generate_latest(registry).decode(), nl=False)
+        text = generate_latest(registry).decode()
+        # A name may hold control characters, which belong into a file of metrics, but not to a terminal.
+        click.echo(escape(text, keep="\n") if sys.stdout.isatty() else text, nl=False)
         return
     _serve(registry, access, bind, port, hosts)
 

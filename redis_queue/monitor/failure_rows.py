@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 
 from redis_queue.monitor.model import Failure, FailureKind, Group, GroupRow
 from redis_queue.store.codec import read_document, small_integer
-from redis_queue.store.ids import id_text, is_id
+from redis_queue.store.ids import id_text, is_id, readable
 from redis_queue.times import from_ms
 
 MAX_NAME: Final = 255
@@ -141,7 +141,7 @@ def cut_middle(text: str) -> str:
 def _text(found: Any, most: int) -> str:
     if not isinstance(found, str):
         raise TypeError("expected a text")
-    return found[:most]
+    return readable(found[:most])
 
 
 def _seconds(found: Any) -> float | None:

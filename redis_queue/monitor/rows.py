@@ -10,6 +10,7 @@ from typing import Any, Final, get_args
 
 from redis_queue.monitor.model import LeaseState, Outcome, Run, RunningTask, WorkerRow
 from redis_queue.store.codec import read_document, small_integer
+from redis_queue.store.ids import readable
 from redis_queue.times import END_OF_CALENDAR_MS, from_ms
 
 MAX_TEXT: Final = 255
@@ -193,7 +194,7 @@ def _versions(found: Any) -> dict[str, str]:
 def _text(found: Any) -> str:
     if not isinstance(found, str):
         raise TypeError("expected a text")
-    return found[:MAX_TEXT]
+    return readable(found[:MAX_TEXT])
 
 
 def _time(found: Any) -> datetime:

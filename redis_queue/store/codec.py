@@ -83,9 +83,7 @@ def read_document(text: str | bytes) -> Any:
         found = (_DOCUMENT if len(text) > MAX_DIGITS else _SHORT_DOCUMENT).decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    # Counting brackets is cheap, and few documents have so many.
-    if text.count("[") + text.count("{") > MAX_DEPTH:
-        _check_depth(found)
+    _check_levels(text, found)
     return found
 
 
@@ -96,12 +94,20 @@ def small_integer(value: Any) -> int:
     return value
 
 
+def _check_levels(text: str, value: Any) -> None:
+    # Counting brackets is cheap, and few documents have so many.
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(value)
+
+
 def _check_depth(value: Any) -> None:
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         if not level:
             return
-        held = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        held = (
+            item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list | tuple)
+        )
         level = [inner for several in held for inner in several]
     raise ValueError("nested too deeply")
 
@@ -116,12 +122,17 @@ class JsonSerializer:
         self._decode = json.JSONDecoder(parse_int=_integer, parse_float=_finite, parse_constant=_refuse_constant).decode
 
     def dumps(self, body: Any, /) -> bytes:
-        """Return *body* as compact JSON."""
-        return self._encode(body).encode()
+        """Return *body* as compact JSON. Raises ValueError for more than MAX_DEPTH levels, which cannot be read."""
+        text = self._encode(body)
+        _check_levels(text, body)
+        return text.encode()
 
     def loads(self, data: bytes, /) -> Any:
-        """Return the body of *data*."""
-        return self._decode(data.decode())
+        """Return the body of *data*. Raises ValueError for more than MAX_DEPTH levels."""
+        text = data.decode()
+        found = self._decode(text)
+        _check_levels(text, found)
+        return found
 
 
 JSON: Final = JsonSerializer()

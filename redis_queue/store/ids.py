@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import threading
 import time
 from typing import Final
@@ -33,6 +34,15 @@ def id_text(raw: bytes) -> str:
 def id_bytes(text: str) -> bytes:
     """Return the bytes of an id."""
     return text.encode(errors="surrogateescape")
+
+
+def readable(text: str) -> str:
+    """Return *text* of an untrusted writer with surrogates replaced that stand for no byte: no page can show them."""
+    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
+
+
+# The others are those of id_text().
+_SURROGATES: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 
 class _Milliseconds:

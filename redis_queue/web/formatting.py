@@ -16,6 +16,8 @@ from redis_queue.times import span_text
 MAX_BODY: Final = 20_000
 """Most characters of a body that are shown."""
 
+_JSON: Final = json.JSONEncoder(ensure_ascii=False, default=repr, indent=2)
+
 HIDDEN: Final = "•••"
 
 _KEYWORD = r"passw(?:or)?d|passphrase|secret|token|api[_-]?key|private[_-]?key|authorization|cookie|credential"
@@ -74,10 +76,17 @@ def unread_text(value: Any) -> str:
 
 
 def _as_json(value: Any) -> str:
+    # Many brackets on many levels would make a hundred times the bytes: no more is written than is shown.
+    parts, size = [], 0
     try:
-        return json.dumps(value, ensure_ascii=False, default=repr, indent=2)
+        for part in _JSON.iterencode(value):
+            parts.append(part)
+            size += len(part)
+            if size > MAX_BODY:
+                break
     except RecursionError:
         return "nested too deeply to show"
+    return "".join(parts)
 
 
 def harmless(value: Any) -> Any:
@@ -93,6 +102,6 @@ def harmless(value: Any) -> Any:
 def redacted(text: str) -> str:
     """Hide likely secrets in *text*. Best effort: so bodies are hidden unless requested."""
     if len(text) > MAX_BODY:
-        text = f"{text[:MAX_BODY]}… ({len(text):,} characters)"
+        text = f"{text[:MAX_BODY]}… (only the first {MAX_BODY:,} characters)"
     text = _SECRET.sub(lambda found: f"{found['name']}{HIDDEN}", text)
     return _IN_URL.sub(HIDDEN, _BEARER.sub(rf"\1 {HIDDEN}", text))

@@ -33,6 +33,7 @@ TOKEN_SECONDS: Final = 12 * 3600
 
 MOST_REMEMBERED: Final = 10_000
 MOST_OF_NAME: Final = 100
+BUCKETS: Final = 1 << 16
 
 SAFE: Final = ("GET", "HEAD", "OPTIONS")
 
@@ -179,29 +180,32 @@ class _Logins:
 
 
 class _Failures:
-    """Failed logins; at most *most* are allowed within :data:`WRONG_IN` seconds."""
+    """Failed logins; at most *most* are allowed within :data:`WRONG_IN` seconds.
+
+    Logins share :data:`BUCKETS` buckets, so that other names push none out, and memory is bounded. A few may be blocked
+    together; nobody outside knows which, as Python's hashes of texts differ in each process.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._times: dict[Login, deque[float]] = {}
+        self._times: dict[int, deque[float]] = {}
         self._lock = threading.Lock()
 
     def is_blocked(self, login: Login) -> bool:
         """Tell whether *login* has reached the limit."""
+        bucket = hash(login) % BUCKETS
         with self._lock:
-            times = self._times.get(login)
+            times = self._times.get(bucket)
             while times and times[0] < time.monotonic() - WRONG_IN:
                 times.popleft()
             if times is not None and not times:
-                del self._times[login]
+                del self._times[bucket]
             return bool(times) and len(times or ()) >= self._most
 
     def add(self, login: Login) -> None:
         """Count a failed login."""
         with self._lock:
-            if login not in self._times and len(self._times) >= MOST_REMEMBERED:
-                self._times.pop(next(iter(self._times)))
-            self._times.setdefault(login, deque(maxlen=self._most)).append(time.monotonic())
+            self._times.setdefault(hash(login) % BUCKETS, deque(maxlen=self._most)).append(time.monotonic())
 
 
 class Cookies(SecureCookieSessionInterface):

@@ -22,7 +22,10 @@ from celery import Celery
 from redis_queue import RedisQueue
 from redis_queue.celery.consume.counters import Counters
 from redis_queue.cli import metrics
+from redis_queue.monitor.model import Series, Tally
+from redis_queue.monitor.report import Reports
 from tests.support.cli.runner import Run
+from tests.support.cli.terminal import terminal
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
@@ -75,6 +78,15 @@ def test_once_prints_and_ends(run: Run, client: redis.Redis) -> None:
     assert done.exit_code == 0
     assert 'redis_queue_ready{kind="queue",queue="orders"} 1.0' in done.stdout
     assert "leases" not in done.stdout
+
+
+def test_a_terminal_gets_no_control_characters(redis_server: RedisServer, client: redis.Redis) -> None:
+    Reports(client, "redis_queue").write(tallies={Series("shop\x1b[2J", "q\x1b[2J"): Tally(1)})
+    with terminal("metrics", "--once", "--url", redis_server.url) as shown:
+        assert shown.end() == 0
+        assert "redis_queue_up 1.0" in shown.printed
+        assert "shop\\x1b[2J" in shown.printed
+        assert "\x1b" not in shown.printed
 
 
 def test_an_app_has_its_leases_too(run_in_app: Run, app: Celery, client: redis.Redis) -> None:

@@ -104,6 +104,16 @@ def silent(filled: redis.Redis) -> redis.Redis:
     return filled
 
 
+def test_a_surrogate_in_its_id_hides_no_task(writer: Browser, filled: redis.Redis) -> None:
+    at = datetime.now(timezone.utc)
+    tasks = [RunningTask("id\ud800", "shop\ud800", "q\ud800", "busy@host", at, "\ud800", "\ud800", root="\ud800")]
+    Reports(filled, "redis_queue").write(WorkerRow("busy@host", at, at, pool="pre\ud800", pid=7), tasks)
+    for page in ("/running", "/workers", "/"):
+        found = writer.get(page)
+        assert (page, found.status) == (page, 200)
+    assert "id\ufffd" in writer.get("/running").text
+
+
 def test_a_silent_worker_is_reported(writer: Browser, silent: redis.Redis) -> None:
     page = writer.get("/running?worker=busy")
     asked = writer.send(page.form("/preview"), ("verb", "terminate"), row=rows(page))

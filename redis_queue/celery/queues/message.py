@@ -15,6 +15,7 @@ from redis_queue.celery.message.envelope import MAX_NAME
 from redis_queue.celery.message.protocol import MOST_RETRIES
 from redis_queue.errors import InvalidValueError
 from redis_queue.store.codec import MAX_INTEGER, read_document
+from redis_queue.store.ids import readable
 from redis_queue.times import END_OF_CALENDAR_MS, from_ms
 
 MAX_TEXT: Final = 20_000
@@ -127,7 +128,7 @@ def _call_in_tail(tail: bytes) -> dict[str, Any]:
 
 
 def _text(value: Any, most: int) -> str:
-    return value[:most] if isinstance(value, str) else ""
+    return readable(value[:most]) if isinstance(value, str) else ""
 
 
 def _time(value: Any) -> datetime | None:
