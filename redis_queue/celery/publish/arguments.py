@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from redis_queue.errors import InvalidDelayError
-from redis_queue.times import MAX_DELAY, Seconds, duration_ms, point_ms
+from redis_queue.times import MAX_DELAY, Seconds, duration_ms
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -28,11 +28,17 @@ def seconds_of(countdown: Seconds | None) -> float | None:
 
 
 def check_eta(eta: Any, app: Celery) -> None:
-    """Raise InvalidDelayError unless *eta* is a datetime, or one in ISO 8601, within ten years."""
+    """Raise InvalidDelayError unless *eta* is a datetime, or one in ISO 8601.
+
+    It may be more than ten years away: the store does not take such a call, and Celery does.
+    """
     if not isinstance(eta, str | datetime):
         raise InvalidDelayError(f"eta={eta!r}: must be a datetime")
     try:
         moment = maybe_make_aware(maybe_iso8601(eta), app.timezone)
     except (ValueError, OverflowError):
         raise InvalidDelayError(f"eta={eta!r}: must be a datetime, or one in ISO 8601") from None
-    point_ms(moment, name="eta")
+    try:
+        moment.astimezone(timezone.utc)
+    except OverflowError:
+        raise InvalidDelayError(f"eta={eta!r}: must be in the calendar of UTC") from None

@@ -253,8 +253,8 @@ class Capture:
                 raise OperationalError(str(error)) from error
             action, reason = "store_unavailable", f"the store is unavailable: {error}"
         except InvalidValueError as error:
-            # A retry: the broker took the message before, so it will take it again.
-            if not is_retry:
+            # A retry: the broker took the message before, so it will take it again. Celery takes more than ten years.
+            if not is_retry and not isinstance(error, InvalidDelayError):
                 raise
             action, reason = "store_refused", str(error)
         logger.warning(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import subprocess
 import sys
@@ -131,8 +132,6 @@ BAD_ETAS = [
     timedelta(hours=1),
     b"2030-01-01",
     [1],
-    datetime(2080, 1, 1),
-    datetime(9999, 12, 31, tzinfo=timezone.utc),
     datetime.max.replace(tzinfo=timezone(timedelta(hours=-14))),
     datetime.min.replace(tzinfo=timezone(timedelta(hours=14))),
 ]
@@ -143,6 +142,19 @@ BAD_ETAS = [
 @pytest.mark.parametrize("value", BAD_ETAS, ids=lambda value: str(value)[:30])
 def test_an_impossible_eta_is_refused(app: Celery, client: redis.Redis, way: str, value: Any) -> None:
     refused(client, InvalidDelayError, "eta=", lambda: WAYS[way](app, eta=value))
+
+
+@on_redis
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "push_many"])
+@pytest.mark.parametrize("value", [datetime(2080, 1, 1), datetime(9999, 12, 31, tzinfo=timezone.utc)])
+def test_an_eta_of_more_than_ten_years_waits_in_the_broker_as_without_the_line(
+    app: Celery, client: redis.Redis, way: str, value: datetime, caplog: pytest.LogCaptureFixture
+) -> None:
+    WAYS[way](app, eta=value)
+    (message,) = map(json.loads, client.lrange(app.conf.task_default_queue, 0, -1))
+    assert message["headers"]["eta"].startswith(value.isoformat()[:19])
+    assert DelayedTasks(app).count() == 0
+    assert "waits in the broker: due_at=" in caplog.text
 
 
 @on_redis
