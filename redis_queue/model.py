@@ -125,6 +125,9 @@ class CancelOutcome(enum.IntEnum):
     def __bool__(self) -> bool:
         return self is CancelOutcome.CANCELLED
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def taken_out(self) -> bool:
         """Whether the entry existed and was removed."""

@@ -28,7 +28,8 @@ class FlaskDelayedTasks:
     """DelayedTasks for the Celery app of a Flask application, *celery* or ``app.extensions["celery"]``.
 
     Settings ``REDIS_QUEUE_*`` of ``app.config`` become ``redis_queue_*`` of the Celery app; settings of the Celery app
-    take precedence. ``FlaskDelayedTasks(app)`` and ``FlaskDelayedTasks().init_app(app)`` do the same.
+    take precedence. ``FlaskDelayedTasks(app)`` and ``FlaskDelayedTasks().init_app(app)`` do the same. With *leases* the
+    Celery app gets :class:`redis_queue.celery.TaskLeases` as well.
 
     *dashboard* is the path of the dashboard, such as "/queues". *user* is called within a request context and returns
     the name of the user, or None (or another false value) to refuse. *may* takes a verb and tells whether this user may
@@ -41,6 +42,7 @@ class FlaskDelayedTasks:
         app: Flask | None = None,
         *,
         celery: Celery | None = None,
+        leases: bool = False,
         dashboard: str | None = None,
         user: Ask | None = None,
         may: Callable[[str], Any] | None = None,
@@ -53,6 +55,7 @@ class FlaskDelayedTasks:
         if dashboard is not None and (not dashboard.startswith("/") or dashboard.rstrip("/") == ""):
             raise ConfigurationError(f"dashboard={dashboard!r}: must be a path such as '/queues'")
         self._celery = celery
+        self._leases = leases
         self._path = dashboard and dashboard.rstrip("/")
         self._user = user
         self._may = may
@@ -73,7 +76,7 @@ class FlaskDelayedTasks:
         celery.conf.update(
             {name: value for name, value in options.items() if celery.conf.get(name, missing) is missing}
         )
-        app.extensions[EXTENSION] = DelayedTasks(celery)
+        app.extensions[EXTENSION] = DelayedTasks(celery, leases=self._leases)
         if self._path is not None:
             self._mount(app, celery, self._path)
 

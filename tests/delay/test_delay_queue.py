@@ -202,6 +202,7 @@ class TestChange:
         timed.claim()
         timed.push("b", id="a", delay=60)
         assert timed.cancel("a") is CancelOutcome.CANCELLED
+        assert f"{CancelOutcome.CANCELLED} {CancelOutcome.NOT_FOUND!s}" == "CANCELLED NOT_FOUND"
 
     def test_a_dead_letter_can_be_cancelled(self, timed: DelayQueue, client: redis.Redis) -> None:
         timed.push("a", id="a")

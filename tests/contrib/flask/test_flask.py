@@ -165,6 +165,14 @@ def test_may_decides_for_each_user_and_verb(redis_url: str) -> None:
     assert "1 made due." in browser.get("/queues/scheduled").text
 
 
+@pytest.mark.parametrize("leases", [True, False])
+def test_leases_are_turned_on_for_its_celery_app(redis_url: str, leases: bool) -> None:
+    app = Flask("leased")
+    app.extensions["celery"] = celery = Celery("leased", broker=redis_url, set_as_current=False)
+    FlaskDelayedTasks(app, leases=leases)
+    assert bool(celery.conf.task_acks_late) == leases
+
+
 def test_settings_of_the_application_reach_celery(redis_url: str) -> None:
     app = Flask("other")
     app.config.update(REDIS_QUEUE_URL=redis_url, REDIS_QUEUE_MIN_DELAY=5)
