@@ -39,7 +39,7 @@ def history(access: Access, *, span: str, task_part: str | None, queue: str, lim
         show_place(access.catalog, "no task ended in this time")
         return
     heads = ["task", "queue", "runs", "failed", "retried", "revoked", "time", "wait", "late", ""]
-    show_table(heads, [_cells(row) for row in rows], keep=heads[:2])
+    show_table(heads, [_cells(row) for row in rows], keep=heads[2:])
     show_count(access.catalog, len(rows), more=len(rows) == limit)
 
 
