@@ -10,7 +10,7 @@ from redis_queue.celery.background import Background
 from redis_queue.celery.consume.connections import low_visibility_timeout, visibility_timeout_of
 from redis_queue.celery.consume.internals import lacking, versions
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE, active_defaults, disabled_settings
-from redis_queue.celery.consume.steps import DeliveryLimitStep
+from redis_queue.celery.consume.steps import DeliveryLimitStep, LeaseStep
 from redis_queue.celery.flow.gate import check_gate
 from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.flow.unique_policy import UniquePolicy
@@ -53,11 +53,12 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
         _background.run(lambda: warn_of_eviction(store))
 
     def close(self, parent: Any) -> None:
-        """Tell the worker that it was told to stop, also by its remote control."""
-        steps = getattr(getattr(parent, "consumer", None), "steps", ())
-        for step in steps:
+        """Tell the consumer that the worker stops, if by its remote control as well, and that its loop has ended."""
+        for step in getattr(getattr(parent, "consumer", None), "steps", ()):
             if isinstance(step, DeliveryLimitStep):
                 step.told_to_stop()
+            elif isinstance(step, LeaseStep):
+                step.end_loop()
 
 
 def check_flows(app: Celery) -> None:

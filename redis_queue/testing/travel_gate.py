@@ -19,6 +19,9 @@ from redis_queue.store.scripts import Scripts
 if TYPE_CHECKING:
     from celery import Celery
 
+LEASE_MS: Final = 3_600_000
+"""The lease of a message, which nobody looks at here."""
+
 FOR_WORKERS: Final = "redis_queue.testing:for_workers"
 """Queue of the messages that nothing takes here: they own their keys, but use no limits."""
 
@@ -68,6 +71,7 @@ class TravelGate(Gate):
             channel="",
             turn=0,
             settled=0,
+            lease=LEASE_MS,
             more=[part for queue in queues for part in (queue, route_of(queue))],
         )
         taken = Taken.of(reply)
@@ -85,6 +89,6 @@ class TravelGate(Gate):
 
     def _script(self, name: str) -> Callable[..., Any]:
         store = Store.of(self._app)
-        names = ("index", "unacked", "line", "listener")
+        names = ("index", "unacked", "line", "listener", "lease_ends")
         of_worker = {name: f"{{{store.prefix}:flow}}:testing:{name}".encode() for name in names}
         return Scripts(store.client).bind(name, store.flow_keys, **of_worker)

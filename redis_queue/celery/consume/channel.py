@@ -182,7 +182,7 @@ class FetchingChannel(Channel):
         message = self.qos._delivered.get(tag) if is_gated(tag) else None
         if isinstance(message, FetchedMessage):
             _note(self._runs, _task_name(message), time.monotonic() - message.handed_at)
-        if self._active_queues:
+        if self._active_queues and not self.qos.leases.loop_has_ended:
             self._settle_by(min(self._settlement.due_at, self._free_at() if is_gated(tag) else math.inf))
         else:
             # The worker shuts down, and its event loop has ended.

@@ -90,6 +90,8 @@ class WorkerLeases:
         self.settlement = Settlement(self.gates.keys, self)
         #: Fetches whose replies were lost with their connections.
         self.unread: list[Asked] = []
+        #: Whether nothing calls the channels of the worker any more but the ends of its tasks.
+        self.loop_has_ended = False
         # Tags whose records this worker removes at this moment.
         self._in_removal: set[str] = set()
         #: Number of lost leases.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from celery import bootsteps, signals
@@ -85,6 +87,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 del consumer.connection_for_read
                 self._ticks = set() if hub is None else hub.on_tick - before
 
+        self._loop_calls = _LoopCalls(consumer)
         consumer.connect = connect_leased
         guard_starts(consumer, self._is_ours, self._count_drop)
         consumer.redis_queue_leases = self
@@ -156,6 +159,14 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self.declare(keys.flows)
         return Gates(keys, lambda: processes_of(consumer), in_use=in_use, here=here)
 
+    def end_loop(self) -> None:
+        """Settle what the event loop was to settle, and all that follows at once: the loop has ended."""
+        if self.leases is not None:
+            self.leases.loop_has_ended = True
+        self._loop_calls.end()
+        if self.leases is not None:
+            self.leases.settle_waiting()
+
     def stop(self, consumer: Any) -> None:
         """Do nothing: tasks still run while a worker shuts down or reconnects."""
 
@@ -185,22 +196,61 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
             # A cold shutdown begins with it, and cancels the tasks before it sends the signal.
             worker.wait_for_soft_shutdown = told_then_soft
-        self._limit = limit
+        self._limit, self._consumer = limit, consumer
         make = consumer.create_task_handler
         consumer.create_task_handler = lambda *args, **options: _guard(consumer, limit, make(*args, **options))
 
     def told_to_stop(self, **_: Any) -> None:
         """Let the starts of the tasks that the worker runs not count; no-op if it was called before."""
-        # A signal handler must not wait for a silent Redis.
-        thread = threading.Thread(target=self._spare, name="redis-queue-spare", daemon=True)
-        thread.start()
-        thread.join(SPARE_WITHIN)
+        # A signal handler must not wait for a silent Redis, and a handler of gevent for nothing.
+        done = threading.Lock()
+        done.acquire()
+        start_new_thread(self._spare, (done,))
+        if not getattr(self._consumer.pool, "is_green", False):
+            done.acquire(timeout=SPARE_WITHIN)
 
-    def _spare(self) -> None:
+    def _spare(self, done: Any) -> None:
         try:
             self._limit.spare(tuple(state.active_requests))
         except (RedisQueueError, *RedisErrors) as error:
             logger.warning("running tasks are counted as starts: %s", error, extra={"action": "spare_failed"})
+        finally:
+            done.release()
+
+
+class _LoopCalls:
+    """The calls that the event loop of *consumer* is to make soon, such as acknowledgements.
+
+    After its end they are made at once, by the threads of the pool, while other tasks still run.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._lock = threading.Lock()
+        self._has_ended = False
+        self._waiting: dict[object, Callable[[], Any]] = {}
+        # Acknowledgements use the second one since Celery 5.7.
+        for name in ("call_soon", "call_soon_ack"):
+            if (soon := getattr(consumer, name, None)) is not None:
+                setattr(consumer, name, partial(self._call, soon))
+
+    def end(self) -> None:
+        """Make all calls that the loop has not made."""
+        with self._lock:
+            self._has_ended = True
+        for mark in list(self._waiting):
+            self._make(mark)
+
+    def _call(self, soon: Callable[..., Any], function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        mark = object()
+        with self._lock:
+            self._waiting[mark] = partial(function, *args, **options)
+            has_ended = self._has_ended
+        return self._make(mark) if has_ended else soon(self._make, mark)
+
+    def _make(self, mark: object) -> None:
+        # The loop may make a call that was made at its end.
+        if (call := self._waiting.pop(mark, None)) is not None:
+            call()
 
 
 def _can_fetch() -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import redis
 from pytest_celery import CeleryTestSetup  # type: ignore[import-untyped]
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
 from redis_queue import DelayQueue
 from tests.support.wait import wait_until
@@ -23,7 +25,9 @@ class Orders:
     """Reminders in the delay queue of a cluster, and the executed ones."""
 
     def __init__(self, setup: CeleryTestSetup) -> None:
-        self._redis: redis.Redis = redis.Redis.from_url(setup.broker.config()["host_url"])
+        # A server that has just started again loads its data first.
+        waits: Any = {"retry": Retry(ConstantBackoff(0.1), 100), "retry_on_error": [redis.exceptions.BusyLoadingError]}
+        self._redis: redis.Redis = redis.Redis.from_url(setup.broker.config()["host_url"], **waits)
         self.queue = DelayQueue("celery", self._redis, prefix=PREFIX)
 
     def push(self, count: int) -> list[str]:

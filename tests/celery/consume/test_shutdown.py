@@ -100,3 +100,20 @@ def test_acknowledgements_over_a_lost_connection_are_kept(redis_server: RedisSer
         assert message.delivery_tag in taker.leases.settlement
     assert client.llen("q") == 0
     assert client.hlen("unacked") == 1
+
+
+@pytest.mark.parametrize("pool", ["threads", *thorough("prefork", "gevent", "eventlet")])
+def test_tasks_are_settled_while_others_still_run(redis_server: RedisServer, client: redis.Redis, pool: str) -> None:
+    leasing = Leasing(redis_server, client, f"redis+socket://{redis_server.socket}")
+    for _ in range(2):
+        leasing.send(WAIT)
+    with leasing.worker("one", "--concurrency", "2", pool=pool, timeout=30) as one:
+        leasing.wait_for_starts(2)
+        one.request_shutdown()
+        one.wait_for_output("Warm shutdown")
+        leasing.end_task("one")
+        leasing.wait_for_ends(1)
+        wait_until(lambda: client.hlen("unacked") == 1, description="the first one to be settled")
+        leasing.end_task("one")
+        assert one.wait() == 0
+    assert not client.exists("unacked", "unacked_index")

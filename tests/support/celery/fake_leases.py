@@ -33,6 +33,7 @@ class FakeLeases:
     def __init__(self, in_flight: InFlightKeys = DEFAULT) -> None:
         self.held: dict[str, float] = {}
         self.lease = in_flight.lease
+        self.loop_has_ended = False
         self.gates = Gates(GateKeys(in_flight, FlowKeys("redis_queue")), lambda: self.processes - len(self.held))
         #: How many messages can run at once.
         self.processes = 1
