@@ -288,7 +288,8 @@ class Flows:
     def _change(self, name: str, **arguments: Any) -> None:
         check_flow_name(name)
         given = {"declared_now": "", "set": "", "paused": "", "forget": 0, "more": (), **arguments}
-        if self._configure(flow=name, flag=_flag_of(name), **given):
+        # What a person has changed is looked at again in any case: a call before this one may have been cut off.
+        if self._configure(flow=name, flag=_flag_of(name), **given) or not given["declared_now"]:
             self._look_again(name)
 
     def _look_again(self, name: str) -> None:

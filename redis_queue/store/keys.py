@@ -87,6 +87,7 @@ ring:<x>    ZSET   groups of ring x that may have a place -> turn
 open:<x>    ZSET   rings of queue x that may have a place -> step of the priority
 timers:<x>  ZSET   rings and groups of queue x that wait for their rate -> time
 blocked:<x> ZSET   rings and groups that wait for place x -> since when
+offers      ZSET   places that were free and that more waits for -> turn
 weights:<x> HASH   key of flow x -> turns of this key for one of another
 keys:<x>    ZSET   key of flow x -> number of messages that wait
 signal:<x>  STRING a number that changes when workers of queue x have to look

@@ -32,6 +32,7 @@ RECORD_BY_CLIENT: Final = """        rows = list(zip(fields, fields, fields, str
 """
 
 GATE: Final = "tests/celery/flow/test_gate.py"
+LIVENESS: Final = "tests/property/test_flow_liveness.py"
 FAULTS: Final = "tests/celery/flow/test_gate_faults.py"
 DECLARED: Final = "tests/celery/flow/test_declared.py"
 WORKERS: Final = "tests/celery/flow/test_workers.py"
@@ -64,7 +65,7 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "free a place, but leave those that wait for it",
-        (lua("includes/flow_free", "do look_again(place) end", "do end"),),
+        (lua("includes/flow_free", "  offer(names)\n", ""),),
         f"{GATE} -k no_more_messages_are_taken",
     ),
     Mutant(
@@ -150,8 +151,18 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "leave a place to those that cannot use it",
-        (lua("includes/flow_take", "~= '' then pass_on(place_of(of, of_queue)) end", "~= '' then end"),),
-        f"{FAULTS} -k many_cannot_use",
+        (lua("flow/take", "offer_again(offered)\n", ""),),
+        f"{LIVENESS} -k many_cannot_use",
+    ),
+    Mutant(
+        "offer a place that nobody has used to no others",
+        (lua("includes/flow_offer", "if redis.call('EXISTS', blocked) == 1 then", "if false then"),),
+        f"{LIVENESS} -k many_cannot_use",
+    ),
+    Mutant(
+        "rest while a free place is wanted",
+        (lua("flow/take", "if wakes == 0 and redis.call('EXISTS', offers) == 1 then wakes = 1 end\n", ""),),
+        f"{LIVENESS} -k many_cannot_use",
     ),
     Mutant(
         "take a message before the types of keys are known",

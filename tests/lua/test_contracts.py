@@ -245,6 +245,7 @@ def test_every_command_is_spelled_out_and_names_a_declared_key(name: str, text: 
             "open_rings",
             "timers",
             "blocked",
+            "offers",
             "keys",
             "weights",
             "of_keys",

@@ -131,5 +131,5 @@ def test_the_table_in_the_module_lists_every_key() -> None:
     found |= {key.decode().split(":")[2] for key in keys.MonitorKeys("p").all()}
     found |= {key.decode().split(":")[2] for key in vars(keys.FlowKeys("p")).values() if isinstance(key, bytes)}
     # Scripts compute the names of these keys.
-    found |= {"list", "ring", "open", "timers", "blocked", "weights", "keys", "signal"}
+    found |= {"list", "ring", "open", "timers", "blocked", "offers", "weights", "keys", "signal"}
     assert table == found | {"slot"}

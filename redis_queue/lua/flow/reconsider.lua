@@ -13,14 +13,14 @@ local more = {unpack(ARGV, 3)}
 local MOST = 200
 
 -- include flow_ready
--- include flow_look_again
+-- include flow_offer
 local count = 0
 -- As includes/first_write.lua.
 redis.call('HDEL', config, '')
 limit = math.min(limit, MOST)
 for i, name in ipairs(more) do
   if i <= places then
-    look_again(name)
+    offer({name})
   else
     local timers = root .. 'timers:' .. name
     for _, entry in ipairs(redis.call('ZRANGEBYSCORE', timers, '(0', '+inf', 'LIMIT', 0, math.max(0, limit - count))) do

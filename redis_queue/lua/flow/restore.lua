@@ -36,7 +36,7 @@ local step, queue, task, of_task, of_queue, message = ARGV[5], ARGV[6], ARGV[7],
 -- include clock
 -- include flow_ready
 -- include flow_push
--- include flow_look_again
+-- include flow_offer
 -- include flow_free
 -- include unique_owner
 -- include unique_message

@@ -22,7 +22,7 @@ local tags = {unpack(ARGV, 2)}
 
 -- include clock
 -- include flow_ready
--- include flow_look_again
+-- include flow_offer
 -- include flow_free
 -- include unique_owner
 -- include unique_settle

@@ -41,11 +41,11 @@ local owners, owner_ends, replaced, owned, lease_ends = KEYS[12], KEYS[13], KEYS
 local now, limit, at_once, tag = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local channel, turn, settled, lease = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local more, FIRST = ARGV, 9
-local MAX_BYTES, MOST, LOOKS, RINGS, SETTLED = 1048576, 100, 300, 100, 500
+local MAX_BYTES, MOST, LOOKS, RINGS, SETTLED, MOST_OFFERS = 1048576, 100, 300, 100, 500, 20
 
 -- include clock
 -- include flow_ready
--- include flow_look_again
+-- include flow_offer
 -- include flow_free
 -- include flow_limits
 -- include unique_owner
@@ -60,8 +60,11 @@ local idle, pauses = redis.call('ZCARD', line), redis.call('HLEN', flags) > 1
 settled = math.max(0, math.min(settled, SETTLED, #more - FIRST + 1))
 local tags = {unpack(more, FIRST, FIRST + settled - 1)}
 -- include remove_records
+-- A caller that takes nothing leaves them to others.
+local offered = limit > 0 and redis.call('ZRANGE', offers, 0, MOST_OFFERS - 1) or {}
 free(tags)
 free_keys(tags, missing)
+offer_again(offered)
 
 limit = math.min(limit, MOST)
 -- The listener does not stand in the line.
@@ -97,20 +100,7 @@ for i = FIRST + settled, #more - 1, 2 do
   end
   queues[#queues + 1] = {queue, paused, has_some}
 end
--- The tasks of one priority take turns.
-for step = 0, 9 do
-  local open = steps[step] or {}
-  local turned, by = {}, #open > 1 and math.floor(turn % #open) or 0
-  for i = 1, #open do turned[i] = open[(i + by - 1) % #open + 1] end
-  open = turned
-  while #open > 0 do
-    local still = {}
-    for _, row in ipairs(open) do
-      if count < limit and bytes < MAX_BYTES and take(row) then still[#still + 1] = row end
-    end
-    open = still
-  end
-end
+for step = 0, 9 do take_in_turns(steps[step] or {}) end
 if count > 0 then
   redis.call('HSET', unacked, unpack(fields))
   redis.call('ZADD', index, unpack(scores))
@@ -134,6 +124,8 @@ for i, row in ipairs(queues) do
   signals[i] = count == 0 and redis.call('GET', told) or ''
 end
 for queue in pairs(changed) do signal(queue) end
+-- Something waits for places that what was looked at cannot use.
+if wakes == 0 and redis.call('EXISTS', offers) == 1 then wakes = 1 end
 local more_now, next_in = wakes, next_at < math.huge and math.max(1, math.ceil(next_at - now)) or -1
 if count > 0 or more_now > 0 then
   if idle > 0 then redis.call('ZREM', line, channel) end

@@ -1,6 +1,6 @@
 -- Free the places of messages that are no longer in flight.
 --
--- Needs held, running, root, look_again. Defines free: takes a list of tags.
+-- Needs held, running, offer. Defines free: takes a list of tags.
 local function free(freed)
   if #freed == 0 then return end
   local places = {}
@@ -25,11 +25,8 @@ local function free(freed)
   end
   if not next(places) then return end
   redis.call('HDEL', held, unpack(freed))
-  local names, several, still, gone = {}, {}, {}, {}
-  for place in pairs(places) do
-    names[#names + 1] = place
-    several[#several + 1] = root .. 'blocked:' .. place
-  end
+  local names, still, gone = {}, {}, {}
+  for place in pairs(places) do names[#names + 1] = place end
   for i, number in ipairs(redis.call('HMGET', running, unpack(names))) do
     local left = (tonumber(number) or 0) - places[names[i]]
     if left > 0 then
@@ -40,6 +37,5 @@ local function free(freed)
   end
   if #still > 0 then redis.call('HSET', running, unpack(still)) end
   if #gone > 0 then redis.call('HDEL', running, unpack(gone)) end
-  if redis.call('EXISTS', unpack(several)) == 0 then return end
-  for _, place in ipairs(names) do look_again(place) end
+  offer(names)
 end

@@ -1,7 +1,8 @@
 -- Keep count of the places and rates of flows.
 --
--- Needs now, config, running, rates, backlog, flags, root. Defines rules: the limits of each flow: places, places of a
--- key, ms between two starts and burst, the same of a key, whether keys have weights (false = none), place_of: flow and
+-- Needs now, config, running, rates, backlog, flags, root, offers, offer. Defines rules: the limits of each flow: places,
+-- places of a key, ms between two starts and burst, the same of a key, whether keys have weights (false = none),
+-- has_place: whether a place is free, offer_again: offers those places of a list that are still free, place_of: flow and
 -- key as one text, admits: tells whether a flow, or a key of it, admits a ring or group now, which waits if not, use:
 -- takes a place of a flow and of its key, leave: notes that a message left its list, used, used_until, taken_places,
 -- taken_keys: what was used, save: writes that.
@@ -22,11 +23,24 @@ local used_until = setmetatable({}, {__index = function(known, place)
   known[place] = math.max(now, at)
   return known[place]
 end})
+local function has_place(place)
+  local flow, key = string.match(place, '^([^%z]*)%z?(.*)$')
+  local most = rules[flow][key == '' and 1 or 2]
+  return not most or used[place] < most
+end
+local function offer_again(offered)
+  local still = {}
+  for _, place in ipairs(offered) do
+    redis.call('ZREM', offers, place)
+    if has_place(place) then still[#still + 1] = place end
+  end
+  offer(still)
+end
 local function place_of(flow, key) return key == '' and flow or flow .. '\0' .. key end
 local function admits(flow, key, entry, queue)
   local rule, place, each = rules[flow], place_of(flow, key), key == '' and 0 or 1
-  local most, gap, burst = rule[1 + each], rule[3 + 2 * each], rule[4 + 2 * each]
-  if most and used[place] >= most then
+  local gap, burst = rule[3 + 2 * each], rule[4 + 2 * each]
+  if not has_place(place) then
     local blocked = root .. 'blocked:' .. place
     redis.call('ZADD', blocked, string.format('%.0f', now), entry)
     return false

@@ -1,9 +1,10 @@
 -- Take messages of rings, in memory: what is recorded is written afterwards.
 --
--- Needs now, lease, root, tag, oldest, rules, admits, place_of, pass_on, use, leave, start, LOOKS. Defines text: the time (s),
--- count: taken messages, bytes: their size, looks: groups that were looked at, messages: number of the queue and message
--- of each, fields, scores, ends, places: of their records, keys_owned: what their tags own, record: adds one, weight_of: turns
--- of a key for one of another, take: takes the next one of a ring; false if none may be taken now.
+-- Needs now, lease, root, tag, turn, limit, oldest, rules, admits, use, leave, start, LOOKS, MAX_BYTES. Defines text: the
+-- time (s), count: taken messages, bytes: their size, looks: groups that were looked at, messages: number of the queue and
+-- message of each, fields, scores, ends, places: of their records, keys_owned: what their tags own, record: adds one,
+-- weight_of: turns of a key for one of another, take: takes the next one of a ring; false if none may be taken now,
+-- take_in_turns: takes those of the tasks of one priority.
 local text, count, bytes, looks = string.format('%.3f', now / 1000), 0, 0, 0
 local messages, fields, scores, ends, places, keys_owned = {}, {}, {}, {}, {}, {}
 local function record(group, message, number, route, key)
@@ -23,19 +24,15 @@ local function weight_of(flow, key)
 end
 local function take(row)
   local name, number, queue, route, of, task, ring = unpack(row)
-  local has_place = admits(of, '', name, queue)
-  local open = has_place and (task == '' or admits(task, '', name, queue))
-  -- Another ring may wait for the place of the queue, which this one does not take.
-  if has_place and not open then pass_on(of) end
+  local open = admits(of, '', name, queue) and (task == '' or admits(task, '', name, queue))
   while open and looks < LOOKS do
     looks = looks + 1
     local group, at = unpack(redis.call('ZRANGE', ring, 0, 0, 'WITHSCORES'))
     if not group then break end
     local of_task, of_queue = string.match(group, '%z([^%z]*)%z([^%z]*)$')
     local list = root .. 'list:' .. group
-    has_place = of_task and (of_queue == '' or admits(of, of_queue, group, queue))
-    local admitted = has_place and (of_task == '' or admits(task, of_task, group, queue))
-    if has_place and not admitted and of_queue ~= '' then pass_on(place_of(of, of_queue)) end
+    local admitted = of_task and (of_queue == '' or admits(of, of_queue, group, queue))
+    admitted = admitted and (of_task == '' or admits(task, of_task, group, queue))
     local weight = admitted and weight_of(of, of_queue)
     local element = admitted and redis.call('RPOP', list)
     if element then
@@ -66,4 +63,16 @@ local function take(row)
   local open_rings = root .. 'open:' .. queue
   if looks < LOOKS then redis.call('ZREM', open_rings, name) end
   return false
+end
+local function take_in_turns(open)
+  local turned, by = {}, #open > 1 and math.floor(turn % #open) or 0
+  for i = 1, #open do turned[i] = open[(i + by - 1) % #open + 1] end
+  open = turned
+  while #open > 0 do
+    local still = {}
+    for _, row in ipairs(open) do
+      if count < limit and bytes < MAX_BYTES and take(row) then still[#still + 1] = row end
+    end
+    open = still
+  end
 end
