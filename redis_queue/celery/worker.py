@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from celery import bootsteps
 
-from redis_queue.celery.control.newer_calls import RenewalStep
 from redis_queue.celery.control.panel import wrap_panel
+from redis_queue.celery.control.revokes import RevokeStep
 from redis_queue.celery.dispatch.loop import LOOP, WORKER, DispatchLoop
 from redis_queue.celery.monitor.step import MonitorStep
 from redis_queue.celery.startup import StartupStep
@@ -61,7 +61,7 @@ class DispatchStep(bootsteps.StartStopStep):  # type: ignore[misc]
 def install_worker(app: Celery) -> None:
     """Add the steps and their option to the workers of the app."""
     app.steps["worker"].update((DispatchStep, StartupStep))
-    app.steps["consumer"].update((MonitorStep, RenewalStep))
+    app.steps["consumer"].update((MonitorStep, RevokeStep))
     app.user_options["worker"].add(
         click.Option(["--without-dispatch"], is_flag=True, help="Leave due entries to other workers (redis_queue).")
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from redis_queue.delay.model import Push
@@ -10,17 +10,22 @@ from redis_queue.delay.shards import Shards
 from redis_queue.delay.writer import KEPT, EntryWriter
 from redis_queue.model import CancelOutcome
 from redis_queue.store.chunks import CHUNK, chunks
-from redis_queue.store.ids import check_id, id_bytes
-from redis_queue.store.keys import FlowKeys
+from redis_queue.store.ids import check_id, id_bytes, id_text, is_id
+from redis_queue.store.keys import FlowKeys, Keys
 from redis_queue.store.records import Records
 from redis_queue.times import Seconds, duration_ms
 
 REMEMBERED: Final = 86_400_000
-"""Milliseconds for which a revoke is remembered in Redis. Workers remember it for three hours."""
+"""Milliseconds for which a revoke is remembered. Stock workers remember it for three hours, until they restart."""
+
+MOST_REVOKED: Final = 100_000
+"""Most revoked ids that are remembered, as in lua/delay/revoke.lua."""
 
 OTHER: Final = ord("3")
 """Flag of an entry that was not cancelled: its record lacks the mark."""
 
+
+PAGE: Final = 1000
 
 AT_ONCE: Final = 200
 """Entries of unique tasks in one call: each takes several times as long as another one."""
@@ -103,10 +108,27 @@ class Calls:
 
     def note_revoked(self, ids: Iterable[str]) -> None:
         """Note that the tasks *ids* are revoked now; entries that are stored later with a mark count as newer."""
+        self._note(ids, lambda keys: keys.revoked)
+
+    def note_sent(self, ids: Iterable[str]) -> None:
+        """Note that workers discard the messages of the revoked tasks *ids*."""
+        self._note(ids, lambda keys: keys.discarded)
+
+    def _note(self, ids: Iterable[str], key_of: Callable[[Keys], bytes]) -> None:
         for chunk in chunks(check_id(id_) for id_ in ids):
             for shard, group in self._shards.grouped(chunk):
-                known = [id_bytes(chunk[index]) for index in group]
-                shard.call("delay/revoke", now=shard.clock(), age=REMEMBERED, more=known)
+                known, others = [id_bytes(chunk[index]) for index in group], {"revoked": key_of(shard.keys)}
+                shard.call("delay/revoke", others=others, now=shard.clock(), age=REMEMBERED, more=known)
+
+    def revoked_ids(self) -> Iterator[str]:
+        """Yield the ids of revoked tasks whose messages workers discard, of each shard newest first."""
+        for shard in self._shards.in_turn():
+            # Newest first: ids that are added or removed meanwhile push none out of sight.
+            for first in range(0, MOST_REVOKED, PAGE):
+                page = self._shards.scripts.command("ZRANGE", shard.keys.discarded, first, first + PAGE - 1, "REV")
+                yield from filter(is_id, map(id_text, page))
+                if len(page) < PAGE:
+                    break
 
     def is_dead(self, id: str) -> bool:
         """Tell whether the entry *id* is a dead letter."""

@@ -34,6 +34,7 @@ TYPES: Final = {
     "dead": "zset",
     "quarantine": "list",
     "revoked": "zset",
+    "discarded": "zset",
     "wake": "list",
     "leader": "string",
     "lateness": "hash",
@@ -41,7 +42,7 @@ TYPES: Final = {
     "dispatchers": "hash",
 }
 
-TRACES: Final = ("leader", "wake", "lateness", "minutes", "dispatchers", "revoked")
+TRACES: Final = ("leader", "wake", "lateness", "minutes", "dispatchers", "revoked", "discarded")
 """Parts that a dispatcher or a consumer writes even for queues that were never used."""
 
 Root = tuple[Kind, str, int | None]

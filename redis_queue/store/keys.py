@@ -17,6 +17,7 @@ errors      HASH   id -> last reason for giving it back
 dead        ZSET   id -> time it died
 quarantine  LIST   unreadable records with id and reason
 revoked     ZSET   id -> when its task was revoked, id and call -> when that call was stored since; for a day
+discarded   ZSET   id of a revoked task that was sent: workers discard it -> when it was revoked; for a day
 wake        LIST   at most one item, which wakes one waiting consumer; for a DelayQueue the name of a channel
 leader      STRING name of the dispatcher that waits for due entries
                    (first shard of a DelayQueue only, as are the next three)
@@ -157,6 +158,7 @@ class Keys:
         self.dead = self._key("dead")
         self.quarantine = self._key("quarantine")
         self.revoked = self._key("revoked")
+        self.discarded = self._key("discarded")
         self.wake = self._key("wake")
         self.leader = self._key("leader")
         self.lateness = self._key("lateness")
@@ -180,6 +182,7 @@ class Keys:
             self.dead,
             self.quarantine,
             self.revoked,
+            self.discarded,
             self.wake,
             self.leader,
             self.lateness,

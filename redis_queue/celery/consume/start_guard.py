@@ -33,13 +33,16 @@ def guard_starts(consumer: Any, is_ours: Callable[[str], bool], on_drop: Callabl
                 _settle(message, worker.pool)
         except (*consumer.connection_errors, *consumer.channel_errors):
             ours = True
-        if ours:
+        if not ours:
+            _drop(worker, request)
+            on_drop()
+        elif request.revoked():
+            # Celery starts the next one within this call: 1,000 revoked ones in a row would be a RecursionError.
+            _free_process(worker)
+        else:
             if isinstance(message.channel, GateChannel) and not worker.pool.uses_semaphore:
                 message.channel.qos.begin(message.delivery_tag)
             process(request)
-        else:
-            _drop(worker, request)
-            on_drop()
 
     # Pools with a semaphore look it up when a process is free, the others got the original on startup.
     worker._process_task = start
@@ -66,6 +69,10 @@ def _drop(worker: Any, request: Any) -> None:
     # Does not touch Redis, where the record belongs to the other worker.
     request.acknowledge()
     state.task_ready(request)
+    _free_process(worker)
+
+
+def _free_process(worker: Any) -> None:
+    """Start the next waiting task later: it may have to be dropped, too."""
     if hasattr(worker, "_quick_release"):
-        # Later: it starts the next waiting task, which may have to be dropped, too.
         worker.hub.call_soon(worker._quick_release)

@@ -13,7 +13,11 @@ CANCELLED: Final = "stored_cancelled"
 
 
 def _cancel_ids(delayed: StoredTasks, arguments: Mapping[str, Any]) -> Set[str]:
-    return delayed.revoke_many(task_ids(arguments.get("task_id")))
+    ids = task_ids(arguments.get("task_id"))
+    unseen = delayed.revoke_many(ids)
+    # The others may wait in a queue for a worker that starts later.
+    delayed.queue.calls.note_sent(id_ for id_ in ids if id_ not in unseen)
+    return unseen
 
 
 def _cancel_stamped(delayed: StoredTasks, arguments: Mapping[str, Any]) -> Set[str]:

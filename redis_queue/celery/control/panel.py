@@ -10,7 +10,7 @@ from celery.worker.control import Panel
 
 from redis_queue.celery.background import Background
 from redis_queue.celery.control.cancels import CANCELLED, CANCELS, as_collection, store_of, task_ids
-from redis_queue.celery.control.newer_calls import has_newer_call
+from redis_queue.celery.control.revokes import has_newer_call, obey
 from redis_queue.celery.dispatch.loop import answers
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.revoked_state import clear_revoked
@@ -54,10 +54,12 @@ def _cancel_too(name: str) -> Callable[[Any], Any]:
             # In the background: a slow store must not block the worker.
             if cancelled != store_of(delayed):
                 _background.run(lambda: _try_call(lambda: CANCELS[name](delayed, arguments)))
+                obey(task_ids(arguments.get("task_id")))
             elif "task_id" in kwargs:
                 # A newer call may have been stored before this broadcast arrived.
                 older = [id_ for id_ in as_collection(kwargs["task_id"]) if not has_newer_call(state.app, str(id_))]
                 kwargs = {**kwargs, "task_id": older}
+                obey(task_ids(older))
                 _background.run(lambda: _try_call(lambda: _clear(delayed, arguments)))
             return original(state, *args, **kwargs)
 

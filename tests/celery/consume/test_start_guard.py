@@ -22,6 +22,10 @@ class Waiting:
         self.number, self.id, self.message = number, str(number), SimpleNamespace(delivery_tag=tag, channel=None)
         self.task = SimpleNamespace(acks_late=True)
 
+    def revoked(self) -> bool:
+        """Tell whether it was revoked."""
+        return bool(self.message.delivery_tag == "revoked")
+
     def acknowledge(self) -> None:
         """Do nothing."""
 
@@ -45,7 +49,8 @@ def test_tasks_start_if_their_lease_cannot_be_checked(error: Exception) -> None:
     assert started == [7]
 
 
-def test_any_number_of_lost_tasks_can_wait_for_one_slot() -> None:
+@pytest.mark.parametrize("kind", ["lost", "revoked"])
+def test_any_number_of_tasks_that_do_not_start_can_wait_for_one_slot(kind: str) -> None:
     ready: deque[Any] = deque()
     places = LaxBoundedSemaphore(1)
     started: list[int] = []
@@ -55,10 +60,10 @@ def test_any_number_of_lost_tasks_can_wait_for_one_slot() -> None:
         _quick_release=places.release,
         hub=SimpleNamespace(call_soon=ready.append),
     )
-    starting.guard_starts(consumer_of(worker), lambda tag: tag == "ours", lambda: dropped.append(1))
-    tags = ["lost"] * 2000 + ["ours"]
+    starting.guard_starts(consumer_of(worker), lambda tag: tag != "lost", lambda: dropped.append(1))
+    tags = [kind] * 2000 + ["ours"]
     for number, tag in enumerate(tags):
         places.acquire(worker._process_task, Waiting(number, tag))
     while ready:
         ready.popleft()()
-    assert (started, len(dropped)) == ([2000], 2000)
+    assert (started, len(dropped)) == ([2000], 2000 if kind == "lost" else 0)

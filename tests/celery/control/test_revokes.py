@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.utils.collections import LimitedSet
 from celery.worker import state
 from redis.client import PubSub
 
 from redis_queue.celery import DelayedTasks, Dispatcher
 from redis_queue.celery.control import panel as control
-from redis_queue.celery.control.newer_calls import wrap_handler
+from redis_queue.celery.control import revokes
+from redis_queue.celery.control.revokes import RevokeStep, obey, wrap_handler
 from redis_queue.celery.message.attempt import CALL
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.publish.push_task import push_task
@@ -196,6 +199,69 @@ class TestNewerCall:
                 assert one.finish() == 0
                 send(delayed, 0.1)
                 assert fleet.wait_for(1)[0]["id"] == ORDER
+
+
+class TestWaitingCall:
+    """A task that waits in the broker, revoked before a worker takes it."""
+
+    def test_is_discarded_by_workers_that_start_later(self, fleet: Fleet, delayed: DelayedTasks) -> None:
+        delayed.app.send_task(NOTE, task_id=ORDER)
+        delayed.app.control.revoke(ORDER)
+        delayed.app.send_task(NOTE, task_id="next")
+        with fleet.worker() as worker:
+            worker.wait_for_output(f"Discarding revoked task: {NOTE}[{ORDER}]")
+            assert [task["id"] for task in fleet.wait_for(1)] == ["next"]
+
+    def test_is_discarded_if_a_process_without_redis_queue_revokes_it(
+        self, fleet: Fleet, delayed: DelayedTasks
+    ) -> None:
+        with fleet.worker() as one:
+            one.wait_for_output("ready.")
+            fleet.wait_for_control()
+            delayed.app.control.cancel_consumer(fleet.queue, reply=True)
+            fleet.app().control.revoke(ORDER)
+            one.wait_for_output(f"Tasks flagged as revoked: {ORDER}")
+            wait_until(lambda: ORDER in delayed.queue.calls.revoked_ids(), description="the revoke in the store")
+        delayed.app.send_task(NOTE, task_id=ORDER)
+        with fleet.worker(name="two") as two:
+            two.wait_for_output(f"Discarding revoked task: {NOTE}[{ORDER}]")
+
+    def test_is_discarded_if_the_ids_of_the_worker_are_pushed_out(self, delayed: DelayedTasks) -> None:
+        later = time.monotonic() + 1e6
+        state.revoked.update({f"id-{number}": later for number in range(state.revoked.maxlen)})
+        command = control._COMMANDS["revoke"](lambda _, task_id, **__: state.revoked.update(task_id))
+        command(SimpleNamespace(app=delayed.app), task_id=[ORDER], stored_cancelled="redis_queue:celery")
+        assert ORDER in state.revoked
+        handled(delayed, SimpleNamespace(headers={"id": ORDER}, properties={}))
+        assert ORDER in state.revoked
+
+    def test_is_known_to_a_worker_without_redis_queue_that_reads_the_state(self) -> None:
+        obey([ORDER])
+        assert state.revoked.__reduce__()[0] is LimitedSet
+
+    def test_is_remembered_for_a_day_and_the_oldest_make_room(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(revokes, "MOST_REVOKED", 3)
+        obey(f"id-{number}" for number in range(5))
+        assert [f"id-{number}" in state.revoked for number in range(5)] == [False, False, True, True, True]
+        now = time.monotonic()
+        monkeypatch.setattr(revokes, "time", SimpleNamespace(monotonic=lambda: now + 86_401))
+        obey(["later"])
+        assert "id-4" not in state.revoked
+        assert "later" in state.revoked
+
+    def test_is_discarded_once_a_store_that_was_away_answers(self, fleet: Fleet, delayed: DelayedTasks) -> None:
+        calls: list[Any] = []
+        timer = SimpleNamespace(call_after=lambda *call: calls.append(call))
+        consumer = SimpleNamespace(app=delayed.app, timer=timer, create_task_handler=None)
+        step = RevokeStep(consumer)
+        fleet.store.kill()
+        step.start(consumer)
+        assert ORDER not in state.revoked
+        fleet.store.restart()
+        delayed.queue.calls.note_sent([ORDER])
+        ((_, again, arguments),) = calls
+        again(*arguments)
+        assert ORDER in state.revoked
 
 
 def test_records_of_revoked_ids_expire_after_a_day(delayed: DelayedTasks, fleet: Fleet) -> None:

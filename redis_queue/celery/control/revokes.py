@@ -1,0 +1,134 @@
+"""Revokes: a worker discards the calls of revoked tasks, also after a restart, but no newer calls with their ids."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from celery import bootsteps
+from celery.utils.collections import LimitedSet
+from celery.worker import state
+
+from redis_queue.celery.message.attempt import call_in
+from redis_queue.celery.stored_tasks import delayed_of
+from redis_queue.delay.calls import MOST_REVOKED, REMEMBERED
+from redis_queue.errors import RedisQueueError
+from redis_queue.logs import logger_of
+from redis_queue.store.ids import is_id
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logger_of(__name__)
+
+RETRY: Final = 5.0
+"""Seconds after which a worker that could not read the revoked ids tries again."""
+
+
+class RevokedIds(LimitedSet):  # type: ignore[misc]
+    """Celery's set of revoked ids, which also has those of the store.
+
+    Thousands of others push Celery's own ids out; so do ids from a host whose monotonic clock is ahead.
+    """
+
+    @property
+    def _stored(self) -> dict[str, float]:
+        """The ids of the store, with the ends on the monotonic clock, in this order."""
+        found: dict[str, float] = self.__dict__.setdefault("stored", {})
+        return found
+
+    def obey(self, ids: Iterable[str]) -> None:
+        """Have *ids* for as long as the store remembers them."""
+        now, stored = time.monotonic(), self._stored
+        for id_ in ids:
+            stored.pop(id_, None)
+            stored[id_] = now + REMEMBERED / 1000
+        # Oldest first.
+        while stored and (len(stored) > MOST_REVOKED or next(iter(stored.values())) < now):
+            del stored[next(iter(stored))]
+
+    def __contains__(self, key: Any) -> bool:
+        return super().__contains__(key) or key in self._stored
+
+    def discard(self, item: Any) -> None:
+        super().discard(item)
+        self._stored.pop(item, None)
+
+    pop_value = discard
+
+    def clear(self) -> None:
+        super().clear()
+        self._stored.clear()
+
+    def __reduce__(self) -> Any:
+        # The file of --statedb is also read without redis_queue.
+        return LimitedSet, super().__reduce__()[1]
+
+
+def obey(ids: Iterable[str]) -> None:
+    """Let this worker discard the tasks *ids*, whatever else it hears."""
+    if not isinstance(state.revoked, RevokedIds):
+        # Not another set: modules of Celery have this one.
+        state.revoked.__class__ = RevokedIds
+    state.revoked.obey(ids)
+
+
+class RevokeStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Bootstep that reads the revoked ids of the store, and checks messages with such an id before they are discarded.
+
+    It starts when the worker hears broadcasts, so that it misses no revoke, and before it receives messages.
+    """
+
+    requires = ("celery.worker.consumer.control:Control",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        make = consumer.create_task_handler
+        consumer.create_task_handler = lambda *args, **options: wrap_handler(consumer.app, make(*args, **options))
+
+    def start(self, consumer: Any) -> None:
+        """Read the ids; while the store is away, try again later."""
+        delayed = delayed_of(consumer.app)
+        if delayed is None:
+            return
+        try:
+            obey(reversed(list(delayed.queue.calls.revoked_ids())))
+        except RedisQueueError as error:
+            logger.warning("cannot read the revoked ids: %s", error, extra={"action": "revokes_unknown"})
+            consumer.timer.call_after(RETRY, self.start, (consumer,))
+
+
+def wrap_handler(app: Celery, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wrap *handle*: before it, forget the revoked id of each message that is newer than the revoke."""
+
+    def on_message(message: Any) -> Any:
+        headers = message.headers or {}
+        task_id = headers.get("id") or (message.properties or {}).get("correlation_id")
+        if isinstance(task_id, str) and task_id in state.revoked and is_newer(app, task_id, headers):
+            state.revoked.discard(task_id)
+        return handle(message)
+
+    return on_message
+
+
+def is_newer(app: Celery, task_id: str, headers: Mapping[str, Any]) -> bool:
+    """Tell whether the call in *headers* was stored after *task_id* was revoked; asks Redis.
+
+    False if unknown: then Celery's rule applies, and the call is discarded.
+    """
+    delayed, call = delayed_of(app), call_in(headers)
+    if delayed is None or call is None or not is_id(task_id):
+        return False
+    try:
+        return bool(delayed.queue.calls.is_renewed(task_id, call))
+    except RedisQueueError as error:
+        extra = {"action": "store_unavailable", "task_id": task_id}
+        logger.warning("cannot tell whether %s is newer than its revoke: %s", task_id, error, extra=extra)
+        return False
+
+
+def has_newer_call(app: Celery, task_id: str) -> bool:
+    """Tell whether this worker holds a call of *task_id* that is newer than its revoke."""
+    request = state.requests.get(task_id)
+    return request is not None and is_newer(app, task_id, request.request_dict)
