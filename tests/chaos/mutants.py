@@ -405,7 +405,7 @@ MUTANTS: Final = [
     ),
     Mutant(
         "start what another worker has",
-        (Edit("celery/consume/start_guard.py", "        if ours:\n", "        if True:\n"),),
+        (Edit("celery/consume/start_guard.py", "if not self._may_start(request):", "if False:"),),
         "tests/celery/consume/test_task_leases.py -k does_not_start_lost",
     ),
     *FLOW_MUTANTS,

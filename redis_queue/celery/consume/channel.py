@@ -62,6 +62,8 @@ class FetchedMessage(virtual.Message):
 
     #: The queue from which it was fetched.
     queue: str
+    #: The tag that its sender gave it, which each of its deliveries has; None if it has none.
+    sent_as: str | None = None
     #: When it was handed on, on the monotonic clock.
     handed_at = math.inf
 
@@ -476,7 +478,7 @@ class FetchingChannel(Channel):
         text = bytes_to_str(item)
         # The decoder of kombu is slow, and only needed for its own types of values.
         payload = loads(text) if "__type__" in text else json.loads(text)
-        payload["properties"]["delivery_tag"] = tag
+        sent_as, payload["properties"]["delivery_tag"] = payload["properties"].get("delivery_tag"), tag
         # kombu turns the priority into an integer when it restores a message: 1e999999 gets a million digits.
         if isinstance(payload["properties"].get("priority"), Decimal):
             raise TypeError("priority: expected an integer, got a decimal")
@@ -484,6 +486,7 @@ class FetchingChannel(Channel):
         # Make the message here: a later error would stop this worker, and each worker that gets the message.
         message = FetchedMessage(payload, channel=self)
         message.queue = queue
+        message.sent_as = sent_as if isinstance(sent_as, str) else None
         return message
 
 

@@ -22,7 +22,7 @@ from redis_queue.celery.consume.poison import DeliveryLimit
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.celery.consume.refusals import Refusals
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE
-from redis_queue.celery.consume.start_guard import guard_starts
+from redis_queue.celery.consume.start_guard import StartGuard
 from redis_queue.celery.flow.gate import uses_gates
 from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.kombu_keys import InFlightKeys
@@ -89,7 +89,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
         self._loop_calls = _LoopCalls(consumer)
         consumer.connect = connect_leased
-        guard_starts(consumer, self._is_ours, self._count_drop)
+        StartGuard(consumer, self._is_ours, self._count_drop)
         consumer.redis_queue_leases = self
 
     @property

@@ -44,7 +44,7 @@ def test_tasks_start_if_their_lease_cannot_be_checked(error: Exception) -> None:
 
     started: list[int] = []
     worker = SimpleNamespace(_process_task=lambda request: started.append(request.number))
-    starting.guard_starts(consumer_of(worker), ask, pytest.fail)
+    starting.StartGuard(consumer_of(worker), ask, pytest.fail)
     worker._process_task(Waiting(7, "uncertain"))
     assert started == [7]
 
@@ -60,7 +60,7 @@ def test_any_number_of_tasks_that_do_not_start_can_wait_for_one_slot(kind: str) 
         _quick_release=places.release,
         hub=SimpleNamespace(call_soon=ready.append),
     )
-    starting.guard_starts(consumer_of(worker), lambda tag: tag != "lost", lambda: dropped.append(1))
+    starting.StartGuard(consumer_of(worker), lambda tag: tag != "lost", lambda: dropped.append(1))
     tags = [kind] * 2000 + ["ours"]
     for number, tag in enumerate(tags):
         places.acquire(worker._process_task, Waiting(number, tag))

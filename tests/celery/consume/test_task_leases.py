@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -11,6 +12,7 @@ from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import redis
 from celery import Celery
@@ -551,3 +553,31 @@ def test_several_brokers_are_refused_with_a_clear_error(
 def test_single_brokers_and_those_with_own_leases_are_accepted(urls: list[str]) -> None:
     for broker in (urls, ";".join(urls)):
         check_broker(Celery("tests", broker=broker, set_as_current=False))
+
+
+@pytest.mark.parametrize("leasing", [ATOMIC], indirect=True)
+@pytest.mark.parametrize(("pool", "end"), [("prefork", "ends"), ("threads", "ends"), ("prefork", "is killed")])
+def test_a_message_that_comes_again_starts_no_second_run_in_its_worker(leasing: Leasing, pool: str, end: str) -> None:
+    with leasing.worker("one", "--concurrency", "2", pool=pool, timeout=20.0) as worker:
+        worker.wait_for_output("ready.")
+        result = leasing.send(WAIT)
+        leasing.wait_for_starts(1)
+        # As a Redis that lost the last second: the message waits, and is not in flight.
+        ((tag, record),) = leasing.client.hgetall("unacked").items()
+        with leasing.client.pipeline() as pipe:
+            pipe.hdel("unacked", tag)
+            pipe.zrem(leasing.index, tag)
+            pipe.lpush(leasing.queue, json.dumps(json.loads(record)[0]))
+            pipe.execute()
+        worker.wait_for_output("is not started a second time")
+        assert leasing.started == [result.id]
+        if end == "is killed":
+            children = psutil.Process(worker.pid).children()
+            pool_of = [child for child in children if "redis_queue.keeper" not in " ".join(child.cmdline())]
+            for child in pool_of:
+                child.kill()
+            leasing.wait_for_starts(2)
+        leasing.end_task("one")
+        leasing.wait_until_settled()
+        assert leasing.ended == [result.id]
+        assert not leasing.client.exists(leasing.queue)
