@@ -96,9 +96,11 @@ def _condition_options(task: Callable[[Any], Any]) -> Callable[[Callable[..., An
 @with_access
 @_broker_errors
 def peek(access: Access, *, only: Conditions, limit: int, with_body: bool, as_json: bool) -> None:
-    """Show the next messages without taking them; with conditions, those that match.
+    """Show the next messages without taking them, then those that wait for a place in a flow.
 
-    It reads the 10,000 oldest messages of each priority. Bodies are not shown, but the arguments that a message names.
+    With conditions, those that match. It reads the 10,000 oldest messages of each priority, and of each of the 10,000
+    keys of flows that have waited longest. On RabbitMQ, it shows only those that wait for a place. Bodies are not
+    shown, but the arguments that a message names.
 
     Example: redis-queue -A shop celery-queue mail peek --task remind --body
     """
@@ -111,8 +113,8 @@ def peek(access: Access, *, only: Conditions, limit: int, with_body: bool, as_js
     if not rows:
         show_place(access.catalog, scan.no_match("messages") if only else "no messages", scan.hint(only.task_part))
         return
-    heads = ["id", "since", "bytes", "priority", "task", *(["args", "kwargs"] if with_body else [])]
-    show_table(heads, [[row[head] for head in heads] for row in rows], keep=heads[:2], below=heads[4:])
+    heads = ["id", "since", "bytes", "priority", "waits_for", "task", *(["args", "kwargs"] if with_body else [])]
+    show_table(heads, [[row[head] for head in heads] for row in rows], keep=heads[:2], below=heads[5:])
     show_count(access.catalog, len(rows), more=more)
 
 
@@ -130,7 +132,8 @@ def peek(access: Access, *, only: Conditions, limit: int, with_body: bool, as_js
 def move(access: Access, *, target: str, only: Conditions, **choice: Any) -> None:
     """Move messages to another queue, by id, by conditions, or all; they keep order and priority.
 
-    It reaches the 10,000 oldest messages of each priority; run it again for more.
+    Those that wait for a place in a flow stay. It reaches the 10,000 oldest messages of each priority; run it again for
+    more.
 
     Example: redis-queue -A shop celery-queue mail move --task shop.remind --to slow
     """
@@ -148,7 +151,7 @@ def move(access: Access, *, target: str, only: Conditions, **choice: Any) -> Non
 @with_access
 @_broker_errors
 def delete(access: Access, *, only: Conditions, **choice: Any) -> None:
-    """Delete messages, by id or by conditions: their tasks never run.
+    """Delete messages, by id or by conditions, also those that wait for a place in a flow: their tasks never run.
 
     It reaches the 10,000 oldest messages of each priority. To delete all: celery-queue NAME purge.
 

@@ -36,7 +36,7 @@ class Backlog:
     """Messages that wait for a place in the flows with these *keys*. All methods raise StoreError."""
 
     def __init__(self, scripts: Scripts, keys: FlowKeys, clock: Clock = server_clock) -> None:
-        self._scripts = scripts
+        self.scripts = scripts
         self._keys = keys
         self._clock = clock
         self._calls = NumberedCalls(scripts, keys)
@@ -48,12 +48,12 @@ class Backlog:
         found: list[int] = []
         for chunk in chunks(queues, FIELDS):
             fields = [f"{OF_QUEUE}{queue}".encode() for queue in chunk]
-            found += map(whole_number, self._scripts.command("HMGET", self._keys.backlog, *fields))
+            found += map(whole_number, self.scripts.command("HMGET", self._keys.backlog, *fields))
         return found
 
     def all(self) -> dict[str, int]:
         """Return how many messages wait, by flow; queues have an entry even without a flow of their own."""
-        rows = self._scripts.command("HGETALL", self._keys.backlog)
+        rows = self.scripts.command("HGETALL", self._keys.backlog)
         return {id_text(flow): count for flow, value in pairs(rows) if (count := whole_number(value))}
 
     def oldest(self) -> dict[str, float]:
@@ -62,11 +62,11 @@ class Backlog:
         Queues have an entry even without a flow of their own. Of more than :data:`MOST_GROUPS` keys with messages, only
         those count that have had some for the longest time. Two round trips.
         """
-        rows = self._scripts.command("ZRANGE", self._keys.oldest, 0, MOST_GROUPS - 1, "WITHSCORES")
+        rows = self.scripts.command("ZRANGE", self._keys.oldest, 0, MOST_GROUPS - 1, "WITHSCORES")
         groups = [group for group, _ in scored(rows)]
         if not groups:
             return {}
-        _, *counts = self._depth(limit=-1, more=[self._keys.messages("") + group for group in groups])
+        _, *counts = self._depth(limit=-1, more=list(map(self.messages, groups)))
         found: dict[str, float] = {}
         for group, (_, sent, due) in zip(groups, zip(*[iter(counts)] * 3, strict=True), strict=True):
             at = sent_at(sent, due)
@@ -74,6 +74,24 @@ class Backlog:
                 for flow in _flows_of(id_text(group)):
                     found[flow] = min(at, found.get(flow, at))
         return found
+
+    def groups(self) -> int:
+        """Return how many groups of messages wait."""
+        return int(self.scripts.command("ZCARD", self._keys.oldest))
+
+    def oldest_groups(self, first: int, limit: int) -> list[bytes]:
+        """Return up to *limit* groups of all queues, without the *first* ones: that which has waited longest first."""
+        found: list[bytes] = self.scripts.command("ZRANGE", self._keys.oldest, first, first + limit - 1)
+        return found
+
+    def messages(self, group: bytes) -> bytes:
+        """Return the key of the list of *group*."""
+        return self._keys.messages("") + group
+
+    def delete(self, group: bytes, found: Sequence[bytes | int]) -> bytes:
+        """Delete messages of *group*; return a flag of each. *found*: see lua/flow/delete.lua."""
+        flags: bytes = self._calls.prepare("flow/delete", now=self._clock(), group=group, more=found)()
+        return flags
 
     def purge(self, queue: str, limit: int) -> Iterator[int]:
         """Delete up to *limit* messages of *queue*, those of some keys first; yield the number of each batch.
@@ -117,7 +135,7 @@ class Backlog:
         """Yield the groups with messages that match, some at a time; a deletion meanwhile hides none of the others."""
         pattern, cursor = id_bytes(like), b"0"
         while True:
-            cursor, rows = self._scripts.command("ZSCAN", self._keys.oldest, cursor, "MATCH", pattern, "COUNT", SCAN)
+            cursor, rows = self.scripts.command("ZSCAN", self._keys.oldest, cursor, "MATCH", pattern, "COUNT", SCAN)
             yield [group for group, _ in pairs(rows)]
             if not int(cursor):
                 return

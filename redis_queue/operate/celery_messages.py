@@ -221,5 +221,6 @@ def as_row(message: WaitingMessage, *, with_body: bool) -> dict[str, Any]:
         "bytes": message.element.size,
         "priority": message.element.step,
         "retries": message.retries,
+        "waits_for": message.waits_for,
     }
     return {**shown, "args": message.args, "kwargs": message.kwargs} if with_body else shown

@@ -204,7 +204,7 @@ class TaskLife:
             what = {"delayed": "due", "in_flight": "its lease ends", "dead": "became a dead letter", "ready": "ready"}
             yield Event(item.at, what[item.state], item.reason)
         if self.waiting is not None:
-            yield Event(self.waiting[1].since, "waits", f"in {self.waiting[0]}")
+            yield Event(self.waiting[1].since, "waits", f"in {self.waiting[0]} for {self.waiting[1].waits_for}")
 
     def _of_records(self) -> Iterator[Event]:
         for action in self.actions:

@@ -25,7 +25,6 @@ from redis_queue.operate.celery_messages import (
     references_of,
     remove,
 )
-from redis_queue.operate.celery_queue_row import CeleryQueueRow
 from redis_queue.operate.celery_queues import CeleryQueues
 from redis_queue.operate.flows import LimitsRow, flow_of_queue, has_limits
 from redis_queue.operate.pages import MOST_LOOKED_AT, Page, gather
@@ -73,7 +72,7 @@ def show() -> str:
         limits="" if flow is None or not has_limits(flow) else LimitsRow.of(flow.limits).text,
         why=why,
         reach=REACH,
-        nothing=f"{scan.no_match('messages')}{scan.hint(conditions.task_part)}" if conditions else _nothing(row),
+        nothing=f"{scan.no_match('messages')}{scan.hint(conditions.task_part)}" if conditions else "no message waits",
         after=None if found is None or found.next is None else "{}.{}".format(*found.next),
         first=request.args.get("after", "") == "",
         search={key: request.args.get(key, "").strip() for key in CONDITIONS},
@@ -144,12 +143,6 @@ def act() -> Response:
         context().audit.record([Action(at, g.user, verb, name, count, target or "", affected)])
     flash(_result(VERBS[verb], count, confirmed))
     return redirect(_back(name), 303)
-
-
-def _nothing(row: CeleryQueueRow) -> str:
-    if not row.waiting_for_place:
-        return "no message waits"
-    return f"not shown: {row.waiting_for_place:,} messages wait for a place in a flow"
 
 
 def _queues() -> CeleryQueues:

@@ -90,7 +90,7 @@ class TestPeek:
         found = answer(run_in_app("celery-queue", "mail", "peek", "--limit", "2", "--json"))
         assert [row["id"] for row in found["messages"]] == ["task-0", "task-1"]
         assert found["more"]
-        assert set(found["messages"][0]) == {"id", "task", "since", "bytes", "priority", "retries"}
+        assert set(found["messages"][0]) == {"id", "task", "since", "bytes", "priority", "retries", "waits_for"}
         shown = answer(run_in_app("celery-queue", "mail", "peek", "--body", "--task", "remind", "--json"))
         assert [(row["id"], row["args"]) for row in shown["messages"]] == [
             ("task-1", "[1, 'secret']"),

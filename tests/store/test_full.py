@@ -91,6 +91,12 @@ def purge_gate(stage: Stage) -> Any:
     return script(stage, "flow/purge", **arguments, more=["0\0mail\0sync\0a\0", "0\0mail\0gone\0\0"])
 
 
+def delete_from_gate(stage: Stage) -> Any:
+    """Delete the message of a flow that waits, and one that is gone."""
+    arguments = {"now": stage.clock(), "sequence": 101, "group": "0\0mail\0sync\0a\0"}
+    return script(stage, "flow/delete", **arguments, more=[0, 2, "{}", "", 1, 2, "gone", ""])
+
+
 RECORD = '[{}, "", "mail"]'
 CHANGE = {"flow": "sync", "flag": "sync", "declared_now": "1 - - - - - - -", "set": "5 = = = = = = ="}
 
@@ -187,6 +193,7 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     ),
     "return a message of a flow": Call(restore, "flow/restore"),
     "purge a gate": Call(purge_gate, "flow/purge"),
+    "delete from a gate": Call(delete_from_gate, "flow/delete"),
     "own a key": Call(own, "unique/acquire"),
     "confirm a key": Call(
         lambda s: script(s, "unique/confirm", now=s.clock(), field="taken\0", token="cd", gone=0),

@@ -354,7 +354,14 @@ ROLES = [
         (*QUEUES, MONITOR, FLOWS, REGISTRY),
         (
             *("dead/letters", "dead/redrive", "dead/delete", "lease/purge"),
-            *("monitor/failure_claim", "monitor/failure_delete", "flow/configure", "flow/reconsider", "flow/purge"),
+            *(
+                "monitor/failure_claim",
+                "monitor/failure_delete",
+                "flow/configure",
+                "flow/reconsider",
+                "flow/purge",
+                "flow/delete",
+            ),
             *("unique/cancel", "unique/release"),
         ),
         ("hkeys", "hmget", "hset", "hdel", "rpush", "unlink", "llen", "zcard", "zscan"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -220,7 +221,7 @@ class TestActing:
         assert audit(mail) == ("purge", "mail", 9, "", [])
         assert waiting(mail, "queue:mail", "queue:slow", "shop.limited") == [b"1", b"2", b"3"]
         slow = "/celery-queue?name=slow"
-        assert "Not shown: 2 messages wait for a place in a flow." in writer.get(slow).text
+        assert len(re.findall("shop.limited .*? for a place", writer.get(slow).text)) == 2
         assert "2 deleted." in writer.send(preview(writer, "purge", slow).form("/celery-queue")).text
         assert waiting(mail, "queue:mail", "queue:slow", "shop.limited") == [b"1", None, b"1"]
 

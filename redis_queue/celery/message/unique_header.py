@@ -15,6 +15,7 @@ from redis_queue.unique.rules import END, LONGEST, START, TIME
 
 _TOKEN: Final = re.compile(r"[0-9a-f]{1,32}", re.ASCII)
 _PARTS: Final = 5
+_ELEMENT: Final = re.compile(rb"\x01[A-Za-z] [0-9a-f]{1,32} \d{1,15} (\d{1,6}) (\d{1,6}) ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,9 @@ class UniqueHeader:
         field, id_ = self.field.encode(), task_id.encode(errors="surrogatepass")
         start = f"\x01{until} {self.token} {self.ttl_ms} {len(field)} {len(id_)} "
         return start.encode() + field + id_ + message
+
+
+def message_in(element: bytes) -> bytes:
+    """Return the message in an *element* of a group; *element* itself if its task is not unique."""
+    found = _ELEMENT.match(element)
+    return element[found.end() + int(found[1]) + int(found[2]) :] if found else element

@@ -1,18 +1,22 @@
-"""QueueContents: the messages of one queue on a Redis broker: read, delete, move."""
+"""QueueContents: the messages of one queue on a Redis broker, and of its flows: read, delete, move."""
 
 from __future__ import annotations
 
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from redis_queue.celery.kombu_keys import ListNames
 from redis_queue.celery.queues.message import Element, with_route
 from redis_queue.errors import InvalidValueError
+from redis_queue.flow.backlog import Backlog
 from redis_queue.keeper.redis_py import client_of
+from redis_queue.lazy_property import LazyProperty
 from redis_queue.store import keys
 from redis_queue.store.chunks import CHUNK, MAX_CALL_BYTES, check_limit, check_offset
+from redis_queue.store.ids import id_bytes
 from redis_queue.store.scripts import Scripts
 
 REACH: Final = 10_000
@@ -28,24 +32,41 @@ PASSES: Final = 3
 """How often the queue is searched for messages that workers move nearer to the end meanwhile."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A list of messages: that of a priority, or that of a *group* whose messages wait for a place in a flow."""
+
+    step: int
+    key: bytes
+    scripts: Scripts
+    group: bytes = b""
+
+
 class QueueContents:
     """The messages of *queue* at a Redis broker, through kombu's *channel*. All methods raise StoreError.
 
-    The lists of its priorities are numbered in the order in which workers take from them: number 0 first.
+    Without a channel, those of another broker are not known.
+    The lists of its priorities are numbered in the order in which workers take from them: number 0 first. Behind them
+    come those of the groups of *gate*, the one that waits longest first; only the numbers of this queue have messages.
     """
 
-    def __init__(self, channel: Any, queue: str) -> None:
+    def __init__(self, channel: Any | None, queue: str, gate: Backlog | None = None) -> None:
         self.queue = queue
-        self._names = ListNames.of(channel.connection.client.transport_options)
-        self._scripts = Scripts(client_of(channel))
-        self._lists = [key.encode() for key in self._names.all_of(queue)]
-        self._slot = keys.removals(self._names.prefix, os.urandom(8).hex())
+        self._lists: list[Place] = []
+        if channel is not None:
+            self._names = ListNames.of(channel.connection.client.transport_options)
+            self._scripts = Scripts(client_of(channel))
+            self._slot = keys.removals(self._names.prefix, os.urandom(8).hex())
+            rows = zip(self._names.steps, self._names.all_of(queue), strict=True)
+            self._lists = [Place(step, key.encode(), self._scripts) for step, key in rows]
+        self._gate = gate
+        self._pages: dict[int, list[bytes]] = {}
         self._numbers = itertools.count(1)
 
-    @property
+    @LazyProperty
     def lists(self) -> int:
-        """The number of lists."""
-        return len(self._lists)
+        """The number of lists; of those of flows, the first :data:`REACH`."""
+        return len(self._lists) + (0 if self._gate is None else min(REACH, self._gate.groups()))
 
     def read(self, number: int, offset: int = 0, limit: int = CHUNK) -> list[Element]:
         """Return up to *limit* (1 to 500) messages of list *number*, the oldest first, without the *offset* oldest.
@@ -54,36 +75,58 @@ class QueueContents:
         """
         check_limit(limit, CHUNK)
         check_offset(offset)
-        script = self._scripts.bind("held/look", None, list=self._lists[number])
+        place = self._place(number)
+        if place is None:
+            return []
+        script = place.scripts.bind("held/look", None, list=place.key)
         _, *rows = script(first=offset, limit=min(limit, REACH - offset))
         parts = zip(*[iter(rows)] * 3, strict=True)
         return [
-            Element(self._names.steps[number], offset + place, int(size), head, tail)
-            for place, (size, head, tail) in enumerate(parts)
+            Element(place.step, older, int(size), head, tail, place.group)
+            for older, (size, head, tail) in enumerate(parts, offset)
         ]
+
+    def _place(self, number: int) -> Place | None:
+        """Return list *number*; None for that of another queue."""
+        rank = number - len(self._lists)
+        if rank < 0 or self._gate is None:
+            return self._lists[number]
+        page, at = divmod(rank, CHUNK)
+        if page not in self._pages:
+            self._pages[page] = self._gate.oldest_groups(page * CHUNK, CHUNK)
+        group = next(iter(self._pages[page][at : at + 1]), b"")
+        step, queue, *_ = [*group.split(b"\0"), b""]
+        if not step.isdigit() or queue != id_bytes(self.queue):
+            return None
+        return Place(int(step), self._gate.messages(group), self._gate.scripts, group)
 
     def size(self) -> int:
         """Return how many messages wait."""
-        return sum(self._scripts.command("LLEN", key) for key in self._lists)
+        return sum(self._scripts.command("LLEN", place.key) for place in self._lists)
 
     def remove(self, references: Sequence[str], target: str | None = None) -> Iterator[tuple[list[Element], int]]:
         """Delete the messages with these *references*, or move them to the queue *target*, batch by batch.
 
         Yield the messages of each batch that were removed, and the number of those that cannot be moved: messages of
-        other programs, and those larger than 1 MiB. Messages that have changed, or are gone, are left out. Moved ones
-        keep their order and their priority.
+        other programs, those larger than 1 MiB, and those that wait for a place. Messages that have changed, or are
+        gone, are left out. Moved ones keep their order and their priority.
         """
-        wanted = dict.fromkeys(references)
-        for number, step in enumerate(self._names.steps):
-            of_list = {reference for reference in wanted if reference.partition(".")[0] == str(step)}
-            for _ in range(PASSES):
+        wanted = set(references)
+        for number in range(self.lists):
+            place = self._place(number) if wanted else None
+            if place is None:
+                continue
+            of_list = {reference for reference in wanted if reference.partition(".")[0] == str(place.step)}
+            wanted -= of_list
+            for _ in range(1 if place.group else PASSES):
                 if of_list:
                     yield from self._pass(number, of_list, target)
+            wanted |= of_list
 
     def purge(self, limit: int) -> Iterator[int]:
         """Delete up to *limit* messages, the next ones first; yield the number of each batch."""
-        for key in self._lists:
-            script = self._scripts.bind("held/drop", None, list=key, slot=self._slot)
+        for place in self._lists:
+            script = self._scripts.bind("held/drop", None, list=place.key, slot=self._slot)
             while limit > 0:
                 count = int(script(sequence=next(self._numbers), limit=min(CHUNK, limit)))
                 if not count:
@@ -101,7 +144,8 @@ class QueueContents:
             chosen = [element for element in read if element.reference in wanted]
             removed: list[Element] = []
             if chosen:
-                removed, refused = self._take(number, chosen, target)
+                take = self._take_from_gate if chosen[0].group else self._take
+                removed, refused = take(number, chosen, target)
                 wanted.difference_update(element.reference for element in (*removed, *refused))
                 yield removed, len(refused)
             offset += len(read) - len(removed)
@@ -109,7 +153,7 @@ class QueueContents:
     def _take(
         self, number: int, elements: Sequence[Element], target: str | None
     ) -> tuple[list[Element], list[Element]]:
-        key = self._lists[number]
+        key = self._lists[number].key
         to = key if target is None else self._names.all_of(target)[number].encode()
         rows: list[tuple[Element, bytes]] = []
         refused: list[Element] = []
@@ -130,6 +174,22 @@ class QueueContents:
             flags = script(sequence=next(self._numbers), more=more)
             removed += [element for (element, _), flag in zip(batch, flags, strict=True) if flag == ord("1")]
         return removed, refused
+
+    def _take_from_gate(
+        self, _: int, elements: Sequence[Element], target: str | None
+    ) -> tuple[list[Element], list[Element]]:
+        if target is not None or self._gate is None:
+            return [], list(elements)
+        removed: list[Element] = []
+        for batch in _by_size([(element, b"") for element in elements]):
+            more = [
+                part
+                for element, _ in batch
+                for part in (element.older - len(removed), element.size, element.head, element.tail)
+            ]
+            flags = self._gate.delete(elements[0].group, more)
+            removed += [element for (element, _), flag in zip(batch, flags, strict=True) if flag == ord("1")]
+        return removed, []
 
     def _moved(self, key: bytes, element: Element, target: str) -> bytes:
         if element.size > MAX_CALL_BYTES:

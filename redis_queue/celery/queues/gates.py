@@ -60,21 +60,27 @@ class GatedQueues:
         return [0] * len(queues)
 
 
+def readable_gate(app: Celery, queue: str) -> Backlog | None:
+    """Return the messages of *app* that wait for a place if there are some of *queue*, and its user may read them.
+
+    An app without a store has no flows.
+    """
+    with contextlib.suppress(ConfigurationError, *UNREADABLE):
+        store = Store.of(app)
+        backlog = Backlog(Scripts(store.client), store.flow_keys, store.clock)
+        if any(backlog.of_queues([queue])):
+            return backlog
+    return None
+
+
 def purge_gate(app: Celery, queue: str, limit: int) -> Iterator[int]:
     """Delete up to *limit* messages of *queue* that wait for a place; yield the number of each batch.
 
     No messages are deleted of which :class:`GatedQueues` and the reader of a Redis broker count none: those of an app
     without a store, or that its user may not read. Raises StoreError.
     """
-    try:
-        store = Store.of(app)
-    except ConfigurationError:
-        # An app without a store has no flows.
-        return
-    backlog, waiting = Backlog(Scripts(store.client), store.flow_keys, store.clock), [0]
-    with contextlib.suppress(*UNREADABLE):
-        waiting = backlog.of_queues([queue])
-    if any(waiting):
+    backlog = readable_gate(app, queue)
+    if backlog is not None:
         yield from backlog.purge(queue, limit)
 
 

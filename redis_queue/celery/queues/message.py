@@ -13,6 +13,7 @@ from typing import Any, Final
 from redis_queue.celery.message.attempt import ETA, SENT
 from redis_queue.celery.message.envelope import MAX_NAME
 from redis_queue.celery.message.protocol import MOST_RETRIES
+from redis_queue.celery.message.unique_header import message_in
 from redis_queue.errors import InvalidValueError
 from redis_queue.store.codec import MAX_INTEGER, read_document
 from redis_queue.store.ids import readable
@@ -29,7 +30,8 @@ _DIGEST: Final = 32
 class Element:
     """A message of *size* bytes as a list holds it; *older* messages of the list are taken before it.
 
-    *head* is the whole message if *tail* is empty. Otherwise they are its beginning and its end.
+    *head* is the whole message if *tail* is empty. Otherwise they are its beginning and its end. One with a *group*
+    waits for a place in a flow.
     """
 
     step: int
@@ -37,6 +39,7 @@ class Element:
     size: int
     head: bytes
     tail: bytes = b""
+    group: bytes = b""
 
     @property
     def reference(self) -> str:
@@ -65,7 +68,7 @@ class WaitingMessage:
     @classmethod
     def of(cls, element: Element) -> WaitingMessage:
         """Return *element* as a message; unreadable ones have only their element."""
-        call = _call_in_tail(element.tail) if element.tail else _call(_document(element.head))
+        call = _call_in_tail(element.tail) if element.tail else _call(_document(message_in(element.head)))
         retries = call.get("retries")
         return cls(
             element,
@@ -77,6 +80,11 @@ class WaitingMessage:
             sent_at=_time(call.get(SENT)),
             due_at=_iso_time(call.get(ETA)),
         )
+
+    @property
+    def waits_for(self) -> str:
+        """For what it waits: "a place" in its flows, or "a worker"."""
+        return "a place" if self.element.group else "a worker"
 
     @property
     def since(self) -> datetime | None:

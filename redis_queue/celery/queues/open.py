@@ -16,7 +16,7 @@ from redis_queue.celery.brokers.timeouts import add_timeouts
 from redis_queue.celery.queues.amqp import AmqpQueues
 from redis_queue.celery.queues.contents import QueueContents
 from redis_queue.celery.queues.depth import Depth
-from redis_queue.celery.queues.gates import GatedQueues, purge_gate
+from redis_queue.celery.queues.gates import GatedQueues, purge_gate, readable_gate
 from redis_queue.celery.queues.management import Management
 from redis_queue.celery.queues.redis import RedisQueues
 from redis_queue.celery.settings import CelerySettings
@@ -75,14 +75,18 @@ def broker_queues(app: Celery) -> Iterator[BrokerQueues]:
 
 @contextmanager
 def queue_contents(app: Celery, queue: str) -> Iterator[QueueContents]:
-    """Yield the messages of *queue*. Raises OperationalError, and ConfigurationError if the broker is not Redis."""
+    """Yield the messages of *queue*, also those that wait for a place in a flow; of other brokers only these.
+
+    Raises OperationalError, StoreError, and ConfigurationError if the broker is not Redis, and none waits for a place.
+    """
     with connected(app) as connection:
-        if not _is_redis(connection):
+        gate, redis_broker = readable_gate(app, queue), _is_redis(connection)
+        if not redis_broker and gate is None:
             kind = connection.transport.driver_type
             raise ConfigurationError(
                 f"the broker is {kind}: must be Redis; to look at messages would take them out of their order"
             )
-        yield QueueContents(connection.default_channel, queue)
+        yield QueueContents(connection.default_channel if redis_broker else None, queue, gate)
 
 
 def purge(app: Celery, queue: str, limit: int) -> Iterator[int]:

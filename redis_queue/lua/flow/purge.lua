@@ -43,6 +43,7 @@ redis.call('HDEL', config, '')
 local root, count, bytes, done = string.sub(config, 1, -7), 0, 0, 0
 local moved = 0
 limit = math.min(limit, MOST)
+-- include flow_shrink
 local function drop_next(list, target, route)
   local element = redis.call('LINDEX', list, -1)
   if not element then return false end
@@ -59,43 +60,11 @@ local function drop_next(list, target, route)
   if until_ then give_up(field, token) end
   return true
 end
--- What has no message left waits neither for a turn nor for a time nor for a place.
-local function forget(entry, queue, places)
-  local timers = root .. 'timers:' .. queue
-  redis.call('ZREM', timers, entry)
-  for _, place in ipairs(places) do
-    local blocked = root .. 'blocked:' .. place
-    redis.call('ZREM', blocked, entry)
-  end
-end
 local function purge(group, target, route)
-  local name, queue, task, of_task, of_queue =
-    string.match(group, '^(%d%z([^%z]+)%z([^%z]*))%z([^%z]*)%z([^%z]*)$')
-  if not name then return true end
-  local list, ring, before = root .. 'list:' .. group, root .. 'ring:' .. name, count
+  if not is_group(group) then return true end
+  local list, before = root .. 'list:' .. group, count
   while count < limit and bytes < MAX_BYTES and drop_next(list, target, route) do end
-  local gone, of_ring, of_group = before - count, {}, {}
-  for flow, key in pairs({['queue:' .. queue] = of_queue, [task] = of_task}) do
-    local keys = root .. 'keys:' .. flow
-    if flow ~= '' then
-      if gone < 0 and redis.call('HINCRBY', backlog, flow, gone) <= 0 then redis.call('HDEL', backlog, flow) end
-      of_ring[#of_ring + 1] = flow
-    end
-    if key ~= '' then
-      if gone < 0 and tonumber(redis.call('ZINCRBY', keys, gone, key)) <= 0 then redis.call('ZREM', keys, key) end
-      of_group[#of_group + 1] = flow .. '\0' .. key
-    end
-  end
-  if redis.call('EXISTS', list) == 1 then return false end
-  redis.call('ZREM', oldest, group)
-  redis.call('ZREM', ring, group)
-  forget(group, queue, of_group)
-  if redis.call('EXISTS', ring) == 0 then
-    local open_rings = root .. 'open:' .. queue
-    redis.call('ZREM', open_rings, name)
-    forget(name, queue, of_ring)
-  end
-  return true
+  return shrunk(group, count - before)
 end
 for i = 1, #groups - 2, 3 do
   if done >= MOST_GROUPS or not purge(unpack(groups, i, i + 2)) then break end

@@ -15,8 +15,8 @@
 local list, target, slot = KEYS[1], KEYS[2], KEYS[3]
 local sequence = ARGV[1]
 local found = {unpack(ARGV, 2)}
-local NEAR = 16
 
+-- include find_near
 -- include last_call
 if last == sequence then return outcome end
 redis.call('LLEN', target)
@@ -25,22 +25,15 @@ redis.call('LTRIM', list, 0, -1)
 local mark, marked, shift, flags = 'redis_queue ' .. slot .. ' ' .. sequence, 0, 0, {}
 for i = 1, #found, 5 do
   local older, size, head, tail, moved = unpack(found, i, i + 4)
-  local place, flag = -1 - tonumber(older) + shift, 0
-  for near = 0, math.min(NEAR, -1 - place) do
-    local message = redis.call('LINDEX', list, place + near)
-    local same = tail == '' and message == head
-    if message and tail ~= '' and #message == tonumber(size) then
-      same = string.sub(message, 1, #head) == head and string.sub(message, -#tail) == tail
-    end
-    if same then
-      -- Mark first and remove together: the places of the others stay, and the list is read once.
-      redis.call('LSET', list, place + near, mark)
-      if moved ~= '' then redis.call('LPUSH', target, moved) end
-      marked, shift, flag = marked + 1, shift + near, 1
-      break
-    end
+  local before = -1 - tonumber(older) + shift
+  local place = find_near(list, before, size, head, tail)
+  if place then
+    -- Mark first and remove together: the places of the others stay, and the list is read once.
+    redis.call('LSET', list, place, mark)
+    if moved ~= '' then redis.call('LPUSH', target, moved) end
+    marked, shift = marked + 1, shift + place - before
   end
-  flags[#flags + 1] = flag
+  flags[#flags + 1] = place and 1 or 0
 end
 if marked > 0 then redis.call('LREM', list, -marked, mark) end
 return remember(table.concat(flags))

@@ -20,6 +20,10 @@ from redis_queue.celery.queues.open import broker_queues, purge
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.flow import backlog as backlog_module
 from redis_queue.flow.backlog import Backlog
+from redis_queue.operate.access import AppAccess
+from redis_queue.operate.celery_messages import Conditions, find, references_of, remove
+from redis_queue.operate.search_report import SearchReport
+from redis_queue.operate.task_life import task_life
 from redis_queue.store.chunks import MANY
 from redis_queue.store.scripts import Scripts
 from redis_queue.unique.owners import field_of
@@ -410,3 +414,45 @@ def test_rabbitmq(server: RedisServer, client: redis.Redis, rabbitmq_url: str) -
             assert ready(app, name) == (5, 3)
             assert list(purge(app, name, 5)) == [2, 3]
             assert (ready(app, name), ready(app, other)) == ((0, 0), (1, 1))
+
+
+class TestChosen:
+    """Messages that wait for a place are found, and deleted by id, like those of a list."""
+
+    @pytest.mark.parametrize("broker", ["redis", "amqp"])
+    def test_are_found_and_deleted_alone(
+        self, server: RedisServer, client: redis.Redis, rabbitmq_url: str, broker: str
+    ) -> None:
+        settings: dict[str, Any] = {"redis_queue_unique": {"work": {"key": "{key}"}}}
+        if broker == "amqp":
+            settings |= {"broker_url": rabbitmq_url, "redis_queue_url": f"unix://{server.socket}"}
+        with flow_app(server, {f"queue:{QUEUE}": {"limit": 1, "fair": "{key}"}}, **settings) as app:
+            access = AppAccess(app)
+            kept = [app.tasks["sync"].delay(f"k{number}", number).id for number in range(3)]
+            middle = [app.tasks["sync"].delay("k1", number).id for number in range(10, 14)]
+            unique = app.tasks["work"].delay("u", 1).id
+            found = list(find(access, QUEUE, Conditions(), SearchReport()))
+            assert {message.id for message in found} == {*kept, *middle, unique}
+            assert {message.waits_for for message in found} == {"a place"}
+            life = task_life(access, middle[1])
+            assert (life.state, life.queue) == ("waiting", QUEUE)
+            assert f"waits in {QUEUE} for a place" in [f"{event.what} {event.detail}" for event in life.events]
+            chosen = [message for message in found if message.id in (middle[1], middle[2], unique)]
+            done = list(remove(access, QUEUE, references_of(chosen)))
+            assert sum(each.count for each in done) == 3
+            left = [message.id for message in find(access, QUEUE, Conditions(), SearchReport())]
+            assert sorted(left) == sorted([*kept, middle[0], middle[3]])
+            # Its key is free.
+            assert app.tasks["work"].delay("u", 2).id != unique
+            list(remove(access, QUEUE, references_of(list(find(access, QUEUE, Conditions(), SearchReport())))))
+            assert counts(client) == {}
+            assert client.zcard(KEYS.oldest) == 0
+
+    def test_are_not_moved(self, server: RedisServer) -> None:
+        with flow_app(server, {f"queue:{QUEUE}": {"limit": 1}}) as app:
+            access = AppAccess(app)
+            app.tasks["work"].delay("a", 1)
+            (message,) = find(access, QUEUE, Conditions(), SearchReport())
+            (done,) = remove(access, QUEUE, references_of([message]), "other")
+            assert (done.count, done.tried) == (0, 1)
+            assert len(list(find(access, QUEUE, Conditions(), SearchReport()))) == 1
