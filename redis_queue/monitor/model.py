@@ -130,7 +130,8 @@ class Run:
     """One run of a task that has ended, kept for a while.
 
     *sent_at* and *due_at* are None if the message does not tell. *fetched_at* is when its worker got the message.
-    *started_at* is None if it never started.
+    *started_at* is None if it never started. *error* is the exception with which it failed, or for which it retries,
+    shortened.
     """
 
     id: str
@@ -147,6 +148,7 @@ class Run:
     root: str = ""
     group: str = ""
     fetched_at: datetime | None = None
+    error: str = ""
 
 
 FailureKind = Literal["failed", "unregistered", "unreadable"]

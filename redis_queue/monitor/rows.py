@@ -155,7 +155,7 @@ def read_run(id_: str, text: bytes) -> Run | None:
 
 
 _RUN_TIMES: Final = ("sent", "due", "fetched", "started")
-_RUN_TEXTS: Final = ("task", "queue", "worker", "parent", "root", "group")
+_RUN_TEXTS: Final = ("task", "queue", "worker", "parent", "root", "group", "error")
 
 
 def _running(worker: str, row: Any) -> RunningTask | None:

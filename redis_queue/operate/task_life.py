@@ -192,7 +192,7 @@ class TaskLife:
                 yield Event(run.fetched_at, "fetched", f"by {run.worker}")
             if run.started_at is not None:
                 yield Event(run.started_at, "started", ", ".join(filter(None, (f"on {run.worker}", attempt))))
-            yield Event(run.ended_at, run.outcome, "" if run.started_at is not None else "without a run")
+            yield Event(run.ended_at, run.outcome, run.error or ("" if run.started_at is not None else "without a run"))
 
     def _of_now(self) -> Iterator[Event]:
         if self.running is not None and self.state == "running":

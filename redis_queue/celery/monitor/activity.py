@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from redis_queue.celery.message.attempt import ETA, SENT
-from redis_queue.celery.monitor.requests import FETCHED
+from redis_queue.celery.monitor.requests import FETCHED, error_of
 from redis_queue.celery.monitor.sample import Sample
 from redis_queue.histogram import BOUNDS, BUCKETS, Histogram
 from redis_queue.logs import logger_of
@@ -135,6 +135,7 @@ class Activity:
             due_at=None if due is None else _time(due),
             retries=_count(headers.get("retries")),
             fetched_at=None if fetched is None else _time(fetched),
+            error="" if outcome == "succeeded" else error_of(request)[:MAX_TEXT],
             **texts,
         )
 

@@ -10,11 +10,9 @@ from dataclasses import replace
 from typing import Any, Final
 from uuid import uuid4
 
-from billiard.einfo import ExceptionWithTraceback
-from celery.utils.serialization import UnpickleableExceptionWrapper
-
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.monitor.activity import QueueOf
+from redis_queue.celery.monitor.requests import exception_name, text_of, unwrapped
 from redis_queue.logs import logger_of
 from redis_queue.monitor.failure_rows import MAX_MESSAGE, MAX_NAME, MAX_TEXT, cut, cut_middle, failure_id, name_of
 from redis_queue.monitor.failures import MOST_AT_ONCE
@@ -80,7 +78,7 @@ class FailureLog:
             logger.warning("cannot keep a failure: %s", type(error).__name__, extra={"action": "failure_not_kept"})
 
     def _of_request(self, request: Any, exc_info: Any, seconds: float | None) -> Failure:
-        error = _unwrapped(exc_info.exception)
+        error = unwrapped(exc_info.exception)
         return self._failure(
             request.message,
             request._request_dict,
@@ -127,27 +125,6 @@ def packed(message: Any) -> bytes | None:
         found = Envelope.of_message(message).pack("")
         return found if len(found) <= MAX_MESSAGE else None
     return None
-
-
-def exception_name(error: object) -> str:
-    """Return the name of the class of *error* as a traceback shows it."""
-    if isinstance(error, UnpickleableExceptionWrapper):
-        module, name = str(error.exc_module), str(error.exc_cls_name)
-    else:
-        module, name = str(type(error).__module__), type(error).__qualname__
-    return name_of(name if module == "builtins" else f"{module}.{name}")
-
-
-def text_of(error: object) -> str:
-    """Return the text of *error*, of limited length; "" if its class cannot make one."""
-    try:
-        return cut(str(error), MAX_TEXT)
-    except Exception:  # noqa: BLE001 - code of the application
-        return ""
-
-
-def _unwrapped(error: Any) -> Any:
-    return error.exc if isinstance(error, ExceptionWithTraceback) else error
 
 
 def _shifted(failure: Failure, skew: float) -> Failure:

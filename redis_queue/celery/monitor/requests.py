@@ -11,9 +11,11 @@ from typing import Any, Final, Protocol
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import TimeLimitExceeded
 from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.imports import symbol_by_name
 
 from redis_queue.celery.message.attempt import SENT
+from redis_queue.monitor.failure_rows import MAX_TEXT, cut, name_of
 from redis_queue.monitor.model import Outcome
 from redis_queue.times import END_OF_CALENDAR_MS
 
@@ -70,6 +72,7 @@ class RequestNotes:
 
     notes_of_worker: Notes
     _seconds: float | None = None
+    _error: BaseException | None = None
     _requeued = _retried = _succeeded = _is_noted = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -157,21 +160,52 @@ def _note_failure(request: Any, exc_info: Any) -> None:
     # A terminated task was revoked; one whose worker shuts down comes back.
     if request._is_noted or request._already_revoked or request._already_cancelled:
         return
-    outcome = _outcome(request, exc_info)
+    outcome, request._error = _outcome(request, exc_info), unwrapped(exc_info.exception)
     if outcome == "failed":
         request.notes_of_worker.failed(request, exc_info, request._seconds)
     _note(request, outcome)
 
 
 def _outcome(request: Any, exc_info: Any) -> Outcome:
-    error = exc_info.exception
-    if isinstance(error, ExceptionWithTraceback):
-        error = error.exc
+    error = unwrapped(exc_info.exception)
     if isinstance(error, Retry) or request._requeued or request._retried:
         return "retried"
     if request._succeeded or (isinstance(error, Ignore) and not isinstance(error, Reject)):
         return "succeeded"
     return "failed"
+
+
+def exception_name(error: object) -> str:
+    """Return the name of the class of *error* as a traceback shows it."""
+    if isinstance(error, UnpickleableExceptionWrapper):
+        module, name = str(error.exc_module), str(error.exc_cls_name)
+    else:
+        module, name = str(type(error).__module__), type(error).__qualname__
+    return name_of(name if module == "builtins" else f"{module}.{name}")
+
+
+def text_of(error: object) -> str:
+    """Return the text of *error*, of limited length; "" if its class cannot make one."""
+    try:
+        return cut(str(error), MAX_TEXT)
+    except Exception:  # noqa: BLE001 - code of the application
+        return ""
+
+
+def unwrapped(error: Any) -> Any:
+    """Return the exception that *error*, as billiard passes it, stands for."""
+    return error.exc if isinstance(error, ExceptionWithTraceback) else error
+
+
+def error_of(request: Any) -> str:
+    """Return name and text of the exception that ended the run of *request*, or for which it retries; "" for none."""
+    error = getattr(request, "_error", None)
+    if isinstance(error, Retry):
+        # One that was raised in a child comes as a text if it cannot be pickled.
+        error = error.exc or error.excs or error.message
+    if error is None or isinstance(error, str):
+        return cut(error or "", MAX_TEXT)
+    return cut(": ".join(filter(None, (exception_name(error), text_of(error)))), MAX_TEXT)
 
 
 def _time_limit(timeout: float) -> ExceptionInfo:

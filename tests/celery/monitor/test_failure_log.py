@@ -11,7 +11,8 @@ from billiard.einfo import ExceptionWithTraceback
 from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.monitor.failure_log import FailureLog, exception_name
+from redis_queue.celery.monitor.failure_log import FailureLog
+from redis_queue.celery.monitor.requests import exception_name
 from redis_queue.monitor.failure_rows import MAX_MESSAGE, MAX_TEXT, MAX_TRACEBACK
 from redis_queue.monitor.failures import MOST_AT_ONCE
 

@@ -16,7 +16,8 @@ from tests.support.wait import wait_until
 pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
 
 
-def test_one_task_from_its_delay_to_its_end(observed: Observed, access: Access) -> None:
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_one_task_from_its_delay_to_its_end(observed: Observed, access: Access, pool: str) -> None:
     id_ = observed.send(AGAIN, countdown=0.1)
     assert task_life(access, id_).state == "delayed"
 
@@ -26,13 +27,16 @@ def test_one_task_from_its_delay_to_its_end(observed: Observed, access: Access) 
         return life if life.failure is not None and len(life.runs) == 3 else None
 
     # One thread: Celery may store the result of a run after that of its retry.
-    with observed.worker("--concurrency", "1"):
+    with observed.worker("--concurrency", "1", "--pool", pool):
         life = wait_until(ended, description="the failure to be kept, and the report of its run")
     assert life.state == "failed"
     assert (life.task, life.queue, life.worker) == (AGAIN, "celery", "one@test")
     found = Counter(event.what for event in life.events)
     expected = {"stored": 1, "due": 1, "sent": 2, "fetched": 3, "started": 3, "retried": 2, "failed": 1}
     assert found == {**expected, "failure kept": 1, "result FAILURE": 1}
+    # Each attempt tells why it ended.
+    ends = [event.detail for event in life.events if event.what in ("retried", "failed")]
+    assert ends == ["KeyError: 'gone'"] * 3
 
 
 def test_a_running_task(observed: Observed, access: Access) -> None:
