@@ -42,7 +42,7 @@ class StartupStep(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(parent, **kwargs)
         self._dispatches = Store.of(parent.app).settings.dispatch and not without_dispatch
         check_flows(parent.app)
-        warn_of_early_tasks(parent.app)
+        warn_of_flows(parent.app)
 
     def start(self, parent: Any) -> None:
         """Log the line, and check the store in the background."""
@@ -72,16 +72,20 @@ def check_flows(app: Celery) -> None:
     # First: without leases, acks_late is off, which the checks of tasks would report instead.
     if ATTRIBUTE not in vars(app) or delayed_of(app) is None:
         raise ConfigurationError("flow control needs DelayedTasks(app, leases=True)")
-    policy.check(sorted(known_queues(app)))
+    policy.check()
     unique.check()
     check_gate(app)
     if not Store.of(app).settings.atomic_fetch or lacking():
         raise ConfigurationError(f"flow control needs atomic fetch: {versions()}, {NAMESPACE}atomic_fetch")
 
 
-def warn_of_early_tasks(app: Celery) -> None:
-    """Log a warning for each task of *app* that the limits of its queue do not count while it runs."""
-    for name in FlowPolicy.of(app).early():
+def warn_of_flows(app: Celery) -> None:
+    """Log a warning for each flow of an unknown queue, and each task that its queue does not count as it runs."""
+    policy = FlowPolicy.of(app)
+    if policy.all():
+        for text in policy.unknown_queues(sorted(known_queues(app))):
+            logger.warning("%s", text, extra={"action": "flow_queue_unknown"})
+    for name in policy.early():
         logger.warning(
             "task %s is acknowledged when it starts: limits of its queue do not count it while it runs",
             name,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
-from redis_queue.flow.flows import KINDS, limits_of
+from redis_queue.flow.flows import KINDS, OF_QUEUE, flag_of, limits_of
 from redis_queue.flow.model import Limits
 from redis_queue.flow.rules import Flow
+from redis_queue.store.chunks import chunks
 from redis_queue.store.codec import read_document, small_integer
-from redis_queue.store.ids import id_text
+from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.keys import MAX_NAME, FlowKeys
 from redis_queue.store.records import Clock, now_ms, server_clock
 from redis_queue.store.replies import pairs
@@ -24,6 +26,9 @@ KEPT_MS: Final = 7 * 86_400_000
 MOST_APPS: Final = 100
 MOST_FLOWS: Final = 1000
 """Most flows of an app that are kept."""
+
+MOST_KEY: Final = 300
+"""Most characters of the template of a key that are kept."""
 
 SCAN: Final = 1000
 
@@ -42,31 +47,64 @@ class Declarations:
 
     def __init__(self, scripts: Scripts, keys: FlowKeys, clock: Clock = server_clock) -> None:
         self._scripts = scripts
-        self._key = keys.declared_by
+        self._keys = keys
         self._clock = clock
 
-    def write(self, app: str | None, flows: Mapping[str, Flow]) -> None:
-        """Replace the flows of the app named *app*; no-op without a name. Old entries of others are deleted."""
+    def write(self, app: str | None, flows: Mapping[str, Flow]) -> list[str]:
+        """Replace the flows of the app named *app*; no-op without a name. Old entries of others are deleted.
+
+        A flow that it had before, and that no app has now, is forgotten once it is not in use: no message waits or
+        runs, it is not paused, and nothing was set. Returns the flows in use whose keys are made in another way now.
+        """
         if not app:
-            return
-        now = now_ms(self._scripts, self._clock)
-        rules = {name: flow.rules for name, flow in itertools.islice(flows.items(), MOST_FLOWS)}
-        name = app[:MAX_NAME].encode(errors="replace")
-        self._scripts.command("HSET", self._key, name, json.dumps({"at": now, "flows": rules}))
-        _, rows = self._scripts.command("HSCAN", self._key, 0, "COUNT", SCAN)
-        times = {field: _time_of(value) for field, value in pairs(rows) if field != name}
+            return []
+        now, name = now_ms(self._scripts, self._clock), app[:MAX_NAME].encode(errors="replace")
+        chosen = dict(itertools.islice(flows.items(), MOST_FLOWS))
+        rules, keys = ({flow: of(each) for flow, each in chosen.items()} for of in (attrgetter("rules"), _key_of))
+        others = self._without_old(name, now)
+        if not flows and name not in others:
+            return []
+        own = others.pop(name, b"")
+        before = _texts_of(own, "keys")
+        removed = {**_texts_of(own, "left"), **before}.keys() - chosen.keys()
+        in_use = self._in_use([*removed, *chosen])
+        left = {flow: "" for flow in removed if flow in in_use}
+        row = {"at": now, "flows": rules, "keys": keys, "left": left}
+        self._scripts.command("HSET", self._keys.declared_by, name, json.dumps(row))
+        gone = removed - left.keys() - {flow for value in others.values() for flow in _texts_of(value, "flows")}
+        if gone:
+            for key in (self._keys.config, self._keys.declared):
+                self._scripts.command("HDEL", key, *map(id_bytes, sorted(gone)))
+        return [flow for flow in keys if flow in in_use and before.get(flow, keys[flow]) != keys[flow]]
+
+    def _without_old(self, name: bytes, now: int) -> dict[bytes, bytes]:
+        """Return the entries of all apps after the old ones, but not *name*, were deleted."""
+        _, rows = self._scripts.command("HSCAN", self._keys.declared_by, 0, "COUNT", SCAN)
+        found = dict(pairs(rows))
+        times = {field: _time_of(value) for field, value in found.items() if field != name}
         newest = sorted(times, key=lambda field: times[field], reverse=True)
         gone = [field for number, field in enumerate(newest) if number >= MOST_APPS or times[field] < now - KEPT_MS]
         if gone:
-            self._scripts.command("HDEL", self._key, *gone)
+            self._scripts.command("HDEL", self._keys.declared_by, *gone)
+        return {field: value for field, value in found.items() if field not in gone}
+
+    def _in_use(self, names: Sequence[str]) -> set[str]:
+        """Return those flows of which messages wait or run, or of which something was set or paused."""
+        keys, found = self._keys, set[str]()
+        for chunk in chunks(names):
+            rows = [self._scripts.command("HMGET", key, *map(id_bytes, chunk)) for key in (keys.backlog, keys.running)]
+            rows.append(self._scripts.command("HMGET", keys.overrides, *map(id_bytes, chunk)))
+            rows.append(self._scripts.command("HMGET", keys.flags, *(id_bytes(flag_of(flow)) for flow in chunk)))
+            found |= {flow for flow, *values in zip(chunk, *rows, strict=True) if any(values)}
+        return found
 
     def read(self) -> dict[str, list[Declaration]]:
         """Return the declarations of each flow, by app."""
         least = now_ms(self._scripts, self._clock) - KEPT_MS
         found: dict[str, list[Declaration]] = {}
-        for field, value in sorted(pairs(self._scripts.command("HGETALL", self._key))):
+        for field, value in sorted(pairs(self._scripts.command("HGETALL", self._keys.declared_by))):
             if _time_of(value) >= least:
-                for name, rules in _flows_of(value).items():
+                for name, rules in _texts_of(value, "flows").items():
                     limits, kind = limits_of(rules.encode())
                     declaration = Declaration(id_text(field), limits, KINDS.get(kind, ""))
                     found.setdefault(name, []).append(declaration)
@@ -81,9 +119,16 @@ def _time_of(value: bytes) -> int:
         return 0
 
 
-def _flows_of(value: bytes) -> dict[str, str]:
+def _texts_of(value: bytes, name: str) -> dict[str, str]:
+    """Return the texts in the part *name* of an entry, by flow; none of an entry of another program, or version."""
     try:
-        found = read_document(value)["flows"].items()
-        return {name: rules for name, rules in found if isinstance(rules, str)}
+        found = read_document(value)[name].items()
+        return {flow: text for flow, text in found if isinstance(text, str) and len(flow) <= MAX_NAME + len(OF_QUEUE)}
     except (ValueError, TypeError, LookupError, AttributeError):
         return {}
+
+
+def _key_of(flow: Flow) -> str:
+    """Return how the keys of *flow* are made, as a text; "" without keys."""
+    made = flow.template.template if flow.template is not None else ""
+    return (made if isinstance(made, str) else f"{made.__module__}.{made.__qualname__}")[:MOST_KEY]

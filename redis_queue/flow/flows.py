@@ -209,7 +209,7 @@ class Flows:
         fields = [id_bytes(name) for name in names]
         hashes = (keys.config, keys.declared, keys.running, keys.backlog, keys.ungated)
         columns = [self._scripts.command("HMGET", key, *fields) for key in hashes]
-        flags = self._scripts.command("HMGET", keys.flags, *(id_bytes(_flag_of(name)) for name in names))
+        flags = self._scripts.command("HMGET", keys.flags, *(id_bytes(flag_of(name)) for name in names))
         found, own = [], self._own()
         for name, rules, declared, running, waiting, ungated, flag in zip(names, *columns, flags, strict=True):
             in_force = own[name].rules.encode() if rules is None and name in own else rules
@@ -289,7 +289,7 @@ class Flows:
         check_flow_name(name)
         given = {"declared_now": "", "set": "", "paused": "", "forget": 0, "more": (), **arguments}
         # What a person has changed is looked at again in any case: a call before this one may have been cut off.
-        if self._configure(flow=name, flag=_flag_of(name), **given) or not given["declared_now"]:
+        if self._configure(flow=name, flag=flag_of(name), **given) or not given["declared_now"]:
             self._look_again(name)
 
     def _look_again(self, name: str) -> None:
@@ -337,7 +337,8 @@ def literal(text: str) -> str:
     return "".join(f"\\{char}" if char in "*?[]\\" else char for char in text)
 
 
-def _flag_of(name: str) -> str:
+def flag_of(name: str) -> str:
+    """Return the field of the pauses for the flow *name*."""
     return route_of(name.removeprefix(OF_QUEUE)) if name.startswith(OF_QUEUE) else name
 
 

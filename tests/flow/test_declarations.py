@@ -7,6 +7,7 @@ import redis
 
 from redis_queue import Flow
 from redis_queue.flow.declarations import KEPT_MS, MOST_APPS, Declaration, Declarations
+from redis_queue.flow.flows import Flows
 from redis_queue.flow.model import Limits
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts
@@ -33,6 +34,47 @@ def test_a_new_start_replaces_those_of_the_app(declarations: Declarations) -> No
     declarations.write("shop", {"queue:mail": Flow(limit=10), "queue:old": Flow(limit=1)})
     declarations.write("shop", {"queue:mail": Flow(limit=5)})
     assert declarations.read() == {"queue:mail": [Declaration("shop", Limits(limit=5), "")]}
+
+
+def test_a_flow_that_left_the_code_is_forgotten_once_it_is_not_in_use(
+    declarations: Declarations, client: redis.Redis
+) -> None:
+    flows, keys = Flows(client, "redis_queue"), FlowKeys("redis_queue")
+    every = {name: Flow(limit=1) for name in ("kept", "other", "waits", "runs", "paused", "set", "gone")}
+    flows.declare(every)
+    declarations.write("shop", every)
+    declarations.write("mail", {"other": Flow(limit=1)})
+    client.hset(keys.backlog.decode(), "waits", 3)
+    client.hset(keys.running.decode(), "runs", 1)
+    flows.pause("paused")
+    flows.set("set", limit=7)
+    declarations.write("shop", {"kept": Flow(limit=1)})
+    assert {state.name for state in flows.list()} == every.keys() - {"gone"}
+    client.delete(keys.backlog.decode(), keys.running.decode())
+    flows.resume("paused")
+    flows.reset("set")
+    declarations.write("shop", {})
+    assert {state.name for state in flows.list()} == {"other"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Flow(limit=1, key="{a}"), Flow(limit=1, key="{b}")),
+        (Flow(limit=1), Flow(limit=1, key="{a}")),
+        (Flow(limit=1, fair="{a}"), Flow(limit=1, fair=lambda a: a)),
+    ],
+    ids=["template", "a key is new", "function"],
+)
+def test_a_changed_key_is_told_while_messages_wait_or_run(
+    declarations: Declarations, client: redis.Redis, before: Flow, after: Flow
+) -> None:
+    keys = FlowKeys("redis_queue")
+    declarations.write("shop", {"sync": before})
+    assert declarations.write("shop", {"sync": after}) == []
+    client.hset(keys.backlog.decode(), "sync", 1)
+    assert declarations.write("shop", {"sync": after}) == []
+    assert declarations.write("shop", {"sync": before}) == ["sync"]
 
 
 def test_an_app_without_a_name_has_none(declarations: Declarations, client: redis.Redis) -> None:

@@ -118,14 +118,19 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Tell Redis the flows of the app."""
         app, store = self._consumer.app, Store.of(self._consumer.app)
         flows = FlowPolicy.of(app).all()
-        if not flows:
-            return
         try:
             StoredTasks.of(app).flow.declare(flows)
-            Declarations(Scripts(store.client), keys).write(app.main, flows)
+            changed = Declarations(Scripts(store.client), keys).write(app.main, flows)
         except StoreError as error:
-            # Those that were declared before stay in force.
-            logger.warning("cannot declare the flows: %s", error, extra={"action": "declare_failed"})
+            # Those that were declared before stay in force. A user of an app without flows may lack the permission.
+            if flows:
+                logger.warning("cannot declare the flows: %s", error, extra={"action": "declare_failed"})
+            return
+        for name in changed:
+            text = (
+                "flow %s: its key has changed; messages with old keys still wait or run, and count apart: docs/flow.md"
+            )
+            logger.warning(text, name, extra={"action": "flow_key_changed"})
 
     def count(self, name: Name) -> None:
         """Count for all workers, if the broker is Redis."""

@@ -51,15 +51,14 @@ class FlowPolicy:
         """Return the flows of all queues and tasks."""
         return self._options.all()
 
-    def check(self, queues: Sequence[str]) -> None:
-        """Raise ConfigurationError for a flow of an unknown task or queue, or with a key that no call can have.
+    def check(self) -> None:
+        """Raise ConfigurationError for a flow of an unknown task, or with a key that no call can have.
 
         The arguments of a key must be those of the task; in the flow of a queue, those of any task of the app.
         """
         for name, flow in self._configured.items():
             what = f"{NAMESPACE}flow[{name!r}]"
             if name.startswith(OF_QUEUE):
-                check_known(f"{what}: unknown queue", name, [f"{OF_QUEUE}{each}" for each in queues])
                 self._keys.check_any(own_tasks(self._app), flow.template, what)
             else:
                 check_known(f"{what}: unknown task", name, own_tasks(self._app))
@@ -70,6 +69,15 @@ class FlowPolicy:
                 raise ConfigurationError(
                     f"task {name}: acks_late=False contradicts its flow: its place would be free as soon as it starts"
                 )
+
+    def unknown_queues(self, queues: Sequence[str]) -> list[str]:
+        """Return a text for each flow of a queue that is not among *queues*; workers with ``-Q`` may consume it."""
+        known = [f"{OF_QUEUE}{queue}" for queue in queues]
+        return [
+            f"{NAMESPACE}flow[{name!r}]: no task of this app goes to this queue: {did_you_mean(name, known)}"
+            for name in self._configured
+            if name.startswith(OF_QUEUE) and name not in known
+        ]
 
     def early(self) -> list[str]:
         """Return the tasks that are acknowledged when they start, if there are flows of queues."""

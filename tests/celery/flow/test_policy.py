@@ -15,7 +15,7 @@ from redis_queue import Flow
 from redis_queue.celery import DelayedTasks
 from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.message.flow_header import FlowHeader
-from redis_queue.celery.startup import check_flows, warn_of_early_tasks
+from redis_queue.celery.startup import check_flows, warn_of_flows
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError, InvalidValueError
 from tests.support.celery.shared_tasks import without_shared_tasks
@@ -51,7 +51,6 @@ class TestStart:
             ({"queue:mail": {"limit": True}}, "redis_queue_flow['queue:mail']: limit=True"),
             ({"queue:mail": {"limits": 5}}, "unknown option 'limits': did you mean 'limit'?"),
             ({"queue:": {"limit": 5}}, "flow 'queue:': must be followed by the name of a queue"),
-            ({"queue:maul": {"limit": 5}}, "unknown queue: did you mean 'queue:mail'?"),
             ({"shop.sink": {"limit": 5}}, "unknown task: did you mean 'shop.sync'?"),
             (
                 {"shop.sync": {"limit": 5, "key": "{shop}"}},
@@ -136,12 +135,18 @@ class TestStart:
         with pytest.raises(ConfigurationError, match="acks_late=False contradicts its flow"):
             check_flows(app)
 
+    def test_a_queue_that_only_other_workers_consume_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        app = make_app({"queue:maul": {"limit": 1}})
+        check_flows(app)
+        warn_of_flows(app)
+        assert "['queue:maul']: no task of this app goes to this queue: did you mean 'queue:mail'?" in caplog.text
+
     def test_early_acknowledgement_in_a_queue_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         app = make_app({"queue:mail": {"limit": 1}})
         app.tasks["shop.sync"].acks_late = False
         check_flows(app)
         assert not caplog.text
-        warn_of_early_tasks(app)
+        warn_of_flows(app)
         assert "shop.sync is acknowledged when it starts" in caplog.text
 
     def test_the_setting_has_precedence_over_the_task_and_says_so_once(self, caplog: pytest.LogCaptureFixture) -> None:
