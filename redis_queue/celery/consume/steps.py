@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from _thread import start_new_thread
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -202,25 +202,45 @@ class DeliveryLimitStep(bootsteps.StartStopStep):  # type: ignore[misc]
             # A cold shutdown begins with it, and cancels the tasks before it sends the signal.
             worker.wait_for_soft_shutdown = told_then_soft
         self._limit, self._consumer = limit, consumer
+        self._cancelled: list[Any] = []
+        lost = consumer.on_connection_error_after_connected
+
+        def lost_connection(error: Exception) -> None:
+            if consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss:
+                self._cancelled += state.active_requests
+            lost(error)
+
+        consumer.on_connection_error_after_connected = lost_connection
         make = consumer.create_task_handler
         consumer.create_task_handler = lambda *args, **options: _guard(consumer, limit, make(*args, **options))
+
+    def start(self, consumer: Any) -> None:  # noqa: ARG002 - what Celery calls
+        """Let the starts of tasks not count that Celery has cancelled, since their connection was lost."""
+        cancelled, self._cancelled = self._cancelled, []
+        if cancelled:
+            self._spare(cancelled)
 
     def told_to_stop(self, **_: Any) -> None:
         """Let the starts of the tasks that the worker runs not count; no-op if it was called before."""
         # A signal handler must not wait for a silent Redis, and a handler of gevent for nothing.
         done = threading.Lock()
         done.acquire()
-        start_new_thread(self._spare, (done,))
+
+        def spare() -> None:
+            try:
+                self._spare(tuple(state.active_requests))
+            finally:
+                done.release()
+
+        start_new_thread(spare, ())
         if not getattr(self._consumer.pool, "is_green", False):
             done.acquire(timeout=SPARE_WITHIN)
 
-    def _spare(self, done: Any) -> None:
+    def _spare(self, requests: Iterable[Any]) -> None:
         try:
-            self._limit.spare(tuple(state.active_requests))
+            self._limit.spare(requests)
         except (RedisQueueError, *RedisErrors) as error:
             logger.warning("running tasks are counted as starts: %s", error, extra={"action": "spare_failed"})
-        finally:
-            done.release()
 
 
 class _LoopCalls:

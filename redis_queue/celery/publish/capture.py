@@ -118,7 +118,7 @@ class Capture:
             if due is None and header is not None and self._gates(producer):
                 return send(self._gated(producer, header, given), name, message, **options)
             if due is None:
-                found, due = self._send_now(lambda: send(producer, name, message, **options), name, message)
+                found, due = self._send_now(lambda: send(producer, name, message, **options), producer, name, message)
                 if due is None:
                     return found
             if not self._is_ours(producer):
@@ -133,7 +133,7 @@ class Capture:
 
         return send_task_message
 
-    def _send_now(self, send: Callable[[], Any], name: str, message: Any) -> tuple[Any, Due | None]:
+    def _send_now(self, send: Callable[[], Any], producer: Any, name: str, message: Any) -> tuple[Any, Due | None]:
         """Send a message without a delay; return what *send* returned, and None, or a delay if it has to be stored."""
         if self._sending.batch is not None and not _eta(message):
             raise InvalidValueError(f"{name} has no countdown and no eta: use push_many(countdown=…)")
@@ -142,6 +142,11 @@ class Capture:
             message.headers[SENT] = sent_now()
         try:
             return send(), None
+        except AttributeError as error:
+            # kombu has closed the channel after an outage, and uses it again: nothing was sent.
+            if getattr(getattr(producer, "_channel", None), "connection", producer) is not None:
+                raise
+            raise OperationalError("the connection to the broker was lost: send again") from error
         except (OperationalError, redis.exceptions.OutOfMemoryError) as error:
             _raise_unless_full(error, retry=is_retry_of(self._app, _id(message)))
         # The store takes a retry even if its Redis is full: Celery drops a task whose retry is refused.

@@ -27,6 +27,7 @@ from tests.support.celery.brokers import Broker
 from tests.support.celery.leasing import Leasing
 from tests.support.celery.leasing_names import DIE, DIE_TWICE, HEALED, WAIT
 from tests.support.marks import thorough
+from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
@@ -199,6 +200,21 @@ class TestTaskWhoseWorkerIsStopped:
             one_redis.wait_until_settled()
         assert one_redis.started == [id_] * 4
         assert own_keys(one_redis) == set()
+
+    def test_of_a_lost_connection_is_not_counted_if_it_cancels_the_tasks(self, one_redis: Leasing) -> None:
+        one_redis.settings["worker_cancel_long_running_tasks_on_connection_loss"] = True
+        with FaultProxy(str(one_redis.store.socket)) as proxy:
+            one_redis.broker_url = proxy.url
+            with one_redis.worker("one", pool="prefork", environment={"NOTES_URL": one_redis.store.url}) as worker:
+                id_ = one_redis.send(WAIT).id
+                for number in range(1, 8):
+                    one_redis.wait_for_starts(number)
+                    proxy.cut()
+                one_redis.wait_for_starts(8)
+                one_redis.end_task("one")
+                assert one_redis.wait_for_ends(1) == [id_]
+                one_redis.wait_until_settled()
+                assert "file descriptor is None" not in worker.output
 
 
 class TestBury:
