@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
 
 import click
 
-from redis_queue.cli.access import is_json, json_errors, redacted
+from redis_queue.cli.access import redacted
 from redis_queue.cli.commands import CommandGroup
 from redis_queue.cli.exit_codes import INTERRUPTED_AT_ONCE, code_of
 from redis_queue.cli.output import harmless
@@ -15,20 +14,13 @@ from redis_queue.errors import RedisQueueError
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("-A", "--app", help="Celery app whose Redis and settings are used. Imports its module.")
 @click.version_option(package_name="celery-redis-queue")
-@click.pass_context
-def group(context: click.Context, app: str | None) -> None:
-    """Durable delays and a reliable queue on Redis.
+def group() -> None:
+    """Durable delays and a reliable queue on Redis. These options may also follow the command.
 
     Completion: put eval "$(_REDIS_QUEUE_COMPLETE=bash_source redis-queue)" into ~/.bashrc; zsh_source and fish_source
     for the other shells.
     """
-    if app is not None:
-        from redis_queue.celery.app_lookup import load_app  # noqa: PLC0415 - Celery takes long
-
-        with json_errors(as_json=is_json(context)):
-            context.obj = SimpleNamespace(app=load_app(app))
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 
 from redis_queue.cli.exit_codes import INTERRUPTED_AT_ONCE, code_of
 from redis_queue.cli.output import harmless, show_json
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 
 JSON: Final = "--json"
 
-_AS_JSON: Final = "redis_queue.as_json"
-
 _STORE: Final = "redis_queue.store"
+_APP, _LOADED = "redis_queue.app", "redis_queue.loaded_app"
+
+_CHOSEN: Final = "redis_queue.chosen"
+"""The option of the command line that chose the Redis."""
 
 
 class Group(click.Group):
@@ -33,11 +36,13 @@ class Group(click.Group):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Parse the arguments."""
-        as_json = JSON in args
-        with json_errors(as_json=as_json):
-            context = super().make_context(info_name, args, parent, **extra)
-        context.meta[_AS_JSON] = as_json
-        return context
+        with json_errors(as_json=JSON in args):
+            return super().make_context(info_name, args, parent, **extra)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters: with those that choose an app or a Redis, except for ``celery -A app``."""
+        own = super().get_params(ctx)
+        return own if _given_by_celery(ctx) else [*own, *chosen_by(hidden=ctx.parent is not None)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -62,16 +67,16 @@ def json_errors(*, as_json: bool) -> Iterator[None]:
         raise
 
 
-def is_json(ctx: click.Context) -> bool:
-    """Tell whether the command called by *ctx*, the context of a group, prints JSON."""
-    return bool(ctx.meta.get(_AS_JSON))
-
-
 class Command(click.Command):
     """A command whose errors are one line each. With ``--json`` an error is one JSON object, too.
 
     Exit codes: 0 done, 1 failed, 2 invalid arguments or settings, 130 interrupted before there was a result.
     """
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters: with ``--app``, except for ``celery -A app``."""
+        own = super().get_params(ctx)
+        return own if _given_by_celery(ctx) else [*own, app_option(hidden=True)]
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -90,6 +95,7 @@ class Command(click.Command):
         """Run the command; an error of redis_queue becomes one line and an exit code."""
         as_json = ctx.params.get("as_json")
         try:
+            _check_choice(ctx)
             return super().invoke(ctx)
         except RedisQueueError as error:
             click.echo(f"error: {harmless(error)}", err=True)
@@ -115,13 +121,13 @@ class UrlCommand(Command):
     """A command with ``--url``, except for a Celery app."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters: with the Redis of an app, without those that choose one."""
+        """Return the parameters: for ``celery -A app``, without those that choose a Redis or an app."""
         own = super().get_params(ctx)
-        return own if app_of(ctx) is not None else [*own, *self.store_options()]
+        return own if _given_by_celery(ctx) else [*own, *self.store_options()]
 
     def store_options(self) -> list[click.Parameter]:
         """Return the options that choose the queues."""
-        return [_url]
+        return [_url()]
 
 
 class StoreCommand(UrlCommand):
@@ -129,7 +135,7 @@ class StoreCommand(UrlCommand):
 
     def store_options(self) -> list[click.Parameter]:
         """Return the options that choose the queues."""
-        return [_url, _prefix]
+        return [_url(), _prefix()]
 
 
 def redacted(error: click.UsageError) -> click.UsageError:
@@ -198,8 +204,36 @@ def with_app(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def app_of(ctx: click.Context) -> Any:
-    """Return the Celery app of the group, or None."""
-    return getattr(ctx.obj, "app", None)
+    """Return the Celery app of the command, or None; loads that of ``--app``. Raises ConfigurationError."""
+    name = ctx.meta.get(_APP)
+    if name is None:
+        return getattr(ctx.obj, "app", None)
+    if _LOADED not in ctx.meta:
+        from redis_queue.celery.app_lookup import load_app  # noqa: PLC0415 - Celery takes long
+
+        ctx.meta[_LOADED] = load_app(name)
+    return ctx.meta[_LOADED]
+
+
+def _check_choice(ctx: click.Context) -> None:
+    chosen = ctx.meta.get(_CHOSEN)
+    if chosen and ctx.meta.get(_APP):
+        raise click.UsageError(f"give {chosen} or --app, not both: the settings of the app choose its Redis")
+
+
+def _given_by_celery(ctx: click.Context) -> bool:
+    return getattr(ctx.obj, "app", None) is not None
+
+
+def app_option(*, hidden: bool = False) -> click.Option:
+    """Return the option for a Celery app, for the group or for a command."""
+    text = "Celery app whose Redis and settings are used. Imports its module."
+    return click.Option(["-A", "--app"], expose_value=False, callback=_keep_app, hidden=hidden, help=text)
+
+
+def _keep_app(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.meta[_APP] = value
 
 
 def _url_of(app: Any) -> str:
@@ -219,25 +253,40 @@ def _access(ctx: click.Context) -> Access:
 
 
 def _keep(ctx: click.Context, parameter: click.Parameter, value: str) -> None:
-    ctx.meta.setdefault(_STORE, {})[parameter.name] = value
+    """Keep the value of an option; what is given after the command counts more than what is given before it."""
+    store, name = ctx.meta.setdefault(_STORE, {}), str(parameter.name)
+    if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        store[name], ctx.meta[_CHOSEN] = value, f"--{name}"
+    store.setdefault(name, value)
 
 
-_url: Final = click.Option(
-    ["--url"],
-    # The second name is that of the reference application.
-    envvar=["REDIS_QUEUE_URL", "REDIS_URL"],
-    default="redis://localhost:6379/0",
-    show_default=True,
-    expose_value=False,
-    callback=_keep,
-    help="URL of the Redis. With a password, set REDIS_QUEUE_URL instead: the process list shows options.",
-)
-_prefix: Final = click.Option(
-    ["--prefix"],
-    envvar="REDIS_QUEUE_PREFIX",
-    default="redis_queue",
-    show_default=True,
-    expose_value=False,
-    callback=_keep,
-    help="First part of every key.",
-)
+def _url(*, hidden: bool = False) -> click.Option:
+    return click.Option(
+        ["--url"],
+        # The second name is that of the reference application.
+        envvar=["REDIS_QUEUE_URL", "REDIS_URL"],
+        default="redis://localhost:6379/0",
+        show_default=True,
+        expose_value=False,
+        callback=_keep,
+        hidden=hidden,
+        help="URL of the Redis. With a password, set REDIS_QUEUE_URL instead: the process list shows options.",
+    )
+
+
+def _prefix(*, hidden: bool = False) -> click.Option:
+    return click.Option(
+        ["--prefix"],
+        envvar="REDIS_QUEUE_PREFIX",
+        default="redis_queue",
+        show_default=True,
+        expose_value=False,
+        callback=_keep,
+        hidden=hidden,
+        help="First part of every key.",
+    )
+
+
+def chosen_by(*, hidden: bool) -> list[click.Parameter]:
+    """Return the options that choose an app, or a Redis and the prefix, before a command or after it."""
+    return [app_option(hidden=hidden), _url(hidden=hidden), _prefix(hidden=hidden)]

@@ -20,6 +20,8 @@ from redis_queue.times import span_text
 SIZES: Final[tuple[Count, ...]] = ("ready", "delayed", "in_flight", "dead", "quarantined")
 OTHERS: Final = "choose another Redis with --url or REDIS_QUEUE_URL, another prefix with --prefix or REDIS_QUEUE_PREFIX"
 
+WITHOUT_APP: Final = "Celery's queues, which need -A APP"
+
 TOTALS: Final[tuple[Count, ...]] = ("put", "acked", "redelivered")
 
 FOR_PLACE: Final = "for a place"
@@ -31,11 +33,13 @@ FOR_PLACE: Final = "for a place"
 @options.as_json
 @with_access
 def stats(access: Access, *, as_json: bool) -> None:
-    """Add up the counts of all queues.
+    """Add up the counts of all queues: with an app, also those of Celery's queues.
 
     Example: redis-queue stats --json
     """
     overview = access.inspector.overview()
+    if access.celery_queues is not None:
+        overview, _ = access.celery_queues.with_others(overview)
     counts: dict[str, Any] = {count: overview.total(count) for count in (*SIZES, *TOTALS)}
     known = {"redis": access.catalog.url, "prefix": access.catalog.prefix, "queues": len(overview.queues), **counts}
     times = {
@@ -46,6 +50,8 @@ def stats(access: Access, *, as_json: bool) -> None:
         show_json({"at": overview.at, **known, **times, "errors": _errors(overview)})
         return
     show_fields({**known, "oldest": _since(times["oldest_at"], overview.at), "next due": times["next_due"]})
+    if access.celery_queues is None:
+        click.echo(f"not counted: {WITHOUT_APP}")
     _print_errors(overview)
 
 

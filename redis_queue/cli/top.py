@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -21,10 +21,13 @@ from redis_queue.cli.signals import interrupt, signal_handler
 from redis_queue.cli.top_screen import SORTS, Sort, draw, in_order
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.operate.access import Access
+from redis_queue.operate.celery_queue_row import CeleryQueueRow
 from redis_queue.operate.queue_row import Overview
-from redis_queue.operate.rates import QueueKey, Rates, rates
+from redis_queue.operate.rates import QueueKey, Rates, rates, rates_of
 
 QUIT: Final = "q"
+
+NONE: Final[Sequence[CeleryQueueRow]] = ()
 
 
 @click.command(cls=StoreCommand)
@@ -37,7 +40,7 @@ QUIT: Final = "q"
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per sample and line.")
 @with_access
 def top(access: Access, *, interval: float, sort: Sort, count: int | None, as_json: bool) -> None:
-    """Show counts and rates of all queues until q or Ctrl-C.
+    """Show counts and rates of all queues until q or Ctrl-C: with an app, also those of Celery's queues.
 
     If Redis cannot be reached, it shows the error and keeps trying. Rates are per second, between two samples. Into a
     file or a pipe, and with --json, it writes samples one after another instead of a live view.
@@ -69,17 +72,20 @@ class Looks:
         self.prefix = access.catalog.prefix
         self.place = place_of(access.catalog)
         self.sort: Final = sort
-        self._overview = access.inspector.overview
+        self._access = access
         self._last: Overview | None = None
 
     def look(self) -> Look:
         """Take a sample; an unavailable Redis is part of it, not an error."""
+        celery = self._access.celery_queues
         try:
-            now = self._overview()
+            now, rows = self._access.inspector.overview(), NONE
+            if celery is not None:
+                now, rows = celery.with_others(now)
         except StoreUnavailableError as error:
             return Look(self._last, {}, str(error))
         before, self._last = self._last, now
-        return Look(now, rates(before, now))
+        return Look(now, {**rates(before, now), **(rates_of(rows) if before is not None else {})})
 
     def text(self, look: Look, *, width: int, height: int | None = None) -> list[str]:
         """Return *look* as lines of text."""

@@ -17,7 +17,7 @@ Sort = Literal["backlog", "name", "dead", "rate"]
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
 
 COLUMNS: Final = (
-    ("kind", 5),
+    ("kind", 6),
     ("ready", 6),
     ("delayed", 7),
     ("flight", 6),

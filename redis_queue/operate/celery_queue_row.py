@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
+
+from redis_queue.operate.queue_row import QueueRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +15,8 @@ class CeleryQueueRow:
     """Counts of one of Celery's queues; None if unknown. *error* says why a queue cannot be counted.
 
     *ready* messages wait in the broker, *waiting_for_place* of them for a place in a flow; *in_flight* ones are with
-    workers. *consumers* counts the workers that consume
-    the queue: those with the extension, by their reports; on RabbitMQ the consumers that the broker counts.
+    workers. *consumers* counts the workers that consume the queue: those with the extension, by their reports; on
+    RabbitMQ the consumers that the broker counts.
     *oldest_age* is how many seconds the oldest waiting message has waited since it was sent, or since it was due if it
     was delayed; only messages of producers with the extension tell it. *executed_per_minute* is the mean of the last
     five minutes, by the reports of workers. *put_per_minute* is known if RabbitMQ's management API tells it, or after
@@ -31,6 +33,12 @@ class CeleryQueueRow:
     put_per_minute: float | None = None
     error: str = ""
     waiting_for_place: int = 0
+
+    def counted(self, at: datetime) -> QueueRow:
+        """Return the counts at the time *at*, as those of any queue: 0 for what is unknown."""
+        oldest_at = None if self.oldest_age is None else at - timedelta(seconds=self.oldest_age)
+        ready, in_flight = self.ready or 0, self.in_flight or 0
+        return QueueRow("celery", self.name, ready=ready, in_flight=in_flight, oldest_at=oldest_at, error=self.error)
 
     @property
     def listed(self) -> int:

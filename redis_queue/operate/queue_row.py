@@ -18,14 +18,14 @@ Count = Literal["ready", "delayed", "in_flight", "dead", "quarantined", "put", "
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """Counts of one queue: current sizes, and all-time totals.
+    """Counts of one queue: current sizes, and all-time totals, which none of Celery's queues has.
 
     For a DelayQueue, *ready* counts the entries that are due and *delayed* the others. *oldest_at* is when the oldest
     ready message was put, or when the longest overdue entry was due. *put_back* counts expired leases. *error* says
     why a queue cannot be counted.
     """
 
-    kind: Kind
+    kind: Kind | Literal["celery"]
     name: str
     ready: int = 0
     delayed: int = 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
+from redis_queue.operate.celery_queue_row import CeleryQueueRow
 from redis_queue.operate.queue_row import Overview, QueueRow
 from redis_queue.store.keys import Kind
 
-QueueKey = tuple[Kind, str]
+QueueKey = tuple[Kind | Literal["celery"], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,15 @@ def rates(before: Overview | None, now: Overview) -> dict[QueueKey, Rates]:
         (row.kind, row.name): _between(rows[row.kind, row.name], row, seconds)
         for row in now.queues
         if not row.error and (row.kind, row.name) in rows
+    }
+
+
+def rates_of(rows: Iterable[CeleryQueueRow]) -> dict[QueueKey, Rates]:
+    """Return the rates of Celery's queues that workers report: means of five minutes."""
+    return {
+        ("celery", row.name): Rates((row.put_per_minute or 0.0) / 60, row.executed_per_minute / 60, 0.0)
+        for row in rows
+        if row.executed_per_minute is not None and not row.error
     }
 
 

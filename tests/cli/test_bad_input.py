@@ -21,7 +21,7 @@ from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
 from redis_queue.delay.model import Push
 from tests.support.cli.commands import leaves
-from tests.support.cli.runner import Run
+from tests.support.cli.runner import Run, runner
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.store.stage import differences, snapshot
@@ -43,6 +43,44 @@ def redis_queue(*arguments: str, **environment: str) -> subprocess.CompletedProc
         text=True,
         timeout=60,
     )
+
+
+class TestChoice:
+    """The options that choose an app or a Redis stand before the command or after it."""
+
+    @pytest.mark.parametrize("command", leaves(group))
+    def test_every_command_takes_an_app_behind_it(self, command: str) -> None:
+        first, *rest = command.split()
+        arguments = [first, *(["mail"] if first in ("queue", "celery-queue") else []), *rest]
+        for before, behind in ((["-A", "nosuch"], []), ([], ["-A", "nosuch"])):
+            done = runner().invoke(group, [*before, *arguments, *behind, "--help"])
+            assert done.exit_code == 0, done.output
+
+    @pytest.mark.parametrize("place", ["before", "behind", "both", "group"])
+    def test_the_last_one_counts(self, redis_server: RedisServer, client: redis.Redis, place: str) -> None:
+        RedisQueue("mail", client).put(b"x")
+        here, nowhere = ["--url", redis_server.url], ["--url", "redis://127.0.0.1:1/0"]
+        arguments = {
+            "before": [*here, "queues"],
+            "behind": ["queues", *here],
+            "both": [*nowhere, "queues", *here],
+            "group": ["queue", *here, "mail", "peek"],
+        }
+        done = runner().invoke(group, [*arguments[place], "--json"])
+        assert done.exit_code == 0, done.output
+        assert "mail" in done.output or '"messages"' in done.output
+
+    @pytest.mark.parametrize("as_json", [[], ["--json"]])
+    def test_an_app_and_a_redis_exclude_each_other(self, as_json: list[str]) -> None:
+        for arguments in (["-A", "tasks", "--url", "redis://x", "queues"], ["queues", "-A", "tasks", "--prefix", "x"]):
+            done = runner().invoke(group, [*arguments, *as_json])
+            assert done.exit_code == 2
+            assert "or --app, not both" in done.output
+
+    def test_an_app_behind_the_command_is_used(self) -> None:
+        done = redis_queue("queues", "-A", "nosuch.app", "--json")
+        assert done.returncode == 2
+        assert "cannot load the app 'nosuch.app'" in json.loads(done.stdout)["error"]
 
 
 class TestRedis:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +15,13 @@ from click.testing import Result
 from kombu.entity import Queue
 
 from redis_queue.celery import DelayedTasks
+from redis_queue.cli import celery as celery_cli
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
-from tests.support.cli.runner import Run
+from tests.support.celery.flows import QUEUE, flow_app
+from tests.support.cli.runner import Run, runner
+from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.celery
 
@@ -187,3 +192,32 @@ def test_the_access_of_an_app_knows_its_queues(app: Celery) -> None:
     queues = AppAccess(app).celery_queues
     assert queues is not None
     assert queues.row("mail").name == "mail"
+
+
+class TestCounts:
+    """`stats` and `top` of an app count Celery's queues, also what waits for a place in a flow."""
+
+    @pytest.fixture
+    def flowing(self, redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
+        with flow_app(redis_server, {f"queue:{QUEUE}": {"limit": 1}}) as app:
+            for number in range(3):
+                app.tasks["work"].delay("a", number)
+            app.send_task("plain", queue="plain")
+            yield app
+
+    def test_stats(self, flowing: Celery) -> None:
+        done = runner().invoke(celery_cli.group, ["stats", "--json"], obj=SimpleNamespace(app=flowing))
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["ready"] == 4
+
+    def test_top(self, flowing: Celery) -> None:
+        done = runner().invoke(celery_cli.group, ["top", "--json"], obj=SimpleNamespace(app=flowing))
+        assert done.exit_code == 0, done.output
+        rows = {(row["kind"], row["name"]): row["ready"] for row in json.loads(done.stdout)["queues"]}
+        assert rows["celery", QUEUE] == 3
+        assert rows["celery", "plain"] == 1
+        shown = runner().invoke(celery_cli.group, ["top"], obj=SimpleNamespace(app=flowing))
+        assert re.search(rf"{QUEUE} +celery +3", shown.stdout)
+
+    def test_without_an_app_it_says_what_is_missing(self, run: Run) -> None:
+        assert "not counted: Celery's queues, which need -A APP" in run("stats").stdout
