@@ -14,8 +14,9 @@ from redis_queue.celery.message.task_entry import TaskEntry
 class Conditions:
     """Conditions on waiting tasks, all of which must hold; None: any.
 
-    *task* is the whole name of the task, *task_part* a part of it. *stamp* maps each name of a stamp to a value, or to
-    several values of which one must match. *due_before* and *due_after* (inclusive) may be spans from now.
+    *task* is the whole name of the task, *task_part* a part of it, *text* a part of its arguments. *stamp* maps each
+    name of a stamp to a value, or to several values of which one must match. *due_before* and *due_after* (inclusive)
+    may be spans from now.
     """
 
     task: str | None = None
@@ -23,6 +24,7 @@ class Conditions:
     queue: str | None = None
     id_prefix: str | None = None
     stamp: Mapping[str, Any] | None = None
+    text: str | None = None
     due_before: datetime | timedelta | None = None
     due_after: datetime | timedelta | None = None
 
@@ -32,7 +34,7 @@ class Conditions:
     @property
     def needs_payloads(self) -> bool:
         """Whether payloads must be read to know which entries match."""
-        return any(value is not None for value in (self.task, self.task_part, self.queue, self.stamp))
+        return any(value is not None for value in (self.task, self.task_part, self.queue, self.stamp, self.text))
 
     @property
     def needs_entries(self) -> bool:
@@ -54,6 +56,7 @@ class Conditions:
             and (self.queue is None or task.queue == self.queue)
             and (self.id_prefix is None or task.id.startswith(self.id_prefix))
             and (self.stamp is None or _has_stamps(task.stamps, self.stamp))
+            and (self.text is None or self.text in task.args or self.text in task.kwargs)
         )
 
 
@@ -65,6 +68,7 @@ class TaskConditions(TypedDict, total=False):
     queue: str | None
     id_prefix: str | None
     stamp: Mapping[str, Any] | None
+    text: str | None
     due_before: datetime | None
     due_after: datetime | None
 

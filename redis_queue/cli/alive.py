@@ -44,13 +44,13 @@ MOST: Final = 86400
 @options.as_json
 @with_store(timeout=PATIENCE)
 def alive(client: Client, prefix: str, *, worker: str, stuck_after: float, strict: bool, as_json: bool) -> None:
-    """Tell whether a worker is alive, busy or stuck, by its last report.
+    """Tell whether a worker is alive, busy, stopping or stuck, by its last report.
 
     It sends no broadcast, and imports no app unless -A is given, so it takes less than a second. Only if a worker
     leaves messages waiting, it waits up to two seconds for the next report.
 
-    Exit code 0: alive, busy, or Redis cannot be reached (a restart of the worker would not help). 1: stuck, or it does
-    not report. 2: invalid arguments.
+    Exit code 0: alive, busy, stopping, or Redis cannot be reached (a restart of the worker would not help). 1: stuck,
+    or it does not report. 2: invalid arguments.
 
     Example: redis-queue alive --worker celery@%h
     """

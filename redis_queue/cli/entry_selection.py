@@ -18,9 +18,28 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.entries import Conditions, find_ids
 from redis_queue.operate.search_report import SearchReport
 
+
+def _stamps(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, list[str]] | None:
+    found: dict[str, list[str]] = {}
+    for value in values:
+        name, equals, stamp = value.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"{value!r}: must be NAME=VALUE", param=parameter)
+        found.setdefault(name, []).append(stamp)
+    return found or None
+
+
 _OPTIONS = (
     click.option("--queue", help="Only entries for this Celery queue."),
     click.option("--id-prefix", help="Only ids with this prefix."),
+    click.option("--text", help="Only tasks whose arguments contain this text."),
+    click.option(
+        "--stamp",
+        multiple=True,
+        callback=_stamps,
+        metavar="NAME=VALUE",
+        help="Only tasks with this stamp. Several values of one name: any of them; several names: all.",
+    ),
     click.option(
         "--due-before", type=when, help="Only entries due before this time: 2030-01-01T00:00Z, or 2h from now."
     ),

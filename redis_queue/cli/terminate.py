@@ -35,7 +35,7 @@ def terminate(access: Access, *, ids: tuple[str, ...], soft: bool, dry_run: bool
     app_of(access)
     found = [find_running(access, id_) for id_ in dict.fromkeys(ids)]
     for task in found:
-        problem = stoppable(task, worker_of(access, task.worker).pool, soft=soft)
+        problem = stoppable(worker_of(access, task.worker), soft=soft)
         if problem:
             raise click.ClickException(problem)
     subjects, past = subjects_of(found), "stopped"

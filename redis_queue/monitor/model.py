@@ -72,7 +72,7 @@ class WorkerRow:
     last turn of its event loop and since it last settled a message, None without an event loop or before the first one.
     *keeper* tells whether its keeper process lives, None without leases. *held* is the number of messages that it holds
     of each queue. *lists* are the keys of its queues, if its broker is the Redis that keeps the reports. *limited*
-    counts the tasks that rate limits hold back; they are not in *prefetched*.
+    counts the tasks that rate limits hold back; they are not in *prefetched*. *stopping*: it shuts down.
     """
 
     name: str
@@ -97,6 +97,7 @@ class WorkerRow:
     held: Mapping[str, int] | None = None
     lists: Sequence[str] = ()
     limited: int = 0
+    stopping: bool = False
 
 
 LeaseState = Literal["held", "lost", "none"]

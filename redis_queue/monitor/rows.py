@@ -56,6 +56,7 @@ def write_worker(row: WorkerRow) -> str:
             "loop": row.loop_age,
             "settled": row.settled_age,
             "keeper": row.keeper,
+            "stopping": row.stopping,
             "lists": [key[:MAX_KEY] for key in row.lists[:MOST_LISTS]],
             "held": {queue[:MAX_TEXT]: count for queue, count in list((row.held or {}).items())[:MOST_QUEUES]},
             **{name: getattr(row, name) for name in _COUNTS},
@@ -79,6 +80,7 @@ def read_worker(name: str, seen_at: datetime, text: bytes) -> WorkerRow | None:
             settled_age=_seconds(row["settled"]),
             keeper=row["keeper"] if isinstance(row["keeper"], bool) else None,
             held=_held(row.get("held")),
+            stopping=row.get("stopping") is True,
             lists=tuple(str(key)[:MAX_KEY] for key in (row.get("lists") or ())[:MOST_LISTS]),
             **{count: small_integer(row.get(count, 0)) for count in _COUNTS},
         )

@@ -15,7 +15,7 @@ from redis_queue.store.records import now_ms
 from redis_queue.store.scripts import Scripts
 from redis_queue.times import span_text
 
-State = Literal["alive", "busy", "stuck", "missing"]
+State = Literal["alive", "busy", "stopping", "stuck", "missing"]
 
 IN_LOOP: Final = "solo"
 """The pool that runs tasks in the event loop of the worker."""
@@ -31,15 +31,16 @@ TAKEN_WITHIN: Final = 0.2
 
 _POLL: Final = 0.1
 
-HEALTHY: Final[Sequence[State]] = ("alive", "busy")
+HEALTHY: Final[Sequence[State]] = ("alive", "busy", "stopping")
 
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
     """The state of a worker, and the reason.
 
-    alive: it reports, and its event loop turns. busy: the same, and it runs tasks. stuck: it reports, but works no
-    longer. missing: it does not report. *waiting* counts the messages in its queues, None if it is unknown.
+    alive: it reports, and its event loop turns. busy: the same, and it runs tasks. stopping: it shuts down. stuck: it
+    reports, but works no longer. missing: it does not report. *waiting* counts the messages in its queues, None if it
+    is unknown.
     """
 
     worker: str
@@ -93,8 +94,9 @@ def _state(row: WorkerRow, seen_age: float, waiting: int | None, stuck_after: fl
     silent = row.loop_age is not None and row.loop_age + seen_age > stuck_after
     if silent and not (row.pool == IN_LOOP and row.busy):
         return "stuck", f"its event loop is silent for {span_text(row.loop_age)}"
-    if row.busy:
-        return "busy", f"it runs {row.busy:,} tasks"
+    if row.busy or row.stopping:
+        runs = f"it runs {row.busy:,} tasks"
+        return ("stopping", f"it shuts down; {runs}") if row.stopping else ("busy", runs)
     # A worker without a settled message has waited since its start.
     settled = row.settled_age if row.settled_age is not None else (row.seen_at - row.started_at).total_seconds()
     if waiting and not row.limited and settled + seen_age > stuck_after:

@@ -37,12 +37,18 @@ class Stopped:
     problem: str = ""
 
 
-def stoppable(task: RunningTask, pool: str, *, soft: bool) -> str:
-    """Return why a task cannot be stopped in this *pool* of its worker; "" if it can."""
-    if pool in (ENDS_SOFTLY if soft else ENDS):
+def stoppable(worker: WorkerRow, *, soft: bool) -> str:
+    """Return why *worker* cannot stop a task that it runs; "" if it can."""
+    if worker.stopping:
+        return _deaf(worker)
+    if worker.pool in (ENDS_SOFTLY if soft else ENDS):
         return ""
     how = "raise SoftTimeLimitExceeded in" if soft else "end"
-    return f"{task.worker}: its {pool or 'unknown'} pool cannot {how} a running task"
+    return f"{worker.name}: its {worker.pool or 'unknown'} pool cannot {how} a running task"
+
+
+def _deaf(worker: WorkerRow) -> str:
+    return f"{worker.name}: it shuts down and takes no commands; it ends once its tasks have ended"
 
 
 def stop(access: Access, tasks: Sequence[RunningTask], *, soft: bool) -> Iterator[Stopped]:
@@ -56,9 +62,7 @@ def stop(access: Access, tasks: Sequence[RunningTask], *, soft: bool) -> Iterato
     for worker, group in itertools.groupby(sorted(tasks, key=lambda task: task.worker), lambda task: task.worker):
         chosen = list(group)
         row = pools.row(worker)
-        problem = (
-            f"{worker}: no report within the last minute" if row is None else stoppable(chosen[0], row.pool, soft=soft)
-        )
+        problem = f"{worker}: no report within the last minute" if row is None else stoppable(row, soft=soft)
         for start in range(0, len(chosen), remote.MOST_TASKS):
             part = chosen[start : start + remote.MOST_TASKS]
             found: frozenset[str] = frozenset()
@@ -83,7 +87,10 @@ def worker_of(access: Access, name: str) -> WorkerRow:
 
 def shut_down(access: Access, row: WorkerRow) -> None:
     """Let this process end after its running tasks. Raises ConfigurationError and WorkerRefusedError."""
-    remote.shut_down(app_of(access), row.name, row.pid)
+    app = app_of(access)
+    if row.stopping:
+        raise WorkerRefusedError(_deaf(row))
+    remote.shut_down(app, row.name, row.pid)
 
 
 def check_size(row: WorkerRow, size: int) -> int:
@@ -97,7 +104,10 @@ def check_size(row: WorkerRow, size: int) -> int:
 
 def resize(access: Access, row: WorkerRow, size: int) -> None:
     """Let this worker run *size* tasks at once. Raises InvalidValueError, ConfigurationError and WorkerRefusedError."""
-    remote.resize(app_of(access), row.name, row.pid, check_size(row, size))
+    app, checked = app_of(access), check_size(row, size)
+    if row.stopping:
+        raise WorkerRefusedError(_deaf(row))
+    remote.resize(app, row.name, row.pid, checked)
 
 
 def find_running(access: Access, id_: str) -> RunningTask:

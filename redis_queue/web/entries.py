@@ -26,7 +26,7 @@ MAX_CURSOR: Final = 4000
 MOST_LOOKED_AT: Final = 100_000
 """Most entries that are read to find the rows of an action."""
 
-CONDITIONS: Final = ("task", "to", "id_prefix", "due_before", "due_after")
+CONDITIONS: Final = ("task", "to", "id_prefix", "text", "due_before", "due_after")
 
 
 @pages.get("/scheduled")
@@ -62,6 +62,7 @@ def conditions_of(values: Any) -> Conditions:
         task_part=request_args.text("task", values),
         queue=request_args.text("to", values),
         id_prefix=request_args.text("id_prefix", values),
+        text=request_args.text("text", values),
         due_before=request_args.when("due_before", values),
         due_after=request_args.when("due_after", values),
     )

@@ -46,9 +46,9 @@ def preview_stop() -> str:
     soft, tasks = _soft(), _tasks()
     access = context().access
     _check_app()
-    pools = {name: worker_of(access, name).pool for name in {task.worker for task in tasks}}
+    workers = {name: worker_of(access, name) for name in {task.worker for task in tasks}}
     still = _reported(tasks)
-    problems = sorted({problem for task in still if (problem := stoppable(task, pools[task.worker], soft=soft))})
+    problems = sorted(filter(None, {stoppable(workers[task.worker], soft=soft) for task in still}))
     able = [] if problems else still
     return render_template(
         "stop_action.html",

@@ -221,3 +221,29 @@ class TestCounts:
 
     def test_without_an_app_it_says_what_is_missing(self, run: Run) -> None:
         assert "not counted: Celery's queues, which need -A APP" in run("stats").stdout
+
+
+class TestText:
+    """Delayed tasks are chosen by a part of their arguments, or by stamps."""
+
+    def test_by_arguments_and_stamps(self, app: Celery, mail: redis.Redis) -> None:
+        for number in range(3):
+            stamps: dict[str, Any] = {"stamped_headers": ["tenant"], "tenant": f"t{number}"}
+            app.send_task("shop.remind", (f"order-{number}",), countdown=600, task_id=f"id{number}", **stamps)
+
+        def run(*arguments: str) -> Any:
+            done = runner().invoke(celery_cli.group, [*arguments, "--json"], obj=SimpleNamespace(app=app))
+            assert done.exit_code == 0, done.output
+            return json.loads(done.stdout)
+
+        def ids(*arguments: str) -> list[str]:
+            return [entry["id"] for entry in run("scheduled", "list", *arguments)["entries"]]
+
+        assert ids("--text", "order-1") == ["id1"]
+        assert ids("--stamp", "tenant=t0", "--stamp", "tenant=t2") == ["id0", "id2"]
+        assert ids("--stamp", "tenant=t0", "--text", "order-2") == []
+        assert run("scheduled", "cancel", "--text", "order-2", "--yes")["cancelled"] == 1
+        assert ids() == ["id0", "id1"]
+        done = runner().invoke(celery_cli.group, ["scheduled", "list", "--stamp", "t0"], obj=SimpleNamespace(app=app))
+        assert done.exit_code == 2
+        assert "'t0': must be NAME=VALUE" in done.output

@@ -85,6 +85,7 @@ class Snapshots:
             held=Counter(activity.queue_of(request.delivery_info) for request in reserved),
             lists=self._lists(),
             limited=self._limited(),
+            stopping=_is_stopping(),
         )
 
     def running(self, skew: float) -> list[RunningTask]:
@@ -200,3 +201,8 @@ def _memory() -> int:
 
 def _number(found: Any) -> int:
     return found if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 1 << 31 else 0
+
+
+def _is_stopping() -> bool:
+    # An exit code, which may be 0; or else None or False.
+    return any(told is not None and told is not False for told in (state.should_stop, state.should_terminate))

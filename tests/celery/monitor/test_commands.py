@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from functools import partial
 from typing import Any
 
@@ -12,6 +14,7 @@ from redis_queue.celery.monitor import remote
 from redis_queue.errors import InvalidNameError, InvalidValueError, WorkerRefusedError
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.operate.access import Access, AppAccess
+from redis_queue.operate.liveness import state_of
 from redis_queue.operate.worker_actions import Stopped, find_running, resize, shut_down, stop, worker_of
 from redis_queue.times import to_ms
 from tests.support.celery.observed_names import GATE, OK, PATIENT, SEEN
@@ -98,6 +101,23 @@ def test_a_pool_that_cannot_stop_tasks_is_named(pool: str, soft: bool, observed:
         row = ready(observed)
         found = stopped(access, RunningTask("id", GATE, "celery", NAME, row.seen_at), soft=soft)
     assert found.problem.startswith(f"{NAME}: its {'thread' if pool == 'threads' else pool} pool cannot")
+
+
+def test_a_worker_that_shuts_down_says_so_and_why_it_takes_no_commands(observed: Observed, access: Access) -> None:
+    with observed.worker(pool="prefork") as worker:
+        task = running(observed, observed.send(GATE, "gate"))
+        os.kill(worker.pid, signal.SIGTERM)
+        wait_until(lambda: row_of(observed).stopping, description="a report that it shuts down")
+        row = row_of(observed)
+        assert state_of(row, 0.0) == ("stopping", "it shuts down; it runs 1 tasks")
+        found = stopped(access, task)
+        assert not found.stopped
+        assert "it shuts down and takes no commands" in found.problem
+        for act in (partial(shut_down, access, row), partial(resize, access, row, 3)):
+            with pytest.raises(WorkerRefusedError, match="shuts down and takes no commands"):
+                act()
+        observed.client.rpush("gate", "open")
+        assert worker.wait() == 0
 
 
 def test_a_worker_shuts_down_after_its_tasks(observed: Observed, access: Access) -> None:
