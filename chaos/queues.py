@@ -135,7 +135,7 @@ def _garbage(number: int) -> bytes:
 
 
 def _queues(client: Client) -> tuple[RedisQueue, DelayQueue]:
-    settings = Settings(prefix=PREFIX, visibility_timeout=LEASE, max_deliveries=MOST_DELIVERIES)
+    settings = Settings(prefix=PREFIX, lease=LEASE, max_deliveries=MOST_DELIVERIES)
     return RedisQueue("work", client, settings=settings), DelayQueue("later", client, settings=settings)
 
 

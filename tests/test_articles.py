@@ -74,8 +74,8 @@ def send_and_die(self, *command):
     connection.send_packed_command(connection.pack_command(*command))
     os.kill(os.getpid(), signal.SIGKILL)
 
-queue = RedisQueue("orders", sys.argv[1], visibility_timeout=0.3)
-timed = DelayQueue("orders", sys.argv[1], visibility_timeout=0.3)
+queue = RedisQueue("orders", sys.argv[1], lease=0.3)
+timed = DelayQueue("orders", sys.argv[1], lease=0.3)
 for call in sys.argv[2:]:
     victim = os.fork()
     if not victim:
@@ -138,7 +138,7 @@ class TestDataQueue:
 
     def test_a_crash_between_pop_and_record_loses_nothing(self, client: redis.Redis, redis_url: str) -> None:
         """The recipe calls RPOP, ZADD and SET: a process killed after RPOP takes the item with it."""
-        queue = RedisQueue("orders", client, visibility_timeout=0.3)
+        queue = RedisQueue("orders", client, lease=0.3)
         queue.put_many(range(20))
         die_in(client, redis_url, "queue.get()", "queue.get_many(5)", "next(queue.consume())")
         wait_until(lambda: queue.stats().in_flight == 7, description="the claims of the killed processes")
@@ -177,7 +177,7 @@ class TestDataQueue:
         accepted: list[int] = []
 
         def work(index: int) -> None:
-            queue = RedisQueue("orders", redis_url, visibility_timeout=0.005, max_deliveries=0)
+            queue = RedisQueue("orders", redis_url, lease=0.005, max_deliveries=0)
             while queue.stats().ready + queue.stats().in_flight:
                 for message in queue.get_many(10):
                     if queue.ack(message):
@@ -206,7 +206,7 @@ class TestDataQueue:
 
     def test_extend_does_not_restore_an_acked_message(self, client: redis.Redis, clock: Clock) -> None:
         """The recipe checks with a ZADD of ten more seconds: they add up, and a deleted item is written again."""
-        queue = RedisQueue("orders", client, clock=clock, visibility_timeout=60)
+        queue = RedisQueue("orders", client, clock=clock, lease=60)
         queue.put("order")
         message = must(queue.get(block=False))
         for _ in range(5):
@@ -254,10 +254,10 @@ class TestAsynchronousWork:
         self, client: redis.Redis, redis_url: str
     ) -> None:
         """The recipe uses BRPOP: Redis hands the item to a process that may be dead, and keeps no copy."""
-        queue = RedisQueue("orders", client, visibility_timeout=0.3)
+        queue = RedisQueue("orders", client, lease=0.3)
         waiting = (
             "import os, sys; from redis_queue import RedisQueue\n"
-            "queue = RedisQueue('orders', sys.argv[1], visibility_timeout=0.3)\n"
+            "queue = RedisQueue('orders', sys.argv[1], lease=0.3)\n"
             "message = queue.get()\n"
             "print(message.body, flush=True)\n"
             "sys.stdin.read()\n"
@@ -345,7 +345,7 @@ class TestAsynchronousWork:
 
     def test_the_work_of_an_owner_who_dies_is_taken_over(self, client: redis.Redis, redis_url: str) -> None:
         """The recipe deletes the id before the work starts: a kill then loses the work."""
-        timed = DelayQueue("orders", client, visibility_timeout=0.3)
+        timed = DelayQueue("orders", client, lease=0.3)
         timed.push("work")
         die_in(client, redis_url, "timed.claim()")
         wait_until(lambda: timed.put_back().returned, description="the lease of the dead owner to end")
@@ -451,7 +451,7 @@ class TestPayloadInTheMember:
 
     def test_killing_a_process_during_pop_loses_nothing(self, client: redis.Redis, redis_url: str) -> None:
         """The recipe has a popped payload only in the memory of the process that dies."""
-        timed = DelayQueue("orders", client, visibility_timeout=0.3)
+        timed = DelayQueue("orders", client, lease=0.3)
         timed.push_many(["a", "b"])
         die_in(client, redis_url, "timed.pop(2)")
         wait_until(lambda: timed.put_back().returned == 2, description="the lease of the dead popper to end")

@@ -13,7 +13,7 @@ from redis_queue import Consumer, Message, RedisQueue, connect
 from redis_queue.store.connection import Client
 
 QUEUE = "order-lines"
-VISIBILITY_TIMEOUT = 3.0
+LEASE = 3.0
 THREADS = 2
 BATCH = 10
 WAREHOUSE_TAKES = 0.02
@@ -21,7 +21,7 @@ WAREHOUSE_TAKES = 0.02
 
 def lines_queue(client: Client, prefix: str) -> RedisQueue:
     """Return the queue of order lines."""
-    return RedisQueue(QUEUE, client, prefix=prefix, visibility_timeout=VISIBILITY_TIMEOUT)
+    return RedisQueue(QUEUE, client, prefix=prefix, lease=LEASE)
 
 
 class Reserve:

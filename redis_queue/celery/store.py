@@ -93,7 +93,7 @@ class Store:
     def _with(self, max_deliveries: int, shards: int) -> Settings:
         return Settings(
             prefix=self.prefix,
-            visibility_timeout=self.settings.dispatch_lease,
+            lease=self.settings.dispatch_lease,
             max_deliveries=max_deliveries,
             shards=shards,
             max_body=MAX_BODY,

@@ -22,7 +22,7 @@ from redis_queue.validation import validate as run
 @click.option("--batch", type=int, default=10, show_default=True, help="Messages per claim and ack, 1 to 500.")
 @click.option("--consumers", type=int, default=2, show_default=True, help="Consumer processes.")
 @click.option("--kill", is_flag=True, help="Kill consumers with SIGKILL, up to four times a second.")
-@click.option("--visibility-timeout", type=float, default=1.0, show_default=True, help="Length of a lease in seconds.")
+@click.option("--lease", type=float, default=1.0, show_default=True, help="Length of a lease in seconds.")
 @click.option("--prefix", default=None, help="Prefix of the keys; must not be in use.  [default: a random one]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @with_url

@@ -242,7 +242,7 @@ class DelayQueue:
         )
 
     def extend(self, entry: Entry, lease: Seconds | None = None) -> bool:
-        """Lengthen the lease to *lease* (default: the visibility timeout) from now. False: the lease was lost."""
+        """Lengthen the lease to *lease* (default: that of the settings) from now. False: the lease was lost."""
         length = self.settings.lease_ms if lease is None else max(1, duration_ms(lease, name="lease"))
         return self._shards.settle([entry], partial(Records.extend, lease_ms=length))[0]
 

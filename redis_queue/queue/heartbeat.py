@@ -40,7 +40,7 @@ class Turn:
 
 
 class Heartbeat:
-    """Extends every lease that was added, three times per visibility timeout, until it is removed or lost.
+    """Extends every lease that was added, three times per lease, until it is removed or lost.
 
     It has a thread of its own: a handler that never yields keeps its lease as long as the process lives. After
     *max_runtime* seconds since :meth:`add`, or since the last :meth:`restart`, a lease is no longer extended: a hung

@@ -180,7 +180,7 @@ class RedisQueue:
         return self._records.release(list(messages), delay=wait, reason=reason, counted=counted or dead, dead=dead)
 
     def extend(self, message: Message, lease: Seconds | None = None) -> bool:
-        """Lengthen the lease to *lease* (default: the visibility timeout) from now; never shortens it.
+        """Lengthen the lease to *lease* (default: that of the settings) from now; never shortens it.
 
         This also works after the lease expired, until the message is put back. False: the lease was lost.
         """

@@ -23,7 +23,7 @@ class Settings:
     #: First part of all keys.
     prefix: str = "redis_queue"
     #: Length of a new lease (seconds or timedelta).
-    visibility_timeout: Seconds = 60.0
+    lease: Seconds = 60.0
     #: Deliveries after which a message becomes a dead letter; 0 means never.
     max_deliveries: int = 20
     #: Waiting messages (ready and delayed) above which ``put`` raises QueueFullError; 0 means no limit.
@@ -46,7 +46,7 @@ class Settings:
         _check_int("max_body", self.max_body, 1, 512 * 1024 * 1024)
         _check_int("put_back_on_get", self.put_back_on_get, 0, 500)
         _check_int("shards", self.shards, 1, MAX_SHARDS)
-        _check_duration("visibility_timeout", self.visibility_timeout, 0.001, 7 * 86400)
+        _check_duration("lease", self.lease, 0.001, 7 * 86400)
         _check_duration("poll_interval", self.poll_interval, 0.01, 60)
         if not isinstance(self.prefix, str) or not 0 < len(self.prefix) <= MAX_PREFIX or not self.prefix.isprintable():
             raise ConfigurationError(f"prefix={self.prefix!r}: must be 1 to {MAX_PREFIX} printable characters")
@@ -54,7 +54,7 @@ class Settings:
     @property
     def lease_ms(self) -> int:
         """Length of a new lease in milliseconds."""
-        return duration_ms(self.visibility_timeout)
+        return duration_ms(self.lease)
 
     @property
     def poll_seconds(self) -> float:
@@ -86,7 +86,7 @@ class QueueOverrides(TypedDict, total=False):
     """The fields of :class:`Settings` as keyword arguments of a queue, for type checkers."""
 
     prefix: str
-    visibility_timeout: Seconds
+    lease: Seconds
     max_deliveries: int
     max_length: int
     max_body: int

@@ -41,7 +41,7 @@ class Plan:
     batch: int = 10
     consumers: int = 2
     kill: bool = False
-    visibility_timeout: float = 1.0
+    lease: float = 1.0
     prefix: str = field(default_factory=lambda: f"redis_queue_validate_{random.randrange(16**8):08x}")
 
     def __post_init__(self) -> None:
@@ -58,9 +58,7 @@ def validate(plan: Plan, progress: Progress = lambda _: None) -> Report:
     Raises ConfigurationError if any key begins with the plan's prefix, and the errors of :func:`redis_queue.connect`.
     """
     client = connect(plan.url)
-    queue = RedisQueue(
-        "validate", client, prefix=plan.prefix, visibility_timeout=plan.visibility_timeout, max_deliveries=0
-    )
+    queue = RedisQueue("validate", client, prefix=plan.prefix, lease=plan.lease, max_deliveries=0)
     if key := next(_keys(client, plan.prefix), None):
         raise ConfigurationError(f"prefix {plan.prefix!r} is in use (key {key!r}): must be unused")
     started = time.monotonic()
@@ -135,9 +133,7 @@ class _Run:
 
     def _start(self) -> subprocess.Popen[str]:
         plan, path = self._plan, self._new_history()
-        order = Order(
-            plan.url, plan.prefix, self._queue.name, plan.visibility_timeout, plan.lose_every, plan.batch, str(path)
-        )
+        order = Order(plan.url, plan.prefix, self._queue.name, plan.lease, plan.lose_every, plan.batch, str(path))
         command = [sys.executable, "-m", "redis_queue.validation"]
         consumer = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)  # noqa: S603 - our own module
         assert consumer.stdin is not None  # noqa: S101 - for the type checker

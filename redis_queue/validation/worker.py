@@ -20,7 +20,7 @@ class Order:
     url: str
     prefix: str
     name: str
-    visibility_timeout: float
+    lease: float
     lose_every: int
     batch: int
     history: str
@@ -36,13 +36,13 @@ def work(order: Order) -> None:
         order.name,
         connect(order.url),
         prefix=order.prefix,
-        visibility_timeout=order.visibility_timeout,
+        lease=order.lease,
         max_deliveries=0,
     )
     history = History(Path(order.history))
     while True:
         messages = queue.get_many(order.batch, block=True, timeout=1)
-        claims = [Event.of_claim(str(message.body), message, order.visibility_timeout) for message in messages]
+        claims = [Event.of_claim(str(message.body), message, order.lease) for message in messages]
         dropped = [_is_dropped(message, order.lose_every) for message in messages]
         history.write(*_steps(claims, dropped))
         kept = [(message, claim) for message, claim, drop in zip(messages, claims, dropped, strict=True) if not drop]

@@ -53,7 +53,7 @@ def test_fifty_delayed_tasks_count_as_fifty_punctual_dispatches() -> None:
 
 TAKE_AND_HANG = """
 import sys, redis_queue
-queue = redis_queue.RedisQueue("orders", sys.argv[1], visibility_timeout=0.2)
+queue = redis_queue.RedisQueue("orders", sys.argv[1], lease=0.2)
 assert queue.get(timeout=10)
 print("taken", flush=True)
 sys.stdin.read()

@@ -28,7 +28,7 @@ def test_a_file_is_processed_in_batches(client: redis.Redis, redis_url: str, tmp
 
 
 def test_the_batch_of_a_killed_worker_is_processed_by_the_next_one(client: redis.Redis) -> None:
-    queue = RedisQueue("pipeline", client, visibility_timeout=0.05)
+    queue = RedisQueue("pipeline", client, lease=0.05)
     pipeline.feed(queue, [{"customer": "c1"}] * 150)
     assert len(queue.get_many(100, block=False)) == 100
     wait_until(lambda: queue.put_back().returned, description="the lease to end")

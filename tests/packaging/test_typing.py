@@ -17,7 +17,7 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.celery import DelayedTasks
 from redis_queue.web import dashboard
 
-RedisQueue("orders", "redis://", max_deliveries=5, visibility_timeout=30)
+RedisQueue("orders", "redis://", max_deliveries=5, lease=30)
 RedisQueue("orders", "redis://", max_delivery=5)  # wrong
 RedisQueue("orders", "redis://", max_deliveries="5")  # wrong
 DelayQueue("later", "redis://", shards=4)

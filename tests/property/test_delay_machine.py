@@ -38,7 +38,7 @@ class DelayMachine(Machine):
     """Two clients of one queue, with the passage of time, lost replies and damaged records."""
 
     alphabet: ClassVar[tuple[str, ...]] = ("a", "b")
-    settings: ClassVar = Settings(visibility_timeout=LEASE_MS / 1000, max_deliveries=2)
+    settings: ClassVar = Settings(lease=LEASE_MS / 1000, max_deliveries=2)
 
     def __init__(self) -> None:
         super().__init__()
@@ -409,7 +409,7 @@ class ShardedDelayMachine(DelayMachine):
     """A queue of three shards: "a" and "c" share one, "b" is in another, the third stays empty."""
 
     alphabet = ("a", "b", "c")
-    settings = Settings(visibility_timeout=LEASE_MS / 1000, max_deliveries=3, shards=3)
+    settings = Settings(lease=LEASE_MS / 1000, max_deliveries=3, shards=3)
 
 
 def seen(entry: Entry) -> Seen:

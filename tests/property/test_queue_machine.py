@@ -31,7 +31,7 @@ class QueueMachine(Machine):
     """Two clients of one queue, with the passage of time, lost replies and damaged records."""
 
     alphabet = IDS
-    settings: ClassVar = Settings(visibility_timeout=LEASE_MS / 1000, max_deliveries=2, put_back_on_get=1)
+    settings: ClassVar = Settings(lease=LEASE_MS / 1000, max_deliveries=2, put_back_on_get=1)
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,7 +267,7 @@ class QueueMachine(Machine):
 class BoundedQueueMachine(QueueMachine):
     """A queue that refuses more than one waiting message and leaves expired leases to put_back."""
 
-    settings = Settings(visibility_timeout=LEASE_MS / 1000, max_deliveries=3, max_length=1, put_back_on_get=0)
+    settings = Settings(lease=LEASE_MS / 1000, max_deliveries=3, max_length=1, put_back_on_get=0)
 
 
 def peeked(message: Message) -> tuple[str, Any, int, int]:

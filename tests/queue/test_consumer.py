@@ -21,7 +21,7 @@ LEASE = 0.6
 
 @pytest.fixture
 def queue(client: redis.Redis) -> RedisQueue:
-    return RedisQueue("work", client, visibility_timeout=LEASE, max_deliveries=3, poll_interval=0.1)
+    return RedisQueue("work", client, lease=LEASE, max_deliveries=3, poll_interval=0.1)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ PROGRAM = """
 import sys, threading
 from redis_queue import Consumer, RedisQueue, connect
 
-queue = RedisQueue("work", connect(sys.argv[1]), visibility_timeout=1.5, poll_interval=0.1)
+queue = RedisQueue("work", connect(sys.argv[1]), lease=1.5, poll_interval=0.1)
 
 def handle(message):
     queue.client.rpush("begun", message.body)
@@ -36,7 +36,7 @@ print("ended", flush=True)
 
 @pytest.fixture
 def queue(client: redis.Redis) -> RedisQueue:
-    return RedisQueue("work", client, visibility_timeout=1.5)
+    return RedisQueue("work", client, lease=1.5)
 
 
 @contextmanager

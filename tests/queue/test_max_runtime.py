@@ -50,7 +50,7 @@ def time(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Time:
 
 @pytest.fixture
 def queue(client: redis.Redis, clock: Clock) -> RedisQueue:
-    return RedisQueue("work", client, visibility_timeout=LEASE, max_deliveries=3, clock=clock)
+    return RedisQueue("work", client, lease=LEASE, max_deliveries=3, clock=clock)
 
 
 def run_batch(queue: RedisQueue, time: Time, handler: Callable[[Message], object]) -> Consumer:

@@ -651,7 +651,7 @@ class TestLooking:
         assert repr(queue) == "RedisQueue('orders', prefix='redis_queue')"
 
     def test_settings_may_be_an_object(self, client: redis.Redis) -> None:
-        settings = Settings(prefix="shop", visibility_timeout=timedelta(minutes=5), max_length=1)
+        settings = Settings(prefix="shop", lease=timedelta(minutes=5), max_length=1)
         queue = RedisQueue("orders", client, settings=settings)
         queue.put("a")
         assert client.exists(Keys("shop", "queue", "orders").records)
@@ -723,7 +723,7 @@ class TestWakeUp:
     def test_the_end_of_another_lease_wakes_it(
         self, client: redis.Redis, live: RedisQueue, pool: ThreadPoolExecutor
     ) -> None:
-        short = RedisQueue("orders", client, visibility_timeout=0.3)
+        short = RedisQueue("orders", client, lease=0.3)
         short.put("x")
         held = must(short.get())
         message = must(live.get(timeout=10))
@@ -781,7 +781,7 @@ class TestLease:
         assert (live.stats().acked, live.stats().ready) == (0, 1)
 
     def test_the_lease_is_extended_while_the_block_works(self, client: redis.Redis) -> None:
-        queue = RedisQueue("orders", client, visibility_timeout=0.3)
+        queue = RedisQueue("orders", client, lease=0.3)
         queue.put("a")
         with queue.lease() as message:
             id_ = must(message).id
@@ -834,7 +834,7 @@ class TestConsume:
         assert 0.2 <= time.monotonic() - begin < 1.5
 
     def test_the_lease_is_extended_while_the_loop_works(self, client: redis.Redis) -> None:
-        queue = RedisQueue("orders", client, visibility_timeout=0.3)
+        queue = RedisQueue("orders", client, lease=0.3)
         queue.put("a")
         for message in queue.consume(timeout=0.01):
             first = client.zscore(KEYS.in_flight, message.id)

@@ -36,7 +36,7 @@ def client(server: ClockServer) -> Iterator[redis.Redis]:
 @pytest.fixture
 def queue(client: redis.Redis) -> RedisQueue:
     """A queue with two messages in flight, one ready, one delayed by half an hour and one by three hours."""
-    queue = RedisQueue("orders", client, visibility_timeout=LEASE, put_back_on_get=0)
+    queue = RedisQueue("orders", client, lease=LEASE, put_back_on_get=0)
     queue.put_many(["held", "late", "ready"])
     queue.put("soon", delay=HOUR / 2)
     queue.put("far", delay=3 * HOUR)
@@ -46,7 +46,7 @@ def queue(client: redis.Redis) -> RedisQueue:
 @pytest.fixture
 def timed(client: redis.Redis) -> DelayQueue:
     """A delay queue with entries like the messages of `queue`."""
-    timed = DelayQueue("orders", client, visibility_timeout=LEASE)
+    timed = DelayQueue("orders", client, lease=LEASE)
     delays = {"held": 0.0, "late": 0.0, "soon": HOUR / 2, "far": 3.0 * HOUR}
     timed.push_many([Push(name, id=name, delay=delay) for name, delay in delays.items()])
     return timed

@@ -408,7 +408,7 @@ class TestHangingServer:
             assert patient.stats().put == 2
 
     def test_the_claim_of_a_get_that_timed_out_is_put_back(self, server: RedisServer, hasty: redis.Redis) -> None:
-        queue = RedisQueue("orders", hasty, visibility_timeout=0.5)
+        queue = RedisQueue("orders", hasty, lease=0.5)
         queue.put_many(["first", "second"])
         server.pause()
         with pytest.raises(StoreUnavailableError):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from redis_queue import ConfigurationError, Settings
 
 EDGES: dict[str, tuple[Any, Any, Any, Any]] = {
-    "visibility_timeout": (0.0009, 0.001, 7 * 86400, 7 * 86400 + 1),
+    "lease": (0.0009, 0.001, 7 * 86400, 7 * 86400 + 1),
     "poll_interval": (0.009, 0.01, 60, 60.1),
     "max_deliveries": (-1, 0, 1_000_000, 1_000_001),
     "max_length": (-1, 0, 2**53, 2**53 + 1),
@@ -38,7 +38,7 @@ def test_each_range_includes_its_ends(name: str) -> None:
     assert getattr(Settings(**{name: low}), name) == low
     assert getattr(Settings(**{name: high}), name) == high
     for value in (below, above):
-        if (name, value) != ("visibility_timeout", 0.0009):
+        if (name, value) != ("lease", 0.0009):
             with pytest.raises(ConfigurationError, match=re.escape(f"{name}={value!r}")):
                 Settings(**{name: value})
 
@@ -55,7 +55,7 @@ def test_a_number_refuses_other_types(name: str, value: Any) -> None:
 
 
 def test_durations_are_seconds_or_timedelta() -> None:
-    settings = Settings(visibility_timeout=timedelta(minutes=2), poll_interval=timedelta(milliseconds=250))
+    settings = Settings(lease=timedelta(minutes=2), poll_interval=timedelta(milliseconds=250))
     assert (settings.lease_ms, settings.poll_seconds) == (120_000, 0.25)
 
 

@@ -68,7 +68,7 @@ def test_a_prefix_in_use_is_refused_and_left_alone(redis_url: str, client: redis
         (["--batch", "501"], "batch=501", 2),
         (["--messages", "5", "--lose-every", "6"], "lose_every=6", 2),
         (["--prefix", "a*b"], "prefix='a*b'", 2),
-        (["--visibility-timeout", "-1"], "visibility_timeout=-1.0", 2),
+        (["--lease", "-1"], "lease=-1.0", 2),
         (["--url", "redis://:secret@127.0.0.1:1/0"], "cannot be reached", 1),
         (["--url", "http://x"], "scheme='http'", 2),
         (["--mesages", "5"], "--messages", 2),

@@ -314,7 +314,7 @@ class TestRun:
         default: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        queue = delayed(visibility_timeout=60)
+        queue = delayed(lease=60)
         ids = queue.push_many([call(number) for number in range(5)])
         for kind in (AmqpBroker, RedisBroker):
             monkeypatch.setattr(kind, "at_once", 1)

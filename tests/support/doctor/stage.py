@@ -47,8 +47,8 @@ def wrong(client: redis.Redis) -> dict[str, str]:
 
 def fill(client: redis.Redis) -> Stage:
     """Fill both queues."""
-    queue = RedisQueue("orders", client, visibility_timeout=LATER)
-    delayed = DelayQueue("reminders", client, visibility_timeout=LATER)
+    queue = RedisQueue("orders", client, lease=LATER)
+    delayed = DelayQueue("reminders", client, lease=LATER)
     queue.put_many([f"m{number}" for number in range(8)], dedupe_key=str)
     queue.put("delayed", delay=LATER, dedupe_key="delayed")
     assert len(queue.get_many(3)) == 3
