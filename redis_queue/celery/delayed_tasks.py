@@ -12,6 +12,7 @@ from redis_queue.celery.consume.request import restore_requests
 from redis_queue.celery.control.sending import wrap_control
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.publish.arguments import seconds_of
+from redis_queue.celery.publish.beat import wait_in_outages
 from redis_queue.celery.publish.bulk import Bulk, Sent
 from redis_queue.celery.publish.capture import Capture
 from redis_queue.celery.stored_tasks import ATTRIBUTE, StoredTasks
@@ -53,6 +54,7 @@ class DelayedTasks(StoredTasks):
         wrap_control(self)
         trace_runs()
         restore_requests()
+        wait_in_outages()
         if not _is_amqp_in_creation(app):
             self.attach(app.amqp)
 

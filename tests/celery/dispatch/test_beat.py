@@ -6,17 +6,30 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 import redis
-from celery import Celery
+from celery import Celery, signals
+from celery.beat import Scheduler, Service
+from celery.schedules import schedule
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.celery import Store, beat_schedule, install, push_task, register_delay_dispatch, register_putback
+from redis_queue.celery import (
+    DelayedTasks,
+    Store,
+    beat_schedule,
+    install,
+    push_task,
+    register_delay_dispatch,
+    register_putback,
+)
 from tests.support.celery.brokers import Broker
 from tests.support.celery.clocks import ManualClock
+from tests.support.servers import RedisServer
+from tests.support.store.server_states import REFUSALS
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
@@ -283,3 +296,40 @@ class TestInAWorker:
 
         assert tasks.ids == ["behind"]
         assert delay_queue.stats().due == 1
+
+
+class TestOutage:
+    """Beat waits for a broker that refuses commands, says so once, and sends what was due."""
+
+    @pytest.mark.parametrize("refusal", ["OOM", "READONLY", "NOREPLICAS"])
+    def test_a_run_is_sent_once_the_broker_takes_it(self, refusal: str, caplog: pytest.LogCaptureFixture) -> None:
+        with RedisServer() as server, server.client() as client, ThreadPoolExecutor(1) as pool:
+            app = Celery("beats", broker=f"redis+socket://{server.socket}", set_as_current=False)
+            DelayedTasks(app)
+            app.conf.task_publish_retry = False
+            service = Service(app, scheduler_cls=Scheduler)
+            signals.beat_init.send(sender=service)
+            scheduler = service.scheduler
+            entry = scheduler.Entry("tick", "shop.tick", schedule=schedule(60), app=app)
+            scheduler.apply_entry(entry)
+            wait_until(lambda: client.llen("celery") == 1, description="the first run")
+            with caplog.at_level("WARNING"):
+                with REFUSALS[refusal](server):
+                    sent = pool.submit(scheduler.apply_entry, entry)
+                    wait_until(lambda: "beat cannot send" in caplog.text, description="the line")
+                    assert not sent.done()
+                sent.result(timeout=30)
+            assert client.llen("celery") == 2
+            assert caplog.text.count("beat cannot send") == 1
+            assert caplog.text.count("beat sends again") == 1
+            assert "Message Error" not in caplog.text
+            app.close()
+
+    def test_other_errors_are_those_of_celery(self, caplog: pytest.LogCaptureFixture) -> None:
+        app = Celery("beats", broker="memory://", set_as_current=False)
+        DelayedTasks(app)
+        service = Service(app, scheduler_cls=Scheduler)
+        signals.beat_init.send(sender=service)
+        entry = service.scheduler.Entry("tick", "shop.tick", schedule=schedule(60), app=app, args=(object(),))
+        service.scheduler.apply_entry(entry)
+        assert "Message Error" in caplog.text
