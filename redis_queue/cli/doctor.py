@@ -14,10 +14,10 @@ from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.audit import Record
 from redis_queue.cli.exit_codes import FAILED
 from redis_queue.cli.output import harmless, show_json, show_place
-from redis_queue.doctor import Finding, repair
+from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import ORDER
 from redis_queue.operate.access import Access
-from redis_queue.operate.diagnosis import examine
+from redis_queue.operate.diagnosis import examine, repair
 
 
 @click.command(cls=StoreCommand)
@@ -37,8 +37,7 @@ def doctor(access: Access, *, fix: bool, yes: bool, everything: bool, as_json: b
     """
     if yes and not fix:
         raise click.UsageError("--yes needs --fix")
-    client, prefix = access.catalog.client, access.catalog.prefix
-    repairs = repair(client, prefix, dry_run=not yes) if fix else []
+    repairs = repair(access, dry_run=not yes) if fix else []
     made = [finding.check for finding in repairs if finding.severity == "ok"]
     if made:
         Record(access, "repair", ["all queues"], detail=", ".join(dict.fromkeys(made))).write(len(made))

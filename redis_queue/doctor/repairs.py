@@ -32,17 +32,17 @@ def repair(client: Client, prefix: str = DEFAULT_PREFIX, *, dry_run: bool = True
     Settings(prefix=prefix)
     found = survey(client, servers(client), prefix)
     return [
-        *_each("lifetime", lambda: _persist(found, dry_run)),
+        *each("lifetime", lambda: _persist(found, dry_run)),
         *(
             finding
             for shard in found.shards
             for name, work in (("put-back", _put_back), ("orphans", _quarantine), ("orphans", _place))
-            for finding in _each(name, lambda work=work, shard=shard: work(shard, dry_run))  # type: ignore[misc]
+            for finding in each(name, lambda work=work, shard=shard: work(shard, dry_run))  # type: ignore[misc]
         ),
     ]
 
 
-def _each(name: str, work: Callable[[], Iterator[tuple[str, bool]]]) -> Iterator[Finding]:
+def each(name: str, work: Callable[[], Iterator[tuple[str, bool]]]) -> Iterator[Finding]:
     """Yield a finding for each text of *work*, which also tells whether that repair is done."""
     try:
         for what, done in work():

@@ -14,7 +14,9 @@ from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.doctor import Finding
 from redis_queue.doctor import examine as examine_redis
+from redis_queue.doctor import repair as repair_redis
 from redis_queue.doctor.finding import error, run, warning
+from redis_queue.operate import in_flight_checks
 from redis_queue.operate.access import Access
 from redis_queue.operate.flow_checks import CHECKS, flow_places
 from redis_queue.operate.pages import LOOK_BYTES
@@ -35,6 +37,8 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
     """
     found = examine_redis(access.catalog.client, access.catalog.prefix)
     found += (finding for name, check in CHECKS.items() for finding in run(name, check, [access]))
+    in_flight = in_flight_checks.InFlight(access)
+    found += (f for name, check in in_flight_checks.CHECKS.items() for f in run(name, check, [in_flight]))
     if access.app is None:
         return found
     workers = _workers(access.app) if ask else {}
@@ -45,6 +49,15 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
     # Without an answer of the workers, nobody knows what those without the extension consume.
     unread = run("queue_unread", unread_queues, [access]) if ask else ()
     return [*found, *of_queue, *of_app, *unread, *run("flow places", flow_places, [access])]
+
+
+def repair(access: Access, *, dry_run: bool) -> list[Finding]:
+    """Make all possible repairs, as :func:`redis_queue.doctor.repair`, also of the messages in flight at the broker.
+
+    Raises StoreUnavailableError if Redis cannot be reached, and StoreRefusedError if nothing can be read.
+    """
+    client, prefix = access.catalog.client, access.catalog.prefix
+    return [*repair_redis(client, prefix, dry_run=dry_run), *in_flight_checks.repair(access, dry_run=dry_run)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,7 @@ CALLS = {name: Call(verb.call, verb.script, verb.later) for name, verb in VERBS.
     ),
     "held/expired": Call(lambda s: script(s, "held/expired", now=0, timeout=1, limit=1), "held/expired"),
     "held/leave": Call(lambda s: script(s, "held/leave", channel="channel"), "held/leave"),
+    "held/mend": Call(lambda s: script(s, "held/mend", now=0, acting=1, more=["lost"]), "held/mend"),
     "held/record": Call(lambda s: script(s, "held/record", now=0, tag="new", record="[]", lease=1), "held/record"),
     "held/renew": Call(
         lambda s: script(s, "held/renew", now=0, lease=60, signature=1, more=["tag", "1"]), "held/renew"
@@ -249,7 +250,7 @@ def stage(client: redis.Redis) -> Stage:
     """Both queues with entries in every state, and messages of a broker."""
     stage = Stage(client)
     client.rpush("foreign", "element")
-    client.hset("unacked", "tag", "[]")
+    client.hset("unacked", mapping={"tag": "[]", "lost": "[]"})
     client.zadd("index", {"tag": 1})
     stage.failures.keep([FAILURE], 10, 7)
     for sequence in range(1, 4):

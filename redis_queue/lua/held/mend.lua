@@ -1,0 +1,41 @@
+-- Find messages in flight that no sweep returns, since they are not in the index; add them to it if asked.
+--
+-- kombu and redis_queue write and remove both parts of a message at once, so it never lacks one for a moment.
+--
+-- KEYS[1] index       ZSET  delivery tag -> time from which the visibility timeout counts (s)
+-- KEYS[2] unacked     HASH  delivery tag -> message, exchange and routing key as JSON
+-- KEYS[3] lease_ends  ZSET  delivery tag -> when its lease ends (s)
+-- ARGV[1] now      ms; 0 = the server's TIME
+-- ARGV[2] acting   1 = repair, 0 = only find
+-- ARGV[...] tags   delivery tags to check
+--
+-- An added message comes back as one that a worker without a lease took now.
+-- Returns flags: 0 = not in flight, 1 = not in the index, 2 = without a lease, 3 = with a lease.
+-- O(tags * log index)
+local index, unacked, lease_ends = KEYS[1], KEYS[2], KEYS[3]
+local now, acting = tonumber(ARGV[1]), ARGV[2] == '1'
+local tags = {unpack(ARGV, 3)}
+
+-- include clock
+local text = string.format('%.3f', now / 1000)
+redis.call('ZCARD', lease_ends)
+-- As includes/first_write.lua.
+if acting then redis.call('ZREM', index, '') end
+local flags = {}
+for i, tag in ipairs(tags) do
+  local taken = tonumber(redis.call('ZSCORE', index, tag) or '')
+  local lease_end = tonumber(redis.call('ZSCORE', lease_ends, tag) or '')
+  if redis.call('HEXISTS', unacked, tag) == 0 then
+    flags[i] = 0
+  elseif not taken then
+    flags[i] = 1
+    if acting then
+      redis.call('ZREM', lease_ends, tag)
+      redis.call('ZADD', index, text, tag)
+    end
+  else
+    -- A lease that ended before its message was taken is an earlier one.
+    flags[i] = (lease_end and taken <= lease_end) and 3 or 2
+  end
+end
+return table.concat(flags)

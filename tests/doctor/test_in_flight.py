@@ -1,0 +1,154 @@
+"""The checks of the messages in flight at a Redis broker: what never comes back, and who holds it without a lease."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from click.testing import CliRunner
+
+from redis_queue.cli import group
+from redis_queue.doctor import Finding
+from redis_queue.operate.access import AppAccess, access_to
+from redis_queue.operate.diagnosis import examine, repair
+from redis_queue.operate.in_flight_checks import LARGE, NAMED, broker_of
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.celery
+
+QUEUE = "mail"
+
+
+@pytest.fixture
+def app(sound: RedisServer, client: redis.Redis) -> Iterator[Celery]:
+    """An app of stock Celery whose broker is the store."""
+    with app_on(sound) as app:
+        yield app
+
+
+def app_on(server: RedisServer, **options: Any) -> Celery:
+    app = Celery("shop", broker=f"redis+socket://{server.socket}", set_as_current=False)
+    app.conf.update(task_default_queue=QUEUE, broker_transport_options=options)
+    return app
+
+
+def take(app: Celery, count: int = 1) -> list[tuple[str, str]]:
+    """Send tasks and take them as a stock worker that is killed; return their ids and delivery tags."""
+    found = []
+    for _ in range(count):
+        app.send_task("shop.charge")
+        with app.connection_for_read() as connection:
+            channel = connection.channel()
+            channel.qos.restore_at_shutdown = False
+            message = channel.basic_get(QUEUE)
+            found.append((message.headers["id"], message.delivery_tag))
+    return sorted(found, key=lambda pair: pair[1])
+
+
+def found(app: Celery | None, client: redis.Redis, check: str = "in flight") -> list[Finding]:
+    """Return the findings of a check."""
+    access = access_to(client, "redis_queue") if app is None else AppAccess(app)
+    return [row for row in examine(access, ask=False) if row.check == check and row.severity != "ok"]
+
+
+class TestIndex:
+    def test_a_message_that_never_comes_back_is_an_error(self, app: Celery, client: redis.Redis) -> None:
+        [(one, tag), _] = take(app, 2)
+        assert found(app, client) == []
+        client.zrem("unacked_index", tag)
+        [said] = found(app, client)
+        assert (said.severity, said.repairable, said.advice) == ("error", True, "redis-queue doctor --fix")
+        assert said.found == (
+            "1 messages in flight are not in unacked_index, and never come back if their workers are gone: "
+            f"task {one} ({tag})"
+        )
+        assert found(None, client) == [said]
+
+    def test_many_are_counted(self, app: Celery, client: redis.Redis) -> None:
+        client.hset("unacked", mapping={f"tag-{number:04}": "{" for number in range(1200)})
+        client.hset("unacked", "tag-0000", json.dumps([{"headers": {"id": "x"}}, "a" * LARGE, ""]))
+        [said] = found(app, client)
+        assert said.found.startswith("1,200 messages in flight ")
+        assert said.found.endswith(f": tag-0000, tag-0001, tag-0002, tag-0003, tag-0004 and {1200 - NAMED:,} more")
+
+    def test_a_repair_brings_it_back(self, app: Celery, client: redis.Redis) -> None:
+        take(app, 3)
+        client.delete("unacked_index")
+        client.zadd(
+            "redis_queue:lease_ends:unacked_index", dict.fromkeys(map(bytes.decode, client.hkeys("unacked")), 1)
+        )
+        planned = repair(AppAccess(app), dry_run=True)
+        assert [(row.severity, row.found) for row in planned] == [
+            ("warning", "add 3 messages in flight to unacked_index")
+        ]
+        assert not client.exists("unacked_index")
+        [done] = repair(AppAccess(app), dry_run=False)
+        assert (done.check, done.severity, done.found) == ("in flight", "ok", planned[0].found)
+        assert repair(AppAccess(app), dry_run=False) == []
+        assert found(app, client) == []
+        for tag, score in client.zrange("unacked_index", 0, -1, withscores=True):
+            assert abs(score - time.time()) < 60
+            client.zadd("unacked_index", {tag: score - 3601})
+        with app.connection_for_read() as connection:
+            connection.default_channel.qos.restore_visible(num=10)
+        assert (client.llen(QUEUE), client.exists("unacked", "unacked_index")) == (3, 0)
+
+    def test_the_command_repairs_it(self, app: Celery, client: redis.Redis, sound: RedisServer) -> None:
+        take(app)
+        client.delete("unacked_index")
+        assert CliRunner().invoke(group, ["doctor", "--url", sound.url]).exit_code == 1
+        done = CliRunner().invoke(group, ["doctor", "--url", sound.url, "--fix", "--yes"])
+        assert (done.exit_code, "1 repaired" in done.output) == (0, True)
+        assert client.zcard("unacked_index") == 1
+
+    def test_a_repair_leaves_what_was_settled_meanwhile(self, app: Celery, client: redis.Redis) -> None:
+        take(app)
+        client.delete("unacked_index")
+        with broker_of(AppAccess(app)) as broker:
+            assert broker is not None
+            tags = broker.sample()
+            client.delete("unacked")
+            assert broker.flags(tags, acting=True) == b"0"
+        assert not client.exists("unacked_index")
+
+    def test_work_is_no_finding(self, app: Celery, client: redis.Redis) -> None:
+        done = threading.Event()
+
+        def work() -> None:
+            with app.connection_for_read() as connection:
+                channel = connection.channel()
+                while not done.is_set():
+                    app.send_task("shop.charge")
+                    channel.basic_ack(channel.basic_get(QUEUE).delivery_tag)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            for _ in range(30):
+                assert found(None, client) == []
+                assert repair(access_to(client, "redis_queue"), dry_run=False) == []
+        finally:
+            done.set()
+            thread.join()
+
+    def test_the_keys_of_the_broker_may_have_other_names(self, sound: RedisServer, client: redis.Redis) -> None:
+        with app_on(sound, global_keyprefix="shop:", unacked_index_key="mine") as app:
+            take(app)
+            client.delete("shop:mine")
+            [said] = found(app, client)
+            assert "not in shop:mine" in said.found
+            repair(AppAccess(app), dry_run=False)
+            assert client.zcard("shop:mine") == 1
+            assert found(app, client) == []
+
+    def test_an_unreachable_broker_is_a_finding(self, app: Celery, sound: RedisServer, client: redis.Redis) -> None:
+        app.conf.update(redis_queue_url=sound.url, broker_url="redis://user:secret@127.0.0.1:1/0")
+        said = [*found(app, client), *repair(AppAccess(app), dry_run=False)]
+        assert [row.found.partition(":")[0] for row in said] == ["could not be checked", "could not be repaired"]
+        assert not any("secret" in row.found for row in said)
