@@ -37,11 +37,11 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
     """
     found = examine_redis(access.catalog.client, access.catalog.prefix)
     found += (finding for name, check in CHECKS.items() for finding in run(name, check, [access]))
-    in_flight = in_flight_checks.InFlight(access)
+    workers = _workers(access.app) if ask and access.app is not None else {}
+    in_flight = in_flight_checks.InFlight(access, workers)
     found += (f for name, check in in_flight_checks.CHECKS.items() for f in run(name, check, [in_flight]))
     if access.app is None:
         return found
-    workers = _workers(access.app) if ask else {}
     state = AppState(access.delay_queue(), workers, _known(access.app, workers))
     checks = {"dispatchers": _dispatchers, "tasks": _unknown_tasks}
     of_queue = (finding for name, check in checks.items() for finding in run(name, check, [state]))

@@ -1,9 +1,9 @@
-"""The doctor's checks of the messages in flight at a Redis broker, and the repair of lost ones."""
+"""The doctor's checks of the messages in flight at a Redis broker and of their leases, and the repair of lost ones."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -26,6 +26,7 @@ from redis_queue.store.ids import MAX_ID, readable
 from redis_queue.store.keys import lease_ends
 from redis_queue.store.redis_errors import redact
 from redis_queue.store.scripts import Scripts
+from redis_queue.times import span_text
 
 SAMPLE: Final = 10_000
 """Most messages in flight that are read; a random sample of more."""
@@ -38,15 +39,16 @@ LARGE: Final = 65_536
 
 CHECK_BROKER: Final = "check broker_url, or repeat when the broker is up"
 
-NO_INDEX: Final = ord("1")
+NO_INDEX, NO_LEASE, LEASE = b"123"
 
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """The messages in flight at one Redis. All methods raise StoreError."""
+    """The messages in flight at one Redis, and kombu's visibility *timeout*, if known. All methods raise StoreError."""
 
     scripts: Scripts
     keys: InFlightKeys
+    timeout: float | None = None
 
     def sample(self) -> list[bytes]:
         """Return up to :data:`SAMPLE` delivery tags."""
@@ -88,7 +90,8 @@ def broker_of(access: Access) -> Iterator[Broker | None]:
         try:
             with connected(access.app) as connection:
                 channel = connection.default_channel
-                yield Broker(Scripts(client_of(channel)), InFlightKeys.of(channel))
+                timeout = float(channel.visibility_timeout)
+                yield Broker(Scripts(client_of(channel)), InFlightKeys.of(channel), timeout)
         except OperationalError as failure:
             raise StoreUnavailableError(redact(str(failure))) from failure
 
@@ -97,10 +100,14 @@ def broker_of(access: Access) -> Iterator[Broker | None]:
 class Seen:
     """What was found of the messages in flight: *lost* of *total* are not in kombu's index, *named* are the first.
 
+    Of the others, *leased* have a lease and *bare* have none: kombu's *timeout* in seconds, if known, is theirs.
     *failure* tells why the broker could not be asked.
     """
 
     total: int = 0
+    leased: int = 0
+    bare: int = 0
+    timeout: float | None = None
     lost: int = 0
     named: Sequence[str] = ()
     index: str = ""
@@ -108,10 +115,14 @@ class Seen:
 
 
 class InFlight:
-    """The messages in flight at the broker of *access*, read once for several checks."""
+    """The messages in flight at the broker of *access*, read once for several checks.
 
-    def __init__(self, access: Access) -> None:
+    *answered*: the workers that answered a broadcast, if they were asked.
+    """
+
+    def __init__(self, access: Access, answered: Collection[str] = ()) -> None:
         self._access = access
+        self._answered = answered
 
     @LazyProperty
     def seen(self) -> Seen:
@@ -122,11 +133,34 @@ class InFlight:
         except StoreUnavailableError as failure:
             return Seen(failure=str(failure))
 
+    def workers(self) -> tuple[list[str], list[str], list[str]]:
+        """Return the workers with leases, those without, and those that do not report. Raises StoreError.
+
+        Without their answers, of those that report only those count whose broker is the store.
+        """
+        rows = {row.name: row for row in self._access.monitor.workers.rows()}
+        here = sorted(self._answered or (name for name, row in rows.items() if row.lists))
+        reporting = [rows[name] for name in here if name in rows]
+        return (
+            [row.name for row in reporting if row.keeper is not None],
+            [row.name for row in reporting if row.keeper is None],
+            [name for name in here if name not in rows],
+        )
+
 
 def _seen(broker: Broker) -> Seen:
     tags = broker.sample()
-    lost = _lost(tags, broker.flags(tags))
-    return Seen(len(tags), len(lost), [_named(broker, tag) for tag in lost[:NAMED]], broker.keys.index)
+    flags = broker.flags(tags)
+    lost = _lost(tags, flags)
+    return Seen(
+        len(tags),
+        flags.count(LEASE),
+        flags.count(NO_LEASE),
+        broker.timeout,
+        len(lost),
+        [_named(broker, tag) for tag in lost[:NAMED]],
+        broker.keys.index,
+    )
 
 
 def _lost(tags: Sequence[bytes], flags: bytes) -> list[bytes]:
@@ -155,6 +189,29 @@ def unindexed(in_flight: InFlight) -> Iterator[Finding]:
         )
 
 
+def bare_workers(in_flight: InFlight) -> Iterator[Finding]:
+    """Workers without leases do not consume beside workers with leases."""
+    seen = in_flight.seen
+    if seen.failure:
+        yield warning(f"could not be checked: {seen.failure}", CHECK_BROKER)
+        return
+    leased, bare, silent = in_flight.workers() if seen.index else ([], [], [])
+    if not (leased or seen.leased) or not (bare or seen.bare):
+        return
+    if seen.bare:
+        # Workers of stock Celery, or of an app with another store, whose leases nobody knows.
+        bare += [f"{name} (no report)" for name in silent]
+    more = f" and {len(bare) - NAMED:,} more" if bare[NAMED:] else ""
+    who = f": {', '.join(bare[:NAMED])}{more}" if bare else ""
+    held = f"; {seen.bare:,} of {seen.total:,} messages in flight have no lease" if seen.bare else ""
+    timeout = "" if seen.timeout is None else f" ({span_text(seen.timeout)})"
+    yield warning(
+        f"workers without leases consume beside workers with leases{who}{held}. If they are killed, their tasks come "
+        f"back only by kombu's visibility timeout{timeout}; tasks that run for longer than it run twice",
+        "start these workers from an app with DelayedTasks(app, leases=True), or with TaskLeases(app)",
+    )
+
+
 def repair(access: Access, *, dry_run: bool) -> list[Finding]:
     """Add lost messages in flight to kombu's index: they come back after its visibility timeout.
 
@@ -174,4 +231,7 @@ def repair(access: Access, *, dry_run: bool) -> list[Finding]:
         return [Finding("in flight", "error", f"could not be repaired: {failure}", CHECK_BROKER)]
 
 
-CHECKS: Final[dict[str, Check[InFlight]]] = {"in flight": unindexed}
+CHECKS: Final[dict[str, Check[InFlight]]] = {
+    "in flight": unindexed,
+    "workers without leases": bare_workers,
+}

@@ -15,10 +15,16 @@ from click.testing import CliRunner
 
 from redis_queue.cli import group
 from redis_queue.doctor import Finding
+from redis_queue.monitor.model import WorkerRow
+from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import AppAccess, access_to
 from redis_queue.operate.diagnosis import examine, repair
 from redis_queue.operate.in_flight_checks import LARGE, NAMED, broker_of
+from redis_queue.times import from_ms
+from tests.support.celery.leasing import Leasing
+from tests.support.celery.leasing_names import WAIT
 from tests.support.servers import RedisServer
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
 
@@ -51,10 +57,10 @@ def take(app: Celery, count: int = 1) -> list[tuple[str, str]]:
     return sorted(found, key=lambda pair: pair[1])
 
 
-def found(app: Celery | None, client: redis.Redis, check: str = "in flight") -> list[Finding]:
+def found(app: Celery | None, client: redis.Redis, check: str = "in flight", *, ask: bool = False) -> list[Finding]:
     """Return the findings of a check."""
     access = access_to(client, "redis_queue") if app is None else AppAccess(app)
-    return [row for row in examine(access, ask=False) if row.check == check and row.severity != "ok"]
+    return [row for row in examine(access, ask=ask) if row.check == check and row.severity != "ok"]
 
 
 class TestIndex:
@@ -152,3 +158,88 @@ class TestIndex:
         said = [*found(app, client), *repair(AppAccess(app), dry_run=False)]
         assert [row.found.partition(":")[0] for row in said] == ["could not be checked", "could not be repaired"]
         assert not any("secret" in row.found for row in said)
+
+
+BARE = "workers without leases"
+
+
+def report(client: redis.Redis, name: str, *, keeper: bool | None, lists: tuple[str, ...] = (QUEUE,)) -> None:
+    """Report a worker, with leases unless *keeper* is None."""
+    Reports(client, "redis_queue").write(WorkerRow(name, from_ms(0), from_ms(0), keeper=keeper, lists=lists))
+
+
+def lease(client: redis.Redis, tag: str, seconds: float) -> None:
+    """Let the lease of a message end so many seconds after the message was taken."""
+    score = client.zscore("unacked_index", tag)
+    assert score is not None
+    client.zadd("redis_queue:lease_ends:unacked_index", {tag: score + seconds})
+
+
+class TestBareWorkers:
+    def test_messages_without_a_lease_beside_others_with_one(self, app: Celery, client: redis.Redis) -> None:
+        [(_, one), (_, two), _] = take(app, 3)
+        assert found(app, client, BARE) == []
+        lease(client, one, 60)
+        lease(client, two, -1)
+        [said] = found(app, client, BARE)
+        assert said.severity == "warning"
+        assert said.found == (
+            "workers without leases consume beside workers with leases; 2 of 3 messages in flight have no lease. If "
+            "they are killed, their tasks come back only by kombu's visibility timeout (1 h); tasks that run for "
+            "longer than it run twice"
+        )
+        assert said.advice.endswith("an app with DelayedTasks(app, leases=True), or with TaskLeases(app)")
+        assert len(found(None, client, BARE)) == 1
+        for tag in client.hkeys("unacked"):
+            lease(client, tag.decode(), 60)
+        assert found(app, client, BARE) == []
+
+    @pytest.mark.parametrize(
+        ("keepers", "lists", "names"),
+        [
+            ([True, None], (QUEUE,), "b@test"),
+            ([True, *[None] * 7], (QUEUE,), "b@test, c@test, d@test, e@test, f@test and 2 more"),
+            ([True, False], (QUEUE,), ""),
+            ([None, None], (QUEUE,), ""),
+            # Workers of another broker than the store.
+            ([True, None], (), ""),
+        ],
+    )
+    def test_idle_workers_are_known_by_their_reports(
+        self, app: Celery, client: redis.Redis, keepers: list[bool | None], lists: tuple[str, ...], names: str
+    ) -> None:
+        for number, keeper in enumerate(keepers):
+            report(client, f"{'abcdefgh'[number]}@test", keeper=keeper, lists=lists)
+        texts = [row.found for row in found(app, client, BARE)]
+        assert [text.partition(". If")[0].partition("leases: ")[2] for text in texts] == [names] * bool(names)
+
+    def test_another_broker_than_redis_has_no_leases(
+        self, app: Celery, client: redis.Redis, sound: RedisServer
+    ) -> None:
+        report(client, "a@test", keeper=True)
+        report(client, "b@test", keeper=None)
+        app.conf.update(redis_queue_url=sound.url, broker_url="amqp://127.0.0.1:1//")
+        assert found(app, client, BARE) == []
+
+    def test_an_unreachable_broker_is_a_finding(self, app: Celery, sound: RedisServer, client: redis.Redis) -> None:
+        app.conf.update(redis_queue_url=sound.url, broker_url="redis://127.0.0.1:1/0")
+        [said] = found(app, client, BARE)
+        assert said.found.startswith("could not be checked: ")
+
+    def test_workers_of_both_kinds(self, sound: RedisServer, client: redis.Redis) -> None:
+        leasing = Leasing(sound, client, f"redis+socket://{sound.socket}")
+        app = leasing.app()
+        app.conf.control_exchange = "leasing-control"
+        with leasing.busy("new", timeout=30.0):
+            assert found(app, client, BARE, ask=True) == []
+            with leasing.worker("old", leases=False, pool="threads") as old:
+                old.wait_for_output("ready.")
+                leasing.send(WAIT)
+                leasing.wait_for_starts(2)
+                wait_until(lambda: app.control.ping(timeout=0.5), description="an answer of the worker")
+                [said] = found(app, client, BARE, ask=True)
+                assert said.found.startswith("workers without leases consume beside workers with leases: old@")
+                assert " (no report); 1 of 2 messages in flight have no lease. If" in said.found
+                leasing.end_task("old")
+                leasing.end_task("new")
+                leasing.wait_until_settled()
