@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
@@ -17,6 +18,9 @@ ORDER: Final[dict[Severity, int]] = {"error": 0, "warning": 1, "ok": 2}
 """Sort order: errors first."""
 
 PERMIT: Final = "let this user run the command, or run doctor as another user"
+
+MOST_FINDINGS: Final = 10
+"""Most findings of a check of which there may be many."""
 
 Target = TypeVar("Target")
 
@@ -48,6 +52,13 @@ def error(found: str, advice: str, *, repairable: bool = False) -> Finding:
 def warning(found: str, advice: str) -> Finding:
     """Return a warning; :func:`run` adds the name of the check."""
     return Finding("", "warning", found, advice)
+
+
+def first(findings: Iterable[Finding], count: int, others: str, advice: str) -> Iterator[Finding]:
+    """Yield the first *findings* of *count*, and how many *others* are left out."""
+    yield from itertools.islice(findings, MOST_FINDINGS)
+    if count > MOST_FINDINGS:
+        yield warning(f"{count - MOST_FINDINGS:,} more {others}", advice)
 
 
 class CommandMissingError(StoreError):

@@ -16,15 +16,17 @@ from redis_queue.doctor import Finding
 from redis_queue.doctor import examine as examine_redis
 from redis_queue.doctor import repair as repair_redis
 from redis_queue.doctor.finding import error, run, warning
-from redis_queue.operate import in_flight_checks
+from redis_queue.operate import flow_checks, in_flight_checks, work_checks
 from redis_queue.operate.access import Access
-from redis_queue.operate.flow_checks import CHECKS, flow_places
 from redis_queue.operate.pages import LOOK_BYTES
 from redis_queue.operate.unread_queues import unread_queues
 from redis_queue.store.chunks import CHUNK
 
 ANSWER_WITHIN: Final = 1.0
 """Seconds to wait for answers of workers."""
+
+CHECKS: Final = flow_checks.CHECKS | work_checks.CHECKS
+"""Checks of any Redis by what workers and producers write into it."""
 
 NAMED: Final = 5
 """Most names in a finding."""
@@ -48,7 +50,7 @@ def examine(access: Access, *, ask: bool) -> list[Finding]:
     of_app = run("lease settings", _lease_settings, [access.app])
     # Without an answer of the workers, nobody knows what those without the extension consume.
     unread = run("queue_unread", unread_queues, [access]) if ask else ()
-    return [*found, *of_queue, *of_app, *unread, *run("flow places", flow_places, [access])]
+    return [*found, *of_queue, *of_app, *unread, *run("flow places", flow_checks.flow_places, [access])]
 
 
 def repair(access: Access, *, dry_run: bool) -> list[Finding]:

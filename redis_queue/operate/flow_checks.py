@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import redis
@@ -13,7 +13,7 @@ from redis_queue.celery.consume.gates import GateKeys, Gates
 from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.celery.queues.open import connected, on_redis, shares_store
 from redis_queue.doctor import Finding
-from redis_queue.doctor.finding import error, warning
+from redis_queue.doctor.finding import error, first, warning
 from redis_queue.flow.backlog import Backlog
 from redis_queue.flow.declarations import Declaration, Declarations
 from redis_queue.flow.flows import OF_QUEUE
@@ -27,9 +27,6 @@ from redis_queue.store.keys import lease_ends
 from redis_queue.store.redis_errors import redact
 from redis_queue.store.replies import text
 from redis_queue.store.scripts import Scripts
-
-MOST_FINDINGS: Final = 10
-"""Most findings of a check."""
 
 TYPES: Final = {
     "config": "hash",
@@ -70,7 +67,7 @@ def flow_limits(access: Access) -> Iterator[Finding]:
                 f"give all apps the same limits, or set them for all: redis-queue flow set {name}",
             )
 
-    yield from _first(findings(), len(different), "flows have different limits in several apps")
+    yield from first(findings(), len(different), "flows have different limits in several apps", "redis-queue flow list")
 
 
 def flow_workers(access: Access) -> Iterator[Finding]:
@@ -94,7 +91,9 @@ def flow_workers(access: Access) -> Iterator[Finding]:
                 f"start a worker of an app with DelayedTasks(app, leases=True) and -Q {queue}",
             )
 
-    yield from _first(findings(), len(unread), "queues with tasks that wait for a place are not consumed")
+    yield from first(
+        findings(), len(unread), "queues with tasks that wait for a place are not consumed", "redis-queue flow list"
+    )
 
 
 def flow_stops(access: Access) -> Iterator[Finding]:
@@ -108,7 +107,9 @@ def flow_stops(access: Access) -> Iterator[Finding]:
         for state in stopped:
             yield warning(f"flow {state.name} {_stop(state)}, and {_waits(waiting[state])}", _advice(state))
 
-    yield from _first(findings(), len(stopped), "flows with waiting tasks are paused or have a limit of 0")
+    yield from first(
+        findings(), len(stopped), "flows with waiting tasks are paused or have a limit of 0", "redis-queue flow list"
+    )
 
 
 def flow_places(access: Access) -> Iterator[Finding]:
@@ -176,14 +177,6 @@ def _listed(access: Access) -> dict[str, int]:
 def _queues(access: Access) -> dict[str, int]:
     found = Backlog(Scripts(access.catalog.client), access.flows.redis_keys).all()
     return {flow.removeprefix(OF_QUEUE): count for flow, count in found.items() if flow.startswith(OF_QUEUE)}
-
-
-def _first(findings: Iterable[Finding], count: int, others: str) -> Iterator[Finding]:
-    """Yield the first *findings* of *count*, and how many are left out."""
-    for _, finding in zip(range(MOST_FINDINGS), findings, strict=False):
-        yield finding
-    if count > MOST_FINDINGS:
-        yield warning(f"{count - MOST_FINDINGS:,} more {others}", "redis-queue flow list")
 
 
 def _text(declaration: Declaration) -> str:

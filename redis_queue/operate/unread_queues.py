@@ -7,15 +7,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from redis_queue.doctor import Finding
-from redis_queue.doctor.finding import warning
+from redis_queue.doctor.finding import first, warning
 from redis_queue.operate.access import Access
 from redis_queue.suggestion import nearest
 
 ANSWER_WITHIN: Final = 1.0
 """Seconds to wait for answers of workers."""
-
-MOST_FINDINGS: Final = 10
-"""Most queues with a finding of their own."""
 
 SIMILAR: Final = 0.7
 """Least similarity of a consumed queue that the advice names."""
@@ -36,17 +33,19 @@ def unread_queues(access: Access) -> Iterator[Finding]:
     # Workers without the extension do not report what they consume.
     consumed = _consumed(access.app) | {row.name for row in overview.rows if row.consumers}
     unread = [row for row in unread if row.name not in consumed]
-    for row in unread[:MOST_FINDINGS]:
-        waits = "1 message waits" if row.listed == 1 else f"{row.listed:,} messages wait"
-        near = nearest(row.name, consumed, similarity=SIMILAR)
-        hint = f"; workers consume {near[0]}, which has a similar name" if near else ""
-        yield warning(
-            f"Celery queue {row.name}: {waits}, and no worker consumes it{hint}",
-            f"start a worker with -Q {row.name}, or move them: redis-queue -A APP celery-queue {row.name} move --all "
-            f"--to {near[0] if near else 'QUEUE'}",
-        )
-    if unread[MOST_FINDINGS:]:
-        yield warning(f"{len(unread) - MOST_FINDINGS:,} more Celery queues are not consumed", "redis-queue queues")
+
+    def findings() -> Iterator[Finding]:
+        for row in unread:
+            waits = "1 message waits" if row.listed == 1 else f"{row.listed:,} messages wait"
+            near = nearest(row.name, consumed, similarity=SIMILAR)
+            hint = f"; workers consume {near[0]}, which has a similar name" if near else ""
+            yield warning(
+                f"Celery queue {row.name}: {waits}, and no worker consumes it{hint}",
+                f"start a worker with -Q {row.name}, or move them: redis-queue -A APP celery-queue {row.name} move "
+                f"--all --to {near[0] if near else 'QUEUE'}",
+            )
+
+    yield from first(findings(), len(unread), "Celery queues are not consumed", "redis-queue queues")
 
 
 def _consumed(app: Any) -> set[str]:

@@ -12,6 +12,7 @@ from celery import Celery
 from redis_queue import Flow
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.doctor import Finding
+from redis_queue.doctor.finding import MOST_FINDINGS
 from redis_queue.flow.declarations import Declaration, Declarations
 from redis_queue.flow.flows import Flows
 from redis_queue.flow.model import Limits
@@ -19,7 +20,7 @@ from redis_queue.monitor.model import WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import AppAccess, access_to
 from redis_queue.operate.diagnosis import examine
-from redis_queue.operate.flow_checks import MOST_FINDINGS, TYPES
+from redis_queue.operate.flow_checks import TYPES
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts
 from redis_queue.times import from_ms
