@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from redis_queue.keeper.redis_py import client_of
 from redis_queue.lazy_property import LazyProperty
 from redis_queue.operate.access import Access
 from redis_queue.store.chunks import chunks
+from redis_queue.store.codec import read_document
 from redis_queue.store.ids import MAX_ID, readable
 from redis_queue.store.keys import lease_ends
 from redis_queue.store.redis_errors import redact
@@ -67,7 +67,7 @@ class Broker:
         if self.scripts.command("HSTRLEN", self.keys.records, tag) > LARGE:
             return ""
         try:
-            found = task_id_of(json.loads(self.scripts.command("HGET", self.keys.records, tag) or "")[0])
+            found = task_id_of(read_document(self.scripts.command("HGET", self.keys.records, tag) or b"")[0])
         except (ValueError, TypeError, LookupError, RecursionError):
             return ""
         return readable(found[:MAX_ID])

@@ -16,13 +16,19 @@ if TYPE_CHECKING:
 
 
 def seconds_of(countdown: Seconds | None) -> float | None:
-    """Return *countdown* in seconds; negative values are sent at once. Raises InvalidDelayError."""
+    """Return *countdown* in seconds; negative values are sent at once. Raises InvalidDelayError.
+
+    It may be more than ten years: the store does not take such a call, and Celery does.
+    """
     if countdown is None:
         return None
     seconds = countdown.total_seconds() if isinstance(countdown, timedelta) else countdown
-    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and -math.inf < seconds < 0:
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool):
         # Celery refuses numbers of more than 32 bits.
-        return max(seconds, -MAX_DELAY.total_seconds())
+        if -math.inf < seconds < 0:
+            return max(seconds, -MAX_DELAY.total_seconds())
+        if MAX_DELAY.total_seconds() < seconds < 1 << 31:
+            return seconds
     duration_ms(countdown, name="countdown")
     return seconds
 

@@ -24,9 +24,15 @@ from redis_queue.celery.publish.same_broker import OwnBroker
 from redis_queue.celery.publish.unique_calls import LostKeyError, UniqueCalls
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.tracing import without_schedule
-from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError, StoreUnavailableError
+from redis_queue.errors import (
+    InvalidDelayError,
+    InvalidValueError,
+    StoreError,
+    StoreUnavailableError,
+    quoted,
+)
 from redis_queue.logs import logger_of
-from redis_queue.store.ids import check_id
+from redis_queue.store.ids import is_id
 from redis_queue.store.redis_errors import FULL, redact
 from redis_queue.times import from_ms
 
@@ -100,11 +106,11 @@ class Capture:
             return countdown
         # Read the settings first: an invalid time zone would be reported as an invalid eta.
         _ = self._delayed.settings
-        if countdown and eta:
-            raise InvalidDelayError(f"countdown={countdown!r} and eta={eta!r}: give only one of them")
-        if eta:
-            check_eta(eta, self._app)
-        return seconds_of(countdown) if countdown else countdown
+        if countdown:
+            # As Celery does, whatever the eta is.
+            return seconds_of(countdown)
+        check_eta(eta, self._app)
+        return countdown
 
     def _sender(self, send: Callable[..., Any]) -> Callable[..., Any]:
         def send_task_message(producer: Any, name: str, message: Any, **given: Any) -> Any:
@@ -123,9 +129,6 @@ class Capture:
                     return found
             if not self._is_ours(producer):
                 return send(producer, name, message, **options)
-            task_id = _id(message)
-            if task_id is not None and not is_retry_of(self._app, task_id):
-                check_id(task_id, name="task_id")
             keeping = InterceptingProducer(
                 self._app, producer, lambda envelope, *rest: self._keep(due, _with_header(envelope, header), *rest)
             )
@@ -258,13 +261,13 @@ class Capture:
                 raise OperationalError(str(error)) from error
             action, reason = "store_unavailable", f"the store is unavailable: {error}"
         except InvalidValueError as error:
-            # A retry: the broker took the message before, so it will take it again. Celery takes more than ten years.
-            if not is_retry and not isinstance(error, InvalidDelayError):
+            # A retry: the broker took the message before, so it will take it again. Celery takes more than ten years,
+            # and any id.
+            if not is_retry and not isinstance(error, InvalidDelayError) and is_id(envelope.id):
                 raise
             action, reason = "store_refused", str(error)
-        logger.warning(
-            "%s waits in the broker: %s", envelope.id, reason, extra={"action": action, "task_id": envelope.id}
-        )
+        shown = envelope.id if is_id(envelope.id) else quoted(envelope.id)
+        logger.warning("%s waits in the broker: %s", shown, reason, extra={"action": action, "task_id": envelope.id})
         return publish()
 
     def _store(self, envelope: Envelope, due: Due, *, is_retry: bool) -> None:
