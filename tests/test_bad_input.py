@@ -429,13 +429,13 @@ def test_a_handler_that_cannot_be_called_is_refused(queue: RedisQueue, value: An
 
 
 UNKNOWN_SETTINGS = {
-    "visibilty_timeout": "did you mean 'visibility_timeout'?",
+    "leese": "did you mean 'lease'?",
     "max_delivery": "did you mean 'max_deliveries'?",
     "maxlength": "did you mean 'max_length'?",
     "prefx": "did you mean 'prefix'?",
     "serialiser": "did you mean 'serializer'?",
     "shard": "did you mean 'shards'?",
-    "qqq": "known are 'prefix', 'visibility_timeout'",
+    "qqq": "known are 'prefix', 'lease'",
 }
 
 
@@ -454,14 +454,14 @@ BAD_SETTINGS = [
     ("prefix", None),
     ("prefix", b"p"),
     ("prefix", "\ud800"),
-    ("visibility_timeout", 0),
-    ("visibility_timeout", -1),
-    ("visibility_timeout", math.nan),
-    ("visibility_timeout", math.inf),
-    ("visibility_timeout", True),
-    ("visibility_timeout", "60"),
-    ("visibility_timeout", 8 * 86400),
-    ("visibility_timeout", timedelta(days=8)),
+    ("lease", 0),
+    ("lease", -1),
+    ("lease", math.nan),
+    ("lease", math.inf),
+    ("lease", True),
+    ("lease", "60"),
+    ("lease", 8 * 86400),
+    ("lease", timedelta(days=8)),
     ("poll_interval", 0),
     ("poll_interval", 61),
     ("poll_interval", None),

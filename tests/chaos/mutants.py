@@ -234,7 +234,7 @@ FLOW_MUTANTS: Final = [
     ),
     Mutant(
         "let a key have two places",
-        (lua("includes/flow_limits", "if most and used[place] >= most then", "if most and used[place] > most then"),),
+        (lua("includes/flow_limits", "not most or used[place] < most", "not most or used[place] <= most"),),
         messages=FLOW_MESSAGES,
         scenario="flow",
     ),
