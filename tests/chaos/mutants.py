@@ -408,6 +408,32 @@ MUTANTS: Final = [
         (Edit("celery/consume/start_guard.py", "if not self._may_start(request):", "if False:"),),
         "tests/celery/consume/test_task_leases.py -k does_not_start_lost",
     ),
+    Mutant(
+        "start a message that this worker runs",
+        (Edit("celery/consume/start_guard.py", "elif run is not request and run in", "elif False and run in"),),
+        "tests/celery/consume/test_task_leases.py -k comes_again",
+    ),
+    Mutant(
+        "forget the revoked ids of the store",
+        (
+            Edit(
+                "celery/control/revokes.py",
+                "super().__contains__(key) or key in self._stored",
+                "super().__contains__(key)",
+            ),
+        ),
+        "tests/celery/control/test_revokes.py -k WaitingCall",
+    ),
+    Mutant(
+        "delete a message of a flow and count it as waiting",
+        (lua("flow/delete", "shrunk(group, marked)\n", ""),),
+        "tests/celery/flow/test_purge.py -k found_and_deleted",
+    ),
+    Mutant(
+        "return a message in flight that was settled meanwhile",
+        (lua("held/mend", "if redis.call('HEXISTS', unacked, tag) == 0 then", "if false then"),),
+        "tests/doctor/test_in_flight.py",
+    ),
     *FLOW_MUTANTS,
     *UNIQUE_MUTANTS,
 ]

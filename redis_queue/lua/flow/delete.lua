@@ -29,15 +29,6 @@ if last == sequence then return outcome end
 -- include find_near
 -- include unique_owner
 -- include unique_message
-redis.call('EXISTS', slot)
-redis.call('ZCARD', oldest)
-redis.call('HLEN', backlog)
-redis.call('HLEN', owners)
-redis.call('ZCARD', owner_ends)
-redis.call('ZCARD', replaced)
--- As includes/first_write.lua, after reads that check the types of the keys.
-redis.call('HDEL', config, '')
-local root = string.sub(config, 1, -7)
 -- include flow_shrink
 if not is_group(group) then return redis.error_reply('ERR invalid group') end
 local list, mark, marked, shift, flags = root .. 'list:' .. group, 'redis_queue ' .. slot .. ' ' .. sequence, 0, 0, {}

@@ -32,18 +32,9 @@ if last == sequence then return outcome end
 -- include clock
 -- include unique_owner
 -- include unique_message
--- As includes/first_write.lua, after reads that check the types of the keys.
-redis.call('EXISTS', slot)
-redis.call('ZCARD', oldest)
-redis.call('HLEN', backlog)
-redis.call('HLEN', owners)
-redis.call('ZCARD', owner_ends)
-redis.call('ZCARD', replaced)
-redis.call('HDEL', config, '')
-local root, count, bytes, done = string.sub(config, 1, -7), 0, 0, 0
-local moved = 0
-limit = math.min(limit, MOST)
 -- include flow_shrink
+local count, bytes, done, moved = 0, 0, 0, 0
+limit = math.min(limit, MOST)
 local function drop_next(list, target, route)
   local element = redis.call('LINDEX', list, -1)
   if not element then return false end
