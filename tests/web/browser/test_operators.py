@@ -210,6 +210,8 @@ def test_end_a_task_that_hangs(chromium: Browser, redis_server: RedisServer, cli
             page.get_by_role("checkbox", name=f"Choose {id_}").check()
             confirm(page, "Terminate…", "Terminate 1", "1 stopped.")
             assert observed.wait_for(GATE, 1).revoked == 1
+            # A report has counts first, and then the runs.
+            wait_until(lambda: observed.runs.get(id_), timeout=60, description="the run in a report")
             page.goto(f"{address}/task?id={id_}")
             expect(page.locator(".badge").first).to_have_text("revoked")
             screen(page, "Workers")
