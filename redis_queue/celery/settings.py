@@ -93,7 +93,7 @@ class CelerySettings:
     #: First part of every key.
     prefix: str = "redis_queue"
     #: Name of the DelayQueue that keeps delayed tasks.
-    delay_queue: str = "celery"
+    delay_queue: str = "scheduled"
     #: Number of hash tags over which the DelayQueue is spread, for Redis Cluster. Fixed once entries exist.
     shards: int = 1
     #: Shorter delays (seconds or timedelta) are left to the broker and the worker's memory.

@@ -56,7 +56,7 @@ class Number(click.FloatRange):
 
 name: Final = click.option("--name", help="Only queues with this name, of either kind.")
 delay_queue: Final = click.option(
-    "--delay-queue", "name", help='The DelayQueue.  [default: that of the Celery app; without an app, "celery"]'
+    "--delay-queue", "name", help='The DelayQueue.  [default: that of the Celery app; without an app, "scheduled"]'
 )
 
 

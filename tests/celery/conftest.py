@@ -39,15 +39,15 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def delayed(client: redis.Redis, clock: ManualClock) -> Callable[..., DelayQueue]:
-    """Makes the DelayQueue "celery" with the manual clock."""
+    """Makes the DelayQueue "scheduled" with the manual clock."""
 
     def make(**settings: Any) -> DelayQueue:
-        return DelayQueue("celery", client, clock=clock, **settings)
+        return DelayQueue("scheduled", client, clock=clock, **settings)
 
     return make
 
 
 @pytest.fixture
 def queue(delayed: Callable[..., DelayQueue]) -> DelayQueue:
-    """The DelayQueue "celery" with the manual clock."""
+    """The DelayQueue "scheduled" with the manual clock."""
     return delayed()

@@ -269,7 +269,7 @@ class TestHostileNames:
     def test_may_be_an_id_that_is_not_utf_8(self, app: Celery, client: redis.Redis) -> None:
         delayed = DelayedTasks(app)
         app.send_task("shop.remind", eta=LATER, task_id="the-task")
-        keys = Keys("redis_queue", "delay", "celery", 0)
+        keys = Keys("redis_queue", "delay", "scheduled", 0)
         client.hset(keys.records, b"\xff\x1b", client.hget(keys.records, "the-task") or b"")
         client.zadd(keys.waiting, {b"\xff\x1b": LATER.timestamp() * 1000})
 
@@ -341,7 +341,7 @@ class TestProcess:
         assert 0 < report["released"] < 20_005
         assert report["released"] + report["staying"] == 20_005
         sent = {json.loads(element)["headers"]["id"].encode() for element in client.lrange("celery", 0, -1)}
-        stored = set(client.hkeys(Keys("redis_queue", "delay", "celery", 0).records))
+        stored = set(client.hkeys(Keys("redis_queue", "delay", "scheduled", 0).records))
         # The current batch may be in both; it is sent again with the same ids.
         assert len(sent | stored) == 20_005
         assert len(sent & stored) <= CHUNK

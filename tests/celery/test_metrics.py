@@ -31,7 +31,7 @@ def test_fifty_delayed_tasks_count_as_fifty_punctual_dispatches() -> None:
         registry = registry_of(client)
 
         def value(name: str, **labels: str) -> float | None:
-            return registry.get_sample_value(f"redis_queue_{name}", {"queue": "celery", **labels})
+            return registry.get_sample_value(f"redis_queue_{name}", {"queue": "scheduled", **labels})
 
         with fleet.worker() as worker:
             worker.wait_for_output("ready.")

@@ -52,7 +52,7 @@ class Installation:
 
     @property
     def delayed(self) -> DelayQueue:
-        return DelayQueue("celery", self.client, prefix=PREFIX)
+        return DelayQueue("scheduled", self.client, prefix=PREFIX)
 
     @property
     def executed(self) -> list[dict[str, Any]]:

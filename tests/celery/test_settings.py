@@ -18,7 +18,7 @@ from redis_queue.celery import CelerySettings, DelayedTasks
 DEFAULTS = {
     "url": None,
     "prefix": "redis_queue",
-    "delay_queue": "celery",
+    "delay_queue": "scheduled",
     "shards": 1,
     "min_delay": 0.0,
     "dispatch": True,

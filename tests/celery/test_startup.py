@@ -117,14 +117,14 @@ class TestLogLine:
         DelayedTasks(app, leases=True)
         app.conf.task_acks_late = False
         assert describe(app, dispatches=False) == (
-            "redis_queue: store redis://***@localhost:1, delay queue celery, dispatching off, leases on, "
+            "redis_queue: store redis://***@localhost:1, delay queue scheduled, dispatching off, leases on, "
             "task_reject_on_worker_lost on by default, task_acks_late off: a killed worker loses its tasks, "
             f"task_lease 60 s, atomic fetch {'off' if lacking() else 'on'}"
         )
 
     def test_is_short_without_leases_or_delays(self, app: Celery) -> None:
         DelayedTasks(app)
-        assert describe(app, dispatches=True).endswith("delay queue celery, dispatching on, leases off")
+        assert describe(app, dispatches=True).endswith("delay queue scheduled, dispatching on, leases off")
         other = Celery("other", broker="redis://localhost:1", set_as_current=False)
         TaskLeases(other)
         assert "delay queue" not in describe(other, dispatches=True)
@@ -137,7 +137,7 @@ class TestLogLine:
                 worker.wait_for_output("maxmemory-policy=allkeys-lru: must be noeviction")
                 worker.wait_for_output("ready.")
                 assert worker.output.count("redis_queue: store ") == 1
-                assert "delay queue celery, dispatching off, leases off" in worker.output
+                assert "delay queue scheduled, dispatching off, leases off" in worker.output
 
 
 @pytest.mark.parametrize(

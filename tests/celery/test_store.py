@@ -313,10 +313,10 @@ class TestQueues:
     def test_have_defaults(self, redis_url: str, client: redis.Redis) -> None:
         store = Store(app_with(redis_queue_url=redis_url))
 
-        assert (store.prefix, store.delay_queue().name) == ("redis_queue", "celery")
+        assert (store.prefix, store.delay_queue().name) == ("redis_queue", "scheduled")
 
     def test_are_opened_with_their_stored_settings(self, redis_url: str, client: redis.Redis) -> None:
-        DelayQueue("celery", client, shards=3, max_deliveries=7).push({})
+        DelayQueue("scheduled", client, shards=3, max_deliveries=7).push({})
         RedisQueue("lines", client, max_deliveries=2).put("x")
         store = Store(app_with(redis_queue_url=redis_url))
 
@@ -324,9 +324,9 @@ class TestQueues:
         assert (delayed.settings.shards, delayed.settings.max_deliveries) == (3, 7)
         opened = {known.name: store.open(known) for known in store.known()}
         assert isinstance(opened["lines"], RedisQueue)
-        assert isinstance(opened["celery"], DelayQueue)
+        assert isinstance(opened["scheduled"], DelayQueue)
         assert opened["lines"].settings.max_deliveries == 2
-        assert opened["celery"].settings.shards == 3
+        assert opened["scheduled"].settings.shards == 3
 
     def test_belong_to_one_store_per_app(self, redis_url: str) -> None:
         first, second = app_with(redis_queue_url=redis_url), app_with(redis_queue_url=redis_url)

@@ -95,10 +95,10 @@ def delayed(broker: Broker, proxy: FaultProxy) -> Iterator[DelayedTasks]:
 
 def stored(client: redis.Redis) -> tuple[dict[str, Any], dict[bytes, bytes]]:
     """Return the waiting tasks, with due times rounded to ten seconds, and the counters."""
-    queue = DelayQueue("celery", client)
+    queue = DelayQueue("scheduled", client)
     now = client.time()[0]
     waiting = {entry.id: (round(entry.due_at.timestamp() - now, -1), entry.deliveries) for entry in queue.list()}
-    return waiting, client.hgetall(Keys("redis_queue", "delay", "celery", 0).meta)
+    return waiting, client.hgetall(Keys("redis_queue", "delay", "scheduled", 0).meta)
 
 
 def done(client: redis.Redis, delayed: DelayedTasks, call: Call) -> tuple[Any, Any]:

@@ -180,7 +180,7 @@ def app(redis_server: RedisServer, client: redis.Redis, clock: Clock) -> Iterato
 def tasks(app: Celery, client: redis.Redis, clock: Clock) -> DelayQueue:
     """The DelayQueue of the app, with two tasks and an entry that is not a task."""
     delayed = DelayedTasks(app)
-    delayed.queue = DelayQueue("celery", client, clock=clock)
+    delayed.queue = DelayQueue("scheduled", client, clock=clock)
     app.send_task("shop.remind", ["secret"], eta=DUE, task_id="00000000-0000-4000-8000-000000000001")
     app.send_task("shop.cancel", [2], eta=DUE.replace(hour=3), task_id="task-2", queue="slow")
     delayed.queue.push({"plain": "data"}, id="data", delay=30)

@@ -185,7 +185,7 @@ class TestParts:
             ("scheduled list --task xyz", "no match among 3 entries in {url}"),
             ("scheduled list --due-after 9d", "no match among 0 entries in {url}"),
             ("dead list --task remind", "no match among 1 dead letters in {url}"),
-            ("dead list --name celery", "no dead letters in {url}"),
+            ("dead list --name scheduled", "no dead letters in {url}"),
         ],
     )
     @pytest.mark.usefixtures("orders", "tasks")
@@ -246,7 +246,7 @@ class TestScheduled:
         assert answer(run_in_app("scheduled", "list", "--json")) == {"entries": [], "more": False}
 
     def test_entries_with_invalid_ids_stay(self, run: Run, tasks: DelayQueue, client: redis.Redis) -> None:
-        keys = "{redis_queue:delay:celery:0}"
+        keys = "{redis_queue:delay:scheduled:0}"
         client.hset(f"{keys}:records", "a\nb", client.hget(f"{keys}:records", "data"))
         client.zadd(f"{keys}:waiting", {"a\nb": NOW})
 
@@ -595,7 +595,7 @@ class TestMany:
 
         def spoiling(self: DelayQueue, ids: list[str]) -> list[bool]:
             flags = cancel(self, ids)
-            client.set("{redis_queue:delay:celery:0}:waiting", "x")
+            client.set("{redis_queue:delay:scheduled:0}:waiting", "x")
             return flags
 
         monkeypatch.setattr(DelayQueue, "cancel_many", spoiling)
@@ -632,7 +632,7 @@ class TestProcess:
     def test_asks_with_the_count_on_a_terminal(
         self, typed: bytes, left: int, redis_url: str, client: redis.Redis
     ) -> None:
-        queue = DelayQueue("celery", client)
+        queue = DelayQueue("scheduled", client)
         queue.push_many([Push("x", delay=60), Push("y", delay=60)])
 
         code, printed = on_a_terminal(["scheduled", "cancel", "--all"], typed, {"REDIS_QUEUE_URL": redis_url})
@@ -652,7 +652,7 @@ class TestProcess:
         assert [row["name"] for row in json.loads(done.stdout)["queues"]] == ["orders"]
 
     def test_a_closed_pipe_is_not_a_traceback(self, redis_url: str, client: redis.Redis) -> None:
-        DelayQueue("celery", client).push_many(Push("x" * 100, delay=60) for _ in range(2000))
+        DelayQueue("scheduled", client).push_many(Push("x" * 100, delay=60) for _ in range(2000))
         command = [sys.executable, "-m", "redis_queue", "scheduled", "export", "--url", redis_url]
 
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -674,7 +674,7 @@ class TestProcess:
     def test_through_celery_url_and_prefix_come_from_the_app(
         self, redis_server: RedisServer, client: redis.Redis
     ) -> None:
-        DelayQueue("celery", client).push("x", id="mine", delay=60)
+        DelayQueue("scheduled", client).push("x", id="mine", delay=60)
         environment = {"BROKER": f"redis+socket://{redis_server.socket}", "STORE": redis_server.url}
         command = [
             sys.executable,

@@ -192,7 +192,7 @@ class TestFilters:
             assert json.loads(found.stdout)["dead"] == []
 
     def test_a_hostile_pattern_takes_no_longer(self, run: Run, client: redis.Redis) -> None:
-        queue = DelayQueue("celery", client)
+        queue = DelayQueue("scheduled", client)
         queue.push_many(Push({"task": "a" * 5000}, id=f"{'a' * 200}{number}", delay=60) for number in range(200))
         began = time.process_time()
 
@@ -301,7 +301,7 @@ class TestApp:
             assert "\x1b" not in done.stderr
 
     def test_determines_the_redis(self, redis_server: RedisServer, client: redis.Redis) -> None:
-        DelayQueue("celery", client).push("x", id="mine", delay=60)
+        DelayQueue("scheduled", client).push("x", id="mine", delay=60)
         environment = {"BROKER": f"redis+socket://{redis_server.socket}", "STORE": redis_server.url}
         app = ("-A", "tests.support.celery.migrating")
 
@@ -384,7 +384,7 @@ class TestEnvironment:
     @pytest.mark.parametrize("line", ["queues", "top", "scheduled list --json"])
     def test_a_closed_pipe_is_not_a_traceback(self, line: str, redis_url: str, client: redis.Redis) -> None:
         RedisQueue("orders", client).put("x")
-        DelayQueue("celery", client).push("x", delay=60)
+        DelayQueue("scheduled", client).push("x", delay=60)
         environment = {**os.environ, "REDIS_QUEUE_URL": redis_url}
         with subprocess.Popen(
             [sys.executable, "-m", "redis_queue", *line.split()],

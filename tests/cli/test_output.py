@@ -128,14 +128,14 @@ HOSTILE = "\x1b[2J\x07\r\n\u202e[bold]"
 
 @pytest.mark.parametrize("name", ["queues", "scheduled-list", "scheduled-list-body", "dead-list", "quarantine-list"])
 def test_control_characters_in_stored_names_are_escaped(name: str, run: Run, client: redis.Redis, clock: Clock) -> None:
-    delays = DelayQueue("celery", client, clock=clock)
+    delays = DelayQueue("scheduled", client, clock=clock)
     delays.push({"task": f"shop{HOSTILE}", "args": [HOSTILE]}, id="[red]x", delay=60)
     delays.push("x", id="gone[/]")
     delays.release(delays.claim()[0], dead=True, reason=HOSTILE)
     client.rpush("{redis_queue:queue:orders}:quarantine", f"1 3 {len(HOSTILE.encode())}\n\x1b[A{HOSTILE}raw")
-    data = client.hget("{redis_queue:delay:celery:0}:records", "data")
-    client.hset("{redis_queue:delay:celery:0}:records", b"\xff\x1b[2J", data)
-    client.zadd("{redis_queue:delay:celery:0}:waiting", {b"\xff\x1b[2J": 1})
+    data = client.hget("{redis_queue:delay:scheduled:0}:records", "data")
+    client.hset("{redis_queue:delay:scheduled:0}:records", b"\xff\x1b[2J", data)
+    client.zadd("{redis_queue:delay:scheduled:0}:waiting", {b"\xff\x1b[2J": 1})
     RedisQueue("[blink]" + "n" * 190, client, clock=clock).put("x")
 
     done = run(*LOOKS[name].split())
@@ -153,9 +153,9 @@ class TestExitCodes:
         ("line", "words"),
         [
             ("queue order peek", "did you mean 'orders'?"),
-            ("scheduled list --delay-queue celeri", "did you mean 'celery'?"),
+            ("scheduled list --delay-queue sheduled", "did you mean 'scheduled'?"),
             ("dead list --name orderz", "did you mean 'orders'?"),
-            ("scheduled list --prefix nope", "no DelayQueue 'celery' under the prefix 'nope': "),
+            ("scheduled list --prefix nope", "no DelayQueue 'scheduled' under the prefix 'nope': "),
             ("stats --prefix a\x1bb", "prefix="),
             ("queues --url http://x", "scheme='http'"),
             ("scheduled list --limit 0", "--limit"),
@@ -243,7 +243,7 @@ def test_a_broken_queue_does_not_hide_the_others(run: Run, client: redis.Redis) 
 
     table, found = run("queues"), json.loads(run("stats", "--json").stdout)
 
-    assert "celery" in table.stdout
+    assert "scheduled" in table.stdout
     assert "orders" not in table.stdout
     assert table.stderr.startswith("error: queue:orders: ")
     assert list(found["errors"]) == ["queue:orders"]

@@ -26,7 +26,7 @@ NUMBER = 3 * BATCH + 7
 
 def fill(client: redis.Redis, number: int = NUMBER) -> Access:
     """Keep *number* failures; return the access to them, with a DelayQueue."""
-    DelayQueue("celery", client).push("known", id="known", delay=3600)
+    DelayQueue("scheduled", client).push("known", id="known", delay=3600)
     failures = Failures(client, "redis_queue")
     for start in range(0, number, 100):
         failures.keep([failure(n) for n in range(start, min(number, start + 100))], 1000, 7)
@@ -41,7 +41,7 @@ def failure(number: int) -> Failure:
 
 
 def waiting(client: redis.Redis) -> list[str]:
-    return sorted(entry.id for entry in DelayQueue("celery", client).scan() if entry.id != "known")
+    return sorted(entry.id for entry in DelayQueue("scheduled", client).scan() if entry.id != "known")
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_the_rate_holds_over_batches(access: Access, client: redis.Redis) -> Non
     began = datetime.now(timezone.utc)
     found = list(FailureFilter().all(access.monitor.failures))
     assert [batch.tried for batch in retry(access, found, rate=50)] == [BATCH, BATCH, BATCH, 7]
-    due = [entry.due_at for entry in DelayQueue("celery", client).scan() if entry.id != "known"]
+    due = [entry.due_at for entry in DelayQueue("scheduled", client).scan() if entry.id != "known"]
     assert len(due) == NUMBER
     span = timedelta(seconds=(NUMBER - 1) / 50)
     assert span - timedelta(milliseconds=50) <= max(due) - min(due) <= span + (datetime.now(timezone.utc) - began)

@@ -109,7 +109,7 @@ def test_a_delayed_task_is_found_with_its_dead_letter(app_access: AppAccess, cli
     queue.push(call, id="a", delay=60)
     life = task_life(app_access, "a")
     assert (life.state, life.task, life.queue, life.arguments) == ("delayed", "shop.mail", "mail", ("('x',)", "{}"))
-    assert happened(life) == ["stored in celery", "due"]
+    assert happened(life) == ["stored in scheduled", "due"]
     queue.run_now("a")
     (entry,) = queue.claim(1)
     queue.release(entry, dead=True, reason="no such queue")

@@ -49,7 +49,7 @@ def rows(browser: Browser, path: str, *ids: str) -> list[str]:
 
 
 def due(client: redis.Redis, id_: str) -> datetime:
-    entry = DelayQueue("celery", client).get(id_)
+    entry = DelayQueue("scheduled", client).get(id_)
     assert entry is not None
     return entry.due_at
 
@@ -61,18 +61,18 @@ class TestSelected:
         )
         assert "Cancel 2?" in asked.text
         shown = re.search(
-            r"task-1 shop\.remind in celery, due \d{4}-\d\d-\d\d \d\d:\d\d:\d\d in (1 h|59 min)", asked.text
+            r"task-1 shop\.remind in scheduled, due \d{4}-\d\d-\d\d \d\d:\d\d:\d\d in (1 h|59 min)", asked.text
         )
         assert shown is not None
         assert due(filled, "task-1")
 
         assert "2 cancelled." in writer.send(asked.form("/act")).text
-        queue = DelayQueue("celery", filled)
+        queue = DelayQueue("scheduled", filled)
         assert (queue.get("task-1"), queue.get("task-2"), queue.count()) == (None, None, 63)
-        assert audit(filled) == [("local", "cancel", "celery", 2, "")]
+        assert audit(filled) == [("local", "cancel", "scheduled", 2, "")]
 
     def test_cancel_shows_how_many_may_have_been_sent(self, writer: Browser, filled: redis.Redis) -> None:
-        queue = DelayQueue("celery", filled)
+        queue = DelayQueue("scheduled", filled)
         queue.push("held", id="held")
         queue.release_many(queue.claim(500), delay=60)
         asked = preview(writer, "/scheduled?id_prefix=held", "cancel", row=rows(writer, "/scheduled", "held"))
@@ -84,7 +84,7 @@ class TestSelected:
 
     @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's own
     def test_a_cancelled_task_is_revoked(self, writer: Browser, filled: redis.Redis, app: Celery) -> None:
-        page = writer.get(f"/entry?queue=celery&id={TASK}")
+        page = writer.get(f"/entry?queue=scheduled&id={TASK}")
         writer.send(writer.send(page.form("/preview"), ("verb", "cancel")).form("/act"))
         assert app.AsyncResult(TASK).state == "REVOKED"
 
@@ -95,7 +95,7 @@ class TestSelected:
     def test_reschedule(
         self, when: str, earliest: float | None, latest: float | None, writer: Browser, filled: redis.Redis
     ) -> None:
-        page = writer.get("/entry?queue=celery&id=task-1")
+        page = writer.get("/entry?queue=scheduled&id=task-1")
         asked = writer.send(page.form("/preview"), ("verb", "reschedule"), when=when)
         assert f"Reschedule 1 to {when}?" in asked.text
         assert "1 rescheduled." in writer.send(asked.form("/act")).text
@@ -104,12 +104,12 @@ class TestSelected:
             assert at == datetime(2030, 1, 1, tzinfo=timezone.utc)
         else:
             assert timedelta(seconds=earliest) < at - datetime.now(timezone.utc) < timedelta(seconds=latest)
-        assert audit(filled) == [("local", "reschedule", "celery", 1, when)]
+        assert audit(filled) == [("local", "reschedule", "scheduled", 1, when)]
 
     @pytest.mark.parametrize("when", ["", "-2h", "tomorrow", "2030-01-01T00:00", "99999d", "9999-01-01T00:00Z", "\x00"])
     def test_reschedule_to_an_invalid_time(self, when: str, writer: Browser, filled: redis.Redis) -> None:
         before = everything(filled)
-        form = writer.get("/entry?queue=celery&id=task-1").form("/preview")
+        form = writer.get("/entry?queue=scheduled&id=task-1").form("/preview")
         page = writer.send(form, ("verb", "reschedule"), when=when)
         if page.status == 200:
             page = writer.send(page.form("/act"))
@@ -123,25 +123,28 @@ class TestSelected:
         asked = preview(writer, "/scheduled", "run-now", row=rows(writer, "/scheduled", "task-1", "data"))
         assert "2 made due." in writer.send(asked.form("/act")).text
         assert due(filled, "task-1") <= datetime.now(timezone.utc) + timedelta(seconds=1)
-        assert audit(filled) == [("local", "run-now", "celery", 2, "")]
+        assert audit(filled) == [("local", "run-now", "scheduled", 2, "")]
 
     def test_redrive_of_several_queues(self, writer: Browser, filled: redis.Redis) -> None:
         asked = preview(writer, "/dead", "redrive", row=rows(writer, "/dead", "dead"))
         assert "Redrive 2?" in asked.text
         assert "2 redriven." in writer.send(asked.form("/act")).text
-        assert RedisQueue("orders", filled).dead_letters() == DelayQueue("celery", filled).dead_letters() == []
-        assert sorted(audit(filled)) == [("local", "redrive", "celery", 1, ""), ("local", "redrive", "orders", 1, "")]
+        assert RedisQueue("orders", filled).dead_letters() == DelayQueue("scheduled", filled).dead_letters() == []
+        assert sorted(audit(filled)) == [
+            ("local", "redrive", "orders", 1, ""),
+            ("local", "redrive", "scheduled", 1, ""),
+        ]
 
     def test_delete_single_dead_letters(self, writer: Browser, filled: redis.Redis) -> None:
         row = [row for row in rows(writer, "/dead", "dead") if row.startswith("delay:")]
         asked = preview(writer, "/dead", "delete", row=row)
         assert "Delete 1?" in asked.text
-        assert re.search(r"dead shop\.remind in celery, died \d{4}-", asked.text)
+        assert re.search(r"dead shop\.remind in scheduled, died \d{4}-", asked.text)
 
         assert "1 deleted." in writer.send(asked.form("/act")).text
-        assert DelayQueue("celery", filled).dead_letters() == []
+        assert DelayQueue("scheduled", filled).dead_letters() == []
         assert len(RedisQueue("orders", filled).dead_letters()) == 1
-        assert audit(filled) == [("local", "delete", "celery", 1, "")]
+        assert audit(filled) == [("local", "delete", "scheduled", 1, "")]
 
     def test_delete_from_the_page_of_a_dead_letter(self, writer: Browser, filled: redis.Redis) -> None:
         page = writer.get("/entry?kind=queue&queue=orders&id=dead")
@@ -158,7 +161,7 @@ class TestSelected:
         writer.send(asked.form("/act"))
 
         (action, *_) = Audit(filled, "redis_queue").last()
-        assert Subject("task-1", "celery", "shop.remind", at) in action.subjects
+        assert Subject("task-1", "scheduled", "shop.remind", at) in action.subjects
         assert {subject.id for subject in action.subjects} == {"task-1", "data"}
         assert set(vars(caplog.records[-1])["ids"]) == {"task-1", "data"}
         assert f"task-1 shop.remind {at.strftime('%Y-%m-%d %H:%M:%S')}" in writer.get("/audit").text
@@ -169,7 +172,7 @@ class TestSelected:
             assert "2h" not in asked.text
             assert [name for name, _ in asked.form("/act").fields if name == "when"] == []
 
-    @pytest.mark.parametrize("path", ["/scheduled", "/entry?queue=celery&id=task-1"])
+    @pytest.mark.parametrize("path", ["/scheduled", "/entry?queue=scheduled&id=task-1"])
     def test_enter_in_the_time_field_presses_reschedule(self, path: str, writer: Browser) -> None:
         assert writer.get(path).form("/preview").buttons[0] == ("verb", "reschedule")
 
@@ -178,7 +181,7 @@ class TestSelected:
 
     def test_entries_gone_after_the_preview_are_counted(self, writer: Browser, filled: redis.Redis) -> None:
         asked = preview(writer, "/scheduled", "cancel", row=rows(writer, "/scheduled", "task-1", "task-2"))
-        DelayQueue("celery", filled).cancel("task-1")
+        DelayQueue("scheduled", filled).cancel("task-1")
         page = writer.send(asked.form("/act"))
         assert "1 of 2 cancelled. Skipped: 1 (gone, replaced" in page.text
 
@@ -188,16 +191,16 @@ class TestSelected:
             ("cancel", None, "/scheduled", "task-1"),
             ("run-now", None, "/scheduled", "task-1"),
             ("reschedule", "5h", "/scheduled", "task-1"),
-            ("redrive", None, "/dead?name=celery", "dead"),
+            ("redrive", None, "/dead?name=scheduled", "dead"),
         ],
     )
     def test_entries_replaced_after_the_preview_are_not_changed(  # noqa: PLR0917 - most are parameters
         self, verb: str, when: str | None, path: str, id_: str, writer: Browser, filled: redis.Redis
     ) -> None:
         """A replacement under the same id was not part of the preview."""
-        row = f"delay:celery:{id_}"
+        row = f"delay:scheduled:{id_}"
         asked = writer.send(writer.get(path).form("/preview"), ("verb", verb), row=[row], when=when)
-        queue = DelayQueue("celery", filled)
+        queue = DelayQueue("scheduled", filled)
         if verb == "redrive":
             queue.redrive([id_])
             queue.push("another call", id=id_)
@@ -213,13 +216,13 @@ class TestSelected:
 
     def test_a_preview_of_large_entries_is_complete(self, writer: Browser, filled: redis.Redis) -> None:
         """Large records are read in several calls."""
-        queue = DelayQueue("celery", filled, max_body=10_000_000)
+        queue = DelayQueue("scheduled", filled, max_body=10_000_000)
         queue.push_many(Push(b"x" * 1_500_000, delay=60, id=f"large-{number}") for number in range(4))
         ids = [f"large-{number}" for number in range(4)]
         assert list(queue.versions([*ids, "nosuch"])) == ids
         assert len(set(queue.versions(ids).values())) >= 1
         asked = writer.send(
-            writer.get("/scheduled").form("/preview"), ("verb", "cancel"), row=[f"delay:celery:{id_}" for id_ in ids]
+            writer.get("/scheduled").form("/preview"), ("verb", "cancel"), row=[f"delay:scheduled:{id_}" for id_ in ids]
         )
         assert "4 cancelled." in writer.send(asked.form("/act")).text
 
@@ -227,19 +230,19 @@ class TestSelected:
         "row",
         [
             "x",
-            "delay:celery",
+            "delay:scheduled",
             "delay::x",
-            "delay:celery:",
+            "delay:scheduled:",
             "delay:nosuch:x",
             "stream:celery:x",
             "queue:orders:first",
-            "delay:celery:%00",
+            "delay:scheduled:%00",
             "a" * 9000,
         ],
     )
     def test_invalid_rows(self, row: str, writer: Browser, filled: redis.Redis) -> None:
         before = everything(filled)
-        page = preview(writer, "/scheduled", "cancel", row=["delay:celery:task-1", row])
+        page = preview(writer, "/scheduled", "cancel", row=["delay:scheduled:task-1", row])
         assert page.status in (400, 404)
         assert everything(filled) == before
 
@@ -252,11 +255,11 @@ class TestMatching:
         assert 9 <= int(found[1]) <= 11
         assert "and 1 more" in asked.text or int(found[1]) <= SHOWN
         writer.send(asked.form("/act"))
-        assert DelayQueue("celery", filled).count() == 65 - int(found[1])
+        assert DelayQueue("scheduled", filled).count() == 65 - int(found[1])
 
     def test_only_the_confirmed_number_is_changed(self, writer: Browser, filled: redis.Redis) -> None:
         asked = preview(writer, "/scheduled?task=shop.cancel", "cancel", matching="1")
-        queue = DelayQueue("celery", filled)
+        queue = DelayQueue("scheduled", filled)
         call = {"task": "shop.cancel", "args": [], "kwargs": {}, "options": {}}
         queue.push_many(Push(call, delay=9000, id=f"new-{number}") for number in range(5))
         assert "1 cancelled." in writer.send(asked.form("/act")).text
@@ -265,7 +268,7 @@ class TestMatching:
     def test_only_shown_entries_are_changed(self, writer: Browser, filled: redis.Redis) -> None:
         asked = preview(writer, "/scheduled?id_prefix=task-1", "cancel", matching="1")
         shown = [value for name, value in asked.form("/act").fields if name == "row"]
-        queue = DelayQueue("celery", filled)
+        queue = DelayQueue("scheduled", filled)
         queue.push({"task": "shop.remind", "args": [], "kwargs": {}, "options": {}}, id="task-1-earlier", delay=60)
         assert f"{len(shown)} cancelled." in writer.send(asked.form("/act")).text
         assert queue.get("task-1-earlier") is not None
@@ -281,7 +284,7 @@ class TestMatching:
         assert f"This action covers {count};" in asked.text
 
     def test_the_longest_ids_fit_into_a_form(self, writer: Browser, filled: redis.Redis) -> None:
-        DelayQueue("celery", filled).push_many(
+        DelayQueue("scheduled", filled).push_many(
             Push("x", delay=60, id=f"{number:05}" + "é" * 250) for number in range(700)
         )
         asked = preview(writer, "/scheduled", "run-now", matching="1")
@@ -295,7 +298,7 @@ class TestMatching:
             assert "Cancel 20?" in asked.text
             assert "There may be more matches. This action covers 20;" in asked.text
             assert "20 cancelled." in writer.send(asked.form("/act")).text
-            assert DelayQueue("celery", filled).count() == left
+            assert DelayQueue("scheduled", filled).count() == left
 
     def test_a_rare_one_among_many(self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(entries, "MOST_LOOKED_AT", 30)
@@ -322,7 +325,11 @@ class TestMatching:
 @pytest.mark.parametrize(
     ("path", "verb", "kept"),
     [
-        ("/scheduled?task=shop.remind&due_after=1h", "cancel", "/scheduled?queue=celery&task=shop.remind&due_after=1h"),
+        (
+            "/scheduled?task=shop.remind&due_after=1h",
+            "cancel",
+            "/scheduled?queue=scheduled&task=shop.remind&due_after=1h",
+        ),
         ("/dead?name=orders&reason=Timeout", "redrive", "/dead?name=orders&reason=Timeout"),
         ("/dead", "redrive", "/dead"),
     ],
@@ -347,7 +354,7 @@ def test_actions_install_no_hooks_in_the_app(filled: redis.Redis, redis_server: 
     before = hooks()
     browser = Browser(dashboard(AppAccess(app), allow_write=True, secret_key=KEY))
     crawl(browser, 1)
-    page = browser.get(f"/entry?queue=celery&id={TASK}")
+    page = browser.get(f"/entry?queue=scheduled&id={TASK}")
     browser.send(browser.send(page.form("/preview"), ("verb", "cancel")).form("/act"))
     for path, verb in (("/scheduled", "reschedule"), ("/scheduled", "run-now"), ("/dead", "redrive")):
         asked = preview(browser, path, verb, matching="1", when="2h" if verb == "reschedule" else None)
@@ -396,11 +403,11 @@ class TestForms:
         for browser in browsers:
             browser.client.set_cookie("redis_queue_session", cookie.value)
         # Each browser has its own dashboard, like several processes: they share the key and Redis.
-        before = DelayQueue("celery", filled).count()
+        before = DelayQueue("scheduled", filled).count()
         with ThreadPoolExecutor(6) as pool:
             codes = sorted(pool.map(lambda browser: browser.post(form).status_code, browsers))
         assert codes == [303, 409, 409, 409, 409, 409]
-        assert DelayQueue("celery", filled).count() == before - 10
+        assert DelayQueue("scheduled", filled).count() == before - 10
 
     def test_duplicate_fields_are_refused(self, writer: Browser, filled: redis.Redis) -> None:
         before, form = everything(filled), self.asked(writer)
@@ -485,7 +492,7 @@ class TestQueues:
     def test_invalid_actions_are_refused(self, writer: Browser, filled: redis.Redis) -> None:
         before = everything(filled)
         for verb in ("pause", "purge", ""):
-            assert self.button(writer, "kind=delay&name=celery", verb).status == 400
+            assert self.button(writer, "kind=delay&name=scheduled", verb).status == 400
         assert everything(filled) == before
 
 
@@ -497,22 +504,22 @@ class TestAudit:
         browser = open_dashboard(identify=lambda _: "carla", allow_write=True)
         asked = preview(browser, "/scheduled", "cancel", row=rows(browser, "/scheduled", "task-1"))
         browser.send(asked.form("/act"))
-        assert audit(filled) == [("carla", "cancel", "celery", 1, "")]
+        assert audit(filled) == [("carla", "cancel", "scheduled", 1, "")]
         (record,) = [record for record in caplog.records if record.name == "redis_queue.operate.audit"]
-        assert record.getMessage() == "cancel by carla: 1 of celery"
-        assert (record.user, record.verb, record.queue, record.count) == ("carla", "cancel", "celery", 1)  # type: ignore[attr-defined]
+        assert record.getMessage() == "cancel by carla: 1 of scheduled"
+        assert (record.user, record.verb, record.queue, record.count) == ("carla", "cancel", "scheduled", 1)  # type: ignore[attr-defined]
         text = browser.get("/audit").text
-        assert "carla cancel celery 1" in text
+        assert "carla cancel scheduled 1" in text
 
     def test_a_user_name_cannot_forge_a_log_line(
         self, open_dashboard: Open, filled: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO, "redis_queue.operate.audit")
-        browser = open_dashboard(identify=lambda _: "carla\ncancel by admin: 9 of celery", allow_write=True)
+        browser = open_dashboard(identify=lambda _: "carla\ncancel by admin: 9 of scheduled", allow_write=True)
         asked = preview(browser, "/scheduled", "cancel", row=rows(browser, "/scheduled", "task-1"))
         browser.send(asked.form("/act"))
         (record,) = [record for record in caplog.records if record.name == "redis_queue.operate.audit"]
-        assert record.getMessage() == "cancel by carla\\ncancel by admin: 9 of celery: 1 of celery"
+        assert record.getMessage() == "cancel by carla\\ncancel by admin: 9 of scheduled: 1 of scheduled"
 
     def test_has_the_changes_before_an_error(
         self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch
@@ -529,7 +536,7 @@ class TestAudit:
         asked = preview(writer, "/scheduled?id_prefix=task-2", "run-now", matching="1")
         monkeypatch.setattr(DelayQueue, "run_now", breaks)
         assert writer.send(asked.form("/act")).status == 503
-        assert audit(filled) == [("local", "run-now", "celery", 3, "")]
+        assert audit(filled) == [("local", "run-now", "scheduled", 3, "")]
 
     def test_keeps_the_last_thousand(self, filled: redis.Redis) -> None:
         found = Audit(filled, "redis_queue")
@@ -598,7 +605,7 @@ class TestRoles:
         for verb in ("pause", "putback", "resume"):
             page = TestQueues().button(browser, "kind=queue&name=orders", verb)
             assert page.status == 200, page.text
-        assert DelayQueue("celery", filled).count() == 1
+        assert DelayQueue("scheduled", filled).count() == 1
 
 
 class TestWorkers:

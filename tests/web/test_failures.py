@@ -51,7 +51,7 @@ def audit(client: redis.Redis) -> tuple[str, str, str, int, str]:
 
 def delay_entry(client: redis.Redis, id_: str) -> Envelope:
     """Return the message that waits under *id_*."""
-    entry = DelayQueue("celery", client).get(id_)
+    entry = DelayQueue("scheduled", client).get(id_)
     assert entry is not None
     return Envelope.unpack(entry.payload, entry.id, entry.headers)
 
@@ -163,7 +163,7 @@ def test_all_matches_at_a_rate(writer: Browser, filled: redis.Redis) -> None:
     done = writer.send(asked.form("/act"))
     assert "61 stored to be sent again." in done.text
     assert f"1 skipped: {NO_MESSAGE}." in done.text
-    queue = DelayQueue("celery", filled)
+    queue = DelayQueue("scheduled", filled)
     due = sorted(entry.due_at for entry in queue.scan() if entry.id.startswith(("failed", "more")))
     assert len(due) == 61
     assert timedelta(seconds=29.9) < due[-1] - due[0] < timedelta(seconds=31)
@@ -206,7 +206,7 @@ def test_invalid_forms_are_refused(fields: dict[str, str], writer: Browser, fill
 def test_without_a_dispatcher_pages_say_that_tasks_wait(open_dashboard: Open, filled: redis.Redis) -> None:
     browser = open_dashboard(allow_write=True)
     assert "No dispatcher runs" not in browser.get("/failure?id=failed").text
-    filled.delete("{redis_queue:delay:celery:0}:dispatchers")
+    filled.delete("{redis_queue:delay:scheduled:0}:dispatchers")
     assert "No dispatcher runs" in browser.get("/failure?id=failed").text
     assert "No dispatcher runs" in preview(browser, "retry", row=[row(browser, "failed")]).text
 
@@ -218,10 +218,10 @@ def test_an_action_covers_what_fits(writer: Browser, monkeypatch: pytest.MonkeyP
 
 
 def test_another_entry_under_the_id_stays(writer: Browser, filled: redis.Redis) -> None:
-    DelayQueue("celery", filled).push_many([Push("other", id="failed", delay=60)])
+    DelayQueue("scheduled", filled).push_many([Push("other", id="failed", delay=60)])
     asked = preview(writer, "retry", row=[row(writer, "failed")])
     writer.send(asked.form("/act"))
-    queue = DelayQueue("celery", filled)
+    queue = DelayQueue("scheduled", filled)
     ids = {entry.id for entry in queue.scan() if entry.id.startswith("failed")}
     assert len(ids) == 2
     assert kept(filled) == {"lost"}

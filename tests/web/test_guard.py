@@ -226,14 +226,14 @@ class TestForms:
         """With the same browser and cookie, a form is invalid after a login as another user."""
         browser = open_dashboard(users=USERS, allow_write=True)
         fields = dict(browser.open("/scheduled", auth=("ann", USERS["ann"])).form("/preview").fields)
-        data = {"token": fields["token"], "queue": "celery", "verb": "cancel", "row": "delay:celery:task-1"}
+        data = {"token": fields["token"], "queue": "scheduled", "verb": "cancel", "row": "delay:scheduled:task-1"}
         for name, status in (("ben", 403), ("ann", 200)):
             answer = browser.raw("/preview", method="POST", auth=(name, USERS[name]), data=data)
             assert answer.status_code == status, name
 
     def test_with_an_expired_token(self, writer: Browser, filled: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         form = writer.get("/scheduled").form("/preview")
-        row = "delay:celery:task-1"
+        row = "delay:scheduled:task-1"
         assert writer.post(form, ("verb", "cancel"), row=row).status_code == 200
         later = time.time() + guard.TOKEN_SECONDS + 1
         monkeypatch.setattr(guard.time, "time", lambda: later)
@@ -340,7 +340,7 @@ class TestHeaders:
         assert set(rules.values()) == {"'none'", "'self'"}
 
     def test_pages_comply_with_the_policy(self, writer: Browser) -> None:
-        for path in (*SCREENS, "/queue?kind=queue&name=orders", "/entry?queue=celery&id=task-1&body=1"):
+        for path in (*SCREENS, "/queue?kind=queue&name=orders", "/entry?queue=scheduled&id=task-1&body=1"):
             for tag, attributes in writer.get(path).tags:
                 assert "style" not in attributes
                 assert not any(name.startswith("on") for name in attributes)

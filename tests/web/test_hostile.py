@@ -164,7 +164,7 @@ class TestMarkup:
         check(browser.send(asked.form("/unique")))
         assert [owner.key for owner in owners.list(f"shop.sync{text}")] == [f"order:8{text}"]
         failures = fill_failures(client, text)
-        DelayQueue("celery", client).push("known")
+        DelayQueue("scheduled", client).push("known")
         listed = browser.get("/failures").form("/preview")
         rows = [value for name, value in listed.boxes if name == "row"]
         asked = browser.send(listed, ("verb", "retry"), row=rows)
@@ -237,7 +237,7 @@ class TestInvisible:
             "/scheduled?body=1",
             "/dead?body=1",
             "/entry?id=known&body=1",
-            "/queue?kind=delay&name=celery",
+            "/queue?kind=delay&name=scheduled",
             "/flow?name=queue:bulk",
         ):
             check(browser.get(path))
@@ -264,8 +264,8 @@ BODIES = (
 
 @pytest.mark.parametrize("kind", ["json", "bytes", "pickle"])
 def test_any_payload_is_shown_or_marked_as_unreadable(kind: str, client: redis.Redis) -> None:
-    queue, delayed = RedisQueue("orders", client), DelayQueue("celery", client)
-    queues = (Keys("redis_queue", "queue", "orders"), Keys("redis_queue", "delay", "celery", 0))
+    queue, delayed = RedisQueue("orders", client), DelayQueue("scheduled", client)
+    queues = (Keys("redis_queue", "queue", "orders"), Keys("redis_queue", "delay", "scheduled", 0))
     for number, body in enumerate(BODIES):
         queue.put("x", dedupe_key=f"x{number}")
         delayed.push("x", id=f"x{number}", delay=60)

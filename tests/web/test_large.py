@@ -32,12 +32,12 @@ PAGE = 200_000
 @pytest.fixture
 def large(client: redis.Redis) -> redis.Redis:
     """A Redis with large bodies in every state."""
-    queue, delayed = RedisQueue("orders", client, max_body=10**8), DelayQueue("celery", client, max_body=10**8)
+    queue, delayed = RedisQueue("orders", client, max_body=10**8), DelayQueue("scheduled", client, max_body=10**8)
     call = {"task": "shop.report", "args": ["x" * SIZE], "kwargs": {}, "options": {}}
     delayed.push_many(Push(call, delay=60 + number, id=f"waits-{number}") for number in range(COUNT))
     delayed.push({**call, "args": ["x" * LARGEST]}, delay=30, id="largest")
     queue.put_many([call] * COUNT)
-    for name, kind, shard in (("orders", "queue", None), ("celery", "delay", 0)):
+    for name, kind, shard in (("orders", "queue", None), ("scheduled", "delay", 0)):
         keys = Keys("redis_queue", kind, name, shard)  # type: ignore[arg-type]
         record = client.hget(keys.records, "waits-1") if kind == "delay" else client.hvals(keys.records)[0]
         client.hset(keys.records, mapping={f"died-{number}": record for number in range(COUNT)})
@@ -61,7 +61,7 @@ def sent(client: redis.Redis) -> int:
         ("/dead", pages.LOOK_BYTES),
         ("/dead?limit=100&body=1", pages.LOOK_BYTES),
         ("/dead?task=shop.nosuch", pages.LOOK_BYTES * pages.MOST_FULL_LOOKS),
-        ("/queue?kind=delay&name=celery", 0),
+        ("/queue?kind=delay&name=scheduled", 0),
         ("/queue?kind=queue&name=orders", queues.NEXT_BYTES),
         ("/forecast?span=hour", forecast.WINDOW_BYTES * 2),
         ("/entry?id=largest&body=1", 0),
@@ -83,13 +83,13 @@ def test_large_bodies_are_shown_with_their_size(large: redis.Redis) -> None:
     assert "3,000,0" in page.text
     assert "too large to read here" in browser.get("/dead").text
     assert "too large to read here" in browser.get("/queue?kind=queue&name=orders").text
-    assert f"{SIZE:,}" in browser.get("/queue?kind=delay&name=celery").text
+    assert f"{SIZE:,}" in browser.get("/queue?kind=delay&name=scheduled").text
     assert "bytes, too large to read here" in browser.get("/entry?id=largest").text
 
 
 def test_a_search_continues_where_its_limit_ended(large: redis.Redis) -> None:
     """It finds all readable entries, page by page, and counts the others."""
-    conditions, queue = Conditions(task="shop.report"), DelayQueue("celery", large, max_body=10**8)
+    conditions, queue = Conditions(task="shop.report"), DelayQueue("scheduled", large, max_body=10**8)
     access = Access(Inspector(large))
     found, place, unread = [], None, 0
     while True:
@@ -107,7 +107,7 @@ def test_a_search_continues_where_its_limit_ended(large: redis.Redis) -> None:
 
 
 def test_the_command_line_reads_all_in_small_batches(large: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = DelayQueue("celery", large, max_body=10**8)
+    queue = DelayQueue("scheduled", large, max_body=10**8)
     looks: list[int] = []
     listed = DelayQueue.list
 

@@ -107,7 +107,7 @@ class TestCurves:
         ]
 
     def test_the_page_of_a_delay_queue_has_its_dispatches(self, reader: Browser) -> None:
-        found = charts(reader.get("/queue?kind=delay&name=celery"))
+        found = charts(reader.get("/queue?kind=delay&name=scheduled"))
         assert sum(count or 0 for count in values(found["plot-sent-1"])["sent"]) == 9
         assert charts(reader.get("/queue?kind=queue&name=orders")) == {}
 

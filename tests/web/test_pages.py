@@ -205,16 +205,16 @@ class TestScheduled:
         assert "No match among 2 dead letters; did you mean 'shop.remind'?" in reader.get("/dead?task=remnd").text
 
     def test_arguments_are_hidden_by_default_and_secrets_always(self, reader: Browser) -> None:
-        for path in ("/scheduled?", f"/entry?queue=celery&id={TASK}", "/dead?", "/entry?queue=celery&id=task-1"):
+        for path in ("/scheduled?", f"/entry?queue=scheduled&id={TASK}", "/dead?", "/entry?queue=scheduled&id=task-1"):
             assert "secret" not in reader.get(path).text
             assert "argument" not in reader.get(path).text.replace("Show arguments", "")
-        assert "['secret']" in reader.get(f"/entry?queue=celery&id={TASK}&body=1").text
+        assert "['secret']" in reader.get(f"/entry?queue=scheduled&id={TASK}&body=1").text
         shown = reader.get("/scheduled?body=1").text
         assert "argument" in shown
         assert "hunter2" not in shown
 
     def test_invalid_ids_do_not_end_the_list(self, reader: Browser, filled: redis.Redis) -> None:
-        keys = Keys("redis_queue", "delay", "celery", 0)
+        keys = Keys("redis_queue", "delay", "scheduled", 0)
         for id_ in (b"\xff\xfe", b"with space ", b"\x1b[2J", b"line\nfeed", b"x" * 400):
             filled.hset(keys.records, id_, filled.hget(keys.records, "far"))
             filled.zadd(keys.waiting, {id_: 1})
@@ -239,7 +239,7 @@ class TestQueue:
             assert fact in text, fact
 
     def test_of_delayed_entries(self, reader: Browser) -> None:
-        text = reader.get("/queue?kind=delay&name=celery").text
+        text = reader.get("/queue?kind=delay&name=scheduled").text
         for fact in ("Due 1", "Delayed 64", "held", "overdue", "not a whole record"):
             assert fact in text, fact
 
@@ -257,7 +257,7 @@ class TestQueue:
         assert seen == 120
 
     def test_a_delay_queue_shows_dispatched_instead_of_acked(self, reader: Browser) -> None:
-        page = reader.get("/queue?kind=delay&name=celery").text
+        page = reader.get("/queue?kind=delay&name=scheduled").text
         assert ("Dispatched 9" in page, "Acked" in page) == (True, False)
         assert "Acked 0" in reader.get("/queue?kind=queue&name=orders").text
 
@@ -312,9 +312,9 @@ class TestEntry:
     @pytest.mark.parametrize(
         ("query", "facts"),
         [
-            (f"queue=celery&id={TASK}", ("State delayed", "Task shop.remind", "Celery queue celery", "Retries 0")),
-            ("queue=celery&id=held", ("State in flight", "delivered once", "its lease ends")),
-            ("queue=celery&id=dead", ("State dead", "last given back: no such queue", "died")),
+            (f"queue=scheduled&id={TASK}", ("State delayed", "Task shop.remind", "Celery queue celery", "Retries 0")),
+            ("queue=scheduled&id=held", ("State in flight", "delivered once", "its lease ends")),
+            ("queue=scheduled&id=dead", ("State dead", "last given back: no such queue", "died")),
             ("kind=queue&queue=orders&id=first", ("State ready", "ready to be claimed")),
             ("kind=queue&queue=orders&id=later", ("State delayed", "Deliveries 0")),
             ("kind=queue&queue=orders&id=held", ("State in flight", "delivered once")),
@@ -333,11 +333,11 @@ class TestEntry:
             assert "cannot be read: " in reader.get(f"/entry?kind=queue&queue=orders&id=first{body}").text
 
     def test_an_unknown_entry(self, reader: Browser) -> None:
-        page = reader.open("/entry?queue=celery&id=gone")
+        page = reader.open("/entry?queue=scheduled&id=gone")
         assert (page.status, "it has run, was cancelled, or never existed" in page.text) == (404, True)
 
     def test_headers_are_redacted(self, reader: Browser) -> None:
-        text = reader.get("/entry?queue=celery&id=task-1&body=1").text
+        text = reader.get("/entry?queue=scheduled&id=task-1&body=1").text
         assert "authorization" in text
         assert "abcdefghijkl" not in text
 

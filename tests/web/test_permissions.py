@@ -43,7 +43,7 @@ class Offer:
         return f"{self.verb} {self.page}"
 
 
-DELAYED = "/entry?kind=delay&queue=celery&id=task-2"
+DELAYED = "/entry?kind=delay&queue=scheduled&id=task-2"
 DEAD = "/entry?kind=queue&queue=orders&id=dead"
 FAILED = "/failure?id=failed"
 MAIL = "/celery-queue?name=mail"

@@ -84,7 +84,7 @@ def crowded() -> Iterator[redis.Redis]:
         fill_flows(client)
         fill_unique(client)
         RedisQueue("orders", client).put_many(range(1000))
-        keys = Keys("redis_queue", "delay", "celery", 0)
+        keys = Keys("redis_queue", "delay", "scheduled", 0)
         places = (keys.records, keys.waiting, keys.dead, keys.in_flight)
         for first in range(0, MANY, 50_000):
             client.eval(COPY, 4, *places, first, first + 49_999, round(time.time() * 1000))
@@ -95,7 +95,7 @@ def crowded() -> Iterator[redis.Redis]:
 def browser(crowded: redis.Redis) -> Browser:
     """A browser on its dashboard, after templates and scripts were loaded."""
     browser = Browser(dashboard(crowded, secret_key=KEY, allow_write=True))
-    for path in ("/", "/scheduled", "/dead", "/queue?kind=delay&name=celery", "/forecast", "/entry?id=task-1"):
+    for path in ("/", "/scheduled", "/dead", "/queue?kind=delay&name=scheduled", "/forecast", "/entry?id=task-1"):
         browser.get(path)
     return browser
 
@@ -125,8 +125,8 @@ PAGES = (
     f"/dead?after=0.{MANY - 100}",
     "/dead?limit=100&body=1",
     "/dead?reason=nosuch",
-    "/queue?kind=delay&name=celery",
-    f"/queue?kind=delay&name=celery&offset={MANY - 100}",
+    "/queue?kind=delay&name=scheduled",
+    f"/queue?kind=delay&name=scheduled&offset={MANY - 100}",
     f"/entry?id=many-{MANY // 2:07d}&body=1",
     f"/task?id=many-{MANY // 2:07d}",
     "/search?q=orders",
@@ -159,7 +159,7 @@ def test_other_clients_do_not_wait(browser: Browser, crowded: redis.Redis) -> No
     over = threading.Event()
 
     def ask() -> None:
-        key = Keys("redis_queue", "delay", "celery", 0).waiting
+        key = Keys("redis_queue", "delay", "scheduled", 0).waiting
         while not over.is_set():
             start = time.perf_counter()
             other.zscore(key, "many-0000001")
@@ -185,7 +185,7 @@ def test_other_clients_do_not_wait(browser: Browser, crowded: redis.Redis) -> No
 
 
 def test_the_size_of_an_action_is_limited(browser: Browser, crowded: redis.Redis) -> None:
-    queue = DelayQueue("celery", crowded)
+    queue = DelayQueue("scheduled", crowded)
     before = queue.count()
     asked = browser.send(browser.get("/scheduled").form("/preview"), ("verb", "cancel"), matching="1")
     assert "Cancel 10,000?" in asked.text

@@ -14,7 +14,7 @@ from tests.support.web.dashboards import Open
 pytestmark = pytest.mark.celery
 
 KOLKATA = "Asia/Kolkata"
-PATHS = ("/scheduled", "/dead", "/audit", "/forecast", "/unique", "/entry?queue=celery&id=task-1")
+PATHS = ("/scheduled", "/dead", "/audit", "/forecast", "/unique", "/entry?queue=scheduled&id=task-1")
 
 
 def times(browser: Browser, path: str) -> list[tuple[datetime, str, str]]:

@@ -251,7 +251,7 @@ def test_queue_object_with_no_declare_is_not_declared(
 
 FORBIDDEN = {
     "a list of redis_queue": {"queue": "{redis_queue:queue:orders}:ready"},
-    "a list of another prefix": {"queue": "{shop:delay:celery:0}:quarantine"},
+    "a list of another prefix": {"queue": "{shop:delay:scheduled:0}:quarantine"},
     "the audit": {"queue": "redis_queue:audit"},
     "what is in flight": {"queue": "unacked_index"},
     "a binding": {"queue": "_kombu.binding.celery"},
@@ -444,7 +444,7 @@ def damaged(packed: bytes) -> dict[str, tuple[bytes, bytes, dict[str, Any] | Non
 def test_edited_entry_becomes_a_dead_letter_with_its_bytes_and_blocks_no_others(
     *, app: Celery, delayed: DelayedTasks, work: Dispatcher, broker: Broker, client: redis.Redis, what: str
 ) -> None:
-    default, keys = app.conf.task_default_queue, Keys("redis_queue", "delay", "celery", 0)
+    default, keys = app.conf.task_default_queue, Keys("redis_queue", "delay", "scheduled", 0)
     good = [send_due(delayed), send_due(delayed)]
     entry = delayed.queue.get(good[0])
     assert entry is not None
@@ -487,7 +487,7 @@ class TestOverdue:
         delayed = DelayedTasks(app)
         old = ManualClock()
         old.advance(-7200)
-        DelayQueue("celery", redis_url, clock=old).push_many([late(app) for _ in range(3)])
+        DelayQueue("scheduled", redis_url, clock=old).push_many([late(app) for _ in range(3)])
         good = send_due(delayed)
         assert dispatched(app) == Dispatched(sent=1)
         assert broker.take_ids(app.conf.task_default_queue) == [good]
@@ -502,7 +502,7 @@ class TestOverdue:
         delayed = DelayedTasks(app)
         old = ManualClock()
         old.advance(-60)
-        DelayQueue("celery", redis_url, clock=old).push_many([late(app) for _ in range(50)])
+        DelayQueue("scheduled", redis_url, clock=old).push_many([late(app) for _ in range(50)])
         fresh = send_due(delayed)
         now = [1000.0]
         monkeypatch.setattr("redis_queue.celery.dispatch.dispatcher.time.monotonic", lambda: now[0])

@@ -28,7 +28,7 @@ class Orders:
         # A server that has just started again loads its data first.
         waits: Any = {"retry": Retry(ConstantBackoff(0.1), 100), "retry_on_error": [redis.exceptions.BusyLoadingError]}
         self._redis: redis.Redis = redis.Redis.from_url(setup.broker.config()["host_url"], **waits)
-        self.queue = DelayQueue("celery", self._redis, prefix=PREFIX)
+        self.queue = DelayQueue("scheduled", self._redis, prefix=PREFIX)
 
     def push(self, count: int) -> list[str]:
         """Store *count* reminders, due one after the other between two and three seconds from now."""

@@ -334,7 +334,7 @@ class TestTaskAtItsLimit:
         if trouble == "taken":
             delayed.queue.push_many([Push(b"other", id=id_, delay=600) for id_ in ids])
         else:
-            one_redis.client.hset(Keys("redis_queue", "delay", "celery", 0).meta, "schema", 99)
+            one_redis.client.hset(Keys("redis_queue", "delay", "scheduled", 0).meta, "schema", 99)
 
         assert meet(delayed, message) == ([message], [])
 

@@ -165,7 +165,7 @@ class TestUnusualRequests:
         answered.set()
         wait_until(lambda: asked == [["a"], ["b"]], description="both tasks to be cancelled")
 
-    @pytest.mark.parametrize(("store", "kept"), [("redis_queue:celery", 1), ("redis_queue:other", 0)])
+    @pytest.mark.parametrize(("store", "kept"), [("redis_queue:scheduled", 1), ("redis_queue:other", 0)])
     def test_of_a_client_that_has_cancelled_are_not_executed_twice(
         self, delayed: DelayedTasks, store: str, kept: int
     ) -> None:

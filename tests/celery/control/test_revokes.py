@@ -179,7 +179,9 @@ class TestNewerCall:
         seen: list[Any] = []
         wrapped = control._COMMANDS["revoke"](lambda _, **arguments: seen.append(arguments["task_id"]))
         try:
-            wrapped(SimpleNamespace(app=delayed.app), task_id=[ORDER, "other"], stored_cancelled="redis_queue:celery")
+            wrapped(
+                SimpleNamespace(app=delayed.app), task_id=[ORDER, "other"], stored_cancelled="redis_queue:scheduled"
+            )
         finally:
             del state.requests[ORDER]
         assert seen == [["other"]]
@@ -230,7 +232,7 @@ class TestWaitingCall:
         later = time.monotonic() + 1e6
         state.revoked.update({f"id-{number}": later for number in range(state.revoked.maxlen)})
         command = control._COMMANDS["revoke"](lambda _, task_id, **__: state.revoked.update(task_id))
-        command(SimpleNamespace(app=delayed.app), task_id=[ORDER], stored_cancelled="redis_queue:celery")
+        command(SimpleNamespace(app=delayed.app), task_id=[ORDER], stored_cancelled="redis_queue:scheduled")
         assert ORDER in state.revoked
         handled(delayed, SimpleNamespace(headers={"id": ORDER}, properties={}))
         assert ORDER in state.revoked

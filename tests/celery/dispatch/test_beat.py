@@ -100,7 +100,7 @@ class TestTasks:
 
         assert dispatch() == {"sent": 1, "failed": 0}
         assert putback() == {
-            "delay:celery": {"returned": 0, "dead": 0, "promoted": 0},
+            "delay:scheduled": {"returned": 0, "dead": 0, "promoted": 0},
             "queue:lines": {"returned": 0, "dead": 0, "promoted": 0},
         }
 
@@ -268,7 +268,7 @@ class TestInAWorker:
         self, client: redis.Redis, clock: ManualClock, tasks: Executions, tick: Callable[[str], Any]
     ) -> None:
         clock.advance(-3600)
-        dead = DelayQueue("celery", client, clock=clock)
+        dead = DelayQueue("scheduled", client, clock=clock)
         push_task(dead, "shop.remind", id="held")
         assert dead.claim()
         lines = RedisQueue("lines", client, clock=clock)

@@ -233,7 +233,7 @@ class TestSelection:
                 push_task(queue, "shop.save", ["new"], id=entry.id, delay=5)
             return claimed
 
-        queue, other = (DelayQueue("celery", client, clock=clock) for _ in range(2))
+        queue, other = (DelayQueue("scheduled", client, clock=clock) for _ in range(2))
         claim = other.moves.claim_batch
         monkeypatch.setattr(other.moves, "claim_batch", claim_and_replace)
         push_task(queue, "shop.save", ["old"], id="form-7")

@@ -68,7 +68,7 @@ def of_earlier_container() -> str:
 def test_leader_whose_process_has_ended_is_replaced_at_once(
     leader: Callable[[], str], make: Make, client: redis.Redis
 ) -> None:
-    key = Keys("redis_queue", "delay", "celery", 0).leader
+    key = Keys("redis_queue", "delay", "scheduled", 0).leader
     client.set(key, leader(), ex=LONG)
     loop = make()
     with running(loop):
@@ -91,7 +91,7 @@ def test_leader_whose_process_has_ended_is_replaced_at_once(
     ],
 )
 def test_other_leaders_are_not_replaced(leader: Callable[[], str], make: Make, client: redis.Redis) -> None:
-    key, name = Keys("redis_queue", "delay", "celery", 0).leader, leader()
+    key, name = Keys("redis_queue", "delay", "scheduled", 0).leader, leader()
     client.set(key, name, ex=LONG)
     loop = make()
     with running(loop):
@@ -104,7 +104,7 @@ def test_other_leaders_are_not_replaced(leader: Callable[[], str], make: Make, c
 
 def test_two_dispatchers_do_not_replace_each_other_in_turn(make: Make, client: redis.Redis) -> None:
     """Containers may share a host name but not see each other's processes."""
-    key = Keys("redis_queue", "delay", "celery", 0).leader
+    key = Keys("redis_queue", "delay", "scheduled", 0).leader
     loop = make()
     assert loop._leader.take().mine
     other = of_dead_process()

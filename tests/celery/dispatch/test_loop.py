@@ -31,7 +31,7 @@ def test_entries_of_a_dead_dispatcher_are_sent_without_the_beat_task(
     past.advance(-1)
     assert delayed.reschedule(result.id, eta=past.after(-300))
     past.advance(-120)
-    assert [entry.id for entry in DelayQueue("celery", redis_url, clock=past).claim()] == [result.id]
+    assert [entry.id for entry in DelayQueue("scheduled", redis_url, clock=past).claim()] == [result.id]
     loop = DispatchLoop(app)
     thread = threading.Thread(target=loop.run)
     thread.start()

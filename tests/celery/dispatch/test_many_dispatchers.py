@@ -83,7 +83,7 @@ def dispatch(fleet: Fleet, stored: threading.Event) -> int:
     """Dispatch until all tasks are *stored* and none is left, nor on its way; return the number of sent tasks."""
     sent = 0
     with fleet.store.client() as client:
-        queue = DelayQueue("celery", client)
+        queue = DelayQueue("scheduled", client)
         work = Dispatcher(fleet.app(), queue, batch=50)
         while not stored.is_set() or left(queue):
             sent += work.run_once().sent

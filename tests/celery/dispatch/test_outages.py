@@ -212,7 +212,7 @@ class TestRedisBrokerThatRefusesWrites:
 class TestUnavailableStore:
     def test_is_a_clear_error(self, broker: Broker) -> None:
         with RedisServer(tcp=True) as server, server.client() as client:
-            queue = DelayQueue("celery", client)
+            queue = DelayQueue("scheduled", client)
             push_task(queue, "shop.remind")
             server.kill()
             with pytest.raises(StoreUnavailableError, match="Redis"):
@@ -224,7 +224,7 @@ class TestUnavailableStore:
         app = broker.app()
         ids = push(queue, 3)
         with FaultProxy(str(redis_server.socket)) as proxy:
-            through = DelayQueue("celery", proxy.url, clock=clock)
+            through = DelayQueue("scheduled", proxy.url, clock=clock)
             with before_publish(2, lambda: interrupt(proxy)), pytest.raises(StoreUnavailableError):
                 Dispatcher(app, through).run()
         assert queue.stats().in_flight == 3
@@ -241,7 +241,7 @@ class TestUnavailableStore:
         app = broker.app()
         ids = push(queue, 3)
         with FaultProxy(str(redis_server.socket)) as proxy:
-            through = DelayQueue("celery", proxy.url, clock=clock)
+            through = DelayQueue("scheduled", proxy.url, clock=clock)
             # The ack is executed and its reply is lost: it must not count as a lost lease, and nothing is sent twice.
             with before_publish(2, lambda: proxy.drop_next_reply(matching=b"EVALSHA")):
                 assert Dispatcher(app, through).run() == Dispatched(sent=3)

@@ -25,7 +25,7 @@ from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
 
-KEYS = Keys("redis_queue", "delay", "celery", 0)
+KEYS = Keys("redis_queue", "delay", "scheduled", 0)
 one_place = pytest.mark.parametrize("broker", ["redis"], indirect=True)
 PLACES = ["redis", "another redis", "rabbitmq"]
 
@@ -143,7 +143,7 @@ class TestTime:
     def test_counts_are_written_at_most_once_a_second_and_a_heartbeat_every_ten(
         self, client: redis.Redis, now: list[float]
     ) -> None:
-        queue = DelayQueue("celery", client)
+        queue = DelayQueue("scheduled", client)
         report = DispatchReport(queue, "me")
         one = Dispatched(1, 0, lateness=Histogram.of([7]))
         seconds = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 15.0, 25.0, 35.0, 45.0]

@@ -46,7 +46,7 @@ def one_redis() -> Iterator[Fleet]:
 
 def leader(client: redis.Redis) -> bytes | None:
     """Return the name of the leader."""
-    found = client.get("{redis_queue:delay:celery:0}:leader")
+    found = client.get("{redis_queue:delay:scheduled:0}:leader")
     assert found is None or isinstance(found, bytes)
     return found
 

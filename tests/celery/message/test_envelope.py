@@ -60,7 +60,7 @@ class TestPacked:
     @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_redis_and_python_expand_it_to_the_same_bytes(self, client: redis.Redis, envelope: Envelope) -> None:
         assume(not needs_reading(envelope.element("")))
-        queue = DelayQueue("celery", client)
+        queue = DelayQueue("scheduled", client)
         queue.push_many([Push(envelope.pack(), id=envelope.id, destination="list")])
 
         assert queue.moves.move(phrases=PHRASES).moved == 1
@@ -71,7 +71,7 @@ class TestPacked:
         assert element.decode() == envelope.element(tag)
 
     def test_gives_each_message_its_own_delivery_tag(self, client: redis.Redis) -> None:
-        queue = DelayQueue("celery", client)
+        queue = DelayQueue("scheduled", client)
         queue.push_many([Push(message().pack(), destination="list") for _ in range(1100)])
 
         assert queue.moves.move(phrases=PHRASES).moved == 1100

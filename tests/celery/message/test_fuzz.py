@@ -311,7 +311,7 @@ class NoStore:
         """Check the ids as the store does."""
         assert all(isinstance(id_, str) and id_.isprintable() and 0 < len(id_) < 256 for id_ in ids)
 
-    settings = SimpleNamespace(prefix="redis_queue", delay_queue="celery")
+    settings = SimpleNamespace(prefix="redis_queue", delay_queue="scheduled")
 
     def cancel_matching(self, *, stamp: Any) -> None:
         """Accept any stamp."""

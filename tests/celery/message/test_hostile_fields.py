@@ -163,7 +163,7 @@ def app(redis_server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
 
 def store(app: Celery, client: redis.Redis, destination: str = "") -> int:
     """Store all records as due; return their number."""
-    keys = Keys("redis_queue", "delay", "celery", 0)
+    keys = Keys("redis_queue", "delay", "scheduled", 0)
     DelayedTasks(app).queue.push("to be known", id="gone")
     DelayedTasks(app).queue.cancel("gone")
     rows = {

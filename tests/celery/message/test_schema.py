@@ -21,7 +21,7 @@ def test_entries_of_the_first_release_are_listed_and_sent(broker: Broker, redis_
     write_schema_1(client)
     broker.forget_later("mail")
     broker.bind("mail", "news", "eu.mail")
-    app = broker.app(redis_queue_url=redis_url, task_default_queue="mail")
+    app = broker.app(redis_queue_url=redis_url, redis_queue_delay_queue="celery", task_default_queue="mail")
     delayed = DelayedTasks(app)
     assert {entry.id: entry.task for entry in delayed.list()} == {
         PLAIN: "shop.remind",

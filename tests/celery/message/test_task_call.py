@@ -234,6 +234,6 @@ class TestPushTask:
     def test_refuses_invalid_values_before_it_calls_redis(
         self, refused: dict[str, Any], error: type[Exception], named: str
     ) -> None:
-        nowhere = DelayQueue("celery", redis.Redis(unix_socket_path="/nonexistent/redis.sock"))
+        nowhere = DelayQueue("scheduled", redis.Redis(unix_socket_path="/nonexistent/redis.sock"))
         with pytest.raises(error, match=named):
             push_task(nowhere, "shop.remind", **refused)

@@ -258,7 +258,7 @@ def test_list_that_changes_during_the_search_loses_nothing(
 
 
 def test_positions_in_one_list_are_correct_for_each_shard(client: redis.Redis) -> None:
-    queue = DelayQueue("celery", client, shards=3)
+    queue = DelayQueue("scheduled", client, shards=3)
     rows = [f"element-{number}".encode() for number in range(600)]
     client.rpush("foreign", *rows)
     found = [

@@ -1004,4 +1004,4 @@ class TestInstalling:
         add(app, 1, 2).apply_async(countdown=HOUR)
 
         assert delayed.count() == 1
-        assert client.keys("*delay*celery*")
+        assert client.keys("*delay*scheduled*")

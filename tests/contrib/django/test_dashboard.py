@@ -103,7 +103,7 @@ def test_it_can_be_mounted_without_a_slash(browser: Any) -> None:
 def test_users_with_change_permission_can_cancel_and_are_in_the_audit_log(browser: Any) -> None:
     login(browser, "view_dashboard", "change_dashboard")
     id_ = schedule()
-    form = {"verb": "cancel", "row": f"delay:celery:{id_}"}
+    form = {"verb": "cancel", "row": f"delay:scheduled:{id_}"}
     assert browser.post("/queues/preview", form).status_code == 403
     page = browser.get("/queues/scheduled")
     token = re.search(r'name="token" value="([^"]+)"', text(page))
@@ -134,7 +134,7 @@ def test_there_is_a_permission_for_each_verb(browser: Any) -> None:
 @pytest.mark.parametrize("verb", ["cancel", "run-now"])
 def test_users_with_the_permission_of_a_verb_can_do_this_and_nothing_else(browser: Any, verb: str) -> None:
     login(browser, "view_dashboard", f"{verb.replace('-', '_')}_dashboard")
-    form = {"row": f"delay:celery:{schedule()}"}
+    form = {"row": f"delay:scheduled:{schedule()}"}
     page = text(browser.get("/queues/scheduled"))
     assert re.findall(r'name="verb" value="([^"]+)"', page) == [verb]
     assert 'class="mode">limited' in page

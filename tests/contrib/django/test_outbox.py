@@ -126,7 +126,7 @@ def test_scheduling_works_before_the_first_connection_to_redis(tables: Any, outb
     own.restart()
     assert outbox.relay() == outbox.Relayed(moved=1)
     with own.client() as client:
-        assert [entry.id for entry in DelayQueue("celery", client).list()] == [id_]
+        assert [entry.id for entry in DelayQueue("scheduled", client).list()] == [id_]
 
 
 def test_many_calls_of_one_transaction_are_relayed_once(

@@ -104,4 +104,4 @@ def test_a_call_that_redis_refuses_is_retried_after_the_others(tables: Any, outb
     assert Call.objects.values_list("failures", flat=True).get() == 2
     small.config_set("proto-max-bulk-len", 2**29)
     assert outbox.relay() == outbox.Relayed(moved=1)
-    assert sorted(entry.id for entry in DelayQueue("celery", small).list()) == ["better", "good", "large"]
+    assert sorted(entry.id for entry in DelayQueue("scheduled", small).list()) == ["better", "good", "large"]

@@ -84,7 +84,7 @@ def test_users_with_write_permission_can_cancel(app: Flask) -> None:
     id_ = browser.post("/notifications", data={"to": "ann", "text": "hello"}).json["id"]
     token = re.search(r'name="token" value="([^"]+)"', browser.get("/queues/scheduled").text)
     assert token is not None
-    form = {"verb": "cancel", "row": f"delay:celery:{id_}", "token": token[1]}
+    form = {"verb": "cancel", "row": f"delay:scheduled:{id_}", "token": token[1]}
     preview = browser.post("/queues/preview", data=form)
     hidden = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', preview.text))
     done = browser.post("/queues/act", data=hidden)
@@ -128,7 +128,7 @@ def test_the_user_function_does_not_consume_the_form(redis_url: str) -> None:
     under = {"environ_overrides": {"SCRIPT_NAME": "/shop"}}
     token = re.search(r'name="token" value="([^"]+)"', browser.get("/queues/scheduled", **under).text)
     assert token is not None
-    form = {"verb": "cancel", "row": f"delay:celery:{id_}", "token": token[1]}
+    form = {"verb": "cancel", "row": f"delay:scheduled:{id_}", "token": token[1]}
     assert "Cancel 1?" in browser.post("/queues/preview", data=form, **under).text
     assert set(roots) == {"/shop"}
 
@@ -156,7 +156,7 @@ def test_may_decides_for_each_user_and_verb(redis_url: str) -> None:
     assert re.findall('name="verb" value="([^"]+)"', page) == ["run-now"]
     token = re.search(r'name="token" value="([^"]+)"', page)
     assert token is not None
-    form = {"row": f"delay:celery:{id_}", "token": token[1]}
+    form = {"row": f"delay:scheduled:{id_}", "token": token[1]}
     refused = browser.post("/queues/preview", data={**form, "verb": "cancel"})
     assert (refused.status_code, "cancel is not permitted to ann" in refused.text) == (403, True)
     preview = browser.post("/queues/preview", data={**form, "verb": "run-now"})

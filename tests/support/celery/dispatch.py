@@ -51,7 +51,7 @@ def main(task: dict[str, Any]) -> None:
     """Wait for a line of input, then dispatch."""
     app = Celery("tests")
     app.conf.update(task["settings"])
-    queue = DeadlyQueue("celery", task["redis"], dies=task.get("dies", -1))
+    queue = DeadlyQueue("scheduled", task["redis"], dies=task.get("dies", -1))
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()

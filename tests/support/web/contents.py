@@ -43,7 +43,7 @@ def fill_queue(client: redis.Redis, name: str = "orders", text: str = "") -> Red
     return queue
 
 
-def fill_delayed(client: redis.Redis, name: str = "celery", text: str = "", count: int = 60) -> DelayQueue:
+def fill_delayed(client: redis.Redis, name: str = "scheduled", text: str = "", count: int = 60) -> DelayQueue:
     """Fill a DelayQueue with items in every state, and record dispatches."""
     queue = DelayQueue(name, client)
     call = {
@@ -191,5 +191,5 @@ def everything(client: redis.Redis) -> dict[bytes, Any]:
 def delayed_of(app: Celery, client: redis.Redis) -> DelayedTasks:
     """Return the DelayedTasks of *app*, with its entries in the Redis of *client*."""
     delayed = DelayedTasks(app)
-    delayed.queue = DelayQueue("celery", client)
+    delayed.queue = DelayQueue("scheduled", client)
     return delayed

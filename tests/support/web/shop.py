@@ -70,7 +70,7 @@ def fill_shop(client: redis.Redis, app: Celery) -> None:
     _keep_failures(client, chance)
     _report(client, chance)
     audit = Audit(client, PREFIX)
-    audit.add(Action(_ago(minutes=9), "ann", "cancel", "celery", 14, ""))
+    audit.add(Action(_ago(minutes=9), "ann", "cancel", "scheduled", 14, ""))
 
 
 def _ago(**span: float) -> datetime:
@@ -78,7 +78,7 @@ def _ago(**span: float) -> datetime:
 
 
 def _delay(client: redis.Redis, chance: random.Random) -> None:
-    delayed = DelayQueue("celery", client)
+    delayed = DelayQueue("scheduled", client)
     delays = [abs(chance.gauss(6, 4)) * 3600 + 60 * math.floor(chance.random() * 3) for _ in range(6000)]
     delayed.push_many(
         Push(_call(chance, 1000 + n), delay=wait, id=f"order-{1000 + n}") for n, wait in enumerate(delays)
@@ -102,7 +102,7 @@ def _log_dispatches(client: redis.Redis, chance: random.Random) -> None:
     """Log the dispatches of the last hour, minute by minute."""
     now = round(time.time() * 1000)
     for minute in range(60):
-        past = DelayQueue("celery", client, clock=partial(int, now - (59 - minute) * 60_000))
+        past = DelayQueue("scheduled", client, clock=partial(int, now - (59 - minute) * 60_000))
         late = [
             chance.expovariate(1 / 4) + (40 if minute in (22, 23) else 0)
             for _ in range(chance.randint(90, 150) + (400 if minute % 15 == 0 else 0))
@@ -110,7 +110,7 @@ def _log_dispatches(client: redis.Redis, chance: random.Random) -> None:
         past.dispatch_log.note(Dispatches(len(late), 0, Histogram.of(late)), worst=max(late) / 1000)
     for name, leads in (("worker-1@shop", True), ("worker-2@shop", False)):
         row = DispatcherRow(name, datetime.now(timezone.utc), leads, "0.1.0", 9000 if leads else 0, 0, "")
-        DelayQueue("celery", client).dispatch_log.note(Dispatches(), dispatcher=row)
+        DelayQueue("scheduled", client).dispatch_log.note(Dispatches(), dispatcher=row)
 
 
 def _put_orders(client: redis.Redis) -> None:

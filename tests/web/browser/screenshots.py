@@ -24,7 +24,7 @@ ONCE = {
     "forecast": "/forecast?span=day",
     "scheduled": "/scheduled?task=shop.remind&body=1&limit=20",
     "dead": "/dead?limit=20",
-    "entry": "/entry?queue=celery&id=order-1042&body=1",
+    "entry": "/entry?queue=scheduled&id=order-1042&body=1",
     "queue": "/queue?kind=queue&name=orders",
     "flow": "/flow?name=queue:mail",
     "celery-queue": "/celery-queue?name=mail",

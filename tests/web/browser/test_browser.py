@@ -25,7 +25,7 @@ pytestmark = pytest.mark.celery
 WIDE = "<script>zq1()</script>" + "W" * 150
 PAGES = (
     *("/", "/forecast", "/scheduled?body=1", "/queues", "/dead?body=1", "/workers", "/doctor", "/audit"),
-    *("/queue?kind=queue&name=orders", "/queue?kind=delay&name=celery", "/entry?queue=celery&id=task-1&body=1"),
+    *("/queue?kind=queue&name=orders", "/queue?kind=delay&name=scheduled", "/entry?queue=scheduled&id=task-1&body=1"),
     *("/celery-queue?name=celery", "/failures", "/failure?id=failed&body=1", "/running", "/history"),
     *("/task?id=failed&body=1", f"/task?id={TASK}", "/search", "/search?q=e"),
 )
@@ -47,7 +47,7 @@ def accessibility_problems(page: Page) -> list[str]:
 def test_every_page_is_accessible(path: str, new_tab: NewTab, filled: redis.Redis) -> None:
     queue = RedisQueue("orders", filled)
     queue.put("x", dedupe_key=WIDE)
-    DelayQueue("celery", filled).push({"task": WIDE, "args": [WIDE], "kwargs": {}, "options": {}}, id=WIDE, delay=60)
+    DelayQueue("scheduled", filled).push({"task": WIDE, "args": [WIDE], "kwargs": {}, "options": {}}, id=WIDE, delay=60)
     tab = new_tab()
     for width in (1280, 390):
         tab.page.set_viewport_size({"width": width, "height": 800})
@@ -120,15 +120,15 @@ class TestActions:
         expect(page.get_by_role("heading", level=1)).to_have_text("Cancel 2?")
         page.get_by_role("button", name="Cancel 2").press("Enter")
         expect(page.get_by_role("status")).to_have_text("2 cancelled.")
-        assert DelayQueue("celery", filled).get("task-1") is None
+        assert DelayQueue("scheduled", filled).get("task-1") is None
 
     def test_change_nothing(self, scripts: bool, new_tab: NewTab, filled: redis.Redis) -> None:
         page = new_tab(java_script_enabled=scripts).open("/scheduled")
         self.choose(page, "task-1")
         page.get_by_role("button", name="Cancel…").click()
         page.get_by_role("link", name="Change nothing").click()
-        assert page.url.endswith("/scheduled?queue=celery")
-        assert DelayQueue("celery", filled).get("task-1") is not None
+        assert page.url.endswith("/scheduled?queue=scheduled")
+        assert DelayQueue("scheduled", filled).get("task-1") is not None
 
     def test_search_then_reschedule_all_that_match(self, scripts: bool, new_tab: NewTab, filled: redis.Redis) -> None:
         page = new_tab(java_script_enabled=scripts).open("/scheduled")
@@ -144,7 +144,7 @@ class TestActions:
     def test_enter_in_the_field_of_a_time_reschedules(self, scripts: bool, new_tab: NewTab) -> None:
         page = new_tab(java_script_enabled=scripts).open("/scheduled")
         self.choose(page, "task-1")
-        for path in ("", "/entry?queue=celery&id=task-1"):
+        for path in ("", "/entry?queue=scheduled&id=task-1"):
             if path:
                 page.goto(page.url.rpartition("/")[0] + path)
             page.get_by_label("To", exact=True).fill("2h")
@@ -329,7 +329,9 @@ class TestRefresh:
         page.get_by_role("link", name="task-40", exact=True).focus()
         place = page.evaluate("scrollY")
         assert place > 0
-        DelayQueue("celery", filled).push({"task": "shop.new", "args": [], "kwargs": {}, "options": {}}, id="brand-new")
+        DelayQueue("scheduled", filled).push(
+            {"task": "shop.new", "args": [], "kwargs": {}, "options": {}}, id="brand-new"
+        )
         self.tick(page)
         expect(page.get_by_role("link", name="brand-new")).to_be_attached()
         expect(page.locator(":focus")).to_have_text("task-40")

@@ -74,7 +74,7 @@ def test_an_open_table_stays_open_and_shows_the_zone(new_tab: NewTab) -> None:
 
 
 def test_a_chart_fits_a_window_that_changes(new_tab: NewTab) -> None:
-    page = new_tab().open("/queue?kind=delay&name=celery")
+    page = new_tab().open("/queue?kind=delay&name=scheduled")
     for width in (1200, 700, 390):
         page.set_viewport_size({"width": width, "height": 800})
         page.wait_for_function(

@@ -109,14 +109,14 @@ def test_see_what_a_deploy_broke(page: Page) -> None:
 
 
 def test_retry_failed_tasks_at_a_rate(page: Page, filled: redis.Redis) -> None:
-    before = DelayQueue("celery", filled).count()
+    before = DelayQueue("scheduled", filled).count()
     page.get_by_role("link", name="Failures", exact=True).click()
     page.get_by_role("table").first.get_by_role("link", name="billing.charge").click()
     page.get_by_label("All matches").check()
     page.get_by_label("Per second").fill("20")
     confirm(page, "Retry…", "Retry 64", "64 stored to be sent again.")
     assert last_action(filled) == ("retry", "failures", 64)
-    assert DelayQueue("celery", filled).count() == before + 64
+    assert DelayQueue("scheduled", filled).count() == before + 64
     expect(page.get_by_text("No match among")).to_be_visible()
 
 
@@ -141,7 +141,7 @@ def test_cancel_the_reminders_of_one_order(page: Page, filled: redis.Redis) -> N
     search(page, "Id begins with", "order-1042")
     page.get_by_role("checkbox", name="Choose order-1042").check()
     confirm(page, "Cancel…", "Cancel 1", "1 cancelled.")
-    assert DelayQueue("celery", filled).get("order-1042") is None
+    assert DelayQueue("scheduled", filled).get("order-1042") is None
 
 
 def test_move_what_is_due_in_the_next_hour_to_the_night(page: Page, filled: redis.Redis) -> None:
@@ -154,7 +154,7 @@ def test_move_what_is_due_in_the_next_hour_to_the_night(page: Page, filled: redi
     count = str(button.text_content()).split()[1]
     button.click()
     expect(page.get_by_role("status")).to_contain_text(f"{count} rescheduled.")
-    assert last_action(filled) == ("reschedule", "celery", int(count))
+    assert last_action(filled) == ("reschedule", "scheduled", int(count))
 
 
 def test_redrive_what_died_while_payments_were_away(page: Page, filled: redis.Redis) -> None:
