@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
@@ -39,7 +40,11 @@ def test_run_catches_a_mutant(name: str) -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_each_mutant_applies_to_the_code(mutant: Mutant) -> None:
-    assert mutated(mutant)
+    texts = mutated(mutant)
+    assert texts
+    for file, text in texts.items():
+        if file.endswith(".py"):
+            ast.parse(text, file)
 
 
 @pytest.mark.parametrize("mutant", [one for one in MUTANTS if " -k " in one.tests], ids=lambda mutant: mutant.name)
