@@ -771,6 +771,16 @@ def seconds_from_now(seconds: float) -> datetime:
     return datetime.now(timezone.utc) + timedelta(seconds=seconds)
 
 
+def test_a_channel_that_kombu_has_closed_is_a_lost_connection(app: Celery) -> None:
+    message = app.amqp.create_task_message("an-id", "shop.add", (1, 2))
+    with app.producer_or_acquire() as producer:
+        add(app, 1, 2).apply_async(producer=producer)
+        # After an outage, kombu does so; without a declared queue it uses the channel again.
+        producer.channel.close()
+        with pytest.raises(OperationalError, match="send again"):
+            app.amqp.send_task_message(producer, "shop.add", message, exchange="", routing_key="mail", retry=False)
+
+
 class TestUnavailableStore:
     @pytest.fixture
     def nowhere(self) -> Iterator[str]:
