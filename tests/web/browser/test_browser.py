@@ -449,7 +449,7 @@ def test_without_scripts_controls_that_need_them_are_hidden(new_tab: NewTab) -> 
     page = new_tab(java_script_enabled=False).open("/")
     expect(page.get_by_role("button", name="Pause updates")).to_have_count(0)
     expect(page.get_by_role("button", name="Keys")).to_have_count(0)
-    chart = page.get_by_role("figure").filter(has_text="Dispatched from celery per minute")
+    chart = page.get_by_role("figure").filter(has_text="Dispatched from scheduled per minute")
     expect(chart.get_by_role("img")).to_have_count(0)
     chart.get_by_text("Table", exact=True).click()
     expect(chart.get_by_role("row")).to_have_count(61)
