@@ -296,18 +296,12 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "free the key of another message",
-        (
-            lua(
-                "unique/release",
-                "if token ~= '' and found ~= token then return give_up(field, token) and 1 or 0 end\n",
-                "",
-            ),
-        ),
+        (lua("unique/release", " or (token ~= '' and found ~= token)", ""),),
         f"{FAULTS} -k lost_its_key_does_not",
     ),
     Mutant(
         "wait for a cancelled message",
-        (lua("unique/release", "return give_up(field, token) and 1 or 0 end", "return 0 end"),),
+        (lua("unique/cancel", "    give_up(field, token)\n", ""),),
         f"{UNIQUE} -k cancelled_meanwhile",
     ),
     Mutant(

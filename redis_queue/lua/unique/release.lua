@@ -9,7 +9,7 @@
 -- ARGV[4] sent        0 = its message was not sent: should it have been, it does not run; 1 = it was sent, or removed
 -- ARGV[5] owner_id    task id that has to own it; "" = any
 --
--- Returns 1 = done: the key is free, unless there is another message with a part in it; 0 = the message had none.
+-- Returns 1 = done: the key is free, or that of the message that it was to replace; 0 = another one owns it, or none.
 -- O(log owners)
 local owners, owner_ends, replaced = KEYS[1], KEYS[2], KEYS[3]
 local now, field, token, sent, owner_id = tonumber(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
@@ -21,8 +21,7 @@ redis.call('ZCARD', replaced)
 -- As includes/first_write.lua.
 redis.call('HDEL', owners, '')
 local found, before, state, ttl, id = owner(field)
-if not found or (owner_id ~= '' and id ~= owner_id) then return 0 end
-if token ~= '' and found ~= token then return give_up(field, token) and 1 or 0 end
+if not found or (owner_id ~= '' and id ~= owner_id) or (token ~= '' and found ~= token) then return 0 end
 -- It was sent after all.
 if sent == 0 and state ~= 's' then return 0 end
 local state_before, token_before = string.match(before, '^(%a)(%x+)')

@@ -73,9 +73,9 @@ def sync(self: Any, key: str = "-", seconds: float = 0.0, *, hold: bool = False)
 
 
 @app.task(bind=True, name=AGAIN, shared=False, max_retries=5)  # type: ignore[untyped-decorator]
-def again(self: Any, times: int, countdown: float = 0.0) -> None:
-    """Retry *times* times."""
-    run(self, "again", 0.0, hold=False)
+def again(self: Any, times: int, countdown: float = 0.0, *, hold: bool = False) -> None:
+    """Retry *times* times; with *hold*, the test lets the first run end."""
+    run(self, "again", 0.0, hold=hold and not self.request.retries)
     if self.request.retries < times:
         raise self.retry(countdown=countdown)
 
