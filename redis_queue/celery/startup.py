@@ -79,13 +79,17 @@ def check_flows(app: Celery) -> None:
         raise ConfigurationError(f"flow control needs atomic fetch: {versions()}, {NAMESPACE}atomic_fetch")
 
 
+def unknown_flow_queues(app: Celery) -> list[str]:
+    """Return a text for each flow of a queue to which no task of *app* goes; workers with ``-Q`` may consume it."""
+    policy = FlowPolicy.of(app)
+    return policy.unknown_queues(sorted(known_queues(app))) if policy.all() else []
+
+
 def warn_of_flows(app: Celery) -> None:
     """Log a warning for each flow of an unknown queue, and each task that its queue does not count as it runs."""
-    policy = FlowPolicy.of(app)
-    if policy.all():
-        for text in policy.unknown_queues(sorted(known_queues(app))):
-            logger.warning("%s", text, extra={"action": "flow_queue_unknown"})
-    for name in policy.early():
+    for text in unknown_flow_queues(app):
+        logger.warning("%s", text, extra={"action": "flow_queue_unknown"})
+    for name in FlowPolicy.of(app).early():
         logger.warning(
             "task %s is acknowledged when it starts: limits of its queue do not count it while it runs",
             name,

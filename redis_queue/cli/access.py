@@ -260,31 +260,27 @@ def _keep(ctx: click.Context, parameter: click.Parameter, value: str) -> None:
     store.setdefault(name, value)
 
 
-def _url(*, hidden: bool = False) -> click.Option:
+def _option(name: str, default: str, text: str, *variables: str, hidden: bool) -> click.Option:
     return click.Option(
-        ["--url"],
-        # The second name is that of the reference application.
-        envvar=["REDIS_QUEUE_URL", "REDIS_URL"],
-        default="redis://localhost:6379/0",
+        [f"--{name}"],
+        envvar=variables,
+        default=default,
         show_default=True,
         expose_value=False,
         callback=_keep,
         hidden=hidden,
-        help="URL of the Redis. With a password, set REDIS_QUEUE_URL instead: the process list shows options.",
+        help=text,
     )
+
+
+def _url(*, hidden: bool = False) -> click.Option:
+    text = "URL of the Redis. With a password, set REDIS_QUEUE_URL instead: the process list shows options."
+    # The second name is that of the reference application.
+    return _option("url", "redis://localhost:6379/0", text, "REDIS_QUEUE_URL", "REDIS_URL", hidden=hidden)
 
 
 def _prefix(*, hidden: bool = False) -> click.Option:
-    return click.Option(
-        ["--prefix"],
-        envvar="REDIS_QUEUE_PREFIX",
-        default="redis_queue",
-        show_default=True,
-        expose_value=False,
-        callback=_keep,
-        hidden=hidden,
-        help="First part of every key.",
-    )
+    return _option("prefix", "redis_queue", "First part of every key.", "REDIS_QUEUE_PREFIX", hidden=hidden)
 
 
 def chosen_by(*, hidden: bool) -> list[click.Parameter]:

@@ -20,8 +20,6 @@ from redis_queue.times import span_text
 SIZES: Final[tuple[Count, ...]] = ("ready", "delayed", "in_flight", "dead", "quarantined")
 OTHERS: Final = "choose another Redis with --url or REDIS_QUEUE_URL, another prefix with --prefix or REDIS_QUEUE_PREFIX"
 
-WITHOUT_APP: Final = "Celery's queues, which need -A APP"
-
 TOTALS: Final[tuple[Count, ...]] = ("put", "acked", "redelivered")
 
 FOR_PLACE: Final = "for a place"
@@ -37,9 +35,7 @@ def stats(access: Access, *, as_json: bool) -> None:
 
     Example: redis-queue stats --json
     """
-    overview = access.inspector.overview()
-    if access.celery_queues is not None:
-        overview, _ = access.celery_queues.with_others(overview)
+    overview, _ = access.overview()
     counts: dict[str, Any] = {count: overview.total(count) for count in (*SIZES, *TOTALS)}
     known = {"redis": access.catalog.url, "prefix": access.catalog.prefix, "queues": len(overview.queues), **counts}
     times = {
@@ -51,7 +47,7 @@ def stats(access: Access, *, as_json: bool) -> None:
         return
     show_fields({**known, "oldest": _since(times["oldest_at"], overview.at), "next due": times["next_due"]})
     if access.celery_queues is None:
-        click.echo(f"not counted: {WITHOUT_APP}")
+        click.echo("not counted: Celery's queues, which need -A APP")
     _print_errors(overview)
 
 

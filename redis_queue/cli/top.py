@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -21,13 +21,10 @@ from redis_queue.cli.signals import interrupt, signal_handler
 from redis_queue.cli.top_screen import SORTS, Sort, draw, in_order
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.operate.access import Access
-from redis_queue.operate.celery_queue_row import CeleryQueueRow
 from redis_queue.operate.queue_row import Overview
 from redis_queue.operate.rates import QueueKey, Rates, rates, rates_of
 
 QUIT: Final = "q"
-
-NONE: Final[Sequence[CeleryQueueRow]] = ()
 
 
 @click.command(cls=StoreCommand)
@@ -77,11 +74,8 @@ class Looks:
 
     def look(self) -> Look:
         """Take a sample; an unavailable Redis is part of it, not an error."""
-        celery = self._access.celery_queues
         try:
-            now, rows = self._access.inspector.overview(), NONE
-            if celery is not None:
-                now, rows = celery.with_others(now)
+            now, rows = self._access.overview()
         except StoreUnavailableError as error:
             return Look(self._last, {}, str(error))
         before, self._last = self._last, now

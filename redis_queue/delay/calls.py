@@ -24,8 +24,8 @@ MOST_REVOKED: Final = 100_000
 OTHER: Final = ord("3")
 """Flag of an entry that was not cancelled: its record lacks the mark."""
 
-
 PAGE: Final = 1000
+"""Revoked ids that are read at once."""
 
 AT_ONCE: Final = 200
 """Entries of unique tasks in one call: each takes several times as long as another one."""

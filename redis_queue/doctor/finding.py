@@ -19,6 +19,8 @@ ORDER: Final[dict[Severity, int]] = {"error": 0, "warning": 1, "ok": 2}
 
 PERMIT: Final = "let this user run the command, or run doctor as another user"
 
+CHECK_BROKER: Final = "check broker_url, or repeat when the broker is up"
+
 MOST_FINDINGS: Final = 10
 """Most findings of a check of which there may be many."""
 

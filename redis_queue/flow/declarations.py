@@ -6,7 +6,6 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Final
 
 from redis_queue.flow.flows import KINDS, OF_QUEUE, flag_of, limits_of
@@ -60,7 +59,8 @@ class Declarations:
             return []
         now, name = now_ms(self._scripts, self._clock), app[:MAX_NAME].encode(errors="replace")
         chosen = dict(itertools.islice(flows.items(), MOST_FLOWS))
-        rules, keys = ({flow: of(each) for flow, each in chosen.items()} for of in (attrgetter("rules"), _key_of))
+        rules = {flow: each.rules for flow, each in chosen.items()}
+        keys = {flow: _key_of(each) for flow, each in chosen.items()}
         others = self._without_old(name, now)
         if not flows and name not in others:
             return []
@@ -92,8 +92,8 @@ class Declarations:
         """Return those flows of which messages wait or run, or of which something was set or paused."""
         keys, found = self._keys, set[str]()
         for chunk in chunks(names):
-            rows = [self._scripts.command("HMGET", key, *map(id_bytes, chunk)) for key in (keys.backlog, keys.running)]
-            rows.append(self._scripts.command("HMGET", keys.overrides, *map(id_bytes, chunk)))
+            hashes = (keys.backlog, keys.running, keys.overrides)
+            rows = [self._scripts.command("HMGET", key, *map(id_bytes, chunk)) for key in hashes]
             rows.append(self._scripts.command("HMGET", keys.flags, *(id_bytes(flag_of(flow)) for flow in chunk)))
             found |= {flow for flow, *values in zip(chunk, *rows, strict=True) if any(values)}
         return found

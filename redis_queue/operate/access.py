@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,9 +16,11 @@ from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.model import CancelOutcome
+from redis_queue.operate.celery_queue_row import CeleryQueueRow
 from redis_queue.operate.celery_queues import CeleryQueues
 from redis_queue.operate.faults import Faults
 from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.queue_row import Overview
 from redis_queue.operate.relative_time import When
 from redis_queue.store.connection import Client
 from redis_queue.store.keys import FlowKeys
@@ -53,6 +56,12 @@ class Access:
             with faults.of(known.kind, known.name):
                 found.append(self.inspector.catalog.open(known))
         return found
+
+    def overview(self) -> tuple[Overview, Sequence[CeleryQueueRow]]:
+        """Return the counts of all queues, with an app those of Celery's first; and the rows of these."""
+        found = self.inspector.overview()
+        rows = self.celery_queues.overview().rows if self.celery_queues is not None else ()
+        return replace(found, queues=[*(row.counted(found.at) for row in rows), *found.queues]), rows
 
     def cancel(self, queue: DelayQueue, ids: Sequence[str]) -> Sequence[CancelOutcome]:
         """Cancel entries, and free the keys of unique tasks in them; return the outcome of each."""

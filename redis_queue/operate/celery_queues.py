@@ -20,7 +20,6 @@ from redis_queue.monitor.model import Series, Tally, WorkerRow
 from redis_queue.operate.celery_queue_row import CeleryOverview, CeleryQueueRow
 from redis_queue.operate.faults import BROKEN
 from redis_queue.operate.inspector import Inspector
-from redis_queue.operate.queue_row import Overview
 from redis_queue.store.keys import check_name
 from redis_queue.store.redis_errors import redact
 from redis_queue.suggestion import did_you_mean
@@ -86,12 +85,6 @@ class CeleryQueues:
             workers=len(workers or ()),
             busy=sum(row.busy for row in workers or ()),
         )
-
-    def with_others(self, others: Overview) -> tuple[Overview, Sequence[CeleryQueueRow]]:
-        """Return the counts of Celery's queues, and behind them those of *others*; and the rows of the former."""
-        found = self.overview()
-        counted = [row.counted(others.at) for row in found.rows]
-        return replace(others, queues=[*counted, *others.queues]), found.rows
 
     def configured(self) -> Sequence[str]:
         """Return the names of the queues in the settings of the app and of its tasks; it reads nothing."""

@@ -13,7 +13,7 @@ from redis_queue.celery.consume.gates import GateKeys, Gates
 from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.celery.queues.open import connected, on_redis, shares_store
 from redis_queue.doctor import Finding
-from redis_queue.doctor.finding import error, first, warning
+from redis_queue.doctor.finding import CHECK_BROKER, error, first, warning
 from redis_queue.flow.backlog import Backlog
 from redis_queue.flow.declarations import Declaration, Declarations
 from redis_queue.flow.flows import OF_QUEUE
@@ -121,9 +121,7 @@ def flow_places(access: Access) -> Iterator[Finding]:
     try:
         taken = _places_in_vain(access)
     except OperationalError as failure:
-        yield warning(
-            f"could not be checked: {redact(str(failure))}", "check broker_url, or repeat when the broker is up"
-        )
+        yield warning(f"could not be checked: {redact(str(failure))}", CHECK_BROKER)
         return
     if taken:
         yield warning(

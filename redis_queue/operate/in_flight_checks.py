@@ -14,7 +14,7 @@ from redis_queue.celery.consume.gates import task_id_of
 from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.celery.queues.open import connected, on_redis
 from redis_queue.doctor import Finding
-from redis_queue.doctor.finding import Check, error, warning
+from redis_queue.doctor.finding import CHECK_BROKER, Check, error, warning
 from redis_queue.doctor.repairs import each
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.keeper.redis_py import client_of
@@ -36,8 +36,6 @@ NAMED: Final = 5
 
 LARGE: Final = 65_536
 """Bytes of a message above which it is not read for its task id."""
-
-CHECK_BROKER: Final = "check broker_url, or repeat when the broker is up"
 
 NO_INDEX, NO_LEASE, LEASE = b"123"
 

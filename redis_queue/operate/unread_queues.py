@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from redis_queue.doctor import Finding
-from redis_queue.doctor.finding import first, warning
+from redis_queue.doctor.finding import CHECK_BROKER, first, warning
 from redis_queue.operate.access import Access
 from redis_queue.suggestion import nearest
 
@@ -24,7 +24,7 @@ def unread_queues(access: Access) -> Iterator[Finding]:
         return
     overview = access.celery_queues.overview()
     if overview.error:
-        yield warning(f"could not be checked: {overview.error}", "check broker_url, or repeat when the broker is up")
+        yield warning(f"could not be checked: {overview.error}", CHECK_BROKER)
         return
     # The check of workers of flows reports the messages that wait for a place.
     unread = [row for row in overview.rows if row.is_unread and row.listed]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -38,6 +39,9 @@ class StartGuard:
         self._worker._process_task = self._start
         if consumer.on_task_request == self._process:
             consumer.on_task_request = self._start
+        if hasattr(self._worker, "_quick_release"):
+            # Later: within its call it starts the next task, and 1,000 revoked ones in a row are a RecursionError.
+            self._worker._quick_release = partial(self._worker.hub.call_soon, self._worker._quick_release)
 
     def _start(self, request: Any) -> None:
         sent_as = getattr(request.message, "sent_as", None) or ""
@@ -45,9 +49,6 @@ class StartGuard:
         if not self._may_start(request):
             _drop(self._worker, request)
             self._on_drop()
-        elif request.revoked():
-            # Celery starts the next one within this call: 1,000 revoked ones in a row would be a RecursionError.
-            _free_process(self._worker)
         elif run is not request and run in state.active_requests:
             _free_process(self._worker)
             _wait_for(run, request, self._consumer)
@@ -86,10 +87,11 @@ def _wait_for(run: Any, request: Any, consumer: Any) -> None:
     """Settle *request* when *run*, which runs the same message, has ended; start it if that gives the message back."""
     text = "task %s is not started a second time: this worker runs it, and Redis had lost that"
     logger.warning(text, request.id, extra={"action": "start_delayed", "task_id": request.id})
-    reject, given_back = run.on_reject, []
+    reject, given_back = run.on_reject, False
 
     def rejected(log: Any, errors: Any, requeue: bool = False) -> None:
-        given_back.extend([True] if requeue else [])
+        nonlocal given_back
+        given_back = given_back or requeue
         reject(log, errors, requeue)
 
     def look() -> None:
@@ -118,6 +120,5 @@ def _drop(worker: Any, request: Any) -> None:
 
 
 def _free_process(worker: Any) -> None:
-    """Start the next waiting task later: it may have to be dropped, too."""
     if hasattr(worker, "_quick_release"):
-        worker.hub.call_soon(worker._quick_release)
+        worker._quick_release()

@@ -160,14 +160,14 @@ def _note_failure(request: Any, exc_info: Any) -> None:
     # A terminated task was revoked; one whose worker shuts down comes back.
     if request._is_noted or request._already_revoked or request._already_cancelled:
         return
-    outcome, request._error = _outcome(request, exc_info), unwrapped(exc_info.exception)
+    request._error = unwrapped(exc_info.exception)
+    outcome = _outcome(request, request._error)
     if outcome == "failed":
         request.notes_of_worker.failed(request, exc_info, request._seconds)
     _note(request, outcome)
 
 
-def _outcome(request: Any, exc_info: Any) -> Outcome:
-    error = unwrapped(exc_info.exception)
+def _outcome(request: Any, error: BaseException) -> Outcome:
     if isinstance(error, Retry) or request._requeued or request._retried:
         return "retried"
     if request._succeeded or (isinstance(error, Ignore) and not isinstance(error, Reject)):

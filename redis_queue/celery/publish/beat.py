@@ -31,8 +31,7 @@ def _wait_in_outages(sender: Any, **_: Any) -> None:
     if delayed_of(scheduler.app) is None:
         return
     send, backoff = scheduler.apply_async, Backoff(first=0.2)
-    began, ended = "beat cannot send", "beat sends again"
-    log = OutageLog(logger, began, ended, action="beat_waits")
+    log = OutageLog(logger, "beat cannot send", "beat sends again", action="beat_waits")
 
     def apply_async(entry: Any, *args: Any, **options: Any) -> Any:
         while True:

@@ -14,10 +14,8 @@ from django.conf import settings
 from django.core import checks
 
 from redis_queue.celery.flow.gate import uses_gates
-from redis_queue.celery.flow.policy import FlowPolicy
-from redis_queue.celery.queues.known import known_queues
 from redis_queue.celery.settings import NAMESPACE, CelerySettings
-from redis_queue.celery.startup import check_flows
+from redis_queue.celery.startup import check_flows, unknown_flow_queues
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import ATTRIBUTE
 from redis_queue.contrib.django.project import CELERY_APP, celery_app
@@ -64,7 +62,7 @@ def _wrong_flows(app: Celery) -> Iterator[checks.CheckMessage]:
                 app.loader.import_default_modules()
                 with _nothing_kept(app):
                     check_flows(app)
-                    for text in FlowPolicy.of(app).unknown_queues(sorted(known_queues(app))):
+                    for text in unknown_flow_queues(app):
                         hint = "Workers with -Q may consume it."
                         yield checks.Warning(_named_in_django(app, text), hint=hint, id="redis_queue.W005")
     except (ConfigurationError, InvalidValueError) as error:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
+from celery.exceptions import TaskRevokedError
+from celery.worker import WorkController
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from redis_queue.celery.consume import start_guard as starting
@@ -22,9 +25,11 @@ class Waiting:
         self.number, self.id, self.message = number, str(number), SimpleNamespace(delivery_tag=tag, channel=None)
         self.task = SimpleNamespace(acks_late=True)
 
-    def revoked(self) -> bool:
-        """Tell whether it was revoked."""
-        return bool(self.message.delivery_tag == "revoked")
+    def execute_using_pool(self, pool: list[int]) -> None:
+        """Start, unless it was revoked."""
+        if self.message.delivery_tag == "revoked":
+            raise TaskRevokedError(self.id)
+        pool.append(self.number)
 
     def acknowledge(self) -> None:
         """Do nothing."""
@@ -55,11 +60,8 @@ def test_any_number_of_tasks_that_do_not_start_can_wait_for_one_slot(kind: str) 
     places = LaxBoundedSemaphore(1)
     started: list[int] = []
     dropped: list[int] = []
-    worker = SimpleNamespace(
-        _process_task=lambda request: started.append(request.number),
-        _quick_release=places.release,
-        hub=SimpleNamespace(call_soon=ready.append),
-    )
+    worker = SimpleNamespace(pool=started, _quick_release=places.release, hub=SimpleNamespace(call_soon=ready.append))
+    worker._process_task = partial(WorkController._process_task, worker)
     starting.StartGuard(consumer_of(worker), lambda tag: tag != "lost", lambda: dropped.append(1))
     tags = [kind] * 2000 + ["ours"]
     for number, tag in enumerate(tags):

@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from threading import Event
 from types import SimpleNamespace
@@ -22,24 +22,12 @@ from redis_queue.celery import DelayedTasks
 from redis_queue.celery.control import panel as control
 from redis_queue.celery.dispatch.loop import answers
 from tests.support.celery.delaying_names import NOTE
-from tests.support.celery.fleet import Fleet, fleet_on_one_redis, send
+from tests.support.celery.fleet import Fleet, send
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
-
-
-@pytest.fixture
-def fleet() -> Iterator[Fleet]:
-    """Store, broker and results in one Redis."""
-    with fleet_on_one_redis() as fleet:
-        yield fleet
-
-
-@pytest.fixture
-def delayed(fleet: Fleet) -> DelayedTasks:
-    return fleet.delayed()
 
 
 def stamped(delayed: DelayedTasks, **stamps: Any) -> Any:

@@ -21,25 +21,12 @@ from redis_queue.celery.message.attempt import CALL
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.publish.push_task import push_task
 from tests.support.celery.delaying_names import NOTE
-from tests.support.celery.fleet import Fleet, fleet_on_one_redis
+from tests.support.celery.fleet import Fleet
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.celery
 
 ORDER = "order-42"
-
-
-@pytest.fixture
-def fleet() -> Iterator[Fleet]:
-    """Store, broker and results in one Redis."""
-    with fleet_on_one_redis() as fleet:
-        yield fleet
-
-
-@pytest.fixture
-def delayed(fleet: Fleet) -> DelayedTasks:
-    """The client of the app."""
-    return fleet.delayed()
 
 
 @pytest.fixture
