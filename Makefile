@@ -99,11 +99,12 @@ screenshots: setup ## create the images of docs/images again
 mutants: setup ## put a fault into the code: the tests must find each
 	$(BIN)/python -m tests.chaos mutants
 
-check: setup compose-check docs ## format, lint, types, layers, lock files, documentation
+check: setup compose-check docs ## format, lint, types, layers, shape, lock files, documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/shape.py
 	$(BIN)/python -m docs.generated --check
 	$(BIN)/python -m pytest -q tests/packaging/test_requirements.py
 
