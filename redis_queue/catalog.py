@@ -1,14 +1,17 @@
-"""Catalog: find and open the queues under one prefix."""
+"""Catalog: find and open the queues under one prefix, and put back what their expired leases hold."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from redis_queue.basics.options import did_you_mean
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.errors import InvalidNameError
+from redis_queue.errors import InvalidNameError, RedisQueueError
+from redis_queue.model import PutBack
 from redis_queue.queue.queue import RedisQueue
+from redis_queue.store.chunks import MANY
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.keys import Kind
 from redis_queue.store.records import Clock, server_clock
@@ -16,7 +19,6 @@ from redis_queue.store.registry import Known, Registry
 from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import Settings
 from redis_queue.store.urls import url_of
-from redis_queue.suggestion import did_you_mean
 
 AnyQueue = RedisQueue | DelayQueue
 
@@ -140,3 +142,36 @@ class Catalog:
 def kind_of(queue: AnyQueue) -> Kind:
     """Return the kind of *queue*, as the registry names it."""
     return "queue" if isinstance(queue, RedisQueue) else "delay"
+
+
+@dataclass(frozen=True, slots=True)
+class PutBackStep:
+    """The result of one step in a queue, or the *error* that ended the work on it."""
+
+    known: Known
+    back: PutBack = field(default_factory=PutBack)
+    promoted: int = 0
+    error: RedisQueueError | None = None
+
+    @property
+    def name(self) -> str:
+        """Kind and name of the queue, as the registry writes them."""
+        return f"{self.known.kind}:{self.known.name}"
+
+
+def put_back_each(
+    catalog: Catalog, queues: Iterable[Known], *, step: int = MANY, promote: bool = False
+) -> Iterator[PutBackStep]:
+    """Put back expired leases, queue by queue, up to *step* leases at a time; yield the result of each step.
+
+    With *promote*, delayed messages that are due become ready, too. Errors of a queue are yielded, not raised.
+    """
+    for known in queues:
+        try:
+            queue = catalog.open(known)
+            while (back := queue.put_back(step)) != PutBack():
+                yield PutBackStep(known, back)
+            ready = queue.promote() if promote and isinstance(queue, RedisQueue) else 0
+            yield PutBackStep(known, promoted=ready)
+        except RedisQueueError as error:
+            yield PutBackStep(known, error=error)

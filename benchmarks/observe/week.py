@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 import redis
 
-from redis_queue.histogram import Histogram
+from redis_queue.basics.histogram import Histogram
 from redis_queue.monitor.model import Run, Series, Tally, WorkerRow
 from redis_queue.monitor.report import MOST_ENDED, Reports
 from redis_queue.store.keys import MonitorKeys

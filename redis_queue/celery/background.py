@@ -7,7 +7,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from redis_queue.logs import logger_of
+from redis_queue.basics.logs import logger_of
 
 logger = logger_of(__name__)
 

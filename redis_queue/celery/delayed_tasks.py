@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.app.amqp import AMQP
 
+from redis_queue.basics.times import Seconds
 from redis_queue.celery.consume.request import restore_requests
 from redis_queue.celery.control.sending import wrap_control
 from redis_queue.celery.message.envelope import Due, Envelope
@@ -20,7 +21,6 @@ from redis_queue.celery.task_leases import TaskLeases
 from redis_queue.celery.tracing import trace_runs
 from redis_queue.celery.worker import install_worker
 from redis_queue.store.chunks import CHUNK
-from redis_queue.times import Seconds
 
 if TYPE_CHECKING:
     from celery import Celery

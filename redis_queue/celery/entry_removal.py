@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from redis_queue.basics.times import point_ms
 from redis_queue.celery.message.reading import unique_header_of
 from redis_queue.celery.message.unique_header import UniqueHeader
 from redis_queue.delay.queue import DelayQueue
@@ -17,7 +18,6 @@ from redis_queue.store.chunks import ANY_SIZE, check_many
 from redis_queue.store.ids import check_id
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts
-from redis_queue.times import point_ms
 
 ATTEMPTS: Final = 5
 """How often an entry is read again that was replaced before it was removed."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.celery.kombu_keys import ListNames
 from redis_queue.celery.message.attempt import Attempt, new_call
 from redis_queue.celery.message.declarations import build, lifetime_ms
@@ -16,7 +17,6 @@ from redis_queue.delay.model import Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.delay.writer import RENEWED, REPLACED
 from redis_queue.errors import InvalidValueError
-from redis_queue.lazy_property import LazyProperty
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery import bootsteps
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.celery.background import Background
 from redis_queue.celery.consume.connections import low_visibility_timeout, visibility_timeout_of
 from redis_queue.celery.consume.internals import lacking, versions
@@ -20,7 +21,6 @@ from redis_queue.celery.settings import NAMESPACE
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import delayed_of
 from redis_queue.errors import ConfigurationError, StoreError, UnsupportedServerError
-from redis_queue.logs import logger_of
 from redis_queue.store.connection import check_server
 from redis_queue.store.redis_errors import redact
 

@@ -9,6 +9,8 @@ from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from redis_queue.basics.lazy_property import LazyProperty
+from redis_queue.basics.times import Seconds, duration_ms, to_ms
 from redis_queue.celery.conditions import Conditions, TaskConditions
 from redis_queue.celery.entry_removal import EntryRemoval
 from redis_queue.celery.flow.gate import Gate, flows_of
@@ -23,11 +25,9 @@ from redis_queue.celery.store import Store
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError
 from redis_queue.flow.flows import Flows
-from redis_queue.lazy_property import LazyProperty
 from redis_queue.model import CancelOutcome, Entry
 from redis_queue.store.chunks import CHUNK, MANY, check_limit
 from redis_queue.store.ids import is_id
-from redis_queue.times import Seconds, duration_ms, to_ms
 from redis_queue.unique.owners import Owners
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.celery.consume.connections import prepare_connections
 from redis_queue.celery.consume.gate.step import GateStep
 from redis_queue.celery.consume.poison import DeliveryLimit, count_starts
@@ -17,7 +18,6 @@ from redis_queue.celery.monitor.step import MonitorStep
 from redis_queue.celery.startup import StartupStep
 from redis_queue.celery.store import Store
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.lazy_property import LazyProperty
 from redis_queue.model import DeadLetter
 
 if TYPE_CHECKING:

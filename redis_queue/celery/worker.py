@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from celery import bootsteps
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.celery.control.panel import wrap_panel
 from redis_queue.celery.control.revokes import RevokeStep
 from redis_queue.celery.dispatch.loop import LOOP, WORKER, DispatchLoop
 from redis_queue.celery.monitor.step import MonitorStep
 from redis_queue.celery.startup import StartupStep
 from redis_queue.celery.store import Store
-from redis_queue.logs import logger_of
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.histogram import Histogram
+from redis_queue.basics.times import span_text
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import show_count, show_json, show_place, show_table
-from redis_queue.histogram import Histogram
 from redis_queue.operate.access import Access
 from redis_queue.operate.history import SPANS, HistoryRow, table
-from redis_queue.times import span_text
 
 SHARES: Final = (50, 95, 99)
 

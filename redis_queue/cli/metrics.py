@@ -13,10 +13,10 @@ from urllib.parse import parse_qsl
 import click
 from kombu.exceptions import OperationalError
 
+from redis_queue.basics.logs import escape
 from redis_queue.cli import listen_address
 from redis_queue.cli.access import StoreCommand, with_access, with_url
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
-from redis_queue.logs import escape
 from redis_queue.operate.access import Access
 from redis_queue.operate.addresses import is_own_host
 from redis_queue.operate.demand import demand

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from redis_queue.basics.logs import escape
 from redis_queue.catalog import Catalog
 from redis_queue.cli import zone
-from redis_queue.logs import escape
 from redis_queue.store.settings import Settings
 
 if TYPE_CHECKING:

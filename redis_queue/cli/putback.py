@@ -6,6 +6,7 @@ from typing import Final
 
 import click
 
+from redis_queue.catalog import put_back_each
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.exit_codes import INTERRUPTED
@@ -14,7 +15,6 @@ from redis_queue.model import PutBack
 from redis_queue.operate.access import Access
 from redis_queue.operate.faults import Faults
 from redis_queue.operate.pages import sized
-from redis_queue.putback import put_back_each
 from redis_queue.store.chunks import CHUNK
 
 MOST_ERRORS: Final = 5

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.times import span_text
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.cli import options
 from redis_queue.cli.access import Group, StoreCommand, with_access
@@ -26,7 +27,6 @@ from redis_queue.operate.relative_time import When
 from redis_queue.operate.search_report import SearchReport
 from redis_queue.operate.verbs import CANCEL, RESCHEDULE, RUN_NOW, Verb, check_new_time
 from redis_queue.store.chunks import CHUNK
-from redis_queue.times import span_text
 
 _change = options.together(
     selection_options, options.delay_queue, options.utc, options.dry_run, options.yes, options.as_json, with_access

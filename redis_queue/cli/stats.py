@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.times import span_text
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import harmless, show_fields, show_json, show_place, show_table
 from redis_queue.operate.access import Access
 from redis_queue.operate.celery_queue_row import CeleryQueueRow
 from redis_queue.operate.queue_row import Count, Overview, QueueRow
-from redis_queue.times import span_text
 
 SIZES: Final[tuple[Count, ...]] = ("ready", "delayed", "in_flight", "dead", "quarantined")
 OTHERS: Final = "choose another Redis with --url or REDIS_QUEUE_URL, another prefix with --prefix or REDIS_QUEUE_PREFIX"

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final, Literal, get_args
 
+from redis_queue.basics.times import span_text
 from redis_queue.cli import zone
 from redis_queue.cli.output import encodable, harmless
 from redis_queue.operate.queue_row import Count, Overview, QueueRow
 from redis_queue.operate.rates import QueueKey, Rates
-from redis_queue.times import span_text
 
 Sort = Literal["backlog", "name", "dead", "rate"]
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from redis_queue.basics.times import span_text
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.output import show_count, show_json, show_place, show_table
@@ -14,7 +15,6 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.liveness import state_of
 from redis_queue.operate.running import RunningRow
 from redis_queue.operate.running import running as running_tasks
-from redis_queue.times import span_text
 
 MEGABYTE: Final = 1_000_000
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+from redis_queue.basics.times import Seconds, duration_ms
 from redis_queue.delay.model import Push
 from redis_queue.delay.shards import Shards
 from redis_queue.delay.writer import KEPT, EntryWriter
@@ -13,7 +14,6 @@ from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.ids import check_id, id_bytes, id_text, is_id
 from redis_queue.store.keys import FlowKeys, Keys
 from redis_queue.store.records import Records
-from redis_queue.times import Seconds, duration_ms
 
 REMEMBERED: Final = 86_400_000
 """Milliseconds for which a revoke is remembered. Stock workers remember it for three hours, until they restart."""

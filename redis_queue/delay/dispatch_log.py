@@ -7,13 +7,13 @@ import re
 from datetime import datetime
 from typing import Any, Final
 
+from redis_queue.basics.histogram import BOUNDS, Histogram
+from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms
 from redis_queue.delay.lateness import DispatcherRow, Dispatches, Minute
-from redis_queue.histogram import BOUNDS, Histogram
 from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.records import Records
 from redis_queue.store.scripts import Scripts
-from redis_queue.times import END_OF_CALENDAR_MS, from_ms
 
 MOST_MINUTES: Final = 1440
 """Minutes that are stored: a day."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from redis_queue.histogram import NO_TIMES, Histogram
+from redis_queue.basics.histogram import NO_TIMES, Histogram
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
+from redis_queue.basics.histogram import NO_TIMES, Histogram
+from redis_queue.basics.times import Seconds, from_ms
 from redis_queue.errors import InvalidValueError
-from redis_queue.histogram import NO_TIMES, Histogram
 from redis_queue.model import DelayStats, Entry
 from redis_queue.store.records import pairs
-from redis_queue.times import Seconds, from_ms
 
 OnConflict = Literal["replace", "keep", "error"]
 """What a push does if its id exists."""

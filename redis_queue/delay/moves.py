@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from redis_queue.basics.times import MAX_DELAY_MS, Seconds, duration_ms, from_ms
 from redis_queue.delay.model import MAX_FIELDS, MAX_MOVE_LISTS, Claimed, Delivery, Leadership, Moved
 from redis_queue.delay.reader import EntryReader
 from redis_queue.delay.shards import OUTCOMES, Shards
@@ -14,7 +15,6 @@ from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry, Lease
 from redis_queue.store.chunks import CHUNK, MANY, MAX_CALL_BYTES, check_limit
 from redis_queue.store.records import Records
-from redis_queue.times import MAX_DELAY_MS, Seconds, duration_ms, from_ms
 
 DELIVERIES: Final = 200
 """Most deliveries in one call."""

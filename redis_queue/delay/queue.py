@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from redis_queue.basics.times import END_OF_CALENDAR_MS, MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
 from redis_queue.delay.calls import Calls
 from redis_queue.delay.dispatch_log import DispatchLog
 from redis_queue.delay.foreign import Foreign
@@ -24,7 +25,6 @@ from redis_queue.store.ids import check_id, id_bytes
 from redis_queue.store.keys import check_name
 from redis_queue.store.records import Clock, Records, server_clock
 from redis_queue.store.settings import QueueOverrides, Settings
-from redis_queue.times import END_OF_CALENDAR_MS, MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol
 
+from redis_queue.basics.times import from_ms
 from redis_queue.delay.shards import Shards
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry, Lease, Unread
@@ -15,7 +16,6 @@ from redis_queue.store.chunks import CHUNK
 from redis_queue.store.codec import UnreadableError
 from redis_queue.store.ids import id_bytes, id_text
 from redis_queue.store.records import Records
-from redis_queue.times import from_ms
 
 MAX_DIGITS: Final = 15
 """Digits of a due time in ms within the calendar."""

@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar, overload
 
 import redis
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.errors import ConfigurationError, StoreError, StoreUnavailableError
-from redis_queue.logs import logger_of
 from redis_queue.model import DeadLetter, Entry, InFlight, Quarantined
 from redis_queue.store.chunks import ANY_SIZE, CHUNK, check_budget, check_limit, check_offset
 from redis_queue.store.connection import Client

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from redis_queue.basics.times import Seconds, duration_ms, point_ms
 from redis_queue.delay.model import Conflict, Push
 from redis_queue.delay.shards import Shards
 from redis_queue.errors import EntryExistsError, InvalidDelayError, InvalidValueError
@@ -13,7 +14,6 @@ from redis_queue.store.chunks import by_size, chunks
 from redis_queue.store.ids import check_id, id_text, new_ids
 from redis_queue.store.records import Records
 from redis_queue.store.registry import Registry
-from redis_queue.times import Seconds, duration_ms, point_ms
 
 MAX_DESTINATION: Final = 512
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import redis
 
+from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.doctor.finding import CommandMissingError
 from redis_queue.errors import StoreError
-from redis_queue.lazy_property import LazyProperty
 from redis_queue.store.connection import Client
 from redis_queue.store.links import Argument
 from redis_queue.store.replies import pairs, text

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+from redis_queue.basics.options import did_you_mean
 from redis_queue.errors import InvalidValueError
 from redis_queue.flow.model import FlowState, KeyState, Limits
 from redis_queue.flow.rules import FAIR, KEYED, Flow, burst_of, check_burst, check_places, interval_ms
@@ -21,7 +22,6 @@ from redis_queue.store.keys import MAX_NAME, FlowKeys
 from redis_queue.store.links import Argument
 from redis_queue.store.replies import pairs
 from redis_queue.store.scripts import Scripts
-from redis_queue.suggestion import did_you_mean
 
 OF_QUEUE: Final = "queue:"
 """How the name of the flow of a queue begins; the flow of a task has the name of the task."""

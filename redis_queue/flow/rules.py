@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from redis_queue.basics.key_template import Key, KeyTemplate, check_key
+from redis_queue.basics.lazy_property import LazyProperty
+from redis_queue.basics.options import from_options
 from redis_queue.errors import InvalidValueError
-from redis_queue.key_template import Key, KeyTemplate, check_key
-from redis_queue.lazy_property import LazyProperty
-from redis_queue.options import from_options
 
 MOST_PLACES: Final = 1_000_000
 MOST_WEIGHTS: Final = 1000

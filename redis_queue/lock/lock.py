@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Final
 
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import Seconds, duration_ms, from_ms
 from redis_queue.errors import InvalidDelayError, LeaseLostError, LockTakenError, RedisQueueError
-from redis_queue.logs import logger_of
 from redis_queue.model import Lease
 from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.store.connection import Client, connect
@@ -21,7 +22,6 @@ from redis_queue.store.keys import LockKeys
 from redis_queue.store.records import Clock, Leased, server_clock
 from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import Settings
-from redis_queue.times import Seconds, duration_ms, from_ms
 
 logger = logger_of(__name__)
 

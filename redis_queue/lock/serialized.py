@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
+from redis_queue.basics.key_template import Key, KeyTemplate, arguments
+from redis_queue.basics.times import Seconds, duration_ms
 from redis_queue.errors import InvalidDelayError, InvalidValueError, Nack
-from redis_queue.key_template import Key, KeyTemplate, arguments
 from redis_queue.lock.lock import Lock, check_lease, check_wait, held_here
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.store.keys import check_name
-from redis_queue.times import Seconds, duration_ms
 
 SHORTEST_RETRY_MS: Final = 10
 

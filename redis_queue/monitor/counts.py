@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from string import ascii_letters
 from typing import Final
 
-from redis_queue.histogram import BUCKETS, NO_TIMES, Histogram
+from redis_queue.basics.histogram import BUCKETS, NO_TIMES, Histogram
 from redis_queue.monitor.model import Tally
 
 COUNTS: Final = 4

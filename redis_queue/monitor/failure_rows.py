@@ -9,10 +9,10 @@ import re
 from dataclasses import replace
 from typing import Any, Final, get_args
 
+from redis_queue.basics.times import from_ms
 from redis_queue.monitor.model import Failure, FailureKind, Group, GroupRow
 from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.ids import id_text, is_id, readable
-from redis_queue.times import from_ms
 
 MAX_NAME: Final = 255
 """Most characters of a name."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms, to_ms
 from redis_queue.errors import InvalidValueError
 from redis_queue.monitor.failure_rows import read_failure, read_group, with_traceback, write_failure
 from redis_queue.monitor.model import Failure, GroupRow, Kept
@@ -18,7 +19,6 @@ from redis_queue.store.numbered_calls import NumberedCalls
 from redis_queue.store.records import Clock, now_ms, server_clock
 from redis_queue.store.replies import pairs
 from redis_queue.store.scripts import Scripts
-from redis_queue.times import END_OF_CALENDAR_MS, from_ms, to_ms
 
 MOST_KEPT: Final = 100_000
 """Greatest number of failures that can be kept."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from redis_queue.basics.times import from_ms
 from redis_queue.errors import InvalidValueError
 from redis_queue.monitor.counts import read_executed, read_tally
 from redis_queue.monitor.model import Period, Series, Tally
@@ -16,7 +17,6 @@ from redis_queue.store.keys import MonitorKeys
 from redis_queue.store.records import Clock, now_ms, server_clock
 from redis_queue.store.replies import pairs
 from redis_queue.store.scripts import Scripts
-from redis_queue.times import from_ms
 
 MOST_MINUTES: Final = 2 * 1440
 MOST_HOURS: Final = 90 * 24

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, NamedTuple
 
-from redis_queue.histogram import NO_TIMES, Histogram
+from redis_queue.basics.histogram import NO_TIMES, Histogram
 
 Outcome = Literal["succeeded", "failed", "retried", "revoked"]
 """How a run ended; "revoked" includes expired and terminated tasks."""

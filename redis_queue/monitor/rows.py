@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, get_args
 
+from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms
 from redis_queue.monitor.model import LeaseState, Outcome, Run, RunningTask, WorkerRow
 from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.ids import readable
-from redis_queue.times import END_OF_CALENDAR_MS, from_ms
 
 MAX_TEXT: Final = 255
 """Most characters of a name or an id."""

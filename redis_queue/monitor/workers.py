@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from redis_queue.basics.times import from_ms
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.monitor.report import MOST_RUNNING
 from redis_queue.monitor.rows import MAX_TEXT, read_running, read_worker
@@ -17,7 +18,6 @@ from redis_queue.store.connection import Client
 from redis_queue.store.keys import MonitorKeys
 from redis_queue.store.records import Clock, now_ms, server_clock
 from redis_queue.store.scripts import Scripts
-from redis_queue.times import from_ms
 
 SEEN_MS: Final = 60_000
 """Milliseconds after which a worker that did not report is left out."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from redis_queue.logs import logger_of
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import from_ms
 from redis_queue.store import keys
 from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.connection import Client
 from redis_queue.store.scripts import Scripts
-from redis_queue.times import from_ms
 
 logger = logger_of(__name__)
 

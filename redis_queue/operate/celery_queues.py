@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from kombu.exceptions import OperationalError
 
+from redis_queue.basics.options import did_you_mean
 from redis_queue.celery.queues.depth import Depth
 from redis_queue.celery.queues.known import known_queues, readable
 from redis_queue.celery.queues.open import BrokerQueues, broker_queues
@@ -22,7 +23,6 @@ from redis_queue.operate.faults import BROKEN
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import check_name
 from redis_queue.store.redis_errors import redact
-from redis_queue.suggestion import did_you_mean
 
 MOST_QUEUES: Final = 10_000
 """Most queues of an app that are known."""

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
+from redis_queue.basics.logs import escape
+from redis_queue.basics.times import EPOCH
 from redis_queue.celery.kombu_keys import ListNames
 from redis_queue.celery.message.destinations import Destinations, check_key
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.delay.model import OnConflict, Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError
-from redis_queue.logs import escape
 from redis_queue.model import Entry
 from redis_queue.operate.access import Access
 from redis_queue.operate.verbs import Done
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import read_document
-from redis_queue.times import EPOCH
 
 Check = Callable[[Push], None]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from redis_queue.basics.times import to_ms
 from redis_queue.celery.message.attempt import Attempt, call_name, new_call, sibling_id
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.retry import fresh, with_arguments
@@ -25,7 +26,6 @@ from redis_queue.operate.search_report import SearchReport
 from redis_queue.operate.subjects import SHOWN
 from redis_queue.store.chunks import CHUNK, chunks, gap_ms
 from redis_queue.store.codec import read_document
-from redis_queue.times import to_ms
 
 PLACE: Final = "failures"
 """What the audit log names in place of a queue."""

@@ -10,6 +10,8 @@ from typing import Final
 import redis
 from kombu.exceptions import OperationalError
 
+from redis_queue.basics.lazy_property import LazyProperty
+from redis_queue.basics.times import span_text
 from redis_queue.celery.consume.gates import task_id_of
 from redis_queue.celery.kombu_keys import InFlightKeys
 from redis_queue.celery.queues.open import connected, on_redis
@@ -18,7 +20,6 @@ from redis_queue.doctor.finding import CHECK_BROKER, Check, error, warning
 from redis_queue.doctor.repairs import each
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.keeper.redis_py import client_of
-from redis_queue.lazy_property import LazyProperty
 from redis_queue.operate.access import Access
 from redis_queue.store.chunks import chunks
 from redis_queue.store.codec import read_document
@@ -26,7 +27,6 @@ from redis_queue.store.ids import MAX_ID, readable
 from redis_queue.store.keys import lease_ends
 from redis_queue.store.redis_errors import redact
 from redis_queue.store.scripts import Scripts
-from redis_queue.times import span_text
 
 SAMPLE: Final = 10_000
 """Most messages in flight that are read; a random sample of more."""

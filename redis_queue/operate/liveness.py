@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from redis_queue.basics.times import span_text
 from redis_queue.monitor.model import WorkerRow
 from redis_queue.monitor.workers import Workers
 from redis_queue.store.connection import Client
 from redis_queue.store.links import Argument
 from redis_queue.store.records import now_ms
 from redis_queue.store.scripts import Scripts
-from redis_queue.times import span_text
 
 State = Literal["alive", "busy", "stopping", "stuck", "missing"]
 

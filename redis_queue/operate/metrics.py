@@ -12,11 +12,11 @@ from typing import Final, Protocol
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+from redis_queue.basics.histogram import BOUNDS
+from redis_queue.basics.logs import logger_of
 from redis_queue.delay.lateness import Dispatches
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import RedisQueueError
-from redis_queue.histogram import BOUNDS
-from redis_queue.logs import logger_of
 from redis_queue.operate.faults import BROKEN
 from redis_queue.operate.flow_metrics import Flows, flow_metrics, read_flows
 from redis_queue.operate.inspector import Inspector

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
+from redis_queue.basics.options import did_you_mean
 from redis_queue.errors import ConfigurationError
-from redis_queue.suggestion import did_you_mean
 
 PERMISSIONS: Final = {
     "cancel": "cancel scheduled tasks",

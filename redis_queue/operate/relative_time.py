@@ -6,8 +6,8 @@ import re
 from datetime import datetime, timedelta
 from typing import Final
 
+from redis_queue.basics.times import MAX_DELAY
 from redis_queue.errors import InvalidDelayError
-from redis_queue.times import MAX_DELAY
 
 When = datetime | timedelta
 """A time, or a span from now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from redis_queue.suggestion import nearest
+from redis_queue.basics.options import nearest
 
 MOST_NAMES: Final = 1000
 """Most names that are remembered for suggestions."""

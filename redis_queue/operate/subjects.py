@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from redis_queue.basics.times import from_ms
 from redis_queue.catalog import AnyQueue
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.model import Entry, Item, State
 from redis_queue.operate.audit import Subject
 from redis_queue.operate.faults import BROKEN
-from redis_queue.times import from_ms
 
 SHOWN: Final = 10
 """Most subjects of one action."""

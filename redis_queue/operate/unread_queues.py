@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Final
 
+from redis_queue.basics.options import nearest
 from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import CHECK_BROKER, first, warning
 from redis_queue.operate.access import Access
-from redis_queue.suggestion import nearest
 
 ANSWER_WITHIN: Final = 1.0
 """Seconds to wait for answers of workers."""

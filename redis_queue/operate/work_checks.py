@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from redis_queue.basics.times import span_text
 from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import first, warning
 from redis_queue.monitor.model import Tally
 from redis_queue.monitor.report import OTHER
 from redis_queue.operate.access import Access
 from redis_queue.operate.running import MOST_READ, RunningRow, running
-from redis_queue.times import span_text
 
 MINUTES: Final = 60
 """Minutes of history in which failures count."""

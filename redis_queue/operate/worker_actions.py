@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from redis_queue.basics.options import did_you_mean
+from redis_queue.basics.times import to_ms
 from redis_queue.celery.monitor import remote
 from redis_queue.errors import ConfigurationError, InvalidNameError, InvalidValueError, WorkerRefusedError
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Subject
-from redis_queue.suggestion import did_you_mean
-from redis_queue.times import to_ms
 
 MOST_SIZE: Final = remote.MOST_SIZE
 """Greatest size of a pool."""

@@ -9,8 +9,8 @@ from typing import Any, Final, TypeVar
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from redis_queue.histogram import BOUNDS, Histogram
-from redis_queue.logs import logger_of
+from redis_queue.basics.histogram import BOUNDS, Histogram
+from redis_queue.basics.logs import logger_of
 from redis_queue.monitor.model import Series, Tally, WorkerRow
 from redis_queue.monitor.monitor import Monitor
 from redis_queue.operate.celery_queue_row import CeleryQueueRow

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final, TypeVar
 
-from redis_queue.backoff import Backoff, retry_delay
+from redis_queue.basics.logs import OutageLog, logger_of
+from redis_queue.basics.times import Seconds, duration_ms
+from redis_queue.basics.waits import Backoff, StopEvent, retry_delay
 from redis_queue.errors import RedisQueueError, StoreError, Verdict
-from redis_queue.logs import OutageLog, logger_of
 from redis_queue.model import Message
 from redis_queue.queue.ack_buffer import AckBuffer
 from redis_queue.queue.handler import Handler, check_handler, check_ran
@@ -20,10 +21,8 @@ from redis_queue.queue.heartbeat import Turn
 from redis_queue.queue.queue import RedisQueue
 from redis_queue.queue.verdict import GiveBack, verdict_on
 from redis_queue.queue.waiting import Step
-from redis_queue.stop_event import StopEvent
 from redis_queue.store.chunks import CHUNK, check_limit
 from redis_queue.store.redis_errors import is_outage
-from redis_queue.times import Seconds, duration_ms
 
 logger = logger_of(__name__)
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.errors import RedisQueueError
-from redis_queue.logs import logger_of
 from redis_queue.store.records import Leased
 
 logger = logger_of(__name__)

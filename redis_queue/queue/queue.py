@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from redis_queue.basics.times import Seconds, duration_ms, point_ms
 from redis_queue.errors import InvalidValueError, LeaseLostError, QueueFullError, Reason, RedisQueueError
 from redis_queue.model import DeadLetter, InFlight, Item, Message, PutBack, Quarantined, QueueStats
 from redis_queue.queue.heartbeat import Heartbeat
@@ -31,7 +32,6 @@ from redis_queue.store.records import Clock, Records, server_clock
 from redis_queue.store.registry import Registry
 from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import QueueOverrides, Settings
-from redis_queue.times import Seconds, duration_ms, point_ms
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

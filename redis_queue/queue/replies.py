@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from redis_queue.basics.times import from_ms
 from redis_queue.model import Lease, Message, QueueStats, Unread
 from redis_queue.store.codec import UnreadableError
 from redis_queue.store.ids import id_text
 from redis_queue.store.records import Records
-from redis_queue.times import from_ms
 
 
 def read_message(records: Records, row: Sequence[Any], lease: Lease | None) -> Message | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from redis_queue.backoff import retry_delay
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import Seconds, duration_ms
+from redis_queue.basics.waits import retry_delay
 from redis_queue.errors import Dead, Nack
-from redis_queue.logs import logger_of
 from redis_queue.model import Message
-from redis_queue.times import Seconds, duration_ms
 
 logger = logger_of(__name__)
 

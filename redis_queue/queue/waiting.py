@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from redis_queue.backoff import Backoff
+from redis_queue.basics.logs import OutageLog, logger_of
+from redis_queue.basics.times import Seconds, duration_ms, from_ms
+from redis_queue.basics.waits import Backoff
 from redis_queue.errors import RedisQueueError, StoreError
-from redis_queue.logs import OutageLog, logger_of
 from redis_queue.model import Lease, Message
 from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.queue.replies import read_message
@@ -19,7 +20,6 @@ from redis_queue.store.records import Records, read_flags
 from redis_queue.store.redis_errors import is_outage
 from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import Settings
-from redis_queue.times import Seconds, duration_ms, from_ms
 
 logger = logger_of(__name__)
 

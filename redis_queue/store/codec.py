@@ -15,8 +15,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, runtime_checkable
 
+from redis_queue.basics.times import END_OF_CALENDAR_MS
 from redis_queue.errors import BodyError, ConfigurationError
-from redis_queue.times import END_OF_CALENDAR_MS
 
 BYTES: Final = "bytes"
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import redis
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.errors import ConfigurationError, UnsupportedServerError
-from redis_queue.logs import logger_of
 from redis_queue.store.redis_errors import RedisErrors, translate
 from redis_queue.store.urls import from_url
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import from_ms
 from redis_queue.errors import InvalidValueError, RedisQueueError
-from redis_queue.logs import logger_of
 from redis_queue.model import DeadLetter, InFlight, Item, Lease, PutBack, Quarantined, Unread
 from redis_queue.store.chunks import ANY_SIZE, CHUNK, chunks
 from redis_queue.store.codec import Codec, UnreadableError
@@ -18,7 +19,6 @@ from redis_queue.store.keys import Keys
 from redis_queue.store.numbered_calls import NumberedCalls
 from redis_queue.store.scripts import Scripts
 from redis_queue.store.settings import Settings
-from redis_queue.times import from_ms
 
 logger = logger_of(__name__)
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
+from redis_queue.basics.options import did_you_mean
+from redis_queue.basics.times import Seconds, duration_ms
 from redis_queue.errors import ConfigurationError, InvalidDelayError
 from redis_queue.store.codec import JSON, Serializer
-from redis_queue.suggestion import did_you_mean
-from redis_queue.times import Seconds, duration_ms
 
 MAX_SHARDS = 1024
 MAX_PREFIX = 100

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
-from redis_queue.times import from_ms
+from redis_queue.basics.times import from_ms
 
 MoveTo = Callable[[datetime], object]
 """Move the clock of the process: ``move_to`` of time-machine or freezegun."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from kombu.serialization import dumps, loads, registry
 
+from redis_queue.basics.times import Seconds, duration_ms, from_ms, point_ms
 from redis_queue.errors import InvalidValueError
 from redis_queue.testing.task_row import TaskRow
-from redis_queue.times import Seconds, duration_ms, from_ms, point_ms
 
 Age = Callable[[datetime], timedelta]
 """Return the time since a moment, without travels."""

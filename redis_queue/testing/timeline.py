@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from celery.exceptions import TimeoutError as NoResultError
 
+from redis_queue.basics.times import Seconds, duration_ms, from_ms, point_ms
 from redis_queue.celery.delayed_tasks import DelayedTasks
 from redis_queue.celery.flow.gate import uses_gates
 from redis_queue.celery.message.envelope import Envelope
@@ -26,7 +27,6 @@ from redis_queue.testing.patches import Patches
 from redis_queue.testing.task_row import TaskRow, row_of, row_of_entry
 from redis_queue.testing.task_run import TaskRun, run_task
 from redis_queue.testing.travel_gate import TravelGate
-from redis_queue.times import Seconds, duration_ms, from_ms, point_ms
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
+from redis_queue.basics.key_template import check_key
+from redis_queue.basics.times import from_ms
 from redis_queue.errors import InvalidValueError
-from redis_queue.key_template import check_key
 from redis_queue.store.chunks import CHUNK, check_limit, check_offset, chunks
 from redis_queue.store.connection import Client
 from redis_queue.store.ids import id_bytes, id_text
@@ -19,7 +20,6 @@ from redis_queue.store.keys import MAX_NAME, FlowKeys
 from redis_queue.store.records import Clock, now_ms, server_clock
 from redis_queue.store.replies import pairs
 from redis_queue.store.scripts import Scripts
-from redis_queue.times import from_ms
 
 HOLD_MS: Final = 10_000
 """Milliseconds in which a message that owns a key has to be confirmed; as HOLD in the scripts."""

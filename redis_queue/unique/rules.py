@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Literal
 
+from redis_queue.basics.key_template import Key, KeyTemplate
+from redis_queue.basics.lazy_property import LazyProperty
+from redis_queue.basics.options import did_you_mean, from_options
+from redis_queue.basics.times import Seconds, duration_ms
 from redis_queue.errors import InvalidDelayError, InvalidValueError
-from redis_queue.key_template import Key, KeyTemplate
-from redis_queue.lazy_property import LazyProperty
-from redis_queue.options import from_options
-from redis_queue.suggestion import did_you_mean
-from redis_queue.times import Seconds, duration_ms
 
 OnDuplicate = Literal["keep", "replace", "raise"]
 

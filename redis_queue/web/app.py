@@ -11,12 +11,12 @@ from flask import Flask, Response, current_app, g, render_template, request
 from kombu.exceptions import OperationalError
 from werkzeug.exceptions import BadRequest, HTTPException, InternalServerError
 
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import span_text
 from redis_queue.errors import InvalidNameError, InvalidValueError, RedisQueueError
-from redis_queue.logs import logger_of
 from redis_queue.operate.access import Access, AppAccess, access_to
 from redis_queue.store.connection import Client, connect
 from redis_queue.store.redis_errors import RedisErrors, redact
-from redis_queue.times import span_text
 from redis_queue.web import (
     actions,
     assets,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from redis_queue.times import span_text
+from redis_queue.basics.times import span_text
 
 LEVELS: Final = 8
 

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from flask import Blueprint, abort, flash, g, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
+from redis_queue.basics.times import from_ms
 from redis_queue.errors import InvalidValueError
 from redis_queue.monitor.model import Failure
 from redis_queue.operate.audit import Action, Subject
@@ -26,7 +27,6 @@ from redis_queue.operate.failures import (
 from redis_queue.operate.pages import gather
 from redis_queue.store.chunks import MAX_RATE, MIN_RATE
 from redis_queue.store.ids import is_id
-from redis_queue.times import from_ms
 from redis_queue.web import request_args
 from redis_queue.web.confirmation import NOT_CONFIRMED, begin_operation, confirmed_count, new_operation
 from redis_queue.web.context import context

@@ -7,11 +7,11 @@ from urllib.parse import quote
 
 from flask import Blueprint, abort, render_template, request
 
+from redis_queue.basics.times import to_ms
 from redis_queue.monitor.model import Failure
 from redis_queue.operate.failures import FailureFilter, is_dispatched, point
 from redis_queue.operate.search_report import SearchReport
 from redis_queue.store.ids import is_id
-from redis_queue.times import to_ms
 from redis_queue.web import request_args
 from redis_queue.web.context import context
 

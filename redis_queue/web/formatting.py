@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from redis_queue.logs import escape
+from redis_queue.basics.logs import escape
+from redis_queue.basics.times import span_text
 from redis_queue.model import Unread
-from redis_queue.times import span_text
 
 MAX_BODY: Final = 20_000
 """Most characters of a body that are shown."""

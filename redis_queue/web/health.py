@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.doctor.finding import ORDER, Finding
 from redis_queue.errors import RedisQueueError
-from redis_queue.logs import logger_of
 from redis_queue.operate.access import Access
 from redis_queue.operate.diagnosis import examine
 from redis_queue.store.redis_errors import redact

@@ -11,13 +11,13 @@ from urllib.parse import quote, unquote
 from flask import Blueprint, abort, flash, g, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
+from redis_queue.basics.times import from_ms, to_ms
 from redis_queue.errors import WorkerRefusedError
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.operate import worker_actions
 from redis_queue.operate.audit import Action
 from redis_queue.operate.worker_actions import MOST_SIZE, stoppable, subjects_of, worker_of
 from redis_queue.store.ids import is_id
-from redis_queue.times import from_ms, to_ms
 from redis_queue.web import request_args
 from redis_queue.web.confirmation import NOT_CONFIRMED, begin_operation, confirmed_count, new_operation
 from redis_queue.web.context import context

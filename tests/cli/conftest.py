@@ -17,13 +17,13 @@ from celery import Celery
 from click.testing import Result
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.basics.histogram import Histogram
 from redis_queue.celery import DelayedTasks
 from redis_queue.celery.message.packing import pack
 from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
 from redis_queue.flow.flows import Flows
 from redis_queue.flow.rules import Flow
-from redis_queue.histogram import Histogram
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports

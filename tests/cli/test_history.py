@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 
-from redis_queue.histogram import Histogram
+from redis_queue.basics.histogram import Histogram
 from redis_queue.monitor.model import Series, Tally
 from redis_queue.monitor.report import Reports
 from tests.support.cli.runner import Run

@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, InvalidValueError
+from redis_queue.basics.histogram import BOUNDS, BUCKETS, NO_TIMES, Histogram
 from redis_queue.delay.dispatch_log import FIELDS, DispatchLog
 from redis_queue.delay.lateness import DispatcherRow, Dispatches, Minute
 from redis_queue.delay.model import Push
-from redis_queue.histogram import BOUNDS, BUCKETS, NO_TIMES, Histogram
 from redis_queue.store.keys import Keys
 from redis_queue.store.script_files import load
 from tests.support.clock import START, Clock, when

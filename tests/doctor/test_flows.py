@@ -10,6 +10,7 @@ import redis
 from celery import Celery
 
 from redis_queue import Flow
+from redis_queue.basics.times import from_ms
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import MOST_FINDINGS
@@ -23,7 +24,6 @@ from redis_queue.operate.diagnosis import examine
 from redis_queue.operate.flow_checks import TYPES
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts
-from redis_queue.times import from_ms
 from tests.support.celery.flow_names import SYNC
 from tests.support.celery.flows import Fleet, flow_app
 from tests.support.doctor.stage import Limit

@@ -13,6 +13,7 @@ import redis
 from celery import Celery
 from click.testing import CliRunner
 
+from redis_queue.basics.times import from_ms
 from redis_queue.cli import group
 from redis_queue.doctor import Finding
 from redis_queue.monitor.model import WorkerRow
@@ -20,7 +21,6 @@ from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import AppAccess, access_to
 from redis_queue.operate.diagnosis import examine, repair
 from redis_queue.operate.in_flight_checks import LARGE, NAMED, broker_of
-from redis_queue.times import from_ms
 from tests.support.celery.leasing import Leasing
 from tests.support.celery.leasing_names import WAIT
 from tests.support.servers import RedisServer

@@ -16,10 +16,10 @@ import redis
 from redis.crc import key_slot
 
 from redis_queue import DelayQueue, Lock, RedisQueue
+from redis_queue.basics.histogram import Histogram
 from redis_queue.delay.lateness import DispatcherRow, Dispatches
 from redis_queue.delay.model import Delivery, ForeignMessage, Push
 from redis_queue.doctor import repair
-from redis_queue.histogram import Histogram
 from redis_queue.keeper.redis_py import LeaseIndex, Renewer
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Run, RunningTask, Series, Tally, WorkerRow

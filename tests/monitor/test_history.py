@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from redis_queue import InvalidValueError
-from redis_queue.histogram import Histogram
+from redis_queue.basics.histogram import Histogram
 from redis_queue.monitor.counts import read_tally, write_tally
 from redis_queue.monitor.history import History
 from redis_queue.monitor.model import Series, Tally

@@ -12,6 +12,7 @@ import redis
 from celery import Celery
 from kombu.entity import Exchange, Queue
 
+from redis_queue.basics.times import from_ms
 from redis_queue.celery import DelayedTasks
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.errors import ConfigurationError, InvalidNameError
@@ -23,7 +24,6 @@ from redis_queue.operate.celery_queues import CeleryQueues
 from redis_queue.operate.demand import demand
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import FlowKeys, MonitorKeys
-from redis_queue.times import from_ms
 from tests.support.celery.brokers import Broker
 from tests.support.celery.flows import flow_app
 from tests.support.celery.observing import observed_on_one_redis

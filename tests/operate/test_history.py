@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import redis
 
+from redis_queue.basics.histogram import Histogram
 from redis_queue.errors import InvalidValueError
-from redis_queue.histogram import Histogram
 from redis_queue.monitor.model import Series, Tally
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.access import Access

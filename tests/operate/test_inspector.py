@@ -10,10 +10,10 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.basics.times import from_ms
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.queue_row import QueueRow
 from redis_queue.store.keys import Keys
-from redis_queue.times import from_ms
 from tests.support.clock import START
 from tests.support.store.stage import LATER, Stage, differences, snapshot
 

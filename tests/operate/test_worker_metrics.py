@@ -9,7 +9,7 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry, generate_latest
 
-from redis_queue.histogram import Histogram
+from redis_queue.basics.histogram import Histogram
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from redis_queue import Consumer, Dead, InvalidValueError, Message, Nack, RedisQueue, WrongTypeError
-from redis_queue.backoff import retry_delay
+from redis_queue.basics.waits import retry_delay
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 

@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from redis_queue import Consumer, Lease, Message, PutBack, RedisQueue
+from redis_queue.basics.times import from_ms
 from redis_queue.queue.heartbeat import Heartbeat
 from redis_queue.store.records import Leased
-from redis_queue.times import from_ms
 from tests.support.clock import Clock
 from tests.support.wait import wait_until
 

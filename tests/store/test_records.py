@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from redis_queue import Consumer, DelayQueue, RedisQueue
+from redis_queue.basics.times import END_OF_CALENDAR_MS
 from redis_queue.delay.model import Push
 from redis_queue.store.ids import id_bytes
 from redis_queue.store.keys import Keys
-from redis_queue.times import END_OF_CALENDAR_MS
 from tests.support.mutations import damaged_bytes, framed_records, fuzzed
 from tests.support.store.stage import VERBS, Stage
 from tests.support.wait import wait_until

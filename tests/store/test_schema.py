@@ -13,10 +13,10 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue, Lease, PutBack, RedisQueue
+from redis_queue.basics.times import from_ms
 from redis_queue.store.keys import Keys
 from redis_queue.store.registry import Known, Registry
 from redis_queue.store.scripts import Scripts
-from redis_queue.times import from_ms
 from tests.support.paths import ROOT
 from tests.support.store.schema import MOMENT, write_schema_1
 from tests.support.wait import wait_until

@@ -9,12 +9,12 @@ from datetime import datetime, timezone
 from typing import Any
 
 from redis_queue import DelayQueue, Lock, RedisQueue
+from redis_queue.basics.histogram import Histogram
 from redis_queue.delay.lateness import DispatcherRow, Dispatches
 from redis_queue.flow.backlog import Backlog
 from redis_queue.flow.declarations import Declarations
 from redis_queue.flow.flows import Flows, route_of
 from redis_queue.flow.rules import Flow
-from redis_queue.histogram import Histogram
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.history import History
 from redis_queue.monitor.model import Failure, Run, RunningTask, Series, Tally, WorkerRow

@@ -10,9 +10,9 @@ import redis
 from celery import Celery
 
 from redis_queue import RedisQueue
+from redis_queue.basics.times import from_ms
 from redis_queue.monitor.model import Run, Series, Tally
 from redis_queue.monitor.report import Reports
-from redis_queue.times import from_ms
 from redis_queue.web import dashboard
 from tests.support.web.browser import Browser
 from tests.support.web.contents import TASK

@@ -17,11 +17,11 @@ from typing import IO, Any, Final, cast
 
 import redis
 
-from redis_queue.backoff import Backoff
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.waits import Backoff
 from redis_queue.errors import ConfigurationError
 from redis_queue.keeper.board import Board, RenewalTime
 from redis_queue.keeper.renewal import RENEWALS
-from redis_queue.logs import logger_of
 from redis_queue.store.redis_errors import translate
 
 logger = logger_of(__name__)

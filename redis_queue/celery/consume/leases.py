@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import redis
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.celery.consume.counters import Counters
 from redis_queue.celery.consume.fetch import Asked
 from redis_queue.celery.consume.gates import GateKeys, Gates
@@ -24,7 +25,6 @@ from redis_queue.keeper.board import RenewalTime
 from redis_queue.keeper.greeting import pack
 from redis_queue.keeper.lines import write_line
 from redis_queue.keeper.redis_py import LeaseIndex, Renewer, client_of
-from redis_queue.logs import logger_of
 from redis_queue.store.keys import FlowKeys, unreadable
 from redis_queue.store.redis_errors import RedisErrors, refuses_for_now
 from redis_queue.store.settings import Settings

@@ -15,17 +15,17 @@ from celery import signals
 from celery.utils.dispatch import Signal
 from celery.worker.request import Request
 
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import END_OF_CALENDAR_MS
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE
 from redis_queue.celery.message.attempt import Attempt, counted_id, is_redelivered, sibling_id
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.store import Store
 from redis_queue.delay.model import Push
 from redis_queue.errors import RedisQueueError
-from redis_queue.logs import logger_of
 from redis_queue.store import keys
 from redis_queue.store.codec import read_document
 from redis_queue.store.redis_errors import RedisErrors
-from redis_queue.times import END_OF_CALENDAR_MS
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -13,6 +13,8 @@ from kombu.transport.redis import QoS
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps, loads
 
+from redis_queue.basics.lazy_property import LazyProperty
+from redis_queue.basics.logs import logger_of
 from redis_queue.celery.consume.channel import FetchingChannel
 from redis_queue.celery.consume.fetch import Asked
 from redis_queue.celery.consume.gates import Move, tag_of, task_id_of
@@ -21,8 +23,6 @@ from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.poller import FetchingPoller
 from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.keeper.redis_py import client_of
-from redis_queue.lazy_property import LazyProperty
-from redis_queue.logs import logger_of
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.redis_errors import as_unavailable
 

@@ -18,8 +18,8 @@ from celery.exceptions import CPendingDeprecationWarning
 from celery.utils.log import get_logger
 from celery.worker.state import maybe_shutdown
 
-from redis_queue.backoff import Backoff
-from redis_queue.logs import OutageLog, logger_of
+from redis_queue.basics.logs import OutageLog, logger_of
+from redis_queue.basics.waits import Backoff
 from redis_queue.store.redis_errors import as_unavailable, refuses_for_now
 
 logger = logger_of(__name__)

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Set
 from typing import Any, Final, Protocol
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.celery.consume.async_connection import AsyncConnection, Call
 from redis_queue.celery.consume.gates import GateKeys, is_gated
-from redis_queue.logs import logger_of
 from redis_queue.store.links import Argument
 from redis_queue.store.redis_errors import as_unavailable, lacks_permission, translate
 from redis_queue.store.script_files import load

@@ -10,9 +10,9 @@ from weakref import WeakValueDictionary
 from celery.concurrency import solo
 from celery.worker import state
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.celery.consume.channel import FetchingChannel
 from redis_queue.celery.consume.gate.channel import GateChannel
-from redis_queue.logs import logger_of
 
 logger = logger_of(__name__)
 

@@ -12,6 +12,7 @@ from celery import bootsteps, signals
 from celery.utils.dispatch import Signal
 from celery.worker import state
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.celery.consume import internals
 from redis_queue.celery.consume.connections import check_broker, worker_connection
 from redis_queue.celery.consume.counters import Name
@@ -31,7 +32,6 @@ from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import RedisQueueError, StoreError
 from redis_queue.flow.declarations import Declarations
-from redis_queue.logs import logger_of
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.redis_errors import RedisErrors
 from redis_queue.store.scripts import Scripts

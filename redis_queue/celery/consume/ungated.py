@@ -9,12 +9,12 @@ from typing import Any
 
 from celery import bootsteps
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.celery.background import Background
 from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import StoreError
-from redis_queue.logs import logger_of
 
 logger = logger_of(__name__)
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from celery.worker.control import Panel
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.celery.background import Background
 from redis_queue.celery.control.cancels import CANCELLED, CANCELS, as_collection, store_of, task_ids
 from redis_queue.celery.control.revokes import has_newer_call, obey
@@ -16,7 +17,6 @@ from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.revoked_state import clear_revoked
 from redis_queue.celery.stored_tasks import StoredTasks, delayed_of
 from redis_queue.errors import RedisQueueError
-from redis_queue.logs import logger_of
 
 logger = logger_of(__name__)
 

@@ -10,11 +10,11 @@ from celery import bootsteps
 from celery.utils.collections import LimitedSet
 from celery.worker import state
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.celery.message.attempt import call_in
 from redis_queue.celery.stored_tasks import delayed_of
 from redis_queue.delay.calls import MOST_REVOKED, REMEMBERED
 from redis_queue.errors import RedisQueueError
-from redis_queue.logs import logger_of
 from redis_queue.store.ids import is_id
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
+from redis_queue.basics.logs import logger_of
+from redis_queue.catalog import put_back_each
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.outcome import Dispatched
 from redis_queue.celery.dispatch.report import DispatchReport
 from redis_queue.celery.store import Store
 from redis_queue.errors import RedisQueueError
-from redis_queue.logs import logger_of
-from redis_queue.putback import put_back_each
 
 if TYPE_CHECKING:
     from celery import Celery

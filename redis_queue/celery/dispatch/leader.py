@@ -6,11 +6,11 @@ import math
 import time
 from typing import Final
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.celery.dispatch.dispatcher_name import has_ended
 from redis_queue.delay.model import Leadership
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import RedisQueueError
-from redis_queue.logs import logger_of
 
 logger = logger_of(__name__)
 

@@ -8,7 +8,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from redis_queue.backoff import Backoff
+from redis_queue.basics.lazy_property import LazyProperty
+from redis_queue.basics.logs import OutageLog, logger_of
+from redis_queue.basics.waits import Backoff
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.dispatcher_name import new_name
 from redis_queue.celery.dispatch.leader import LeaderLease
@@ -18,8 +20,6 @@ from redis_queue.celery.dispatch.wake import WakeUps
 from redis_queue.celery.store import Store
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import StoreError
-from redis_queue.lazy_property import LazyProperty
-from redis_queue.logs import OutageLog, logger_of
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from redis_queue.backoff import retry_delay
+from redis_queue.basics.histogram import NO_TIMES, Histogram
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.waits import retry_delay
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.packing import UnknownVersionError
 from redis_queue.celery.tracing import DispatchSpans
 from redis_queue.delay.lateness import Dispatches
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError
-from redis_queue.histogram import NO_TIMES, Histogram
-from redis_queue.logs import logger_of
 from redis_queue.model import Entry
 
 logger = logger_of(__name__)

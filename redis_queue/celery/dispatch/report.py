@@ -9,11 +9,11 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.celery.dispatch.outcome import Dispatched
 from redis_queue.delay.lateness import DispatcherRow
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import RedisQueueError
-from redis_queue.logs import logger_of
 
 logger = logger_of(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import redis
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.logs import logger_of
 from redis_queue.store.redis_errors import RedisErrors, translate
 
 logger = logger_of(__name__)

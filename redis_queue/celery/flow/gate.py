@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import redis
 
+from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.flow.unique_policy import UniquePolicy
 from redis_queue.celery.kombu_keys import ListNames, amqp_step
@@ -17,7 +18,6 @@ from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError, StoreError
 from redis_queue.flow.flows import Flows
-from redis_queue.lazy_property import LazyProperty
 from redis_queue.store.numbered_calls import NumberedCalls
 from redis_queue.store.scripts import Scripts
 

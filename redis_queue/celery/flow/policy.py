@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from redis_queue.basics.key_template import check_key
+from redis_queue.basics.options import did_you_mean
 from redis_queue.celery.flow.task_keys import TaskKeys
 from redis_queue.celery.flow.task_options import TaskOptions
 from redis_queue.celery.message.flow_header import FlowHeader
@@ -12,8 +14,6 @@ from redis_queue.celery.settings import NAMESPACE, CelerySettings
 from redis_queue.errors import ConfigurationError
 from redis_queue.flow.flows import OF_QUEUE
 from redis_queue.flow.rules import Flow
-from redis_queue.key_template import check_key
-from redis_queue.suggestion import did_you_mean
 
 if TYPE_CHECKING:
     from celery import Celery

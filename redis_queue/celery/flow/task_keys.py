@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from redis_queue.basics.key_template import KeyTemplate, arguments, check_key, names_of
+from redis_queue.basics.options import did_you_mean
 from redis_queue.errors import ConfigurationError, InvalidValueError
-from redis_queue.key_template import KeyTemplate, arguments, check_key, names_of
-from redis_queue.suggestion import did_you_mean
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.celery.settings import NAMESPACE
 from redis_queue.errors import ConfigurationError
-from redis_queue.logs import logger_of
 
 if TYPE_CHECKING:
     from celery import Celery

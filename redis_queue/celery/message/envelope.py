@@ -13,11 +13,11 @@ from kombu.compression import compress
 from kombu.messaging import Producer
 from kombu.utils.json import JSONEncoder
 
+from redis_queue.basics.times import END_OF_CALENDAR_MS
 from redis_queue.celery.message.attempt import CALL, SENT, sent_now
 from redis_queue.celery.message.packing import expand, pack
 from redis_queue.errors import InvalidValueError
 from redis_queue.store.codec import MAX_DIGITS, read_document, small_integer
-from redis_queue.times import END_OF_CALENDAR_MS
 
 _PUBLISHED: Final = ("correlation_id", "reply_to", "delivery_mode", "priority", "message_id", "app_id")
 """Properties that a publisher sets."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from redis_queue.basics.key_template import check_key
 from redis_queue.celery.message.attempt import FLOW, UNIQUE
 from redis_queue.celery.message.unique_header import UniqueHeader
 from redis_queue.errors import InvalidValueError
 from redis_queue.flow.flows import OF_QUEUE
-from redis_queue.key_template import check_key
 from redis_queue.store.keys import MAX_NAME
 
 

@@ -11,10 +11,10 @@ from kombu.entity import Exchange, Queue, maybe_delivery_mode
 from kombu.serialization import dumps
 from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCHANGE, MAX_NUMBER_OF_BITS_TO_USE
 
+from redis_queue.basics.times import END_OF_CALENDAR_MS
 from redis_queue.celery.message.attempt import ETA
 from redis_queue.celery.message.declarations import describe
 from redis_queue.celery.message.envelope import Envelope, priority_of
-from redis_queue.times import END_OF_CALENDAR_MS
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -18,9 +18,9 @@ from celery.exceptions import QueueNotFound
 from celery.utils.saferepr import saferepr
 from kombu.utils.json import dumps
 
+from redis_queue.basics.options import did_you_mean
 from redis_queue.errors import BodyError, InvalidValueError
 from redis_queue.store.codec import JSON
-from redis_queue.suggestion import did_you_mean
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from redis_queue.basics.times import from_ms
 from redis_queue.celery.message.envelope import MAX_NAME, Envelope, priority_of
 from redis_queue.celery.message.protocol import json_body, retries_of
 from redis_queue.celery.message.reading import read_entry
@@ -14,7 +15,6 @@ from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.message.typed_values import restore_types
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
-from redis_queue.times import from_ms
 
 
 @dataclass(frozen=True, slots=True)

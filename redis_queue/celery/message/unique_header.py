@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from redis_queue.basics.times import MAX_DELAY_MS
 from redis_queue.celery.message.attempt import UNIQUE
 from redis_queue.errors import InvalidValueError
-from redis_queue.times import MAX_DELAY_MS
 from redis_queue.unique.owners import field_of
 from redis_queue.unique.rules import END, LONGEST, START, TIME
 

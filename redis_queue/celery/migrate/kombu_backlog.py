@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
+from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms
 from redis_queue.celery.brokers import Broker
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.kombu_keys import InFlightKeys, ListNames
@@ -23,7 +24,6 @@ from redis_queue.keeper.redis_py import client_of
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import MAX_DIGITS, read_document
 from redis_queue.store.scripts import Scripts
-from redis_queue.times import END_OF_CALENDAR_MS, from_ms
 
 if TYPE_CHECKING:
     from celery import Celery

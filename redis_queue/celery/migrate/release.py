@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import redis
 
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import from_ms
 from redis_queue.celery.brokers import Broker
 from redis_queue.celery.brokers.base import reason_of
 from redis_queue.celery.brokers.outage import BrokerUnavailableError, broker_of, unavailable_if_away
@@ -26,7 +28,6 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError, RedisQueueError
 from redis_queue.flow.backlog import Backlog
 from redis_queue.flow.flows import OF_QUEUE, route_of
-from redis_queue.logs import logger_of
 from redis_queue.model import Entry
 from redis_queue.monitor.workers import Workers
 from redis_queue.store.chunks import CHUNK
@@ -34,7 +35,6 @@ from redis_queue.store.codec import read_document
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.records import now_ms
 from redis_queue.store.scripts import Scripts
-from redis_queue.times import from_ms
 
 if TYPE_CHECKING:
     from celery import Celery

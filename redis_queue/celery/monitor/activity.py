@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
+from redis_queue.basics.histogram import BOUNDS, BUCKETS, Histogram
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import from_ms
 from redis_queue.celery.message.attempt import ETA, SENT
 from redis_queue.celery.monitor.requests import FETCHED, error_of
 from redis_queue.celery.monitor.sample import Sample
-from redis_queue.histogram import BOUNDS, BUCKETS, Histogram
-from redis_queue.logs import logger_of
 from redis_queue.monitor.model import Outcome, Run, Series, Tally
 from redis_queue.monitor.report import OTHER
 from redis_queue.monitor.rows import MAX_TEXT
-from redis_queue.times import from_ms
 
 logger = logger_of(__name__)
 

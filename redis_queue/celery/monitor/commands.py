@@ -14,11 +14,11 @@ from typing import Any, Final
 from celery.worker import state as worker_state
 from celery.worker.control import Panel, nok, ok
 
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import to_ms
 from redis_queue.celery.monitor.remote import MOST_SIZE, MOST_TASKS, RESIZE, SHUT_DOWN, STOP
 from redis_queue.celery.monitor.snapshot import reported_since
-from redis_queue.logs import logger_of
 from redis_queue.store.codec import small_integer
-from redis_queue.times import to_ms
 
 logger = logger_of(__name__)
 

@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import Any, Final
 from uuid import uuid4
 
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import from_ms
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.monitor.activity import QueueOf
 from redis_queue.celery.monitor.requests import exception_name, text_of, unwrapped
-from redis_queue.logs import logger_of
 from redis_queue.monitor.failure_rows import MAX_MESSAGE, MAX_NAME, MAX_TEXT, cut, cut_middle, failure_id, name_of
 from redis_queue.monitor.failures import MOST_AT_ONCE
 from redis_queue.monitor.model import Failure, FailureKind
-from redis_queue.times import from_ms
 
 logger = logger_of(__name__)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.celery.monitor.failure_log import FailureLog
 from redis_queue.celery.settings import KeepFailures
 from redis_queue.errors import RedisQueueError
-from redis_queue.logs import logger_of
 from redis_queue.monitor.failures import Failures
 
 logger = logger_of(__name__)

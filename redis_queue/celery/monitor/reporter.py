@@ -8,13 +8,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from redis_queue.backoff import Backoff
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.waits import Backoff
 from redis_queue.celery.monitor.activity import Activity
 from redis_queue.celery.monitor.failure_writer import FailureWriter
 from redis_queue.celery.monitor.snapshot import Snapshots
 from redis_queue.celery.store import Store
 from redis_queue.errors import StoreUnavailableError
-from redis_queue.logs import logger_of
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.report import Reports
 

@@ -14,10 +14,10 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.imports import symbol_by_name
 
+from redis_queue.basics.times import END_OF_CALENDAR_MS
 from redis_queue.celery.message.attempt import SENT
 from redis_queue.monitor.failure_rows import MAX_TEXT, cut, name_of
 from redis_queue.monitor.model import Outcome
-from redis_queue.times import END_OF_CALENDAR_MS
 
 FETCHED: Final = "redis_queue_fetched"
 """Attribute of a message: when the worker got it, in seconds by its clock."""

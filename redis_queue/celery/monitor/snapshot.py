@@ -14,6 +14,7 @@ from typing import Any, Final
 import celery
 from celery.worker import state
 
+from redis_queue.basics.times import from_ms
 from redis_queue.celery.dispatch.report import installed_version
 from redis_queue.celery.kombu_keys import ListNames
 from redis_queue.celery.monitor.activity import Activity
@@ -22,7 +23,6 @@ from redis_queue.keeper.redis_py import client_of
 from redis_queue.monitor.model import LeaseState, RunningTask, WorkerRow
 from redis_queue.monitor.report import MOST_RUNNING
 from redis_queue.monitor.rows import MAX_ARGUMENTS, MAX_TEXT
-from redis_queue.times import from_ms
 
 LONG: Final = 1.0
 """Seconds after which a running task is reported."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
+from redis_queue.basics.times import MAX_DELAY, Seconds, duration_ms
 from redis_queue.errors import InvalidDelayError
-from redis_queue.times import MAX_DELAY, Seconds, duration_ms
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -7,10 +7,10 @@ from typing import Any
 from celery import signals
 from kombu.exceptions import OperationalError
 
-from redis_queue.backoff import Backoff
+from redis_queue.basics.logs import OutageLog, logger_of
+from redis_queue.basics.waits import Backoff
 from redis_queue.celery.stored_tasks import delayed_of
 from redis_queue.errors import StoreUnavailableError
-from redis_queue.logs import OutageLog, logger_of
 from redis_queue.store.redis_errors import is_outage, redact
 
 logger = logger_of(__name__)

@@ -13,6 +13,8 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.utils.functional import retry_over_time
 
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import from_ms
 from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.message.attempt import SENT, Attempt, sent_now, without_copied_headers
 from redis_queue.celery.message.envelope import Due, Envelope
@@ -31,10 +33,8 @@ from redis_queue.errors import (
     StoreUnavailableError,
     quoted,
 )
-from redis_queue.logs import logger_of
 from redis_queue.store.ids import is_id
 from redis_queue.store.redis_errors import FULL, redact
-from redis_queue.times import from_ms
 
 logger = logger_of(__name__)
 

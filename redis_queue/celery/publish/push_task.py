@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from redis_queue.basics.times import Seconds
 from redis_queue.celery.message.attempt import CALL, new_call
 from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.tracing import scheduling_call
 from redis_queue.delay.model import OnConflict, Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.store.ids import new_ids
-from redis_queue.times import Seconds
 
 
 def push_task(

@@ -14,6 +14,8 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.utils.uuid import uuid
 
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import duration_ms, to_ms
 from redis_queue.celery.flow.unique_policy import UniquePolicy
 from redis_queue.celery.message.attempt import Attempt, retry_id
 from redis_queue.celery.message.intercepting_producer import InterceptingProducer
@@ -24,9 +26,7 @@ from redis_queue.celery.publish.current_send import CurrentSend, UniqueMessage, 
 from redis_queue.celery.publish.same_broker import OwnBroker
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import DuplicateTaskError, InvalidDelayError, InvalidValueError, StoreError
-from redis_queue.logs import logger_of
 from redis_queue.store.ids import check_id, is_id
-from redis_queue.times import duration_ms, to_ms
 from redis_queue.unique.owners import HOLD_MS, Acquired, new_token
 from redis_queue.unique.rules import TIME, Unique
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from redis_queue.basics.logs import logger_of
 from redis_queue.celery.queues.depth import Depth
 from redis_queue.celery.queues.management import Management, ManagementError
-from redis_queue.logs import logger_of
 
 logger = logger_of(__name__)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from redis_queue.logs import logger_of
+from redis_queue.basics.logs import logger_of
 
 try:
     from opentelemetry import trace

@@ -8,12 +8,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
+from redis_queue.basics.times import Seconds
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.tracing.attributes import PUBLISH, TASK, describe, operation, queue_of
 from redis_queue.celery.tracing.context import context_of, with_context
 from redis_queue.celery.tracing.provider import current_tracer, fail, log_errors
-from redis_queue.times import Seconds
 
 with suppress(ImportError):
     from opentelemetry import trace

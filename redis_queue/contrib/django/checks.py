@@ -13,6 +13,7 @@ from celery import Celery
 from django.conf import settings
 from django.core import checks
 
+from redis_queue.basics.options import nearest
 from redis_queue.celery.flow.gate import uses_gates
 from redis_queue.celery.settings import NAMESPACE, CelerySettings
 from redis_queue.celery.startup import check_flows, unknown_flow_queues
@@ -20,7 +21,6 @@ from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import ATTRIBUTE
 from redis_queue.contrib.django.project import CELERY_APP, celery_app
 from redis_queue.errors import ConfigurationError, InvalidValueError, RedisQueueError
-from redis_queue.suggestion import nearest
 
 SKIP_CHECKS: Final = "CELERY_SKIP_CHECKS"
 """Environment variable that tells Celery not to run Django's checks before it imports the tasks."""

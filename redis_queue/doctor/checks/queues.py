@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from redis_queue.basics.times import span_text
 from redis_queue.doctor.finding import Check, Finding, error, warning
 from redis_queue.doctor.shard_view import SAMPLE, STEP, ShardView
 from redis_queue.store import keys
 from redis_queue.store.chunks import chunks
 from redis_queue.store.replies import pairs, text
 from redis_queue.store.scripts import Scripts
-from redis_queue.times import span_text
 
 FORGOTTEN_MS: Final = 600_000
 """Age of an expired lease that beat's put-back has missed at least twice."""

@@ -11,13 +11,13 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue
+from redis_queue.basics.histogram import Histogram
 from redis_queue.celery import DelayedTasks, DispatchLoop, TaskLeases
 from redis_queue.celery.dispatch.beat import dispatch_due
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.outcome import Dispatched
 from redis_queue.celery.dispatch.report import DispatchReport
 from redis_queue.delay.lateness import Dispatches
-from redis_queue.histogram import Histogram
 from redis_queue.store.keys import Keys
 from tests.support.celery.brokers import Broker
 from tests.support.celery.clocks import ManualClock

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from redis_queue.basics.key_template import KeyTemplate
 from redis_queue.celery.flow.task_keys import TaskKeys
 from redis_queue.errors import InvalidValueError
-from redis_queue.key_template import KeyTemplate
 
 pytestmark = pytest.mark.celery
 

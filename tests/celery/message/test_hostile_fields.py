@@ -19,6 +19,7 @@ from celery import Celery
 from click.testing import CliRunner
 from kombu.transport.redis import Channel
 
+from redis_queue.basics.times import from_ms
 from redis_queue.celery import DelayedTasks, Dispatcher
 from redis_queue.celery.conditions import Conditions
 from redis_queue.celery.consume.channel import FetchingChannel
@@ -33,7 +34,6 @@ from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.store.codec import JSON, Codec
 from redis_queue.store.keys import Keys
-from redis_queue.times import from_ms
 from tests.support.celery.messages import message
 from tests.support.servers import RedisServer
 

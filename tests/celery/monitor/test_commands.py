@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import redis
 
+from redis_queue.basics.times import to_ms
 from redis_queue.celery.monitor import remote
 from redis_queue.errors import InvalidNameError, InvalidValueError, WorkerRefusedError
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.operate.access import Access, AppAccess
 from redis_queue.operate.liveness import state_of
 from redis_queue.operate.worker_actions import Stopped, find_running, resize, shut_down, stop, worker_of
-from redis_queue.times import to_ms
 from tests.support.celery.observed_names import GATE, OK, PATIENT, SEEN
 from tests.support.celery.observing import Observed
 from tests.support.marks import thorough

@@ -11,13 +11,13 @@ import redis
 from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
+from redis_queue.basics.histogram import Histogram
 from redis_queue.celery import DelayedTasks
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.delay.lateness import DispatcherRow, Dispatches
 from redis_queue.delay.model import Push
 from redis_queue.flow.flows import Flows
 from redis_queue.flow.rules import Flow
-from redis_queue.histogram import Histogram
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, RunningTask, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports

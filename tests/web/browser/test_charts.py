@@ -9,7 +9,7 @@ import pytest
 import redis
 from playwright.sync_api import Page, expect
 
-from redis_queue.histogram import Histogram
+from redis_queue.basics.histogram import Histogram
 from redis_queue.monitor.model import Series, Tally
 from redis_queue.monitor.report import Reports
 from tests.support.web.chromium import NewTab

@@ -12,7 +12,8 @@ from typing import Any, Final, Protocol
 import redis
 from celery.bootsteps import RUN
 
-from redis_queue.backoff import Backoff
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.waits import Backoff
 from redis_queue.celery.brokers.redis import is_same_database
 from redis_queue.celery.consume.gate.broker_share import BrokerShare
 from redis_queue.celery.consume.gate.channel import ERRORS, GateWorker, gate_mixins
@@ -27,7 +28,6 @@ from redis_queue.celery.kombu_keys import InFlightKeys, amqp_step
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError
 from redis_queue.keeper.redis_py import client_of
-from redis_queue.logs import logger_of
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.redis_errors import RedisErrors, redact
 

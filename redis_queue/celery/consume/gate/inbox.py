@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from redis_queue.backoff import Backoff
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.waits import Backoff
 from redis_queue.celery.flow.gate import Gate
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.errors import StoreRefusedError, StoreUnavailableError
-from redis_queue.logs import logger_of
 
 logger = logger_of(__name__)
 

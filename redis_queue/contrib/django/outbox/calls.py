@@ -9,6 +9,7 @@ from typing import Any
 from celery.utils import uuid
 from django.db import IntegrityError, connections, router, transaction
 
+from redis_queue.basics.times import Seconds, duration_ms, point_ms
 from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.celery.store import CODEC
 from redis_queue.celery.stored_tasks import StoredTasks
@@ -18,7 +19,6 @@ from redis_queue.contrib.django.outbox.transfer import try_relay
 from redis_queue.contrib.django.project import celery_app
 from redis_queue.errors import EntryExistsError, InvalidDelayError
 from redis_queue.store.ids import check_id
-from redis_queue.times import Seconds, duration_ms, point_ms
 
 
 def schedule(

@@ -10,7 +10,7 @@ from typing import Any
 from django.db import models
 from django.db.models.expressions import Func
 
-from redis_queue.times import from_ms, to_ms
+from redis_queue.basics.times import from_ms, to_ms
 
 
 class Document(models.TextField):

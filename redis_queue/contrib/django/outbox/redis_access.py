@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
-from redis_queue.backoff import Backoff
+from redis_queue.basics.waits import Backoff
 from redis_queue.celery.store import Store
 from redis_queue.delay.queue import DelayQueue
 

@@ -10,6 +10,8 @@ from typing import Any, Final, NamedTuple
 from django.db import Error, connections, router, transaction
 from django.db.models import F, QuerySet
 
+from redis_queue.basics.logs import logger_of
+from redis_queue.basics.times import MAX_DELAY, to_ms
 from redis_queue.celery.message.attempt import CALL, call_name
 from redis_queue.celery.message.task_call import TaskCall
 from redis_queue.contrib.django.outbox.fields import ServerTime
@@ -25,9 +27,7 @@ from redis_queue.contrib.django.project import celery_app
 from redis_queue.delay.model import Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import RedisQueueError, StoreError, StoreRefusedError
-from redis_queue.logs import logger_of
 from redis_queue.store.chunks import CHUNK, check_limit
-from redis_queue.times import MAX_DELAY, to_ms
 
 logger = logger_of(__name__)
 

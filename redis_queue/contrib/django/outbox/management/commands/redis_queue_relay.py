@@ -8,13 +8,12 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, close_old_connections, router
 
-from redis_queue.backoff import Backoff
+from redis_queue.basics.logs import OutageLog, logger_of
+from redis_queue.basics.waits import Backoff, StopEvent
 from redis_queue.cli.signals import signal_handler
 from redis_queue.contrib.django.outbox.models import Call
 from redis_queue.contrib.django.outbox.transfer import Relayed, relay, waiting
 from redis_queue.errors import RedisQueueError
-from redis_queue.logs import OutageLog, logger_of
-from redis_queue.stop_event import StopEvent
 from redis_queue.store.chunks import CHUNK
 
 logger = logger_of(__name__)

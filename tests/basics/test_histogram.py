@@ -7,7 +7,7 @@ import math
 import pytest
 
 from redis_queue import InvalidValueError
-from redis_queue.histogram import BOUNDS, NO_TIMES, Histogram
+from redis_queue.basics.histogram import BOUNDS, NO_TIMES, Histogram
 
 
 def test_each_bound_belongs_to_the_bucket_below_it() -> None:

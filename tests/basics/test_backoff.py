@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redis_queue.backoff import RETRY_CAP, Backoff, retry_delay
+from redis_queue.basics.waits import RETRY_CAP, Backoff, retry_delay
 
 relaxed = settings(deadline=None)
 

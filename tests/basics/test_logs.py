@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import redis_queue
-from redis_queue.logs import logger_of
+from redis_queue.basics.logs import logger_of
 
 FORGED = "x\n2026-01-01 INFO redis_queue.operate.audit cancel by admin: 9 of celery\r\x1b[2K\u2028\u202e"
 

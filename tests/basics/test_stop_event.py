@@ -6,11 +6,11 @@ import subprocess
 import sys
 import threading
 
-from redis_queue.stop_event import StopEvent
+from redis_queue.basics.waits import StopEvent
 
 INTERRUPTED = """
 import random, signal, time
-from redis_queue.stop_event import StopEvent
+from redis_queue.basics.waits import StopEvent
 
 signal.signal(signal.SIGALRM, lambda *_: event.set())
 end = time.monotonic() + 5

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from redis_queue.basics.key_template import KeyTemplate, check_key
 from redis_queue.errors import InvalidValueError
-from redis_queue.key_template import KeyTemplate, check_key
 
 
 def sync(shop_id: Any, page: int = 1, **options: Any) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redis_queue import DelayQueue, Entry, InvalidDelayError
-from redis_queue.times import MAX_DELAY, duration_ms, from_ms, point_ms, span_text
+from redis_queue.basics.times import MAX_DELAY, duration_ms, from_ms, point_ms, span_text
 
 TEN_YEARS = 3653 * 86400
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

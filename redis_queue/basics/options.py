@@ -1,0 +1,42 @@
+"""Options and names that a user wrote: a dataclass of a mapping, suggestions for mistyped names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import Any, Final, TypeVar
+
+from redis_queue.errors import InvalidValueError
+
+NEAR: Final = 0.5
+"""Least similarity of a suggestion, from 0 to 1."""
+
+MOST_NAMES: Final = 20
+"""Most known names in one text."""
+
+Kind = TypeVar("Kind")
+
+
+def nearest(name: str, known: Iterable[str], *, most: int = 1, similarity: float = NEAR) -> list[str]:
+    """Return up to *most* of *known* that resemble *name*, the nearest first."""
+    return difflib.get_close_matches(name, list(known), n=most, cutoff=similarity)
+
+
+def did_you_mean(name: str, known: Iterable[str], *, show: Callable[[str], str] = repr) -> str:
+    """Return ``did you mean 'this'?``, or ``known are …`` if none of *known* resembles *name*."""
+    names = list(known)
+    if near := nearest(name, names):
+        return f"did you mean {show(near[0])}?"
+    return f"known are {', '.join(map(show, names[:MOST_NAMES]))}"
+
+
+def from_options(kind: type[Kind], value: Any, *, example: str) -> Kind:
+    """Return a *kind*, a dataclass, with the arguments in the mapping *value*. Raises InvalidValueError."""
+    if not isinstance(value, Mapping):
+        raise InvalidValueError(f"{value!r}: must be a mapping such as {example}, or a {kind.__name__}")
+    known = [item.name for item in fields(kind)]  # type: ignore[arg-type]
+    for name in value:
+        if name not in known:
+            raise InvalidValueError(f"unknown option {name!r}: {did_you_mean(str(name), known)}")
+    return kind(**value)
