@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from redis_queue.basics.lazy_property import LazyProperty
-from redis_queue.celery.kombu_keys import ListNames
+from redis_queue.celery.kombu.keys import ListNames
 from redis_queue.celery.message.attempt import Attempt, new_call
 from redis_queue.celery.message.declarations import build, lifetime_ms
 from redis_queue.celery.message.envelope import Due, Envelope

@@ -9,13 +9,13 @@ from celery import bootsteps
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.background import Background
 from redis_queue.celery.consume.connections import low_visibility_timeout, visibility_timeout_of
-from redis_queue.celery.consume.internals import lacking, versions
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE, active_defaults, disabled_settings
 from redis_queue.celery.consume.steps import DeliveryLimitStep, LeaseStep
 from redis_queue.celery.flow.gate import check_gate
 from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.flow.unique_policy import UniquePolicy
-from redis_queue.celery.kombu_keys import lease_of
+from redis_queue.celery.kombu.internals import lacking, versions
+from redis_queue.celery.kombu.keys import lease_of
 from redis_queue.celery.queues.known import known_queues
 from redis_queue.celery.settings import NAMESPACE
 from redis_queue.celery.store import Store

@@ -10,7 +10,7 @@ from typing import Any, Final
 import redis
 
 from redis_queue.keeper.lines import LENGTH
-from redis_queue.keeper.redis_py import LeaseIndex, client_of
+from redis_queue.keeper.redis_py import LeaseIndex
 from redis_queue.keeper.renewal import bounded_timeout
 from redis_queue.store.script_files import load
 
@@ -47,7 +47,8 @@ def pack(connection: Any, index: LeaseIndex) -> bytes:
 
 def _server(channel: Any, lease: float) -> dict[str, Any] | None:
     """Return how to connect to the Redis of kombu's *channel*; None if only redis-py can."""
-    pool = client_of(channel).connection_pool
+    with channel.conn_or_acquire() as client:
+        pool = client.connection_pool
     options = {name: value for name, value in channel._connparams().items() if value is not None}
     if type(pool) is not redis.ConnectionPool or pool.connection_class not in _KINDS or not _are_known(options):
         return None

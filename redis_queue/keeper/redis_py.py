@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import redis
 
@@ -56,13 +55,8 @@ class KombuBroker:
         """Renew the leases of *held*, delivery tag -> last known time. Raises RenewalError."""
         try:
             if self._renewer is None:
-                self._renewer = Renewer(client_of(self._connection.channel()), self._index)
+                with self._connection.channel().conn_or_acquire() as client:
+                    self._renewer = Renewer(redis.Redis(connection_pool=client.connection_pool), self._index)
             return self._renewer.renew(held)
         except (*self._connection.connection_errors, RedisQueueError, OSError) as error:
             raise RenewalError(str(error)) from error
-
-
-def client_of(channel: Any) -> redis.Redis:
-    """Return a client for the Redis of kombu's *channel*; kombu's own client adds its prefix to some keys only."""
-    with channel.conn_or_acquire() as client:
-        return redis.Redis(connection_pool=client.connection_pool)

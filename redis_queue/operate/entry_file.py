@@ -10,7 +10,7 @@ from typing import Any
 
 from redis_queue.basics.logs import escape
 from redis_queue.basics.times import EPOCH
-from redis_queue.celery.kombu_keys import ListNames
+from redis_queue.celery.kombu.keys import ListNames
 from redis_queue.celery.message.destinations import Destinations, check_key
 from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.delay.model import OnConflict, Push

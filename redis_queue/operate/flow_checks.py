@@ -10,7 +10,8 @@ import redis
 from kombu.exceptions import OperationalError
 
 from redis_queue.celery.consume.gates import GateKeys, Gates
-from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.celery.kombu.connection import client_of
+from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.queues.open import connected, on_redis, shares_store
 from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import CHECK_BROKER, error, first, warning
@@ -18,7 +19,6 @@ from redis_queue.flow.backlog import Backlog
 from redis_queue.flow.declarations import Declaration, Declarations
 from redis_queue.flow.flows import OF_QUEUE
 from redis_queue.flow.model import FlowState
-from redis_queue.keeper.redis_py import client_of
 from redis_queue.monitor.model import WorkerRow
 from redis_queue.operate.access import Access
 from redis_queue.operate.faults import BROKEN

@@ -13,13 +13,13 @@ from kombu.exceptions import OperationalError
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.times import span_text
 from redis_queue.celery.consume.gates import task_id_of
-from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.celery.kombu.connection import client_of
+from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.queues.open import connected, on_redis
 from redis_queue.doctor import Finding
 from redis_queue.doctor.finding import CHECK_BROKER, Check, error, warning
 from redis_queue.doctor.repairs import each
 from redis_queue.errors import StoreUnavailableError
-from redis_queue.keeper.redis_py import client_of
 from redis_queue.operate.access import Access
 from redis_queue.store.chunks import chunks
 from redis_queue.store.codec import read_document

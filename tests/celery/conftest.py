@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from redis_queue import DelayQueue
-from redis_queue.celery.consume.internals import lacking
+from redis_queue.celery.kombu.internals import lacking
 from tests.support.celery.brokers import Broker
 from tests.support.celery.clocks import ManualClock
 from tests.support.servers import RedisServer

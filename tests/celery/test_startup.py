@@ -13,8 +13,8 @@ from celery import Celery
 
 from redis_queue.celery import DelayedTasks, TaskLeases
 from redis_queue.celery.consume.connections import low_visibility_timeout
-from redis_queue.celery.consume.internals import lacking
 from redis_queue.celery.consume.safe_settings import SAFE
+from redis_queue.celery.kombu.internals import lacking
 from redis_queue.celery.startup import StartupStep, describe
 from redis_queue.celery.store import Store
 from redis_queue.operate.diagnosis import _lease_settings

@@ -10,7 +10,7 @@ from kombu.transport.redis import Channel as RedisChannel
 from redis_queue.celery.brokers.amqp import AmqpBroker
 from redis_queue.celery.brokers.base import Broker
 from redis_queue.celery.brokers.redis import RedisBroker
-from redis_queue.celery.brokers.timeouts import add_timeouts
+from redis_queue.celery.kombu.connection import add_timeouts
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.store.connection import Client
 

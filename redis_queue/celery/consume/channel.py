@@ -26,10 +26,10 @@ from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.consume.fetch import Fetch, Fetched, MessageList, check
 from redis_queue.celery.consume.gates import Capacity, Gates, Move, Wanted, is_gated, task_id_of
-from redis_queue.celery.consume.internals import FETCH_IS_OFF
 from redis_queue.celery.consume.settlement import DELAY, Settlement
+from redis_queue.celery.kombu.connection import client_of
+from redis_queue.celery.kombu.internals import FETCH_IS_OFF
 from redis_queue.celery.message.flow_header import FlowHeader
-from redis_queue.keeper.redis_py import client_of
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.redis_errors import lacks_permission, translate
 

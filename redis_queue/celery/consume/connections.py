@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 from kombu.transport import get_transport_cls
 from kombu.transport.redis import Channel, SentinelChannel
 
-from redis_queue.celery.brokers.timeouts import add_timeouts
 from redis_queue.celery.consume.safe_settings import ATTRIBUTE
-from redis_queue.celery.kombu_keys import LEASE_OPTION, lease_of
+from redis_queue.celery.kombu.connection import add_timeouts
+from redis_queue.celery.kombu.keys import LEASE_OPTION, lease_of
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.redis_errors import redact

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import redis
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.keeper.redis_py import client_of
+from redis_queue.celery.kombu.connection import client_of
 from redis_queue.store.keys import counters
 from redis_queue.store.redis_errors import RedisErrors
 

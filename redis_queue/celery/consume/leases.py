@@ -19,12 +19,13 @@ from redis_queue.celery.consume.gates import GateKeys, Gates
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.keeper_process import KeeperProcess
 from redis_queue.celery.consume.settlement import Settlement
-from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.celery.kombu.connection import client_of
+from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.errors import ConfigurationError, RedisQueueError
 from redis_queue.keeper.board import RenewalTime
 from redis_queue.keeper.greeting import pack
 from redis_queue.keeper.lines import write_line
-from redis_queue.keeper.redis_py import LeaseIndex, Renewer, client_of
+from redis_queue.keeper.redis_py import LeaseIndex, Renewer
 from redis_queue.store.keys import FlowKeys, unreadable
 from redis_queue.store.redis_errors import RedisErrors, refuses_for_now
 from redis_queue.store.settings import Settings

@@ -21,8 +21,8 @@ from redis_queue.celery.consume.gates import Move, tag_of, task_id_of
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.poller import FetchingPoller
+from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.message.flow_header import FlowHeader
-from redis_queue.keeper.redis_py import client_of
 from redis_queue.store.chunks import CHUNK
 from redis_queue.store.redis_errors import as_unavailable
 

@@ -13,7 +13,6 @@ from celery.utils.dispatch import Signal
 from celery.worker import state
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.celery.consume import internals
 from redis_queue.celery.consume.connections import check_broker, worker_connection
 from redis_queue.celery.consume.counters import Name
 from redis_queue.celery.consume.gate.consumer import GateConsumer
@@ -26,7 +25,8 @@ from redis_queue.celery.consume.safe_settings import ATTRIBUTE
 from redis_queue.celery.consume.start_guard import StartGuard
 from redis_queue.celery.flow.gate import uses_gates
 from redis_queue.celery.flow.policy import FlowPolicy
-from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.celery.kombu import internals
+from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.celery.message.attempt import is_redelivered
 from redis_queue.celery.store import Store
 from redis_queue.celery.stored_tasks import StoredTasks

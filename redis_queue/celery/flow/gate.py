@@ -12,7 +12,7 @@ import redis
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.flow.unique_policy import UniquePolicy
-from redis_queue.celery.kombu_keys import ListNames, amqp_step
+from redis_queue.celery.kombu.keys import ListNames, amqp_step
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.celery.store import Store

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCHANGE
 
-from redis_queue.celery.kombu_keys import ListNames
+from redis_queue.celery.kombu.keys import ListNames
 from redis_queue.celery.message.declarations import exchanges_of
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.delay.model import MAX_MOVE_LISTS

@@ -14,13 +14,13 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms
 from redis_queue.celery.brokers import Broker
 from redis_queue.celery.brokers.redis import RedisBroker
-from redis_queue.celery.kombu_keys import InFlightKeys, ListNames
+from redis_queue.celery.kombu.connection import client_of
+from redis_queue.celery.kombu.keys import InFlightKeys, ListNames
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.intercepting_producer import envelope_of
 from redis_queue.celery.message.protocol import json_body
 from redis_queue.delay.model import ForeignMessage
 from redis_queue.errors import ConfigurationError
-from redis_queue.keeper.redis_py import client_of
 from redis_queue.store.chunks import CHUNK, chunks
 from redis_queue.store.codec import MAX_DIGITS, read_document
 from redis_queue.store.scripts import Scripts

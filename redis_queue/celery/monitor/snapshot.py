@@ -16,10 +16,10 @@ from celery.worker import state
 
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.dispatch.report import installed_version
-from redis_queue.celery.kombu_keys import ListNames
+from redis_queue.celery.kombu.connection import client_of
+from redis_queue.celery.kombu.keys import ListNames
 from redis_queue.celery.monitor.activity import Activity
 from redis_queue.celery.store import Store
-from redis_queue.keeper.redis_py import client_of
 from redis_queue.monitor.model import LeaseState, RunningTask, WorkerRow
 from redis_queue.monitor.report import MOST_RUNNING
 from redis_queue.monitor.rows import MAX_ARGUMENTS, MAX_TEXT

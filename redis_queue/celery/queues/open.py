@@ -12,7 +12,7 @@ from kombu.exceptions import OperationalError
 from kombu.transport.redis import Channel as RedisChannel
 
 from redis_queue.celery.brokers.redis import is_same_database
-from redis_queue.celery.brokers.timeouts import add_timeouts
+from redis_queue.celery.kombu.connection import add_timeouts, client_of
 from redis_queue.celery.queues.amqp import AmqpQueues
 from redis_queue.celery.queues.contents import QueueContents
 from redis_queue.celery.queues.depth import Depth
@@ -22,7 +22,6 @@ from redis_queue.celery.queues.redis import RedisQueues
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError, StoreError
-from redis_queue.keeper.redis_py import client_of
 
 if TYPE_CHECKING:
     from celery import Celery

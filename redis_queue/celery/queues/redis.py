@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from redis_queue.celery.kombu_keys import InFlightKeys, ListNames
+from redis_queue.celery.kombu.connection import client_of
+from redis_queue.celery.kombu.keys import InFlightKeys, ListNames
 from redis_queue.celery.queues.depth import Depth
 from redis_queue.celery.queues.gates import UNREADABLE, with_waiting
 from redis_queue.celery.queues.names import QueueNames
 from redis_queue.celery.settings import CelerySettings
 from redis_queue.flow.backlog import Backlog, sent_at
 from redis_queue.flow.flows import OF_QUEUE
-from redis_queue.keeper.redis_py import client_of
 from redis_queue.store.chunks import chunks
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.scripts import Scripts

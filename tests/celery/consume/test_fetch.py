@@ -20,7 +20,7 @@ from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.messaging import Consumer
 
-from redis_queue.celery.brokers import timeouts
+from redis_queue.celery.kombu import connection as kombu_connection
 from tests.support.celery import kombu_consumer
 from tests.support.celery.fetching import Taker, connected, publish
 from tests.support.celery.leasing import Leasing
@@ -255,9 +255,9 @@ class TestFetch:
             assert client.hlen("unacked") == 0
 
     def test_gives_up_a_silent_connection(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(timeouts, "LEAST", 0.5)
+        monkeypatch.setattr(kombu_connection, "LEAST", 0.5)
         with FaultProxy(str(server.socket)) as proxy, Connection(proxy.url) as connection:
-            timeouts.add_timeouts(connection, 3)
+            kombu_connection.add_timeouts(connection, 3)
             publish(connection, 1)
             taker = Taker(connection, ["q"], 1)
             taker.take(1)

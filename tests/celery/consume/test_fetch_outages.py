@@ -9,8 +9,8 @@ import pytest
 import redis
 from kombu.connection import Connection
 
-from redis_queue.celery.brokers import timeouts
 from redis_queue.celery.consume import fetch as fetches
+from redis_queue.celery.kombu import connection as kombu_connection
 from redis_queue.store.script_cache import load_scripts
 from tests.support.celery.fetching import Taker, connected, drained, publish, wait_until_idle
 from tests.support.proxy import FaultProxy
@@ -28,14 +28,14 @@ class TestSilentConnection:
         self, redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> Iterator[FaultProxy]:
         assert client.dbsize() == 0
-        monkeypatch.setattr(timeouts, "LEAST", 0.5)
+        monkeypatch.setattr(kombu_connection, "LEAST", 0.5)
         with FaultProxy(str(redis_server.socket)) as proxy:
             yield proxy
 
     @staticmethod
     def connect(proxy: FaultProxy) -> Connection:
         connection = Connection(proxy.url, transport_options={"visibility_timeout": 3})
-        timeouts.add_timeouts(connection, 3)
+        kombu_connection.add_timeouts(connection, 3)
         return connection
 
     def test_of_wake_ups_costs_a_look_and_is_replaced(self, proxy: FaultProxy, redis_server: RedisServer) -> None:

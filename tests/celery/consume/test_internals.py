@@ -12,8 +12,9 @@ from celery import Celery
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 
-from redis_queue.celery.consume import channel, internals, poller, qos
+from redis_queue.celery.consume import channel, poller, qos
 from redis_queue.celery.consume.steps import LeaseStep
+from redis_queue.celery.kombu import internals
 
 pytestmark = pytest.mark.celery
 

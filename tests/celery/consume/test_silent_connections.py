@@ -16,9 +16,10 @@ from kombu.entity import Queue
 from kombu.messaging import Consumer
 
 from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher, TaskLeases
-from redis_queue.celery.brokers import amqp, timeouts
+from redis_queue.celery.brokers import amqp
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.qos import lease_channels
+from redis_queue.celery.kombu import connection as kombu_connection
 from redis_queue.errors import ConfigurationError
 from redis_queue.keeper.renewal import socket_timeout
 from tests.support.celery.brokers import Broker
@@ -46,7 +47,7 @@ def proxy(redis_server: RedisServer, client: redis.Redis) -> Iterator[FaultProxy
 @pytest.fixture
 def connection(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A connection of an app with leases, through the proxy."""
-    monkeypatch.setattr(timeouts, "LEAST", 0.5)
+    monkeypatch.setattr(kombu_connection, "LEAST", 0.5)
     with app_at(proxy.url).connection_for_read() as connection:
         yield connection
 
@@ -198,7 +199,7 @@ class TestDispatcher:
     def test_sends_on_a_new_connection(
         self, broker: Broker, redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(timeouts, "LEAST", 0.5)
+        monkeypatch.setattr(kombu_connection, "LEAST", 0.5)
         monkeypatch.setattr(amqp, "CONFIRM_WITHIN", 0.5)
         with FaultProxy(broker.address) as proxy:
             app = broker.app(
@@ -234,7 +235,7 @@ class TestTimeouts:
     def test_apply_to_sentinels_too(self) -> None:
         app = app_at("sentinel://localhost:1", master_name="m", sentinel_kwargs={"password": "x"})
         asked = app.connection().transport_options["sentinel_kwargs"]
-        assert asked["socket_timeout"] == timeouts.LEAST
+        assert asked["socket_timeout"] == kombu_connection.LEAST
         assert asked["password"] == "x"
 
     def test_do_not_apply_to_other_brokers(self) -> None:

@@ -18,7 +18,7 @@ from redis_queue.celery.consume.connections import SWEEP_LIMIT, worker_connectio
 from redis_queue.celery.consume.gates import GateKeys
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.qos import lease_channels
-from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.store.keys import FlowKeys, lease_ends
 from tests.support.celery.fake_leases import FakeLeases
 from tests.support.servers import RedisServer

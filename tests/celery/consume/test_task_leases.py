@@ -21,7 +21,7 @@ from redis_queue.celery.consume import counters
 from redis_queue.celery.consume import steps as step
 from redis_queue.celery.consume.connections import check_broker
 from redis_queue.celery.consume.counters import LeaseCounters
-from redis_queue.celery.consume.internals import lacking
+from redis_queue.celery.kombu.internals import lacking
 from redis_queue.errors import ConfigurationError
 from redis_queue.store.keys import lease_ends
 from redis_queue.store.script_files import load

@@ -15,7 +15,7 @@ from kombu.asynchronous import Hub
 from redis_queue.celery.consume.gate.connection import gate_connection
 from redis_queue.celery.consume.gate.hub_guard import HubGuard
 from redis_queue.celery.consume.leases import WorkerLeases
-from redis_queue.keeper.redis_py import client_of
+from redis_queue.celery.kombu.connection import client_of
 from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until

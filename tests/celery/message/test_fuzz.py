@@ -29,7 +29,7 @@ from redis_queue.celery.consume.channel import FetchingChannel
 from redis_queue.celery.consume.fetch import Fetched
 from redis_queue.celery.consume.poison import _read_start, _stamp
 from redis_queue.celery.control import panel as control
-from redis_queue.celery.kombu_keys import InFlightKeys, ListNames
+from redis_queue.celery.kombu.keys import InFlightKeys, ListNames
 from redis_queue.celery.message.declarations import build, describe
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.packing import VERSION, element_of

@@ -11,7 +11,7 @@ from redis_queue.celery.consume.fetch import Asked
 from redis_queue.celery.consume.gates import GateKeys, Gates
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.settlement import Settlement
-from redis_queue.celery.kombu_keys import InFlightKeys
+from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.store.keys import FlowKeys
 
 DEFAULT: Final = InFlightKeys("unacked_index", "unacked", "redis_queue:lease_ends:unacked_index")

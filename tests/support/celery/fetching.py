@@ -14,8 +14,8 @@ from redis_queue.celery.consume.channel import FetchingChannel
 from redis_queue.celery.consume.fetch import Fetch
 from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.qos import lease_channels
-from redis_queue.celery.kombu_keys import InFlightKeys
-from redis_queue.keeper.redis_py import client_of
+from redis_queue.celery.kombu.connection import client_of
+from redis_queue.celery.kombu.keys import InFlightKeys
 from tests.support.celery.fake_leases import FakeLeases
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until

@@ -10,8 +10,8 @@ import redis
 from kombu.connection import Connection
 from redis.sentinel import SentinelConnectionPool
 
-from redis_queue.celery.brokers.timeouts import LEAST, add_timeouts
-from redis_queue.celery.kombu_keys import LEASE_OPTION
+from redis_queue.celery.kombu.connection import LEAST, add_timeouts
+from redis_queue.celery.kombu.keys import LEASE_OPTION
 from redis_queue.celery.store import Store
 from redis_queue.keeper.renewal import socket_timeout
 

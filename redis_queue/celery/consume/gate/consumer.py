@@ -24,10 +24,10 @@ from redis_queue.celery.consume.gates import GateKeys, Gates, processes_of
 from redis_queue.celery.consume.leases import WorkerLeases
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.celery.flow.gate import check_gate, uses_gates
-from redis_queue.celery.kombu_keys import InFlightKeys, amqp_step
+from redis_queue.celery.kombu.connection import client_of
+from redis_queue.celery.kombu.keys import InFlightKeys, amqp_step
 from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError
-from redis_queue.keeper.redis_py import client_of
 from redis_queue.store.keys import FlowKeys
 from redis_queue.store.redis_errors import RedisErrors, redact
 

@@ -1,9 +1,11 @@
-"""Timeouts for connections to a Redis broker: without them kombu waits for ever for a silent server."""
+"""Connections of kombu to a Redis: the client of a channel, and timeouts, without which kombu waits for ever."""
 
 from __future__ import annotations
 
 import socket
 from typing import Any, Final
+
+import redis
 
 from redis_queue.keeper.renewal import socket_timeout
 
@@ -12,6 +14,12 @@ LEAST: Final = 2.0
 
 PROBES: Final = 3
 """Unanswered TCP keepalive probes after which the system closes a connection."""
+
+
+def client_of(channel: Any) -> redis.Redis:
+    """Return a client for the Redis of kombu's *channel*; kombu's own client adds its prefix to some keys only."""
+    with channel.conn_or_acquire() as client:
+        return redis.Redis(connection_pool=client.connection_pool)
 
 
 def add_timeouts(connection: Any, lease: float) -> None:
