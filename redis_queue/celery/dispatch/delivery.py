@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from redis_queue.celery.brokers import Broker, reason_of
-from redis_queue.celery.brokers.outage import unavailable_if_away
+from redis_queue.celery.brokers.open import unavailable_if_away
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.packing import VERSION, element_of, needs_reading

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kombu.exceptions import OperationalError
 
 from redis_queue.celery.brokers import Broker, open_broker
-from redis_queue.celery.brokers.outage import BrokerUnavailableError
+from redis_queue.celery.brokers.open import BrokerUnavailableError
 from redis_queue.store.connection import Client
 
 if TYPE_CHECKING:

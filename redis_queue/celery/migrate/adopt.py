@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from redis_queue.celery.brokers.outage import broker_of
+from redis_queue.celery.brokers.open import broker_of
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.protocol import retries_of
 from redis_queue.celery.message.reading import read_entry

@@ -14,7 +14,7 @@ from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.brokers import Broker
 from redis_queue.celery.brokers.base import reason_of
-from redis_queue.celery.brokers.outage import BrokerUnavailableError, broker_of, unavailable_if_away
+from redis_queue.celery.brokers.open import BrokerUnavailableError, broker_of, unavailable_if_away
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.consume.connections import visibility_timeout_of
 from redis_queue.celery.dispatch.delivery import Batch

@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 from redis_queue import DelayQueue
 from redis_queue.celery import DelayedTasks, DispatchLoop, push_task
 from redis_queue.celery.brokers.amqp import AmqpBroker
-from redis_queue.celery.brokers.outage import BrokerUnavailableError
+from redis_queue.celery.brokers.open import BrokerUnavailableError
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.migrate.release import NotReleasableError, Release
 from redis_queue.celery.store import Store
