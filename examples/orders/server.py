@@ -13,7 +13,7 @@ from redis_queue import RedisQueueError, connect
 from redis_queue.store.redis_errors import redact
 from redis_queue.testing import OwnServer
 from redis_queue.testing.binaries import ServerNotFoundError
-from redis_queue.testing.server_process import ServerStartError
+from redis_queue.testing.server import ServerStartError
 
 SCHEMES = ("redis", "rediss", "unix")
 

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from redis_queue.testing.server import OwnServer
-    from redis_queue.testing.task_row import TaskRow
-    from redis_queue.testing.task_run import TaskRun
+    from redis_queue.testing.tasks import TaskRow, TaskRun
     from redis_queue.testing.timeline import Timeline
 
 __all__ = ["OwnServer", "TaskRow", "TaskRun", "Timeline"]
 
 # pytest imports this package in every run, so Celery and redis-py are imported only when needed.
-_PLACES: Final = {"OwnServer": "server", "TaskRow": "task_row", "TaskRun": "task_run", "Timeline": "timeline"}
+_PLACES: Final = {"OwnServer": "server", "TaskRow": "tasks", "TaskRun": "tasks", "Timeline": "timeline"}
 
 
 def __getattr__(name: str) -> Any:

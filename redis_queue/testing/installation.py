@@ -1,13 +1,14 @@
-"""Prepare an app for a test: its store, its broker and its result backend."""
+"""Find an app and prepare it for a test: its store, its broker and its result backend."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from datetime import datetime
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from celery import _state
+from celery import Celery, _state
 
 from redis_queue.celery.delayed_tasks import DelayedTasks
 from redis_queue.celery.store import Store
@@ -17,12 +18,77 @@ from redis_queue.delay.queue import DelayQueue
 from redis_queue.delay.shards import Shards
 from redis_queue.delay.writer import EntryWriter
 from redis_queue.store.records import Clock
-from redis_queue.testing.amqp import Take, capture_amqp
-from redis_queue.testing.patches import Patches
-from redis_queue.testing.results import MemoryResults
+from redis_queue.testing.stand_ins import MemoryResults, Take, capture_amqp
 
 if TYPE_CHECKING:
     from celery import Celery
+
+
+def find_app(name: str) -> Any:
+    """Return the app ``package.module:attribute``; without an attribute, the module's ``app`` or ``celery``.
+
+    Raises ImportError or AttributeError for an unknown name, TypeError for another kind of object.
+    """
+    place, _, attribute = name.partition(":")
+    module = import_module(place)
+    names = attribute.split(".") if attribute else [next((n for n in ("app", "celery") if _is_app(module, n)), "app")]
+    found: Any = module
+    for part in names:
+        found = getattr(found, part)
+    if not isinstance(found, Celery):
+        raise TypeError(f"{'.'.join(names)} of {place} is a {type(found).__name__}, not a Celery app")
+    return found
+
+
+def _is_app(module: Any, name: str) -> bool:
+    return isinstance(getattr(module, name, None), Celery)
+
+
+_MISSING: Final = object()
+
+
+class Patches:
+    """Set attributes and items; :meth:`undo` restores the former values, last change first."""
+
+    def __init__(self) -> None:
+        self._undoing: list[Callable[[], None]] = []
+
+    def put(self, mapping: MutableMapping[Any, Any], key: Any, value: Any) -> None:
+        """Set an item; ``vars(object)`` is a mapping too."""
+        self._remember(mapping, key)
+        mapping[key] = value
+
+    def drop(self, mapping: MutableMapping[Any, Any], key: Any) -> None:
+        """Remove an item if it exists; :meth:`undo` also removes one that was set later."""
+        self._remember(mapping, key)
+        mapping.pop(key, None)
+
+    def keep(self, items: set[Any]) -> None:
+        """Remember the members of a set."""
+        before = set(items)
+
+        def undo() -> None:
+            items.clear()
+            items.update(before)
+
+        self._undoing.append(undo)
+
+    def undo(self) -> None:
+        """Restore all former values."""
+        while self._undoing:
+            self._undoing.pop()()
+
+    def _remember(self, mapping: MutableMapping[Any, Any], key: Any) -> None:
+        before = mapping.get(key, _MISSING)
+
+        def undo() -> None:
+            if before is _MISSING:
+                mapping.pop(key, None)
+            else:
+                mapping[key] = before
+
+        self._undoing.append(undo)
+
 
 _BROKER: Final = "memory://"
 

@@ -14,8 +14,7 @@ import pytest
 if TYPE_CHECKING:
     import redis
 
-    from redis_queue.testing.external_server import ExternalServer
-    from redis_queue.testing.server import OwnServer
+    from redis_queue.testing.server import ExternalServer, OwnServer
     from redis_queue.testing.timeline import Timeline
 
 APP_HELP = "the Celery app of the fixture delayed_tasks, for example shop.celery:app"
@@ -38,9 +37,12 @@ def redis_queue_server() -> Iterator[OwnServer | ExternalServer]:
     """
     from redis_queue.errors import RedisQueueError  # noqa: PLC0415 - costs what redis-py costs
     from redis_queue.testing.binaries import ServerNotFoundError  # noqa: PLC0415
-    from redis_queue.testing.external_server import URL_VARIABLE, external_server  # noqa: PLC0415
-    from redis_queue.testing.server import OwnServer  # noqa: PLC0415
-    from redis_queue.testing.server_process import ServerStartError  # noqa: PLC0415
+    from redis_queue.testing.server import (  # noqa: PLC0415
+        URL_VARIABLE,
+        OwnServer,
+        ServerStartError,
+        external_server,
+    )
 
     failure = ""
     try:
@@ -82,7 +84,7 @@ def redis_queue_app(request: pytest.FixtureRequest) -> Any:
     try:
         if not name:
             return request.getfixturevalue("celery_app")
-        from redis_queue.testing.app_lookup import find_app  # noqa: PLC0415
+        from redis_queue.testing.installation import find_app  # noqa: PLC0415
 
         return find_app(name)
     except pytest.FixtureLookupError:

@@ -19,14 +19,10 @@ from redis_queue.celery.store import Store
 from redis_queue.errors import InvalidDelayError, InvalidValueError
 from redis_queue.model import Entry
 from redis_queue.store.chunks import CHUNK
-from redis_queue.testing.clock import MoveTo, TravelClock
-from redis_queue.testing.expectation import Expectation, written
-from redis_queue.testing.failure_message import not_scheduled, still_scheduled
-from redis_queue.testing.installation import TravelQueue, install
-from redis_queue.testing.patches import Patches
-from redis_queue.testing.task_row import TaskRow, row_of, row_of_entry
-from redis_queue.testing.task_run import TaskRun, run_task
-from redis_queue.testing.travel_gate import TravelGate
+from redis_queue.testing.expectation import Expectation, not_scheduled, still_scheduled, written
+from redis_queue.testing.installation import Patches, TravelQueue, install
+from redis_queue.testing.tasks import TaskRow, TaskRun, row_of, row_of_entry, run_task
+from redis_queue.testing.travel import MoveTo, TravelClock, TravelGate
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from redis_queue.testing.guard import DeathGuard
+from redis_queue.testing.server import DeathGuard
 from tests.docs.blocks import Block, matches
 from tests.support.wait import wait_until
 

@@ -113,7 +113,6 @@ def test_error_replies_are_errors(ends: Ends) -> None:
         b"\r\n",
         b"HTTP/1.1 400 Bad Request\r\n",
         b"$-1\r\n",
-        b"$-2\r\n",
         b"$+1\r\na\r\n",
         b"$ 1\r\na\r\n",
         b"$1_0\r\n",

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import psycopg
 
-from redis_queue.testing.server_process import ServerProcess
+from redis_queue.testing.server import ServerProcess
 
 from .parts import require
 from .ports import HOST, free_port

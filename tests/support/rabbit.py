@@ -11,7 +11,7 @@ from typing import Any
 
 from kombu.connection import Connection
 
-from redis_queue.testing.server_process import ServerProcess
+from redis_queue.testing.server import ServerProcess
 
 from .parts import require
 from .ports import HOST, free_port

@@ -14,7 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from redis_queue.testing.server_process import (
+from redis_queue.testing.server import (
     ServerProcess,
     ServerStartError,
     server_options,

@@ -19,7 +19,7 @@ import pytest
 import redis
 
 from redis_queue.testing.binaries import ServerNotFoundError
-from redis_queue.testing.server_process import ServerStartError
+from redis_queue.testing.server import ServerStartError
 from tests.support import servers
 from tests.support.binaries import KIND_VARIABLE, server_binary
 from tests.support.cluster import RedisCluster
@@ -157,8 +157,7 @@ class TestRedisServer:
 
     def test_dies_with_a_killed_test_process(self) -> None:
         command = [sys.executable, "-c", SERVER_UNTIL_KILLED]
-        root = ROOT
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
             assert process.stdout is not None
             pid, directory = process.stdout.readline().split()
             process.send_signal(signal.SIGKILL)

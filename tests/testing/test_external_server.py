@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from redis_queue import ConfigurationError, StoreUnavailableError
-from redis_queue.testing.external_server import external_server
+from redis_queue.testing.server import external_server
 from tests.support.servers import RedisServer
 
 

@@ -24,7 +24,7 @@ from kombu.exceptions import ContentDisallowed
 from redis_queue import InvalidDelayError, InvalidValueError, Lock, LockTakenError
 from redis_queue.celery import DelayedTasks, push_task
 from redis_queue.testing import Timeline
-from redis_queue.testing.app_lookup import find_app
+from redis_queue.testing.installation import find_app
 
 pytestmark = pytest.mark.celery
 

@@ -18,7 +18,7 @@ from celery import Celery
 from flask import Flask
 from jinja2 import FileSystemBytecodeCache
 
-from redis_queue.testing.guard import DeathGuard
+from redis_queue.testing.server import DeathGuard
 from redis_queue.web import dashboard
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from redis_queue.testing.guard import DeathGuard
+from redis_queue.testing.server import DeathGuard
 from tests.support.binaries import default_kind, server_binary
 from tests.support.paths import ROOT
 from tests.support.ports import HOST, free_port

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from redis_queue.testing.guard import DeathGuard
+from redis_queue.testing.server import DeathGuard
 from tests.support.paths import ROOT
 from tests.support.wait import wait_until
 
