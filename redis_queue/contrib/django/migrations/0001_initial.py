@@ -6,6 +6,8 @@ from typing import ClassVar
 
 from django.db import migrations, models
 
+from redis_queue.contrib.django.models import Dashboard
+
 
 class Migration(migrations.Migration):
     """Add the permissions; creates no table."""
@@ -21,10 +23,8 @@ class Migration(migrations.Migration):
             options={
                 "managed": False,
                 "default_permissions": (),
-                "permissions": (
-                    ("view_dashboard", "Can see the dashboard of delayed tasks"),
-                    ("change_dashboard", "Can act in the dashboard of delayed tasks"),
-                ),
+                # Read from the model, so that each `migrate` adds the permissions of new verbs without a migration.
+                "permissions": Dashboard._meta.permissions,
             },
         )
     ]
