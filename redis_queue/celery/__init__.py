@@ -1,7 +1,5 @@
 """The extension of Celery: the only package of redis_queue that imports Celery and kombu."""
 
-from typing import TYPE_CHECKING
-
 from redis_queue.celery.consume.poison import MaxDeliveriesExceededError, task_poisoned
 from redis_queue.celery.consume.steps import lease_lost
 from redis_queue.celery.delayed_tasks import DelayedAMQP, DelayedTasks
@@ -36,12 +34,3 @@ __all__ = [
     "register_putback",
     "task_poisoned",
 ]
-
-# Type checkers must not see it, or any name would be an attribute.
-if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        if name == "serialized":
-            # An AttributeError would lose its text in "from redis_queue.celery import serialized".
-            raise ImportError("serialized is removed: use flow=Flow(limit=1, key=…), see docs/how-to/one-at-a-time.md")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -164,13 +164,6 @@ class TestStart:
             check_flows(app)
 
 
-def test_the_decorator_that_flows_replace_names_them() -> None:
-    with pytest.raises(ImportError, match=r"use flow=Flow\(limit=1, key=…\), see docs/how-to/one-at-a-time.md"):
-        from redis_queue.celery import serialized  # noqa: F401
-    with pytest.raises(ImportError, match="cannot import name 'serialised'"):
-        from redis_queue.celery import serialised  # noqa: F401
-
-
 class TestHeader:
     def test_flow_and_keys_of_a_call(self) -> None:
         flows = {"queue:mail": {"fair": "t{page}"}, "shop.sync": {"limit": 1, "key": "shop:{shop_id}"}}
