@@ -12,10 +12,10 @@ from redis_queue.basics.times import Seconds
 from redis_queue.celery.consume.request import restore_requests
 from redis_queue.celery.control.sending import wrap_control
 from redis_queue.celery.message.envelope import Due, Envelope
-from redis_queue.celery.publish.arguments import seconds_of
 from redis_queue.celery.publish.beat import wait_in_outages
 from redis_queue.celery.publish.bulk import Bulk, Sent
 from redis_queue.celery.publish.capture import Capture
+from redis_queue.celery.publish.send import seconds_of
 from redis_queue.celery.stored_tasks import ATTRIBUTE, StoredTasks
 from redis_queue.celery.task_leases import TaskLeases
 from redis_queue.celery.tracing import trace_runs
@@ -49,7 +49,7 @@ class DelayedTasks(StoredTasks):
         super().__init__(app)
         setattr(app, ATTRIBUTE, self)
         self._capture = Capture(self)
-        self._capture.unique_calls.wrap(app)
+        self._capture.wrap_calls()
         install_worker(app)
         wrap_control(self)
         trace_runs()

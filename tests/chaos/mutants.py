@@ -195,8 +195,8 @@ FLOW_MUTANTS: Final = [
         (
             Edit(
                 "celery/publish/capture.py",
-                "_with_retries(self._delayed.gate.prepare(gated, queue, header), sending)",
-                "_with_retries(lambda: self._delayed.gate.send(gated, queue, header), sending)",
+                "with_retries(self._delayed.gate.prepare(gated, queue, header), sending)",
+                "with_retries(lambda: self._delayed.gate.send(gated, queue, header), sending)",
             ),
         ),
         f"{DECLARED} -k replies_are_lost",

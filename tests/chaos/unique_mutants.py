@@ -331,7 +331,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "a retry counts as a call",
-        (Edit(CALLS, "            if is_retry_of(app, id_):\n", "            if False:\n"),),
+        (Edit(CALLS, "        if is_retry_of(self._app, id_):\n", "        if False:\n"),),
         f"{WORKERS} -k retries_keep",
     ),
     Mutant(
@@ -341,7 +341,13 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "never confirm",
-        (Edit(CALLS, "elif not owners.confirm(header.field, header.token, gone=message.replaced):", "elif False:"),),
+        (
+            Edit(
+                CALLS,
+                "elif not owners.confirm(header.field, header.token, gone=send.progress == Progress.REPLACED):",
+                "elif False:",
+            ),
+        ),
         f"{UNIQUE} -k has_a_new_time",
     ),
     Mutant(
@@ -357,7 +363,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "a send that failed keeps its key",
-        (Edit(CALLS, "owners.withdraw(header.field, header.token, sent=not message.may_be_sent)", "pass"),),
+        (Edit(CALLS, "owners.withdraw(header.field, header.token, sent=send.progress == Progress.MADE)", "pass"),),
         f"{UNIQUE} -k send_that_fails",
     ),
     Mutant(
@@ -388,7 +394,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "own keys of what push_many collects",
-        (Edit(CALLS, "sending.unique, sending.batch = message, None", "sending.unique = message"),),
+        (Edit("celery/publish/send.py", "with self._set(send, None):", "with self._set(send, self.batch):"),),
         f"{UNIQUE} -k push_many",
     ),
     Mutant(
@@ -486,7 +492,7 @@ UNIQUE_MUTANTS: Final = [
     ),
     Mutant(
         "remember a message that was never written",
-        (Edit(CALLS, "sent=not message.may_be_sent", "sent=False"),),
+        (Edit(CALLS, "sent=send.progress == Progress.MADE", "sent=False"),),
         f"{FAULTS} -k cannot_be_written",
     ),
     Mutant(

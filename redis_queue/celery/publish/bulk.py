@@ -26,9 +26,8 @@ from redis_queue.celery.flow.policy import FlowPolicy
 from redis_queue.celery.flow.unique_policy import UniquePolicy
 from redis_queue.celery.message.attempt import ETA
 from redis_queue.celery.message.envelope import Due, Envelope
-from redis_queue.celery.publish.arguments import seconds_of
-from redis_queue.celery.publish.capture import CAPTURED, WRAPPED
-from redis_queue.celery.publish.unique_calls import plain_send
+from redis_queue.celery.publish.capture import CAPTURED, WRAPPED, plain_send
+from redis_queue.celery.publish.send import seconds_of
 
 if TYPE_CHECKING:
     from celery import Celery

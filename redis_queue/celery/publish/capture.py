@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, cached_property
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import redis
 from celery.app.amqp import AMQP
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
-from kombu.utils.functional import retry_over_time
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.basics.times import from_ms
 from redis_queue.celery.flow.policy import FlowPolicy
+from redis_queue.celery.flow.unique_policy import UniquePolicy
 from redis_queue.celery.message.attempt import SENT, Attempt, sent_now, without_copied_headers
 from redis_queue.celery.message.envelope import Due, Envelope
 from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.celery.message.intercepting_producer import InterceptingProducer
-from redis_queue.celery.publish.arguments import check_eta, seconds_of
-from redis_queue.celery.publish.current_send import CurrentSend, is_retry_of
-from redis_queue.celery.publish.same_broker import OwnBroker
+from redis_queue.celery.publish.send import (
+    OwnBroker,
+    Progress,
+    Send,
+    Sends,
+    SentMessage,
+    check_eta,
+    seconds_of,
+    with_retries,
+)
 from redis_queue.celery.publish.unique_calls import LostKeyError, UniqueCalls
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.tracing import without_schedule
-from redis_queue.errors import (
-    InvalidDelayError,
-    InvalidValueError,
-    StoreError,
-    StoreUnavailableError,
-    quoted,
-)
+from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError, quoted
 from redis_queue.store.ids import is_id
 from redis_queue.store.redis_errors import FULL, redact
+
+if TYPE_CHECKING:
+    from celery import Celery
 
 logger = logger_of(__name__)
 
@@ -43,6 +48,9 @@ NOT_CAPTURED: Final = frozenset({"celery.chord_unlock"})
 
 CAPTURED: Final = "redis_queue_captured"
 """Attribute of a wrapped AMQP object: the original WRAPPED methods of the instance itself, not of its class."""
+
+PLAIN: Final = "redis_queue_plain_send"
+"""Attribute of a wrapped ``send_task``: the function that it calls."""
 
 WRAPPED: Final = ("create_task_message", "send_task_message")
 
@@ -53,11 +61,22 @@ class Capture:
     def __init__(self, delayed: StoredTasks) -> None:
         self._delayed = delayed
         self._app = delayed.app
-        self._sending = CurrentSend()
+        self._sends = Sends()
         self._own_broker = OwnBroker(delayed.app)
         self._warned: set[str] = set()
-        #: The calls of unique tasks.
-        self.unique_calls = UniqueCalls(delayed, self._sending, self._own_broker)
+        self._unique_calls = UniqueCalls(delayed, self._sends, self._own_broker)
+
+    def wrap_calls(self) -> None:
+        """Let ``app.send_task``, through which Celery sends every task, keep the keys of unique tasks."""
+        send, calls = self._app.send_task, self._unique_calls
+
+        @functools.wraps(send)
+        def send_task(*args: Any, **options: Any) -> Any:
+            unique = UniquePolicy.of(self._app).of_task(str(args[0] if args else options.get("name")))
+            return send(*args, **options) if unique is None else calls.send(unique, send, args, options)
+
+        setattr(send_task, PLAIN, send)
+        cast("Any", self._app).send_task = send_task
 
     def wrap(self, amqp: AMQP) -> None:
         """Capture the delayed messages of *amqp* from now on; no-op if already wrapped."""
@@ -72,12 +91,8 @@ class Capture:
 
         Raises InvalidValueError for a message without a delay, before it is sent.
         """
-        batch: list[tuple[Envelope, Due]] = []
-        before, self._sending.batch = self._sending.batch, batch
-        try:
+        with self._sends.collect() as batch:
             send()
-        finally:
-            self._sending.batch = before
         return batch
 
     def _creator(self, create: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,12 +106,11 @@ class Capture:
             *rest: Any,
             **named: Any,
         ) -> Any:
+            send = self._sends.of(self._app, task_id)
             # A retry is not checked: Celery drops a task whose retry raises.
-            if not is_retry_of(self._app, task_id):
-                countdown = self._checked(countdown, eta)
-            self._sending.task_id, self._sending.countdown = task_id, countdown
-            self._sending.arguments = args or (), kwargs or {}
-            return create(task_id, name, args, kwargs, countdown, eta, *rest, **named)
+            send.countdown = countdown if send.is_retry else self._checked(countdown, eta)
+            message = create(task_id, name, args, kwargs, send.countdown, eta, *rest, **named)
+            return SentMessage.of(message, send)
 
         return create_task_message
 
@@ -112,69 +126,70 @@ class Capture:
         check_eta(eta, self._app)
         return countdown
 
-    def _sender(self, send: Callable[..., Any]) -> Callable[..., Any]:
+    def _sender(self, publish: Callable[..., Any]) -> Callable[..., Any]:
         def send_task_message(producer: Any, name: str, message: Any, **given: Any) -> Any:
             # A retry copies the headers of its task's message.
             options = without_copied_headers(without_schedule(given)) if self._app.current_task else given
-            header = self._header(name, message, given)
-            due = None if name in NOT_CAPTURED else self._due(message, all_delays=header is not None)
-            unique = self._sending.unique_of(_id(message))
-            if unique is not None and unique.through_store:
+            send = message.send if isinstance(message, SentMessage) else self._sends.of(self._app, _id(message))
+            send.header = self._header(send, name, message, given)
+            due = None if name in NOT_CAPTURED else self._due(send, message)
+            if send.through_store:
                 due = due or (0.0, None)
-            if due is None and header is not None and self._gates(producer):
-                return send(self._gated(producer, header, given), name, message, **options)
+            if due is None and send.header is not None and self._gates(producer, send):
+                return publish(self._gated(producer, send, send.header, given), name, message, **options)
             if due is None:
-                found, due = self._send_now(lambda: send(producer, name, message, **options), producer, name, message)
+                if send.batch is not None and not _eta(message):
+                    raise InvalidValueError(f"{name} has no countdown and no eta: use push_many(countdown=…)")
+                found, due = self._send_now(
+                    lambda: publish(producer, name, message, **options), producer, send, message
+                )
                 if due is None:
                     return found
-            if not self._is_ours(producer):
-                return send(producer, name, message, **options)
+            if not self._is_ours(producer, send):
+                return publish(producer, name, message, **options)
             keeping = InterceptingProducer(
-                self._app, producer, lambda envelope, *rest: self._keep(due, _with_header(envelope, header), *rest)
+                self._app, producer, lambda envelope, *rest: self._keep(send, due, _with_header(envelope, send), *rest)
             )
-            return send(keeping, name, message, **options)
+            return publish(keeping, name, message, **options)
 
         return send_task_message
 
-    def _send_now(self, send: Callable[[], Any], producer: Any, name: str, message: Any) -> tuple[Any, Due | None]:
-        """Send a message without a delay; return what *send* returned, and None, or a delay if it has to be stored."""
-        if self._sending.batch is not None and not _eta(message):
-            raise InvalidValueError(f"{name} has no countdown and no eta: use push_many(countdown=…)")
+    def _send_now(self, publish: Callable[[], Any], producer: Any, send: Send, message: Any) -> tuple[Any, Due | None]:
+        """Send a message without a delay; return what *publish* returned and None, or a delay if it is to be stored."""
         # With protocol 1, headers are those of the application.
         if "id" in message.headers:
             message.headers[SENT] = sent_now()
         try:
-            return send(), None
+            return publish(), None
         except AttributeError as error:
             # kombu has closed the channel after an outage, and uses it again: nothing was sent.
             if getattr(getattr(producer, "_channel", None), "connection", producer) is not None:
                 raise
             raise OperationalError("the connection to the broker was lost: send again") from error
         except (OperationalError, redis.exceptions.OutOfMemoryError) as error:
-            _raise_unless_full(error, retry=is_retry_of(self._app, _id(message)))
+            _raise_unless_full(error, retry=send.is_retry)
         # The store takes a retry even if its Redis is full: Celery drops a task whose retry is refused.
-        return None, self._due(message) or (0.0, None)
+        return None, self._due(send, message) or (0.0, None)
 
-    def _gates(self, producer: Any) -> bool:
+    def _gates(self, producer: Any, send: Send) -> bool:
         """Tell whether a message of a flow goes into the gate: not those of other producers."""
-        return not isinstance(producer, InterceptingProducer) and self._is_ours(producer)
+        return not isinstance(producer, InterceptingProducer) and self._is_ours(producer, send)
 
-    def _header(self, name: str, message: Any, options: Mapping[str, Any]) -> FlowHeader | None:
-        """Return the flow and the keys of the current send; None if it has no flow."""
-        policy, unique = FlowPolicy.of(self._app), self._sending.unique_of(_id(message))
-        may_apply = name not in NOT_CAPTURED and (unique is not None or policy.may_apply(name))
+    def _header(self, send: Send, name: str, message: Any, options: Mapping[str, Any]) -> FlowHeader | None:
+        """Return the flow and the keys of a message; None if it has no flow."""
+        policy = FlowPolicy.of(self._app)
+        may_apply = name not in NOT_CAPTURED and (send.key is not None or policy.may_apply(name))
         queue = self._queue_of(options) if may_apply else None
         if queue is None:
             return None
-        if not is_retry_of(self._app, _id(message)):
-            found = policy.header(name, queue, *self._sending.arguments)
+        if not send.is_retry:
+            found = policy.header(name, queue, *_arguments(message))
         else:
             # The retry of a message goes where it was; Celery drops a task whose retry raises.
             request = self._app.current_task.request
             found = FlowHeader.of(vars(request)) or FlowHeader.of(request.headers)
-        if unique is not None:
-            unique.is_marked = True
-            return replace(found or FlowHeader(), unique=unique.header)
+        if send.key is not None:
+            return replace(found or FlowHeader(), unique=send.key)
         return None if found is None else replace(found, unique=None)
 
     def _queue_of(self, options: Mapping[str, Any]) -> str | None:
@@ -187,37 +202,34 @@ class Capture:
         exchange = getattr(queue, "exchange", None)
         return queue.name if queue is not None and (exchange is None or exchange.type == "direct") else None
 
-    def _gated(self, producer: Any, header: FlowHeader, options: Mapping[str, Any]) -> InterceptingProducer:
+    def _gated(self, producer: Any, send: Send, header: FlowHeader, options: Mapping[str, Any]) -> InterceptingProducer:
         """Return a producer that puts its message into the gate."""
         queue = str(self._queue_of(options))
 
         def keep(envelope: Envelope, sending: Mapping[str, Any], publish: Callable[[], Any]) -> Any:
-            gated = _with_header(envelope, header)
-            unique = self._sending.unique_of(envelope.id)
-            if unique is not None:
-                unique.may_be_sent = True
+            gated = _with_header(envelope, send)
+            send.progress = Progress.BEGUN
             try:
-                sent = _with_retries(self._delayed.gate.prepare(gated, queue, header), sending)
+                sent = with_retries(self._delayed.gate.prepare(gated, queue, header), sending)
                 if not sent:
                     raise LostKeyError
-                if unique is not None:
-                    unique.is_confirmed = True
+                send.progress = Progress.CONFIRMED
                 return None
             except StoreError as error:
-                if not is_retry_of(self._app, envelope.id):
+                if not send.is_retry:
                     raise OperationalError(str(error)) from error
                 # Celery drops a task whose retry raises; the store takes it even if its Redis is full.
-                return self._keep((0.0, None), gated, sending, publish)
+                return self._keep(send, (0.0, None), gated, sending, publish)
 
         return InterceptingProducer(self._app, producer, keep)
 
-    def _is_ours(self, producer: Any) -> bool:
+    def _is_ours(self, producer: Any, send: Send) -> bool:
         """Tell whether *producer* sends to the app's own broker; a caller may pass another producer."""
         connection = producer.connection
         if connection is None or self._own_broker.is_that_of(connection):
             return True
         broker = redact(connection.as_uri())
-        if self._sending.batch is not None:
+        if send.batch is not None:
             raise InvalidValueError(f"push_many() to {broker}: only tasks for the app's own broker can be stored")
         if broker not in self._warned:
             self._warned.add(broker)
@@ -228,64 +240,69 @@ class Capture:
             )
         return False
 
-    def _due(self, message: Any, *, all_delays: bool = False) -> Due | None:
+    def _due(self, send: Send, message: Any) -> Due | None:
         """Return when *message* is due, or None if it is not to be stored.
 
-        With *all_delays*, short ones are stored, too: in a worker, the message would hold a place in its flow.
+        With a flow, short delays are stored, too: in a worker, the message would hold a place in its flow.
         """
         eta = _eta(message)
         if not eta:
             return None
-        shortest = 0.0 if all_delays else self._delayed.settings.min_delay_seconds
-        countdown = self._sending.countdown if self._sending.task_id == _id(message) else None
-        if countdown:
-            return (max(0.0, float(countdown)), None) if countdown > shortest else None
+        shortest = 0.0 if send.header is not None else self._delayed.settings.min_delay_seconds
+        if send.countdown:
+            return (max(0.0, float(send.countdown)), None) if send.countdown > shortest else None
         # As a worker reads it: a naive eta has the time zone of the app.
         due_at = maybe_make_aware(maybe_iso8601(eta), self._app.timezone)
         if shortest and (due_at - self._app.now()).total_seconds() <= shortest:
             return None
         return None, max(due_at, from_ms(1))
 
-    def _keep(self, due: Due, envelope: Envelope, options: Mapping[str, Any], publish: Callable[[], Any]) -> Any:
-        if self._sending.batch is not None:
-            self._sending.batch.append((envelope, due))
+    def _keep(
+        self, send: Send, due: Due, envelope: Envelope, options: Mapping[str, Any], publish: Callable[[], Any]
+    ) -> Any:
+        if send.batch is not None:
+            send.batch.append((envelope, due))
             return None
-        is_retry = is_retry_of(self._app, envelope.id)
-        if (unique := self._sending.unique_of(envelope.id)) is not None:
-            unique.may_be_sent = True
+        send.progress = Progress.BEGUN
         try:
-            return _with_retries(lambda: self._store(envelope, due, is_retry=is_retry), options)
+            return with_retries(lambda: self._store(send, envelope, due), options)
         except StoreError as error:
             policy = self._delayed.settings.on_store_error
-            if policy != "broker" and not (policy is None and is_retry):
+            if policy != "broker" and not (policy is None and send.is_retry):
                 raise OperationalError(str(error)) from error
             action, reason = "store_unavailable", f"the store is unavailable: {error}"
         except InvalidValueError as error:
             # A retry: the broker took the message before, so it will take it again. Celery takes more than ten years,
             # and any id.
-            if not is_retry and not isinstance(error, InvalidDelayError) and is_id(envelope.id):
+            if not send.is_retry and not isinstance(error, InvalidDelayError) and is_id(envelope.id):
                 raise
             action, reason = "store_refused", str(error)
         shown = envelope.id if is_id(envelope.id) else quoted(envelope.id)
         logger.warning("%s waits in the broker: %s", shown, reason, extra={"action": action, "task_id": envelope.id})
         return publish()
 
-    def _store(self, envelope: Envelope, due: Due, *, is_retry: bool) -> None:
-        if not is_retry:
+    def _store(self, send: Send, envelope: Envelope, due: Due) -> None:
+        if not send.is_retry:
             (replaced,) = self._delayed.writer.store([(envelope, due)])
-            if (unique := self._sending.unique_of(envelope.id)) is not None:
-                unique.replaced = replaced
+            if replaced:
+                send.progress = Progress.REPLACED
             return
         request = self._app.current_task.request
         self._delayed.writer.store_attempt(envelope, due, Attempt.of(vars(request), request.delivery_info))
 
 
-def _with_header(envelope: Envelope, header: FlowHeader | None) -> Envelope:
-    """Return *envelope* with *header*, and the time at which it is sent."""
-    if header is None:
+def plain_send(app: Celery) -> Any:
+    """Return the ``send_task`` of *app* without this module."""
+    found: Mapping[str, Any] | Any = app.send_task
+    return getattr(found, PLAIN, found)
+
+
+def _with_header(envelope: Envelope, send: Send) -> Envelope:
+    """Return *envelope* with the header of *send*, and the time at which it is sent."""
+    if send.header is None:
         return envelope
     # Last: the packed form has phrases of the other headers in their order.
-    headers = {**envelope.headers, **header.headers, SENT: sent_now()}
+    headers = {**envelope.headers, **send.header.headers, SENT: sent_now()}
     return envelope.like(envelope.body, headers, envelope.properties)
 
 
@@ -307,6 +324,11 @@ def _eta(message: Any) -> Any:
     return message.headers.get("eta") or (body.get("eta") if isinstance(body, Mapping) else None)
 
 
+def _arguments(message: Any) -> tuple[Any, Any]:
+    body = message.body
+    return (body["args"], body["kwargs"]) if isinstance(body, Mapping) else body[:2]
+
+
 def _original(amqp: AMQP, name: str) -> Callable[..., Any]:
     """Return the method *name* of *amqp*, looked up at the first call: until then the app may be configured."""
     if name in vars(amqp):
@@ -321,33 +343,3 @@ def _original(amqp: AMQP, name: str) -> Callable[..., Any]:
         return made()(*args, **kwargs)
 
     return call
-
-
-def _with_retries(store: Callable[[], Any], options: Mapping[str, Any]) -> Any:
-    """Call *store*, and retry it under Celery's policy for a publish."""
-    try:
-        return store()
-    except StoreUnavailableError as error:
-        policy = options.get("retry_policy") or {}
-        if not options.get("retry") or policy.get("max_retries") == 0 or _was_silent(error):
-            raise
-    return retry_over_time(
-        store,
-        (StoreUnavailableError,),
-        errback=_next_interval,
-        max_retries=policy.get("max_retries", 3),
-        interval_start=policy.get("interval_start", 0),
-        interval_step=policy.get("interval_step", 0.2),
-        interval_max=policy.get("interval_max", 0.2),
-    )
-
-
-def _next_interval(error: StoreUnavailableError, intervals: Iterator[float], _retries: int) -> float:
-    if _was_silent(error):
-        raise error
-    return next(intervals)
-
-
-def _was_silent(error: StoreUnavailableError) -> bool:
-    """Tell whether Redis timed out: more attempts would take as long, and the caller has already waited."""
-    return isinstance(error.__cause__, redis.TimeoutError)

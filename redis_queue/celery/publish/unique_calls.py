@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
@@ -21,22 +20,14 @@ from redis_queue.celery.message.attempt import Attempt, retry_id
 from redis_queue.celery.message.intercepting_producer import InterceptingProducer
 from redis_queue.celery.message.reading import unique_header_of
 from redis_queue.celery.message.unique_header import UniqueHeader
-from redis_queue.celery.publish.arguments import check_eta, seconds_of
-from redis_queue.celery.publish.current_send import CurrentSend, UniqueMessage, is_retry_of
-from redis_queue.celery.publish.same_broker import OwnBroker
+from redis_queue.celery.publish.send import OwnBroker, Progress, Send, Sends, check_eta, is_retry_of, seconds_of
 from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.errors import DuplicateTaskError, InvalidDelayError, InvalidValueError, StoreError
 from redis_queue.store.ids import check_id, is_id
 from redis_queue.unique.owners import HOLD_MS, Acquired, new_token
 from redis_queue.unique.rules import TIME, Unique
 
-if TYPE_CHECKING:
-    from celery import Celery
-
 logger = logger_of(__name__)
-
-PLAIN: Final = "redis_queue_plain_send"
-"""Attribute of a wrapped ``send_task``: the function that it calls."""
 
 PATIENCE: Final = 2 * HOLD_MS / 1000
 """Most seconds that a call waits while others with its key are being sent."""
@@ -93,47 +84,37 @@ class LostKeyError(Exception):
 
 
 class UniqueCalls:
-    """The calls of unique tasks of an app. *sending* is what its capture knows of the current send."""
+    """The calls of unique tasks of an app."""
 
-    def __init__(self, delayed: StoredTasks, sending: CurrentSend, own_broker: OwnBroker) -> None:
+    def __init__(self, delayed: StoredTasks, sends: Sends, own_broker: OwnBroker) -> None:
         self._delayed = delayed
         self._app = delayed.app
-        self._sending = sending
+        self._sends = sends
         self._own_broker = own_broker
         self._told: set[str] = set()
 
-    def wrap(self, app: Celery) -> None:
-        """Let ``app.send_task``, through which Celery sends every task, keep the keys of unique tasks."""
-        send = app.send_task
+    def send(self, unique: Unique, send: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+        """Call *send*, which is ``send_task``, for a task that is *unique*; return its result, or that of the owner."""
+        given = {**dict(zip(POSITIONAL, args, strict=False)), **options}
+        if not self._is_to_own_broker(given):
+            return send(*args, **options)
 
-        @functools.wraps(send)
-        def send_task(*args: Any, **options: Any) -> Any:
-            unique = UniquePolicy.of(self._app).of_task(str(args[0] if args else options.get("name")))
-            if unique is None:
-                return send(*args, **options)
-            given = {**dict(zip(POSITIONAL, args, strict=False)), **options}
-            if not self._is_to_own_broker(given):
-                return send(*args, **options)
+        def send_as(id_: str) -> Any:
+            if len(args) > ID_AT:
+                return send(*args[:ID_AT], id_, *args[ID_AT + 1 :], **options)
+            return send(*args, **{**options, "task_id": id_})
 
-            def send_as(id_: str) -> Any:
-                if len(args) > ID_AT:
-                    return send(*args[:ID_AT], id_, *args[ID_AT + 1 :], **options)
-                return send(*args, **{**options, "task_id": id_})
-
-            id_ = str(given.get("task_id") or uuid())
-            if is_retry_of(app, id_):
-                return self._retry(Call(given, id_, unique, send_as, is_retry=True))
-            return self._call(Call(given, check_id(id_, name="task_id"), unique, send_as))
-
-        setattr(send_task, PLAIN, send)
-        cast("Any", app).send_task = send_task
+        id_ = str(given.get("task_id") or uuid())
+        if is_retry_of(self._app, id_):
+            return self._retry(Call(given, id_, unique, send_as, is_retry=True))
+        return self._call(Call(given, check_id(id_, name="task_id"), unique, send_as))
 
     def _call(self, call: Call) -> Any:
         """Send a call, or return the result of the call that owns its key."""
         if call.is_awaited and call.unique.on_conflict == "replace":
             # A later call would replace it, and what waits for it would wait for ever.
             return call.send_as(call.id)
-        collects = self._sending.batch is not None
+        collects = self._sends.batch is not None
         if collects and not call.given.get("countdown") and not call.given.get("eta"):
             raise InvalidValueError(f"{call.task} has no countdown and no eta: use push_many(countdown=…)")
         self._delayed.gate.check()
@@ -286,30 +267,26 @@ class UniqueCalls:
 
     def _send_message(self, header: UniqueHeader, found: Acquired, call: Call, *, is_retry: bool) -> Any:
         """Send the message that owns a key. Raises LostKeyError if it does not any more."""
-        sending, owners = self._sending, self._delayed.unique
-        through_store = found.replaces and found.state == "delayed"
-        message = UniqueMessage(found.task_id, header, through_store)
-        before = sending.unique, sending.batch
-        # What push_many collects is stored later: it would own its key without being sent.
-        sending.unique, sending.batch = message, None
+        owners = self._delayed.unique
+        send = Send(found.task_id, is_retry_of(self._app, found.task_id), key=header)
+        send.through_store = found.replaces and found.state == "delayed"
         try:
-            result = call.send_as(message.task_id)
+            with self._sends.open(send):
+                result = call.send_as(found.task_id)
         except LostKeyError:
             raise
         except BaseException:
             with suppress(StoreError):
                 # If the message was sent all the same, it keeps its key.
-                owners.withdraw(header.field, header.token, sent=not message.may_be_sent)
+                owners.withdraw(header.field, header.token, sent=send.progress == Progress.MADE)
             raise
-        finally:
-            sending.unique, sending.batch = before
-        if message.is_confirmed:
+        if send.progress == Progress.CONFIRMED:
             return result
         try:
-            if not message.is_marked:
+            if not send.carries_key:
                 owners.withdraw(header.field, header.token, sent=True)
                 self._tell(header.task, "task %s: its exchange chooses the queue, so it is not unique: %r", header.key)
-            elif not owners.confirm(header.field, header.token, gone=message.replaced):
+            elif not owners.confirm(header.field, header.token, gone=send.progress == Progress.REPLACED):
                 raise LostKeyError
         except StoreError as error:
             if is_retry:
@@ -333,9 +310,3 @@ class UniqueCalls:
 
 def _busy(call: Call, key: str) -> OperationalError:
     return OperationalError(f"{call.task}: other calls with the key {key!r} are being sent: try again")
-
-
-def plain_send(app: Celery) -> Any:
-    """Return the ``send_task`` of *app* without this module."""
-    found: Mapping[str, Any] | Any = app.send_task
-    return getattr(found, PLAIN, found)

@@ -25,7 +25,7 @@ from redis_queue import ConfigurationError, InvalidValueError
 from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher
 from redis_queue.celery.message.attempt import CALL, ETA, OWN, SENT
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.celery.publish.same_broker import OwnBroker
+from redis_queue.celery.publish.send import OwnBroker
 from redis_queue.model import Entry
 from tests.support.celery.brokers import Broker, connect, declared, exchange_of
 from tests.support.servers import RedisServer

@@ -1,0 +1,230 @@
+"""Send: one call on its way into a message, from ``send_task`` to the broker or the store."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final
+
+import redis
+from celery.app.amqp import task_message
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.utils.functional import retry_over_time
+
+from redis_queue.basics.times import MAX_DELAY, Seconds, duration_ms
+from redis_queue.celery.message.envelope import Due, Envelope
+from redis_queue.celery.message.flow_header import FlowHeader
+from redis_queue.celery.message.unique_header import UniqueHeader
+from redis_queue.errors import InvalidDelayError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+_OPTIONS: Final = ("global_keyprefix", "master_name")
+"""Transport options that select other queues on the same server."""
+
+
+class Progress(IntEnum):
+    """How far a send got."""
+
+    #: No part of its message has left this process.
+    MADE = 0
+    #: Its sending has begun: the message may be there although that failed.
+    BEGUN = 1
+    #: It was stored, and replaced another message in the store, which is gone.
+    REPLACED = 2
+    #: Redis knows that it was sent: the key of a unique task needs no second step.
+    CONFIRMED = 3
+
+
+@dataclass(slots=True)
+class Send:
+    """The sending of one message with the id *task_id*: what it carries, and how far it got."""
+
+    task_id: Any
+    #: Whether the running task sends it with its own id. Celery drops a task whose retry raises.
+    is_retry: bool = False
+    #: The delay that was given: the message has only the eta that Celery computed from it.
+    countdown: Any = None
+    #: The list in which push_many collects the message, to store it later.
+    batch: list[tuple[Envelope, Due]] | None = None
+    #: The key that the message of a unique task owns.
+    key: UniqueHeader | None = None
+    #: Whether it replaces a message that waits in the store: it goes the same way, and replaces it there.
+    through_store: bool = False
+    #: The flow and the keys that stand in the message.
+    header: FlowHeader | None = None
+    progress: Progress = Progress.MADE
+
+    @property
+    def carries_key(self) -> bool:
+        """Whether the key of its unique task stands in the message."""
+        return self.header is not None and self.header.unique is not None
+
+
+class SentMessage(task_message):  # type: ignore[misc]
+    """What Celery makes of a call and sends, with its Send: Celery hands nothing else from one to the other."""
+
+    send: Send
+
+    @classmethod
+    def of(cls, message: Any, send: Send) -> Any:
+        """Return *message* with *send*; as it is if another library made it."""
+        if type(message) is not task_message:
+            return message
+        found = cls(*message)
+        found.send = send
+        return found
+
+
+class Sends(threading.local):
+    """What this thread is about to send: Celery takes nothing of ours from a call to the making of its message."""
+
+    #: The next message of a unique task.
+    opened: Send | None = None
+    #: The list in which push_many collects messages.
+    batch: list[tuple[Envelope, Due]] | None = None
+
+    @contextmanager
+    def collect(self) -> Iterator[list[tuple[Envelope, Due]]]:
+        """Collect the delayed messages of the `with` block in the list that this yields."""
+        found: list[tuple[Envelope, Due]] = []
+        with self._set(None, found):
+            yield found
+
+    @contextmanager
+    def open(self, send: Send) -> Iterator[None]:
+        """Let the message that the `with` block sends under the id of *send* belong to it.
+
+        It is not collected: what push_many stores later would own its key without being sent.
+        """
+        with self._set(send, None):
+            yield
+
+    def of(self, app: Celery, task_id: Any) -> Send:
+        """Return the Send for the message *task_id* of *app*: others may be sent while one is open."""
+        found = self.opened
+        if found is not None and found.task_id == task_id:
+            return found
+        return Send(task_id, is_retry_of(app, task_id), batch=self.batch)
+
+    @contextmanager
+    def _set(self, opened: Send | None, batch: list[tuple[Envelope, Due]] | None) -> Iterator[None]:
+        before = self.opened, self.batch
+        self.opened, self.batch = opened, batch
+        try:
+            yield
+        finally:
+            self.opened, self.batch = before
+
+
+class OwnBroker:
+    """The broker to which *app* writes."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._known: set[tuple[Any, ...]] = set()
+
+    def is_that_of(self, connection: Any) -> bool:
+        """Tell whether kombu's *connection* leads to this broker, with any login. It does not connect."""
+        options = _options_of(connection)
+        if options in self._known:
+            return True
+        with self._app.connection_for_write() as own:
+            same = _place_of(connection) == _place_of(own)
+        # Others are not remembered: an app may get its settings late.
+        if same:
+            self._known.add(options)
+        return same
+
+
+def is_retry_of(app: Celery, task_id: Any) -> bool:
+    """Tell whether the running task sends a message with its own id; Celery drops a task whose retry raises."""
+    task = app.current_task
+    return task is not None and str(task.request.id) == str(task_id)
+
+
+def seconds_of(countdown: Seconds | None) -> float | None:
+    """Return *countdown* in seconds; negative values are sent at once. Raises InvalidDelayError.
+
+    It may be more than ten years: the store does not take such a call, and Celery does.
+    """
+    if countdown is None:
+        return None
+    seconds = countdown.total_seconds() if isinstance(countdown, timedelta) else countdown
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool):
+        # Celery refuses numbers of more than 32 bits.
+        if -math.inf < seconds < 0:
+            return max(seconds, -MAX_DELAY.total_seconds())
+        if MAX_DELAY.total_seconds() < seconds < 1 << 31:
+            return seconds
+    duration_ms(countdown, name="countdown")
+    return seconds
+
+
+def check_eta(eta: Any, app: Celery) -> None:
+    """Raise InvalidDelayError unless *eta* is a datetime, or one in ISO 8601.
+
+    It may be more than ten years away: the store does not take such a call, and Celery does.
+    """
+    if not isinstance(eta, str | datetime):
+        raise InvalidDelayError(f"eta={eta!r}: must be a datetime")
+    try:
+        moment = maybe_make_aware(maybe_iso8601(eta), app.timezone)
+    except (ValueError, OverflowError):
+        raise InvalidDelayError(f"eta={eta!r}: must be a datetime, or one in ISO 8601") from None
+    try:
+        moment.astimezone(timezone.utc)
+    except OverflowError:
+        raise InvalidDelayError(f"eta={eta!r}: must be in the calendar of UTC") from None
+
+
+def with_retries(store: Callable[[], Any], options: Mapping[str, Any]) -> Any:
+    """Call *store*, and retry it under Celery's policy for a publish, which is in the *options* of the publish."""
+    try:
+        return store()
+    except StoreUnavailableError as error:
+        policy = options.get("retry_policy") or {}
+        if not options.get("retry") or policy.get("max_retries") == 0 or _was_silent(error):
+            raise
+    return retry_over_time(
+        store,
+        (StoreUnavailableError,),
+        errback=_next_interval,
+        max_retries=policy.get("max_retries", 3),
+        interval_start=policy.get("interval_start", 0),
+        interval_step=policy.get("interval_step", 0.2),
+        interval_max=policy.get("interval_max", 0.2),
+    )
+
+
+def _next_interval(error: StoreUnavailableError, intervals: Iterator[float], _retries: int) -> float:
+    if _was_silent(error):
+        raise error
+    return next(intervals)
+
+
+def _was_silent(error: StoreUnavailableError) -> bool:
+    """Tell whether Redis timed out: more attempts would take as long, and the caller has already waited."""
+    return isinstance(error.__cause__, redis.TimeoutError)
+
+
+def _options_of(connection: Any) -> tuple[Any, ...]:
+    """Return the options of a connection; they are equal for all connections of one pool."""
+    options = connection.transport_options or {}
+    # With several alternatives, a connection may be to any of them.
+    place = tuple(connection.alt) or (connection.hostname, connection.port, connection.virtual_host)
+    return connection.transport_cls, place, *(options.get(name) for name in _OPTIONS)
+
+
+def _place_of(connection: Any) -> tuple[Any, ...]:
+    """Return the options of a connection with the defaults of its transport."""
+    info, options = connection.info(), connection.transport_options or {}
+    # The default database is 0; the virtual host "/" may also be written as "".
+    place = tuple(connection.alt) or (info["hostname"], info["port"], str(info["virtual_host"] or "").strip("/") or "0")
+    return connection.get_transport_cls(), place, *(options.get(name) or "" for name in _OPTIONS)
