@@ -37,7 +37,6 @@ GROUPS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
             "reference/cli",
             "reference/api",
             "reference/errors",
-            "reference/metrics",
             "reference/keys",
             "reference/lua",
         ),

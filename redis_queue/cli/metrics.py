@@ -65,29 +65,22 @@ def _registry(url: str, access: Access) -> CollectorRegistry:
     try:
         from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
 
+        from redis_queue.operate.metric_table import SOON  # noqa: PLC0415
         from redis_queue.operate.metrics import Collector  # noqa: PLC0415
-        from redis_queue.operate.worker_metrics import SOON, WorkerCollector  # noqa: PLC0415
     except ImportError as error:
         raise _missing(error) from None
     registry = CollectorRegistry()
-    inspector = _with_timeouts(url, access)
-    registry.register(Collector(inspector, leases=access.lease_counters))
     queues = access.celery_queues
-    catalog = inspector.catalog
+    client = connect(url, check=False, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE)
     registry.register(
-        WorkerCollector(
-            catalog.client,
-            catalog.prefix,
-            queues=None if queues is None else lambda: queues.overview().rows,
+        Collector(
+            Inspector(client, prefix=access.catalog.prefix),
+            leases=access.lease_counters,
+            celery_queues=lambda: () if queues is None else queues.overview().rows,
             due=lambda: by_destination(access.delay_queue(), timedelta(seconds=SOON)),
         )
     )
     return registry
-
-
-def _with_timeouts(url: str, access: Access) -> Inspector:
-    client = connect(url, check=False, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE)
-    return Inspector(client, prefix=access.catalog.prefix)
 
 
 def _serve(registry: CollectorRegistry, access: Access, bind: str, port: int, hosts: tuple[str, ...]) -> None:

@@ -1,74 +1,44 @@
-"""Prometheus metrics of all queues under a prefix. Needs the extra ``metrics``."""
+"""Prometheus metrics of queues, flows, workers and tasks. Needs the extra ``metrics``."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from operator import attrgetter
-from typing import Final, Protocol
+from typing import Any, Final, TypeVar
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from redis_queue.basics.histogram import BOUNDS
 from redis_queue.basics.logs import logger_of
 from redis_queue.delay.lateness import Dispatches
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.errors import RedisQueueError
+from redis_queue.flow.backlog import Backlog
+from redis_queue.flow.model import FlowState
+from redis_queue.operate.celery_queue_row import CeleryQueueRow
 from redis_queue.operate.faults import BROKEN
-from redis_queue.operate.flow_metrics import Flows, flow_metrics, read_flows
 from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.metric_table import METRICS, Samples
 from redis_queue.operate.queue_row import Count, QueueRow
-from redis_queue.operate.unique_metrics import unique_metric
 from redis_queue.store.registry import Known
+from redis_queue.store.scripts import Scripts
 
 logger = logger_of(__name__)
+
+T = TypeVar("T")
 
 OTHERS: Final = "(other)"
 """The queue label under which the smallest queues are added up."""
 
-SIZES: Final[dict[Count, str]] = {
-    "ready": "Messages that can be claimed now, or entries of a DelayQueue that are due.",
-    "delayed": "Messages or entries whose time has not come.",
-    "in_flight": "Claimed and not acknowledged.",
-    "dead": "Dead letters: deliveries used up, kept for a person.",
-    "quarantined": "Records that could not be read, kept for a person.",
-}
+NOTHING: Final = Dispatches()
 
-TOTALS: Final[dict[Count, str]] = {
-    "put": "Messages or entries that were put.",
-    "acked": "Messages or entries that were finished, without those that a dispatcher moves within one Redis.",
-    "redelivered": "Messages or entries that came back to be claimed again.",
-    "put_back": "Leases that ran out: what they held came back, or became a dead letter.",
-}
+MOST_FLOWS: Final = 200
+"""Most flows that are exported."""
 
-LEASES: Final = {
-    "lost": ("leases_lost", "Leases that Celery workers lost while they held the message."),
-    "restored": ("leases_restored", "Messages that went back into their Celery queues after their leases had run out."),
-    "dead": ("tasks_dead", "Tasks that took their workers down too often and became dead letters."),
-    "dropped": ("starts_dropped", "Tasks that a worker did not start because another one has them."),
-}
+MOST_CELERY_QUEUES: Final = 200
 
-
-class LeaseTotals(Protocol):
-    """Counters of leases on a Redis broker (:class:`redis_queue.celery.consume.counters.LeaseCounters`)."""
-
-    @property
-    def lost(self) -> int: ...
-
-    @property
-    def restored(self) -> int: ...
-
-    @property
-    def dead(self) -> int: ...
-
-    @property
-    def dropped(self) -> int: ...
-
-
-_NOTHING: Final = Dispatches()
+SIZES: Final[Sequence[Count]] = ("ready", "delayed", "in_flight", "dead", "quarantined")
+"""Counts that are added up for :data:`OTHERS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +46,13 @@ class _Dispatching:
     """Dispatch counts of one DelayQueue, or of several."""
 
     queue: str
-    done: Dispatches = _NOTHING
+    done: Dispatches = NOTHING
     dispatchers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """All values of one scrape."""
+    """What one scrape read of the queues."""
 
     at: datetime
     rows: Sequence[QueueRow]
@@ -94,12 +64,15 @@ class _Look:
 class Collector:
     """Collector for a CollectorRegistry; each scrape reads the queues of *inspector* once, O(1) for each queue.
 
-    It raises no errors: if Redis cannot be read, ``redis_queue_up`` is 0. Up to *most_queues* queues have a label of
-    their own, the largest first, and keep it. The sizes of the others are added up under the queue "(other)", for each
-    kind; these have no counters, which would go down as queues change places. At most *most_read* queues are read;
-    ``redis_queue_left_out_queues`` counts the others. Of flows, those with most messages are exported.
+    It raises no errors: if Redis cannot be read, ``redis_queue_up`` is 0, and what else cannot be read is left out. Up
+    to *most_queues* queues have a label of their own, the largest first, and keep it. The sizes of the others are added
+    up under the queue "(other)", for each kind; these have no counters, which would go down as queues change places. At
+    most *most_read* queues are read; ``redis_queue_left_out_queues`` counts the others. Of flows, those with most
+    messages are exported. Series of tasks are limited by the history: 200 pairs of task and queue.
 
-    *leases* returns the lease counters of Celery workers, or None (:func:`redis_queue.celery.consume.counters.read`).
+    *leases* returns the lease counters of Celery workers, or None (:func:`redis_queue.celery.consume.counters.read`),
+    *celery_queues* the rows of Celery's queues, and *due* how many tasks fall due for each of them within 300
+    seconds.
     """
 
     def __init__(
@@ -108,43 +81,57 @@ class Collector:
         *,
         most_queues: int = 200,
         most_read: int = 1000,
-        leases: Callable[[], LeaseTotals | None] | None = None,
+        leases: Callable[[], Any] = lambda: None,
+        celery_queues: Callable[[], Sequence[CeleryQueueRow]] = tuple,
+        due: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._inspector = inspector
         self._most = most_queues
         self._most_read = max(most_queues, most_read)
         self._leases = leases
+        self._celery_queues = celery_queues
+        self._due = due
         self._kept: frozenset[tuple[str, str]] = frozenset()
 
     def describe(self) -> Iterator[Metric]:
         """Yield every metric without values, so that nothing is read when this is registered."""
-        yield _up(None)
-        yield from _queue_metrics(None)
-        yield from _dispatch_metrics(())
-        yield from flow_metrics(None)
-        yield unique_metric(None)
-        yield from _lease_metrics(None)
+        for group in METRICS.values():
+            yield from group.families()
 
     def collect(self) -> Iterator[Metric]:
-        """Read the queues and yield the metrics."""
-        try:
-            look: _Look | None = self._look()
-        except RedisQueueError as error:
-            logger.warning("cannot read metrics: %s", error, extra={"action": "metrics_away"})
-            look = None
-        yield _up(int(look is not None))
+        """Read everything and yield the metrics."""
+        for name, read in self._readers(_tried("queues", self._look)).items():
+            samples = _tried(name, read)
+            if samples is not None:
+                yield from METRICS[name].families(samples)
+
+    def _readers(self, look: _Look | None) -> dict[str, Callable[[], Samples | None]]:
+        inspector, monitor = self._inspector, self._inspector.monitor
+        readers: dict[str, Callable[[], Samples | None]] = {
+            "scrape": lambda: [((), (look,))],
+            "leases": lambda: _single(self._leases()),
+            "workers": lambda: _single(monitor.workers.rows()),
+            "failures": lambda: _single(monitor.failures.count()),
+            "tasks": lambda: [(series, (tally,)) for series, tally in monitor.history.all_time().items()],
+            "Celery's queues": self._of_celery_queues,
+        }
         if look is not None:
-            yield from _queue_metrics(look)
-            yield from _dispatch_metrics(look.dispatching)
-            flows = self._flows(look.at)
-            if flows is not None:
-                yield from flow_metrics(flows)
-            owned = self._owned()
-            if owned is not None:
-                yield unique_metric(owned)
-        counted = self._counted()
-        if counted is not None:
-            yield from _lease_metrics(counted)
+            rows = [((row.kind, row.name), (row, look.at)) for row in look.rows]
+            readers |= {
+                "queues": lambda: rows,
+                "totals": lambda: [(labels, read) for labels, read in rows if read[0].name != OTHERS],
+                "dispatches": lambda: [((one.queue,), (one.done,)) for one in look.dispatching if one.queue != OTHERS],
+                "dispatchers": lambda: [((one.queue,), (one.dispatchers,)) for one in look.dispatching],
+                "flows": lambda: read_flows(inspector, look.at),
+                "unique tasks": lambda: _single(inspector.unique.count()),
+            }
+        return readers
+
+    def _of_celery_queues(self) -> Samples:
+        rows = [row for row in self._celery_queues()[:MOST_CELERY_QUEUES] if not row.error]
+        # Delayed tasks that cannot be read must not hide the queues, which alerts watch.
+        due = _tried("delayed tasks", self._due) if rows else None
+        return [((row.name,), (row, None if due is None else due.get(row.name, 0))) for row in rows]
 
     def _look(self) -> _Look:
         known, left_out = self._inspector.catalog.first(self._most_read, self._kept)
@@ -196,26 +183,38 @@ class Collector:
             found[name] = _Dispatching(name, done, dispatchers)
         return [found[name] for name in sorted(found)], broken
 
-    def _flows(self, at: datetime) -> Flows | None:
-        try:
-            return read_flows(self._inspector, at)
-        except (RedisQueueError, *BROKEN) as error:
-            logger.warning("cannot read metrics of flows: %s", error, extra={"action": "metrics_away"})
-            return None
 
-    def _owned(self) -> int | None:
-        try:
-            return self._inspector.unique.count()
-        except (RedisQueueError, *BROKEN) as error:
-            logger.warning("cannot count the keys of unique tasks: %s", error, extra={"action": "metrics_away"})
-            return None
+def _tried(name: str, read: Callable[[], T]) -> T | None:
+    try:
+        return read()
+    except Exception as error:  # noqa: BLE001 - a broker may raise anything; a scrape must answer
+        logger.warning("cannot read metrics of %s: %s", name, error, extra={"action": "metrics_away"})
+        return None
 
-    def _counted(self) -> LeaseTotals | None:
-        try:
-            return self._leases() if self._leases is not None else None
-        except Exception as error:  # noqa: BLE001 - a broker may raise anything; a scrape must answer
-            logger.warning("cannot read the counters of leases: %s", error, extra={"action": "metrics_away"})
-            return None
+
+def _single(read: Any) -> Samples | None:
+    """Return the sample of metrics without labels; None if there is none."""
+    return None if read is None else [((), (read,))]
+
+
+def read_flows(inspector: Inspector, at: datetime, most: int = MOST_FLOWS) -> list[tuple[tuple[str], Any]]:
+    """Read up to *most* flows: those first of which most messages run or wait. Raises StoreError.
+
+    Each is its name, its state, and how many seconds its oldest message waits: 0 if none waits, None if unknown.
+    """
+    states = sorted(
+        inspector.flows.list(), key=lambda state: (-state.running - state.waiting, not state.paused, state.name)
+    )[:most]
+    waits = any(state.waiting for state in states)
+    oldest = Backlog(Scripts(inspector.catalog.client), inspector.flows.redis_keys).oldest() if waits else {}
+
+    def age(state: FlowState) -> float | None:
+        if not state.waiting:
+            return 0.0
+        sent = oldest.get(state.name)
+        return None if sent is None else max(0.0, at.timestamp() - sent)
+
+    return [((state.name,), (state, age(state))) for state in sorted(states, key=lambda state: state.name)]
 
 
 def _with_others(rows: Sequence[QueueRow], kept: Sequence[QueueRow]) -> list[QueueRow]:
@@ -230,76 +229,3 @@ def _sum(rows: Sequence[QueueRow]) -> QueueRow:
     oldest = min((row.oldest_at for row in rows if row.oldest_at), default=None)
     paused = any(row.paused for row in rows)
     return replace(rows[0], name=OTHERS, oldest_at=oldest, paused=paused, **counts)
-
-
-def _up(value: int | None) -> Metric:
-    text = "1 if Redis could be read for this scrape, 0 if not; then no other metric of queues is there."
-    return GaugeMetricFamily("redis_queue_up", text, value=value)
-
-
-def _queue_metrics(look: _Look | None) -> Iterator[Metric]:
-    unreadable = "Queues that cannot be counted; redis-queue doctor says why."
-    yield GaugeMetricFamily(
-        "redis_queue_unreadable_queues", unreadable, value=None if look is None else look.unreadable
-    )
-    left_out = "Queues that were not read because there are too many; no other metric counts them."
-    yield GaugeMetricFamily("redis_queue_left_out_queues", left_out, value=None if look is None else look.left_out)
-    rows = () if look is None else look.rows
-    for name, text in SIZES.items():
-        yield _of_rows(GaugeMetricFamily, name, text, rows, attrgetter(name))
-    paused = "1 if nobody can claim because the queue is paused."
-    yield _of_rows(GaugeMetricFamily, "paused", paused, rows, lambda row: int(row.paused))
-    oldest = "How long the oldest ready message waits, or how overdue the first entry is; 0 if there is none."
-    yield _of_rows(
-        GaugeMetricFamily,
-        "oldest_due_age_seconds",
-        oldest,
-        rows,
-        lambda row: max(0.0, (look.at - row.oldest_at).total_seconds()) if look and row.oldest_at else 0,
-    )
-    own = [row for row in rows if row.name != OTHERS]
-    for name, text in TOTALS.items():
-        yield _of_rows(CounterMetricFamily, name, text, own, attrgetter(name))
-
-
-def _of_rows(
-    kind: type[GaugeMetricFamily | CounterMetricFamily],
-    name: str,
-    text: str,
-    rows: Iterable[QueueRow],
-    value: Callable[[QueueRow], float],
-) -> Metric:
-    family = kind(f"redis_queue_{name}", text, labels=("kind", "queue"))
-    for row in rows:
-        family.add_metric((row.kind, row.name), value(row))
-    return family
-
-
-def _dispatch_metrics(found: Iterable[_Dispatching]) -> Iterator[Metric]:
-    sent = CounterMetricFamily("redis_queue_dispatched", "Entries sent into Celery queues.", labels=("queue",))
-    failed = CounterMetricFamily(
-        "redis_queue_dispatch_failed", "Entries that could not be sent: given back, or dead letters.", labels=("queue",)
-    )
-    late = HistogramMetricFamily(
-        "redis_queue_dispatch_lateness_seconds", "How long after its due time an entry was sent.", labels=("queue",)
-    )
-    alive = GaugeMetricFamily(
-        "redis_queue_dispatchers", "Dispatchers that were seen within the last minute.", labels=("queue",)
-    )
-    for one in found:
-        alive.add_metric((one.queue,), one.dispatchers)
-        if one.queue == OTHERS:
-            continue
-        lateness = one.done.lateness
-        sent.add_metric((one.queue,), one.done.sent)
-        failed.add_metric((one.queue,), one.done.failed)
-        bounds = [*(str(bound) for bound in BOUNDS), "+Inf"]
-        buckets = list(zip(bounds, map(float, itertools.accumulate(lateness.counts)), strict=True))
-        late.add_metric((one.queue,), buckets, lateness.seconds)
-    yield from (sent, failed, late, alive)
-
-
-def _lease_metrics(counted: LeaseTotals | None) -> Iterator[Metric]:
-    for attribute, (name, text) in LEASES.items():
-        value = None if counted is None else getattr(counted, attribute)
-        yield CounterMetricFamily(f"redis_queue_{name}", text, value=value)

@@ -77,7 +77,7 @@ def test_once_prints_and_ends(run: Run, client: redis.Redis) -> None:
     done = run("metrics", "--once")
     assert done.exit_code == 0
     assert 'redis_queue_ready{kind="queue",queue="orders"} 1.0' in done.stdout
-    assert "leases" not in done.stdout
+    assert "redis_queue_leases" not in done.stdout
 
 
 def test_a_terminal_gets_no_control_characters(redis_server: RedisServer, client: redis.Redis) -> None:

@@ -39,4 +39,4 @@ def test_keys_that_cannot_be_counted_leave_out_this_metric_only(
     client.set(KEYS.owner_ends, "x")
     assert value(client) is None
     assert value(client, "redis_queue_up") == 1
-    assert "cannot count the keys of unique tasks" in caplog.text
+    assert "cannot read metrics of unique tasks" in caplog.text

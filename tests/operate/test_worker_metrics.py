@@ -14,10 +14,11 @@ from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.model import Failure, Series, Tally, WorkerRow
 from redis_queue.monitor.report import Reports
 from redis_queue.operate.celery_queue_row import CeleryQueueRow
-from redis_queue.operate.worker_metrics import WorkerCollector
+from redis_queue.operate.inspector import Inspector
+from redis_queue.operate.metrics import Collector
 
 
-def text_of(collector: WorkerCollector) -> str:
+def text_of(collector: Collector) -> str:
     """Return a scrape."""
     registry = CollectorRegistry()
     registry.register(collector)
@@ -32,7 +33,7 @@ def test_workers_and_tasks_are_counted(client: redis.Redis) -> None:
     Reports(client, "p").write(WorkerRow("two@host", now, now, loop_age=61.0))
     Reports(client, "p").write(WorkerRow("three@host", now, now, loop_age=59.0, keeper=True))
     Failures(client, "p").keep([Failure("id", "shop.mail", "mail", "one@host", now)], 10, 7)
-    text = text_of(WorkerCollector(client, "p"))
+    text = text_of(Collector(Inspector(client, prefix="p")))
     for line in (
         "redis_queue_workers 3.0",
         "redis_queue_workers_stuck 2.0",
@@ -55,7 +56,7 @@ def test_queues_are_counted(client: redis.Redis) -> None:
         CeleryQueueRow("far", ready=None, consumers=3),
         CeleryQueueRow("broken", ready=1, error="not a list"),
     ]
-    text = text_of(WorkerCollector(client, "p", queues=lambda: rows, due=lambda: {"mail": 7}))
+    text = text_of(Collector(Inspector(client, prefix="p"), celery_queues=lambda: rows, due=lambda: {"mail": 7}))
     for line in (
         'redis_queue_celery_ready{queue="mail"} 5.0',
         'redis_queue_celery_in_flight{queue="mail"} 2.0',
@@ -72,14 +73,14 @@ def _raise() -> Any:
     raise OSError("away")
 
 
-@pytest.mark.parametrize("queues", [None, _raise])
+@pytest.mark.parametrize("queues", [tuple, _raise])
 def test_what_cannot_be_read_is_left_out(queues: Any) -> None:
     with redis.Redis(port=1, socket_timeout=0.1) as away:
-        assert "redis_queue_workers" not in text_of(WorkerCollector(away, "p", queues=queues))
+        assert "redis_queue_workers" not in text_of(Collector(Inspector(away, prefix="p"), celery_queues=queues))
 
 
 def test_queues_are_counted_even_if_delayed_tasks_cannot_be_read(client: redis.Redis) -> None:
     rows = [CeleryQueueRow("mail", ready=5, consumers=0)]
-    text = text_of(WorkerCollector(client, "p", queues=lambda: rows, due=_raise))
+    text = text_of(Collector(Inspector(client, prefix="p"), celery_queues=lambda: rows, due=_raise))
     assert 'redis_queue_celery_ready{queue="mail"} 5.0\n' in text
     assert "redis_queue_celery_due_within_300s{" not in text
