@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +17,6 @@ import click
 from redis_queue.cli import options
 from redis_queue.cli.access import StoreCommand, with_access
 from redis_queue.cli.exit_codes import FAILED
-from redis_queue.cli.keyboard import keyboard
 from redis_queue.cli.output import WIDTH, harmless, place_of, screen_width, show_json
 from redis_queue.cli.signals import interrupt, signal_handler
 from redis_queue.cli.top_screen import SORTS, Sort, draw, in_order
@@ -23,6 +24,12 @@ from redis_queue.errors import StoreUnavailableError
 from redis_queue.operate.access import Access
 from redis_queue.operate.queue_row import Overview
 from redis_queue.operate.rates import QueueKey, Rates, rates, rates_of
+
+try:
+    import termios
+    import tty
+except ImportError:  # pragma: no cover - no POSIX terminal
+    termios = tty = None  # type: ignore[assignment]
 
 QUIT: Final = "q"
 
@@ -113,19 +120,7 @@ def _fields(looks: Looks, look: Look) -> dict[str, Any]:
 
 
 def _show(looks: Looks, interval: float, count: int | None) -> None:
-    with _screen() as (refresh, size), keyboard() as pressed:
-        number = 0
-        while count is None or number < count:
-            if number and pressed(interval) == QUIT:
-                return
-            number += 1
-            width, height = size()
-            refresh(looks.text(looks.look(), width=width, height=height))
-
-
-@contextmanager
-def _screen() -> Iterator[tuple[Callable[[list[str]], None], Callable[[], tuple[int, int]]]]:
-    """Yield functions that draw the screen and return its size; its old content comes back at the end."""
+    """Draw a sample after each *interval*, on a screen whose old content comes back at the end."""
     try:
         from rich.console import Console  # noqa: PLC0415 - an extra
         from rich.live import Live  # noqa: PLC0415
@@ -135,9 +130,39 @@ def _screen() -> Iterator[tuple[Callable[[list[str]], None], Callable[[], tuple[
             "the live view needs rich: pip install 'celery-redis-queue[cli]', or add --json"
         ) from error
     console = Console(highlight=False, markup=False, emoji=False)
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-
-        def refresh(lines: list[str]) -> None:
+    with Live(console=console, screen=True, auto_refresh=False) as live, _keyboard() as pressed:
+        number = 0
+        while count is None or number < count:
+            if number and pressed(interval) == QUIT:
+                return
+            number += 1
+            lines = looks.text(looks.look(), width=console.width, height=console.height)
             live.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
 
-        yield refresh, lambda: (console.width, console.height)
+
+@contextmanager
+def _keyboard() -> Iterator[Callable[[float], str]]:
+    """Yield a function that waits up to the given seconds for a key; it returns "" if none was pressed.
+
+    Until the block ends, the terminal shows no keys and does not wait for Enter.
+    """
+    if termios is None or not sys.stdin.isatty():
+        yield _sleep
+        return
+    number = sys.stdin.fileno()
+    before = termios.tcgetattr(number)
+    tty.setcbreak(number)
+    try:
+        yield lambda seconds: _key(number, seconds)
+    finally:
+        termios.tcsetattr(number, termios.TCSADRAIN, before)
+
+
+def _key(number: int, seconds: float) -> str:
+    ready, _, _ = select.select([number], [], [], seconds)
+    return os.read(number, 1).decode("ascii", "replace") if ready else ""
+
+
+def _sleep(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
