@@ -124,13 +124,6 @@ def test_every_error_is_documented() -> None:
             assert name in tree
 
 
-def test_the_guide_and_the_reference_have_the_same_metrics() -> None:
-    guide = (DOCS / "metrics.md").read_text("utf-8")
-    told = set(re.findall(r"^\| `(redis_queue_\w+)` \|", guide, re.MULTILINE))
-    assert set(rows(page("metrics"))) == told
-    assert len(told) > 15
-
-
 def test_every_key_is_documented() -> None:
     text = page("keys")
     for name in vars(keys.Keys("p", "delay", "name", 0)):
