@@ -1,19 +1,62 @@
-"""Counts of dispatched entries in Redis, beside the first shard of their DelayQueue."""
+"""What dispatchers did: counts, lateness, and the dispatchers that run; kept beside the first shard of a queue."""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from redis_queue.basics.histogram import BOUNDS, Histogram
+from redis_queue.basics.histogram import BOUNDS, NO_TIMES, Histogram
 from redis_queue.basics.times import END_OF_CALENDAR_MS, from_ms
-from redis_queue.delay.lateness import DispatcherRow, Dispatches, Minute
 from redis_queue.store.chunks import CHUNK, check_limit, chunks
 from redis_queue.store.codec import read_document, small_integer
 from redis_queue.store.records import Records
 from redis_queue.store.scripts import Scripts
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatches:
+    """*sent* entries reached the broker; *failed* ones were given back or became dead letters.
+
+    *lateness* is that of the sent entries, by the server's clock.
+    """
+
+    sent: int = 0
+    failed: int = 0
+    lateness: Histogram = NO_TIMES
+
+    def __add__(self, other: Dispatches) -> Dispatches:
+        return Dispatches(self.sent + other.sent, self.failed + other.failed, self.lateness + other.lateness)
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """Dispatches in the minute that began *at*: counts, and the sum and the maximum of lateness in seconds."""
+
+    at: datetime
+    sent: int = 0
+    failed: int = 0
+    late_seconds: float = 0.0
+    worst_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherRow:
+    """A dispatcher that was seen at *seen_at* by the server's clock.
+
+    *sent* and *failed* count since its start; *error* is the error of its last turn, "" without one.
+    """
+
+    name: str
+    seen_at: datetime
+    leads: bool
+    version: str
+    sent: int
+    failed: int
+    error: str
+
 
 MOST_MINUTES: Final = 1440
 """Minutes that are stored: a day."""

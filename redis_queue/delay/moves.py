@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from redis_queue.basics.times import MAX_DELAY_MS, Seconds, duration_ms, from_ms
 from redis_queue.delay.model import MAX_FIELDS, MAX_MOVE_LISTS, Claimed, Delivery, Leadership, Moved
-from redis_queue.delay.reader import EntryReader
-from redis_queue.delay.shards import OUTCOMES, Shards
+from redis_queue.delay.shards import OUTCOMES, EntryReader, Shards
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry, Lease
 from redis_queue.store.chunks import CHUNK, MANY, MAX_CALL_BYTES, check_limit

@@ -9,14 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from redis_queue.basics.times import END_OF_CALENDAR_MS, MAX_DELAY_MS, Seconds, duration_ms, from_ms, point_ms
-from redis_queue.delay.calls import Calls
 from redis_queue.delay.dispatch_log import DispatchLog
 from redis_queue.delay.foreign import Foreign
 from redis_queue.delay.model import OnConflict, Push, sum_stats
 from redis_queue.delay.moves import Moves
-from redis_queue.delay.reader import EntryReader, HasDueTime, format_cursor
-from redis_queue.delay.shards import Shards
-from redis_queue.delay.writer import EntryWriter, when
+from redis_queue.delay.shards import EntryReader, HasDueTime, Shards, format_cursor
+from redis_queue.delay.writer import Calls, EntryWriter, when
 from redis_queue.errors import InvalidDelayError, InvalidValueError
 from redis_queue.model import CancelOutcome, DeadLetter, DelayStats, Entry, InFlight, Item, PutBack, Quarantined, Unread
 from redis_queue.store.chunks import CHUNK, MANY, check_budget, check_limit, check_many, gap_ms

@@ -1,8 +1,8 @@
-"""Write entries into their shards."""
+"""Store entries, and keep several calls with one id apart: which of them is stored, and which a revoke means."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -10,8 +10,10 @@ from redis_queue.basics.times import Seconds, duration_ms, point_ms
 from redis_queue.delay.model import Conflict, Push
 from redis_queue.delay.shards import Shards
 from redis_queue.errors import EntryExistsError, InvalidDelayError, InvalidValueError
-from redis_queue.store.chunks import by_size, chunks
-from redis_queue.store.ids import check_id, id_text, new_ids
+from redis_queue.model import CancelOutcome
+from redis_queue.store.chunks import CHUNK, by_size, chunks
+from redis_queue.store.ids import check_id, id_bytes, id_text, is_id, new_ids
+from redis_queue.store.keys import FlowKeys, Keys
 from redis_queue.store.records import Records
 from redis_queue.store.registry import Registry
 
@@ -25,6 +27,21 @@ REPLACED: Final = ord("2")
 
 RENEWED: Final = ord("3")
 """Flag of an entry that was stored after its id had been revoked."""
+
+REMEMBERED: Final = 86_400_000
+"""Milliseconds for which a revoke is remembered. Stock workers remember it for three hours, until they restart."""
+
+MOST_REVOKED: Final = 100_000
+"""Most revoked ids that are remembered, as in lua/delay/revoke.lua."""
+
+OTHER: Final = ord("3")
+"""Flag of an entry that was not cancelled: its record lacks the mark."""
+
+PAGE: Final = 1000
+"""Revoked ids that are read at once."""
+
+AT_ONCE: Final = 200
+"""Entries of unique tasks in one call: each takes several times as long as another one."""
 
 
 class EntryWriter:
@@ -102,3 +119,117 @@ def _check_destination(value: str) -> None:
         raise InvalidValueError(
             f"destination={value!r}: must be the name of a Redis list, up to {MAX_DESTINATION} bytes"
         )
+
+
+class Calls:
+    """Operations with several calls of one id in one DelayQueue: ``queue.calls``."""
+
+    def __init__(self, shards: Shards, writer: EntryWriter) -> None:
+        self._shards = shards
+        self._writer = writer
+
+    def keep_many(self, items: Iterable[Push]) -> list[bool]:
+        """Store entries as :meth:`DelayQueue.push_many` does with "keep"; tell for each whether it was stored."""
+        return [flag != KEPT for _, flag in self._writer.push(items, "keep")]
+
+    def renew_many(self, items: Iterable[Push]) -> list[int]:
+        """Store entries as :meth:`DelayQueue.push_many` does with "replace"; return the flag of each.
+
+        It is RENEWED if the id of the entry was revoked before.
+        """
+        return [flag for _, flag in self._writer.push(items, "replace")]
+
+    def replace_own(self, item: Push) -> bool:
+        """Store *item* unless a record without its mark has its id; tell whether it was stored.
+
+        It is stored even if Redis is full: the message of the task that retries is settled next.
+        """
+        return next(flag != KEPT for _, flag in self._writer.push([item], "own"))
+
+    def replace_older(self, item: Push, *, age: Seconds) -> bool:
+        """Store *item*; tell whether it was stored.
+
+        A record under its id is kept if it contains its mark, or was stored less than *age* ago by the Redis clock. An
+        older record is replaced, whether waiting, in flight or dead.
+        """
+        return next(flag != KEPT for _, flag in self._writer.push([item], duration_ms(age, name="age")))
+
+    def cancel_marked(self, items: Iterable[tuple[str, str]]) -> list[CancelOutcome | None]:
+        """Cancel entries, each an id and a mark, as :meth:`DelayQueue.cancel_many` does.
+
+        None: its record, which stays, lacks the mark; any record has the mark "".
+        """
+        return self._removed(items, lambda shard, more: shard.call("delay/cancel", more=more), CHUNK)
+
+    def cancel_unique(
+        self, items: Iterable[tuple[str, str, str, str]], keys: FlowKeys, *, died_by: int = 0
+    ) -> list[CancelOutcome | None]:
+        """Cancel entries as :meth:`cancel_marked` does, and free the keys of unique tasks in the same step.
+
+        Each item is an id, a mark, and the field and the token of its key, or two "". With *died_by*, in ms, only dead
+        letters that died by then are removed. The store must not be a Redis Cluster.
+        """
+        others = {"owners": keys.owners, "owner_ends": keys.owner_ends, "replaced": keys.replaced}
+
+        def remove(shard: Records, more: list[bytes | str]) -> bytes:
+            flags: bytes = shard.call("unique/cancel", others=others, now=shard.clock(), latest=died_by, more=more)
+            return flags
+
+        return self._removed(items, remove, AT_ONCE)
+
+    def _removed(
+        self, items: Iterable[tuple[str, ...]], remove: Callable[[Records, list[bytes | str]], bytes], size: int
+    ) -> list[CancelOutcome | None]:
+        found: list[CancelOutcome | None] = []
+        for chunk in chunks(((check_id(id_), *rest) for id_, *rest in items), size):
+            answers: list[CancelOutcome | None] = [None] * len(chunk)
+            for shard, group in self._shards.grouped([row[0] for row in chunk]):
+                left = list(group)
+                while left:
+                    more: list[bytes | str] = []
+                    for id_, *rest in (chunk[index] for index in left):
+                        more += (id_bytes(id_), *rest)
+                    flags = remove(shard, more)
+                    for index, flag in zip(left, flags, strict=False):
+                        answers[index] = None if flag == OTHER else CancelOutcome(flag - ord("0"))
+                    left = left[len(flags) :]
+            found += answers
+        return found
+
+    def note_revoked(self, ids: Iterable[str]) -> None:
+        """Note that the tasks *ids* are revoked now; entries that are stored later with a mark count as newer."""
+        self._note(ids, lambda keys: keys.revoked)
+
+    def note_sent(self, ids: Iterable[str]) -> None:
+        """Note that workers discard the messages of the revoked tasks *ids*."""
+        self._note(ids, lambda keys: keys.discarded)
+
+    def _note(self, ids: Iterable[str], key_of: Callable[[Keys], bytes]) -> None:
+        for chunk in chunks(check_id(id_) for id_ in ids):
+            for shard, group in self._shards.grouped(chunk):
+                known, others = [id_bytes(chunk[index]) for index in group], {"revoked": key_of(shard.keys)}
+                shard.call("delay/revoke", others=others, now=shard.clock(), age=REMEMBERED, more=known)
+
+    def revoked_ids(self) -> Iterator[str]:
+        """Yield the ids of revoked tasks whose messages workers discard, of each shard newest first."""
+        for shard in self._shards.in_turn():
+            # Newest first: ids that are added or removed meanwhile push none out of sight.
+            for first in range(0, MOST_REVOKED, PAGE):
+                page = self._shards.scripts.command("ZRANGE", shard.keys.discarded, first, first + PAGE - 1, "REV")
+                yield from filter(is_id, map(id_text, page))
+                if len(page) < PAGE:
+                    break
+
+    def is_dead(self, id: str) -> bool:
+        """Tell whether the entry *id* is a dead letter."""
+        key = self._shards.of(check_id(id)).keys.dead
+        return self._shards.scripts.command("ZSCORE", key, id_bytes(id)) is not None
+
+    def is_renewed(self, id: str, mark: str) -> bool:
+        """Tell whether an entry with *mark* was stored after its *id* was revoked; False if no revoke was noted."""
+        key, member = self._shards.of(check_id(id)).keys.revoked, id_bytes(id)
+        stored = self._shards.scripts.command("ZSCORE", key, member + b"\n" + mark.encode())
+        if stored is None:
+            return False
+        revoked = self._shards.scripts.command("ZSCORE", key, member)
+        return revoked is not None and float(stored) >= float(revoked)

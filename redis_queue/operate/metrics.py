@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from prometheus_client import Metric
 
 from redis_queue.basics.logs import logger_of
-from redis_queue.delay.lateness import Dispatches
+from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.flow.backlog import Backlog
 from redis_queue.flow.model import FlowState

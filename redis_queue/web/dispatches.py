@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from redis_queue.delay.lateness import Dispatches
+from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.faults import BROKEN
 from redis_queue.store.registry import Known

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from flask import Blueprint, abort, render_template
 
-from redis_queue.delay.lateness import DispatcherRow
+from redis_queue.delay.dispatch_log import DispatcherRow
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.operate.diagnosis import ANSWER_WITHIN
 from redis_queue.operate.faults import Faults

@@ -9,7 +9,7 @@ import redis
 
 from redis_queue import DelayQueue
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.delay.lateness import DispatcherRow, Dispatches
+from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
 from redis_queue.monitor.failures import Failures
 from redis_queue.operate.failures import NO_MESSAGE
 from redis_queue.store.keys import MonitorKeys

@@ -10,8 +10,7 @@ import redis
 
 from redis_queue import DelayQueue, InvalidValueError
 from redis_queue.basics.histogram import BOUNDS, BUCKETS, NO_TIMES, Histogram
-from redis_queue.delay.dispatch_log import FIELDS, DispatchLog
-from redis_queue.delay.lateness import DispatcherRow, Dispatches, Minute
+from redis_queue.delay.dispatch_log import FIELDS, DispatcherRow, Dispatches, DispatchLog, Minute
 from redis_queue.delay.model import Push
 from redis_queue.store.keys import Keys
 from redis_queue.store.script_files import load

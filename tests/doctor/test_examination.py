@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 import pytest
 
 from redis_queue.celery import DelayedTasks
-from redis_queue.delay.lateness import DispatcherRow, Dispatches
+from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
 from redis_queue.doctor import Finding
 from redis_queue.operate.access import AppAccess
 from redis_queue.operate.diagnosis import examine

@@ -17,7 +17,7 @@ from redis.crc import key_slot
 
 from redis_queue import DelayQueue, Lock, RedisQueue
 from redis_queue.basics.histogram import Histogram
-from redis_queue.delay.lateness import DispatcherRow, Dispatches
+from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
 from redis_queue.delay.model import Delivery, ForeignMessage, Push
 from redis_queue.doctor import repair
 from redis_queue.keeper.redis_py import LeaseIndex, Renewer

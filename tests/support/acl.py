@@ -10,7 +10,7 @@ from typing import Any
 
 from redis_queue import DelayQueue, Lock, RedisQueue
 from redis_queue.basics.histogram import Histogram
-from redis_queue.delay.lateness import DispatcherRow, Dispatches
+from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
 from redis_queue.flow.backlog import Backlog
 from redis_queue.flow.declarations import Declarations
 from redis_queue.flow.flows import Flows, route_of

@@ -13,7 +13,7 @@ import redis
 from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
-from redis_queue.delay.lateness import Dispatches
+from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.store.keys import Keys, registry
 from redis_queue.web import dashboard
 from tests.support.web.browser import Browser, Page

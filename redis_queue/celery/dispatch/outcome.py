@@ -14,7 +14,7 @@ from redis_queue.basics.waits import retry_delay
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.packing import UnknownVersionError
 from redis_queue.celery.tracing import DispatchSpans
-from redis_queue.delay.lateness import Dispatches
+from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidValueError
 from redis_queue.model import Entry

@@ -11,7 +11,7 @@ from typing import Final
 
 from redis_queue.basics.logs import logger_of
 from redis_queue.celery.dispatch.outcome import Dispatched
-from redis_queue.delay.lateness import DispatcherRow
+from redis_queue.delay.dispatch_log import DispatcherRow
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import RedisQueueError
 

@@ -19,7 +19,7 @@
 --
 -- Returns {1 = there may be more, moved, skipped, microseconds until the next waiting entry is due (-1 = none)}
 -- and, if any was moved, how many ms late they were: the sum, the worst, how many in each bucket of
--- redis_queue.delay.lateness. Skipped and unchanged: entries without a destination, with a destination that is not
+-- redis_queue.delay.dispatch_log. Skipped and unchanged: entries without a destination, with one that is not
 -- a list or not allowed, and messages that the caller must decode. Unreadable records go to quarantine. None of these
 -- blocks the others. If Redis is full, it stops at a list of 500 messages, where each takes up to twice the memory, and
 -- returns 0.1 s. It stops after the entry that makes 1 MiB, so that no call blocks Redis for long.

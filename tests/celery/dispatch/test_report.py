@@ -17,7 +17,7 @@ from redis_queue.celery.dispatch.beat import dispatch_due
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.outcome import Dispatched
 from redis_queue.celery.dispatch.report import DispatchReport
-from redis_queue.delay.lateness import Dispatches
+from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.store.keys import Keys
 from tests.support.celery.brokers import Broker
 from tests.support.celery.clocks import ManualClock

@@ -21,7 +21,7 @@ from redis_queue.celery.flow.gate import Gate
 from redis_queue.celery.message.envelope import Envelope
 from redis_queue.celery.message.flow_header import FlowHeader
 from redis_queue.celery.stored_tasks import StoredTasks
-from redis_queue.delay.calls import Calls
+from redis_queue.delay.writer import Calls
 from redis_queue.errors import StoreUnavailableError
 from redis_queue.model import CancelOutcome, Entry
 from redis_queue.operate.access import access_to

@@ -24,9 +24,9 @@ from redis_queue.celery.migrate import live_workers
 from redis_queue.celery.migrate.adopt import Adoption, HeldByWorkersError
 from redis_queue.celery.migrate.kombu_backlog import RemainingTask
 from redis_queue.celery.migrate.live_workers import LiveWorkers, SilentWorkersError
-from redis_queue.delay.calls import Calls
 from redis_queue.delay.foreign import Foreign
 from redis_queue.delay.model import ForeignMessage, Push
+from redis_queue.delay.writer import Calls
 from redis_queue.model import Entry
 from tests.support.celery.brokers import Broker, declared, exchange_of
 from tests.support.celery.commands import run_command

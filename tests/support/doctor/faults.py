@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from redis_queue import DelayQueue
-from redis_queue.delay.lateness import Dispatches
+from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.doctor.checks.keyspace import SCHEMA
 from redis_queue.store import keys
 from tests.support.doctor.stage import Stage

@@ -11,7 +11,7 @@ import redis
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.basics.histogram import Histogram
-from redis_queue.delay.lateness import DispatcherRow, Dispatches
+from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
 from redis_queue.delay.model import Delivery, Push
 from redis_queue.monitor.failures import Failures
 from redis_queue.monitor.report import Reports

@@ -14,7 +14,7 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.basics.histogram import Histogram
 from redis_queue.celery import DelayedTasks
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.delay.lateness import DispatcherRow, Dispatches
+from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
 from redis_queue.delay.model import Push
 from redis_queue.flow.flows import Flows
 from redis_queue.flow.rules import Flow

@@ -18,7 +18,7 @@ from kombu.entity import Queue
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.basics.histogram import Histogram
 from redis_queue.celery.message.envelope import Envelope
-from redis_queue.delay.lateness import DispatcherRow, Dispatches
+from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
 from redis_queue.delay.model import Push
 from redis_queue.flow.flows import Flows
 from redis_queue.flow.rules import Flow
