@@ -11,12 +11,13 @@ from celery.app.amqp import AMQP
 from redis_queue.basics.times import Seconds
 from redis_queue.celery.consume.request import restore_requests
 from redis_queue.celery.control.sending import wrap_control
+from redis_queue.celery.dispatch.beat import wait_in_outages
 from redis_queue.celery.message.envelope import Due, Envelope
-from redis_queue.celery.publish.beat import wait_in_outages
 from redis_queue.celery.publish.bulk import Bulk, Sent
 from redis_queue.celery.publish.capture import Capture
 from redis_queue.celery.publish.send import seconds_of
-from redis_queue.celery.stored_tasks import ATTRIBUTE, StoredTasks
+from redis_queue.celery.store import ATTRIBUTE
+from redis_queue.celery.stored_tasks import StoredTasks
 from redis_queue.celery.task_leases import TaskLeases
 from redis_queue.celery.tracing import trace_runs
 from redis_queue.celery.worker import install_worker

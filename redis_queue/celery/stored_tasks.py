@@ -21,7 +21,7 @@ from redis_queue.celery.message.task_entry import TaskEntry
 from redis_queue.celery.message_writer import MessageWriter
 from redis_queue.celery.revoked_state import mark_revoked
 from redis_queue.celery.settings import CelerySettings
-from redis_queue.celery.store import Store
+from redis_queue.celery.store import ATTRIBUTE, Store
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.errors import InvalidDelayError, InvalidValueError, StoreError
 from redis_queue.flow.flows import Flows
@@ -33,9 +33,6 @@ from redis_queue.unique.owners import Owners
 if TYPE_CHECKING:
     from celery import Celery
     from typing_extensions import Unpack
-
-ATTRIBUTE: Final = "delayed_tasks"
-"""Attribute of an app that holds its DelayedTasks."""
 
 CACHED: Final = "redis_queue_stored_tasks"
 

@@ -13,7 +13,7 @@ from redis_queue.celery.consume.safe_settings import ATTRIBUTE, prefer_safe_sett
 from redis_queue.celery.consume.steps import DeliveryLimitStep, LeaseStep
 from redis_queue.celery.consume.ungated import UngatedStep
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
-from redis_queue.celery.dispatch.report import DispatchReport
+from redis_queue.celery.dispatch.outcome import DispatchReport
 from redis_queue.celery.monitor.step import MonitorStep
 from redis_queue.celery.startup import StartupStep
 from redis_queue.celery.store import Store

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from celery import Celery, _state
 
 from redis_queue.celery.delayed_tasks import DelayedTasks
-from redis_queue.celery.store import Store
-from redis_queue.celery.stored_tasks import ATTRIBUTE
+from redis_queue.celery.store import ATTRIBUTE, Store
 from redis_queue.delay.model import Conflict, Push
 from redis_queue.delay.queue import DelayQueue
 from redis_queue.delay.shards import Shards

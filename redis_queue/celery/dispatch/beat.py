@@ -1,4 +1,4 @@
-"""The two periodic tasks: put back expired leases of all known queues, and dispatch due entries."""
+"""Beat: periodic tasks that put back expired leases and dispatch due entries; waits for a broker that is away."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
-from redis_queue.basics.logs import logger_of
+from celery import signals
+from kombu.exceptions import OperationalError
+
+from redis_queue.basics.logs import OutageLog, logger_of
+from redis_queue.basics.waits import Backoff
 from redis_queue.catalog import put_back_each
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
-from redis_queue.celery.dispatch.outcome import Dispatched
-from redis_queue.celery.dispatch.report import DispatchReport
-from redis_queue.celery.store import Store
-from redis_queue.errors import RedisQueueError
+from redis_queue.celery.dispatch.outcome import Dispatched, DispatchReport
+from redis_queue.celery.store import ATTRIBUTE, Store
+from redis_queue.errors import RedisQueueError, StoreUnavailableError
+from redis_queue.store.redis_errors import is_outage, redact
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -140,3 +144,40 @@ def install(app: Celery, *, queue: str | None = None) -> None:
     register_putback(app)
     register_delay_dispatch(app)
     app.conf.beat_schedule = {**beat_schedule(queue=queue), **(app.conf.beat_schedule or {})}
+
+
+def wait_in_outages() -> None:
+    """Let beat send a run that is due once its broker takes it, for apps with DelayedTasks; no-op if already done.
+
+    Celery logs a stack trace for each run that it cannot send, and leaves it out.
+    """
+    signals.beat_init.connect(_wait_in_outages, weak=False, dispatch_uid="redis_queue_beat_waits")
+
+
+def _wait_in_outages(sender: Any, **_: Any) -> None:
+    from celery.beat import SchedulingError  # noqa: PLC0415 - only beat has it loaded
+
+    scheduler, stopped = sender.scheduler, sender._is_shutdown
+    if ATTRIBUTE not in vars(scheduler.app):
+        return
+    send, backoff = scheduler.apply_async, Backoff(first=0.2)
+    log = OutageLog(logger, "beat cannot send", "beat sends again", action="beat_waits")
+
+    def apply_async(entry: Any, *args: Any, **options: Any) -> Any:
+        while True:
+            try:
+                found = send(entry, *args, **options)
+            except SchedulingError as error:
+                cause = error.__context__
+                if cause is None or not (is_outage(cause) or isinstance(cause, OperationalError)):
+                    raise
+                pause = backoff.next()
+                log.note(StoreUnavailableError(redact(str(cause))), retry_in=pause)
+                if stopped.wait(pause):
+                    raise
+            else:
+                backoff.reset()
+                log.end()
+                return found
+
+    scheduler.apply_async = apply_async

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from redis_queue.celery.brokers import Broker
-from redis_queue.celery.dispatch.claims import Claims
+from kombu.exceptions import OperationalError
+
+from redis_queue.celery.brokers import Broker, open_broker
+from redis_queue.celery.brokers.open import BrokerUnavailableError
 from redis_queue.celery.dispatch.delivery import Batch
 from redis_queue.celery.dispatch.outcome import Dispatched, DispatchOutcome
-from redis_queue.celery.dispatch.overdue import OverduePolicy
-from redis_queue.celery.dispatch.reconnection import BrokerConnection
 from redis_queue.celery.message.packing import PHRASES
-from redis_queue.celery.settings import CelerySettings
+from redis_queue.celery.message.reading import Message, read_readable
+from redis_queue.celery.settings import CelerySettings, Overdue
+from redis_queue.delay.model import Claimed
 from redis_queue.delay.queue import DelayQueue
+from redis_queue.errors import StoreError
 from redis_queue.store.chunks import CHUNK, check_limit
+from redis_queue.store.connection import Client
 
 if TYPE_CHECKING:
     from celery import Celery
+
+FRESH: Final = 1.0
+"""Seconds for which a due entry is not yet overdue."""
+
+Take = Callable[[int, float], Dispatched]
+"""Dispatches at most so many entries that fell due within so many seconds (0: at any time)."""
+
+Result = TypeVar("Result")
 
 
 class Dispatcher:
@@ -100,3 +115,151 @@ class Dispatcher:
         batch = Batch(self._app, self._queue, broker, outcome)
         batch.send(claim.claimed.entries, until=until, messages=claim.messages)
         return replace(outcome.result(), next_in=0, more=claim.claimed.more)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Entries claimed at *at* on the monotonic clock; *messages* by entry id were read ahead."""
+
+    claimed: Claimed
+    at: float
+    messages: Mapping[str, Message] = field(default_factory=dict)
+
+
+class Claims:
+    """Claims of one dispatcher, with at most one batch claimed ahead."""
+
+    def __init__(self, queue: DelayQueue, batch: int) -> None:
+        self._queue = queue
+        self._batch = batch
+        self._next: Claim | None = None
+        self._more = False
+        #: Whether :meth:`claim_ahead` may claim: only a run that continues can send the batch.
+        self.may_claim_ahead = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether a batch was claimed ahead."""
+        return self._next is not None
+
+    def take(self, limit: int, *, within: float) -> Claim:
+        """Return the batch that was claimed ahead, or else claim one."""
+        claim, self._next = self._next or self._claim(limit, within), None
+        self._more = claim.claimed.more
+        return claim
+
+    def claim_ahead(self) -> None:
+        """Claim and read the next batch if there is more.
+
+        Never raises: the current batch still waits for its confirms.
+        """
+        if self.may_claim_ahead and self._more and self._next is None:
+            with contextlib.suppress(StoreError):
+                self._next = self._claim(self._batch, 0)
+                self._next = replace(self._next, messages=read_readable(self._next.claimed.entries))
+
+    def give_back(self) -> None:
+        """Give back the batch that was claimed ahead; if Redis is away, its lease ends by itself."""
+        claim, self._next = self._next, None
+        if claim is not None and claim.claimed.entries:
+            with contextlib.suppress(StoreError):
+                self._queue.release_many(claim.claimed.entries, reason="not sent: out of time", counted=False)
+
+    def _claim(self, limit: int, within: float) -> Claim:
+        at = time.monotonic()
+        return Claim(self._queue.moves.claim_batch(limit, within=within), at)
+
+
+class OverduePolicy:
+    """Apply ``redis_queue_overdue`` to the dispatches of one dispatcher."""
+
+    def __init__(self, queue: DelayQueue, overdue: Overdue) -> None:
+        self._queue = queue
+        self._overdue = overdue
+        self._allowance = Allowance(overdue.amount)
+
+    def dispatch(self, take: Take, batch: int) -> Dispatched:
+        """Dispatch up to *batch* entries by *take*; overdue entries as the policy says."""
+        policy, amount = self._overdue.policy, self._overdue.amount
+        if policy == "skip":
+            self._queue.moves.bury_overdue(amount, reason=f"overdue by more than {amount:g} s")
+        return self._spread(take, batch) if policy == "spread" else take(batch, 0)
+
+    def _spread(self, take: Take, batch: int) -> Dispatched:
+        done = take(batch, FRESH)
+        allowed = self._allowance.take(batch)
+        if allowed:
+            late = take(allowed, 0)
+            taken = late.sent + late.failed
+            self._allowance.spend(taken)
+            # If the allowance is used up, the rest has to wait.
+            spent = allowed < batch and taken >= allowed
+            done = replace(done + late, more=done.more or (late.more and not spent))
+        return replace(done, next_in=min(max(done.next_in, 0.1), FRESH))
+
+
+class Allowance:
+    """How many overdue entries may be sent now, at *rate* per second."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._left = 0.0
+        self._at = -math.inf
+
+    def take(self, limit: int) -> int:
+        """Return how many of *limit* may be sent now."""
+        now = time.monotonic()
+        self._left = min(max(1.0, self._rate), self._left + (now - self._at) * self._rate)
+        self._at = now
+        return min(limit, int(self._left))
+
+    def spend(self, count: int) -> None:
+        """Subtract *count* entries that were sent."""
+        self._left -= count
+
+
+class BrokerConnection:
+    """A connection to the broker of *app*, opened at its first use and after each failure."""
+
+    def __init__(self, app: Celery, store: Client) -> None:
+        self._app = app
+        self._store = store
+        self._broker: Broker | None = None
+
+    @property
+    def shares_store(self) -> bool:
+        """Whether the broker is known to be the Redis of the store."""
+        return self._broker is not None and self._broker.shares_store
+
+    def use(self, work: Callable[[Broker], Result]) -> Result:
+        """Call *work* with the broker; again with a new connection if this one is dead, as the broker may be well.
+
+        Raises kombu's OperationalError if the broker is away.
+        """
+        try:
+            return self._use(work)
+        except BrokerUnavailableError:
+            pass
+        try:
+            return self._use(work)
+        except BrokerUnavailableError as away:
+            raise OperationalError(str(away.__cause__)) from away.__cause__
+
+    def _use(self, work: Callable[[Broker], Result]) -> Result:
+        try:
+            self._broker = self._broker or open_broker(self._app, self._store)
+            return work(self._broker)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection."""
+        broker, self._broker = self._broker, None
+        if broker is not None:
+            broker.close()
+
+    def __del__(self) -> None:
+        # Nobody is left to handle the errors of a dead connection.
+        with contextlib.suppress(Exception):
+            self.close()

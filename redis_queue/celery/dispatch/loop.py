@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
+import os
 import random
+import re
+import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import redis
 
 from redis_queue.basics.lazy_property import LazyProperty
 from redis_queue.basics.logs import OutageLog, logger_of
 from redis_queue.basics.waits import Backoff
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
-from redis_queue.celery.dispatch.dispatcher_name import new_name
-from redis_queue.celery.dispatch.leader import LeaderLease
-from redis_queue.celery.dispatch.outcome import Dispatched
-from redis_queue.celery.dispatch.report import DispatchReport
-from redis_queue.celery.dispatch.wake import WakeUps
+from redis_queue.celery.dispatch.outcome import Dispatched, DispatchReport
 from redis_queue.celery.store import Store
+from redis_queue.delay.model import Leadership
 from redis_queue.delay.queue import DelayQueue
-from redis_queue.errors import StoreError
+from redis_queue.errors import RedisQueueError, StoreError
+from redis_queue.store.redis_errors import RedisErrors, translate
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -37,6 +40,22 @@ LOOP: Final = "redis_queue_loop"
 
 WORKER: Final = "worker@"
 """Prefix of the name of a dispatcher that is a thread of a worker."""
+
+LEASE: Final = 2.5
+"""Intervals after which a silent leader is replaced."""
+
+RENEW: Final = 0.9
+"""Intervals between two renewals."""
+
+_NAME: Final = re.compile(r"(?:\w+@)?(.+):(\d{1,9}):[0-9a-f]{8}")
+
+_own: Final[set[str]] = set()
+
+SOCKET_STEP: Final = 0.0015
+"""Seconds before the end of a wait at which it stops reading the socket, whose timeouts are whole milliseconds."""
+
+LONGEST_STEP: Final = 0.25
+"""Most seconds of one read, so that a stop is seen."""
 
 
 class DispatchLoop:
@@ -169,3 +188,157 @@ def answers(app: Celery, queue: DelayQueue) -> bool:
         return True
     leader = queue.moves.leader()
     return leader is None or not leader.startswith(WORKER)
+
+
+class LeaderLease:
+    """The lease under which the dispatcher *name* leads. Leading saves work; entries move safely without it."""
+
+    def __init__(self, queue: DelayQueue, name: str, interval: float) -> None:
+        self._queue = queue
+        self._name = name
+        self._interval = interval
+        self._renewed_at = -math.inf
+        self._is_first = True
+        #: Whether this dispatcher leads.
+        self.is_mine = False
+
+    def renew(self) -> float:
+        """Take or renew the lease when it is time; return the seconds for which another dispatcher leads, 0 if none."""
+        now = time.monotonic()
+        if now - self._renewed_at < self._interval * RENEW:
+            return 0.0
+        leadership = self.take()
+        self.is_mine = leadership.mine
+        if leadership.mine:
+            self._renewed_at = now
+            return 0.0
+        return leadership.left
+
+    def take(self) -> Leadership:
+        """Take the lease unless another dispatcher has it; replace a leader of this host whose process has ended.
+
+        That happens only on startup: two dispatchers that cannot see each other's processes would take turns for ever.
+        """
+        leadership = self._lead()
+        is_first, self._is_first = self._is_first, False
+        if is_first and not leadership.mine and has_ended(leadership.leader):
+            self._queue.moves.lead(leadership.leader, 0)
+            leadership = self._lead()
+        return leadership
+
+    def release(self) -> None:
+        """Let another dispatcher lead; best effort."""
+        led, self.is_mine, self._renewed_at = self.is_mine, False, -math.inf
+        if led:
+            try:
+                self._queue.moves.lead(self._name, 0)
+            except RedisQueueError as error:
+                logger.info("cannot step down: %s", error)
+
+    def _lead(self) -> Leadership:
+        return self._queue.moves.lead(self._name, self._interval * LEASE)
+
+
+def new_name(kind: str = "") -> str:
+    """Return a new name for a dispatcher of this process; it begins with *kind*."""
+    name = f"{kind}{socket.gethostname()}:{os.getpid()}:{random.getrandbits(32):08x}"
+    _own.add(name)
+    return name
+
+
+def has_ended(name: str) -> bool:
+    """Tell whether *name* belongs to a process of this host that no longer exists.
+
+    Containers that share a host name but no processes may be wrong about each other.
+    """
+    found = _NAME.fullmatch(name)
+    if found is None or found[1] != socket.gethostname():
+        return False
+    pid = int(found[2])
+    if pid == os.getpid():
+        # In a restarted container this process may have the process id of its predecessor.
+        return name not in _own
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        # It belongs to another user.
+        return False
+    return False
+
+
+class WakeUps:
+    """A subscription to the wake-ups of *queue*.
+
+    A dead connection looks like one without wake-ups. So every *interval* seconds Redis gets a PING on it; if the
+    answer is missing at the next check, the connection is replaced.
+    """
+
+    def __init__(self, queue: DelayQueue, interval: float) -> None:
+        self._queue = queue
+        self._interval = interval
+        self._step = min(interval, LONGEST_STEP)
+        self._pubsub: redis.client.PubSub | None = None
+        self._pinged_at = 0.0
+        self._answered = True
+
+    def listen(self) -> None:
+        """Subscribe, or check that the subscription is alive; call it before each look for due entries."""
+        try:
+            self._check()
+        except RedisErrors:
+            self.close()
+        if self._pubsub is None:
+            self._subscribe()
+
+    def wait(self, seconds: float, stopped: threading.Event) -> None:
+        """Sleep for *seconds*, or until an earlier entry is stored or *stopped* is set. Raises StoreError."""
+        until = time.monotonic() + seconds
+        while self._pubsub is not None and not stopped.is_set():
+            left = until - time.monotonic()
+            if left <= SOCKET_STEP:
+                time.sleep(max(0.0, left))
+                return
+            try:
+                message = self._pubsub.get_message(timeout=min(left - SOCKET_STEP, self._step))
+            except RedisErrors as error:
+                raise translate(error) from error
+            if message is not None and self._is_wake_up(message):
+                return
+
+    def close(self) -> None:
+        """Unsubscribe."""
+        pubsub, self._pubsub = self._pubsub, None
+        if pubsub is not None:
+            pubsub.close()
+
+    def _check(self) -> None:
+        if self._pubsub is None or time.monotonic() - self._pinged_at < self._interval:
+            return
+        # Wake-ups may be skipped here: the caller looks for due entries anyway.
+        while (message := self._pubsub.get_message(timeout=0)) is not None:
+            self._is_wake_up(message)
+        if self._answered:
+            self._ping(self._pubsub)
+        else:
+            logger.warning("the wake-up subscription does not answer: replacing it", extra={"action": "wake_silent"})
+            self.close()
+
+    def _subscribe(self) -> None:
+        pubsub = self._queue.client.pubsub()  # type: ignore[no-untyped-call]
+        try:
+            pubsub.subscribe(*self._queue.moves.wake_channels())
+            self._ping(pubsub)
+        except RedisErrors as error:
+            pubsub.close()
+            raise translate(error) from error
+        self._pubsub = pubsub
+
+    def _ping(self, pubsub: redis.client.PubSub) -> None:
+        pubsub.ping()
+        self._pinged_at, self._answered = time.monotonic(), False
+
+    def _is_wake_up(self, message: dict[str, Any]) -> bool:
+        self._answered = self._answered or message["type"] == "pong"
+        return bool(message["type"] == "message")

@@ -15,7 +15,7 @@ import celery
 from celery.worker import state
 
 from redis_queue.basics.times import from_ms
-from redis_queue.celery.dispatch.report import installed_version
+from redis_queue.celery.dispatch.outcome import installed_version
 from redis_queue.celery.kombu.connection import client_of
 from redis_queue.celery.kombu.keys import ListNames
 from redis_queue.celery.monitor.activity import Activity

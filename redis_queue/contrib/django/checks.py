@@ -17,8 +17,7 @@ from redis_queue.basics.options import nearest
 from redis_queue.celery.flow.gate import uses_gates
 from redis_queue.celery.settings import NAMESPACE, CelerySettings
 from redis_queue.celery.startup import check_flows, unknown_flow_queues
-from redis_queue.celery.store import Store
-from redis_queue.celery.stored_tasks import ATTRIBUTE
+from redis_queue.celery.store import ATTRIBUTE, Store
 from redis_queue.contrib.django.project import CELERY_APP, celery_app
 from redis_queue.errors import ConfigurationError, InvalidValueError, RedisQueueError
 

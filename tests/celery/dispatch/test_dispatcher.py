@@ -20,7 +20,7 @@ from redis_queue import DelayQueue, InvalidValueError
 from redis_queue.celery import Dispatched, Dispatcher, push_task
 from redis_queue.celery.brokers.amqp import AmqpBroker
 from redis_queue.celery.brokers.redis import RedisBroker
-from redis_queue.celery.dispatch import claims, delivery, dispatcher, outcome
+from redis_queue.celery.dispatch import delivery, dispatcher, outcome
 from redis_queue.delay.model import Claimed, Push
 from tests.support.celery.brokers import Broker, declared, exchange_of
 from tests.support.celery.clocks import ManualClock
@@ -291,7 +291,7 @@ class TestRun:
         queue.push_many([call(number) for number in range(10)])
         ticks = iter(range(1000))
         clock = SimpleNamespace(monotonic=lambda: next(ticks) * 0.25)
-        for module in (dispatcher, claims, delivery, outcome):
+        for module in (dispatcher, delivery, outcome):
             monkeypatch.setattr(module, "time", clock)
 
         done = Dispatcher(app, queue, batch=2).run(budget=1)
@@ -321,7 +321,7 @@ class TestRun:
         # One reading at the claim, then one before each publish and one after it.
         looks = iter([0.0, 10.0, 11.0, 29.0, 30.0, 31.0])
         clock = SimpleNamespace(monotonic=lambda: next(looks))
-        for module in (dispatcher, claims, delivery, outcome):
+        for module in (dispatcher, delivery, outcome):
             monkeypatch.setattr(module, "time", clock)
 
         assert Dispatcher(app, queue).run_once() == Dispatched(sent=2)

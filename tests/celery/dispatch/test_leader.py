@@ -14,7 +14,7 @@ import redis
 from celery import Celery
 
 from redis_queue.celery import DelayedTasks, DispatchLoop
-from redis_queue.celery.dispatch.dispatcher_name import new_name
+from redis_queue.celery.dispatch.loop import new_name
 from redis_queue.store.keys import Keys
 from tests.support.wait import wait_until
 

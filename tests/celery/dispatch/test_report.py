@@ -15,8 +15,7 @@ from redis_queue.basics.histogram import Histogram
 from redis_queue.celery import DelayedTasks, DispatchLoop, TaskLeases
 from redis_queue.celery.dispatch.beat import dispatch_due
 from redis_queue.celery.dispatch.dispatcher import Dispatcher
-from redis_queue.celery.dispatch.outcome import Dispatched
-from redis_queue.celery.dispatch.report import DispatchReport
+from redis_queue.celery.dispatch.outcome import Dispatched, DispatchReport
 from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.store.keys import Keys
 from tests.support.celery.brokers import Broker
@@ -137,7 +136,7 @@ class TestTime:
     def now(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         """The monotonic clock of the report, set by the test."""
         now = [1000.0]
-        monkeypatch.setattr("redis_queue.celery.dispatch.report.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("redis_queue.celery.dispatch.outcome.time.monotonic", lambda: now[0])
         return now
 
     def test_counts_are_written_at_most_once_a_second_and_a_heartbeat_every_ten(
