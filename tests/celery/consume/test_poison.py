@@ -203,14 +203,15 @@ class TestTaskWhoseWorkerIsStopped:
 
     def test_of_a_lost_connection_is_not_counted_if_it_cancels_the_tasks(self, one_redis: Leasing) -> None:
         one_redis.settings["worker_cancel_long_running_tasks_on_connection_loss"] = True
+        one_redis.settings["redis_queue_max_deliveries"] = 2
         with FaultProxy(str(one_redis.store.socket)) as proxy:
             one_redis.broker_url = proxy.url
             with one_redis.worker("one", pool="prefork", environment={"NOTES_URL": one_redis.store.url}) as worker:
                 id_ = one_redis.send(WAIT).id
-                for number in range(1, 8):
+                for number in range(1, 4):
                     one_redis.wait_for_starts(number)
                     proxy.cut()
-                one_redis.wait_for_starts(8)
+                one_redis.wait_for_starts(4)
                 one_redis.end_task("one")
                 assert one_redis.wait_for_ends(1) == [id_]
                 one_redis.wait_until_settled()

@@ -23,6 +23,7 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.celery
 
 PASSWORD = "p@ss w/rd:1"
+LEASE = 2
 
 
 def connection_of(url: str, **settings: Any) -> Any:
@@ -58,11 +59,11 @@ def check(connection: Any, database: int) -> None:
 )
 def test_connects_as_the_store(options: dict[str, Any]) -> None:
     with RedisServer(**options) as server:
-        check(connection_of(re.sub(r"(?<=[/=])0(?=$|\?)", "2", server.url)), 2)
+        check(connection_of(re.sub(r"(?<=[/=])0(?=$|\?)", "2", server.url), redis_queue_task_lease=LEASE), 2)
 
 
 def test_connects_by_sentinels(sentinel: SentinelSet) -> None:
-    check(connection_of(sentinel.url.replace("/0?", "/2?")), 2)
+    check(connection_of(sentinel.url.replace("/0?", "/2?"), redis_queue_task_lease=LEASE), 2)
 
 
 def test_has_timeouts() -> None:

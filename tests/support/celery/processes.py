@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redis_queue.testing.server import DeathGuard
+from tests.support.celery.forker import Forker
 from tests.support.paths import ROOT
 from tests.support.wait import wait_until
 
@@ -56,6 +57,9 @@ class DispatchProcess:
         return self._process.returncode, sent.strip()
 
 
+FORKER = Forker()
+
+
 class CeleryProcess:
     """`celery` with the given arguments, run in the repository root; *environment* extends that of the tests.
 
@@ -70,21 +74,26 @@ class CeleryProcess:
     def __enter__(self) -> Self:
         self._directory = Path(tempfile.mkdtemp(prefix="celery-"))
         # Its temporary files are removed with the directory, even if it is killed.
-        environment = {**os.environ, **self._environment, "TMPDIR": str(self._directory)}
+        environment = {**self._environment, "TMPDIR": str(self._directory)}
         # Beat keeps its schedule in a file.
         schedule = ["--schedule", str(self._directory / "schedule")] if self._beat else []
+        arguments = [*self._arguments, *schedule]
+        self._log.touch()
+        self._process = FORKER.start(arguments, environment, self._log) or self._start_afresh(arguments, environment)
+        self._guard = DeathGuard(self._process.pid, self._directory)
+        return self
+
+    def _start_afresh(self, arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "celery", *self._arguments, *schedule],
+            return subprocess.Popen(
+                [sys.executable, "-m", "celery", *arguments],
                 cwd=ROOT,
-                env=environment,
+                env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._guard = DeathGuard(self._process.pid, self._directory)
-        return self
 
     def __exit__(self, failure: object, *_: object) -> None:
         if failure:
