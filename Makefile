@@ -69,7 +69,7 @@ coverage: setup ## run the tests of the newest versions and report uncovered lin
 	$(PYTEST) --cov --cov-report=term $(ARGS)
 
 test-servers: setup ## run the tests of the store on Redis 6.2, 7.0, 8.2 and Valkey 9, except the server of `test`
-	@set -e; for server in $$($(BIN)/python -m tests.support.matrix); do \
+	@set -e; for server in $$($(BIN)/python -m tests.support.binaries); do \
 		echo "== $$server"; REDIS_QUEUE_TEST_SERVER=$$server $(PYTEST) $(STORE_TESTS); done
 
 test-newest: ## run tests of workers on the newest celery, kombu and redis-py of PyPI, pre-releases among them

@@ -10,8 +10,7 @@ import redis
 
 from redis_queue import DelayQueue
 from redis_queue.celery.kombu.internals import lacking
-from tests.support.celery.brokers import Broker
-from tests.support.celery.clocks import ManualClock
+from tests.support.celery.brokers import Broker, ManualClock
 from tests.support.servers import RedisServer
 
 # Older versions of kombu have no atomic fetch (test_internals covers the warning) and do not check idle connections.

@@ -8,8 +8,6 @@ from redis_queue.celery import background as aside
 from redis_queue.celery.background import Background
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 
 def test_calls_run_in_order_and_a_failure_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     done: list[int] = []

@@ -12,8 +12,6 @@ from redis_queue.celery import Store
 from redis_queue.celery.dispatch.beat import DELAY_DISPATCH, PUTBACK
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.celery
-
 FILE = ROOT / "celeryconfig.py"
 VARIABLES = (
     "REDIS_URL",

@@ -25,8 +25,6 @@ from tests.support.celery.commands import run_command, start_command
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 LATER = datetime(2030, 1, 1, tzinfo=timezone.utc)
 LATER_TEXT = "2030-01-01T00:00:00+00:00"
 LATER_SHOWN = LATER.strftime("%Y-%m-%d %H:%M:%S UTC")

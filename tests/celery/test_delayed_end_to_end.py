@@ -14,15 +14,13 @@ from celery import Celery, chain, chord, group
 from celery.exceptions import TaskRevokedError
 
 from redis_queue.celery import DelayedTasks
-from tests.support.celery.brokers import Broker
+from tests.support.celery.brokers import Broker, close_results
 from tests.support.celery.canvas_app import VARIABLE, make
 from tests.support.celery.processes import CeleryProcess
-from tests.support.celery.results import close_results
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
 pytestmark = [
-    pytest.mark.celery,
     # Celery's own call when it marks a task as revoked.
     pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning"),
 ]

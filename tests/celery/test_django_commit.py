@@ -12,7 +12,6 @@ from redis_queue.celery import DelayedTasks
 from tests.support.celery.brokers import Broker
 
 pytestmark = [
-    pytest.mark.celery,
     pytest.mark.parametrize("broker", ["redis"], indirect=True),
     pytest.mark.usefixtures("shop"),
 ]

@@ -17,10 +17,8 @@ from tests.support.celery.full_names import ADD, AGAIN, RAN
 from tests.support.celery.processes import CeleryProcess
 from tests.support.marks import thorough
 from tests.support.servers import RedisServer
-from tests.support.store.ballast import Ballast
+from tests.support.store.server_states import Ballast
 from tests.support.wait import wait_until
-
-pytestmark = pytest.mark.celery
 
 ADVICE = "let consumers and workers make room, or raise its maxmemory"
 

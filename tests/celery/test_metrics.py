@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
 import redis
 from prometheus_client import CollectorRegistry
 
@@ -15,8 +14,6 @@ from redis_queue.operate.metrics import Collector
 from tests.support.celery.fleet import Fleet, send
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
-
-pytestmark = pytest.mark.celery
 
 
 def registry_of(client: redis.Redis) -> CollectorRegistry:

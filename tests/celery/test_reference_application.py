@@ -15,13 +15,10 @@ from celery import Celery
 
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.celery import push_task
-from tests.support.celery.brokers import Broker
-from tests.support.celery.clocks import ManualClock
+from tests.support.celery.brokers import Broker, ManualClock
 from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
-
-pytestmark = pytest.mark.celery
 
 WORKER = ("worker", "--beat", "--concurrency", "2", "--loglevel", "INFO", "--without-mingle", "--without-gossip")
 PREFIX = "shop"

@@ -22,8 +22,6 @@ from tests.support.celery.fleet import fleet_on_one_redis
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 SETTINGS: dict[str, dict[str, Any]] = {
     "new names": {"task_acks_late": False, "task_reject_on_worker_lost": False},
     "old names": {"CELERY_ACKS_LATE": False, "CELERY_REJECT_ON_WORKER_LOST": False},

@@ -18,8 +18,6 @@ from tests.support.ports import HOST
 from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.celery
-
 
 def app_with(**settings: Any) -> Celery:
     """Return an app that never connects to its broker."""

@@ -23,7 +23,7 @@ from tests.support.servers import RedisServer
 from tests.support.store.stage import Copy, load_scripts
 from tests.support.wait import wait_until
 
-pytestmark = [pytest.mark.celery, pytest.mark.parametrize("broker", ["redis"], indirect=True)]
+pytestmark = pytest.mark.parametrize("broker", ["redis"], indirect=True)
 
 NAME = "shop.remind"
 

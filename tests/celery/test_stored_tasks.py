@@ -17,8 +17,6 @@ from redis_queue.celery import DelayedTasks
 from redis_queue.celery.stored_tasks import StoredTasks
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.celery
-
 PROGRAM = '''
 import json, sys
 from celery import Celery, signals

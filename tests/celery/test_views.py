@@ -12,7 +12,6 @@ from threading import Thread
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-import pytest
 import redis
 from celery import Celery
 
@@ -21,8 +20,6 @@ from redis_queue.celery import Dispatched, Dispatcher, Store, push_task
 from tests.support.celery.brokers import Broker
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
-
-pytestmark = pytest.mark.celery
 
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 

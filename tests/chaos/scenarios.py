@@ -22,10 +22,9 @@ from chaos.uniques import Uniques
 from chaos.workload import Workload
 from tests.support.cluster import RedisCluster
 from tests.support.proxy import FaultProxy
-from tests.support.rabbit import RabbitServer
 from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
-from tests.support.services import rabbitmq
+from tests.support.services import RabbitServer, rabbitmq
 from tests.support.store.server_states import REFUSALS
 from tests.support.wait import wait_until
 

@@ -30,7 +30,7 @@ from redis_queue.monitor.report import Reports
 from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import FlowKeys, Keys
 from redis_queue.unique.owners import Owners, field_of
-from tests.support.cli.runner import DUE, NOW, Run, runner
+from tests.support.cli.commands import DUE, NOW, Run, runner
 from tests.support.clock import Clock
 from tests.support.servers import RedisServer
 

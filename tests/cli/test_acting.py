@@ -23,13 +23,11 @@ from redis_queue.cli import transfer
 from redis_queue.delay.model import Push
 from redis_queue.model import PutBack
 from redis_queue.store.keys import Keys
-from tests.support.cli.runner import DUE, NOW, Run
+from tests.support.cli.commands import DUE, NOW, Run
 from tests.support.clock import Clock
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.store.stage import differences, snapshot
-
-pytestmark = pytest.mark.celery
 
 TASK = "00000000-0000-4000-8000-000000000001"
 

@@ -18,11 +18,8 @@ from redis_queue.flow.flows import Flows
 from redis_queue.monitor.failures import Failures
 from redis_queue.operate.audit import Action, Audit
 from redis_queue.unique.owners import Owners
-from tests.support.cli.commands import TASK, leaves
-from tests.support.cli.runner import Run
+from tests.support.cli.commands import TASK, Run, leaves
 from tests.support.clock import Clock
-
-pytestmark = pytest.mark.celery
 
 CHANGES = {
     "queue pause": ("queue orders pause", "pause", "orders", 1, "", []),

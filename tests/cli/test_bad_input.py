@@ -20,14 +20,11 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
 from redis_queue.delay.model import Push
-from tests.support.cli.commands import leaves
-from tests.support.cli.runner import Run, runner
+from tests.support.cli.commands import Run, leaves, runner
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.store.stage import differences, snapshot
 from tests.support.wait import wait_until
-
-pytestmark = pytest.mark.celery
 
 PASSWORD = "s3cr3t"
 NEEDS_APP = ("dispatch", "adopt", "release-all")

@@ -20,10 +20,8 @@ from redis_queue.operate.access import AppAccess
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
 from tests.support.celery.flows import QUEUE, flow_app
-from tests.support.cli.runner import Run, runner
+from tests.support.cli.commands import Run, runner
 from tests.support.servers import RedisServer
-
-pytestmark = pytest.mark.celery
 
 
 @pytest.fixture

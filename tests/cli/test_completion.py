@@ -11,8 +11,6 @@ import pytest
 
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.celery
-
 COMMAND = Path(sys.executable).parent / "redis-queue"
 
 

@@ -16,11 +16,8 @@ from redis_queue.cli import celery as celery_cli
 from redis_queue.cli import group
 from redis_queue.monitor.model import RunningTask, WorkerRow
 from redis_queue.monitor.report import Reports
-from tests.support.cli.commands import APP_EXAMPLES, DOCS, EXAMPLES, leaves
-from tests.support.cli.runner import Run
+from tests.support.cli.commands import APP_EXAMPLES, DOCS, EXAMPLES, Run, leaves
 from tests.support.clock import Clock
-
-pytestmark = pytest.mark.celery
 
 
 def test_every_command_has_an_example() -> None:

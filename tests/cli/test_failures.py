@@ -13,9 +13,7 @@ from redis_queue.delay.dispatch_log import DispatcherRow, Dispatches
 from redis_queue.monitor.failures import Failures
 from redis_queue.operate.failures import NO_MESSAGE
 from redis_queue.store.keys import MonitorKeys
-from tests.support.cli.runner import DUE, Run
-
-pytestmark = pytest.mark.celery
+from tests.support.cli.commands import DUE, Run
 
 WAITS = "no dispatcher runs: they wait until a worker or redis-queue dispatch does\n"
 

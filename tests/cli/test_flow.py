@@ -14,10 +14,8 @@ from redis_queue.flow.flows import Flows
 from redis_queue.flow.rules import Flow
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
-from tests.support.cli.runner import Run
+from tests.support.cli.commands import Run
 from tests.support.store.stage import differences, snapshot
-
-pytestmark = pytest.mark.celery
 
 MAIL_IN_CODE = "limit 10, rate 100/m"
 REPORTS = "limit 20, limit of each key 2, rate of each key 5/s, burst of each key 3"

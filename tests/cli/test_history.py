@@ -7,7 +7,7 @@ import redis
 from redis_queue.basics.histogram import Histogram
 from redis_queue.monitor.model import Series, Tally
 from redis_queue.monitor.report import Reports
-from tests.support.cli.runner import Run
+from tests.support.cli.commands import Run
 
 
 def test_numbers_and_times_stay_whole_on_a_narrow_terminal(run: Run, client: redis.Redis) -> None:

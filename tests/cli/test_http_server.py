@@ -16,8 +16,6 @@ from redis_queue.operate.addresses import is_own_host, network
 from tests.support.ports import HOST
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LONG = 3600.0
 

@@ -14,12 +14,10 @@ import redis
 
 from redis_queue.store.script_cache import missing_scripts
 from redis_queue.store.script_files import all_scripts
-from tests.support.cli.runner import Run
+from tests.support.cli.commands import Run
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
-
-pytestmark = pytest.mark.celery
 
 
 def test_it_loads_missing_scripts(run: Run, client: redis.Redis) -> None:

@@ -24,13 +24,11 @@ from redis_queue.celery.consume.counters import Counters
 from redis_queue.cli import metrics
 from redis_queue.monitor.model import Series, Tally
 from redis_queue.monitor.report import Reports
-from tests.support.cli.runner import Run
+from tests.support.cli.commands import Run
 from tests.support.cli.terminal import terminal
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
-
-pytestmark = pytest.mark.celery
 
 
 @contextmanager

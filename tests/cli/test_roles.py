@@ -14,10 +14,7 @@ from redis_queue.flow.flows import Flows
 from redis_queue.monitor.failures import Failures
 from redis_queue.store.script_cache import load_scripts
 from tests.support.acl import ROLES
-from tests.support.cli.commands import EXAMPLES, LOOKS
-from tests.support.cli.runner import Run
-
-pytestmark = pytest.mark.celery
+from tests.support.cli.commands import EXAMPLES, LOOKS, Run
 
 RULES = {role.name: role.rules for role in ROLES}
 

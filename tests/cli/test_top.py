@@ -16,13 +16,11 @@ from redis_queue.cli.top_screen import draw, short
 from redis_queue.operate.inspector import Inspector
 from redis_queue.operate.queue_row import Overview, QueueRow
 from redis_queue.operate.rates import Rates, rates
-from tests.support.cli.runner import Run
+from tests.support.cli.commands import Run
 from tests.support.cli.terminal import Terminal, terminal
 from tests.support.clock import Clock
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
-
-pytestmark = pytest.mark.celery
 
 AT = datetime(2030, 1, 1, tzinfo=timezone.utc)
 LEAVES_SCREEN, SHOWS_CURSOR = "\x1b[?1049l", "\x1b[?25h"

@@ -14,10 +14,8 @@ from redis_queue.operate.access import Access
 from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
 from redis_queue.unique.owners import Owner, Owners, field_of, new_token
-from tests.support.cli.runner import Run
+from tests.support.cli.commands import Run
 from tests.support.store.stage import differences, snapshot
-
-pytestmark = pytest.mark.celery
 
 SYNC = ("shop.sync", "order:7")
 SYNC_ID = "7c6c8f2e-0000-4000-8000-000000000007"

@@ -19,11 +19,11 @@ from redis_queue.monitor.report import Reports
 from redis_queue.operate.audit import Audit
 from tests.support.celery.observed_names import GATE
 from tests.support.celery.observing import Observed, observed_on_one_redis
-from tests.support.cli.runner import Run, runner
+from tests.support.cli.commands import Run, runner
 from tests.support.clock import Clock
 from tests.support.wait import wait_until
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture

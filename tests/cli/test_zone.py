@@ -11,11 +11,9 @@ import redis
 
 from redis_queue import DelayQueue, RedisQueue, connect
 from redis_queue.store.urls import url_of
-from tests.support.cli.runner import DUE, Run
+from tests.support.cli.commands import DUE, Run
 from tests.support.cli.terminal import terminal
 from tests.support.clock import Clock
-
-pytestmark = pytest.mark.celery
 
 BERLIN = "CET-1CEST,M3.5.0,M10.5.0/3"
 

@@ -22,8 +22,6 @@ from tests.docs.run_blocks import runnable
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.celery
-
 CALL = re.compile(
     r"(?:^|[\s=/`])((?:redis-queue|python -m redis_queue|celery -A [\w.:]+ (?:redis-queue|worker))\b[^`\n]*)"
 )

@@ -16,7 +16,7 @@ from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 PAGE = blocks(DOCS / "tutorial.md")
 

@@ -17,8 +17,6 @@ from tests.support.celery.fleet import Fleet, fleet_on_one_redis, send
 from tests.support.marks import thorough
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 
 @pytest.fixture
 def fleet() -> Iterator[Fleet]:

@@ -29,8 +29,6 @@ from tests.support.celery.flows import Fleet, flow_app
 from tests.support.doctor.stage import Limit
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.celery
-
 KEYS = FlowKeys("redis_queue")
 LIMITS = {"queue:mail": {"limit": 1}}
 

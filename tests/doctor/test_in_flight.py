@@ -26,8 +26,6 @@ from tests.support.celery.leasing_names import WAIT
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 QUEUE = "mail"
 
 

@@ -17,9 +17,9 @@ from redis_queue.doctor.checks import access
 from redis_queue.doctor.checks.server import version, writes_to_disk
 from redis_queue.doctor.finding import run
 from redis_queue.store.script_files import load
+from tests.support.binaries import KINDS
 from tests.support.doctor.stage import Limit, Setting, Stage, wrong
 from tests.support.lua import names
-from tests.support.matrix import KINDS
 from tests.support.ports import HOST, free_port
 from tests.support.servers import RedisServer, client_options
 from tests.support.wait import wait_until

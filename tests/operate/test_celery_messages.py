@@ -36,8 +36,6 @@ from tests.support.celery.brokers import Broker
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.celery
-
 STEP_3 = "mail\x06\x163"
 
 

@@ -29,11 +29,9 @@ from tests.support.celery.flows import flow_app
 from tests.support.celery.observing import observed_on_one_redis
 from tests.support.clock import Clock
 from tests.support.ports import HOST
-from tests.support.rabbit import RabbitServer
 from tests.support.servers import RedisServer
+from tests.support.services import RabbitServer
 from tests.support.wait import wait_until
-
-pytestmark = pytest.mark.celery
 
 MANY = 9_000
 

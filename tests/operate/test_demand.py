@@ -18,8 +18,6 @@ from redis_queue.web import dashboard
 from tests.support.celery.observed_names import OK
 from tests.support.celery.observing import Observed, observed_on_one_redis
 
-pytestmark = pytest.mark.celery
-
 
 @pytest.fixture
 def observed() -> Iterator[Observed]:

@@ -19,8 +19,6 @@ from redis_queue.operate.failures import BATCH, NOT_MINE, FailureFilter, delete,
 from redis_queue.operate.inspector import Inspector
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.celery
-
 NUMBER = 3 * BATCH + 7
 
 

@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 PORTS = ("5000", "8000")
 

@@ -23,7 +23,7 @@ from tests.support.ports import free_port
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 USES = {
     "": "from redis_queue import RedisQueue; queue = RedisQueue('q', URL); queue.put(1); print(queue.get().body)",

@@ -18,9 +18,8 @@ from redis_queue.store.scripts import CALL_ATTEMPTS, Scripts
 from redis_queue.store.urls import url_of
 from tests.support.cluster import RedisCluster
 from tests.support.ports import HOST
-from tests.support.replication import replication_of, wait_until_replicated
 from tests.support.sentinel import SentinelSet
-from tests.support.servers import RedisServer
+from tests.support.servers import RedisServer, replication_of, wait_until_replicated
 from tests.support.wait import wait_until
 
 ORDERS = Keys("redis_queue", "queue", "orders")

@@ -17,7 +17,7 @@ from redis_queue.store.script_files import all_scripts
 from redis_queue.store.scripts import Scripts
 from tests.support.clock import when
 from tests.support.servers import RedisServer
-from tests.support.store.ballast import Ballast
+from tests.support.store.server_states import Ballast
 from tests.support.store.stage import VERBS, Copy, Stage, snapshot
 
 ADVICE = "out of memory and takes nothing new: let consumers and workers make room, or raise its maxmemory"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,6 @@ from redis_queue import DelayQueue
 from redis_queue.delay.model import Push
 from redis_queue.store.script_files import load
 from tests.support.clock import Clock
-from tests.support.locales import environment_with_locale
 from tests.support.servers import RedisServer
 
 NAMES = [
@@ -77,3 +78,24 @@ def test_the_script_compares_as_a_sorted_set_does(client: redis.Redis) -> None:
     for one, other in itertools.product(texts, repeat=2):
         behind = client.eval(f"{function[0]} return behind(ARGV[1], ARGV[2]) and 1 or 0", 0, one, other)
         assert bool(behind) == (one > other), (one, other)
+
+
+# A server locale with language-specific string collation.
+
+NAME = "en_US.UTF-8"
+
+
+def environment_with_locale(directory: Path) -> Mapping[str, str]:
+    """Return the environment of a process that sorts as in English if this host allows it, else by bytes.
+
+    A host may have the locale, or only its sources, from which it is compiled into *directory*, or neither.
+    """
+    listed = subprocess.run(["locale", "-a"], capture_output=True, text=True, check=True).stdout.split()
+    if any(name.lower().replace("-", "") == "en_us.utf8" for name in listed):
+        return {"LC_ALL": NAME}
+    if localedef := shutil.which("localedef"):
+        made = directory / NAME
+        subprocess.run([localedef, "-i", "en_US", "-f", "UTF-8", str(made)], capture_output=True, check=False)
+        if made.is_dir():
+            return {"LC_ALL": NAME, "LOCPATH": str(directory)}
+    return {}

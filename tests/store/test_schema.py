@@ -99,9 +99,9 @@ class TestFirstRelease:
 
 @contextlib.contextmanager
 def working(role: str, url: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a process of `tests.support.store.working`."""
+    """Run a process of `tests.support.store.schema`."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.store.working", role, url], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.support.store.schema", role, url], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     try:
         yield process

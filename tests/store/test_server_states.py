@@ -14,10 +14,9 @@ import redis
 
 from redis_queue import RedisQueue, RedisQueueError, StoreUnavailableError
 from tests.support.cluster import SLOTS
-from tests.support.loading import loading
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
-from tests.support.store.server_states import READS, STATES, State
+from tests.support.store.server_states import READS, STATES, State, loading
 from tests.support.store.stage import VERBS, Copy, Snapshot, Stage, differences, load_scripts, snapshot
 from tests.support.store.stage import state as state_of
 from tests.support.wait import wait_until

@@ -10,9 +10,8 @@ import redis
 from redis.cluster import ClusterNode
 
 from .ports import HOST
-from .running import Running
-from .servers import RedisServer, client_options
-from .settle import wait_until_settled
+from .servers import RedisServer, Running, client_options
+from .wait import wait_until_settled
 
 PRIMARIES = 3
 SLOTS = 16384

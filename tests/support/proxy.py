@@ -11,7 +11,7 @@ from typing import Any
 
 from .ports import HOST
 from .relay import LOST_REPLY, Cut, Faults, Mode, Relay, Target
-from .running import Running
+from .servers import Running
 
 __all__ = ["FaultProxy", "Mode", "Target"]
 

@@ -9,10 +9,8 @@ import redis
 from redis.sentinel import Sentinel
 
 from .ports import HOST
-from .replication import replication_of
-from .running import Running
-from .servers import RedisServer, client_options
-from .settle import wait_until_settled
+from .servers import RedisServer, Running, client_options, replication_of
+from .wait import wait_until_settled
 
 MASTER_NAME = "primary"
 REPLICAS = 2

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import redis
@@ -23,12 +25,30 @@ from redis_queue.testing.server import (
 )
 
 from .binaries import default_kind, server_binary
-from .certificates import Certificates, make_certificates
 from .parts import require
 from .ports import HOST, free_port
-from .running import Running
+from .wait import wait_until
 
 PORT_ATTEMPTS = 10
+
+
+class Running:
+    """Calls `start()` on entering `with` and `stop()` on leaving it."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start; return when it is ready."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Stop, in any state."""
+        raise NotImplementedError
 
 
 class RedisServer(Running):
@@ -196,3 +216,81 @@ def client_options(**options: Any) -> dict[str, Any]:
 
 def _not_running() -> RuntimeError:
     return RuntimeError("the server does not run")
+
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+CONFIGURATION = """\
+[req]
+distinguished_name = name
+x509_extensions = authority
+prompt = no
+[name]
+CN = redis_queue tests
+[authority]
+basicConstraints = critical, CA:TRUE
+keyUsage = critical, keyCertSign, cRLSign
+subjectKeyIdentifier = hash
+[server]
+basicConstraints = critical, CA:FALSE
+keyUsage = critical, digitalSignature
+extendedKeyUsage = serverAuth, clientAuth
+subjectAltName = DNS:localhost, IP:127.0.0.1
+subjectKeyIdentifier = hash
+authorityKeyIdentifier = keyid
+"""
+NEW_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -config tls.cnf"
+COMMANDS = (
+    f"req -x509 {NEW_KEY} -keyout ca.key -out ca.crt -days 30",
+    f"req -new {NEW_KEY} -keyout server.key -out server.csr",
+    "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile tls.cnf -extensions server"
+    " -out server.crt -days 30",
+)
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Paths of a loopback certificate and of the certificate of its authority."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+def make_certificates(directory: Path) -> Certificates:
+    """Create an authority and a certificate for 127.0.0.1 and localhost in `directory`; raises MissingPartError."""
+    openssl = require("openssl")
+    (directory / "tls.cnf").write_text(CONFIGURATION)
+    for command in COMMANDS:
+        subprocess.run([openssl, *command.split()], cwd=directory, check=True, capture_output=True, timeout=60)
+    return Certificates(directory / "ca.crt", directory / "server.crt", directory / "server.key")
+
+
+def replication_of(server: RedisServer) -> dict[str, Any]:
+    """Return `INFO replication` of *server*."""
+    with server.client() as client:
+        state: dict[str, Any] = client.info("replication")
+    return state
+
+
+def wait_until_replicated(*primaries: RedisServer, replicas: int, timeout: float = 30.0) -> None:
+    """Wait until *replicas* replicas of each of *primaries* have received all writes made before the call.
+
+    Raises AssertionError after *timeout* seconds.
+    """
+    # Equal offsets may never be seen: a replica reports its offset once a second, and in a Sentinel set the messages of
+    # the sentinels are replicated too, at such times that one of them always follows the report of some replica.
+    offsets = {primary: replication_of(primary)["master_repl_offset"] for primary in primaries}
+    wait_until(
+        lambda: all(_replicas_at(primary, offset) == replicas for primary, offset in offsets.items()),
+        timeout=timeout,
+        description="the replicas to be in sync",
+    )
+
+
+def _replicas_at(primary: RedisServer, offset: int) -> int:
+    state = replication_of(primary)
+    known = [state.get(f"slave{number}", {}) for number in range(state["connected_slaves"])]
+    return sum(replica.get("state") == "online" and replica["offset"] >= offset for replica in known)

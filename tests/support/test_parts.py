@@ -13,7 +13,7 @@ import pytest
 from tests.support.binaries import server_binary
 from tests.support.parts import INSTALL_VARIABLE, PARTS, MissingPartError, install, report, require
 from tests.support.paths import ROOT
-from tests.support.postgres import PostgresServer
+from tests.support.services import PostgresServer
 
 TLS_TEST = ("tests/support/test_servers.py", "-k", "speaks_tls")
 

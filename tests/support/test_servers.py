@@ -21,17 +21,15 @@ import redis
 from redis_queue.testing.binaries import ServerNotFoundError
 from redis_queue.testing.server import ServerStartError
 from tests.support import servers
-from tests.support.binaries import KIND_VARIABLE, server_binary
+from tests.support.binaries import KIND_VARIABLE, KINDS, server_binary
 from tests.support.cluster import RedisCluster
-from tests.support.matrix import KINDS
 from tests.support.parts import require
 from tests.support.paths import ROOT
 from tests.support.ports import HOST, free_port
 from tests.support.proxy import FaultProxy
 from tests.support.redis_sockets import kept_sockets
-from tests.support.replication import replication_of, wait_until_replicated
 from tests.support.sentinel import DATA_OPTIONS, SentinelSet
-from tests.support.servers import RedisServer, client_options
+from tests.support.servers import RedisServer, client_options, replication_of, wait_until_replicated
 from tests.support.wait import wait_until
 
 SERVER_UNTIL_KILLED = """

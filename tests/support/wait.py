@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import redis
+
 T = TypeVar("T")
 
 POLL_INTERVAL = 0.005
@@ -27,3 +29,18 @@ def wait_until(predicate: Callable[[], T | None], *, timeout: float = 30.0, desc
             msg = f"waited {timeout:g} s in vain for: {description}"
             raise AssertionError(msg)
         time.sleep(POLL_INTERVAL)
+
+
+SETTLE_TIMEOUT = 30.0
+
+
+def wait_until_settled(check: Callable[[], T | None], description: str) -> T:
+    """Wait for the first truthy value of `check`; a server that is down or loading counts as not ready."""
+
+    def attempt() -> T | None:
+        try:
+            return check()
+        except (redis.ConnectionError, redis.TimeoutError):
+            return None
+
+    return wait_until(attempt, timeout=SETTLE_TIMEOUT, description=description)

@@ -17,8 +17,6 @@ from redis_queue import DuplicateTaskError, Flow, Unique
 from redis_queue.celery import DelayedTasks
 from redis_queue.testing import Timeline
 
-pytestmark = pytest.mark.celery
-
 NOWHERE = "redis://127.0.0.1:1/0"
 
 Shop = Any

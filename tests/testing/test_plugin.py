@@ -16,7 +16,6 @@ from redis_queue.testing import OwnServer
 from tests.support.paths import ROOT
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
 pytest_plugins = ["pytester"]
 
 DOCS = (ROOT / "docs" / "testing.md").read_text()

@@ -26,8 +26,6 @@ from redis_queue.celery import DelayedTasks, push_task
 from redis_queue.testing import Timeline
 from redis_queue.testing.installation import find_app
 
-pytestmark = pytest.mark.celery
-
 HOUR = timedelta(hours=1)
 NOWHERE = "redis://127.0.0.1:1/0"
 

@@ -24,8 +24,7 @@ from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 from tests.support.web.browser import Browser
-from tests.support.web.contents import delayed_of, fill
-from tests.support.web.dashboards import KEY, Open, Serve, Served
+from tests.support.web.contents import KEY, Open, Serve, Served, delayed_of, fill
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,12 +22,8 @@ from redis_queue.store.script_cache import load_scripts
 from redis_queue.web import actions, dashboard, entries
 from tests.support.acl import ROLES
 from tests.support.servers import RedisServer, client_options
-from tests.support.web.browser import Browser, Form, Page
-from tests.support.web.contents import TASK, everything
-from tests.support.web.crawl import SCREENS, crawl
-from tests.support.web.dashboards import KEY, Open
-
-pytestmark = pytest.mark.celery
+from tests.support.web.browser import SCREENS, Browser, Form, Page, crawl
+from tests.support.web.contents import KEY, TASK, Open, everything
 
 RULES = {role.name: role.rules for role in ROLES}
 

@@ -8,12 +8,8 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
-
 from redis_queue.web.assets import FOLDER, HTMX, MAX_AGE, addresses
 from tests.support.web.browser import Browser
-
-pytestmark = pytest.mark.celery
 
 VENDOR = FOLDER / "vendor"
 ROW = re.compile(r"^\| (\S+) \| (\S+) \| (\d\S*) \| (\S+) \| ([0-9a-f]{64}) \|$", re.MULTILINE)

@@ -10,10 +10,7 @@ import time
 import pytest
 import redis
 
-from tests.support.web.contents import everything
-from tests.support.web.dashboards import Serve, Served, read_all
-
-pytestmark = pytest.mark.celery
+from tests.support.web.contents import Serve, Served, everything, read_all
 
 HOST = b"Host: localhost\r\nConnection: close\r\n"
 

@@ -17,9 +17,7 @@ from redis_queue.store.keys import FlowKeys
 from redis_queue.web import dashboard
 from tests.support.celery.brokers import Broker
 from tests.support.web.browser import Browser, Form, Page
-from tests.support.web.dashboards import KEY, Open
-
-pytestmark = pytest.mark.celery
+from tests.support.web.contents import KEY, Open
 
 PAGE = "/celery-queue?name=mail"
 

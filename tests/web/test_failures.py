@@ -20,10 +20,7 @@ from redis_queue.operate.failures import NO_MESSAGE
 from redis_queue.store.keys import MonitorKeys
 from redis_queue.web import dashboard, failure_actions
 from tests.support.web.browser import Browser, Page
-from tests.support.web.contents import everything, fill_failures
-from tests.support.web.dashboards import KEY, Open
-
-pytestmark = pytest.mark.celery
+from tests.support.web.contents import KEY, Open, everything, fill_failures
 
 KEYS = MonitorKeys("redis_queue")
 

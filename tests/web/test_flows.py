@@ -17,10 +17,7 @@ from redis_queue.operate.audit import Audit
 from redis_queue.store.keys import FlowKeys
 from redis_queue.web import dashboard
 from tests.support.web.browser import Browser, Form, Page
-from tests.support.web.contents import everything
-from tests.support.web.dashboards import KEY, Open
-
-pytestmark = pytest.mark.celery
+from tests.support.web.contents import KEY, Open, everything
 
 BULK = "/flow?name=queue:bulk"
 SLOW = "/flow?name=queue:slow"

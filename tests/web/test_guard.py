@@ -13,13 +13,8 @@ from celery import Celery
 
 from redis_queue.errors import ConfigurationError
 from redis_queue.web import WebSettings, guard
-from tests.support.web.browser import Browser
-from tests.support.web.contents import everything
-from tests.support.web.crawl import SCREENS
-from tests.support.web.dashboards import Open
-from tests.support.web.scripts import is_own_script
-
-pytestmark = pytest.mark.celery
+from tests.support.web.browser import SCREENS, Browser, is_own_script
+from tests.support.web.contents import Open, everything
 
 PAUSE = {"verb": "pause", "confirmed": "1", "operation": "x" * 22}
 

@@ -12,8 +12,9 @@ import redis
 from redis_queue import DelayQueue, RedisQueue
 from redis_queue.store.keys import FlowKeys, Keys
 from redis_queue.web import dashboard
-from tests.support.web.browser import Browser, Page
+from tests.support.web.browser import SCREENS, Browser, Page, crawl, is_own_script
 from tests.support.web.contents import (
+    KEY,
     fill_audit,
     fill_delayed,
     fill_failures,
@@ -22,11 +23,6 @@ from tests.support.web.contents import (
     fill_reports,
     fill_unique,
 )
-from tests.support.web.crawl import SCREENS, crawl
-from tests.support.web.dashboards import KEY
-from tests.support.web.scripts import is_own_script
-
-pytestmark = pytest.mark.celery
 
 MARK = "zq1"
 CORPUS = (

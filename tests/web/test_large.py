@@ -16,9 +16,7 @@ from redis_queue.operate.inspector import Inspector
 from redis_queue.store.keys import Keys
 from redis_queue.web import dashboard, entry, queues
 from tests.support.web.browser import Browser
-from tests.support.web.dashboards import KEY
-
-pytestmark = pytest.mark.celery
+from tests.support.web.contents import KEY
 
 COUNT = 40
 SIZE = 300_000

@@ -16,11 +16,8 @@ from redis_queue.operate.metrics import Collector
 from redis_queue.store.keys import Keys
 from redis_queue.store.registry import MOST_FIELDS
 from redis_queue.web import dashboard
-from tests.support.web.browser import Browser
-from tests.support.web.crawl import SCREENS
-from tests.support.web.dashboards import KEY
-
-pytestmark = pytest.mark.celery
+from tests.support.web.browser import SCREENS, Browser
+from tests.support.web.contents import KEY
 
 NAMES = 5000
 

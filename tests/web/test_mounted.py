@@ -16,11 +16,8 @@ from flask import Flask
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from redis_queue.web import dashboard
-from tests.support.web.browser import Browser
-from tests.support.web.crawl import crawl
-from tests.support.web.dashboards import KEY, Serve
-
-pytestmark = pytest.mark.celery
+from tests.support.web.browser import Browser, crawl
+from tests.support.web.contents import KEY, Serve
 
 
 def in_flask(pages: Any) -> Any:

@@ -18,9 +18,7 @@ from redis_queue.web import dashboard, health
 from redis_queue.web.health import CHECK_EVERY, MOST_QUEUES, Health
 from tests.support.wait import wait_until
 from tests.support.web.browser import Browser, Page
-from tests.support.web.dashboards import KEY
-
-pytestmark = pytest.mark.celery
+from tests.support.web.contents import KEY
 
 KEYS = MonitorKeys("redis_queue")
 

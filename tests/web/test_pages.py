@@ -16,12 +16,8 @@ from redis_queue import DelayQueue, RedisQueue
 from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.store.keys import Keys, registry
 from redis_queue.web import dashboard
-from tests.support.web.browser import Browser, Page
-from tests.support.web.contents import TASK, everything, fill_delayed
-from tests.support.web.crawl import SCREENS, crawl
-from tests.support.web.dashboards import KEY, Open
-
-pytestmark = pytest.mark.celery
+from tests.support.web.browser import SCREENS, Browser, Page, crawl
+from tests.support.web.contents import KEY, TASK, Open, everything, fill_delayed
 
 BROKEN = "another Redis type"
 

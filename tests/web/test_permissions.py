@@ -18,12 +18,8 @@ from redis_queue.store.keys import Keys
 from redis_queue.web import WebSettings, dashboard
 from redis_queue.web.guard import LOOKS
 from tests.support.paths import ROOT
-from tests.support.web.browser import Browser, Form, Page
-from tests.support.web.contents import everything
-from tests.support.web.crawl import SCREENS
-from tests.support.web.dashboards import Open
-
-pytestmark = pytest.mark.celery
+from tests.support.web.browser import SCREENS, Browser, Form, Page
+from tests.support.web.contents import Open, everything
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,7 @@ from click.testing import CliRunner
 from redis_queue import RedisQueue
 from redis_queue.cli import group
 from redis_queue.cli.web import is_loopback
-from tests.support.web.dashboards import Serve, Served
-
-pytestmark = pytest.mark.celery
+from tests.support.web.contents import Serve, Served
 
 
 def ask(served: Served, login: str = "") -> int:

@@ -17,10 +17,7 @@ from redis_queue.store.keys import FlowKeys, Keys
 from redis_queue.web import dashboard
 from tests.support.servers import RedisServer
 from tests.support.web.browser import Browser
-from tests.support.web.contents import fill_audit, fill_delayed
-from tests.support.web.dashboards import KEY
-
-pytestmark = pytest.mark.celery
+from tests.support.web.contents import KEY, fill_audit, fill_delayed
 
 MANY = int(os.environ.get("REDIS_QUEUE_TEST_MANY", "200000"))
 """Entries in each state; `make million` uses a million."""

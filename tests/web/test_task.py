@@ -15,10 +15,7 @@ from redis_queue.monitor.model import Run, Series, Tally
 from redis_queue.monitor.report import Reports
 from redis_queue.web import dashboard
 from tests.support.web.browser import Browser
-from tests.support.web.contents import TASK
-from tests.support.web.dashboards import KEY, Open
-
-pytestmark = pytest.mark.celery
+from tests.support.web.contents import KEY, TASK, Open
 
 
 def ended(client: redis.Redis, id_: str, **fields: Any) -> Run:

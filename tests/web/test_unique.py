@@ -14,10 +14,7 @@ from redis_queue.store.keys import FlowKeys
 from redis_queue.unique.owners import Owners, field_of
 from redis_queue.web import dashboard
 from tests.support.web.browser import Browser, Form, Page
-from tests.support.web.contents import everything, fill_unique
-from tests.support.web.dashboards import KEY
-
-pytestmark = pytest.mark.celery
+from tests.support.web.contents import KEY, everything, fill_unique
 
 KEYS = FlowKeys("redis_queue")
 RELEASE = ("verb", "unique-release")

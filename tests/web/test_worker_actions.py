@@ -17,10 +17,9 @@ from tests.support.celery.observed_names import GATE, PATIENT, SEEN
 from tests.support.celery.observing import Observed, observed_on_one_redis
 from tests.support.wait import wait_until
 from tests.support.web.browser import Browser, Form, Page
-from tests.support.web.contents import everything
-from tests.support.web.dashboards import KEY, Open
+from tests.support.web.contents import KEY, Open, everything
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture

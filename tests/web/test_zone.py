@@ -9,9 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.support.web.browser import Browser
-from tests.support.web.dashboards import Open
-
-pytestmark = pytest.mark.celery
+from tests.support.web.contents import Open
 
 KOLKATA = "Asia/Kolkata"
 PATHS = ("/scheduled", "/dead", "/audit", "/forecast", "/unique", "/entry?queue=scheduled&id=task-1")

@@ -22,13 +22,11 @@ from redis_queue.celery.migrate.release import Release
 from redis_queue.delay.model import Push
 from redis_queue.store.codec import JSON, Codec
 from redis_queue.store.keys import Keys
-from tests.support.celery.brokers import Broker
-from tests.support.celery.clocks import ManualClock
+from tests.support.celery.brokers import Broker, ManualClock
 from tests.support.servers import RedisServer, client_options
 from tests.support.wait import wait_until
 
 pytestmark = [
-    pytest.mark.celery,
     pytest.mark.parametrize("broker", ["redis", "another redis", "rabbitmq"], indirect=True),
 ]
 

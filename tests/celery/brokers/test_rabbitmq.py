@@ -12,7 +12,7 @@ from redis_queue.celery.brokers.amqp import PIECE
 from redis_queue.celery.brokers.amqp_frames import FRAME_OVERHEAD, frames, serialize_properties
 from tests.support.celery.brokers import Broker
 
-pytestmark = [pytest.mark.celery, pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)]
+pytestmark = pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
 
 
 def send_due(delayed: DelayedTasks, **options: object) -> str:

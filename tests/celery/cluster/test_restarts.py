@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from typing import Any
 
-import pytest
 import redis
 from pytest_celery import CeleryTestSetup  # type: ignore[import-untyped]
 from redis.backoff import ConstantBackoff
@@ -15,8 +14,6 @@ from redis.retry import Retry
 
 from redis_queue import DelayQueue
 from tests.support.wait import wait_until
-
-pytestmark = pytest.mark.celery
 
 PREFIX = "shop"
 

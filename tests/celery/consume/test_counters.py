@@ -16,8 +16,6 @@ from redis_queue.store.redis_errors import RedisErrors
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.celery
-
 
 def app_on(server: RedisServer, **options: str) -> Celery:
     url = f"redis+socket://{server.socket}"

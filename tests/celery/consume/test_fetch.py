@@ -30,8 +30,6 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:

@@ -18,8 +18,6 @@ from tests.support.servers import RedisServer
 from tests.support.store.server_states import STATES
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:

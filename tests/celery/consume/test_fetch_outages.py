@@ -17,8 +17,6 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 
 class TestSilentConnection:
     """One of the two connections receives nothing more; looks are half a second apart, as is the timeout."""

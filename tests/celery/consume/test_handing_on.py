@@ -15,8 +15,6 @@ from tests.support.celery.fetching import Taker, connected, publish
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 
 def held(taker: Taker) -> int:
     """Return the number of messages that the channel took and did not deliver."""

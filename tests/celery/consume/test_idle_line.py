@@ -17,8 +17,6 @@ from tests.support.celery.fetching import Taker, connected, is_idle, publish, wa
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 LINE, LISTENER = "redis_queue:idle:*", "redis_queue:listener:*"
 
 

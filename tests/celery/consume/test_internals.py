@@ -16,8 +16,6 @@ from redis_queue.celery.consume import channel, poller, qos
 from redis_queue.celery.consume.steps import LeaseStep
 from redis_queue.celery.kombu import internals
 
-pytestmark = pytest.mark.celery
-
 NEW_ENOUGH = hasattr(kombu_redis.MultiChannelPoller, "_pause_brpop")
 
 TABLES = (internals.METHODS, internals.ATTRIBUTES, internals.CLASS_ATTRIBUTES)

@@ -28,8 +28,6 @@ from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 INDEX = LeaseIndex(b"unacked_index", b"lease_ends", 3.0, 7)
 
 HELD = {"a": 1000.0}

@@ -12,7 +12,7 @@ from tests.support.celery.leasing_names import WAIT
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 MEGABYTE = 1024 * 1024
 

@@ -24,8 +24,6 @@ from tests.support.celery.brokers import connect
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 Begin = Callable[..., WorkerLeases]
 
 

@@ -31,7 +31,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.matrix)])

@@ -11,8 +11,6 @@ import pytest
 
 from redis_queue.celery.consume.poller import FetchingPoller
 
-pytestmark = pytest.mark.celery
-
 
 class Loop:
     """An event loop whose timers the test fires."""

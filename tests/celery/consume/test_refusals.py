@@ -15,7 +15,7 @@ from tests.support.servers import RedisServer
 from tests.support.store.server_states import REFUSALS
 from tests.support.wait import wait_until
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 LINE = "the broker refuses commands for now"
 

@@ -21,8 +21,6 @@ from tests.support.celery.fetching import publish
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 SENTINEL = "without a record"
 
 

@@ -20,8 +20,6 @@ from redis_queue.celery.message.attempt import CALL, ETA
 from redis_queue.celery.message.envelope import Envelope
 from tests.support.celery.brokers import Broker
 
-pytestmark = pytest.mark.celery
-
 HOUR = 3600
 ETA_OF_TEST = datetime(2027, 1, 15, 12, tzinfo=timezone(timedelta(hours=1)))
 

@@ -17,8 +17,6 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 
 def calls(client: redis.Redis) -> int:
     """Return how many scripts were called."""

@@ -15,8 +15,6 @@ from tests.support.marks import thorough
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 
 @pytest.mark.parametrize("late", [True, False])
 @pytest.mark.parametrize("pool", ["solo", "prefork", "gevent", *thorough("threads", "eventlet")])

@@ -23,12 +23,12 @@ from redis_queue.celery.kombu import connection as kombu_connection
 from redis_queue.errors import ConfigurationError
 from redis_queue.keeper.renewal import socket_timeout
 from tests.support.celery.brokers import Broker
-from tests.support.celery.fake_leases import FakeLeases
+from tests.support.celery.fetching import FakeLeases
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.timeout(90)
 
 TIMEOUT = 3.0
 """The visibility timeout; a keeper closes a silent connection after half a second."""

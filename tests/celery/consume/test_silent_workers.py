@@ -12,7 +12,7 @@ from tests.support.marks import thorough
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.mark.parametrize("atomic", [False, *thorough(True)], ids=["pop", "atomic fetch"])

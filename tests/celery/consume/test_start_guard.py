@@ -15,8 +15,6 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from redis_queue.celery.consume import start_guard as starting
 
-pytestmark = pytest.mark.celery
-
 
 class Waiting:
     """A task that waits for a slot in the pool."""

@@ -20,10 +20,8 @@ from redis_queue.celery.consume.in_flight import InFlightRecords
 from redis_queue.celery.consume.qos import lease_channels
 from redis_queue.celery.kombu.keys import InFlightKeys
 from redis_queue.store.keys import FlowKeys, lease_ends
-from tests.support.celery.fake_leases import FakeLeases
+from tests.support.celery.fetching import FakeLeases
 from tests.support.servers import RedisServer
-
-pytestmark = pytest.mark.celery
 
 TIMEOUT = 60
 

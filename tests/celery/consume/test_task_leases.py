@@ -33,7 +33,7 @@ from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 HUB = 10
 """Seconds between two sweeps in kombu's event loop by default."""

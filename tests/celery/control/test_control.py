@@ -27,8 +27,6 @@ from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 
 def stamped(delayed: DelayedTasks, **stamps: Any) -> Any:
     """Delay a note with stamped headers."""

@@ -24,8 +24,6 @@ from tests.support.celery.delaying_names import NOTE
 from tests.support.celery.fleet import Fleet
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 ORDER = "order-42"
 
 

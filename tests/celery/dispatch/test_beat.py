@@ -26,13 +26,10 @@ from redis_queue.celery import (
     register_delay_dispatch,
     register_putback,
 )
-from tests.support.celery.brokers import Broker
-from tests.support.celery.clocks import ManualClock
+from tests.support.celery.brokers import Broker, ManualClock
 from tests.support.servers import RedisServer
 from tests.support.store.server_states import REFUSALS
 from tests.support.wait import wait_until
-
-pytestmark = pytest.mark.celery
 
 PUTBACK = "tasks.putback.putback"
 DELAY_DISPATCH = "tasks.delay_dispatch.delay_dispatch"

@@ -22,11 +22,8 @@ from redis_queue.celery.brokers.amqp import AmqpBroker
 from redis_queue.celery.brokers.redis import RedisBroker
 from redis_queue.celery.dispatch import delivery, dispatcher, outcome
 from redis_queue.delay.model import Claimed, Push
-from tests.support.celery.brokers import Broker, declared, exchange_of
-from tests.support.celery.clocks import ManualClock
+from tests.support.celery.brokers import Broker, ManualClock, declared, exchange_of
 from tests.support.celery.processes import DispatchProcess
-
-pytestmark = pytest.mark.celery
 
 
 @pytest.fixture

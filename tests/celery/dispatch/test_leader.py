@@ -18,8 +18,6 @@ from redis_queue.celery.dispatch.loop import new_name
 from redis_queue.store.keys import Keys
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 LONG = 3600
 HOST = socket.gethostname()
 

@@ -10,12 +10,10 @@ import redis
 from redis_queue import DelayQueue
 from redis_queue.celery import DelayedTasks, Dispatcher, DispatchLoop
 from redis_queue.celery.dispatch.outcome import Dispatched
-from tests.support.celery.brokers import Broker
-from tests.support.celery.clocks import ManualClock
+from tests.support.celery.brokers import Broker, ManualClock
 from tests.support.wait import wait_until
 
 pytestmark = [
-    pytest.mark.celery,
     pytest.mark.parametrize("broker", ["redis", "another redis", "rabbitmq"], indirect=True),
 ]
 

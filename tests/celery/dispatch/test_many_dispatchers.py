@@ -20,8 +20,6 @@ from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 TASKS = 3000
 DISPATCHERS = 20
 SECONDS = 2.0

@@ -15,14 +15,11 @@ from kombu.exceptions import OperationalError
 
 from redis_queue import CancelOutcome, DelayQueue, StoreUnavailableError
 from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher, TaskCall, push_task
-from tests.support.celery.brokers import Broker
-from tests.support.celery.clocks import ManualClock
+from tests.support.celery.brokers import Broker, ManualClock
 from tests.support.celery.processes import DispatchProcess
 from tests.support.ports import HOST, free_port
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
-
-pytestmark = pytest.mark.celery
 
 LEASE = 60.0
 CALLS = 150

@@ -15,10 +15,8 @@ from redis_queue.celery.dispatch.beat import put_back_all
 from redis_queue.store.keys import Keys
 from redis_queue.store.registry import Registry
 from redis_queue.store.scripts import Scripts
-from tests.support.celery.clocks import ManualClock
+from tests.support.celery.brokers import ManualClock
 from tests.support.servers import RedisServer
-
-pytestmark = pytest.mark.celery
 
 
 @pytest.fixture

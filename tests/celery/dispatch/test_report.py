@@ -18,11 +18,8 @@ from redis_queue.celery.dispatch.dispatcher import Dispatcher
 from redis_queue.celery.dispatch.outcome import Dispatched, DispatchReport
 from redis_queue.delay.dispatch_log import Dispatches
 from redis_queue.store.keys import Keys
-from tests.support.celery.brokers import Broker
-from tests.support.celery.clocks import ManualClock
+from tests.support.celery.brokers import Broker, ManualClock
 from tests.support.wait import wait_until
-
-pytestmark = pytest.mark.celery
 
 KEYS = Keys("redis_queue", "delay", "scheduled", 0)
 one_place = pytest.mark.parametrize("broker", ["redis"], indirect=True)

@@ -19,8 +19,6 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 TIMEOUT = 0.5
 
 PATIENCE = 20 * SILENT_ATTEMPTS * TIMEOUT

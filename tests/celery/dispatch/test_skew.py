@@ -11,8 +11,6 @@ from redis_queue.celery import DelayedTasks, Dispatcher
 from tests.support.celery.brokers import Broker
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 
 @pytest.mark.parametrize("hours", [-1, 1])
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)

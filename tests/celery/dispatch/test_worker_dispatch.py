@@ -18,8 +18,6 @@ from tests.support.marks import thorough
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 
 @pytest.fixture(
     params=["one redis", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("two redis", "rabbitmq"))]

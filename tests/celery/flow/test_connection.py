@@ -20,8 +20,6 @@ from tests.support.sentinel import SentinelSet
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 PASSWORD = "p@ss w/rd:1"
 LEASE = 2
 

@@ -20,8 +20,6 @@ from tests.support.celery.flows import KEYS, QUEUE, counts, flow_app
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.celery
-
 FAIR = Flow(fair="{key}", limit=6, limit_each=2, weights={"big": 3})
 OF_FAIR = Limits(limit=6, limit_each=2)
 OF_QUEUE = f"queue:{QUEUE}"

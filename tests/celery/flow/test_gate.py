@@ -21,8 +21,6 @@ from tests.support.celery.flows import KEYS, QUEUE, counts, flow_app, taken
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 
 def send(app: Celery, *calls: tuple[Any, ...], task: str = "work", **options: Any) -> None:
     """Send a task for each of *calls*."""

@@ -16,8 +16,6 @@ from tests.support.celery.flows import KEYS, QUEUE, counts, flow_app, taken
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 NEVER = float("inf")
 
 

@@ -20,8 +20,6 @@ from redis_queue.celery.store import Store
 from redis_queue.errors import ConfigurationError, InvalidValueError
 from tests.support.celery.shared_tasks import without_shared_tasks
 
-pytestmark = pytest.mark.celery
-
 
 def make_app(flows: Any = None, *, broker: str = "redis://", leases: bool = True, **settings: Any) -> Celery:
     """Make an app with one task; it connects to nothing."""

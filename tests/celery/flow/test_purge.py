@@ -36,8 +36,6 @@ from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.store.stage import snapshot
 
-pytestmark = pytest.mark.celery
-
 OTHER = f"{QUEUE}-other"
 """Its name begins as that of the queue."""
 

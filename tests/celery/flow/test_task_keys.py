@@ -11,8 +11,6 @@ from redis_queue.basics.key_template import KeyTemplate
 from redis_queue.celery.flow.task_keys import TaskKeys
 from redis_queue.errors import InvalidValueError
 
-pytestmark = pytest.mark.celery
-
 KEY = KeyTemplate("account:{account_id}")
 
 

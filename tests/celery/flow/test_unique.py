@@ -49,8 +49,6 @@ from tests.support.celery.uniques import (
 )
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.celery
-
 
 class TestDuplicate:
     @pytest.mark.parametrize("task", ["end", "start", "hourly"])

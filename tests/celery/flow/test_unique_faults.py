@@ -44,8 +44,6 @@ from tests.support.celery.uniques import (
 )
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.celery
-
 END = field_of("end", "order:7")
 LATEST = field_of("latest", "order:7")
 DAY_MS = 86_400_000

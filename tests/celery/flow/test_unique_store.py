@@ -14,8 +14,6 @@ from redis_queue.operate.verbs import DELETE, RESCHEDULE, RUN_NOW, Verb
 from tests.support.celery.uniques import app_of, owned, owners, send, traces
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.celery
-
 DAY = timedelta(days=1)
 HOUR = timedelta(hours=1)
 

@@ -19,8 +19,6 @@ from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 
 def unique_fleet(server: RedisServer, client: redis.Redis, **unique: Any) -> Fleet:
     """Return workers whose tasks are unique: WORK by its key, AGAIN and FAIL as a whole."""

@@ -15,8 +15,6 @@ from tests.support.celery.flows import QUEUE, Fleet, counts, kill, peak, start, 
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 LIMIT = f"queue:{QUEUE}"
 
 

@@ -43,8 +43,6 @@ from tests.support.celery.brokers import declared, exchange_of
 from tests.support.celery.messages import envelopes, message
 from tests.support.mutations import as_json, damaged_bytes, fuzzed, json_values, objects_with, outcome
 
-pytestmark = pytest.mark.celery
-
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
 APP = Celery("fuzz", broker="memory://", set_as_current=False)
 

@@ -37,8 +37,6 @@ from redis_queue.store.keys import Keys
 from tests.support.celery.messages import message
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.celery
-
 LONG: Final = 100_000
 
 HOSTILE: Final = {

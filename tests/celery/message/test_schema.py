@@ -11,7 +11,7 @@ from redis_queue.celery import DelayedTasks, Dispatched, Dispatcher
 from tests.support.celery.brokers import Broker
 from tests.support.store.schema import write_schema_1
 
-pytestmark = [pytest.mark.celery, pytest.mark.parametrize("broker", ["redis", "another redis"], indirect=True)]
+pytestmark = pytest.mark.parametrize("broker", ["redis", "another redis"], indirect=True)
 
 PLAIN = "0d1f0f7e-5d0a-4f3c-9c55-0e0a8a1e7c11"
 ROUTED = "0d1f0f7e-5d0a-4f3c-9c55-0e0a8a1e7c12"

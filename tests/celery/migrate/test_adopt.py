@@ -34,8 +34,6 @@ from tests.support.celery.processes import CeleryProcess
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 LATER = datetime(2030, 1, 1, tzinfo=timezone.utc)
 
 MakeApp = Callable[..., Celery]

@@ -24,11 +24,8 @@ from redis_queue.delay.model import Push
 from redis_queue.delay.moves import Moves
 from redis_queue.monitor.model import WorkerRow
 from redis_queue.monitor.report import Reports
-from tests.support.celery.brokers import Broker
-from tests.support.celery.clocks import ManualClock
+from tests.support.celery.brokers import Broker, ManualClock
 from tests.support.servers import RedisServer
-
-pytestmark = pytest.mark.celery
 
 LATER = datetime(2030, 1, 1, 12, 30, 15, 250_000, tzinfo=timezone.utc)
 

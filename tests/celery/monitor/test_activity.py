@@ -16,8 +16,6 @@ from redis_queue.celery.queues.names import QueueNames
 from redis_queue.monitor.model import Outcome, Tally
 from redis_queue.monitor.report import MOST_ENDED, OTHER
 
-pytestmark = pytest.mark.celery
-
 
 def request(task: Any = "shop.mail", id_: Any = "id1", started: float | None = None, **changes: Any) -> Any:
     """Return a request of Celery."""

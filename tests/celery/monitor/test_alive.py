@@ -19,7 +19,7 @@ from tests.support.celery.observing import Observed, observed_on_one_redis
 from tests.support.ports import free_port
 from tests.support.wait import wait_until
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture

@@ -16,8 +16,6 @@ from redis_queue.celery.monitor.requests import exception_name
 from redis_queue.monitor.failure_rows import MAX_MESSAGE, MAX_TEXT, MAX_TRACEBACK
 from redis_queue.monitor.failures import MOST_AT_ONCE
 
-pytestmark = pytest.mark.celery
-
 
 class EvilError(Exception):
     """An exception without a text."""

@@ -23,7 +23,7 @@ from tests.support.marks import thorough
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 UNKNOWN = "observed.unknown"
 

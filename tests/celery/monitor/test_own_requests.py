@@ -20,7 +20,7 @@ from tests.support.celery.own_tasks import CALLS, OwnRequest
 from tests.support.marks import thorough
 from tests.support.wait import wait_until
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.support.celery.observed_names import AGAIN, CANVAS, FAIL, GATE, OK, S
 from tests.support.celery.observing import Observed
 from tests.support.wait import wait_until
 
-pytestmark = [pytest.mark.celery, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.mark.parametrize("pool", ["threads", "prefork"])

@@ -27,8 +27,6 @@ from redis_queue.celery import DelayedTasks, Dispatcher
 from tests.support.celery.brokers import Broker
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.celery
-
 TEN_YEARS = 3653 * 86400
 NOW = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
 

@@ -18,7 +18,7 @@ from redis_queue.celery.message.attempt import CALL, ETA, SENT
 from redis_queue.celery.message.envelope import Envelope
 from tests.support.celery.brokers import Broker
 
-pytestmark = [pytest.mark.celery, pytest.mark.parametrize("broker", ["redis"], indirect=True)]
+pytestmark = pytest.mark.parametrize("broker", ["redis"], indirect=True)
 
 
 @pytest.fixture

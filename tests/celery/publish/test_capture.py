@@ -31,8 +31,6 @@ from tests.support.celery.brokers import Broker, connect, declared, exchange_of
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 HOUR = 3600
 SERIALIZERS = ["json", "pickle", "yaml", "msgpack"]
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata"]

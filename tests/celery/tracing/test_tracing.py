@@ -33,8 +33,6 @@ from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 SOON = 0.01
 PARENT = re.compile(r"00-([0-9a-f]{32}-[0-9a-f]{16})-0[13]")
 

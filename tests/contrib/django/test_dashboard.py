@@ -9,8 +9,6 @@ import pytest
 
 from redis_queue.operate.permissions import PERMISSIONS
 
-pytestmark = pytest.mark.celery
-
 
 @pytest.fixture
 def browser(tables: Any) -> Any:

@@ -24,8 +24,6 @@ from redis_queue.errors import EntryExistsError, InvalidDelayError, InvalidValue
 from tests.support.django.project import rows, use_app
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.celery
-
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, shop: Path) -> str:

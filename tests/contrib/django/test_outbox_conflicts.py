@@ -16,8 +16,6 @@ from tests.support.django.project import rows, use_app, write
 from tests.support.paths import ROOT
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.celery
-
 SKEW = 3600
 
 

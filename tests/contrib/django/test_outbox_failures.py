@@ -14,8 +14,6 @@ from redis_queue import DelayQueue
 from tests.support.django.project import DUE_AT, use_app, write
 from tests.support.servers import RedisServer
 
-pytestmark = pytest.mark.celery
-
 TOO_LATE = 10**18
 """Milliseconds, outside the calendar."""
 

@@ -18,8 +18,6 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 
 @pytest.fixture
 def redis(redis_tcp_server: RedisServer, tables: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:

@@ -19,8 +19,6 @@ from tests.support.django.project import environment
 from tests.support.django.project import write as write_row
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.celery
-
 LOCKED = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 KILL_OTHERS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()

@@ -19,8 +19,6 @@ from redis_queue.celery import DelayedTasks
 from tests.support.celery.shared_tasks import without_shared_tasks
 from tests.support.django.project import SETTINGS, environment
 
-pytestmark = pytest.mark.celery
-
 
 def manage(redis_url: str, database: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run ``manage.py`` of the shop."""

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.celery
-
 MODULE = "redis_queue.contrib.django.outbox.management.commands.redis_queue_relay"
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -11,7 +13,6 @@ from celery import Celery
 from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
 
-from tests.support.celery.results import close_results
 from tests.support.ports import HOST
 
 if TYPE_CHECKING:
@@ -108,3 +109,31 @@ class Broker:
     def take_ids(self, queue: str) -> list[str]:
         """Remove all messages of *queue* and return their task ids."""
         return [message.headers["id"] for message in self.take(queue)]
+
+
+class ManualClock:
+    """The `clock` of a queue: milliseconds since the epoch, starting now."""
+
+    def __init__(self) -> None:
+        self._now = time.time_ns() // 1_000_000
+
+    def __call__(self) -> int:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward."""
+        self._now += round(seconds * 1000)
+
+    def after(self, seconds: float) -> datetime:
+        """Return the time *seconds* from now."""
+        return datetime.fromtimestamp(self._now / 1000 + seconds, timezone.utc)
+
+
+def close_results(app: Celery) -> None:
+    """End the subscriptions of *app* to results: a result collected later would connect to a dead server."""
+    used: Any = app
+    consumer: Any = getattr(used._backend, "result_consumer", None)
+    if getattr(consumer, "_connection", None) or getattr(consumer, "_pubsub", None):
+        consumer.stop()
+        # A result that is collected later would subscribe again in order to unsubscribe.
+        consumer._pubsub = None

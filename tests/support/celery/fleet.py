@@ -13,9 +13,9 @@ import redis
 from celery import Celery
 
 from redis_queue.celery import DelayedTasks
+from tests.support.celery.brokers import close_results
 from tests.support.celery.delaying_names import NOTE, RAN
 from tests.support.celery.processes import CeleryProcess
-from tests.support.celery.results import close_results
 from tests.support.servers import RedisServer
 from tests.support.wait import wait_until
 

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from datetime import datetime, timezone
+from inspect import signature
+from typing import Any
+
+from click.testing import CliRunner, Result
 
 from tests.support.paths import ROOT
 
@@ -75,3 +81,15 @@ def leaves(command: object, path: tuple[str, ...] = ()) -> list[str]:
     if found is None:
         return [" ".join(path)]
     return [line for name, item in found.items() for line in leaves(item, (*path, name))]
+
+
+NOW = int(datetime(2030, 1, 1, tzinfo=timezone.utc).timestamp() * 1000)
+DUE = datetime(2030, 1, 1, 2, tzinfo=timezone.utc)
+
+Run = Callable[..., Result]
+
+
+def runner() -> CliRunner:
+    """Return a runner with separate stdout and stderr, the default since click 8.2."""
+    apart: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
+    return CliRunner(**apart)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import redis
 
 from redis_queue import StoreError, StoreUnavailableError
-from tests.support.loading import loading
 from tests.support.ports import HOST
 from tests.support.servers import RedisServer
-from tests.support.wait import wait_until
+from tests.support.wait import wait_until, wait_until_settled
 
 READS = frozenset(
     {
@@ -24,6 +25,57 @@ READS = frozenset(
     }
 )
 """Read-only calls."""
+
+
+HEADER = len(b"REDIS0009")
+# Unknown to all servers and therefore ignored. Servers answer clients once in two megabytes while they load.
+FILLER = b"\xfa\x01x\x80" + (2 << 20).to_bytes(4, "big") + b"x" * (2 << 20)
+PACE = 0.002
+
+
+@contextlib.contextmanager
+def loading(server: RedisServer) -> Iterator[None]:
+    """Restart `server` and keep it loading its data until the end of `with`; needs `--rdbchecksum no`.
+
+    The dump is replaced by a pipe with a slow writer; every version reads it like a file.
+    """
+    dump = server.directory / "dump.rdb"
+    with server.client() as client:
+        client.save()
+    server.kill()
+    data = dump.read_bytes()
+    dump.unlink()
+    os.mkfifo(dump)
+    enough = threading.Event()
+    threads = [
+        threading.Thread(target=_feed, args=(dump, data, enough)),
+        threading.Thread(target=server.restart),
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until_settled(lambda: _loads(server), "the server to load")
+        yield
+    finally:
+        enough.set()
+        for thread in threads:
+            thread.join()
+
+
+def _feed(dump: Path, data: bytes, enough: threading.Event) -> None:
+    with dump.open("wb", buffering=0) as pipe:
+        # Some servers open their dump a second time because of the page cache.
+        dump.unlink()
+        dump.write_bytes(data)
+        pipe.write(data[:HEADER])
+        while not enough.wait(PACE):
+            pipe.write(FILLER)
+        pipe.write(data[HEADER:])
+
+
+def _loads(server: RedisServer) -> bool:
+    with server.client() as client:
+        return bool(client.info("persistence")["loading"])
 
 
 @contextlib.contextmanager
@@ -165,3 +217,27 @@ REFUSALS: dict[str, Callable[[RedisServer], AbstractContextManager[None]]] = {
     "LOADING": loading,
 }
 """Ways to let a server refuse commands for a while, by the first words of its error. LOADING: `--rdbchecksum no`."""
+
+
+class Ballast:
+    """A key that keeps Redis over its limit, however much else is freed."""
+
+    SIZE = 32 * 1024 * 1024
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        # Not SET: its argument would be in buffers for a while, and count as used memory.
+        client.setrange("ballast", self.SIZE, b"x")
+        self._limit = self._used() - self.SIZE // 2
+        client.config_set("maxmemory", self._limit)
+
+    def is_full(self) -> bool:
+        """Tell whether Redis is over its limit."""
+        return self._used() > self._limit
+
+    def free(self) -> None:
+        """Delete the key."""
+        self._client.delete("ballast")
+
+    def _used(self) -> int:
+        return int(self._client.info("memory")["used_memory"])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import parse_qs, urlencode, urljoin, urlsplit
 
 from werkzeug.test import Client
 from werkzeug.wrappers import Response
+
+from redis_queue.web.assets import FOLDER
 
 Attributes = dict[str, str]
 
@@ -152,3 +155,51 @@ class Browser:
             return Page(response)
         target = urlsplit(urljoin(base, response.headers["Location"]))
         return self.open(target.path + (f"?{target.query}" if target.query else ""))
+
+
+ADDRESS = re.compile(r"/static/([\w./-]+\.js)\?v=[0-9a-f]{12}")
+
+
+def is_own_script(attributes: dict[str, str]) -> bool:
+    """Tell whether a script element loads a file of the dashboard, and has no other attributes."""
+    address = ADDRESS.fullmatch(attributes.get("src", ""))
+    rest = {name: value for name, value in attributes.items() if name != "src"}
+    return address is not None and (FOLDER / address[1]).is_file() and rest in ({}, {"defer": ""})
+
+
+SCREENS = (
+    "/",
+    "/forecast",
+    "/scheduled",
+    "/queues",
+    "/flows",
+    "/unique",
+    "/running",
+    "/history",
+    "/failures",
+    "/dead",
+    "/workers",
+    "/doctor",
+    "/audit",
+)
+
+
+def crawl(browser: Browser, each: int = 6) -> dict[str, Page]:
+    """Open every address in links and search forms; at most *each* of those that differ only in values."""
+    found: dict[str, Page] = {}
+    waiting = [*SCREENS]
+    kinds: dict[tuple[str, ...], int] = {}
+    while waiting:
+        address = waiting.pop(0)
+        parts = urlsplit(address)
+        kind = (parts.path, *sorted(parse_qs(parts.query)))
+        if address in found or kinds.get(kind, 0) >= each:
+            continue
+        kinds[kind] = kinds.get(kind, 0) + 1
+        found[address] = page = browser.open(browser.prefix + address)
+        waiting += [link.removeprefix(browser.prefix) for link in page.links if not link.startswith("#")]
+        for form in page.forms:
+            if form.method == "get":
+                query = urlencode({name: value for name, value in [*form.fields, *form.boxes] if value})
+                waiting.append(f"{form.action.removeprefix(browser.prefix)}?{query}")
+    return found

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import select
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -24,6 +28,7 @@ from redis_queue.monitor.report import Reports
 from redis_queue.operate.audit import Action, Audit
 from redis_queue.store.keys import FlowKeys, Keys
 from redis_queue.unique.owners import Owners, field_of, new_token
+from tests.support.web.browser import Browser
 
 TASK = "00000000-0000-4000-8000-000000000001"
 
@@ -193,3 +198,39 @@ def delayed_of(app: Celery, client: redis.Redis) -> DelayedTasks:
     delayed = DelayedTasks(app)
     delayed.queue = DelayQueue("scheduled", client)
     return delayed
+
+
+KEY = "a key for tests only"
+
+Open = Callable[..., Browser]
+"""Return a browser on a dashboard with these settings."""
+
+
+@dataclass
+class Served:
+    """A dashboard in its own process."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def output(self) -> str:
+        """The log so far."""
+        return self.log.read_text(errors="replace")
+
+
+Serve = Callable[..., Served]
+"""Start ``redis-queue web`` with these arguments."""
+
+
+def read_all(connection: Any, timeout: float = 5.0) -> bytes:
+    """Return all bytes until the other side closes, or sends nothing for *timeout* seconds."""
+    found = b""
+    while select.select([connection], [], [], timeout)[0] and (part := connection.recv(65536)):
+        found += part
+    return found

@@ -20,8 +20,6 @@ from tests.support.wait import wait_until
 from tests.support.web.chromium import NewTab, Tab, serving
 from tests.support.web.contents import TASK
 
-pytestmark = pytest.mark.celery
-
 WIDE = "<script>zq1()</script>" + "W" * 150
 PAGES = (
     *("/", "/forecast", "/scheduled?body=1", "/queues", "/dead?body=1", "/workers", "/doctor", "/audit"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from datetime import datetime, timezone
 
-import pytest
 import redis
 from playwright.sync_api import Page, expect
 
@@ -13,8 +12,6 @@ from redis_queue.basics.histogram import Histogram
 from redis_queue.monitor.model import Series, Tally
 from redis_queue.monitor.report import Reports
 from tests.support.web.chromium import NewTab
-
-pytestmark = pytest.mark.celery
 
 
 def tick(page: Page) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from playwright.sync_api import expect
 
 from tests.support.web.chromium import NewTab
-
-pytestmark = pytest.mark.celery
 
 
 def test_a_list_of_keys(new_tab: NewTab) -> None:

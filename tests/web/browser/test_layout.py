@@ -10,10 +10,8 @@ import redis
 from playwright.sync_api import Page, expect
 
 from redis_queue.store.keys import Keys
+from tests.support.web.browser import SCREENS
 from tests.support.web.chromium import NewTab
-from tests.support.web.crawl import SCREENS
-
-pytestmark = pytest.mark.celery
 
 PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 

@@ -20,8 +20,6 @@ from tests.support.wait import wait_until
 from tests.support.web.chromium import NewTab, serving
 from tests.support.web.shop import fill_shop
 
-pytestmark = pytest.mark.celery
-
 
 @pytest.fixture
 def filled(client: redis.Redis, app: Celery) -> redis.Redis:
